@@ -1,0 +1,20 @@
+"""Errors that more than one part of the package raises."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UnknownNameError(KeyError):
+    """A name that nothing is registered under; the message names the nearest one."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        choices = sorted(known)
+        near = difflib.get_close_matches(name, choices, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        self.message = f"unknown {kind} {name!r}: {hint}known are {', '.join(choices)}"
+        super().__init__(self.message)
+
+    def __str__(self) -> str:
+        return self.message
