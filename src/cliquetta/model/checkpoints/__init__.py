@@ -1,0 +1,1 @@
+"""Checkpoint families: each file knows the key names and the rules of one."""

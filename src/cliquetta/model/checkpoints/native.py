@@ -1,0 +1,107 @@
+"""Our own checkpoint: one safetensors file with the config in its header, plain or in 8 bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from cliquetta.model.checkpoints.state import (
+    CheckpointError,
+    State,
+    build,
+    dequantise,
+    quantise_state,
+    read_safetensors,
+)
+from cliquetta.model.clip import CLIP
+from cliquetta.model.config import CLIPConfig, ResNetConfig, TextConfig, VisionConfig
+from cliquetta.model.preprocess import Preprocess
+
+FORMAT = "cliquetta-clip"
+
+
+def save_model(model: CLIP, path: str | Path, *, quantise: bool = False) -> None:
+    """Write ``model`` to ``path``: never half a file, whatever happens in between.
+
+    ``quantise`` stores matrices in 8 bits with one scale a row, a quarter of the size.
+    """
+    path = Path(path)
+    state = {key: tensor.detach().cpu() for key, tensor in model.state_dict().items()}
+    if quantise:
+        state = quantise_state(state)
+    metadata = {
+        "format": FORMAT,
+        "id": model.id,
+        "config": json.dumps(asdict(model.config)),
+        "preprocess": json.dumps(asdict(model.preprocess)),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    os.close(handle)
+    try:
+        tensors = {key: tensor.contiguous() for key, tensor in state.items()}
+        save_file(tensors, temporary, metadata=metadata)
+        Path(temporary).chmod(0o644)  # mkstemp makes it private
+        Path(temporary).replace(path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def load_model(
+    path: str | Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> CLIP:
+    """Read what :func:`save_model` wrote."""
+    state, metadata = read_safetensors([Path(path)])
+    if metadata.get("format") != FORMAT:
+        raise CheckpointError(f"{path} was not written by cliquetta; load it with create_model")
+    return from_native(state, metadata, device=device, dtype=dtype)
+
+
+def from_native(
+    state: State,
+    metadata: Mapping[str, str],
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> CLIP:
+    """The model of a native file's tensors and header."""
+    try:
+        config = config_from(json.loads(metadata["config"]))
+        preprocess = preprocess_from(json.loads(metadata["preprocess"]))
+        name = metadata["id"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"the header of this {FORMAT} file is damaged: {error!r}") from None
+    return build(
+        config, dequantise(state), id=name, preprocess=preprocess, device=device, dtype=dtype
+    )
+
+
+def config_from(values: Mapping[str, Any]) -> CLIPConfig:
+    """The config of ``dataclasses.asdict(config)``, possibly read back from JSON."""
+    vision, text = dict(values["vision"]), values["text"]
+    tower: VisionConfig | ResNetConfig
+    if "patch_size" in vision:
+        tower = VisionConfig(**vision)
+    else:
+        tower = ResNetConfig(**{**vision, "layers": tuple(vision["layers"])})
+    return CLIPConfig(
+        embed_dim=values["embed_dim"],
+        vision=tower,
+        text=None if text is None else TextConfig(**text),
+    )
+
+
+def preprocess_from(values: Mapping[str, Any]) -> Preprocess:
+    """The preprocessing of ``dataclasses.asdict(preprocess)``, possibly read back from JSON."""
+    return Preprocess(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
