@@ -1,0 +1,1 @@
+"""Data sets, readers, corruptions and views."""

@@ -1,0 +1,1 @@
+"""Streams, runs, metrics and records."""

@@ -1,0 +1,1 @@
+"""The contract, the registry, and the methods: one paper, one file."""

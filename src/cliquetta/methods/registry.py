@@ -1,0 +1,143 @@
+"""The list of methods: adding one is one file with one ``@register`` line."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from cliquetta.errors import UnknownNameError
+from cliquetta.methods.contract import Adapter
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+
+A = TypeVar("A", bound=type[Adapter])
+
+
+@dataclass(frozen=True)
+class MethodEntry:
+    """One registered method: how to build it, with which config, and what it is."""
+
+    name: str
+    adapter: type[Adapter]
+    config: type[Any]
+    summary: str
+    paper: str
+    presets: Mapping[str, Any] = field(default_factory=dict)
+    tuned_by_authors: frozenset[str] = frozenset()
+    """Presets whose constants the method's authors chose per data set."""
+    fit: Callable[..., Mapping[str, Any]] | None = None
+    """For few-shot methods: learns the tensors that the adapter is built from."""
+
+
+_ENTRIES: dict[str, MethodEntry] = {}
+
+
+def register(
+    name: str,
+    *,
+    config: type[Any],
+    summary: str,
+    paper: str = "",
+    presets: Mapping[str, Any] | None = None,
+    tuned_by_authors: frozenset[str] = frozenset(),
+    fit: Callable[..., Mapping[str, Any]] | None = None,
+) -> Callable[[A], A]:
+    """Class decorator that enters an adapter under ``name``."""
+
+    def enter(adapter: A) -> A:
+        if name in _ENTRIES:
+            raise ValueError(f"a method named {name!r} is registered already")
+        _ENTRIES[name] = MethodEntry(
+            name, adapter, config, summary, paper, dict(presets or {}), tuned_by_authors, fit
+        )
+        return adapter
+
+    return enter
+
+
+def _load_all() -> None:
+    """Import every module of ``cliquetta.methods`` once, so that each can register itself."""
+    import cliquetta.methods as package
+
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
+
+
+def list_methods() -> list[MethodEntry]:
+    """All methods, by name."""
+    _load_all()
+    return [_ENTRIES[name] for name in sorted(_ENTRIES)]
+
+
+def get_method(name: str) -> MethodEntry:
+    """The entry of ``name``, or a :class:`KeyError` that names the nearest one."""
+    _load_all()
+    if name not in _ENTRIES:
+        raise UnknownNameError("method", name, list(_ENTRIES))
+    return _ENTRIES[name]
+
+
+def method_config(
+    name: str, preset: str | None = None, options: Mapping[str, Any] | None = None
+) -> Any:
+    """The config of ``name``: its defaults or a preset, with ``options`` replaced.
+
+    Options may be strings (as typed on a command line); they are converted to the field's type.
+    """
+    entry = get_method(name)
+    if preset is None:
+        config = entry.config()
+    elif preset in entry.presets:
+        config = entry.presets[preset]
+    else:
+        raise UnknownNameError(f"preset of {name}", preset, list(entry.presets))
+    fields = {f.name: f for f in dataclasses.fields(entry.config)}
+    changes = {}
+    for key, value in (options or {}).items():
+        if key not in fields:
+            raise UnknownNameError(f"option of {name}", key, list(fields))
+        changes[key] = _convert(f"{name}.{key}", value, getattr(config, key), str(fields[key].type))
+    return dataclasses.replace(config, **changes)
+
+
+def _convert(option: str, value: Any, current: Any, annotation: str) -> Any:
+    """``value`` in the type that the annotation of a config field names."""
+    if not isinstance(value, str):
+        return tuple(value) if isinstance(value, list) else value
+    if value.lower() in {"none", "null"} and "None" in annotation:
+        return None
+    try:
+        if annotation.startswith("bool"):
+            return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[
+                value.lower()
+            ]
+        if annotation.startswith("int"):
+            return int(value)
+        if annotation.startswith("float"):
+            return float(value)
+        if annotation.startswith("tuple"):
+            kind = float if "float" in annotation else int if "int" in annotation else str
+            return tuple(kind(part) for part in value.split(",") if part)
+    except (KeyError, ValueError):
+        raise ValueError(f"{option} is {annotation}, {value!r} is not") from None
+    return value
+
+
+def create_method(
+    name: str,
+    model: CLIP,
+    prompts: ClassPrompts,
+    config: Any = None,
+    *,
+    seed: int = 0,
+) -> Adapter:
+    """Build a method by name; ``config`` defaults to the method's own."""
+    entry = get_method(name)
+    config = entry.config() if config is None else config
+    if not isinstance(config, entry.config):
+        raise TypeError(f"{name} takes a {entry.config.__name__}, got {type(config).__name__}")
+    return entry.adapter(model, prompts, config, seed=seed)

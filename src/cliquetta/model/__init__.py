@@ -1,0 +1,1 @@
+"""One promptable CLIP: towers, tokeniser, preprocessing, loading."""

@@ -1,0 +1,140 @@
+"""The transformer block of both towers, with room for prompts in its attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cliquetta.model.config import Activation
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """Key/value prompt tokens of one block, per row of the batch.
+
+    ``tokens`` is (R, P, 2, D) or (1, P, 2, D) for all rows alike: inputs to the block's own key
+    projection (index 0) and value projection (index 1); queries, and so the sequence, stay as
+    they are. ``mask`` (R, P) is true where a token exists, for rows with different numbers.
+    """
+
+    tokens: Tensor
+    mask: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Check the shapes."""
+        if self.tokens.ndim != 4 or self.tokens.shape[2] != 2:
+            raise ValueError(f"prefix tokens are (R, P, 2, D), got {tuple(self.tokens.shape)}")
+        if self.mask is not None and self.mask.shape != self.tokens.shape[:2]:
+            raise ValueError(
+                f"prefix mask {tuple(self.mask.shape)} does not fit tokens "
+                f"{tuple(self.tokens.shape)}"
+            )
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """OpenAI's sigmoid approximation of GELU."""
+    return x * torch.sigmoid(1.702 * x)
+
+
+class Block(nn.Module):
+    """Pre-norm attention and MLP."""
+
+    def __init__(
+        self, width: int, heads: int, hidden: int, activation: Activation, eps: float
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.activation = activation
+        self.ln_1 = nn.LayerNorm(width, eps=eps)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.ln_2 = nn.LayerNorm(width, eps=eps)
+        self.fc = nn.Linear(width, hidden)
+        self.proj = nn.Linear(hidden, width)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        prefix: Prefix | None = None,
+        mask: Tensor | None = None,
+        causal: bool = False,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden states (B, T, D) after the block.
+
+        ``mask`` is added to the attention scores or, if boolean, says what may be seen. With
+        ``rows`` (B,) only that position of each sequence is computed, (B, 1, D): all that the
+        last block owes to pooling.
+        """
+        q, k, v = self._queries_keys_values(x, rows)
+        if prefix is not None:
+            k, v, mask = self._prepend(prefix, k, v, mask)
+        attended = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal and mask is None and rows is None
+        )
+        return self._rest(x if rows is None else _take(x, rows), attended)
+
+    def with_weights(
+        self, x: Tensor, *, prefix: Prefix | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Hidden states and attention weights (B, heads, T, P + T); prefix columns come first."""
+        q, k, v = self._queries_keys_values(x, None)
+        if prefix is not None:
+            k, v, mask = self._prepend(prefix, k, v, mask)
+        scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else (
+                scores + mask
+            )
+        weights = scores.float().softmax(dim=-1)
+        return self._rest(x, weights.to(v.dtype) @ v), weights
+
+    def _queries_keys_values(self, x: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Heads of the three projections, (B, H, T, D/H) each; queries of ``rows`` only."""
+        B, T, D = x.shape
+        normed = self.ln_1(x)
+        if rows is None:
+            q, k, v = self.qkv(normed).view(B, T, 3, self.heads, D // self.heads).unbind(dim=2)
+            return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        weight, bias = self.qkv.weight, self.qkv.bias
+        q = F.linear(_take(normed, rows), weight[:D], bias[:D]).view(B, 1, self.heads, -1)
+        kv = F.linear(normed, weight[D:], bias[D:]).view(B, T, 2, self.heads, -1)
+        k, v = kv.unbind(dim=2)
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+    def _prepend(
+        self, prefix: Prefix, k: Tensor, v: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Keys and values with those of the prefix in front, and the mask that goes with them."""
+        B, H, T, _ = k.shape
+        R, P, _, D = prefix.tokens.shape
+        tokens = prefix.tokens.to(k.dtype)
+        weight, bias = self.qkv.weight, self.qkv.bias
+        pk = F.linear(tokens[:, :, 0], weight[D : 2 * D], bias[D : 2 * D])
+        pv = F.linear(tokens[:, :, 1], weight[2 * D :], bias[2 * D :])
+        pk = pk.view(R, P, H, D // H).transpose(1, 2).expand(B, -1, -1, -1)
+        pv = pv.view(R, P, H, D // H).transpose(1, 2).expand(B, -1, -1, -1)
+        if mask is not None:
+            raise ValueError("a prefix and an attention mask cannot be combined")
+        if prefix.mask is not None:
+            seen = torch.ones(B, P + T, dtype=torch.bool, device=k.device)
+            seen[:, :P] = prefix.mask
+            mask = seen[:, None, None, :]
+        return torch.cat([pk, k], dim=2), torch.cat([pv, v], dim=2), mask
+
+    def _rest(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Output projection, residuals and MLP after the attention."""
+        B, _, T, _ = attended.shape
+        x = x + self.out(attended.transpose(1, 2).reshape(B, T, -1))
+        hidden = self.fc(self.ln_2(x))
+        hidden = quick_gelu(hidden) if self.activation == "quick_gelu" else F.gelu(hidden)
+        return x + self.proj(hidden)
+
+
+def _take(x: Tensor, rows: Tensor) -> Tensor:
+    """Position ``rows[b]`` of sequence b, (B, 1, D)."""
+    return x.gather(1, rows[:, None, None].expand(-1, 1, x.shape[-1]))

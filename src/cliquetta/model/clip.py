@@ -1,0 +1,183 @@
+"""One CLIP for everything: two towers, how to feed them, and what they can do."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cliquetta.model.block import Prefix
+from cliquetta.model.config import CLIPConfig, ResNetConfig, VisionConfig
+from cliquetta.model.preprocess import Preprocess
+from cliquetta.model.resnet import ModifiedResNet
+from cliquetta.model.text import TextTower
+from cliquetta.model.tokenizer import Tokenizer
+from cliquetta.model.vision import TokenPrompts, VisionTower
+from cliquetta.prompts.classes import ClassPrompts
+
+CAPABILITIES: Mapping[str, str] = {
+    "text": "a text tower",
+    "text-prompts": "a text tower that takes learned context",
+    "visual-prefix": "a ViT image tower that takes key/value prefixes",
+    "visual-tokens": "a ViT image tower that takes prompt tokens",
+    "attention": "attention weights of a ViT image tower",
+    "norm": "LayerNorms in the image tower",
+}
+
+
+class MissingCapabilityError(ValueError):
+    """A method needs something that the loaded model does not have."""
+
+
+class CLIP(nn.Module):
+    """A frozen, promptable CLIP. Gradients reach prompts, never weights.
+
+    Features come back as float32 whatever the weights' dtype.
+    """
+
+    def __init__(
+        self, config: CLIPConfig, *, id: str = "clip", preprocess: Preprocess | None = None
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.id = id
+        self.image_size = config.vision.image_size
+        self.embed_dim = config.embed_dim
+        self.preprocess = preprocess or Preprocess.openai(self.image_size)
+        self.visual: VisionTower | ModifiedResNet
+        if isinstance(config.vision, VisionConfig):
+            self.visual = VisionTower(config.vision, config.embed_dim)
+        else:
+            self.visual = ModifiedResNet(config.vision, config.embed_dim)
+        self.text = None if config.text is None else TextTower(config.text, config.embed_dim)
+        self.logit_scale = nn.Parameter(torch.tensor(100.0).log())
+        self.requires_grad_(False)
+        self.eval()
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Text to token ids, with the vocabulary of this model."""
+        text = self.require_text().config
+        return Tokenizer(text.context_length, merges=text.merges)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.logit_scale.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The weights' dtype."""
+        return next(self.visual.parameters()).dtype
+
+    @property
+    def scale(self) -> float:
+        """What cosines are multiplied by: 100 for the released CLIPs."""
+        return float(self.logit_scale.exp())
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """What methods may ask of this model (keys of ``CAPABILITIES``)."""
+        found = set()
+        if self.text is not None:
+            found |= {"text", "text-prompts"}
+        if not isinstance(self.config.vision, ResNetConfig):
+            found |= {"visual-prefix", "visual-tokens", "attention", "norm"}
+        return frozenset(found)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of all weights, as loaded."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(tensor.detach().float().cpu().numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    def require(self, needs: frozenset[str], *, by: str) -> None:
+        """Raise if a needed capability is missing, naming it."""
+        missing = sorted(needs - self.capabilities)
+        if missing:
+            wanted = " and ".join(CAPABILITIES[name] for name in missing)
+            raise MissingCapabilityError(
+                f"{by} needs {wanted}, which {self.id} does not have; choose a ViT model with "
+                "both towers (`cliquetta models`) or a method that works on features"
+            )
+
+    def require_text(self) -> TextTower:
+        """The text tower, or an error that says what to do without one."""
+        if self.text is None:
+            raise MissingCapabilityError(
+                f"{self.id} has no text tower; give text features with ClassPrompts(features=...)"
+            )
+        return self.text
+
+    def require_vit(self) -> VisionTower:
+        """The image tower if it is a ViT."""
+        if not isinstance(self.visual, VisionTower):
+            raise MissingCapabilityError(f"{self.id} has a ResNet image tower: plain encoding only")
+        return self.visual
+
+    def encode_image(
+        self,
+        pixels: Tensor,
+        *,
+        prefix: Mapping[int, Prefix] | None = None,
+        tokens: TokenPrompts | None = None,
+        normalize: bool = False,
+    ) -> Tensor:
+        """Image features (B, E) of preprocessed pixels (B, 3, S, S)."""
+        if prefix is None and tokens is None:
+            features = self.visual(pixels)
+        else:
+            features = self.require_vit()(pixels, prefix=prefix, tokens=tokens)
+        return unit(features) if normalize else features.float()
+
+    def encode_text(
+        self,
+        texts: Sequence[str] | Tensor,
+        *,
+        context: Tensor | None = None,
+        positions: Tensor | None = None,
+        deep: Sequence[Tensor] = (),
+        normalize: bool = False,
+        chunk: int = 512,
+    ) -> Tensor:
+        """Text features (N, E) of strings or token ids; see :meth:`TextTower.forward`."""
+        ids = texts if isinstance(texts, Tensor) else self.tokenizer(texts)
+        features = self.require_text()(
+            ids.to(self.device), context=context, positions=positions, deep=deep, chunk=chunk
+        )
+        return unit(features) if normalize else features.float()
+
+    def context(self, words: str) -> Tensor:
+        """Token embeddings (M, D) of the words before a class name, float32: a learner's start."""
+        ids = torch.tensor(self.tokenizer.encode(words), device=self.device)
+        return self.require_text().tokens(ids).detach().float()
+
+    @torch.no_grad()
+    def classifier(self, prompts: ClassPrompts) -> Tensor:
+        """Unit text classifier (N, E): each template's features normalised, averaged, normalised.
+
+        Fixed ``prompts.features`` take the tower's place.
+        """
+        if prompts.features is not None:
+            if prompts.features.shape[1] != self.embed_dim:
+                raise ValueError(
+                    f"text features are {prompts.features.shape[1]} wide, {self.id} wants "
+                    f"{self.embed_dim}"
+                )
+            return unit(prompts.features.to(self.device))
+        total = torch.zeros(len(prompts), self.embed_dim, device=self.device)
+        for template in prompts.templates:
+            total += self.encode_text(prompts.texts(template), normalize=True)
+        return unit(total)
+
+
+def unit(features: Tensor) -> Tensor:
+    """Rows of length one, float32."""
+    return F.normalize(features.float(), dim=-1)

@@ -1,0 +1,87 @@
+"""The causal text tower, with learnable context in place of template words.
+
+Only the end-of-text position is read and the mask is causal, so whatever stands behind it never
+matters: sequences are cut there. Rows are sorted by length and run in chunks, each cut at its own
+longest end, which bounds memory and skips most of the padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from cliquetta.model.block import Block
+from cliquetta.model.config import TextConfig
+
+
+class TextTower(nn.Module):
+    """Token ids to features."""
+
+    def __init__(self, config: TextConfig, embed_dim: int) -> None:
+        super().__init__()
+        self.config = config
+        self.tokens = nn.Embedding(config.vocab_size, config.width)
+        self.position = nn.Parameter(torch.zeros(config.context_length, config.width))
+        self.blocks = nn.ModuleList(
+            Block(config.width, config.heads, config.hidden, config.activation, config.eps)
+            for _ in range(config.layers)
+        )
+        self.ln_final = nn.LayerNorm(config.width, eps=config.eps)
+        self.projection = nn.Parameter(torch.zeros(config.width, embed_dim))
+
+    def forward(
+        self,
+        ids: Tensor,
+        *,
+        context: Tensor | None = None,
+        positions: Tensor | None = None,
+        deep: Sequence[Tensor] = (),
+        chunk: int = 512,
+    ) -> Tensor:
+        """Features (N, E) of token ids (N, L), not normalised.
+
+        ``context`` (M, D), shared by all rows, or (N, M, D), one per row, replaces the token
+        embeddings at ``positions`` (N, M), by default 1 ... M (right behind the start token).
+        ``deep[j - 1]`` (M', D) replaces hidden states 1 ... M' at the input of block j (MaPLe).
+        """
+        ends = ids.argmax(dim=-1)
+        N = len(ids)
+        if context is not None and positions is None:
+            positions = torch.arange(1, context.shape[-2] + 1, device=ids.device).expand(N, -1)
+        order = ends.argsort(stable=True)
+        parts = []
+        for rows in order.split(chunk):
+            length = int(ends[rows[-1]]) + 1
+            x = self.tokens(ids[rows, :length])
+            if context is not None and positions is not None:
+                own = context if context.ndim == 2 else context[rows]
+                x = place(x, own, positions[rows])
+            parts.append(self.encode(x, ends[rows], deep=deep))
+        return torch.cat(parts)[order.argsort()]
+
+    def encode(self, embeddings: Tensor, ends: Tensor, *, deep: Sequence[Tensor] = ()) -> Tensor:
+        """Features (R, E) of embedded sequences (R, L, D) that end at ``ends`` (R,)."""
+        L = embeddings.shape[1]
+        x = embeddings + self.position[:L]
+        last = len(self.blocks) - 1
+        for index, block in enumerate(self.blocks):
+            if 0 < index <= len(deep):
+                prompt = deep[index - 1].to(x.dtype)
+                prompt = prompt.expand(len(x), *prompt.shape[-2:])
+                x = torch.cat([x[:, :1], prompt, x[:, 1 + prompt.shape[1] :]], dim=1)
+            if index == last:
+                seen = torch.arange(L, device=x.device) <= ends[:, None]
+                x = block(x, mask=seen[:, None, None, :], rows=ends)
+            else:
+                x = block(x, causal=True)
+        return self.ln_final(x[:, 0]) @ self.projection
+
+
+def place(embeddings: Tensor, context: Tensor, positions: Tensor) -> Tensor:
+    """Embeddings (R, L, D) with ``context`` (M, D) or (R, M, D) at ``positions`` (R, M)."""
+    R, _, D = embeddings.shape
+    context = context.to(embeddings.dtype).expand(R, -1, D)
+    index = positions[:, :, None].expand(-1, -1, D)
+    return embeddings.scatter(1, index, context)

@@ -1,0 +1,142 @@
+"""The ViT image tower: plain, prompted by key/value prefixes, or prompted by tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from cliquetta.model.block import Block, Prefix
+from cliquetta.model.config import VisionConfig
+
+
+@dataclass(frozen=True)
+class TokenPrompts:
+    """Learnable tokens in the visual sequence: shallow (one entry) or deep (one per block).
+
+    ``layers[j]`` is (p, D) or (B, p, D). Entry 0 enters after the positional embedding and before
+    ``ln_pre``; entry j > 0 replaces those tokens at the input of block j. ``position`` is
+    ``after-class`` (VPT) or ``end`` (MaPLe).
+    """
+
+    layers: Sequence[Tensor]
+    position: Literal["after-class", "end"] = "after-class"
+
+    def span(self, patches: int) -> slice:
+        """Where the prompt tokens stand in a sequence with ``patches`` patch tokens."""
+        first = 1 if self.position == "after-class" else 1 + patches
+        return slice(first, first + self.layers[0].shape[-2])
+
+
+class VisionTower(nn.Module):
+    """Pixels to features. ``embed``, ``run`` and ``pool`` are the pieces of ``forward``."""
+
+    def __init__(self, config: VisionConfig, embed_dim: int) -> None:
+        super().__init__()
+        self.config = config
+        width, patch = config.width, config.patch_size
+        self.patch = nn.Conv2d(3, width, kernel_size=patch, stride=patch, bias=False)
+        self.class_token = nn.Parameter(torch.zeros(width))
+        self.position = nn.Parameter(torch.zeros(config.patches + 1, width))
+        self.ln_pre = nn.LayerNorm(width, eps=config.eps)
+        self.blocks = nn.ModuleList(
+            Block(width, config.heads, config.hidden, config.activation, config.eps)
+            for _ in range(config.layers)
+        )
+        self.ln_post = nn.LayerNorm(width, eps=config.eps)
+        self.projection = nn.Parameter(torch.zeros(width, embed_dim))
+
+    def embed(self, pixels: Tensor, tokens: TokenPrompts | None = None) -> Tensor:
+        """Hidden states (B, T, D) at the input of block 0."""
+        patches = self.patch(pixels.to(self.patch.weight.dtype)).flatten(2).transpose(1, 2)
+        B = patches.shape[0]
+        first = self.class_token.to(patches.dtype).expand(B, 1, -1)
+        x = torch.cat([first, patches], dim=1) + self.position
+        if tokens is not None:
+            span = tokens.span(self.config.patches)
+            prompt = _per_row(tokens.layers[0], B, x.dtype)
+            x = torch.cat([x[:, : span.start], prompt, x[:, span.start :]], dim=1)
+        return self.ln_pre(x)
+
+    def run(
+        self,
+        hidden: Tensor,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        prefix: Mapping[int, Prefix] | None = None,
+        tokens: TokenPrompts | None = None,
+    ) -> Tensor:
+        """Hidden states at the input of block ``stop``, from those at the input of ``start``.
+
+        Run to the end (``stop=None``) and only the class token is kept, (B, 1, D): nothing else
+        is read, so the last block computes nothing else.
+        """
+        self._check(prefix, start, stop)
+        last = len(self.blocks) - 1
+        for index in range(start, len(self.blocks) if stop is None else stop):
+            hidden = self._replace(hidden, index, tokens)
+            entry = None if prefix is None else prefix.get(index)
+            rows = None
+            if stop is None and index == last:
+                rows = torch.zeros(len(hidden), dtype=torch.long, device=hidden.device)
+            hidden = self.blocks[index](hidden, prefix=entry, rows=rows)
+        return hidden
+
+    def pool(self, hidden: Tensor) -> Tensor:
+        """Features (B, E) of the class token; not normalised."""
+        return self.ln_post(hidden[:, 0]) @ self.projection
+
+    def forward(
+        self,
+        pixels: Tensor,
+        *,
+        prefix: Mapping[int, Prefix] | None = None,
+        tokens: TokenPrompts | None = None,
+    ) -> Tensor:
+        """Features (B, E), not normalised."""
+        return self.pool(self.run(self.embed(pixels, tokens), prefix=prefix, tokens=tokens))
+
+    def attention(
+        self,
+        pixels: Tensor,
+        blocks: Sequence[int],
+        *,
+        prefix: Mapping[int, Prefix] | None = None,
+        tokens: TokenPrompts | None = None,
+    ) -> dict[int, Tensor]:
+        """Attention weights (B, heads, T, P + T) of the named blocks; prefix columns first."""
+        self._check(prefix, 0, None)
+        found = {}
+        hidden = self.embed(pixels, tokens)
+        for index in range(max(blocks) + 1):
+            hidden = self._replace(hidden, index, tokens)
+            entry = None if prefix is None else prefix.get(index)
+            if index in blocks:
+                hidden, found[index] = self.blocks[index].with_weights(hidden, prefix=entry)
+            else:
+                hidden = self.blocks[index](hidden, prefix=entry)
+        return found
+
+    def _replace(self, hidden: Tensor, index: int, tokens: TokenPrompts | None) -> Tensor:
+        """Fresh prompt tokens at the input of block ``index``, where there are any."""
+        if tokens is None or index == 0 or index >= len(tokens.layers):
+            return hidden
+        span = tokens.span(self.config.patches)
+        prompt = _per_row(tokens.layers[index], len(hidden), hidden.dtype)
+        return torch.cat([hidden[:, : span.start], prompt, hidden[:, span.stop :]], dim=1)
+
+    def _check(self, prefix: Mapping[int, Prefix] | None, start: int, stop: int | None) -> None:
+        """A prefix outside the blocks that run would be dropped in silence: refuse it."""
+        end = len(self.blocks) if stop is None else stop
+        outside = [index for index in prefix or {} if not start <= index < end]
+        if outside:
+            raise ValueError(f"prefix at block {outside[0]}, but blocks {start} to {end - 1} run")
+
+
+def _per_row(prompt: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
+    """A prompt (p, D) or (B, p, D) for every row."""
+    return prompt.to(dtype).expand(rows, -1, -1)

@@ -1,0 +1,1 @@
+"""Class names and templates: what the classifier is asked."""

@@ -1,0 +1,65 @@
+"""A class list with the templates that turn it into text: what a classifier is asked to tell."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from dataclasses import dataclass
+
+from torch import Tensor
+
+DEFAULT_TEMPLATE = "a photo of a {}."
+
+
+@dataclass(frozen=True, eq=False)
+class ClassPrompts:
+    """Class names with templates; immutable, hashable by content.
+
+    ``features`` (N, E) replaces the text tower where only embeddings are at hand; text then stays
+    fixed, and methods that learn text refuse to run. Names must differ from one another unless
+    ``allow_duplicates`` says that the list is what it is (the curated ImageNet names hold two).
+    """
+
+    names: tuple[str, ...]
+    templates: tuple[str, ...] = (DEFAULT_TEMPLATE,)
+    features: Tensor | None = None
+    allow_duplicates: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the list at the door."""
+        object.__setattr__(self, "names", tuple(self.names))
+        object.__setattr__(self, "templates", tuple(self.templates))
+        if not self.names:
+            raise ValueError("no class names: give at least one")
+        blank = [i for i, name in enumerate(self.names) if not name.strip()]
+        if blank:
+            raise ValueError(f"class name {blank[0]} is empty; remove the empty line")
+        twice = [name for name, count in Counter(self.names).items() if count > 1]
+        if twice and not self.allow_duplicates:
+            raise ValueError(f"class names must differ, given twice: {', '.join(twice[:5])}")
+        if not self.templates:
+            raise ValueError(f"no templates: give at least one, such as {DEFAULT_TEMPLATE!r}")
+        for template in self.templates:
+            if template.count("{}") != 1:
+                raise ValueError(f"a template holds {{}} once for the class name, got {template!r}")
+        if self.features is not None and self.features.shape[0] != len(self.names):
+            raise ValueError(
+                f"{self.features.shape[0]} text features for {len(self.names)} class names"
+            )
+
+    def __len__(self) -> int:
+        """Number of classes."""
+        return len(self.names)
+
+    def texts(self, template: str) -> list[str]:
+        """Every class in one template; underscores of a name become blanks."""
+        return [template.replace("{}", name.replace("_", " ")) for name in self.names]
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of names, templates and fixed features: equal prompts, equal fingerprint."""
+        digest = hashlib.sha256(json.dumps([self.names, self.templates]).encode())
+        if self.features is not None:
+            digest.update(self.features.detach().float().cpu().numpy().tobytes())
+        return digest.hexdigest()[:16]
