@@ -1,0 +1,67 @@
+"""The pictures that come with the package: a slice of CIFAR-10 (credit: ``bundled/README.md``)."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+from dataclasses import dataclass
+from importlib import resources
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, features
+
+from cliquetta.errors import UnknownNameError
+
+BundledSplit = Literal["test", "few-shot"]
+SPLITS: tuple[BundledSplit, ...] = ("test", "few-shot")
+_SIDE = 32
+
+
+@dataclass(frozen=True, eq=False)
+class BundledImages:
+    """Pictures with their labels, ordered by class, then by original file name."""
+
+    images: NDArray[np.uint8]
+    """(N, 32, 32, 3) RGB, read-only: copy before writing to it."""
+    labels: NDArray[np.int64]
+    """(N,) index into ``names``, read-only."""
+    names: tuple[str, ...]
+    """The ten class names in CIFAR-10's order."""
+    keys: tuple[str, ...]
+    """A stable name for each picture: ``cifar10/test/bird/cassowary_s_000034``."""
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+@functools.cache
+def load_bundled(split: BundledSplit = "test") -> BundledImages:
+    """The 2,000 test pictures (200 per class) or the 160 few-shot ones (16 per class, of training).
+
+    Read once per process; every caller shares the arrays.
+    """
+    if split not in SPLITS:
+        raise UnknownNameError("bundled split", split, SPLITS)
+    folder = resources.files("cliquetta.data") / "bundled"
+    record = json.loads((folder / f"{split}.json").read_text(encoding="utf-8"))
+    labels = np.asarray(record["labels"], np.int64)
+    images = _cut_mosaic((folder / f"{split}.webp").read_bytes(), len(labels))
+    images.flags.writeable = labels.flags.writeable = False
+    return BundledImages(images, labels, tuple(record["names"]), tuple(record["keys"]))
+
+
+def _cut_mosaic(data: bytes, count: int) -> NDArray[np.uint8]:
+    """The first ``count`` tiles of a mosaic that was filled row by row."""
+    if not features.check("webp"):
+        raise RuntimeError(
+            "this build of Pillow cannot read WebP, in which the bundled pictures are stored: "
+            "install Pillow from its wheels (pip install --force-reinstall pillow)"
+        )
+    with Image.open(io.BytesIO(data)) as picture:
+        pixels = np.asarray(picture.convert("RGB"))
+    rows, columns = pixels.shape[0] // _SIDE, pixels.shape[1] // _SIDE
+    tiles = pixels.reshape(rows, _SIDE, columns, _SIDE, 3).swapaxes(1, 2)
+    return tiles.reshape(-1, _SIDE, _SIDE, 3)[:count].copy()

@@ -1,0 +1,151 @@
+"""The bundled slice: counts, balance, order and the pixels of known pictures."""
+
+import hashlib
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cliquetta.data.bundled import load_bundled
+from cliquetta.errors import UnknownNameError
+
+ROOT = Path(__file__).parents[2]
+NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+
+
+@pytest.mark.parametrize(("split", "per_class"), [("test", 200), ("few-shot", 16)])
+def test_is_balanced_and_named(split, per_class):
+    data = load_bundled(split)
+    assert list(data.names) == NAMES
+    assert data.images.shape == (10 * per_class, 32, 32, 3)
+    assert data.images.dtype == np.uint8
+    assert np.bincount(data.labels).tolist() == [per_class] * 10
+    assert len(set(data.keys)) == len(data) == 10 * per_class
+    origin = "train" if split == "few-shot" else split
+    for key, label in zip(data.keys, data.labels, strict=True):
+        assert key.startswith(f"cifar10/{origin}/{NAMES[label]}/")
+
+
+# SHA-256 of the 3,072 bytes of single PNG files of the original set, read without this package.
+@pytest.mark.parametrize(
+    ("split", "index", "key", "digest"),
+    [
+        (
+            "test",
+            0,
+            "cifar10/test/airplane/aeroplane_s_000002",
+            "8c0f21011607c7e7c25066e67997048db0eecf923a6d4c6ff504963baaa1a0be",
+        ),
+        (
+            "test",
+            777,
+            "cifar10/test/cat/tabby_s_002157",
+            "0d45a6264d13afb7ab5192f902a647a244db0e5101e790143323bc1e20aa8384",
+        ),
+        (
+            "test",
+            1999,
+            "cifar10/test/truck/wrecker_s_002091",
+            "00001ad3587a0b9686b92966db051a98bae1420c82acc7dd4c95c5622d4785b5",
+        ),
+        (
+            "few-shot",
+            0,
+            "cifar10/train/airplane/airliner_s_000553",
+            "589fe2c4b853577a4e7a2974d17349fb45a27f66f408a1f7f9d62e6bc05e5698",
+        ),
+        (
+            "few-shot",
+            159,
+            "cifar10/train/truck/trucking_rig_s_001371",
+            "e05ea572ccbb020af1787f361d31c2cb4485b653a33918a0d96f2a1be222b5ee",
+        ),
+    ],
+)
+def test_tiles_are_the_original_pictures(split, index, key, digest):
+    data = load_bundled(split)
+    assert data.keys[index] == key
+    assert hashlib.sha256(data.images[index].tobytes()).hexdigest() == digest
+
+
+def test_no_picture_twice():
+    pictures = [p.tobytes() for s in ("test", "few-shot") for p in load_bundled(s).images]
+    assert len(set(pictures)) == 2160
+
+
+def test_is_shared_and_read_only():
+    data = load_bundled("test")
+    assert load_bundled("test") is data
+    with pytest.raises(ValueError, match="read-only"):
+        data.images[0] = 0
+
+
+def test_unknown_split_names_the_nearest():
+    with pytest.raises(UnknownNameError, match="did you mean 'few-shot'"):
+        load_bundled("few_shot")
+
+
+@pytest.fixture
+def programs(monkeypatch):
+    """The two programs of ``training/`` that made the slice."""
+    monkeypatch.syspath_prepend(str(ROOT / "training"))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    loaded = {}
+    for name in ("cifar", "make_bundle"):
+        spec = importlib.util.spec_from_file_location(name, ROOT / "training" / f"{name}.py")
+        loaded[name] = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, loaded[name])
+        spec.loader.exec_module(loaded[name])
+    return loaded
+
+
+def test_draw_depends_on_names_alone(programs):
+    keys = tuple(f"{name}/x_s_{i:06d}" for name in ("cat", "dog") for i in range(50))
+    chosen = {keys[i] for i in programs["make_bundle"].draw(keys, 7)}
+    turned = keys[::-1]
+    assert chosen == {turned[i] for i in programs["make_bundle"].draw(turned, 7)}
+    assert sum(key.startswith("cat/") for key in chosen) == 7
+    with pytest.raises(ValueError, match="fewer than 51 pictures of cat, dog"):
+        programs["make_bundle"].draw(keys, 51)
+
+
+def test_packs_give_back_the_pictures(programs, tmp_path):
+    cifar = programs["cifar"]
+    generator = np.random.default_rng(0)
+
+    def split(classes, count):
+        keys = tuple(f"{c}/some_noun{c}_s_{i:06d}" for c in classes for i in range(count))
+        images = generator.integers(0, 256, (len(keys), 32, 32, 3), dtype=np.uint8)
+        return cifar.Split(images, keys)
+
+    splits = {
+        "train10": split(["cat", "dog"], 1300),
+        "test10": split(["cat", "dog"], 3),
+        "train100": split(["aquarium_fish"], 4),
+        "test100": split(["aquarium_fish"], 2),
+    }
+    files = cifar.save_packs(splits, tmp_path)
+    assert {f.name for f in files} >= {"train10-00.webp", "train10-01.webp", "labels.json.gz"}
+    (tmp_path / "parcel").mkdir()
+    files[1].rename(tmp_path / "parcel" / files[1].name)
+    data = cifar.load_packs(tmp_path)
+    expected = np.concatenate([splits["train10"].images, splits["train100"].images])
+    assert np.array_equal(data.images, expected)
+    assert data.classes == ("cat", "dog", "aquarium fish")
+    assert data.nouns == ("some nounaquarium fish", "some nouncat", "some noundog")
+    assert data.label[[0, 1300, 2600]].tolist() == [0, 1, 2]
+    assert data.noun[[0, 1300, 2600]].tolist() == [1, 2, 0]
+    assert np.array_equal(data.test10_images, splits["test10"].images)
+    assert data.test100_label.tolist() == [2, 2]
+    (tmp_path / "parcel" / files[1].name).unlink()
+    with pytest.raises(FileNotFoundError, match="train10-01"):
+        cifar.load_packs(tmp_path)
+
+
+def test_fine_nouns(programs):
+    assert programs["cifar"].fine_noun("fighter_aircraft_s_000415") == "fighter aircraft"
+    assert programs["cifar"].fine_noun("manual2-skunk015") == "skunk"
+    with pytest.raises(ValueError, match="original CIFAR name"):
+        programs["cifar"].fine_noun("IMG_0001")
