@@ -1,0 +1,167 @@
+"""From a picture to the pixels a CLIP was trained on, as a value that a run record can hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from cliquetta.errors import UnknownNameError
+
+OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
+OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
+
+_FILTERS = {
+    "bicubic": Image.Resampling.BICUBIC,
+    "bilinear": Image.Resampling.BILINEAR,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+# Beyond this ratio of sides the picture is resized around its crop only: a 1 x 20,000 image would
+# otherwise take gigabytes on the way to 224 x 224.
+_LONGEST = 32
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """Resize, centre crop, scale to [0, 1], normalise; equal values, equal pixels.
+
+    Pictures are converted to RGB first, as the image-folder loaders of the benchmarks do.
+    """
+
+    size: int
+    """Side of the square that the model takes."""
+    mean: tuple[float, float, float] = OPENAI_MEAN
+    std: tuple[float, float, float] = OPENAI_STD
+    interpolation: Literal["bicubic", "bilinear", "lanczos"] = "bicubic"
+    """Pillow's filter, antialiased."""
+    resize: Literal["shorter", "squash"] = "shorter"
+    """``shorter``: the shorter side to ``size``, then crop; ``squash``: both sides, no crop."""
+    crop_rounding: Literal["round", "floor"] = "round"
+    """Half a pixel of crop offset: rounded to even (torchvision), or down (transformers)."""
+
+    def __post_init__(self) -> None:
+        """Check the values at the door."""
+        if self.size < 1:
+            raise ValueError(f"image size is at least 1, got {self.size}")
+        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
+            raise ValueError("mean and std hold three numbers, those of std above 0")
+        for name, value, known in (
+            ("interpolation", self.interpolation, list(_FILTERS)),
+            ("resize", self.resize, ["shorter", "squash"]),
+            ("crop_rounding", self.crop_rounding, ["round", "floor"]),
+        ):
+            if value not in known:
+                raise UnknownNameError(name, value, known)
+
+    @classmethod
+    def openai(cls, size: int = 224) -> Preprocess:
+        """OpenAI's and open_clip's rule, bit-equal to torchvision on PIL images."""
+        return cls(size)
+
+    @classmethod
+    def hf(cls, size: int = 224) -> Preprocess:
+        """The rule of transformers' ``CLIPImageProcessorPil``, which floors the crop offset."""
+        return cls(size, crop_rounding="floor")
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        """Pixels (3, size, size), float32."""
+        return self.pixels(np.asarray(self.picture(image))[None])[0]
+
+    def batch(self, images: Sequence[Image.Image]) -> Tensor:
+        """Pixels (N, 3, size, size) of several pictures."""
+        if not images:
+            return torch.empty(0, 3, self.size, self.size)
+        return self.pixels(np.stack([np.asarray(self.picture(image)) for image in images]))
+
+    def picture(self, image: Image.Image) -> Image.Image:
+        """The RGB picture (size x size) that the model sees, before normalisation."""
+        image = image.convert("RGB")
+        width, height = image.size
+        resample = _FILTERS[self.interpolation]
+        if self.resize == "squash":
+            return image.resize((self.size, self.size), resample)
+        short, long = sorted((width, height))
+        longer = int(self.size * long / short)
+        if longer > _LONGEST * self.size:
+            return self._middle(image, longer / long)
+        target = (self.size, longer) if width <= height else (longer, self.size)
+        if image.size != target:
+            image = image.resize(target, resample)
+        left, top = (self._offset(side - self.size) for side in image.size)
+        return image.crop((left, top, left + self.size, top + self.size))
+
+    def pixels(self, images: NDArray[np.uint8] | Tensor) -> Tensor:
+        """Normalise uint8 pictures (N, size, size, 3) that already have the model's size."""
+        data = torch.tensor(images) if isinstance(images, np.ndarray) else images
+        if data.dtype != torch.uint8 or data.ndim != 4 or data.shape[3] != 3:
+            raise ValueError(
+                f"pixels takes uint8 (N, {self.size}, {self.size}, 3), "
+                f"got {data.dtype} {tuple(data.shape)}"
+            )
+        if data.shape[1:3] != (self.size, self.size):
+            raise ValueError(
+                f"pictures are {data.shape[1]} x {data.shape[2]}, the model takes {self.size} x "
+                f"{self.size}; open them as PIL images to have them resized"
+            )
+        scaled = data.permute(0, 3, 1, 2).contiguous().to(torch.float32).div_(255)
+        mean, std = self._statistics(scaled.device)
+        return scaled.sub_(mean).div_(std)
+
+    def unnormalise(self, pixels: Tensor) -> Tensor:
+        """The uint8 pictures (..., H, W, 3) of normalised pixels (..., 3, H, W)."""
+        mean, std = self._statistics(pixels.device)
+        scaled = pixels.detach().to(torch.float32) * std + mean
+        return scaled.mul(255).round().clamp(0, 255).to(torch.uint8).movedim(-3, -1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The values as plain JSON types."""
+        return {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in dataclasses.asdict(self).items()
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Preprocess:
+        """The value that :meth:`to_dict` wrote."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        for key in values:
+            if key not in known:
+                raise UnknownNameError("value of a preprocessing", key, known)
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the values: equal preprocessing, equal fingerprint."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def _offset(self, spare: int) -> int:
+        return round(spare / 2.0) if self.crop_rounding == "round" else spare // 2
+
+    def _middle(self, image: Image.Image, scale: float) -> Image.Image:
+        """Resize only what the crop of a very long picture shows, within rounding the same."""
+        half = self.size / scale / 2
+        width, height = image.size
+        centre = (width / 2, height / 2)
+        box = (
+            max(0.0, centre[0] - half) if width > height else 0.0,
+            max(0.0, centre[1] - half) if height > width else 0.0,
+            min(float(width), centre[0] + half) if width > height else float(width),
+            min(float(height), centre[1] + half) if height > width else float(height),
+        )
+        return image.resize((self.size, self.size), _FILTERS[self.interpolation], box=box)
+
+    def _statistics(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        mean, std = (
+            torch.tensor(v, dtype=torch.float32, device=device).view(3, 1, 1)
+            for v in (self.mean, self.std)
+        )
+        return mean, std
