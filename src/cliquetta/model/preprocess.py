@@ -136,7 +136,10 @@ class Preprocess:
         for key in values:
             if key not in known:
                 raise UnknownNameError("value of a preprocessing", key, known)
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        plain: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+        }
+        return cls(**plain)
 
     @property
     def fingerprint(self) -> str:
