@@ -1,0 +1,373 @@
+"""The steps of SCAP as small functions, slow and literal; equation numbers are the paper's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cliquetta.model.block import Prefix
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+
+Clique = tuple[int, frozenset[int]]
+"""The class of a candidate set and the batch indices of the members."""
+Entry = tuple[Tensor, Tensor]
+"""Key (E,) and value (P, 2, D) of the retention cache."""
+
+
+@dataclass(frozen=True)
+class ReferenceSettings:
+    """The decision table of the specification; defaults are the preset ``paper``."""
+
+    topk: int = 3
+    threshold: float = 0.8
+    full_set: bool = False
+    deduplicate: Literal["class", "none"] = "class"
+    mining_features: Literal["plain", "start-prompt"] = "plain"
+    prompt_block: int = 1
+    prompt_length: int = 1
+    modalities: Literal["both", "image", "text"] = "both"
+    entropy: Literal["mean-feature", "mean-entropy", "marginal"] = "mean-feature"
+    concentration: float = 1.0
+    """lambda, the weight of the concentration loss."""
+    concentration_form: Literal["sum", "mean"] = "sum"
+    """Over the members of a clique; the squared distance itself is always a sum."""
+    learning_rate: float = 3e-3
+    steps: int = 1
+    text_mix: float | None = None
+    """rho, the share of the fixed templates; ``None`` is 0.5. One template alone: always 0."""
+    key: Literal["start", "updated"] = "start"
+    query: Literal["start", "plain"] = "start"
+    match: Literal["cosine", "inner"] = "cosine"
+    capacity: int = 6
+    """L, pairs kept per class."""
+    neighbours: int = 3
+    """K of the retention graph."""
+    bandwidth: float = 0.3
+    """sigma of the Gaussian kernel."""
+    propagation: float = 0.3
+    """alpha of the propagation."""
+    replace_keys: bool = True
+    retention: bool = True
+    retention_order: Literal["update-first", "infer-first"] = "update-first"
+    count_start: bool = False
+    """Whether the start context counts as the first text prompt of the running mean."""
+    text_retained_share: float = 1.0
+    """alpha_r of the composed text prompt."""
+    clique_combination: Literal["concat", "mean"] = "concat"
+    retained_combination: Literal["concat", "mean"] = "concat"
+    merge: Literal[
+        "mean-probability", "top-1", "mean-logits", "own-class", "union", "max-confidence"
+    ] = "mean-probability"
+
+
+@dataclass
+class Losses:
+    """Eq. 9, Eq. 10 and their weighted sum, Eq. 15, of one clique."""
+
+    entropy: Tensor
+    concentration: Tensor
+    total: Tensor
+
+
+@dataclass
+class Learned:
+    """What one clique taught; ``None`` for a modality that is not learned."""
+
+    visual: Tensor | None
+    text: Tensor | None
+    key: Tensor
+    before: Losses
+    after: Losses
+
+
+# --- features -----------------------------------------------------------------------------------
+
+
+def precise(model: CLIP) -> torch.dtype:
+    """The dtype of all arithmetic outside the model."""
+    return torch.float64 if model.dtype == torch.float64 else torch.float32
+
+
+def unit(x: Tensor) -> Tensor:
+    """Rows of length one."""
+    return F.normalize(x, dim=-1)
+
+
+def image_features(model: CLIP, images: Tensor, prompt: Tensor | None, block: int) -> Tensor:
+    """Eq. 4: unit features of images, all with the same prompt (P, 2, D) or without any."""
+    # The towers themselves, because encode_image and encode_text round to float32.
+    if prompt is None:
+        features = model.visual(images)
+    else:
+        features = model.require_vit()(images, prefix={block: Prefix(prompt[None])})
+    return unit(features.to(precise(model)))
+
+
+def template_features(
+    model: CLIP, prompts: ClassPrompts, template: str, context: Tensor | None = None
+) -> Tensor:
+    """Eq. 6: unit features of all classes in one template."""
+    ids = model.tokenizer(prompts.texts(template)).to(model.device)
+    return unit(model.require_text()(ids, context=context).to(precise(model)))
+
+
+def plain_classifier(model: CLIP, prompts: ClassPrompts) -> Tensor:
+    """W^0: the unit mean of the unit features of all templates, or the fixed features."""
+    if prompts.features is not None:
+        return unit(prompts.features.to(model.device, precise(model)))
+    features = [template_features(model, prompts, template) for template in prompts.templates]
+    return unit(torch.stack(features).mean(dim=0))
+
+
+def fixed_features(model: CLIP, prompts: ClassPrompts) -> Tensor | None:
+    """u_fix: the unit mean of the unit features of all templates but the first, if any."""
+    features = [template_features(model, prompts, template) for template in prompts.templates[1:]]
+    return unit(torch.stack(features).mean(dim=0)) if features else None
+
+
+def text_features(
+    model: CLIP,
+    prompts: ClassPrompts,
+    context: Tensor,
+    u_fix: Tensor | None,
+    text_mix: float | None,
+) -> Tensor:
+    """Unit text features (N, E) with ``context`` in the first template, mixed with ``u_fix``."""
+    u_learn = template_features(model, prompts, prompts.templates[0], context)
+    if u_fix is None:
+        return u_learn
+    rho = 0.5 if text_mix is None else text_mix
+    return unit((1 - rho) * u_learn + rho * u_fix)
+
+
+# --- step 1: mine -------------------------------------------------------------------------------
+
+
+def top_classes(logits: Tensor, k: int) -> list[list[int]]:
+    """The k best classes of every row, best first, ties to the lower class."""
+    order = logits.sort(dim=-1, descending=True, stable=True).indices
+    return [row[:k].tolist() for row in order]
+
+
+def mine(
+    features: Tensor,
+    top: Sequence[Sequence[int]],
+    threshold: float,
+    *,
+    full_set: bool = False,
+    deduplicate: str = "class",
+) -> list[Clique]:
+    """Eq. 1-3: the cliques of a batch from unit features (b, E) and each image's classes."""
+    cliques: list[Clique] = []
+    for i in sorted({c for classes in top for c in classes}):
+        S = [j for j in range(len(top)) if i in top[j]]  # Eq. 1
+        M = features[S] @ features[S].T  # Eq. 2
+        found: list[frozenset[int]] = [frozenset(S)] if full_set else []
+        for row in M:
+            C = frozenset(j for j, similarity in zip(S, row, strict=True) if similarity > threshold)
+            if len(C) <= 1:
+                continue
+            if full_set and frozenset(S) == C:
+                continue
+            if deduplicate == "class" and C in found:
+                continue
+            found.append(C)
+        cliques += [(i, C) for C in found]
+    return cliques
+
+
+# --- step 2: learn ------------------------------------------------------------------------------
+
+
+def entropy(log_p: Tensor) -> Tensor:
+    """Eq. 9: entropy of distributions given as log-probabilities (..., N)."""
+    return -(log_p.exp() * log_p).sum(dim=-1)
+
+
+def clique_loss(
+    features: Tensor, text: Tensor, scale: float, settings: ReferenceSettings
+) -> Losses:
+    """Eq. 5-10 of one clique: unit member features (n, E), unit text features (N, E)."""
+    n = len(features)
+    a = features.mean(dim=0)
+    if settings.entropy == "mean-feature":
+        loss = entropy((scale * unit(a) @ text.T).log_softmax(dim=-1))
+    else:
+        log_p = (scale * features @ text.T).log_softmax(dim=-1)
+        if settings.entropy == "mean-entropy":
+            loss = entropy(log_p).mean()
+        else:
+            loss = entropy(log_p.logsumexp(dim=0) - math.log(n))
+    con = sum(((f - a) ** 2).sum() for f in features)
+    assert isinstance(con, Tensor)
+    if settings.concentration_form == "mean":
+        con = con / n
+    return Losses(loss, con, loss + settings.concentration * con)
+
+
+def learn(
+    model: CLIP,
+    images: Tensor,
+    start_visual: Tensor | None,
+    start_text: Tensor | None,
+    text_of: Callable[[Tensor | None], Tensor],
+    settings: ReferenceSettings,
+    *,
+    learn_text: bool = True,
+) -> Learned:
+    """Eq. 4-10, 15: prompts of one clique from its images (n, 3, S, S).
+
+    ``text_of`` maps a context to text features. No ``start_visual``: images are encoded plainly.
+    """
+    visual = None if start_visual is None else start_visual.clone().requires_grad_()
+    text = None if start_text is None else start_text.clone().requires_grad_(learn_text)
+    parameters = [p for p in (visual, text) if p is not None and p.requires_grad]
+    optimiser = torch.optim.Adam(
+        parameters, lr=settings.learning_rate, betas=(0.9, 0.999), eps=1e-8
+    )
+
+    def evaluate() -> tuple[Tensor, Losses]:
+        f = image_features(model, images, visual, settings.prompt_block)
+        return f.mean(dim=0), clique_loss(f, text_of(text), model.scale, settings)
+
+    with torch.no_grad():
+        a_start, before = evaluate()
+    with torch.enable_grad():
+        for _ in range(settings.steps):
+            optimiser.zero_grad()
+            evaluate()[1].total.backward()
+            optimiser.step()
+    with torch.no_grad():
+        a_updated, after = evaluate()
+    return Learned(
+        None if visual is None else visual.detach(),
+        text.detach() if text is not None and learn_text else None,
+        a_start if settings.key == "start" else a_updated,
+        before,
+        after,
+    )
+
+
+# --- step 3: retain -----------------------------------------------------------------------------
+
+
+def running_mean(mean: Tensor | None, new: Tensor, tau: int) -> Tensor:
+    """Eq. 11: alpha P~ + (1 - alpha) P with alpha = tau / (1 + tau)."""
+    if mean is None:
+        assert tau == 0
+        return new
+    alpha = tau / (1 + tau)
+    return alpha * mean + (1 - alpha) * new
+
+
+def retention_graph(keys: Tensor, bandwidth: float, neighbours: int) -> Tensor:
+    """Eq. 12-13: symmetric weights (n, n): Gaussian, zero diagonal, K largest of each row."""
+    n = len(keys)
+    W = torch.zeros(n, n, dtype=keys.dtype)
+    for k in range(n):
+        for m in range(n):
+            if k != m:
+                W[k, m] = torch.exp(-((keys[k] - keys[m]) ** 2).sum() / (2 * bandwidth**2))
+    kept = torch.zeros_like(W)
+    for k in range(n):
+        others = [m for m in range(n) if m != k]
+        nearest = sorted(others, key=lambda m: (-W[k, m].item(), m))[:neighbours]
+        for m in nearest:
+            kept[k, m] = W[k, m]
+    return torch.maximum(kept, kept.T)
+
+
+def propagate(keys: Tensor, bandwidth: float, neighbours: int, alpha: float) -> Tensor:
+    """Zhou et al. 2003: (1 - alpha) (I - alpha S)^-1 A, each row with its former norm."""
+    keys, device = keys.cpu(), keys.device
+    W = retention_graph(keys, bandwidth, neighbours)
+    n = len(keys)
+    S = torch.zeros_like(W)
+    degree = W.sum(dim=1)
+    for k in range(n):
+        for m in range(n):
+            if W[k, m] > 0:
+                S[k, m] = W[k, m] / (degree[k].sqrt() * degree[m].sqrt())
+    identity = torch.eye(n, dtype=keys.dtype)
+    moved = (1 - alpha) * torch.linalg.solve(identity - alpha * S, keys)
+    rows = []
+    for old, new in zip(keys, moved, strict=True):
+        rows.append(new * old.norm() / new.norm() if new.norm() > 0 else new)
+    return torch.stack(rows).to(device)
+
+
+def closest_pair(keys: Tensor) -> tuple[int, int]:
+    """Indices k < m of the two keys at the smallest Euclidean distance, lowest pair on ties."""
+    pairs = [(k, m) for k in range(len(keys)) for m in range(k + 1, len(keys))]
+    return min(pairs, key=lambda pair: ((keys[pair[0]] - keys[pair[1]]).norm().item(), pair))
+
+
+def retain(
+    entries: Sequence[Entry], key: Tensor, value: Tensor, s: ReferenceSettings
+) -> list[Entry]:
+    """Eq. 12-14: R_i with one more pair, and two of its pairs fused when there are more than L."""
+    entries = [*entries, (key, value)]
+    if len(entries) <= s.capacity:
+        return entries
+    raw = torch.stack([key for key, _ in entries])
+    values = [value for _, value in entries]
+    moved = propagate(raw, s.bandwidth, s.neighbours, s.propagation)
+    k, m = closest_pair(moved)
+    keys = list(moved if s.replace_keys else raw)
+    keys[k] = (keys[k] + keys[m]) / 2
+    values[k] = (values[k] + values[m]) / 2
+    del keys[m], values[m]
+    return list(zip(keys, values, strict=True))
+
+
+# --- step 4: infer ------------------------------------------------------------------------------
+
+
+def best_match(query: Tensor, keys: Sequence[Tensor], match: str) -> int:
+    """Eq. 17: the key most similar to the query, the first on ties."""
+    scores = [float(query @ (unit(key) if match == "cosine" else key)) for key in keys]
+    return scores.index(max(scores))
+
+
+def compose(
+    cliques: Sequence[Tensor], retained: Sequence[Tensor], s: ReferenceSettings
+) -> Tensor | None:
+    """Eq. 16-17: the prompt (sum of lengths, 2, D) of one pass, or ``None`` for no prompt.
+
+    Tokens are concatenated along their own axis: keys stay keys (index 0), values stay values.
+    """
+    parts = list(cliques)
+    extra = list(retained)
+    if s.clique_combination == "mean" and parts:
+        parts = [torch.stack(parts).mean(dim=0)]
+    if s.retained_combination == "mean" and extra:
+        extra = [torch.stack(extra).mean(dim=0)]
+        if parts:
+            parts = [(part + extra[0]) / 2 for part in parts]
+            extra = []
+    return torch.cat(parts + extra, dim=0) if parts or extra else None
+
+
+def merge_passes(passes: Tensor, classes: Sequence[int], how: str) -> Tensor:
+    """One row of logits (N,) from those of an image's sets (passes, N), ``classes`` in order."""
+    if how == "mean-probability":
+        return passes.log_softmax(dim=-1).logsumexp(dim=0) - math.log(len(passes))
+    if how == "mean-logits":
+        return passes.mean(dim=0)
+    if how == "own-class":
+        logits = passes.mean(dim=0)
+        for own, i in zip(passes, classes, strict=True):
+            logits[i] = own[i]
+        return logits
+    if how == "max-confidence":
+        uncertainty = [float(entropy(p.log_softmax(dim=-1))) for p in passes]
+        return passes[uncertainty.index(min(uncertainty))]
+    assert how in ("top-1", "union") and len(passes) == 1
+    return passes[0]
