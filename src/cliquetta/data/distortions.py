@@ -1,0 +1,202 @@
+"""What each corruption does to a batch of pictures.
+
+Every function takes pictures in 0..1 (N, H, W, 3), its constants and random numbers, and returns
+pictures that may leave 0..1. ``corruptions.py`` names them and holds the constants.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from cliquetta.data import filters
+from cliquetta.data.filters import Draws, Floats
+
+Constants = tuple[float, ...]
+
+
+def gaussian_noise(x: Floats, c: Constants, draws: Draws) -> Floats:
+    """Add normal noise."""
+    return x + np.float32(c[0]) * draws.normal(*x.shape[1:])
+
+
+def shot_noise(x: Floats, c: Constants, draws: Draws) -> Floats:
+    """Count photons: c[0] of them make full brightness."""
+    return draws.poisson(x * np.float32(c[0])) / np.float32(c[0])
+
+
+def impulse_noise(x: Floats, c: Constants, draws: Draws) -> Floats:
+    """Set a share c[0] of all values to black or white, half each."""
+    chance = draws.uniform(0, 1, *x.shape[1:])
+    return np.where(chance < c[0] / 2, 0, np.where(chance < c[0], 1, x)).astype(np.float32)
+
+
+def defocus_blur(x: Floats, c: Constants, draws: Draws) -> Floats:
+    """Blur with a soft disk."""
+    return filters.convolve(x, filters.disk_kernel(c[0], c[1]))
+
+
+def glass_blur(x: Floats, c: Constants, draws: Draws) -> Floats:
+    """Blur, let each pixel take the value of a near one (last row first), blur again.
+
+    The paper says that near pixels are shuffled. The program that made its data writes through
+    views of one array, which copies instead of swapping; we do what made the data.
+    """
+    sigma, reach, rounds = c[0], round(c[1]), round(c[2])
+    count, height, width, _ = x.shape
+    rows, columns = np.arange(height - reach, reach, -1), np.arange(width - reach, reach, -1)
+    places = np.tile((rows[:, None] * width + columns).ravel(), rounds)
+    moves = draws.integers(-reach, reach, 2, len(places))
+    others = places + moves[:, 0] * width + moves[:, 1]
+    order = np.array([_copied(height * width, places, other) for other in others])
+    blurred = filters.gaussian_blur(x, sigma).reshape(count, height * width, 3)
+    shuffled = np.take_along_axis(blurred, order[..., None], axis=1)
+    return filters.gaussian_blur(shuffled.reshape(x.shape), sigma)
+
+
+def _copied(size: int, places: NDArray[np.int64], others: NDArray[np.int64]) -> list[int]:
+    """0..size-1 after copying others[0] to places[0], then others[1] to places[1], ..."""
+    # Each copy may read what an earlier one wrote; plain lists are the fastest way through.
+    order = list(range(size))
+    for target, source in zip(places.tolist(), others.tolist(), strict=True):
+        order[target] = order[source]
+    return order
+
+
+def motion_blur(x: Floats, c: Constants, draws: Draws) -> Floats:
+    """Smear each picture in a direction between -45 and 45 degrees."""
+    return filters.motion_blur(x, round(c[0]), c[1], draws.uniform(-45, 45))
+
+
+def zoom_blur(x: Floats, c: Constants, draws: Draws) -> Floats:
+    """The mean of the picture and of ever larger copies; c is the end and step of the factors."""
+    factors = np.arange(1, c[0], c[1])
+    total = x.copy()
+    for factor in factors:
+        total += filters.zoom(x, float(factor))
+    return total / np.float32(len(factors) + 1)
+
+
+def snow(x: Floats, c: Constants, draws: Draws) -> Floats:
+    """Whiten the picture, then add smeared flakes and the same flakes turned by 180 degrees."""
+    mean, spread, factor, threshold, radius, sigma, kept = c
+    _, height, width, _ = x.shape
+    flakes = np.float32(mean) + np.float32(spread) * draws.normal(height, width, 1)
+    flakes = filters.apply_axes(
+        flakes, filters.zoom_matrix(height, factor), filters.zoom_matrix(width, factor)
+    )
+    flakes = np.where(flakes < threshold, 0, np.clip(flakes, 0, 1)).astype(np.float32)
+    layer = filters.motion_blur(flakes, round(radius), sigma, draws.uniform(-135, -45))
+    whitened = np.maximum(x, filters.luma(x) * 1.5 + 0.5)
+    mixed: Floats = np.float32(kept) * x + np.float32(1 - kept) * whitened
+    return mixed + layer + layer[:, ::-1, ::-1]
+
+
+def frost(x: Floats, c: Constants, draws: Draws) -> Floats:
+    """Ice over the picture: rough bluish patches crossed by bright ridges, drawn by fractals."""
+    height, width = x.shape[1:3]
+    patches = filters.plasma(draws, height, width, 1.5)
+    ridges = 1 - np.abs(2 * filters.plasma(draws, height, width, 1.4) - 1)
+    ice = 0.2 + 0.45 * patches + 0.35 * ridges**3
+    tint = np.array([0.88, 0.95, 1.0], np.float32)
+    frozen: Floats = np.float32(c[0]) * x + np.float32(c[1]) * (ice * tint).astype(np.float32)
+    return frozen
+
+
+def fog(x: Floats, c: Constants, draws: Draws) -> Floats:
+    """Add a cloud map of strength c[0] and roughness c[1]; the brightest value stays."""
+    strength = np.float32(c[0])
+    peak = x.max(axis=(1, 2, 3), keepdims=True)
+    foggy = x + strength * filters.plasma(draws, x.shape[1], x.shape[2], c[1])
+    dimmed: Floats = foggy * peak / (peak + strength)
+    return dimmed
+
+
+def brightness(x: Floats, c: Constants, draws: Draws) -> Floats:
+    """Raise V of HSV: with hue and saturation kept, all channels grow by the same factor."""
+    value = x.max(axis=3, keepdims=True)
+    raised = np.clip(value + np.float32(c[0]), 0, 1)
+    out: Floats = np.where(value > 0, x * (raised / np.maximum(value, 1e-6)), raised)
+    return out
+
+
+def contrast(x: Floats, c: Constants, draws: Draws) -> Floats:
+    """Draw every value towards the mean of its channel."""
+    means = x.mean(axis=(1, 2), keepdims=True)
+    out: Floats = (x - means) * np.float32(c[0]) + means
+    return out
+
+
+def elastic_transform(x: Floats, c: Constants, draws: Draws) -> Floats:
+    """A random affine map, then a smooth random field; c is in parts of the shorter side."""
+    count, height, width, _ = x.shape
+    alpha, sigma, shake = (part * min(height, width) for part in c)
+    y, across = np.meshgrid(np.arange(height), np.arange(width), indexing="ij")
+    middle, arm = np.array([width // 2, height // 2]), min(height, width) // 3
+    corners = middle + max(arm, 1) * np.array([[1, 1], [1, -1], [-1, -1]])
+    moved = corners + draws.uniform(-shake, shake, 3, 2)
+    # Each new place is read at the old one: the map that takes the moved corners back. Corners
+    # shaken onto one line have no such map; the pseudo-inverse gives the nearest one.
+    ones = np.ones((count, 3, 1))
+    back = np.linalg.pinv(np.concatenate([moved, ones], axis=2)) @ corners
+    places = np.stack([across, y, np.ones_like(y)], axis=-1) @ back[:, None]
+    image = filters.sample(x, places[..., 1], places[..., 0], "reflect")
+    field = np.moveaxis(draws.uniform(-1, 1, 2, height, width), 1, 3)
+    field = alpha * filters.gaussian_blur(field, sigma, "symmetric", truncate=3)
+    return filters.sample(image, y + field[..., 0], across + field[..., 1], "symmetric")
+
+
+def pixelate(x: Floats, c: Constants, draws: Draws) -> Floats:
+    """Shrink to a share c[0] of the size and enlarge again, both with a box filter."""
+    height, width = x.shape[1:3]
+    small = max(1, int(width * c[0])), max(1, int(height * c[0]))
+    box = Image.Resampling.BOX
+    return _each(x, lambda image: image.resize(small, box).resize((width, height), box))
+
+
+def jpeg_compression(x: Floats, c: Constants, draws: Draws) -> Floats:
+    """Save as JPEG of quality c[0]."""
+    return _each(x, lambda image: _through_jpeg(image, round(c[0])))
+
+
+def _through_jpeg(image: Image.Image, quality: int) -> Image.Image:
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=quality)
+    return Image.open(buffer)
+
+
+def _each(x: Floats, change: Callable[[Image.Image], Image.Image]) -> Floats:
+    """Let Pillow change every picture of a batch."""
+    levels = np.rint(x * 255).astype(np.uint8)
+    changed = np.stack([np.asarray(change(Image.fromarray(image))) for image in levels])
+    return changed.astype(np.float32) / np.float32(255)
+
+
+def greyscale(x: Floats, c: Constants, draws: Draws) -> Floats:
+    """Towards grey."""
+    return x + np.float32(c[0]) * (filters.luma(x) - x)
+
+
+def edges(x: Floats, c: Constants, draws: Draws) -> Floats:
+    """Towards a drawing: the Sobel gradient of the brightness, dark on white, at full contrast."""
+    height, width = x.shape[1:3]
+    grey = filters.luma(x)
+    across = filters.apply_axes(grey, _three(height, 1, 2, 1), _three(width, -1, 0, 1))
+    down = filters.apply_axes(grey, _three(height, -1, 0, 1), _three(width, 1, 2, 1))
+    strength = np.hypot(across, down)
+    peak = strength.max(axis=(1, 2, 3), keepdims=True)
+    drawing: Floats = 1 - strength / np.maximum(peak, 1e-6)
+    return x + np.float32(c[0]) * (drawing - x)
+
+
+def _three(size: int, *weights: float) -> Floats:
+    """(size, size): a filter of three neighbouring points; beyond the border the edge repeats."""
+    matrix = np.zeros((size, size), np.float32)
+    for offset, weight in zip((-1, 0, 1), weights, strict=True):
+        sources = filters.fold(np.arange(size) + offset, size, "nearest")
+        np.add.at(matrix, (np.arange(size), sources), weight)
+    return matrix

@@ -1,0 +1,218 @@
+"""Array functions that corruptions are made of: blurs, zooms, warps and fractal maps.
+
+All take a batch of float32 pictures (N, H, W, C) of any size and return a new one. Separable
+filters are written as one small matrix per axis, which holds any boundary rule exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+
+
+class Draws:
+    """Random numbers of which each picture has its own stream.
+
+    What one picture gets does not depend on which others are in the batch, nor on their order.
+    """
+
+    def __init__(self, generators: Sequence[np.random.Generator]) -> None:
+        self.generators = generators
+
+    def normal(self, *shape: int) -> Floats:
+        """The standard normal distribution: ``shape`` numbers for each picture."""
+        return np.stack([g.standard_normal(shape, np.float32) for g in self.generators])
+
+    def uniform(self, low: float, high: float, *shape: int) -> Floats:
+        """From ``low`` to ``high``: ``shape`` numbers for each picture."""
+        unit = np.stack([g.random(shape, np.float32) for g in self.generators])
+        return np.float32(low) + np.float32(high - low) * unit
+
+    def integers(self, low: int, high: int, *shape: int) -> NDArray[np.int64]:
+        """From ``low`` to ``high - 1``: ``shape`` whole numbers for each picture."""
+        return np.stack([g.integers(low, high, shape) for g in self.generators])
+
+    def poisson(self, rates: Floats) -> Floats:
+        """Counts with the given rates (N, ...)."""
+        drawn = [g.poisson(rate) for g, rate in zip(self.generators, rates, strict=True)]
+        return np.stack(drawn).astype(np.float32)
+
+
+def luma(images: Floats) -> Floats:
+    """Brightness by ITU-R 601 as (N, H, W, 1)."""
+    return images @ np.array([[0.299], [0.587], [0.114]], np.float32)
+
+
+def fold(index: NDArray[np.int64], size: int, rule: str) -> NDArray[np.int64]:
+    """Bring indices outside 0..size-1 back in by a boundary rule.
+
+    ``nearest`` repeats the edge (aaa|abcd), ``symmetric`` mirrors with it (cba|abcd),
+    ``reflect`` mirrors without it (dcb|abcd).
+    """
+    if rule == "nearest" or size == 1:
+        return np.clip(index, 0, size - 1)
+    period = 2 * size - (2 if rule == "reflect" else 0)
+    index = np.abs(index) if rule == "reflect" else index
+    index = index % period
+    return np.where(index < size, index, period - (0 if rule == "reflect" else 1) - index)
+
+
+def apply_axes(images: Floats, rows: Floats, columns: Floats) -> Floats:
+    """Multiply the vertical axis by ``rows`` (H', H) and the horizontal one by ``columns``."""
+    count, height, width, channels = images.shape
+    high = np.matmul(rows, images.reshape(count, height, width * channels))
+    out: Floats = np.matmul(columns, high.reshape(count, -1, width, channels))
+    return out
+
+
+def gaussian_matrix(
+    size: int, sigma: float, rule: str = "nearest", truncate: float = 4.0
+) -> Floats:
+    """(size, size): a Gaussian of ``sigma`` pixels cut at ``truncate`` sigmas."""
+    radius = int(truncate * sigma + 0.5)
+    offsets = np.arange(-radius, radius + 1)
+    weights = np.exp(-0.5 * (offsets / max(sigma, 1e-12)) ** 2)
+    matrix = np.zeros((size, size))
+    targets = np.broadcast_to(np.arange(size)[:, None], (size, len(offsets)))
+    sources = fold(targets + offsets, size, rule)
+    np.add.at(matrix, (targets, sources), np.broadcast_to(weights / weights.sum(), sources.shape))
+    return matrix.astype(np.float32)
+
+
+def gaussian_blur(
+    images: Floats, sigma: float, rule: str = "nearest", truncate: float = 4.0
+) -> Floats:
+    """Blur both axes with the same Gaussian."""
+    height, width = images.shape[1:3]
+    return apply_axes(
+        images,
+        gaussian_matrix(height, sigma, rule, truncate),
+        gaussian_matrix(width, sigma, rule, truncate),
+    )
+
+
+def zoom_matrix(size: int, factor: float) -> Floats:
+    """(size, size): enlarge the middle of an axis ``factor`` times by linear interpolation.
+
+    The middle ceil(size / factor) points are stretched, end points onto end points, and what
+    stands over on both sides is cut off.
+    """
+    kept = math.ceil(size / factor)
+    stretched = max(round(kept * factor), size)
+    step = (kept - 1) / (stretched - 1) if stretched > 1 else 0.0
+    place = (np.arange(size) + (stretched - size) // 2) * step
+    low = np.clip(np.floor(place).astype(np.int64), 0, max(kept - 2, 0))
+    share = place - low
+    start = (size - kept) // 2
+    matrix = np.zeros((size, size))
+    np.add.at(matrix, (np.arange(size), start + low), 1 - share)
+    np.add.at(matrix, (np.arange(size), start + np.minimum(low + 1, kept - 1)), share)
+    return matrix.astype(np.float32)
+
+
+def zoom(images: Floats, factor: float) -> Floats:
+    """Enlarge the middle of each picture ``factor`` times; the size stays."""
+    height, width = images.shape[1:3]
+    return apply_axes(images, zoom_matrix(height, factor), zoom_matrix(width, factor))
+
+
+def disk_kernel(radius: float, alias_blur: float) -> Floats:
+    """A disk of ``radius`` pixels whose edge is softened by a small Gaussian."""
+    reach = 8 if radius <= 8 else math.ceil(radius)
+    line = np.arange(-reach, reach + 1)
+    disk = (line[:, None] ** 2 + line**2 <= radius**2).astype(np.float32)
+    near = np.arange(-1, 2) if radius <= 8 else np.arange(-2, 3)
+    weights = np.exp(-0.5 * (near / alias_blur) ** 2)
+    soft = np.zeros((len(line), len(line)))
+    targets = np.broadcast_to(np.arange(len(line))[:, None], (len(line), len(near)))
+    sources = fold(targets + near, len(line), "reflect")
+    np.add.at(soft, (targets, sources), np.broadcast_to(weights / weights.sum(), sources.shape))
+    kernel: Floats = (soft @ (disk / disk.sum()) @ soft.T).astype(np.float32)
+    return kernel
+
+
+def convolve(images: Floats, kernel: Floats) -> Floats:
+    """Correlate every channel with one odd-sided kernel; borders mirror without the edge."""
+    height, width = images.shape[1:3]
+    reach = kernel.shape[0] // 2
+    rows = fold(np.arange(-reach, height + reach), height, "reflect")
+    columns = fold(np.arange(-reach, width + reach), width, "reflect")
+    padded = images[:, rows][:, :, columns]
+    out = np.zeros_like(images)
+    for i, j in np.argwhere(kernel > 1e-8):
+        out += kernel[i, j] * padded[:, i : i + height, j : j + width]
+    return out
+
+
+def motion_blur(images: Floats, radius: int, sigma: float, degrees: Floats) -> Floats:
+    """Smear each picture along its own direction, as ImageMagick does.
+
+    A half Gaussian of 2 radius + 1 whole-pixel steps; beyond the border the edge repeats.
+    """
+    count, height, width, channels = images.shape
+    steps = np.arange(2 * radius + 1)
+    weights = np.exp(-0.5 * (steps / sigma) ** 2)
+    weights = weights / weights.sum()
+    angles = np.deg2rad(degrees.astype(np.float64)).reshape(-1, 1)
+    down = np.ceil(steps * np.sin(angles) - 0.5).astype(np.int64)
+    right = np.ceil(steps * np.cos(angles) - 0.5).astype(np.int64)
+    pixels = images.reshape(-1, channels)
+    first = np.arange(count)[:, None, None] * (height * width)
+    out = np.zeros((count, height, width, channels), np.float32)
+    # Steps that weigh less than a tenth of a grey level together are left out.
+    for i in steps[np.cumsum(weights[::-1])[::-1] > 4e-4]:
+        y = np.clip(np.arange(height) + down[:, i, None], 0, height - 1)
+        x = np.clip(np.arange(width) + right[:, i, None], 0, width - 1)
+        places = first + y[:, :, None] * width + x[:, None, :]
+        out += np.float32(weights[i]) * np.take(pixels, places, axis=0)
+    return out
+
+
+def sample(images: Floats, y: Floats, x: Floats, rule: str) -> Floats:
+    """Bilinear interpolation at fractional places (N, H, W) of each picture."""
+    count, height, width, channels = images.shape
+    pixels = images.reshape(-1, channels)
+    first = np.arange(count)[:, None, None] * (height * width)
+    top, left = np.floor(y).astype(np.int64), np.floor(x).astype(np.int64)
+    down, right = (y - top)[..., None], (x - left)[..., None]
+    rows = [first + fold(top + i, height, rule) * width for i in (0, 1)]
+    columns = [fold(left + i, width, rule) for i in (0, 1)]
+    upper, lower = (
+        np.take(pixels, row + columns[0], axis=0) * (1 - right)
+        + np.take(pixels, row + columns[1], axis=0) * right
+        for row in rows
+    )
+    blended: Floats = upper * (1 - down) + lower * down
+    return blended.astype(np.float32)
+
+
+def plasma(draws: Draws, height: int, width: int, decay: float) -> Floats:
+    """(N, H, W, 1) cloud maps in 0..1 by the diamond-square algorithm on a torus.
+
+    Each halving of the grid sets new points to the mean of their four neighbours plus noise whose
+    amplitude falls by ``decay`` squared, as in the published program.
+    """
+    side = 2 ** max(1, (max(height, width) - 1).bit_length())
+    count = len(draws.generators)
+    field = np.zeros((count, side, side))
+    amplitude, step = 100.0**2, side
+    while step >= 2:
+        half, cells = step // 2, side // step
+        noise = amplitude * draws.uniform(-1, 1, 3, cells, cells)
+        corners = field[:, ::step, ::step]
+        square = corners + np.roll(corners, -1, axis=1)
+        middles = (square + np.roll(square, -1, axis=2)) / 4 + noise[:, 0]
+        field[:, half::step, half::step] = middles
+        tops = middles + np.roll(middles, 1, axis=1) + corners + np.roll(corners, -1, axis=2)
+        field[:, ::step, half::step] = tops / 4 + noise[:, 1]
+        sides = middles + np.roll(middles, 1, axis=2) + corners + np.roll(corners, -1, axis=1)
+        field[:, half::step, ::step] = sides / 4 + noise[:, 2]
+        step, amplitude = half, amplitude / decay**2
+    field -= field.min(axis=(1, 2), keepdims=True)
+    field /= field.max(axis=(1, 2), keepdims=True)
+    return field[:, :height, :width, None].astype(np.float32)
