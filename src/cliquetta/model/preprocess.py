@@ -92,7 +92,7 @@ class Preprocess:
         short, long = sorted((width, height))
         longer = int(self.size * long / short)
         if longer > _LONGEST * self.size:
-            return self._middle(image, longer / long)
+            return self._middle(image, longer)
         target = (self.size, longer) if width <= height else (longer, self.size)
         if image.size != target:
             image = image.resize(target, resample)
@@ -149,17 +149,13 @@ class Preprocess:
     def _offset(self, spare: int) -> int:
         return round(spare / 2.0) if self.crop_rounding == "round" else spare // 2
 
-    def _middle(self, image: Image.Image, scale: float) -> Image.Image:
-        """Resize only what the crop of a very long picture shows, within rounding the same."""
-        half = self.size / scale / 2
+    def _middle(self, image: Image.Image, longer: int) -> Image.Image:
+        """Resize only what the crop of a very long picture shows: the same up to rounding."""
         width, height = image.size
-        centre = (width / 2, height / 2)
-        box = (
-            max(0.0, centre[0] - half) if width > height else 0.0,
-            max(0.0, centre[1] - half) if height > width else 0.0,
-            min(float(width), centre[0] + half) if width > height else float(width),
-            min(float(height), centre[1] + half) if height > width else float(height),
-        )
+        offset = self._offset(longer - self.size)
+        scale = longer / max(width, height)
+        first, last = offset / scale, (offset + self.size) / scale
+        box = (first, 0, last, height) if width > height else (0, first, width, last)
         return image.resize((self.size, self.size), _FILTERS[self.interpolation], box=box)
 
     def _statistics(self, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,127 @@
+"""Open a picture from anywhere as RGB, or say why it cannot be read.
+
+What is done with the kinds of picture that loaders disagree on:
+
+* orientation in the EXIF data is applied, as users' photographs need it; ``exif=False`` leaves the
+  pixels as stored, as the loaders of the published benchmarks do;
+* transparency is dropped, not blended: RGBA, LA and palettes with transparent entries keep the
+  colours that are stored under it, as ``convert("RGB")`` does in the reference loaders;
+* CMYK and YCbCr are converted by Pillow; greyscale and 1-bit become three equal channels;
+* greyscale of more than 8 bits is scaled to 8 bits, where ``convert("RGB")`` would clip it to
+  white: 16-bit by its full range, 32-bit integers by the fewest bytes that hold them, and floats
+  by 255 where none is above 1;
+* of an animation the first frame is taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from io import BytesIO
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+MAX_PIXELS = 100_000_000
+"""Pictures of more pixels than this are refused before they are decoded."""
+
+Source = str | os.PathLike[str] | bytes | BinaryIO
+
+
+class ImageError(ValueError):
+    """A picture that cannot be read; ``reason`` says why, without the name of the source."""
+
+    def __init__(self, source: str, reason: str) -> None:
+        self.source = source
+        self.reason = reason
+        super().__init__(f"{source}: {reason}")
+
+
+def open_image(source: Source, *, max_pixels: int = MAX_PIXELS, exif: bool = True) -> Image.Image:
+    """The picture as 8-bit RGB, fully decoded; any size from 1 x 1 to ``max_pixels`` is accepted.
+
+    Raises :class:`ImageError` for a file that is missing, empty, not an image, truncated or too
+    large. A file object is read from where it stands and left open.
+    """
+    name = _name(source)
+    data = _read(source, name)
+    image = _decode(data, name, max_pixels)
+    if exif:
+        # A file with damaged EXIF data is still a picture; it is shown as it is stored.
+        with contextlib.suppress(Exception):
+            ImageOps.exif_transpose(image, in_place=True)
+    return _to_rgb(image)
+
+
+def _decode(data: bytes, name: str, max_pixels: int) -> Image.Image:
+    """The picture as it is stored, its size checked before its pixels are touched."""
+    try:
+        image = Image.open(BytesIO(data))
+    except UnidentifiedImageError:
+        raise ImageError(name, "not an image in a format that is known here") from None
+    except Image.DecompressionBombError as error:
+        raise ImageError(name, f"too large ({error})") from None
+    except Exception as error:  # decoders raise errors of every kind on damaged files
+        raise ImageError(name, f"damaged ({error})") from error
+    width, height = image.size
+    if width * height > max_pixels:
+        reason = f"too large ({width} x {height}, more than {max_pixels:,} pixels)"
+        raise ImageError(name, reason)
+    try:
+        image.load()
+    except Exception as error:
+        raise ImageError(name, f"damaged or truncated ({error})") from error
+    return image
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    """``image`` as 8-bit RGB by the rules in the module's head."""
+    if image.mode == "RGB":
+        return image
+    if image.mode.startswith("I;16"):
+        return _grey(np.asarray(image).astype(np.float64) / 65535)
+    if image.mode == "I":
+        values = np.asarray(image).astype(np.float64)
+        bits = next(b for b in (8, 16, 24, 31) if values.max(initial=0) < 2**b)
+        return _grey(values / (2**bits - 1))
+    if image.mode == "F":
+        values = np.asarray(image).astype(np.float64)
+        return _grey(values if values.max(initial=0) <= 1 else values / 255)
+    if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
+        image = image.convert("RGBA")  # what Pillow asks for; the colours stay the same
+    return image.convert("RGB")
+
+
+def _grey(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> Image.Image:
+    """Brightness in [0, 1] as an RGB picture."""
+    levels = np.nan_to_num(values * 255).clip(0, 255).round().astype(np.uint8)
+    return Image.fromarray(levels).convert("RGB")
+
+
+def _name(source: Source) -> str:
+    if isinstance(source, bytes):
+        return f"image of {len(source)} bytes"
+    if isinstance(source, (str, os.PathLike)):
+        return os.fspath(source)
+    return str(getattr(source, "name", "image from a stream"))
+
+
+def _read(source: Source, name: str) -> bytes:
+    try:
+        if isinstance(source, bytes):
+            data = source
+        elif isinstance(source, (str, os.PathLike)):
+            data = Path(source).read_bytes()
+        else:
+            data = source.read()
+    except FileNotFoundError:
+        raise ImageError(name, "no such file") from None
+    except IsADirectoryError:
+        raise ImageError(name, "a folder, not an image") from None
+    except OSError as error:
+        raise ImageError(name, f"cannot be read ({error.strerror or error})") from error
+    if not data:
+        raise ImageError(name, "an empty file")
+    return data

@@ -1,0 +1,181 @@
+"""Every kind of picture, and every kind of file that is none."""
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cliquetta.data.images import ImageError, open_image
+
+
+def noise(height=12, width=20, channels=3, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8)
+
+
+def png_of(width, height, *, data=b""):
+    """A PNG that claims a size, with no pixels behind the claim."""
+
+    def chunk(kind, body):
+        check = struct.pack(">I", zlib.crc32(kind + body))
+        return struct.pack(">I", len(body)) + kind + body + check
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = chunk(b"IHDR", header), chunk(b"IDAT", data), chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def saved(image, kind, **options):
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def test_path_bytes_and_file_give_the_same_picture(tmp_path):
+    pixels = noise()
+    path = tmp_path / "a.png"
+    Image.fromarray(pixels).save(path)
+    with path.open("rb") as file:
+        for source in (path, str(path), path.read_bytes(), file):
+            image = open_image(source)
+            assert image.mode == "RGB"
+            assert np.array_equal(np.asarray(image), pixels)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_orientation_is_applied_unless_told_otherwise(orientation):
+    upright = noise()
+    # What a camera held that way stores, from the definition of the tag.
+    stored = {
+        1: lambda a: a,
+        2: lambda a: a[:, ::-1],
+        3: lambda a: a[::-1, ::-1],
+        4: lambda a: a[::-1],
+        5: lambda a: a.swapaxes(0, 1),
+        6: lambda a: a.swapaxes(0, 1)[::-1],
+        7: lambda a: a[::-1, ::-1].swapaxes(0, 1),
+        8: lambda a: a[::-1].swapaxes(0, 1),
+    }[orientation](upright)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = saved(Image.fromarray(np.ascontiguousarray(stored)), "PNG", exif=exif)
+    assert np.array_equal(np.asarray(open_image(data)), upright)
+    assert np.array_equal(np.asarray(open_image(data, exif=False)), stored)
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
+def test_damaged_exif_does_not_cost_the_picture():
+    pixels = noise()
+    damaged = b"Exif\x00\x00II*\x00\xff\xff\xff\x7fnonsense"
+    data = saved(Image.fromarray(pixels), "PNG", exif=damaged)
+    assert np.array_equal(np.asarray(open_image(data)), pixels)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_transparency_is_dropped_not_blended(mode):
+    pixels = noise(channels=4 if mode == "RGBA" else 2)
+    pixels[..., -1] = np.arange(20) * 12
+    data = saved(Image.fromarray(pixels, mode), "PNG")
+    colours = pixels[..., :3] if mode == "RGBA" else pixels[..., :1].repeat(3, axis=2)
+    assert np.array_equal(np.asarray(open_image(data)), colours)
+
+
+@pytest.mark.parametrize("transparency", [None, 1, b"\x00\x80\xff\x10"])
+def test_palette_becomes_its_colours(transparency):
+    entries = noise(1, 4)[0]
+    index = np.random.default_rng(1).integers(0, 4, (6, 7), dtype=np.uint8)
+    image = Image.fromarray(index, "P")
+    image.putpalette(entries.tobytes())
+    options = {} if transparency is None else {"transparency": transparency}
+    data = saved(image, "PNG", **options)
+    assert np.array_equal(np.asarray(open_image(data)), entries[index])
+
+
+def test_cmyk_by_its_formula():
+    pixels = noise(channels=4)
+    data = saved(Image.fromarray(pixels, "CMYK"), "TIFF")
+    ink = pixels.astype(np.float64)
+    expected = (255 - ink[..., :3]) * (255 - ink[..., 3:]) / 255
+    assert np.abs(np.asarray(open_image(data)).astype(float) - expected).max() <= 1
+
+
+@pytest.mark.parametrize(("kind", "order"), [("PNG", "<u2"), ("TIFF", "<u2"), ("TIFF", ">u2")])
+def test_sixteen_bits_are_scaled_not_clipped(kind, order):
+    values = np.arange(65536, dtype=np.uint16).reshape(256, 256)
+    image = open_image(saved(Image.fromarray(values.astype(order)), kind))
+    levels = np.asarray(image)
+    assert (levels == levels[..., :1]).all()
+    assert np.array_equal(levels[..., 0], np.round(values / 257).astype(np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (np.array([[0, 255]], dtype=np.int32), [0, 255]),
+        (np.array([[-5, 32768, 65535]], dtype=np.int32), [0, 128, 255]),
+        (np.array([[0, 2**30, 2**31 - 1]], dtype=np.int32), [0, 128, 255]),
+        (np.array([[0, 0.5, 1]], dtype=np.float32), [0, 128, 255]),
+        (np.array([[0, 100, 255]], dtype=np.float32), [0, 100, 255]),
+    ],
+)
+def test_integers_and_floats(values, expected):
+    levels = np.asarray(open_image(saved(Image.fromarray(values), "TIFF")))
+    assert levels[0, :, 0].tolist() == expected
+
+
+@pytest.mark.parametrize("mode", ["L", "1"])
+def test_grey_and_one_bit(mode):
+    grey = noise(channels=1)[..., 0]
+    if mode == "1":
+        grey = (grey > 127) * np.uint8(255)
+    image = Image.fromarray(grey).convert(mode, dither=Image.Dither.NONE)
+    levels = np.asarray(open_image(saved(image, "PNG")))
+    assert np.array_equal(levels, grey[..., None].repeat(3, axis=2))
+
+
+def test_first_frame_of_an_animation():
+    frames = [Image.new("RGB", (4, 4), c) for c in ("red", "blue")]
+    data = saved(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert open_image(data).getpixel((0, 0)) == (255, 0, 0)
+
+
+def test_one_pixel_is_a_picture():
+    assert open_image(saved(Image.new("RGB", (1, 1), "red"), "PNG")).size == (1, 1)
+
+
+def bad_files():
+    photo = saved(Image.fromarray(noise(200, 200)), "JPEG")
+    return {
+        "empty.jpg": (b"", "empty file"),
+        "text.jpg": (b"this is not a picture\n" * 20, "not an image"),
+        "truncated.jpg": (photo[: len(photo) // 2], "truncated"),
+        "truncated.png": (saved(Image.fromarray(noise(99, 99)), "PNG")[:5000], "truncated"),
+        "header.png": (png_of(30, 30, data=b"\x00" * 9), "damaged or truncated"),
+        "bomb.png": (png_of(20_000, 20_000), "too large"),
+        "large.png": (png_of(10_001, 10_000), r"too large \(10001 x 10000, more than 100,000,000"),
+    }
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize("name", bad_files())
+def test_bad_files_are_named_with_the_reason(tmp_path, name):
+    data, reason = bad_files()[name]
+    path = tmp_path / name
+    path.write_bytes(data)
+    with pytest.raises(ImageError, match=reason) as caught:
+        open_image(path)
+    assert str(path) in str(caught.value)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_missing_file_folder_and_limit(tmp_path):
+    with pytest.raises(ImageError, match=r"nowhere\.png: no such file"):
+        open_image(tmp_path / "nowhere.png")
+    with pytest.raises(ImageError, match="a folder"):
+        open_image(tmp_path)
+    data = saved(Image.new("RGB", (10, 10)), "PNG")
+    assert open_image(data, max_pixels=100).size == (10, 10)
+    with pytest.raises(ImageError, match=r"10 x 10, more than 99"):
+        open_image(data, max_pixels=99)

@@ -1,0 +1,142 @@
+"""Preprocessing against transformers, a literal version of torchvision's rule, and itself."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import CLIPImageProcessorPil
+
+from cliquetta.errors import UnknownNameError
+from cliquetta.model.preprocess import OPENAI_MEAN, OPENAI_STD, Preprocess
+
+# Odd differences on either side of the crop, enlarging and shrinking, squares, one pixel.
+SHAPES = [(48, 64), (64, 47), (33, 50), (32, 32), (32, 35), (35, 32), (7, 9), (1, 1), (200, 131)]
+SHAPES += [(3, 40), (97, 64), (33, 33)]
+
+
+def photo(height, width, seed=0):
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def torchvision_rule(image, size):
+    """Resize(size, bicubic), CenterCrop(size), ToTensor, Normalize, written out step by step."""
+    width, height = image.size
+    if width < height:
+        target = (size, int(size * height / width))
+    else:
+        target = (int(size * width / height), size)
+    image = image.resize(target, Image.Resampling.BICUBIC)
+    top = int(round((image.height - size) / 2.0))  # noqa: RUF046
+    left = int(round((image.width - size) / 2.0))  # noqa: RUF046
+    pixels = np.asarray(image)[top : top + size, left : left + size]
+    channels = []
+    for channel, (mean, std) in enumerate(zip(OPENAI_MEAN, OPENAI_STD, strict=True)):
+        scaled = pixels[..., channel].astype(np.float32) / np.float32(255)
+        channels.append((scaled - np.float32(mean)) / np.float32(std))
+    return torch.from_numpy(np.stack(channels))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_openai_is_bit_equal_to_torchvisions_rule(shape):
+    image = photo(*shape)
+    pixels = Preprocess.openai(32)(image)
+    assert pixels.shape == (3, 32, 32) and pixels.dtype == torch.float32
+    assert torch.equal(pixels, torchvision_rule(image, 32))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_hf_equals_transformers(shape):
+    image = photo(*shape)
+    theirs = CLIPImageProcessorPil(
+        size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
+    )(image, return_tensors="pt")["pixel_values"][0]
+    ours = Preprocess.hf(32)
+    # Transformers multiplies by 1/255 in double precision: the last bit of a float may differ.
+    torch.testing.assert_close(ours(image), theirs, atol=1e-6, rtol=0)
+    assert torch.equal(ours.unnormalise(ours(image)), ours.unnormalise(theirs))
+
+
+def test_rules_differ_where_half_a_pixel_is_left_over():
+    rules = Preprocess.openai(32), Preprocess.hf(32)
+    odd, even = photo(32, 35), photo(32, 36)
+    assert not torch.equal(rules[0](odd), rules[1](odd))
+    assert torch.equal(rules[0](even), rules[1](even))
+
+
+def test_ready_pictures_take_the_fast_path_to_the_same_bits():
+    images = [photo(32, 32, seed) for seed in range(5)]
+    preprocess = Preprocess.openai(32)
+    arrays = np.stack([np.asarray(image) for image in images])
+    slow = torch.stack([preprocess(image) for image in images])
+    assert torch.equal(preprocess.pixels(arrays), slow)
+    assert torch.equal(preprocess.pixels(torch.from_numpy(arrays)), slow)
+    assert torch.equal(preprocess.batch(images), slow)
+    assert preprocess.batch([]).shape == (0, 3, 32, 32)
+
+
+def test_unnormalise_gives_every_level_back():
+    preprocess = Preprocess(16)
+    levels = torch.arange(256, dtype=torch.uint8).view(1, 16, 16, 1).expand(1, 16, 16, 3)
+    assert torch.equal(preprocess.unnormalise(preprocess.pixels(levels)), levels)
+    assert preprocess.unnormalise(torch.full((3, 4, 4), 99.0)).shape == (4, 4, 3)
+
+
+@pytest.mark.parametrize("shape", [(2, 90), (90, 2), (1, 77), (77, 1), (3, 301)])
+def test_very_long_pictures_come_out_like_any_other(shape):
+    rows, columns = np.indices(shape)
+    waves = [128 + 100 * np.sin((rows + columns) / period) for period in (3, 5, 9)]
+    image = Image.fromarray(np.stack(waves, axis=-1).astype(np.uint8))
+    ours = Preprocess.openai(8)
+    theirs = ours.unnormalise(torchvision_rule(image, 8))
+    difference = ours.unnormalise(ours(image)).int() - theirs.int()
+    assert difference.abs().max() <= 1
+    assert ours.picture(photo(1, 30_000)).size == (8, 8)
+
+
+def test_squash_takes_the_whole_picture():
+    image = photo(20, 60)
+    squashed = Preprocess(16, resize="squash", interpolation="bilinear").picture(image)
+    expected = image.resize((16, 16), Image.Resampling.BILINEAR)
+    assert np.array_equal(np.asarray(squashed), np.asarray(expected))
+
+
+def test_other_modes_are_made_rgb_before_resizing():
+    palette = photo(40, 50).quantize(16)
+    preprocess = Preprocess.openai(32)
+    assert torch.equal(preprocess(palette), preprocess(palette.convert("RGB")))
+
+
+def test_value_survives_json_and_tells_itself_apart():
+    value = Preprocess(48, mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.1), crop_rounding="floor")
+    twin = Preprocess.from_dict(json.loads(json.dumps(value.to_dict())))
+    assert twin == value and twin.fingerprint == value.fingerprint
+    prints = {p.fingerprint for p in (value, Preprocess.openai(48), Preprocess.hf(48))}
+    assert len(prints) == 3
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (np.zeros((2, 8, 8, 3), np.float32), "uint8"),
+        (np.zeros((2, 3, 8, 8), np.uint8), "uint8"),
+        (np.zeros((8, 8, 3), np.uint8), "uint8"),
+        (np.zeros((2, 9, 8, 3), np.uint8), "9 x 8, the model takes 8 x 8"),
+    ],
+)
+def test_pixels_of_another_shape_are_refused(bad, message):
+    with pytest.raises(ValueError, match=message):
+        Preprocess(8).pixels(bad)
+
+
+def test_bad_values_are_refused():
+    with pytest.raises(ValueError, match="size"):
+        Preprocess(0)
+    with pytest.raises(ValueError, match="std"):
+        Preprocess(8, std=(0.0, 1.0, 1.0))
+    with pytest.raises(UnknownNameError, match="did you mean 'bicubic'"):
+        Preprocess(8, interpolation="bicubik")
+    with pytest.raises(UnknownNameError, match="did you mean 'crop_rounding'"):
+        Preprocess.from_dict({"size": 8, "crop_round": "floor"})

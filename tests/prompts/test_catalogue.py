@@ -1,0 +1,177 @@
+"""Class lists and templates: counts, known entries, hashes, relations between lists."""
+
+import re
+
+import pytest
+
+from cliquetta.errors import UnknownNameError
+from cliquetta.model.tokenizer import Tokenizer
+from cliquetta.prompts import catalogue
+from cliquetta.prompts.catalogue import class_names, templates, wnids
+
+# id: (classes, first, last), from the papers of the data sets and CoOp's splits.
+LISTS = {
+    "imagenet": (1000, "tench", "toilet paper"),
+    "imagenet-a": (200, "stingray", "acorn"),
+    "imagenet-r": (200, "goldfish", "acorn"),
+    "tiny-imagenet": (200, "goldfish", "acorn"),
+    "cifar10": (10, "airplane", "truck"),
+    "cifar100": (100, "apple", "worm"),
+    "caltech101": (100, "face", "yin yang"),
+    "pets": (37, "abyssinian", "yorkshire terrier"),
+    "cars": (196, "2000 AM General Hummer SUV", "2012 smart fortwo Convertible"),
+    "flowers102": (102, "pink primrose", "blackberry lily"),
+    "food101": (101, "apple pie", "waffles"),
+    "aircraft": (100, "707-320", "Yak-42"),
+    "sun397": (397, "abbey", "youth hostel"),
+    "dtd": (47, "banded", "zigzagged"),
+    "eurosat": (10, "Annual Crop Land", "Sea or Lake"),
+    "ucf101": (101, "Apply Eye Makeup", "Yo Yo"),
+    "pacs": (7, "dog", "person"),
+    "texture-vs-shape": (16, "airplane", "truck"),
+}
+SETS = {"single": 1, "openai-80": 80, "openai-7": 7, "watt-8": 8}
+SETS |= {"scap-imagenet-a": 8, "scap-imagenet-r": 78, "scap-imagenet-sketch": 81}
+SETS |= {"scap-imagenet-v2": 8}
+CUSTOM = {"pets", "flowers102", "aircraft", "dtd", "eurosat", "food101", "ucf101", "cars"}
+CUSTOM |= {"sun397", "caltech101"}
+
+
+def test_every_list_is_checked_here():
+    assert set(catalogue.list_class_lists()) == set(LISTS)
+    assert set(catalogue.list_templates()) == set(SETS) | CUSTOM
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_lists(name):
+    count, first, last = LISTS[name]
+    names = class_names(name)
+    assert (len(names), names[0], names[-1]) == (count, first, last)
+    assert len(set(names)) == (998 if name == "imagenet" else count)
+    assert all(n == n.strip() and n and "_" not in n for n in names)
+    assert catalogue.source(name)
+
+
+@pytest.mark.parametrize("kind", ["classes", "templates"])
+def test_content_has_the_hash_that_the_file_states(kind):
+    listed = catalogue.list_class_lists() if kind == "classes" else catalogue.list_templates()
+    for name in listed:
+        assert catalogue.content_hash(name, kind) == catalogue.stored_hash(name, kind), name
+    by_content = {catalogue.content_hash(name, kind) for name in listed}
+    same = 3 if kind == "templates" else 0  # cars, sun397 and caltech101 use the single template
+    assert len(by_content) == len(listed) - same
+
+
+def test_imagenet_names_hold_two_duplicates():
+    names = class_names("imagenet")
+    twice = {n: [i for i, m in enumerate(names) if m == n] for n in names if names.count(n) > 1}
+    assert twice == {"missile": [657, 744], "sunglasses": [836, 837]}
+
+
+def test_wnids():
+    everything = wnids("imagenet")
+    assert len(set(everything)) == 1000 and list(everything) == sorted(everything)
+    assert all(re.fullmatch(r"n\d{8}", wnid) for wnid in everything)
+    assert everything[0] == "n01440764" and everything[999] == "n15075141"
+    # Tabby cat and school bus, whose indices everybody knows.
+    assert everything[281] == "n02123045" and everything[779] == "n04146614"
+    with pytest.raises(UnknownNameError, match="imagenet"):
+        wnids("cifar10")
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("imagenet-a", [6, 11, 13, 15, 17, 22, 23, 27, 30]),
+        ("imagenet-r", [1, 2, 4, 6, 8, 9, 11, 13, 22, 23, 26, 29, 31, 39, 47, 63]),
+        ("tiny-imagenet", [1, 25, 30, 32, 50]),
+    ],
+)
+def test_subsets_of_imagenet(name, head):
+    indices = catalogue.indices(name)
+    assert list(indices[: len(head)]) == head
+    assert list(indices) == sorted(set(indices)) and len(indices) == 200
+    everything, names = wnids("imagenet"), class_names("imagenet")
+    assert wnids(name) == tuple(everything[i] for i in indices)
+    assert class_names(name) == tuple(names[i] for i in indices)
+    assert catalogue.indices("imagenet") == tuple(range(1000))
+
+
+def test_orders_that_the_sources_define():
+    assert list(class_names("food101")) == sorted(class_names("food101"))
+    assert list(class_names("cifar100")) == sorted(class_names("cifar100"))
+    assert list(class_names("dtd")) == sorted(class_names("dtd"))
+    assert class_names("eurosat")[3] == "Highway or Road"
+    assert class_names("sun397")[8] == "outdoor apartment building"
+
+
+def written_out():
+    """The 80 by their patterns instead of one by one."""
+    forms = []
+    for article in ("a", "the"):
+        looks = "bad,bright,dark,blurry,good,cropped,close-up,black and white,pixelated"
+        for look in [*looks.split(","), "low resolution", "jpeg corrupted"]:
+            forms.append(f"a {look} photo of {article} {{}}.")
+        for kind in ["hard to see", "clean", "dirty", "cool", "nice", "weird", "small", "large"]:
+            forms.append(f"a photo of {article} {kind} {{}}.")
+        works = "sculpture,rendering,tattoo,drawing,painting,doodle,sketch,rendition"
+        for work in works.split(","):
+            forms.append(f"a {work} of {article} {{}}.")
+        for stuff in ["plastic", "toy", "origami", "embroidered", "cartoon", "plushie"]:
+            forms.append(f"{article} {stuff} {{}}.")
+        forms += [f"art of {article} {{}}.", f"graffiti of {article} {{}}."]
+        forms += [f"{article} {{}} in a video game."]
+    forms += [f"a photo of {word} {{}}." for word in ["a", "the", "many", "my", "one"]]
+    return [*forms, *(f"itap of {word} {{}}." for word in ["a", "the", "my"])]
+
+
+def test_template_sets():
+    eighty = templates("openai-80")
+    assert len(set(eighty)) == 80 and set(eighty) == set(written_out())
+    assert set(templates("openai-7")) < set(eighty)
+    assert templates("watt-8")[2:] == templates("openai-7")[1:]
+    assert templates("watt-8")[:2] == ("a photo of a {}", "itap of a {}")
+    for name, count in SETS.items():
+        assert len(templates(name)) == count
+    for name in catalogue.list_templates():
+        assert all(t.count("{}") == 1 for t in templates(name))
+        assert catalogue.source(name, "templates")
+
+
+def test_scap_sets_are_the_eighty_without_their_periods():
+    bare = [t.removesuffix(".") for t in templates("openai-80")]
+    for name in ("a", "r", "sketch", "v2"):
+        assert set(templates(f"scap-imagenet-{name}")) <= set(bare)
+    sketch, rendition = templates("scap-imagenet-sketch"), templates("scap-imagenet-r")
+    assert sketch == ("a sketch of a {}", *bare)
+    assert set(bare) - set(rendition) == {
+        "a bad photo of a {}", "a sculpture of a {}", "a tattoo of a {}",
+    }  # fmt: skip
+    assert rendition.count("a drawing of a {}") == 2
+
+
+def test_choices_of_published_methods():
+    assert catalogue.template_choice("tda", "cars") == "openai-7"
+    assert catalogue.template_choice("tda", "imagenet-r") == "openai-80"
+    assert templates(catalogue.template_choice("tda", "dtd")) == ("{} texture.",)
+    assert templates(catalogue.template_choice("coop", "imagenet-v2")) == ("a photo of a {}.",)
+    assert catalogue.template_choice("scap", "imagenet-sketch") == "scap-imagenet-sketch"
+    with pytest.raises(UnknownNameError, match="did you mean 'tda'"):
+        catalogue.template_choice("tdaa", "pets")
+    with pytest.raises(UnknownNameError, match="of scap"):
+        catalogue.template_choice("scap", "pets")
+
+
+def test_unknown_names_name_the_nearest():
+    with pytest.raises(UnknownNameError, match="did you mean 'cifar10'"):
+        class_names("cifar-10")
+    with pytest.raises(UnknownNameError, match="did you mean 'openai-80'"):
+        templates("openai80")
+
+
+def test_every_name_in_every_template_fits_the_context():
+    tokenizer = Tokenizer()
+    longest = {
+        name: max(tokenizer.lengths(class_names(name))) for name in catalogue.list_class_lists()
+    }
+    assert max(longest.values()) + max(tokenizer.lengths(templates("openai-80"))) < 77
