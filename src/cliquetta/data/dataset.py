@@ -1,0 +1,152 @@
+"""The contract of a data set: named images, their labels if known, and the class list."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch import Tensor
+
+from cliquetta.data.images import open_image
+from cliquetta.prompts.classes import DEFAULT_TEMPLATE, ClassPrompts
+
+UInt8Array = npt.NDArray[np.uint8]
+
+UNKNOWN = -1
+"""The label of an image whose class nobody told us."""
+
+
+class Dataset(ABC):
+    """Images with keys and, where known, labels.
+
+    ``keys`` name the images and must differ: views, corruptions and per-image predictions are
+    tied to them. ``labels`` (N,) are indices into ``names``; ``None`` when there are none.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        *,
+        names: Sequence[str],
+        keys: Sequence[str],
+        labels: Sequence[int] | Tensor | None,
+        templates: Sequence[str] = (DEFAULT_TEMPLATE,),
+    ) -> None:
+        self.id = id
+        self.names = tuple(names)
+        self.keys = tuple(keys)
+        self.templates = tuple(templates)
+        self.labels = None if labels is None else torch.as_tensor(labels, dtype=torch.int64)
+        self._check()
+
+    def _check(self) -> None:
+        """A data set that contradicts itself is refused at the door."""
+        if not self.keys:
+            raise ValueError(f"data set {self.id} holds no images")
+        if len(set(self.keys)) != len(self.keys):
+            raise ValueError(f"keys of data set {self.id} must differ from one another")
+        if self.labels is None:
+            return
+        if self.labels.shape != (len(self.keys),):
+            raise ValueError(
+                f"data set {self.id} has {len(self.keys)} images and labels of shape "
+                f"{tuple(self.labels.shape)}"
+            )
+        low, high = int(self.labels.min()), int(self.labels.max())
+        if low < UNKNOWN or high >= len(self.names):
+            raise ValueError(
+                f"labels of data set {self.id} run from {low} to {high}, its class list holds "
+                f"{len(self.names)} names"
+            )
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.keys)
+
+    @abstractmethod
+    def load(self, index: int) -> Image.Image:
+        """Image ``index`` in RGB; raises :class:`ImageError` if it cannot be read."""
+
+    def arrays(self, indices: Sequence[int]) -> UInt8Array | None:
+        """Images (n, H, W, 3) at once where all lie in memory with one size, else ``None``."""
+        del indices
+        return None
+
+    @property
+    def prompts(self) -> ClassPrompts:
+        """The class list with the templates that this data set is usually asked with."""
+        return ClassPrompts(self.names, self.templates, allow_duplicates=True)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of keys, labels and class names: the same list of images, the same fingerprint."""
+        labels = None if self.labels is None else self.labels.tolist()
+        listing = json.dumps([self.keys, labels, self.names])
+        return hashlib.sha256(listing.encode()).hexdigest()[:16]
+
+
+class ArrayDataset(Dataset):
+    """Images of one size, in memory: ``images`` is (N, H, W, 3) uint8."""
+
+    def __init__(
+        self,
+        id: str,
+        images: UInt8Array,
+        *,
+        names: Sequence[str],
+        keys: Sequence[str],
+        labels: Sequence[int] | Tensor | None,
+        templates: Sequence[str] = (DEFAULT_TEMPLATE,),
+    ) -> None:
+        super().__init__(id, names=names, keys=keys, labels=labels, templates=templates)
+        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3:
+            raise ValueError(f"images are (N, H, W, 3) uint8, got {images.shape} {images.dtype}")
+        if len(images) != len(self.keys):
+            raise ValueError(f"{len(images)} images for {len(self.keys)} keys")
+        self.images = images
+
+    def load(self, index: int) -> Image.Image:
+        """Image ``index`` in RGB."""
+        return Image.fromarray(self.images[index])
+
+    def arrays(self, indices: Sequence[int]) -> UInt8Array:
+        """Images (n, H, W, 3)."""
+        return self.images[np.asarray(indices, dtype=np.int64)]
+
+
+class FileDataset(Dataset):
+    """Images in files, decoded when they are asked for.
+
+    ``keys`` default to the paths as given. ``exif`` turns photographs upright; the loaders of the
+    published benchmarks leave pixels as stored.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        paths: Sequence[Path],
+        *,
+        names: Sequence[str],
+        labels: Sequence[int] | Tensor | None,
+        keys: Sequence[str] | None = None,
+        templates: Sequence[str] = (DEFAULT_TEMPLATE,),
+        exif: bool = True,
+    ) -> None:
+        self.exif = exif
+        self.paths = tuple(paths)
+        keys = [path.as_posix() for path in self.paths] if keys is None else keys
+        super().__init__(id, names=names, keys=keys, labels=labels, templates=templates)
+        if len(self.paths) != len(self.keys):
+            raise ValueError(f"{len(self.paths)} files for {len(self.keys)} keys")
+
+    def load(self, index: int) -> Image.Image:
+        """Image ``index`` in RGB; raises :class:`ImageError` if it cannot be read."""
+        return open_image(self.paths[index], exif=self.exif)

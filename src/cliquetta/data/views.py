@@ -1,0 +1,152 @@
+"""Augmented views of an image: the plain one first, then random ones.
+
+Views of an image depend on ``(seed, key, spec)`` and nothing else, so that all methods of a
+comparison see the same, whatever the batch size, the order or the number of workers. Crops are
+taken from the image as it was before preprocessing; :func:`attach_views` is for callers who have
+preprocessed pixels only, and crops those.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch import Tensor
+
+from cliquetta.data.augmix import Recipe, augmix_chains, draw_recipe, mix
+from cliquetta.data.crops import (
+    Boxes,
+    crop_image,
+    crop_tensors,
+    resized_crop_boxes,
+    zoom_crop_boxes,
+)
+from cliquetta.errors import UnknownNameError
+from cliquetta.methods.contract import Batch, ViewSpec
+from cliquetta.model.preprocess import Preprocess
+
+VIEW_KINDS = {
+    "resized-crop": "random area (8 to 100 %) and aspect ratio, bilinear, mirrored half the time",
+    "zoom-crop": "shorter side enlarged to zoom x size, random crop, mirrored half the time",
+    "augmix": "resized-crop, then AugMix of severity 1 mixed after normalisation",
+}
+
+
+def check_spec(spec: ViewSpec) -> None:
+    """Refuse views that cannot be made."""
+    if spec.kind not in VIEW_KINDS:
+        raise UnknownNameError("kind of views", spec.kind, VIEW_KINDS)
+    if spec.count < 1:
+        raise ValueError(f"at least one view (the plain one), got {spec.count}")
+    if spec.kind == "zoom-crop" and spec.zoom < 1:
+        raise ValueError(f"zoom must be at least 1 for a crop to fit, got {spec.zoom}")
+
+
+def array_views(
+    images: npt.NDArray[np.uint8],
+    keys: Sequence[str],
+    spec: ViewSpec,
+    seed: int,
+    preprocess: Preprocess,
+) -> Tensor:
+    """Views (B, V, 3, S, S) of pictures (B, H, W, 3), all at once."""
+    plans = [_Plan(spec, seed, key, images.shape[1:3], preprocess.size) for key in keys]
+    pixels = torch.from_numpy(np.array(images)).permute(0, 3, 1, 2)
+    crops = crop_tensors(pixels, [p.boxes for p in plans], preprocess.size, eight_bit=True)
+    plain = preprocess_arrays(images, preprocess)
+    return _finish(plain, crops.to(torch.uint8), plans, preprocess)
+
+
+def image_views(
+    image: Image.Image, key: str, spec: ViewSpec, seed: int, preprocess: Preprocess
+) -> Tensor:
+    """Views (V, 3, S, S) of one picture."""
+    image = image.convert("RGB")
+    plan = _Plan(spec, seed, key, (image.height, image.width), preprocess.size)
+    crops = torch.from_numpy(crop_image(image, plan.boxes, preprocess.size))
+    return _finish(preprocess(image)[None], crops.permute(0, 3, 1, 2)[None], [plan], preprocess)[0]
+
+
+def attach_views(
+    batch: Batch, spec: ViewSpec, *, seed: int, preprocess: Preprocess | None = None
+) -> Batch:
+    """The batch with views cropped from its preprocessed pixels, on their device.
+
+    What lies outside the centre crop is out of reach here; prefer ``Stream(views=...)`` where the
+    files are at hand. ``augmix`` works on 8-bit pictures and needs ``preprocess`` to find them.
+    """
+    check_spec(spec)
+    if len(batch.keys) != len(batch):
+        raise ValueError(
+            f"views are tied to keys: the batch has {len(batch)} images and {len(batch.keys)} "
+            "keys; make it with Batch(images, keys=...)"
+        )
+    S = batch.images.shape[-1]
+    if len(batch) == 0:
+        return Batch(batch.images, (), batch.images.new_empty(0, spec.count, 3, S, S))
+    plans = [_Plan(spec, seed, key, (S, S), S) for key in batch.keys]
+    boxes = [plan.boxes for plan in plans]
+    if spec.kind != "augmix":
+        crops = crop_tensors(batch.images, boxes, S).to(batch.images.dtype)
+        return Batch(batch.images, batch.keys, torch.cat([batch.images[:, None], crops], dim=1))
+    if preprocess is None:
+        raise ValueError(
+            "augmix needs the normalisation: attach_views(..., preprocess=model.preprocess)"
+        )
+    pictures = preprocess.unnormalise(batch.images).movedim(-1, -3)
+    crops = crop_tensors(pictures, boxes, S, eight_bit=True).to(torch.uint8)
+    views = _finish(batch.images.float(), crops, plans, preprocess).to(batch.images.dtype)
+    return Batch(batch.images, batch.keys, views)
+
+
+def preprocess_arrays(images: npt.NDArray[np.uint8], preprocess: Preprocess) -> Tensor:
+    """Pixels (B, 3, S, S) of pictures (B, H, W, 3); pictures of the model's size in one go."""
+    if images.shape[1:3] == (preprocess.size, preprocess.size):
+        return preprocess.pixels(images)
+    return preprocess.batch([Image.fromarray(image) for image in images])
+
+
+class _Plan:
+    """All random choices for the views of one image."""
+
+    def __init__(
+        self, spec: ViewSpec, seed: int, key: str, shape: tuple[int, ...], size: int
+    ) -> None:
+        generator = _generator(spec, seed, key)
+        height, width = shape
+        count = spec.count - 1
+        self.boxes: Boxes
+        self.recipe: Recipe | None = None
+        if spec.kind == "zoom-crop":
+            self.boxes = zoom_crop_boxes(height, width, count, generator, size=size, zoom=spec.zoom)
+        else:
+            self.boxes = resized_crop_boxes(height, width, count, generator)
+        if spec.kind == "augmix":
+            self.recipe = draw_recipe(count, generator)
+
+
+def _generator(spec: ViewSpec, seed: int, key: str) -> np.random.Generator:
+    """A generator of its own for each image."""
+    zoom = spec.zoom if spec.kind == "zoom-crop" else None
+    text = repr((seed, key, spec.kind, spec.count, zoom))
+    return np.random.default_rng(int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "big"))
+
+
+def _finish(plain: Tensor, crops: Tensor, plans: Sequence[_Plan], preprocess: Preprocess) -> Tensor:
+    """Plain pixels (B, 3, S, S) and normalised crops of (B, V - 1, 3, S, S) uint8, AugMixed."""
+    normalised = _normalise(crops, preprocess)
+    recipes = [plan.recipe for plan in plans if plan.recipe is not None]
+    if recipes:
+        chains = _normalise(augmix_chains(crops, recipes), preprocess)
+        normalised = mix(normalised, chains, recipes)
+    return torch.cat([plain[:, None], normalised], dim=1)
+
+
+def _normalise(pictures: Tensor, preprocess: Preprocess) -> Tensor:
+    """Pixels of pictures (..., 3, S, S) uint8, in any number of leading dimensions."""
+    flat = pictures.flatten(0, -4).movedim(1, -1)
+    return preprocess.pixels(flat).view(pictures.shape)

@@ -1,0 +1,53 @@
+"""Zero-shot CLIP: cosine of image and class texts, nothing learned.
+
+One template or an ensemble of them is the choice of the prompts (``ClassPrompts.templates``), not
+of the method. Every other method is compared with this one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from cliquetta.methods.contract import Adapter, Batch, Prediction, Treatment
+from cliquetta.methods.registry import register
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+
+
+@dataclass(frozen=True)
+class ZeroShotConfig:
+    """What may be said about a classifier that learns nothing."""
+
+    temperature: float = 1.0
+    """Logits are divided by it: changes confidence, never the answer. C-TPT's is 1.16 for ViTs."""
+
+    def __post_init__(self) -> None:
+        """Check the value at the door."""
+        if not self.temperature > 0:
+            raise ValueError(f"temperature must be above 0, got {self.temperature}")
+
+
+@register(
+    "zero_shot",
+    config=ZeroShotConfig,
+    summary="CLIP as it is: cosine of image and class text",
+    paper="Radford et al., Learning Transferable Visual Models From Natural Language, ICML 2021",
+)
+class ZeroShot(Adapter):
+    """logits = scale · cos(image, text of the class)."""
+
+    treatment = Treatment.INDEPENDENT
+
+    def __init__(
+        self, model: CLIP, prompts: ClassPrompts, config: ZeroShotConfig, *, seed: int = 0
+    ) -> None:
+        super().__init__(model, prompts, config, seed=seed)
+        self.classifier = model.classifier(prompts)  # (N, E)
+        self.scale = model.scale / config.temperature
+
+    @torch.no_grad()
+    def _predict(self, batch: Batch) -> Prediction:
+        features = self.model.encode_image(batch.images, normalize=True)
+        return Prediction(self.scale * features @ self.classifier.T)

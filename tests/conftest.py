@@ -1,0 +1,31 @@
+"""One small random CLIP and its classes, shared by all tests."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+from tiny import TINY_NAMES, build_tiny_clip, make_tiny_images
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny_clip() -> CLIP:
+    """The shared model; tests may not change its weights."""
+    return build_tiny_clip()
+
+
+@pytest.fixture(scope="session")
+def tiny_prompts() -> ClassPrompts:
+    """Five classes in two templates."""
+    return ClassPrompts(TINY_NAMES, ("a photo of a {}.", "a sketch of a {}."))
+
+
+@pytest.fixture(scope="session")
+def tiny_images() -> Tensor:
+    """The ten images of :func:`make_tiny_images`."""
+    return make_tiny_images()

@@ -1,0 +1,242 @@
+"""What every registered method keeps to; a new method is tested here without a line of code."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+from building import build_adapter, prepare
+from torch import Tensor
+
+from cliquetta.errors import UnknownNameError
+from cliquetta.methods.contract import Adapter, Batch, Treatment
+from cliquetta.methods.registry import MethodEntry, create_method, list_methods, method_config
+from cliquetta.methods.state import load_state, save_state
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+from tiny import build_tiny_clip
+
+SAME = {"atol": 1e-3, "rtol": 1e-4}
+"""Logits on a scale of 10 that differ by the order of floating-point sums only."""
+
+
+def every_method(*, but: Treatment | None = None) -> list[MethodEntry]:
+    return [entry for entry in list_methods() if entry.adapter.treatment is not but]
+
+
+def named(entry: MethodEntry) -> str:
+    return entry.name
+
+
+@pytest.fixture(params=every_method(), ids=named)
+def entry(request: pytest.FixtureRequest) -> MethodEntry:
+    return request.param
+
+
+@pytest.fixture
+def adapter(entry: MethodEntry, tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> Adapter:
+    return build_adapter(entry, tiny_clip, tiny_prompts)
+
+
+@pytest.fixture
+def batch(tiny_images: Tensor) -> Batch:
+    return Batch(tiny_images, tuple(f"image-{i}" for i in range(len(tiny_images))))
+
+
+def pick(batch: Batch, rows: list[int]) -> Batch:
+    return Batch(batch.images[rows], tuple(batch.keys[row] for row in rows))
+
+
+def logits_of(adapter: Adapter, batches: list[Batch]) -> list[Tensor]:
+    return [adapter.predict(prepare(adapter, batch)).logits for batch in batches]
+
+
+def stream_of(batch: Batch) -> list[Batch]:
+    """Four batches, one of them a single image and the last one short."""
+    return [batch[0:4], batch[4:5], batch[5:9], batch[9:10]]
+
+
+def assert_bit_equal(left: list[Tensor], right: list[Tensor]) -> None:
+    assert len(left) == len(right)
+    for a, b in zip(left, right, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_logits_are_finite_float32_of_the_right_shape(adapter: Adapter, batch: Batch) -> None:
+    for part, logits in zip(stream_of(batch), logits_of(adapter, stream_of(batch)), strict=True):
+        assert logits.shape == (len(part), len(adapter.prompts))
+        assert logits.dtype == torch.float32
+        assert torch.isfinite(logits).all()
+
+
+def test_an_empty_batch_is_answered_and_changes_nothing(adapter: Adapter, batch: Batch) -> None:
+    before = adapter.state_dict()
+    prediction = adapter.predict(prepare(adapter, batch[0:0]))
+    assert prediction.logits.shape == (0, len(adapter.prompts))
+    assert all(torch.equal(before[name], value) for name, value in adapter.state_dict().items())
+
+
+def test_reset_replays_the_stream(adapter: Adapter, batch: Batch) -> None:
+    first = logits_of(adapter, stream_of(batch))
+    adapter.reset()
+    assert_bit_equal(first, logits_of(adapter, stream_of(batch)))
+
+
+def test_equally_built_adapters_agree(
+    entry: MethodEntry, adapter: Adapter, tiny_clip: CLIP, tiny_prompts: ClassPrompts, batch: Batch
+) -> None:
+    twin = build_adapter(entry, tiny_clip, tiny_prompts)
+    assert_bit_equal(logits_of(adapter, stream_of(batch)), logits_of(twin, stream_of(batch)))
+
+
+@pytest.mark.parametrize("stop", [0, 1, 2, 3])
+def test_saving_and_loading_continues_bit_equally(
+    entry: MethodEntry,
+    adapter: Adapter,
+    tiny_clip: CLIP,
+    tiny_prompts: ClassPrompts,
+    batch: Batch,
+    tmp_path: Path,
+    stop: int,
+) -> None:
+    batches = stream_of(batch)
+    logits_of(adapter, batches[:stop])
+    save_state(adapter, tmp_path / "state.safetensors")
+    expected = logits_of(adapter, batches[stop:])
+    other = build_adapter(entry, tiny_clip, tiny_prompts)
+    logits_of(other, [batch[3:8]])  # what it has seen before must not matter
+    load_state(other, tmp_path / "state.safetensors")
+    assert_bit_equal(expected, logits_of(other, batches[stop:]))
+
+
+def test_a_state_dict_is_a_copy(adapter: Adapter, batch: Batch) -> None:
+    batches = stream_of(batch)
+    logits_of(adapter, batches[:2])
+    state = adapter.state_dict()
+    kept = {name: value.clone() for name, value in state.items()}
+    logits_of(adapter, batches[2:])
+    assert all(torch.equal(kept[name], value) for name, value in state.items())
+
+
+def test_weights_are_untouched(
+    entry: MethodEntry, tiny_clip: CLIP, tiny_prompts: ClassPrompts, batch: Batch
+) -> None:
+    before = {name: value.clone() for name, value in tiny_clip.state_dict().items()}
+    adapter = build_adapter(entry, tiny_clip, tiny_prompts)
+    logits_of(adapter, stream_of(batch))
+    for name, value in tiny_clip.state_dict().items():
+        assert torch.equal(before[name], value), name
+    assert not tiny_clip.training
+    assert all(p.grad is None and not p.requires_grad for p in tiny_clip.parameters())
+
+
+def test_no_gradient_is_left_behind(adapter: Adapter, batch: Batch) -> None:
+    assert torch.is_grad_enabled()
+    prediction = adapter.predict(prepare(adapter, batch))
+    assert torch.is_grad_enabled()
+    assert not prediction.logits.requires_grad
+    assert not any(value.requires_grad for value in adapter.state_dict().values())
+
+
+def test_predicting_works_inside_no_grad(adapter: Adapter, batch: Batch) -> None:
+    expected = logits_of(adapter, [batch])
+    adapter.reset()
+    with torch.no_grad():
+        assert_bit_equal(expected, logits_of(adapter, [batch]))
+
+
+def test_the_global_random_state_does_not_matter(adapter: Adapter, batch: Batch) -> None:
+    torch.manual_seed(1)
+    first = logits_of(adapter, stream_of(batch))
+    adapter.reset()
+    torch.manual_seed(2)
+    before = torch.get_rng_state()
+    assert_bit_equal(first, logits_of(adapter, stream_of(batch)))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("entry", every_method(but=Treatment.SEQUENTIAL), ids=named)
+def test_order_inside_a_batch_does_not_matter_unless_sequential(
+    adapter: Adapter, batch: Batch
+) -> None:
+    order = [7, 2, 9, 0, 4, 1, 8, 3, 6, 5]
+    straight = logits_of(adapter, [batch])[0]
+    adapter.reset()
+    torch.testing.assert_close(logits_of(adapter, [pick(batch, order)])[0], straight[order], **SAME)
+
+
+@pytest.mark.parametrize("entry", every_method(but=Treatment.JOINT), ids=named)
+def test_splitting_a_batch_does_not_matter_unless_joint(adapter: Adapter, batch: Batch) -> None:
+    whole = logits_of(adapter, [batch])[0]
+    adapter.reset()
+    parts = torch.cat(logits_of(adapter, stream_of(batch)))
+    torch.testing.assert_close(parts, whole, **SAME)
+
+
+def test_half_precision_weights_give_float32_logits(
+    entry: MethodEntry, tiny_prompts: ClassPrompts, batch: Batch
+) -> None:
+    model = build_tiny_clip().to(torch.bfloat16)
+    adapter = build_adapter(entry, model, tiny_prompts)
+    for logits in logits_of(adapter, stream_of(batch)):
+        assert logits.dtype == torch.float32
+        assert torch.isfinite(logits).all()
+
+
+def test_pixels_of_another_size_are_refused(adapter: Adapter) -> None:
+    with pytest.raises(ValueError, match=r"model\.preprocess"):
+        adapter.predict(Batch(torch.zeros(1, 3, 40, 40), ("a",)))
+
+
+def test_missing_views_are_asked_for(adapter: Adapter, batch: Batch) -> None:
+    if adapter.views is None:
+        assert adapter.predict(batch).logits.shape == (len(batch), len(adapter.prompts))
+        return
+    with pytest.raises(ValueError, match="attach_views"):
+        adapter.predict(batch)
+
+
+def test_config_is_a_frozen_dataclass_of_plain_values(entry: MethodEntry) -> None:
+    config = entry.config()
+    assert config.__dataclass_params__.frozen
+    assert hash(config) == hash(entry.config())
+    for preset in entry.presets.values():
+        assert isinstance(preset, entry.config)
+    assert entry.tuned_by_authors <= entry.presets.keys()
+    assert entry.summary
+
+
+def test_every_config_field_is_documented(entry: MethodEntry) -> None:
+    for owner in entry.config.__mro__:
+        if not dataclasses.is_dataclass(owner):
+            continue
+        lines = [line.strip() for line in inspect.getsource(owner).splitlines()]
+        for name in owner.__annotations__:
+            at = next(i for i, line in enumerate(lines) if line.startswith(f"{name}:"))
+            after = lines[at + 1] if at + 1 < len(lines) else ""
+            documented = "# " in lines[at] or after.startswith(('"""', "# "))
+            assert documented, f"{owner.__name__}.{name} has no explanation"
+
+
+def test_an_unknown_option_names_the_nearest(entry: MethodEntry) -> None:
+    fields = [field.name for field in dataclasses.fields(entry.config)]
+    for name in fields:
+        with pytest.raises(UnknownNameError, match=f"did you mean '{name}'"):
+            method_config(entry.name, options={f"{name}z": 1})
+    with pytest.raises(UnknownNameError, match=f"option of {entry.name}"):
+        method_config(entry.name, options={"qqqq": 1})
+
+
+def test_a_config_of_another_method_is_refused(
+    entry: MethodEntry, tiny_clip: CLIP, tiny_prompts: ClassPrompts
+) -> None:
+    with pytest.raises(TypeError, match=entry.config.__name__):
+        create_method(entry.name, tiny_clip, tiny_prompts, config=object())
+
+
+def test_a_batch_has_no_place_for_labels(entry: MethodEntry) -> None:
+    assert {field.name for field in dataclasses.fields(Batch)} == {"images", "keys", "views"}
+    assert list(inspect.signature(entry.adapter.predict).parameters) == ["self", "batch"]
