@@ -101,7 +101,7 @@ def frost(x: Floats, c: Constants, draws: Draws) -> Floats:
     height, width = x.shape[1:3]
     patches = filters.plasma(draws, height, width, 1.5)
     ridges = 1 - np.abs(2 * filters.plasma(draws, height, width, 1.4) - 1)
-    ice = 0.2 + 0.45 * patches + 0.35 * ridges**3
+    ice = 0.25 + 0.45 * patches + 0.3 * ridges**2
     tint = np.array([0.88, 0.95, 1.0], np.float32)
     frozen: Floats = np.float32(c[0]) * x + np.float32(c[1]) * (ice * tint).astype(np.float32)
     return frozen

@@ -164,8 +164,8 @@ def motion_blur(images: Floats, radius: int, sigma: float, degrees: Floats) -> F
     pixels = images.reshape(-1, channels)
     first = np.arange(count)[:, None, None] * (height * width)
     out = np.zeros((count, height, width, channels), np.float32)
-    # Steps that weigh less than a tenth of a grey level together are left out.
-    for i in steps[np.cumsum(weights[::-1])[::-1] > 4e-4]:
+    # Steps that together weigh less than a hundredth of a grey level are left out.
+    for i in steps[np.cumsum(weights[::-1])[::-1] > 4e-5]:
         y = np.clip(np.arange(height) + down[:, i, None], 0, height - 1)
         x = np.clip(np.arange(width) + right[:, i, None], 0, width - 1)
         places = first + y[:, :, None] * width + x[:, None, :]
