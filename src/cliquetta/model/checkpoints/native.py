@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from cliquetta.model.checkpoints.state import (
+    Checkpoint,
     CheckpointError,
-    State,
     build,
     dequantise,
     quantise_state,
@@ -41,7 +42,7 @@ def save_model(model: CLIP, path: str | Path, *, quantise: bool = False) -> None
         "format": FORMAT,
         "id": model.id,
         "config": json.dumps(asdict(model.config)),
-        "preprocess": json.dumps(asdict(model.preprocess)),
+        "preprocess": json.dumps(model.preprocess.to_dict()),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
@@ -65,26 +66,18 @@ def load_model(
     state, metadata = read_safetensors([Path(path)])
     if metadata.get("format") != FORMAT:
         raise CheckpointError(f"{path} was not written by cliquetta; load it with create_model")
-    return from_native(state, metadata, device=device, dtype=dtype)
+    return build(from_native(state, metadata), device=device, dtype=dtype)
 
 
-def from_native(
-    state: State,
-    metadata: Mapping[str, str],
-    *,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
-) -> CLIP:
-    """The model of a native file's tensors and header."""
+def from_native(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Checkpoint:
+    """The checkpoint of a native file's tensors and header."""
     try:
         config = config_from(json.loads(metadata["config"]))
-        preprocess = preprocess_from(json.loads(metadata["preprocess"]))
+        preprocess = Preprocess.from_dict(json.loads(metadata["preprocess"]))
         name = metadata["id"]
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"the header of this {FORMAT} file is damaged: {error!r}") from None
-    return build(
-        config, dequantise(state), id=name, preprocess=preprocess, device=device, dtype=dtype
-    )
+    return Checkpoint(config, dequantise(state), name, preprocess)
 
 
 def config_from(values: Mapping[str, Any]) -> CLIPConfig:
@@ -100,8 +93,3 @@ def config_from(values: Mapping[str, Any]) -> CLIPConfig:
         vision=tower,
         text=None if text is None else TextConfig(**text),
     )
-
-
-def preprocess_from(values: Mapping[str, Any]) -> Preprocess:
-    """The preprocessing of ``dataclasses.asdict(preprocess)``, possibly read back from JSON."""
-    return Preprocess(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})

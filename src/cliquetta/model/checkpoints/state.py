@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from cliquetta.model.clip import CLIP
-from cliquetta.model.config import CLIPConfig
+from cliquetta.model.config import Activation, CLIPConfig, TextConfig, VisionConfig
 from cliquetta.model.preprocess import Preprocess
+from cliquetta.model.tokenizer import MERGES
 
 State = dict[str, Tensor]
 
@@ -79,20 +82,31 @@ def dequantise(state: Mapping[str, Tensor]) -> State:
     return out
 
 
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model before it is built, whatever family it came from."""
+
+    config: CLIPConfig
+    state: Mapping[str, Tensor]
+    """Weights under our key names, not quantised."""
+    id: str
+    preprocess: Preprocess
+
+
 def build(
-    config: CLIPConfig,
-    state: Mapping[str, Tensor],
+    checkpoint: Checkpoint,
     *,
-    id: str,
-    preprocess: Preprocess | None = None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
+    image_size: int | None = None,
 ) -> CLIP:
-    """A model of ``config`` with ``state`` (our key names) as its weights."""
+    """The model of a checkpoint, at another resolution if ``image_size`` says so."""
+    if image_size is not None and image_size != checkpoint.config.vision.image_size:
+        checkpoint = at_size(checkpoint, image_size)
     with torch.device("meta"):  # nothing is initialised: every weight comes from the checkpoint
-        model = CLIP(config, id=id, preprocess=preprocess)
-    wanted = model.state_dict()
-    check_fit(state, {key: tuple(tensor.shape) for key, tensor in wanted.items()}, id)
+        model = CLIP(checkpoint.config, id=checkpoint.id, preprocess=checkpoint.preprocess)
+    wanted, state = model.state_dict(), checkpoint.state
+    check_fit(state, {key: tuple(tensor.shape) for key, tensor in wanted.items()}, checkpoint.id)
     weights = {}
     for key in wanted:
         kind = dtype if state[key].is_floating_point() else None
@@ -101,6 +115,46 @@ def build(
     weights["logit_scale"] = state["logit_scale"].to(device, torch.float32)
     model.load_state_dict(weights, assign=True)
     return model.requires_grad_(False).eval()
+
+
+def at_size(checkpoint: Checkpoint, image_size: int) -> Checkpoint:
+    """The checkpoint for images of another side: its grid of positions resampled (bicubic)."""
+    vision = checkpoint.config.vision
+    is_vit = isinstance(vision, VisionConfig)
+    step = vision.patch_size if isinstance(vision, VisionConfig) else 32
+    if image_size < step or image_size % step:
+        raise ValueError(f"image_size is a multiple of {step} for {checkpoint.id}: {image_size}")
+    key = "visual.position" if is_vit else "visual.attnpool.positional_embedding"
+    positions = checkpoint.state[key].float()
+    old, new = vision.image_size // step, image_size // step
+    grid = positions[1:].T.reshape(1, -1, old, old)
+    grid = F.interpolate(grid, size=(new, new), mode="bicubic", antialias=True)
+    resized = torch.cat([positions[:1], grid.reshape(positions.shape[1], -1).T])
+    return Checkpoint(
+        replace(checkpoint.config, vision=replace(vision, image_size=image_size)),
+        {**checkpoint.state, key: resized},
+        checkpoint.id,
+        replace(checkpoint.preprocess, size=image_size),
+    )
+
+
+def with_activation(checkpoint: Checkpoint, activation: Activation) -> Checkpoint:
+    """The checkpoint with another activation in both towers; a ResNet has none to change."""
+    config = checkpoint.config
+    if isinstance(config.vision, VisionConfig):
+        config = replace(config, vision=replace(config.vision, activation=activation))
+    if config.text is not None:
+        config = replace(config, text=replace(config.text, activation=activation))
+    return replace(checkpoint, config=config)
+
+
+def check_vocabulary(text: TextConfig | None) -> None:
+    """Text must be spelt in OpenAI's vocabulary; a fine-tuning may have added a few words."""
+    words = MERGES + 514
+    if text is not None and not words <= text.vocab_size < words + 1024:
+        raise CheckpointError(
+            f"not supported: a text tower of {text.vocab_size} words; CLIP's vocabulary has {words}"
+        )
 
 
 def check_fit(

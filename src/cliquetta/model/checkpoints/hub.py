@@ -1,0 +1,158 @@
+"""Files from the network: only when asked for, resumable, checked, kept, and never offline."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock
+
+from cliquetta.model.checkpoints.state import CheckpointError
+
+_BLOCK = 1 << 20
+_TRUE = {"1", "true", "yes", "on"}
+
+
+class DownloadError(ConnectionError):
+    """A file that is not at hand and cannot be fetched; the message says how to go on."""
+
+
+@dataclass(frozen=True)
+class Fetcher:
+    """Where files are kept, and whether the network may be used."""
+
+    cache_dir: Path | None = None
+    """``None``: ``$CLIQUETTA_CACHE`` or ``~/.cache/cliquetta``; files of the hub in its cache."""
+    offline: bool = False
+    """Also set by ``CLIQUETTA_OFFLINE=1`` or ``HF_HUB_OFFLINE=1``."""
+    on_progress: Callable[[int, int | None], None] | None = None
+    """Called with the bytes at hand and in all, if known, while a file arrives."""
+
+    def file(self, url: str, sha256: str) -> Path:
+        """The file at ``url``, from the cache if it is there."""
+        path = self._folder() / sha256[:12] / url.rsplit("/", 1)[1]
+        if path.exists():
+            return path
+        if self._is_offline():
+            raise DownloadError(f"{path.name} is not in the cache ({path.parent}) and {_OFFLINE}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(path.name + ".part")
+        with FileLock(path.with_name(path.name + ".lock")):
+            if path.exists():  # another process was faster
+                return path
+            try:
+                _resume(url, part, self.on_progress)
+            except (OSError, urllib.error.URLError) as error:
+                raise DownloadError(
+                    f"cannot download {url} ({_reason(error)}); check the network and run again "
+                    "(it goes on where it stopped), or give the path of a local file"
+                ) from None
+            if _sha256(part) != sha256:
+                part.unlink()
+                raise DownloadError(f"{url} arrived damaged (its SHA-256 differs); run again")
+            part.replace(path)
+        return path
+
+    def hub_file(self, repo: str, name: str, revision: str | None = None) -> Path | None:
+        """File ``name`` of a Hugging Face repository; ``None`` if the repository lacks it."""
+        import huggingface_hub as hub
+        from huggingface_hub import errors
+
+        try:
+            path = hub.hf_hub_download(
+                repo,
+                name,
+                revision=revision,
+                cache_dir=self.cache_dir,
+                local_files_only=self._is_offline(),
+            )
+        except errors.LocalEntryNotFoundError:
+            if self._is_offline() and self._holds(repo):
+                return None  # the repository is cached, so it is this file that it lacks
+            if self._is_offline():
+                raise DownloadError(f"{repo} is not in the cache and {_OFFLINE}") from None
+            raise DownloadError(
+                f"cannot reach the Hugging Face hub for {repo}; check the network, or give the "
+                "path of a local folder"
+            ) from None
+        except errors.EntryNotFoundError:
+            return None
+        except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
+            at = f" at revision {revision}" if revision else ""
+            raise CheckpointError(
+                f"no repository {repo}{at} on the Hugging Face hub, or it is private or gated"
+            ) from None
+        except errors.HFValidationError:
+            raise CheckpointError(f"{repo!r} is not a repository name: write owner/name") from None
+        except Exception as error:  # the client's transport, and so its errors, vary by release
+            raise DownloadError(
+                f"cannot download {name} of {repo} ({_reason(error)}); check the network and run "
+                "again (it goes on where it stopped)"
+            ) from None
+        return Path(path)
+
+    def _holds(self, repo: str) -> bool:
+        """Whether the hub's cache has anything of a repository."""
+        import huggingface_hub as hub
+
+        folder = Path(self.cache_dir or hub.constants.HF_HUB_CACHE)
+        return (folder / f"models--{repo.replace('/', '--')}").exists()
+
+    def _folder(self) -> Path:
+        if self.cache_dir is not None:
+            return self.cache_dir
+        stated = os.environ.get("CLIQUETTA_CACHE")
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        return Path(stated) if stated else Path(base) / "cliquetta"
+
+    def _is_offline(self) -> bool:
+        stated = (os.environ.get(key, "") for key in ("CLIQUETTA_OFFLINE", "HF_HUB_OFFLINE"))
+        return self.offline or any(value.lower() in _TRUE for value in stated)
+
+
+_OFFLINE = "the network is switched off (offline=True, CLIQUETTA_OFFLINE or HF_HUB_OFFLINE)"
+
+
+def _resume(url: str, part: Path, on_progress: Callable[[int, int | None], None] | None) -> None:
+    """Fetch ``url`` into ``part``, from where an earlier attempt stopped."""
+    done = part.stat().st_size if part.exists() else 0
+    headers = {"User-Agent": "cliquetta"} | ({"Range": f"bytes={done}-"} if done else {})
+    try:
+        response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=30)
+    except urllib.error.HTTPError as error:
+        if error.code == 416:  # nothing is left to fetch; the hash says whether it is right
+            return
+        raise
+    with response:
+        resumed = response.status == 206
+        done = done if resumed else 0
+        length = response.headers.get("Content-Length")
+        total = done + int(length) if length else None
+        with part.open("ab" if resumed else "wb") as file:
+            while block := response.read(_BLOCK):
+                file.write(block)
+                done += len(block)
+                if on_progress is not None:
+                    on_progress(done, total)
+    if total is not None and done < total:
+        raise ConnectionError(f"the connection ended after {done} of {total} bytes")
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of an error, or its kind."""
+    reason = getattr(error, "reason", None) or error
+    lines = str(reason).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,199 @@
+"""Checkpoints of ``transformers.CLIPModel``: config.json and its key names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from cliquetta.model.checkpoints.state import (
+    Checkpoint,
+    CheckpointError,
+    State,
+    check_vocabulary,
+    dequantise,
+)
+from cliquetta.model.config import Activation, CLIPConfig, TextConfig, VisionConfig
+from cliquetta.model.preprocess import OPENAI_MEAN, OPENAI_STD, Preprocess
+
+CONFIG_FILE = "config.json"
+PREPROCESS_FILE = "preprocessor_config.json"
+INDEX_FILE = "model.safetensors.index.json"
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
+
+_ACTIVATIONS: Mapping[str, Activation] = {"quick_gelu": "quick_gelu", "gelu": "gelu"}
+_FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+_END = 49407
+_LEGACY_END = 2
+"""Early configs name 2; transformers then pools at the highest id, which is the end token."""
+
+# transformers' defaults, for configs that state only what differs.
+_TEXT = {
+    "vocab_size": 49408,
+    "hidden_size": 512,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 8,
+    "max_position_embeddings": 77,
+    "hidden_act": "quick_gelu",
+    "layer_norm_eps": 1e-5,
+    "eos_token_id": _END,
+}
+_VISION = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_channels": 3,
+    "image_size": 224,
+    "patch_size": 32,
+    "hidden_act": "quick_gelu",
+    "layer_norm_eps": 1e-5,
+    "projection_dim": 512,
+}
+
+_NAMES = {
+    "vision_model.embeddings.class_embedding": "visual.class_token",
+    "vision_model.embeddings.patch_embedding.weight": "visual.patch.weight",
+    "vision_model.embeddings.position_embedding.weight": "visual.position",
+    "text_model.embeddings.token_embedding.weight": "text.tokens.weight",
+    "text_model.embeddings.position_embedding.weight": "text.position",
+}
+_PARTS = (
+    ("vision_model.encoder.layers.", "visual.blocks."),
+    ("vision_model.pre_layrnorm.", "visual.ln_pre."),  # spelt so over there
+    ("vision_model.post_layernorm.", "visual.ln_post."),
+    ("text_model.encoder.layers.", "text.blocks."),
+    ("text_model.final_layer_norm.", "text.ln_final."),
+    (".layer_norm1.", ".ln_1."),
+    (".layer_norm2.", ".ln_2."),
+    (".self_attn.out_proj.", ".out."),
+    (".mlp.fc1.", ".fc."),
+    (".mlp.fc2.", ".proj."),
+)
+
+
+def from_huggingface(
+    state: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    *,
+    id: str,
+    preprocessor: Mapping[str, Any] | None = None,
+) -> Checkpoint:
+    """The checkpoint of a ``CLIPModel`` or ``CLIPVisionModelWithProjection``."""
+    shapes = config_from(config)
+    check_vocabulary(shapes.text)
+    preprocess = _preprocess(shapes.vision.image_size, preprocessor or {})
+    return Checkpoint(shapes, rename(dequantise(state)), id, preprocess)
+
+
+def config_from(config: Mapping[str, Any]) -> CLIPConfig:
+    """Our shapes of a ``config.json``."""
+    kind = config.get("model_type")
+    if kind == "clip_vision_model":
+        vision = {**_VISION, **config}
+        return CLIPConfig(vision["projection_dim"], _vision_config(vision), None)
+    if kind != "clip":
+        raise CheckpointError(
+            f"not supported: a Hugging Face model of type {kind!r} (only 'clip' is; SigLIP, CoCa, "
+            "Chinese-CLIP and others have other towers, pooling or text rules)"
+        )
+    # Early configs keep what was really set in a second dictionary.
+    text = {**_TEXT, **config.get("text_config", {}), **(config.get("text_config_dict") or {})}
+    vision = {**_VISION, **config.get("vision_config", {})}
+    vision |= config.get("vision_config_dict") or {}
+    return CLIPConfig(
+        embed_dim=config.get("projection_dim", 512),
+        vision=_vision_config(vision),
+        text=_text_config(text),
+    )
+
+
+def rename(state: Mapping[str, Tensor]) -> State:
+    """The weights under our key names: projections fused and turned, buffers dropped."""
+    out: State = {}
+    for key, tensor in state.items():
+        if key.endswith(".position_ids"):
+            continue
+        if ".self_attn.q_proj." in key:
+            out[_name(key.replace(".self_attn.q_proj.", ".qkv."))] = _fused(state, key)
+        elif ".self_attn.k_proj." in key or ".self_attn.v_proj." in key:
+            continue
+        elif key in ("visual_projection.weight", "text_projection.weight"):
+            tower = key.partition("_")[0]
+            out[f"{tower}.projection"] = tensor.T
+        else:
+            out[_name(key)] = tensor
+    if "logit_scale" in out:
+        out["logit_scale"] = out["logit_scale"].reshape(())
+    elif "text.tokens.weight" not in out:  # an image tower alone: the value that CLIPs end at
+        out["logit_scale"] = torch.tensor(100.0).log()
+    return out
+
+
+def _name(key: str) -> str:
+    if key in _NAMES:
+        return _NAMES[key]
+    for theirs, ours in _PARTS:
+        key = key.replace(theirs, ours)
+    return key
+
+
+def _fused(state: Mapping[str, Tensor], key: str) -> Tensor:
+    """Query, key and value projections in one."""
+    names = [key.replace(".q_proj.", f".{letter}_proj.") for letter in "qkv"]
+    missing = [name for name in names if name not in state]
+    if missing:
+        raise CheckpointError(f"not a whole CLIP checkpoint: {missing[0]} is missing")
+    return torch.cat([state[name] for name in names])
+
+
+def _vision_config(values: Mapping[str, Any]) -> VisionConfig:
+    return VisionConfig(
+        image_size=values["image_size"],
+        patch_size=values["patch_size"],
+        width=values["hidden_size"],
+        layers=values["num_hidden_layers"],
+        heads=values["num_attention_heads"],
+        hidden=values["intermediate_size"],
+        activation=_activation(values),
+        eps=values["layer_norm_eps"],
+    )
+
+
+def _text_config(values: Mapping[str, Any]) -> TextConfig:
+    if values["eos_token_id"] not in (_LEGACY_END, _END, None):
+        raise CheckpointError(
+            f"not supported: text that ends with token {values['eos_token_id']}; CLIP's end token "
+            f"is {_END}"
+        )
+    return TextConfig(
+        context_length=values["max_position_embeddings"],
+        vocab_size=values["vocab_size"],
+        width=values["hidden_size"],
+        layers=values["num_hidden_layers"],
+        heads=values["num_attention_heads"],
+        hidden=values["intermediate_size"],
+        activation=_activation(values),
+        eps=values["layer_norm_eps"],
+    )
+
+
+def _activation(values: Mapping[str, Any]) -> Activation:
+    name = values["hidden_act"]
+    if name not in _ACTIVATIONS:
+        raise CheckpointError(f"not supported: hidden_act {name!r}, only quick_gelu and gelu")
+    return _ACTIVATIONS[name]
+
+
+def _preprocess(size: int, values: Mapping[str, Any]) -> Preprocess:
+    """Normalisation and filter of ``preprocessor_config.json``; the crop is transformers'."""
+    return Preprocess(
+        size,
+        mean=tuple(values.get("image_mean") or OPENAI_MEAN),
+        std=tuple(values.get("image_std") or OPENAI_STD),
+        interpolation=cast(Any, _FILTERS.get(values.get("resample", 3), "bicubic")),
+        crop_rounding="floor",
+    )

@@ -1,0 +1,115 @@
+"""Checkpoints on disk, of any family: which one a file or folder is, and how it is read."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from torch import Tensor
+
+from cliquetta.model.checkpoints import huggingface, native, open_clip, openai
+from cliquetta.model.checkpoints.pickled import read_pt
+from cliquetta.model.checkpoints.state import Checkpoint, CheckpointError, State, read_safetensors
+from cliquetta.model.config import Activation
+
+PICKLED = (".pt", ".pth", ".bin", ".ckpt")
+
+
+def from_files(
+    paths: Sequence[Path], *, activation: Activation | None = None, id: str | None = None
+) -> Checkpoint:
+    """A local checkpoint: a folder, a file, or the shards of one checkpoint.
+
+    ``activation`` settles what a bare state dict leaves open (see :func:`guess_activation`).
+    """
+    if not paths:
+        raise CheckpointError("no files of a checkpoint were given")
+    missing = next((path for path in paths if not path.exists()), None)
+    if missing is not None:
+        raise CheckpointError(f"no such file or folder: {missing}")
+    id = id or (paths[0].name if len(paths) == 1 else paths[0].resolve().parent.name)
+    folder = paths[0] if paths[0].is_dir() else paths[0].parent
+    if paths[0].is_dir():
+        paths = _weights_in(folder)
+    state, metadata, is_archive = read_tensors(paths)
+    if metadata.get("format") == native.FORMAT:
+        return native.from_native(state, metadata)
+    if any(key.startswith(("vision_model.", "text_model.")) for key in state):
+        config = _json_beside(folder, huggingface.CONFIG_FILE)
+        if config is None:
+            raise CheckpointError(
+                f"{paths[0].name} has the key names of transformers: put its "
+                f"{huggingface.CONFIG_FILE} beside it"
+            )
+        preprocessor = _json_beside(folder, huggingface.PREPROCESS_FILE)
+        return huggingface.from_huggingface(state, config, id=id, preprocessor=preprocessor)
+    config = _json_beside(folder, open_clip.CONFIG_FILE)
+    if activation is None and config is None:
+        activation = guess_activation(state, metadata, paths[0].name, is_archive=is_archive)
+    return open_clip.from_open_clip(state, id=id, activation=activation, config=config)
+
+
+def guess_activation(
+    state: Mapping[str, Tensor], metadata: Mapping[str, str], name: str, *, is_archive: bool
+) -> Activation:
+    """Which activation a local file with OpenAI's key names was trained with.
+
+    OpenAI and open_clip use the same names for weights that need QuickGELU or GELU. QuickGELU is
+    certain for OpenAI's TorchScript archives, for state dicts that still hold their settings
+    (``input_resolution``), and for files whose header or name says OpenAI or quickgelu. Anything
+    else is taken for QuickGELU with a warning.
+    """
+    words = " ".join([name, *metadata.values()]).lower().replace("_", "")
+    if is_archive or openai.is_openai_state(state) or "openai" in words or "quickgelu" in words:
+        return "quick_gelu"
+    warnings.warn(
+        f"{name} does not say whether it needs QuickGELU (OpenAI) or GELU (most open_clip models); "
+        "QuickGELU is assumed. Say which with activation='gelu' or 'quick_gelu', or name the "
+        f"family: open_clip:ARCHITECTURE/{name}",
+        stacklevel=5,
+    )
+    return "quick_gelu"
+
+
+def _weights_in(folder: Path) -> list[Path]:
+    """The files of the one checkpoint in a folder; transformers' and open_clip's names first."""
+    index = folder / huggingface.INDEX_FILE
+    if index.exists():
+        return [folder / name for name in sorted(set(read_json(index)["weight_map"].values()))]
+    for name in (*huggingface.WEIGHT_FILES[:1], *open_clip.WEIGHT_FILES[:1]):
+        if (folder / name).exists():
+            return [folder / name]
+    shards = sorted(folder.glob("*.safetensors"))
+    pickled = sorted(path for path in folder.iterdir() if path.suffix in PICKLED)
+    if shards:
+        return shards
+    if len(pickled) == 1:
+        return pickled
+    found = f"{len(pickled)} pickled files: name one" if pickled else "no .safetensors or .pt file"
+    raise CheckpointError(f"{folder} holds {found}")
+
+
+def read_tensors(paths: Sequence[Path]) -> tuple[State, dict[str, str], bool]:
+    """Tensors, header and whether they came from a TorchScript archive."""
+    if all(path.suffix == ".safetensors" for path in paths):
+        return *read_safetensors(paths), False
+    if len(paths) == 1 and paths[0].suffix in PICKLED:
+        state, is_archive = read_pt(paths[0])
+        return state, {}, is_archive
+    names = ", ".join(path.name for path in paths[:3])
+    raise CheckpointError(f"{names}: give one .pt file, or .safetensors files of one checkpoint")
+
+
+def _json_beside(folder: Path, name: str) -> dict[str, Any] | None:
+    return read_json(folder / name) if (folder / name).exists() else None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    try:
+        return cast(dict[str, Any], json.loads(path.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not valid JSON: {error}") from None

@@ -1,0 +1,166 @@
+"""Tensors of ``.pt`` files without running what is pickled in them.
+
+A plain state dict goes through ``torch.load(weights_only=True)``. OpenAI's files are TorchScript
+archives, which ``torch.jit.load`` would compile and link; of those only ``data.pkl`` is read here,
+by an unpickler that knows inert records, lists and tensors and refuses every other name. The code
+in the archive is never looked at.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import zipfile
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cliquetta.model.checkpoints.state import CheckpointError, State
+
+_DTYPES = {
+    "FloatStorage": torch.float32,
+    "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16,
+    "DoubleStorage": torch.float64,
+    "LongStorage": torch.int64,
+    "IntStorage": torch.int32,
+    "ShortStorage": torch.int16,
+    "CharStorage": torch.int8,
+    "ByteStorage": torch.uint8,
+    "BoolStorage": torch.bool,
+}
+_PREFIXES = ("module.", "_orig_mod.")
+_CONTAINERS = ("state_dict", "model_state_dict", "model")
+
+
+def read_pt(path: Path) -> tuple[State, bool]:
+    """Named tensors of a ``.pt`` file, and whether it is a TorchScript archive."""
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                root = _torchscript_root(archive)
+                if root is not None:
+                    return _flatten(_Unpickler(archive, root).load()), True
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except CheckpointError:
+        raise
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{path} is refused: it holds pickled objects other than tensors, which could run code "
+            f"({_first_sentence(error)}). Save its state dict as safetensors, on a machine that "
+            "trusts it"
+        ) from None
+    except Exception as error:  # torch.load and zipfile fail in many ways on a damaged file
+        raise CheckpointError(
+            f"{path} is not a readable checkpoint: {_first_sentence(error)}"
+        ) from None
+    return _state_dict(loaded, path), False
+
+
+def _first_sentence(error: Exception) -> str:
+    """What went wrong, without torch's paragraphs of advice."""
+    lines = str(error).strip().splitlines()
+    detail = next((line for line in lines if "GLOBAL" in line), lines[0] if lines else "")
+    return detail.strip().split(". ")[0] or type(error).__name__
+
+
+def _state_dict(loaded: object, path: Path) -> State:
+    """The state dict itself, out of the containers and prefixes of training programs."""
+    while isinstance(loaded, Mapping):
+        inner = next((k for k in _CONTAINERS if isinstance(loaded.get(k), Mapping)), None)
+        if inner is None:
+            break
+        loaded = loaded[inner]
+    if not isinstance(loaded, Mapping):
+        raise CheckpointError(f"{path} holds a {type(loaded).__name__}, expected a state dict")
+    state = {str(key): value for key, value in loaded.items() if isinstance(value, Tensor)}
+    for prefix in _PREFIXES:
+        if state and all(key.startswith(prefix) for key in state):
+            state = {key.removeprefix(prefix): value for key, value in state.items()}
+    if not state:
+        raise CheckpointError(f"{path} holds no tensors")
+    return state
+
+
+def _torchscript_root(archive: zipfile.ZipFile) -> str | None:
+    """The folder of a TorchScript archive's files; ``None`` for any other zip."""
+    names = set(archive.namelist())
+    for name in names:
+        root = name.removesuffix("constants.pkl")
+        if root != name and f"{root}data.pkl" in names:
+            return root
+    return None
+
+
+class _Record:
+    """What a scripted module becomes: its attributes, and nothing that could act."""
+
+    def __setstate__(self, state: object) -> None:
+        self.attributes: dict[str, object] = dict(state) if isinstance(state, dict) else {}
+
+
+def _first(value: object, *_: object) -> object:
+    """TorchScript's markers of typed lists and dicts: the value is already what it says."""
+    return value
+
+
+def _tensor(storage: Tensor, offset: int, size: Any, stride: Any, *_: object) -> Tensor:
+    """A view into a storage that was read from the archive; torch checks the bounds."""
+    if not isinstance(storage, Tensor):
+        raise CheckpointError("a tensor of the archive has no storage")
+    return torch.as_strided(storage, tuple(size), tuple(stride), int(offset))
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads ``data.pkl`` of a TorchScript archive; any name but those below is refused."""
+
+    def __init__(self, archive: zipfile.ZipFile, root: str) -> None:
+        super().__init__(io.BytesIO(archive.read(f"{root}data.pkl")))
+        self._archive = archive
+        self._root = root
+        self._storages: dict[str, Tensor] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        """The few harmless things that an archive of weights refers to."""
+        if module == "__torch__" or module.startswith("__torch__."):
+            return _Record
+        if (module, name) == ("collections", "OrderedDict"):
+            return OrderedDict
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return _tensor
+        if module == "torch.jit._pickle":
+            return _first
+        if module == "torch" and name in _DTYPES:
+            return _DTYPES[name]
+        raise pickle.UnpicklingError(f"GLOBAL {module}.{name}")
+
+    def persistent_load(self, pid: Any) -> Tensor:
+        """The storage that ``('storage', dtype, key, device, count)`` names, on the CPU."""
+        kind, dtype, key, _, count = pid
+        if kind != "storage" or not isinstance(dtype, torch.dtype):
+            raise CheckpointError(f"the archive refers to a {kind!r}, expected a storage")
+        if key not in self._storages:
+            data = bytearray(self._archive.read(f"{self._root}data/{key}"))
+            self._storages[key] = (
+                torch.frombuffer(data, dtype=dtype, count=int(count))
+                if count
+                else torch.empty(0, dtype=dtype)
+            )
+        return self._storages[key]
+
+
+def _flatten(record: object, prefix: str = "") -> State:
+    """All tensors of a module's record, named as its state dict would name them."""
+    if not isinstance(record, _Record):
+        raise CheckpointError("the archive does not hold a module")
+    state: State = {}
+    for name, value in getattr(record, "attributes", {}).items():
+        if isinstance(value, Tensor):
+            state[prefix + name] = value
+        elif isinstance(value, _Record):
+            state |= _flatten(value, f"{prefix}{name}.")
+    return state

@@ -1,0 +1,251 @@
+"""Models by name or by path: where each kind of name leads."""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import get_args
+
+import torch
+
+from cliquetta.errors import UnknownNameError
+from cliquetta.model.checkpoints import huggingface, open_clip, open_clip_zoo, openai
+from cliquetta.model.checkpoints.hub import Fetcher
+from cliquetta.model.checkpoints.local import PICKLED, from_files, read_json, read_tensors
+from cliquetta.model.checkpoints.state import (
+    Checkpoint,
+    CheckpointError,
+    State,
+    build,
+    read_safetensors,
+    with_activation,
+)
+from cliquetta.model.clip import CLIP
+from cliquetta.model.config import Activation
+
+MICRO = "micro"
+
+_DTYPES = {
+    "float32": torch.float32,
+    "fp32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp16": torch.float16,
+}
+_HF_MODELS = {
+    "openai/clip-vit-base-patch32": 224,
+    "openai/clip-vit-base-patch16": 224,
+    "openai/clip-vit-large-patch14": 224,
+    "openai/clip-vit-large-patch14-336": 336,
+}
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """One name that :func:`create_model` knows without being given a path."""
+
+    name: str
+    source: str
+    """Who released it, and where it comes from."""
+    image_size: int
+    is_vit: bool
+    """Whether it takes visual prompts; ResNets only encode."""
+    is_bundled: bool = False
+
+
+def list_models(pattern: str = "*") -> list[ModelEntry]:
+    """The known names that match a shell pattern, such as ``*B-16*``; any path or hub id loads."""
+    entries = [ModelEntry(MICRO, "bundled", 32, is_vit=True, is_bundled=True)]
+    entries += [
+        ModelEntry(f"openai:{name}", "OpenAI", size, is_vit=name.startswith("ViT"))
+        for name, size in openai.IMAGE_SIZES.items()
+    ]
+    entries += [
+        ModelEntry(f"hf:{name}", "Hugging Face", size, is_vit=True)
+        for name, size in _HF_MODELS.items()
+    ]
+    entries += [
+        ModelEntry(f"open_clip:{name}/{tag}", repo, arch.image_size, arch.patch_size is not None)
+        for name, arch in open_clip_zoo.ARCHITECTURES.items()
+        for tag, repo in sorted(arch.tags.items())
+    ]
+    return [entry for entry in entries if fnmatch.fnmatchcase(entry.name, pattern)]
+
+
+def create_model(
+    name: str | Path | Sequence[str | Path],
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | str = torch.float32,
+    image_size: int | None = None,
+    activation: Activation | None = None,
+    cache_dir: str | Path | None = None,
+    offline: bool = False,
+    on_progress: Callable[[int, int | None], None] | None = None,
+) -> CLIP:
+    """Load a frozen CLIP.
+
+    ``name`` is ``micro``; an OpenAI name (``ViT-B/16`` or ``openai:ViT-B/16``);
+    ``open_clip:ARCHITECTURE/TAG``; ``hf:OWNER/NAME[@REVISION]``; ``hf-hub:OWNER/NAME`` for a hub
+    repository in open_clip's format; or a path: a ``.safetensors`` or ``.pt`` file, a folder, a
+    pattern or a list of the shards of one checkpoint. A path may stand behind ``openai:``, ``hf:``
+    or ``open_clip:ARCHITECTURE/`` to say which family it belongs to.
+
+    ``device`` may be ``auto``; ``dtype`` a torch dtype or ``fp32``, ``bf16``, ``fp16``.
+    ``image_size`` loads at another resolution, its positions interpolated. ``activation``
+    overrules what the checkpoint is taken for: a bare state dict does not tell (see
+    ``checkpoints.local.guess_activation``). ``on_progress`` sees the bytes of a download.
+    """
+    target, kind = pick_device(device), pick_dtype(dtype)
+    if activation is not None and activation not in get_args(Activation):
+        raise UnknownNameError("activation", activation, get_args(Activation))
+    fetcher = Fetcher(None if cache_dir is None else Path(cache_dir), offline, on_progress)
+    if isinstance(name, (str, Path)):
+        checkpoint = _by_name(str(name), activation, fetcher)
+    else:
+        checkpoint = from_files([Path(path) for path in name], activation=activation)
+    if activation is not None:
+        checkpoint = with_activation(checkpoint, activation)
+    return build(checkpoint, device=target, dtype=kind, image_size=image_size)
+
+
+def pick_device(device: torch.device | str) -> torch.device:
+    """The device of a name; ``auto`` is CUDA, else MPS, else the CPU."""
+    if device != "auto":
+        return torch.device(device)
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def pick_dtype(dtype: torch.dtype | str) -> torch.dtype:
+    """The dtype of a name such as ``bf16``."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype not in _DTYPES:
+        raise UnknownNameError("dtype", dtype, _DTYPES)
+    return _DTYPES[dtype]
+
+
+def _by_name(name: str, activation: Activation | None, fetcher: Fetcher) -> Checkpoint:
+    """The checkpoint that a name leads to."""
+    family, _, rest = name.partition(":")
+    if name == MICRO:
+        with as_file(files("cliquetta.model") / "data" / "micro.safetensors") as path:
+            return from_files([path])
+    if family == "openai":
+        return _openai(rest, activation or "quick_gelu", fetcher)
+    if family == "hf":
+        return _hugging_face(rest, fetcher)
+    if family == "hf-hub":
+        return _open_clip_repo(rest, name, activation, fetcher)
+    if family == "open_clip":
+        return _open_clip(rest, activation, fetcher)
+    if family == "local-dir":
+        return from_files([Path(rest)], activation=activation)
+    if name in openai.IMAGE_SIZES:
+        return _openai(name, activation or "quick_gelu", fetcher)
+    paths = _existing(name)
+    if paths:
+        return from_files(paths, activation=activation)
+    if name.startswith(("/", "./", "../", "~")) or name.endswith((".safetensors", *PICKLED)):
+        raise CheckpointError(f"no such file or folder: {name}")
+    known = [entry.name for entry in list_models()]
+    raise UnknownNameError("model", name, [*known[:14], *openai.IMAGE_SIZES, "a path"])
+
+
+def _existing(name: str) -> list[Path]:
+    """The files or the folder at a path or shell pattern; nothing if there are none."""
+    path = Path(name).expanduser()
+    if path.exists():
+        return [path]
+    return [Path(match) for match in sorted(glob.glob(str(path)))]  # noqa: PTH207  (absolute too)
+
+
+def _openai(name: str, activation: Activation, fetcher: Fetcher) -> Checkpoint:
+    """One of OpenAI's models, or a local file that is one."""
+    if name in openai.IMAGE_SIZES:
+        path, id = fetcher.file(*openai.address(name)), f"openai:{name}"
+        return open_clip.from_open_clip(read_tensors([path])[0], id=id, activation=activation)
+    paths = _existing(name)
+    if paths:
+        return from_files(paths, activation=activation)
+    raise UnknownNameError("OpenAI model", name, [*openai.IMAGE_SIZES, "a path"])
+
+
+def _hugging_face(name: str, fetcher: Fetcher) -> Checkpoint:
+    """A ``CLIPModel`` on the hub, or a local folder of one."""
+    if _existing(name):
+        return from_files(_existing(name))
+    repo, _, revision = name.partition("@")
+    config = fetcher.hub_file(repo, huggingface.CONFIG_FILE, revision or None)
+    if config is None:
+        raise CheckpointError(f"{repo} has no {huggingface.CONFIG_FILE}: try hf-hub:{repo}")
+    values = read_json(config)
+    huggingface.config_from(values)  # refuse another model before its weights arrive
+    preprocessor = fetcher.hub_file(repo, huggingface.PREPROCESS_FILE, revision or None)
+    index = fetcher.hub_file(repo, huggingface.INDEX_FILE, revision or None)
+    if index is not None:
+        shards = sorted(set(read_json(index)["weight_map"].values()))
+        found = [fetcher.hub_file(repo, shard, revision or None) for shard in shards]
+        state = read_safetensors([path for path in found if path is not None])[0]
+    else:
+        state = _first_weights(repo, huggingface.WEIGHT_FILES, revision or None, fetcher)
+    return huggingface.from_huggingface(
+        state,
+        values,
+        id=f"hf:{name}",
+        preprocessor=None if preprocessor is None else read_json(preprocessor),
+    )
+
+
+def _open_clip(name: str, activation: Activation | None, fetcher: Fetcher) -> Checkpoint:
+    """``ARCHITECTURE/TAG``, or ``ARCHITECTURE/PATH`` for a local file of that architecture."""
+    arch, _, rest = name.partition("/")
+    open_clip_zoo.architecture(arch)
+    paths = _existing(rest) if rest else []
+    if paths:
+        state = read_tensors(paths)[0]
+        kind = activation or open_clip_zoo.activation_of(arch, None, None)
+        id = f"open_clip:{arch}/{paths[0].name}"
+        return open_clip.from_open_clip(state, id=id, activation=kind, arch=arch)
+    arch, tag = open_clip_zoo.split_name(name)
+    repo = open_clip_zoo.architecture(arch).tags[tag]
+    return _open_clip_repo(repo, f"open_clip:{name}", activation, fetcher, arch, tag)
+
+
+def _open_clip_repo(
+    repo: str,
+    id: str,
+    activation: Activation | None,
+    fetcher: Fetcher,
+    arch: str | None = None,
+    tag: str | None = None,
+) -> Checkpoint:
+    """A hub repository in open_clip's format."""
+    path = fetcher.hub_file(repo, open_clip.CONFIG_FILE)
+    config = None if path is None else read_json(path)
+    if config is None and arch is None:
+        raise CheckpointError(f"{repo} has no {open_clip.CONFIG_FILE}: try hf:{repo}")
+    if activation is None and arch is not None:
+        activation = open_clip_zoo.activation_of(arch, tag, config)
+    state = _first_weights(repo, open_clip.WEIGHT_FILES, None, fetcher)
+    return open_clip.from_open_clip(
+        state, id=id, activation=activation, arch=arch, tag=tag, config=config
+    )
+
+
+def _first_weights(
+    repo: str, names: Sequence[str], revision: str | None, fetcher: Fetcher
+) -> State:
+    """The weights of a repository, from the first of the files that it has."""
+    for name in names:
+        path = fetcher.hub_file(repo, name, revision)
+        if path is not None:
+            return read_tensors([path])[0]
+    raise CheckpointError(f"{repo} has no weights that can be read: none of {', '.join(names)}")
