@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from filelock import FileLock
@@ -60,19 +63,15 @@ class Fetcher:
 
     def hub_file(self, repo: str, name: str, revision: str | None = None) -> Path | None:
         """File ``name`` of a Hugging Face repository; ``None`` if the repository lacks it."""
-        import huggingface_hub as hub
-        from huggingface_hub import errors
+        from huggingface_hub import constants, errors, hf_hub_download
 
+        local = self._is_offline() or not _answers(constants.ENDPOINT)
         try:
-            path = hub.hf_hub_download(
-                repo,
-                name,
-                revision=revision,
-                cache_dir=self.cache_dir,
-                local_files_only=self._is_offline(),
+            path = hf_hub_download(
+                repo, name, revision=revision, cache_dir=self.cache_dir, local_files_only=local
             )
         except errors.LocalEntryNotFoundError:
-            if self._is_offline() and self._holds(repo):
+            if local and self._holds(repo):
                 return None  # the repository is cached, so it is this file that it lacks
             if self._is_offline():
                 raise DownloadError(f"{repo} is not in the cache and {_OFFLINE}") from None
@@ -98,9 +97,9 @@ class Fetcher:
 
     def _holds(self, repo: str) -> bool:
         """Whether the hub's cache has anything of a repository."""
-        import huggingface_hub as hub
+        from huggingface_hub import constants
 
-        folder = Path(self.cache_dir or hub.constants.HF_HUB_CACHE)
+        folder = Path(self.cache_dir or constants.HF_HUB_CACHE)
         return (folder / f"models--{repo.replace('/', '--')}").exists()
 
     def _folder(self) -> Path:
@@ -116,6 +115,20 @@ class Fetcher:
 
 
 _OFFLINE = "the network is switched off (offline=True, CLIQUETTA_OFFLINE or HF_HUB_OFFLINE)"
+
+
+@lru_cache(maxsize=4)
+def _answers(endpoint: str) -> bool:
+    """Whether the hub's host takes connections: its client would retry for half a minute."""
+    if urllib.request.getproxies():  # then only the proxy knows
+        return True
+    address = urllib.parse.urlsplit(endpoint)
+    port = address.port or (80 if address.scheme == "http" else 443)
+    try:
+        socket.create_connection((address.hostname or "", port), timeout=10).close()
+    except OSError:
+        return False
+    return True
 
 
 def _resume(url: str, part: Path, on_progress: Callable[[int, int | None], None] | None) -> None:
