@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from torch import Tensor
+
 from cliquetta.errors import UnknownNameError
 from cliquetta.methods.contract import Adapter
 from cliquetta.model.clip import CLIP
@@ -81,6 +83,14 @@ def get_method(name: str) -> MethodEntry:
     return _ENTRIES[name]
 
 
+def name_of(adapter: Adapter) -> str:
+    """The name that an adapter is registered under, or that of its class if it is not."""
+    for entry in _ENTRIES.values():
+        if entry.adapter is type(adapter):
+            return entry.name
+    return type(adapter).__qualname__
+
+
 def method_config(
     name: str, preset: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Any:
@@ -134,10 +144,25 @@ def create_method(
     config: Any = None,
     *,
     seed: int = 0,
+    fitted: Mapping[str, Tensor] | None = None,
 ) -> Adapter:
-    """Build a method by name; ``config`` defaults to the method's own."""
+    """Build a method by name; ``config`` defaults to the method's own.
+
+    ``fitted`` is what the ``fit`` of a few-shot method learned for these classes; it is needed
+    there and refused elsewhere.
+    """
     entry = get_method(name)
     config = entry.config() if config is None else config
     if not isinstance(config, entry.config):
         raise TypeError(f"{name} takes a {entry.config.__name__}, got {type(config).__name__}")
-    return entry.adapter(model, prompts, config, seed=seed)
+    if entry.fit is None:
+        if fitted is not None:
+            raise ValueError(f"{name} is not fitted on labelled images: build it without `fitted`")
+        return entry.adapter(model, prompts, config, seed=seed)
+    if fitted is None:
+        raise ValueError(
+            f"{name} learns from labelled images first: fit it with `cliquetta fit --method {name} "
+            "--shots 16 --dataset ... --out FILE` and use that file, or give `fitted`"
+        )
+    few_shot: Callable[..., Adapter] = entry.adapter
+    return few_shot(model, prompts, config, seed=seed, fitted=fitted)

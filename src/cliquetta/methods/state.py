@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cliquetta.atomic import write_atomically
 from cliquetta.methods.contract import Adapter
-from cliquetta.methods.registry import list_methods
+from cliquetta.methods.registry import name_of
 
 FORMAT = "cliquetta-state-1"
 _MEMORY = "memory."
@@ -39,20 +39,12 @@ class SavedState:
 def describe(adapter: Adapter) -> dict[str, Any]:
     """What a state must agree on with the adapter that takes it up."""
     return {
-        "method": method_name(adapter),
+        "method": name_of(adapter),
         "config": plain_config(adapter.config),
         "classes": adapter.prompts.fingerprint,
         "model": adapter.model.id,
         "weights": adapter.model.fingerprint,
     }
-
-
-def method_name(adapter: Adapter) -> str:
-    """The name that the adapter is registered under, or that of its class if it is not."""
-    for entry in list_methods():
-        if entry.adapter is type(adapter):
-            return entry.name
-    return type(adapter).__qualname__
 
 
 def plain_config(config: Any) -> Any:

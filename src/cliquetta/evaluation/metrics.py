@@ -1,0 +1,115 @@
+"""Scores of a stream, batch by batch, from torchmetrics; their state can be saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchmetrics import MeanMetric, Metric
+from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError
+
+BINS = 15
+"""Bins of equal width for the calibration error, as in Guo et al. (2017); C-TPT takes 20."""
+
+
+class Metrics:
+    """Top-1, top-5, accuracy per class and its mean, ECE, NLL. Labels of -1 are left out.
+
+    ``update``, ``compute`` and ``reset`` as in torchmetrics; ``state_dict`` is plain tensors.
+    """
+
+    def __init__(self, classes: int, *, bins: int = BINS) -> None:
+        self.classes = classes
+        self.bins = bins
+        self.seen = 0
+        count = max(2, classes)  # torchmetrics knows no problem with one class
+        accuracy: dict[str, Any] = {"num_classes": count, "validate_args": False}
+        self._metrics: dict[str, Metric] = {
+            "top1": MulticlassAccuracy(average="micro", **accuracy),
+            "top5": MulticlassAccuracy(average="micro", top_k=min(5, count), **accuracy),
+            "per_class": MulticlassAccuracy(average=None, **accuracy),
+            "ece": MulticlassCalibrationError(count, n_bins=bins, norm="l1", validate_args=False),
+            "nll": MeanMetric(nan_strategy="error"),
+        }
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Count a batch: ``logits`` (B, N), ``labels`` (B,) with -1 where unknown."""
+        if logits.shape != (len(labels), self.classes):
+            raise ValueError(
+                f"logits {tuple(logits.shape)} do not fit {len(labels)} labels of "
+                f"{self.classes} classes"
+            )
+        known = labels >= 0
+        if not known.any():
+            return
+        labels = labels[known].cpu()
+        logits = logits.detach()[known.to(logits.device)].float().cpu()
+        if self.classes == 1:
+            logits = F.pad(logits, (0, 1), value=-torch.inf)
+        self.seen += len(labels)
+        for name in ("top1", "top5", "per_class"):
+            self._metrics[name].update(logits, labels)
+        self._metrics["ece"].update(logits.softmax(dim=-1), labels)
+        self._metrics["nll"].update(F.cross_entropy(logits, labels, reduction="none"))
+
+    @property
+    def accuracy(self) -> float | None:
+        """Top-1 so far, in percent; ``None`` before the first label."""
+        return 100 * float(self._metrics["top1"].compute()) if self.seen else None
+
+    def compute(self) -> dict[str, Any]:
+        """All scores as JSON types: accuracies and ECE in percent, NLL in nats.
+
+        Classes without images have ``None`` and do not enter the mean (torchmetrics' own macro
+        average would count one as 0 as soon as it is predicted once).
+        """
+        if not self.seen:
+            return {"labelled": 0}
+        each = self._metrics["per_class"]
+        recall = each.compute()
+        hits, misses = (torch.as_tensor(each.metric_state[field]) for field in ("tp", "fn"))
+        present = hits + misses > 0
+        per_class = [
+            100 * float(value) if there else None
+            for value, there in zip(recall, present, strict=True)
+        ]
+        return {
+            "labelled": self.seen,
+            "top1": 100 * float(self._metrics["top1"].compute()),
+            "top5": 100 * float(self._metrics["top5"].compute()),
+            "mean_class": 100 * float(recall[present].double().mean()),
+            "per_class": per_class[: self.classes],
+            "ece": 100 * float(self._metrics["ece"].compute()),
+            "ece_bins": self.bins,
+            "nll": float(self._metrics["nll"].compute()),
+        }
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.seen = 0
+        for metric in self._metrics.values():
+            metric.reset()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything counted, as named tensors."""
+        state = {"seen": torch.tensor(self.seen)}
+        for name, metric in self._metrics.items():
+            for field, value in metric.metric_state.items():
+                if isinstance(value, list):  # torchmetrics keeps one tensor per batch
+                    value = torch.cat(value) if value else torch.zeros(0)
+                state[f"{name}.{field}"] = value.clone()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from :meth:`state_dict`."""
+        self.reset()
+        self.seen = int(state["seen"])
+        for name, metric in self._metrics.items():
+            for field, value in metric.metric_state.items():
+                saved = state[f"{name}.{field}"].clone()
+                setattr(metric, field, [saved] if isinstance(value, list) else saved)
+            # else compute() would warn that nothing was counted
+            metric._update_count = int(self.seen > 0)

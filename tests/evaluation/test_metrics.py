@@ -1,0 +1,120 @@
+"""Scores against their definitions, written out in numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from cliquetta.evaluation.metrics import Metrics
+
+
+def made_up(images: int = 200, classes: int = 7, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, classes - 1, (images,), generator=generator)  # the last is absent
+    logits = 2 * torch.randn(images, classes, generator=generator)
+    logits[torch.arange(images), labels] += 2
+    return logits, labels
+
+
+def by_hand(logits: Tensor, labels: Tensor, bins: int = 15) -> dict[str, float]:
+    z, y = logits.double().numpy(), labels.numpy()
+    p = np.exp(z - z.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    ranked = np.argsort(-z, axis=1)
+    right = ranked[:, 0] == y
+    confidence = p.max(1)
+    bin_of = np.minimum((confidence * bins).astype(int), bins - 1)
+    gaps = [
+        (bin_of == b).mean() * abs(right[bin_of == b].mean() - confidence[bin_of == b].mean())
+        for b in range(bins)
+        if (bin_of == b).any()
+    ]
+    return {
+        "top1": 100 * right.mean(),
+        "top5": 100 * (ranked[:, :5] == y[:, None]).any(1).mean(),
+        "mean_class": 100 * np.mean([right[y == c].mean() for c in np.unique(y)]),
+        "ece": 100 * sum(gaps),
+        "nll": -np.log(p[np.arange(len(y)), y]).mean(),
+    }
+
+
+def test_scores_equal_their_definitions() -> None:
+    logits, labels = made_up()
+    metrics = Metrics(7)
+    for rows in torch.arange(200).split(32):
+        metrics.update(logits[rows], labels[rows])
+    found = metrics.compute()
+    for name, value in by_hand(logits, labels).items():
+        assert found[name] == pytest.approx(value, abs=1e-3), name
+    assert found["labelled"] == 200
+    assert metrics.accuracy == pytest.approx(found["top1"])
+
+
+def test_accuracy_per_class_leaves_absent_classes_out() -> None:
+    logits, labels = made_up()
+    metrics = Metrics(7)
+    metrics.update(logits, labels)
+    per_class = metrics.compute()["per_class"]
+    right = logits.argmax(1) == labels
+    assert per_class[6] is None
+    for c in range(6):
+        assert per_class[c] == pytest.approx(100 * right[labels == c].float().mean().item())
+
+
+def test_unknown_labels_do_not_count() -> None:
+    logits, labels = made_up()
+    masked = labels.clone()
+    masked[::3] = -1
+    partial, plain = Metrics(7), Metrics(7)
+    partial.update(logits, masked)
+    plain.update(logits[masked >= 0], labels[masked >= 0])
+    assert partial.compute() == plain.compute()
+
+
+def test_without_labels_there_are_no_scores() -> None:
+    metrics = Metrics(3)
+    metrics.update(torch.randn(4, 3), torch.full((4,), -1))
+    metrics.update(torch.randn(0, 3), torch.zeros(0, dtype=torch.long))
+    assert metrics.compute() == {"labelled": 0}
+    assert metrics.accuracy is None
+
+
+@pytest.mark.parametrize("stop", [0, 3, 6])
+def test_a_saved_state_continues_exactly(stop: int) -> None:
+    logits, labels = made_up()
+    whole, first, second = Metrics(7), Metrics(7), Metrics(7)
+    parts = torch.arange(200).split(32)
+    for number, rows in enumerate(parts):
+        whole.update(logits[rows], labels[rows])
+        if number < stop:
+            first.update(logits[rows], labels[rows])
+    second.update(logits, labels)  # must be forgotten
+    second.load_state_dict(first.state_dict())
+    for rows in parts[stop:]:
+        second.update(logits[rows], labels[rows])
+    assert second.compute() == whole.compute()
+
+
+@pytest.mark.parametrize("classes", [1, 2, 3])
+def test_few_classes_are_scored_too(classes: int) -> None:
+    metrics = Metrics(classes)
+    logits = torch.eye(3)[:classes, :classes] * 5
+    metrics.update(logits, torch.arange(classes))
+    found = metrics.compute()
+    assert found["top1"] == found["top5"] == 100
+    assert found["per_class"] == [100] * classes
+
+
+def test_the_number_of_bins_is_stated_and_used() -> None:
+    logits, labels = made_up()
+    metrics = Metrics(7, bins=20)
+    metrics.update(logits, labels)
+    assert metrics.compute()["ece_bins"] == 20
+    assert metrics.compute()["ece"] == pytest.approx(by_hand(logits, labels, 20)["ece"], abs=1e-3)
+
+
+def test_logits_of_another_shape_are_refused() -> None:
+    with pytest.raises(ValueError, match="do not fit"):
+        Metrics(4).update(torch.zeros(2, 3), torch.zeros(2, dtype=torch.long))

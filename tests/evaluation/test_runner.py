@@ -1,0 +1,261 @@
+"""Runs: recorded whole, scored from logits, and not hurt by a kill at any moment."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import random
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from streaming import Drift, DriftConfig, made_up_dataset
+from torch import Tensor
+
+from cliquetta.evaluation.lock import BusyError, exclusive
+from cliquetta.evaluation.record import (
+    PREDICTIONS,
+    STATE,
+    describe_run,
+    list_records,
+    load_predictions,
+    load_record,
+    run_id,
+)
+from cliquetta.evaluation.runner import Step, evaluate
+from cliquetta.evaluation.stream import Stream
+from cliquetta.methods.contract import Batch, Prediction
+from cliquetta.methods.state import read_header
+from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+
+
+@pytest.fixture
+def stream(tiny_clip: CLIP) -> Stream:
+    return Stream(made_up_dataset(), tiny_clip.preprocess, batch_size=8, seed=3)
+
+
+@pytest.fixture
+def drift(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> Drift:
+    return Drift(tiny_clip, tiny_prompts, DriftConfig())
+
+
+class Interrupted(Exception):
+    """Stands for a crash inside the loop."""
+
+
+def interrupt_at(number: int):
+    def on_step(step: Step) -> None:
+        if step.number == number:
+            raise Interrupted
+
+    return on_step
+
+
+def test_a_run_is_recorded_whole(drift: Drift, stream: Stream, tmp_path: Path) -> None:
+    record = evaluate(drift, stream, out=tmp_path, preset="paper")
+    assert load_record(tmp_path / record.id) == record == list_records(tmp_path)[0]
+    assert (record.status, record.method, record.dataset) == ("finished", "Drift", "made-up")
+    assert record.settings["model"]["fingerprint"] == drift.model.fingerprint
+    assert record.settings["prompts"]["fingerprint"] == drift.prompts.fingerprint
+    assert record.settings["stream"]["datasets"][0]["files"] == stream.domains[0].fingerprint
+    assert record.settings["config"] == {"rate": 0.1, "views": 0}
+    assert record.settings["preprocessing"]["size"] == 32
+    assert record.preset == "paper"
+    assert record.images == 50
+    assert record.environment["versions"]["torch"] == torch.__version__
+    assert record.throughput["images_per_second"] > 0
+    assert record.peak_memory["host"] > 1e6
+    assert record.notes == {"path": "drift"}
+    assert record.started <= record.finished
+
+
+def test_predictions_and_scores_come_from_the_logits(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts, stream: Stream, tmp_path: Path
+) -> None:
+    adapter = ZeroShot(tiny_clip, tiny_prompts, ZeroShotConfig())
+    record = evaluate(adapter, stream, out=tmp_path)
+    found = load_predictions(tmp_path / record.id)
+    expected = [(batch, labels, adapter.predict(batch)) for batch, labels in stream]
+    probabilities = torch.cat([p.probabilities for _, _, p in expected])
+    assert found.keys == tuple(key for batch, _, _ in expected for key in batch.keys)
+    assert found.labels.tolist() == torch.cat([labels for _, labels, _ in expected]).tolist()
+    best = probabilities.topk(5)
+    assert np.array_equal(found.classes, best.indices.numpy())
+    assert np.array_equal(found.probabilities, best.values.numpy())
+    assert record.metrics["top1"] == pytest.approx(100 * found.correct.mean())
+
+
+def test_the_method_never_sees_a_label(
+    drift: Drift, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[object] = []
+
+    def predict(*arguments: object) -> Prediction:
+        seen.extend(arguments)
+        (batch,) = arguments
+        return Drift.predict(drift, batch)
+
+    monkeypatch.setattr(drift, "predict", predict)
+    evaluate(drift, stream)
+    assert all(isinstance(item, Batch) for item in seen)
+
+
+def test_a_finished_run_is_not_run_again(drift: Drift, stream: Stream, tmp_path: Path) -> None:
+    first = evaluate(drift, stream, out=tmp_path)
+    steps: list[Step] = []
+    assert evaluate(drift, stream, out=tmp_path, on_step=steps.append) == first
+    assert not steps
+    evaluate(drift, stream, out=tmp_path, on_step=steps.append, again=True)
+    assert [step.number for step in steps] == list(range(1, 8))
+    assert [step.images for step in steps] == [8, 16, 24, 32, 40, 48, 50]
+
+
+@pytest.mark.parametrize("save_every", [1, 2, 3])
+@pytest.mark.parametrize("stop", [1, 4, 7])
+def test_a_run_that_broke_off_continues_bit_equally(
+    drift: Drift, stream: Stream, tmp_path: Path, stop: int, save_every: int
+) -> None:
+    whole = evaluate(drift, stream, out=tmp_path / "whole")
+    out = tmp_path / "broken"
+    with pytest.raises(Interrupted):
+        evaluate(drift, stream, out=out, on_step=interrupt_at(stop), save_every=save_every)
+    assert load_record(out / whole.id).status == "failed"
+    record = evaluate(drift, stream, out=out, save_every=save_every)
+    assert record.resumed == (stop >= save_every)
+    assert record.metrics == whole.metrics
+    assert record.images == whole.images
+    name = f"{whole.id}/{PREDICTIONS}"
+    assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_predictions_can_be_read_while_they_are_written(
+    drift: Drift, stream: Stream, tmp_path: Path
+) -> None:
+    lengths = []
+
+    def look(step: Step) -> None:
+        folder = next(path for path in tmp_path.iterdir())
+        lengths.append(len(load_predictions(folder)))
+        assert load_record(folder).status == "running"
+
+    record = evaluate(drift, stream, out=tmp_path, on_step=look)
+    assert lengths == [8, 16, 24, 32, 40, 48, 50]
+    path = tmp_path / record.id / PREDICTIONS
+    path.write_bytes(path.read_bytes()[:-10])
+    assert len(load_predictions(path.parent)) == 49
+
+
+def test_the_id_depends_on_every_setting(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tmp_path: Path
+) -> None:
+    def identity(config: DriftConfig | None = None, seed: int = 0, **stream: object) -> str:
+        settings = describe_run(
+            method="drift",
+            config=config or DriftConfig(),
+            seed=seed,
+            model=tiny_clip,
+            prompts=tiny_prompts,
+            stream=Stream(made_up_dataset(), tiny_clip.preprocess, **stream),
+        )
+        return run_id(settings)
+
+    same = {identity(), identity(workers=2), identity(dirichlet=0.5)}
+    other = {
+        identity(DriftConfig(rate=0.2)),
+        identity(seed=1),
+        identity(batch_size=3),
+        identity(order="given"),
+        identity(limit=10),
+    }
+    assert len(same) == 1
+    assert len(other) == 5
+    assert not same & other
+    assert identity().startswith("made-up--drift--0--")
+
+
+def test_a_saved_state_says_what_it_is(drift: Drift, stream: Stream, tmp_path: Path) -> None:
+    record = evaluate(drift, stream, out=tmp_path)
+    header = read_header(tmp_path / record.id / STATE)
+    assert header["method"] == "Drift"
+    assert header["notes"]["batches"] == len(stream)
+
+
+def test_two_processes_cannot_share_a_run(drift: Drift, stream: Stream, tmp_path: Path) -> None:
+    record = evaluate(drift, stream, out=tmp_path)
+    with exclusive(tmp_path / record.id), pytest.raises(BusyError, match="another process"):
+        evaluate(drift, stream, out=tmp_path, again=True)
+    assert evaluate(drift, stream, out=tmp_path) == record
+
+
+def test_a_stream_without_the_wanted_views_is_refused(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts, stream: Stream
+) -> None:
+    adapter = Drift(tiny_clip, tiny_prompts, DriftConfig(views=4))
+    with pytest.raises(ValueError, match=r"views=adapter\.views"):
+        evaluate(adapter, stream)
+
+
+def test_a_stream_of_other_classes_is_refused(tiny_clip: CLIP, stream: Stream) -> None:
+    adapter = ZeroShot(tiny_clip, ClassPrompts(("cat", "dog")), ZeroShotConfig())
+    with pytest.raises(ValueError, match="labels 5 classes, the method tells 2"):
+        evaluate(adapter, stream)
+
+
+def test_an_unlabelled_stream_is_predicted_without_scores(
+    drift: Drift, tiny_clip: CLIP, tmp_path: Path
+) -> None:
+    stream = Stream(made_up_dataset(labelled=False), tiny_clip.preprocess, batch_size=16)
+    record = evaluate(drift, stream, out=tmp_path)
+    assert record.metrics == {"labelled": 0}
+    assert (load_predictions(tmp_path / record.id).labels == -1).all()
+
+
+def test_a_failing_method_is_recorded(drift: Drift, stream: Stream, tmp_path: Path) -> None:
+    def explode(batch: Batch) -> Tensor:
+        raise RuntimeError("out of memory")
+
+    drift._predict = explode  # type: ignore[method-assign,assignment]
+    with pytest.raises(RuntimeError, match="out of memory"):
+        evaluate(drift, stream, out=tmp_path)
+    (record,) = list_records(tmp_path)
+    assert record.status == "failed"
+    assert record.error == "RuntimeError: out of memory"
+
+
+def run_slowly(adapter: Drift, out: Path) -> None:
+    stream = Stream(made_up_dataset(500), adapter.model.preprocess, batch_size=5)
+    evaluate(adapter, stream, out=out, save_every=3, on_step=lambda step: time.sleep(0.003))
+
+
+def test_a_kill_at_any_moment_loses_nothing(drift: Drift, tmp_path: Path) -> None:
+    """SIGKILL a run again and again, at random moments; the end is the same to the last byte."""
+    whole, out = tmp_path / "whole", tmp_path / "killed"
+    run_slowly(drift, whole)
+    (expected,) = list_records(whole)
+    moments, kills = random.Random(5), 0
+    fork = multiprocessing.get_context("fork")  # a fresh interpreter would take seconds to start
+    while True:
+        run = fork.Process(target=run_slowly, args=(drift, out))
+        run.start()
+        run.join(moments.uniform(0.01, 0.2))
+        run.kill()
+        run.join()
+        if run.exitcode == 0:
+            break
+        assert run.exitcode == -signal.SIGKILL
+        kills += 1
+        assert kills < 200
+    (record,) = list_records(out)
+    assert kills >= 3
+    assert record.resumed >= 2
+    assert record.status == "finished"
+    assert record.metrics == expected.metrics
+    name = f"{record.id}/{PREDICTIONS}"
+    assert (out / name).read_bytes() == (whole / name).read_bytes()
+    keys = [json.loads(line)["key"] for line in (out / name).read_text().splitlines()]
+    assert len(keys) == len(set(keys)) == record.images == 500
