@@ -1,0 +1,148 @@
+"""MTA: the mode of an image's views, found by a mean shift that doubts outliers; no training.
+
+Zanella and Ben Ayed, On the Test-Time Zero-Shot Generalization of Vision-Language Models: Do We
+Really Need Prompt Learning?, CVPR 2024. Alternates between inlierness scores y of the views, a
+softmax of their density at the mode plus the agreement of their predictions, and the mode m, their
+weighted mean shift. The mode takes the place of the image feature.
+
+What the official code does otherwise: one image at a time, and its weights are parsed as text when
+given on the command line. Ours: all images of a batch alternate together, each stopping where it
+would stop alone; distances are computed from differences, not from inner products, as views can
+be nearly equal. Views that all coincide (one view, a blank image) have no bandwidth: it is kept
+above zero, and a mode to which no view has any weight stays where it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cliquetta.methods.confidence import ViewsConfig, check_fraction, encode_views
+from cliquetta.methods.contract import Adapter, Batch, Prediction, Treatment, ViewSpec
+from cliquetta.methods.registry import register
+from cliquetta.model.clip import CLIP, unit
+from cliquetta.prompts.classes import ClassPrompts
+
+
+@dataclass(frozen=True)
+class MTAConfig(ViewsConfig):
+    """MTA with its authors' defaults."""
+
+    neighbours: float = 0.3
+    """Share of the other views, the nearest ones, that set a view's bandwidth."""
+    affinity: float = 4.0
+    """λ: weight of the agreement between the predictions of the views."""
+    spread: float = 0.2
+    """λ_y: weight of the entropy of the inlierness scores; larger is closer to uniform."""
+    iterations: int = 5
+    """Rounds of the alternation, and most iterations inside each of its two halves."""
+    tolerance: float = 1e-6
+    """Change below which a half of the alternation stops."""
+
+    def __post_init__(self) -> None:
+        """Check the values at the door."""
+        super().__post_init__()
+        check_fraction("neighbours", self.neighbours)
+        if self.spread <= 0 or self.iterations < 1:
+            raise ValueError(
+                f"spread is above 0 and iterations at least 1, got {self.spread} and "
+                f"{self.iterations}"
+            )
+
+
+SMALLEST = 1e-12
+"""Least squared bandwidth; unit features in float32 differ by more unless they are equal."""
+
+
+def squared_bandwidth(features: Tensor, neighbours: float) -> Tensor:
+    """h² (B, V): half the mean squared distance of each view from its nearest others."""
+    V = features.shape[1]
+    if V == 1:
+        return features.new_full(features.shape[:2], SMALLEST)
+    count = max(1, int(neighbours * (V - 1)))
+    distances = torch.cdist(features, features, compute_mode="donot_use_mm_for_euclid_dist")
+    nearest = distances.sort(dim=-1).values[..., 1 : count + 1]  # the nearest of all is itself
+    return (0.5 * nearest.square().mean(dim=-1)).clamp(min=SMALLEST)
+
+
+def density(features: Tensor, mode: Tensor, h2: Tensor) -> Tensor:
+    """Gaussian kernel (B, V) of views (B, V, E) around the modes (B, E)."""
+    squared = (features - mode[:, None]).square().sum(dim=-1)
+    return torch.exp(-squared / (2 * h2))
+
+
+def find_mode(features: Tensor, probabilities: Tensor, config: MTAConfig) -> tuple[Tensor, Tensor]:
+    """Modes (B, E) and inlierness (B, V) of unit features (B, V, E), predictions (B, V, N)."""
+    h2 = squared_bandwidth(features, config.neighbours)
+    agreement = probabilities @ probabilities.transpose(1, 2)  # (B, V, V)
+    mode = features[:, 0]
+    inlierness = features.new_full(features.shape[:2], 1 / features.shape[1])
+    for _ in range(config.iterations):
+        inlierness = _settle_inlierness(inlierness, density(features, mode, h2), agreement, config)
+        mode = _shift_mode(mode, features, inlierness, h2, config)
+    return mode, inlierness
+
+
+def _settle_inlierness(y: Tensor, kernel: Tensor, agreement: Tensor, config: MTAConfig) -> Tensor:
+    """The first half of a round: y = softmax((K + λ A y) / λ_y) to its fixed point."""
+    active = torch.ones(len(y), 1, dtype=torch.bool, device=y.device)
+    for _ in range(config.iterations):
+        support = (agreement @ y[:, :, None])[:, :, 0]
+        new = ((kernel + config.affinity * support) / config.spread).softmax(dim=-1)
+        y, active = _advance(y, new, active, config.tolerance)
+    return y
+
+
+def _shift_mode(
+    mode: Tensor, features: Tensor, inlierness: Tensor, h2: Tensor, config: MTAConfig
+) -> Tensor:
+    """The second half of a round: the mean shift of the mode, weighted by inlierness."""
+    active = torch.ones(len(mode), 1, dtype=torch.bool, device=mode.device)
+    for _ in range(config.iterations):
+        weight = inlierness * density(features, mode, h2)
+        alive = weight.sum(dim=-1, keepdim=True) > 0
+        new = unit((weight[:, None] @ features)[:, 0])
+        mode, active = _advance(mode, torch.where(alive, new, mode), active, config.tolerance)
+    return mode
+
+
+def _advance(old: Tensor, new: Tensor, active: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
+    """The next iterate of the rows still active, and which of them stay so."""
+    moved = (new - old).norm(dim=-1, keepdim=True) >= tolerance
+    return torch.where(active, new, old), active & moved
+
+
+@register(
+    "mta",
+    config=MTAConfig,
+    summary="takes the mode of the views' features, outliers weighed down; no training",
+    paper="Zanella and Ben Ayed, On the Test-Time Zero-Shot Generalization of Vision-Language "
+    "Models: Do We Really Need Prompt Learning?, CVPR 2024",
+)
+class MTA(Adapter):
+    """logits = scale · cos(mode of the views, text of the class)."""
+
+    treatment = Treatment.INDEPENDENT
+    config: MTAConfig
+
+    def __init__(
+        self, model: CLIP, prompts: ClassPrompts, config: MTAConfig, *, seed: int = 0
+    ) -> None:
+        super().__init__(model, prompts, config, seed=seed)
+        self.classifier = model.classifier(prompts)
+        self.scale = model.scale
+
+    @property
+    def views(self) -> ViewSpec:
+        """The plain view and random crops."""
+        return self.config.spec
+
+    @torch.no_grad()
+    def _predict(self, batch: Batch) -> Prediction:
+        assert batch.views is not None
+        features = encode_views(self.model, batch.views, chunk=self.config.chunk)
+        probabilities = (self.scale * features @ self.classifier.T).softmax(dim=-1)
+        mode, inlierness = find_mode(features, probabilities, self.config)
+        return Prediction(self.scale * mode @ self.classifier.T, {"inlierness": inlierness})

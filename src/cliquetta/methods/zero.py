@@ -1,0 +1,128 @@
+"""Zero: the confident views of an image vote; no training.
+
+Farina et al., Frustratingly Easy Test-Time Adaptation of Vision-Language Models, NeurIPS 2024.
+Softmax at temperature zero is one vote per view for its first class; the votes of the 30 % of the
+views with the lowest entropy are summed, and the class with most of them wins. Among tied classes
+the remaining views decide: the surest of those whose own answer is tied, or, if none is, the
+surest one asked about the tied classes only.
+
+What the official code does otherwise: under fp16 autocast its temperature is the epsilon of fp16,
+2^-10, so that cosines closer than about 0.003 share a vote (``vote='fp16-eps'`` here; cosines
+themselves stay float32). Its last resort masks the wrong classes, by negating integer indices
+bitwise; ours masks those that are not tied. It answers with a class; ours with logits: the
+logarithm of the votes, with the deciding vote added in a tie and one vote spread evenly over all
+classes, so that softmax of the logits is a smoothed share of votes and argmax is the decision.
+When all views vote and still tie, the surest of them decides (ours: the paper has no views left).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cliquetta.errors import UnknownNameError
+from cliquetta.methods.confidence import (
+    ViewsConfig,
+    check_fraction,
+    confident_views,
+    encode_views,
+    kept_count,
+    take_views,
+)
+from cliquetta.methods.contract import Adapter, Batch, Prediction, Treatment, ViewSpec
+from cliquetta.methods.registry import register
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+
+VOTES = {
+    "hard": "one vote per view, for its first class (the paper)",
+    "fp16-eps": "softmax of the cosines at temperature 2^-10 (the official code under autocast)",
+}
+FP16_EPS = 2.0**-10
+
+
+@dataclass(frozen=True)
+class ZeroConfig(ViewsConfig):
+    """Zero with its authors' defaults."""
+
+    kept: float = 0.3
+    """γ: share of the views, those of lowest entropy, that vote."""
+    vote: Literal["hard", "fp16-eps"] = "hard"
+    """How a view votes; see ``VOTES``."""
+
+    def __post_init__(self) -> None:
+        """Check the values at the door."""
+        super().__post_init__()
+        check_fraction("kept", self.kept)
+        if self.vote not in VOTES:
+            raise UnknownNameError("vote", self.vote, VOTES)
+
+
+def count_votes(cosines: Tensor, vote: Literal["hard", "fp16-eps"]) -> Tensor:
+    """Votes (B, N) of views (B, K, N)."""
+    if vote == "hard":
+        return F.one_hot(cosines.argmax(dim=-1), cosines.shape[-1]).sum(dim=1).float()
+    return (cosines / FP16_EPS).softmax(dim=-1).sum(dim=1)
+
+
+def decide(votes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """Winners (B,) of votes (B, N), and which classes (B, N) had the most.
+
+    ``others`` (B, R, N) are the cosines of the views that decide a tie, surest first.
+    """
+    top = votes == votes.amax(dim=-1, keepdim=True)
+    answers = others.argmax(dim=-1)  # (B, R)
+    allowed = top.gather(1, answers)
+    first = allowed.int().argmax(dim=-1, keepdim=True)
+    last_resort = others[:, 0].masked_fill(~top, -torch.inf).argmax(dim=-1)
+    winner = torch.where(allowed.any(dim=-1), answers.gather(1, first)[:, 0], last_resort)
+    return winner, top
+
+
+def vote_logits(votes: Tensor, winner: Tensor, top: Tensor) -> Tensor:
+    """Logits (B, N): softmax is the share of votes, one of them spread over all classes."""
+    tied = top.sum(dim=-1, keepdim=True) > 1
+    deciding = F.one_hot(winner, votes.shape[-1]) * tied
+    return (votes + deciding + 1 / votes.shape[-1]).log()
+
+
+@register(
+    "zero",
+    config=ZeroConfig,
+    summary="lets the confident views of an image vote; no training",
+    paper="Farina et al., Frustratingly Easy Test-Time Adaptation of Vision-Language Models, "
+    "NeurIPS 2024",
+)
+class Zero(Adapter):
+    """Majority vote of the confident views."""
+
+    treatment = Treatment.INDEPENDENT
+    config: ZeroConfig
+
+    def __init__(
+        self, model: CLIP, prompts: ClassPrompts, config: ZeroConfig, *, seed: int = 0
+    ) -> None:
+        super().__init__(model, prompts, config, seed=seed)
+        self.classifier = model.classifier(prompts)
+        self.scale = model.scale
+
+    @property
+    def views(self) -> ViewSpec:
+        """The plain view and random crops."""
+        return self.config.spec
+
+    @torch.no_grad()
+    def _predict(self, batch: Batch) -> Prediction:
+        assert batch.views is not None
+        features = encode_views(self.model, batch.views, chunk=self.config.chunk)
+        cosines = features @ self.classifier.T  # (B, V, N)
+        cosines = take_views(cosines, confident_views(self.scale * cosines, 1.0))  # surest first
+        V = cosines.shape[1]
+        kept = kept_count(V, self.config.kept)
+        votes = count_votes(cosines[:, :kept], self.config.vote)
+        winner, top = decide(votes, cosines[:, kept:] if kept < V else cosines)
+        return Prediction(vote_logits(votes, winner, top), {"votes": votes})
