@@ -1,0 +1,106 @@
+"""CLIP's towers written out: one sequence, one head at a time, no fused operation.
+
+An independent reading of the model for the tests: it shares with the package only the names of
+the weights. Everything is differentiable.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+
+def norm(x, weight, bias, eps=1e-5):
+    mean = x.mean(dim=-1, keepdim=True)
+    variance = ((x - mean) ** 2).mean(dim=-1, keepdim=True)
+    return (x - mean) / torch.sqrt(variance + eps) * weight + bias
+
+
+def activate(x, name):
+    if name == "quick_gelu":
+        return x / (1 + torch.exp(-1.702 * x))
+    return x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
+
+
+def block(x, w, at, config, *, prefix=None, causal=False):
+    """Hidden states (T, D) after the block at ``at``, and its attention (heads, T, P + T)."""
+    D = x.shape[1]
+    size = D // config.heads
+    normed = norm(x, w[f"{at}.ln_1.weight"], w[f"{at}.ln_1.bias"], config.eps)
+    keys_from = values_from = normed
+    if prefix is not None:
+        keys_from = torch.cat([prefix[:, 0], normed])
+        values_from = torch.cat([prefix[:, 1], normed])
+    extra = len(keys_from) - len(x)
+    weight, bias = w[f"{at}.qkv.weight"], w[f"{at}.qkv.bias"]
+    heads, maps = [], []
+    for head in range(config.heads):
+        part = slice(head * size, (head + 1) * size)
+        q = normed @ weight[:D][part].T + bias[:D][part]
+        k = keys_from @ weight[D : 2 * D][part].T + bias[D : 2 * D][part]
+        v = values_from @ weight[2 * D :][part].T + bias[2 * D :][part]
+        scores = q @ k.T / math.sqrt(size)
+        if causal:
+            hidden = torch.ones(len(x), len(x)).triu(1).bool()
+            scores[:, extra:][hidden] = -math.inf
+        exponents = torch.exp(scores - scores.max(dim=1, keepdim=True).values)
+        attention = exponents / exponents.sum(dim=1, keepdim=True)
+        maps.append(attention)
+        heads.append(attention @ v)
+    x = x + torch.cat(heads, dim=1) @ w[f"{at}.out.weight"].T + w[f"{at}.out.bias"]
+    normed = norm(x, w[f"{at}.ln_2.weight"], w[f"{at}.ln_2.bias"], config.eps)
+    hidden = activate(normed @ w[f"{at}.fc.weight"].T + w[f"{at}.fc.bias"], config.activation)
+    return x + hidden @ w[f"{at}.proj.weight"].T + w[f"{at}.proj.bias"], torch.stack(maps)
+
+
+def image_features(model, pixels, *, prefix=None, tokens=None, position="after-class"):
+    """Features (E,) of one image (3, S, S).
+
+    ``prefix`` maps a block to (P, 2, D); ``tokens`` lists (p, D) per block.
+    """
+    w, config = dict(model.state_dict()), model.config.vision
+    patches = []
+    size = config.patch_size
+    for top in range(0, config.image_size, size):
+        for left in range(0, config.image_size, size):
+            patch = pixels[:, top : top + size, left : left + size]
+            patches.append((w["visual.patch.weight"] * patch).sum(dim=(1, 2, 3)))
+    x = torch.stack([w["visual.class_token"], *patches]) + w["visual.position"]
+    count = 0 if tokens is None else len(tokens[0])
+    if tokens is not None:
+        x = _insert(x, tokens[0], position)
+    x = norm(x, w["visual.ln_pre.weight"], w["visual.ln_pre.bias"], config.eps)
+    for index in range(config.layers):
+        if tokens is not None and 0 < index < len(tokens):
+            kept = [x[:1], x[1 + count :]] if position == "after-class" else [x[:-count]]
+            x = _insert(torch.cat(kept), tokens[index], position)
+        own = None if prefix is None else prefix.get(index)
+        x, _ = block(x, w, f"visual.blocks.{index}", config, prefix=own)
+    pooled = norm(x[0], w["visual.ln_post.weight"], w["visual.ln_post.bias"], config.eps)
+    return pooled @ w["visual.projection"]
+
+
+def _insert(x, tokens, position):
+    if position == "after-class":
+        return torch.cat([x[:1], tokens, x[1:]])
+    return torch.cat([x, tokens])
+
+
+def text_features(model, ids, *, context=None, positions=None, deep=()):
+    """Features (E,) of one row of ids (L,), all of it, padding included."""
+    w, config = dict(model.state_dict()), model.config.text
+    rows = [w["text.tokens.weight"][i] for i in ids]
+    if context is not None:
+        places = range(1, len(context) + 1) if positions is None else positions
+        for place, vector in zip(places, context, strict=True):
+            rows[int(place)] = vector
+    x = torch.stack(rows) + w["text.position"][: len(rows)]
+    for index in range(config.layers):
+        if 0 < index <= len(deep):
+            prompt = deep[index - 1]
+            x = torch.cat([x[:1], prompt, x[1 + len(prompt) :]])
+        x, _ = block(x, w, f"text.blocks.{index}", config, causal=True)
+    end = int(ids.argmax())
+    pooled = norm(x[end], w["text.ln_final.weight"], w["text.ln_final.bias"], config.eps)
+    return pooled @ w["text.projection"]

@@ -1,0 +1,139 @@
+"""The text tower: cut at the end token, in chunks, with context, against its literal self."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from literal_towers import text_features
+
+from cliquetta.model.checkpoints.state import Checkpoint, build, with_activation
+
+TEXTS = ["cat", "a photo of a small frog.", "ship", "a truck, which is a type of thing on a road"]
+
+
+@pytest.fixture(scope="module", params=["quick_gelu", "gelu"])
+def clip(request, tiny_clip):
+    checkpoint = Checkpoint(tiny_clip.config, tiny_clip.state_dict(), "tiny", tiny_clip.preprocess)
+    return build(with_activation(checkpoint, request.param))
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def literal(clip, ids, **options):
+    return torch.stack([text_features(clip, row, **options) for row in ids])
+
+
+def assert_same_gradients(ours, wanted, inputs):
+    torch.testing.assert_close(ours, wanted, atol=1e-5, rtol=1e-5)
+    weights = draw(*ours.shape, seed=9)
+    for a, b in zip(
+        torch.autograd.grad((ours * weights).sum(), inputs),
+        torch.autograd.grad((wanted * weights).sum(), inputs),
+        strict=True,
+    ):
+        assert b.abs().max() > 1e-3
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+def test_cut_at_the_end_equals_the_whole_context(clip):
+    ids = clip.tokenizer(TEXTS)
+    assert ids.shape == (4, 32)
+    torch.testing.assert_close(clip.encode_text(ids), literal(clip, ids), atol=1e-6, rtol=1e-5)
+
+
+def test_what_stands_behind_the_end_never_matters(clip):
+    ids = clip.tokenizer(TEXTS)
+    behind = torch.arange(32) > ids.argmax(dim=1, keepdim=True)
+    other = torch.where(behind, 300, ids)
+    assert not torch.equal(other, ids)
+    assert torch.equal(clip.encode_text(other), clip.encode_text(ids))
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 4, 100])
+def test_chunks_do_not_change_the_features(clip, chunk):
+    names = [*TEXTS, *(f"{text} again" for text in TEXTS)]
+    torch.testing.assert_close(
+        clip.encode_text(names, chunk=chunk), clip.encode_text(names), atol=1e-6, rtol=1e-5
+    )
+
+
+def test_shared_context(clip):
+    ids = clip.tokenizer([f"x x x {text}" for text in TEXTS])
+    context = draw(3, 32).requires_grad_()
+    ours = clip.encode_text(ids, context=context, chunk=3)
+    assert_same_gradients(ours, literal(clip, ids, context=context), [context])
+
+
+def test_context_per_class(clip):
+    ids = clip.tokenizer([f"x x {text}" for text in TEXTS])
+    context = draw(4, 2, 32).requires_grad_()
+    ours = clip.encode_text(ids, context=context, chunk=3)
+    wanted = torch.stack(
+        [text_features(clip, row, context=own) for row, own in zip(ids, context, strict=True)]
+    )
+    assert_same_gradients(ours, wanted, [context])
+
+
+def test_context_at_positions_of_a_template(clip):
+    """Words on both sides of the name: positions differ from class to class."""
+    ids = clip.tokenizer([f"x {text} x" for text in TEXTS])
+    positions = torch.stack([torch.ones(4, dtype=torch.long), ids.argmax(dim=1) - 1], dim=1)
+    context = draw(2, 32).requires_grad_()
+    ours = clip.encode_text(ids, context=context, positions=positions)
+    wanted = torch.stack(
+        [
+            text_features(clip, row, context=context, positions=own)
+            for row, own in zip(ids, positions, strict=True)
+        ]
+    )
+    assert_same_gradients(ours, wanted, [context])
+
+
+def test_a_context_of_the_words_themselves_changes_nothing(clip):
+    texts = [f"a photo of a {text}" for text in TEXTS]
+    words = clip.context("a photo of a")
+    torch.testing.assert_close(
+        clip.encode_text(texts, context=words), clip.encode_text(texts), atol=1e-6, rtol=1e-5
+    )
+
+
+def test_deep_prompts(clip):
+    ids = clip.tokenizer([f"x x {text}" for text in TEXTS])
+    context, deep = draw(2, 32).requires_grad_(), draw(2, 32, seed=1).requires_grad_()
+    ours = clip.encode_text(ids, context=context, deep=[deep], chunk=3)
+    wanted = literal(clip, ids, context=context, deep=[deep])
+    # replaced hidden states cut the context off from everything but the first block
+    assert_same_gradients(ours, wanted, [context, deep])
+
+
+def test_order_of_the_rows_is_kept(clip):
+    forwards = clip.encode_text(TEXTS)
+    backwards = clip.encode_text(TEXTS[::-1])
+    torch.testing.assert_close(forwards.flip(0), backwards, atol=1e-6, rtol=1e-5)
+
+
+def test_weights_get_no_gradients(clip):
+    context = draw(2, 32).requires_grad_()
+    clip.encode_text(["x x cat"], context=context).sum().backward()
+    assert context.grad is not None
+    assert all(p.grad is None for p in clip.parameters())
+
+
+def test_half_precision_is_close(tiny_clip):
+    checkpoint = Checkpoint(tiny_clip.config, tiny_clip.state_dict(), "tiny", tiny_clip.preprocess)
+    half = build(checkpoint, dtype=torch.bfloat16)
+    a, b = (m.encode_text(TEXTS, normalize=True) for m in (tiny_clip, half))
+    assert b.dtype == torch.float32
+    assert (a * b).sum(dim=-1).min() > 0.995
+
+
+def test_the_tower_traces_as_one_graph(tiny_clip):
+    text, ids = tiny_clip.require_text(), tiny_clip.tokenizer(TEXTS)
+    ends = ids.argmax(dim=1)
+    compiled = torch.compile(text.encode, backend="aot_eager", fullgraph=True)
+    embedded = text.tokens(ids)
+    torch.testing.assert_close(
+        compiled(embedded, ends), text.encode(embedded, ends), atol=1e-5, rtol=1e-5
+    )

@@ -1,0 +1,182 @@
+"""Our towers against ``transformers.CLIPModel``, with its random weights read by our loader."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import transformers
+
+from cliquetta.model.checkpoints.state import CheckpointError
+from cliquetta.model.factory import create_model
+
+TEXTS = ["cat", "a photo of a small green frog.", "a bad photo of the truck, and of ☃ on ice"]
+
+
+def tiny_transformers(activation, seed=0):
+    """A random ``CLIPModel`` whose features depend on the input; whole vocabulary."""
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
+    shape |= {"num_attention_heads": 4, "hidden_act": activation}
+    torch.manual_seed(seed)
+    model = transformers.CLIPModel(
+        transformers.CLIPConfig(
+            text_config={**shape, "layer_norm_eps": 1e-6},
+            vision_config={**shape, "image_size": 32, "patch_size": 8},
+            projection_dim=24,
+        )
+    ).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim == 1:
+                weight += 0.1 * torch.randn_like(weight)
+            elif weight.ndim > 1:
+                weight.normal_(0, 0.3 if "embedding" in name else weight[0].numel() ** -0.5)
+    return model
+
+
+def features(output):
+    """transformers 5 wraps features, 4 does not."""
+    return output if isinstance(output, torch.Tensor) else output.pooler_output
+
+
+@pytest.fixture(scope="module", params=["quick_gelu", "gelu"])
+def pair(request, tmp_path_factory):
+    theirs = tiny_transformers(request.param)
+    folder = tmp_path_factory.mktemp("hf")
+    theirs.save_pretrained(folder)
+    ours = create_model(f"hf:{folder}")
+    assert ours.config.vision.activation == request.param
+    return ours, theirs
+
+
+@pytest.fixture(scope="module")
+def pixels():
+    return torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def test_image_features(pair, pixels):
+    ours, theirs = pair
+    wanted = features(theirs.get_image_features(pixel_values=pixels))
+    assert wanted.std() > 0.1
+    torch.testing.assert_close(ours.encode_image(pixels), wanted, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_text_features(pair):
+    ours, theirs = pair
+    ids = ours.tokenizer(TEXTS)
+    assert ids.shape[1] == 77
+    wanted = features(theirs.get_text_features(input_ids=ids))
+    assert wanted.std() > 0.1
+    torch.testing.assert_close(ours.encode_text(TEXTS), wanted, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_logits(pair, pixels):
+    ours, theirs = pair
+    wanted = theirs(input_ids=ours.tokenizer(TEXTS), pixel_values=pixels).logits_per_image
+    cosines = ours.encode_image(pixels, normalize=True) @ ours.encode_text(TEXTS, normalize=True).T
+    torch.testing.assert_close(ours.scale * cosines, wanted, atol=1e-4, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_hidden_states_at_every_boundary(pair, pixels):
+    ours, theirs = pair
+    states = theirs.vision_model(pixels, output_hidden_states=True).hidden_states
+    tower = ours.require_vit()
+    hidden = tower.embed(pixels)
+    for boundary, wanted in enumerate(states):
+        found = tower.run(hidden, 0, boundary)
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_attention(pair, pixels):
+    ours, theirs = pair
+    theirs.vision_model.config._attn_implementation = "eager"
+    wanted = theirs.vision_model(pixels, output_attentions=True).attentions
+    found = ours.require_vit().attention(pixels, [0, 2])
+    assert sorted(found) == [0, 2]
+    for index, weights in found.items():
+        torch.testing.assert_close(weights, wanted[index], atol=1e-6, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_an_image_tower_alone(tmp_path, pixels):
+    config = tiny_transformers("gelu").config.vision_config
+    config.projection_dim = 24
+    theirs = transformers.CLIPVisionModelWithProjection(config).eval()
+    theirs.save_pretrained(tmp_path)
+    ours = create_model(tmp_path)
+    assert ours.text is None and "text" not in ours.capabilities
+    torch.testing.assert_close(
+        ours.encode_image(pixels), theirs(pixels).image_embeds, atol=1e-5, rtol=1e-5
+    )
+
+
+@torch.no_grad()
+def test_shards_and_processor(tmp_path, pixels):
+    theirs = tiny_transformers("quick_gelu")
+    theirs.save_pretrained(tmp_path, max_shard_size="1MB")
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    (tmp_path / "preprocessor_config.json").write_text(
+        json.dumps({"image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.2, 0.2], "resample": 2})
+    )
+    ours = create_model(tmp_path)
+    wanted = features(theirs.get_image_features(pixel_values=pixels))
+    torch.testing.assert_close(ours.encode_image(pixels), wanted, atol=1e-5, rtol=1e-5)
+    assert ours.preprocess.mean == (0.5, 0.4, 0.3)
+    assert ours.preprocess.interpolation == "bilinear"
+    assert ours.preprocess.crop_rounding == "floor"
+
+
+def rewrite(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    for key, value in changes.items():
+        section, _, field = key.partition("__")
+        if field:
+            config[section][field] = value
+        else:
+            config[key] = value
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "siglip"}, "not supported.*siglip"),
+        ({"vision_config__hidden_act": "silu"}, "hidden_act 'silu'"),
+        ({"text_config__eos_token_id": 7}, "token 7"),
+        ({"text_config__vocab_size": 1000}, "1000 words"),
+        ({"vision_config__patch_size": 16}, r"another shape.*visual.patch.weight"),
+        ({"vision_config__num_hidden_layers": 4}, r"another shape.*blocks.3.* is missing"),
+        ({"vision_config__num_hidden_layers": 2}, r"another shape.*blocks.2.* is unexpected"),
+    ],
+)
+def test_configs_that_do_not_fit(tmp_path, changes, message):
+    tiny_transformers("gelu").save_pretrained(tmp_path)
+    rewrite(tmp_path, **changes)
+    with pytest.raises(CheckpointError, match=message):
+        create_model(f"hf:{tmp_path}")
+
+
+def test_early_configs(tmp_path):
+    """The first configs named 2 as the end token and kept the settings in a second dictionary."""
+    theirs = tiny_transformers("gelu")
+    theirs.save_pretrained(tmp_path)
+    ours = create_model(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    rewrite(tmp_path, text_config={}, vision_config={}, text_config_dict=config["text_config"])
+    rewrite(tmp_path, vision_config_dict=config["vision_config"], text_config_dict__eos_token_id=2)
+    again = create_model(tmp_path)
+    assert again.config == ours.config
+    assert again.fingerprint == ours.fingerprint
+
+
+def test_a_missing_config_is_named(tmp_path):
+    tiny_transformers("gelu").save_pretrained(tmp_path)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"config.json beside it"):
+        create_model(tmp_path)
