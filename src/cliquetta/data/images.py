@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
@@ -39,15 +40,24 @@ class ImageError(ValueError):
         super().__init__(f"{source}: {reason}")
 
 
-def open_image(source: Source, *, max_pixels: int = MAX_PIXELS, exif: bool = True) -> Image.Image:
+def open_image(
+    source: Source,
+    *,
+    max_pixels: int = MAX_PIXELS,
+    exif: bool = True,
+    formats: Sequence[str] | None = None,
+) -> Image.Image:
     """The picture as 8-bit RGB, fully decoded; any size from 1 x 1 to ``max_pixels`` is accepted.
+
+    ``formats`` are Pillow's names of those that may be tried (all by default); images of strangers
+    should not reach the rarer decoders, of which one starts another program.
 
     Raises :class:`ImageError` for a file that is missing, empty, not an image, truncated or too
     large. A file object is read from where it stands and left open.
     """
     name = _name(source)
     data = _read(source, name)
-    image = _decode(data, name, max_pixels)
+    image = _decode(data, name, max_pixels, formats)
     if exif:
         # A file with damaged EXIF data is still a picture; it is shown as it is stored.
         with contextlib.suppress(Exception):
@@ -55,10 +65,12 @@ def open_image(source: Source, *, max_pixels: int = MAX_PIXELS, exif: bool = Tru
     return _to_rgb(image)
 
 
-def _decode(data: bytes, name: str, max_pixels: int) -> Image.Image:
+def _decode(
+    data: bytes, name: str, max_pixels: int, formats: Sequence[str] | None = None
+) -> Image.Image:
     """The picture as it is stored, its size checked before its pixels are touched."""
     try:
-        image = Image.open(BytesIO(data))
+        image = Image.open(BytesIO(data), formats=formats)
     except UnidentifiedImageError:
         raise ImageError(name, "not an image in a format that is known here") from None
     except Image.DecompressionBombError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,7 +45,17 @@ def describe(adapter: Adapter) -> dict[str, Any]:
         "classes": adapter.prompts.fingerprint,
         "model": adapter.model.id,
         "weights": adapter.model.fingerprint,
+        "fitted": fitted_fingerprint(adapter),
     }
+
+
+def fitted_fingerprint(adapter: Adapter) -> str | None:
+    """Hash of what a few-shot method was built from; ``None`` for the others."""
+    fitted: Mapping[str, Tensor] | None = getattr(adapter, "fitted", None)
+    if fitted is None:
+        return None
+    flat = {name: value.detach().cpu().contiguous() for name, value in fitted.items()}
+    return hashlib.sha256(save(dict(sorted(flat.items())))).hexdigest()[:16]
 
 
 def plain_config(config: Any) -> Any:
@@ -65,6 +76,16 @@ def save_state(
 
     ``extra`` tensors and ``notes`` (JSON types) of the caller are kept beside it.
     """
+    write_atomically(Path(path), pack_state(adapter, extra=extra, notes=notes))
+
+
+def pack_state(
+    adapter: Adapter,
+    *,
+    extra: Mapping[str, Tensor] | None = None,
+    notes: Mapping[str, Any] | None = None,
+) -> bytes:
+    """What :func:`save_state` writes, for callers who send it elsewhere than to a file."""
     tensors = {_MEMORY + name: value for name, value in adapter.state_dict().items()}
     tensors |= {_EXTRA + name: value for name, value in (extra or {}).items()}
     header = {
@@ -76,7 +97,7 @@ def save_state(
     }
     flat = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     metadata = {key: json.dumps(value) for key, value in header.items()}
-    write_atomically(Path(path), save(flat, metadata=metadata))
+    return save(flat, metadata=metadata)
 
 
 def read_header(path: Path | str) -> dict[str, Any]:
@@ -86,15 +107,27 @@ def read_header(path: Path | str) -> dict[str, Any]:
             metadata = file.metadata() or {}
     except (OSError, safetensors.SafetensorError) as error:
         raise ValueError(f"{path} is not a readable state file ({error})") from error
-    header = {key: json.loads(value) for key, value in metadata.items() if key != "format"}
-    if json.loads(metadata.get("format", "null")) != FORMAT:
-        raise ValueError(f"{path} is not a state of a method: it was not written by save_state")
-    return header
+    return _parse_header(metadata, str(path))
 
 
 def load_state(adapter: Adapter, path: Path | str) -> SavedState:
     """Let ``adapter`` continue from a file of :func:`save_state`; refuse one of another kind."""
-    header = read_header(path)
+    return unpack_state(adapter, Path(path).read_bytes(), source=str(path))
+
+
+def unpack_state(adapter: Adapter, data: bytes, *, source: str = "the state") -> SavedState:
+    """Let ``adapter`` continue from :func:`pack_state`; ``source`` names the bytes in errors.
+
+    Bytes of any origin may come in: they are parsed as safetensors and JSON, nothing is executed,
+    and the adapter is as it was if they are refused.
+    """
+    try:
+        tensors = load(data)
+        size = int.from_bytes(data[:8], "little")
+        metadata = json.loads(data[8 : 8 + size]).get("__metadata__") or {}
+        header = _parse_header(metadata, source)
+    except (safetensors.SafetensorError, json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{source} is not a readable state file ({error})") from error
     mine = describe(adapter)
     for field, what in (
         ("method", "another method"),
@@ -102,18 +135,25 @@ def load_state(adapter: Adapter, path: Path | str) -> SavedState:
         ("weights", "other weights of the model"),
         ("classes", "another class list or other templates"),
         ("config", "another config"),
+        ("fitted", "another few-shot fit"),
     ):
         if header.get(field) != mine[field]:
             raise StateMismatchError(
-                f"{path} was saved with {what} ({_difference(header.get(field), mine[field])}); "
+                f"{source} was saved with {what} ({_difference(header.get(field), mine[field])}); "
                 "build the adapter as it was, or start without the state"
             )
-    tensors = load(Path(path).read_bytes())
     adapter.load_state_dict(
         {name[len(_MEMORY) :]: v for name, v in tensors.items() if name.startswith(_MEMORY)}
     )
     extra = {name[len(_EXTRA) :]: v for name, v in tensors.items() if name.startswith(_EXTRA)}
     return SavedState(header, extra, header["notes"])
+
+
+def _parse_header(metadata: Mapping[str, str], source: str) -> dict[str, Any]:
+    """The JSON values of a safetensors header, if it is one of ours."""
+    if metadata.get("format") != json.dumps(FORMAT) or "notes" not in metadata:
+        raise ValueError(f"{source} is not a state of a method: it was not written by save_state")
+    return {key: json.loads(value) for key, value in metadata.items() if key != "format"}
 
 
 def _difference(saved: Any, mine: Any) -> str:
