@@ -1,0 +1,140 @@
+"""DMN: a dynamic memory of test features that makes each query its own classifier.
+
+Zhang et al., Dual Memory Networks: A Versatile Adaptation Approach for Vision-Language Models,
+CVPR 2024; the zero-shot variant (dynamic memory only). Every image is offered to the memory of
+its predicted class, which holds the 50 of lowest entropy beside the class's text. For a query f
+the feature of class n is the mean of its entries m weighted by exp(-β(1 - f·m)), normalised, and
+
+    p = (softmax(scale f·text) + β₂ softmax(scale f·class feature)) / (1 + β₂).
+
+Class and entropy come from the mean probability of the confident of 32 views; what is kept and
+asked about is the plain view. As in the official code an image enters the memory before it is
+read. There **β₂ is searched on the test labels**; ours is a constant, 1, chosen without data. Its
+texts are templates with GPT-3 descriptions; ours are those of the class list. Logits are the
+logarithm of p.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cliquetta.methods.cache import Residence, affinity, follow_arrivals, store
+from cliquetta.methods.confidence import (
+    ViewsConfig,
+    check_fraction,
+    confident_views,
+    encode_views,
+    marginal_entropy,
+    take_views,
+)
+from cliquetta.methods.contract import Adapter, Batch, Prediction, Treatment, ViewSpec
+from cliquetta.methods.registry import register
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+
+ELEMENTS = 2**25
+"""Numbers in the class features of the queries answered at once: bounds memory (128 MiB)."""
+
+
+@dataclass(frozen=True)
+class DMNConfig(ViewsConfig):
+    """The dynamic memory with its authors' defaults."""
+
+    view_count: int = 32
+    """Views per image, the plain one included."""
+    kept: float = 0.1
+    """ρ: share of the views, those of lowest entropy, that give class and entropy."""
+    capacity: int = 50
+    """Images kept per class."""
+    beta: float = 5.5
+    """β: how fast an entry's weight falls with its distance from the query."""
+    memory_weight: float = 1.0
+    """β₂: weight of the memory's answer beside the text's; the authors search it on labels."""
+
+    def __post_init__(self) -> None:
+        """Check the values at the door."""
+        super().__post_init__()
+        check_fraction("kept", self.kept)
+        if self.capacity < 1:
+            raise ValueError(f"capacity is at least 1, got {self.capacity}")
+        if not self.memory_weight > 0:
+            raise ValueError(f"memory_weight must be above 0, got {self.memory_weight}")
+
+
+def class_features(
+    queries: Tensor, classes: Tensor, keys: Tensor, text: Tensor, residence: Residence, beta: float
+) -> Tensor:
+    """Unit feature (B, N, E) of every class as each query (B, E) sees it on arrival."""
+    old, new = affinity(queries, keys, queries, residence, beta)  # (B, N, K), (B, B)
+    total = torch.einsum("bnk,nke->bne", old, keys)
+    owner = F.one_hot(classes, len(text)).to(new.dtype)  # (B, N)
+    total = total + torch.einsum("bj,jn,je->bne", new, owner, queries)
+    constant = ((queries @ text.T - 1) * beta).exp()
+    return F.normalize(total + constant[:, :, None] * text, dim=-1)
+
+
+@register(
+    "dmn",
+    config=DMNConfig,
+    summary="a memory of 50 sure test features per class answers beside the text; no training",
+    paper="Zhang et al., Dual Memory Networks: A Versatile Adaptation Approach for "
+    "Vision-Language Models, CVPR 2024",
+)
+class DMN(Adapter):
+    """log of the mixture of the text's answer and the dynamic memory's."""
+
+    treatment = Treatment.SEQUENTIAL
+    config: DMNConfig
+
+    def __init__(
+        self, model: CLIP, prompts: ClassPrompts, config: DMNConfig, *, seed: int = 0
+    ) -> None:
+        super().__init__(model, prompts, config, seed=seed)
+        self.classifier = model.classifier(prompts)  # (N, E)
+        self.scale = model.scale
+        N, E = self.classifier.shape
+        self.group = max(1, min(64, ELEMENTS // (N * E)))
+        empty = self.classifier.new_full((N, config.capacity), torch.inf)
+        self.memory.declare("entropy", empty)
+        self.memory.declare("keys", self.classifier.new_zeros(N, config.capacity, E))
+
+    @property
+    def views(self) -> ViewSpec | None:
+        """Crops if there is more than the plain view."""
+        return self.config.spec if self.config.view_count > 1 else None
+
+    @torch.no_grad()
+    def _predict(self, batch: Batch) -> Prediction:
+        views = batch.images[:, None] if self.views is None else batch.views
+        assert views is not None
+        return self.predict_features(encode_views(self.model, views, chunk=self.config.chunk))
+
+    @torch.no_grad()
+    def predict_features(self, features: Tensor) -> Prediction:
+        """Answer images whose views have the unit features (B, V, E), in order."""
+        return Prediction(torch.cat([self._answer(part) for part in torch.split(features, self.group)]))
+
+    def _answer(self, features: Tensor) -> Tensor:
+        """Logits (B, N) of one group, which enters the memory."""
+        config, memory = self.config, self.memory
+        plain = features[:, 0]
+        logits = self.scale * features @ self.classifier.T  # (B, V, N)
+        sure = take_views(logits, confident_views(logits, config.kept))
+        classes = sure.softmax(dim=-1).mean(dim=1).argmax(dim=-1)
+        offered = marginal_entropy(sure)
+
+        entropy, keys = memory["entropy"], memory["keys"]
+        residence = follow_arrivals(entropy, classes, offered)
+        memory["entropy"] = store(entropy, offered, residence)
+        memory["keys"] = store(keys, plain, residence)
+
+        seen = class_features(plain, classes, keys, self.classifier, residence, config.beta)
+        dynamic = (self.scale * (seen @ plain[:, :, None])[:, :, 0]).log_softmax(dim=-1)
+        fixed = logits[:, 0].log_softmax(dim=-1)
+        weight = config.memory_weight
+        return (torch.logaddexp(fixed, dynamic + math.log(weight)) - math.log1p(weight)).float()

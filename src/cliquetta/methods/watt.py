@@ -1,0 +1,144 @@
+"""WATT: adapt visual LayerNorms under several templates and average the weights.
+
+Osowiechi, Noori et al., WATT: Weight Average Test-Time Adaptation of CLIP, NeurIPS 2024. The loss
+is CLIPArTT's with the text of each image's likeliest class, in one of eight templates at a time.
+For every batch the norms start from the loaded ones. ``sequential`` (WATT-S): two steps of Adam
+under each template after the other, then the average of the eight results is the start of the
+next of five rounds. ``parallel`` (WATT-P, preset): each template starts from the round's common
+weights, fifty rounds. The batch is answered under the last average, with the mean text of all
+eight templates.
+
+As in the official code, Adam's moments run on through the templates and rounds of a batch; only
+the first round of ``parallel`` starts them anew for each template. The targets are not detached.
+There the images are encoded twice per step, once to choose the texts; one pass gives both here.
+Ours: the eight templates are a setting of the method, so that its answers do not use the
+templates of the class list; class lists with fixed features are refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cliquetta.errors import UnknownNameError
+from cliquetta.methods.clipartt import transductive_loss
+from cliquetta.methods.contract import Adapter, Batch, Prediction, Treatment
+from cliquetta.methods.norms import Adam, Learned, NormTower, descend
+from cliquetta.methods.registry import register
+from cliquetta.model.clip import CLIP, unit
+from cliquetta.prompts.classes import ClassPrompts
+
+MODES = ("sequential", "parallel")
+TEMPLATES = (
+    "a photo of a {}",
+    "itap of a {}",
+    "a bad photo of the {}.",
+    "a origami {}.",
+    "a photo of the large {}.",
+    "a {} in a video game.",
+    "art of the {}.",
+    "a photo of the small {}.",
+)
+
+
+@dataclass(frozen=True)
+class WATTConfig:
+    """Weight averages over templates; LayerNorms reset for every batch."""
+
+    mode: str = "sequential"
+    """``sequential`` carries weights from template to template, ``parallel`` starts each alike."""
+    steps: int = 2
+    """Steps of Adam under one template."""
+    rounds: int = 5
+    """How often all templates are gone through and averaged; 50 for ``parallel``."""
+    learning_rate: float = 1e-3
+    """Step of Adam."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of Adam's two moments."""
+    temperature: float = 0.01
+    """Similarities are divided by it in the softmax of the targets."""
+    templates: tuple[str, ...] = TEMPLATES
+    """Sentences to adapt under; their mean answers."""
+
+    def __post_init__(self) -> None:
+        """Check the values at the door."""
+        Adam(self.learning_rate, self.betas)
+        if self.mode not in MODES:
+            raise UnknownNameError("mode of watt", self.mode, list(MODES))
+        if self.steps < 1 or self.rounds < 1:
+            raise ValueError(
+                f"steps and rounds must be at least 1, got {self.steps}, {self.rounds}"
+            )
+        if not self.temperature > 0:
+            raise ValueError(f"temperature must be above 0, got {self.temperature}")
+
+
+@register(
+    "watt",
+    config=WATTConfig,
+    summary="CLIPArTT's loss under eight templates, averaging the LayerNorms they lead to",
+    paper="Osowiechi et al., WATT: Weight Average Test-Time Adaptation of CLIP, NeurIPS 2024",
+    presets={"parallel": WATTConfig(mode="parallel", rounds=50)},
+)
+class WATT(Adapter):
+    """logits = scale · cos(image under the averaged norms, mean text of the templates)."""
+
+    treatment = Treatment.JOINT
+    needs = frozenset({"norm", "text"})
+    config: WATTConfig
+
+    def __init__(
+        self, model: CLIP, prompts: ClassPrompts, config: WATTConfig, *, seed: int = 0
+    ) -> None:
+        if prompts.features is not None:
+            raise ValueError(
+                "watt writes class names in its own templates, but the class list has fixed text "
+                "features; give it names only"
+            )
+        super().__init__(model, prompts, config, seed=seed)
+        one_by_one = [
+            model.classifier(ClassPrompts(prompts.names, (template,), allow_duplicates=True))
+            for template in config.templates
+        ]
+        self.texts = torch.stack(one_by_one)  # (T, N, E)
+        self.classifier = unit(self.texts.mean(dim=0))
+        self.scale = model.scale
+        self.adam = Adam(config.learning_rate, config.betas)
+        self.tower = NormTower(model.require_vit())
+
+    def _predict(self, batch: Batch) -> Prediction:
+        norms = self.adapt(batch.images)
+        with torch.no_grad():
+            features = unit(self.tower(norms, batch.images))
+            return Prediction((self.scale * features @ self.classifier.T).float())
+
+    def adapt(self, images: Tensor) -> Tensor:
+        """Flat LayerNorm parameters after all rounds on one batch."""
+        parallel = self.config.mode == "parallel"
+        start = Learned.begin(self.tower.start)
+        state = start
+        average = start.values
+        for round_ in range(self.config.rounds):
+            state = state._replace(values=average)
+            reached = []
+            for texts in self.texts:
+                if parallel:
+                    state = start if round_ == 0 else state._replace(values=average)
+                state = self._descend(state, images, texts)
+                reached.append(state.values)
+            average = torch.stack(reached).mean(dim=0)
+        return average
+
+    def _descend(self, state: Learned, images: Tensor, texts: Tensor) -> Learned:
+        """The steps under one template, whose class texts are ``texts`` (N, E)."""
+
+        def loss(norms: Tensor) -> Tensor:
+            features = unit(self.tower(norms, images))
+            likeliest = (features.detach() @ texts.T).argmax(dim=-1)
+            return transductive_loss(
+                features, texts[likeliest], self.scale, self.config.temperature
+            )
+
+        return descend(state, loss, self.config.steps, self.adam)
