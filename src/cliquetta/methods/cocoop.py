@@ -1,0 +1,169 @@
+"""CoCoOp: CoOp whose context moves with the image.
+
+Zhou et al., "Conditional Prompt Learning for Vision-Language Models", CVPR 2022. A small network
+(linear, ReLU, linear) reads the unit image feature x, and its answer pi(x) is added to every
+context token: V_m(x) = V_m + pi(x). Each image therefore has N texts of its own.
+
+Official code: loops over the images of a batch; we encode the texts of many images at once, with
+equal results. Half precision, cropping and resampling differ as for CoOp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cliquetta.methods.contract import Batch, Prediction, Treatment
+from cliquetta.methods.coop import initial_context, prompt_tokens
+from cliquetta.methods.examples import FewShot
+from cliquetta.methods.few_shot import FewShotAdapter, OnStep, SGDTraining, initial_linear, learn
+from cliquetta.methods.registry import register
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+
+
+@dataclass(frozen=True)
+class CoCoOpConfig(SGDTraining):
+    """The authors' defaults."""
+
+    epochs: int | None = 10
+    """Passes over the examples; ``None``: by the number of shots, as CoOp."""
+    batch_size: int = 1
+    """Images a step; each costs a pass of all class texts."""
+    words: str = "a photo of a"
+    """Words whose embeddings the context starts from. Empty: ``context`` random tokens."""
+    context: int = 4
+    """Number of context tokens, when ``words`` is empty."""
+    hidden: int | None = None
+    """Width of the network's hidden layer; ``None``: a sixteenth of the features' width."""
+    rows: int = 2048
+    """Texts encoded at once when predicting: bounds memory, changes nothing else."""
+
+    def __post_init__(self) -> None:
+        """Check the values at the door."""
+        super().__post_init__()
+        for name in ("context", "hidden", "rows"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is at least 1, got {value}")
+
+
+def image_context(learned: Mapping[str, Tensor], features: Tensor) -> Tensor:
+    """V + pi(x): the context (B, M, D) of each image, from unit features (B, E)."""
+    hidden = F.relu(F.linear(features, learned["down.weight"], learned["down.bias"]))
+    shift = F.linear(hidden, learned["up.weight"], learned["up.bias"])
+    return learned["context"] + shift[:, None]
+
+
+def cocoop_logits(
+    model: CLIP,
+    learned: Mapping[str, Tensor],
+    tokens: tuple[Tensor, Tensor],
+    features: Tensor,
+    *,
+    chunk: int = 512,
+) -> Tensor:
+    """Scale * cos(image, its own texts): (B, N) of unit image features (B, E)."""
+    ids, places = tokens
+    B, N = len(features), len(ids)
+    context = image_context(learned, features).repeat_interleave(N, dim=0)
+    text = model.encode_text(
+        ids.repeat(B, 1),
+        context=context,
+        positions=places.repeat(B, 1),
+        normalize=True,
+        chunk=chunk,
+    ).view(B, N, -1)
+    return model.scale * torch.einsum("be,bne->bn", features, text)
+
+
+def initial_parameters(
+    model: CLIP, config: CoCoOpConfig, generator: torch.Generator
+) -> dict[str, Tensor]:
+    """Context and network before training."""
+    width = model.require_text().config.width
+    hidden = config.hidden or max(1, model.embed_dim // 16)
+    down = initial_linear(model.embed_dim, hidden, generator)
+    up = initial_linear(hidden, width, generator)
+    start = {
+        "context": initial_context(model, config.words, config.context, generator),
+        "down.weight": down[0],
+        "down.bias": down[1],
+        "up.weight": up[0],
+        "up.bias": up[1],
+    }
+    return {name: value.to(model.device) for name, value in start.items()}
+
+
+def fit_cocoop(
+    model: CLIP,
+    prompts: ClassPrompts,
+    few_shot: FewShot,
+    config: CoCoOpConfig,
+    *,
+    seed: int,
+    on_step: OnStep | None = None,
+) -> dict[str, Tensor]:
+    """``context`` (M, D) and the network: ``down.*`` (E -> hidden), ``up.*`` (hidden -> D)."""
+    start = initial_parameters(model, config, torch.Generator().manual_seed(seed))
+    tokens = prompt_tokens(model, prompts, len(start["context"]))
+
+    def loss(learned: Mapping[str, Tensor], pixels: Tensor, labels: Tensor) -> Tensor:
+        with torch.no_grad():
+            features = model.encode_image(pixels, normalize=True)
+        return F.cross_entropy(cocoop_logits(model, learned, tokens, features), labels)
+
+    return learn(start, loss, model, few_shot, config, seed=seed, on_step=on_step)
+
+
+@register(
+    "cocoop",
+    config=CoCoOpConfig,
+    summary="learned context that a small network shifts for every image",
+    paper="Zhou et al., Conditional Prompt Learning for Vision-Language Models, CVPR 2022",
+    fit=fit_cocoop,
+)
+class CoCoOp(FewShotAdapter):
+    """logits = scale * cos(image, text with the context of that image)."""
+
+    treatment = Treatment.INDEPENDENT
+    needs = frozenset({"text", "text-prompts"})
+
+    def __init__(
+        self,
+        model: CLIP,
+        prompts: ClassPrompts,
+        config: CoCoOpConfig,
+        *,
+        seed: int = 0,
+        fitted: Mapping[str, Tensor],
+    ) -> None:
+        super().__init__(model, prompts, config, seed=seed, fitted=fitted)
+        width, hidden = model.require_text().config.width, self.tensor("down.bias", None).shape[0]
+        self.learned = {
+            "context": self.tensor("context", None, width),
+            "down.weight": self.tensor("down.weight", hidden, model.embed_dim),
+            "down.bias": self.tensor("down.bias", hidden),
+            "up.weight": self.tensor("up.weight", width, hidden),
+            "up.bias": self.tensor("up.bias", width),
+        }
+        self.tokens = prompt_tokens(model, prompts, len(self.learned["context"]))
+        self.chunk: int = config.rows
+
+    @torch.no_grad()
+    def _predict(self, batch: Batch) -> Prediction:
+        return Prediction(self.classify(self.model.encode_image(batch.images, normalize=True)))
+
+    @torch.no_grad()
+    def classify(self, features: Tensor) -> Tensor:
+        """Logits (B, N) of unit image features (B, E), some images at a time."""
+        images = max(1, self.chunk // len(self.prompts))
+        parts = [
+            cocoop_logits(self.model, self.learned, self.tokens, part, chunk=self.chunk)
+            for part in torch.split(features, images)
+        ]
+        return torch.cat(parts)

@@ -1,0 +1,180 @@
+"""CoOp: learned context words in front of the class name, the same for every image.
+
+Zhou et al., "Learning to Prompt for Vision-Language Models", IJCV 2022. The prompt of class n is
+[start] [V_1] ... [V_M] [name] [.] [end]; V is fitted by cross-entropy of the cosine logits, both
+towers frozen. Once fitted it is a fixed text classifier.
+
+Official code: trains in half precision; ours in the model's own. It crops training images from
+the file and resamples them bicubically; we crop the preprocessed picture, bilinearly. Only V is
+kept, never embeddings of the training classes' names, so that other names can follow it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cliquetta.errors import UnknownNameError
+from cliquetta.methods.contract import Batch, Prediction, Treatment
+from cliquetta.methods.examples import FewShot
+from cliquetta.methods.few_shot import FewShotAdapter, OnStep, SGDTraining, learn, places_of
+from cliquetta.methods.registry import register
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+
+ClassPosition = Literal["end", "middle", "front"]
+POSITIONS: tuple[ClassPosition, ...] = ("end", "middle", "front")
+INIT_STD = 0.02
+
+
+@dataclass(frozen=True)
+class CoOpConfig(SGDTraining):
+    """The authors' defaults; ``epochs`` follows the number of shots."""
+
+    context: int = 16
+    """Number of context tokens M, when ``words`` is empty."""
+    words: str = ""
+    """Words whose embeddings the context starts from, such as ``a photo of a``; they then decide
+    M. Empty: a normal of deviation 0.02."""
+    class_specific: bool = False
+    """A context for every class instead of one for all; new class names cannot follow it."""
+    position: ClassPosition = "end"
+    """Where the class name stands: behind, in the middle of, or in front of the context."""
+
+    def __post_init__(self) -> None:
+        """Check the values at the door."""
+        super().__post_init__()
+        if self.context < 1:
+            raise ValueError(f"context is at least one token, got {self.context}")
+        if self.position not in POSITIONS:
+            raise UnknownNameError("position of the class name", self.position, POSITIONS)
+
+
+def prompt_tokens(
+    model: CLIP, prompts: ClassPrompts, count: int, position: ClassPosition = "end"
+) -> tuple[Tensor, Tensor]:
+    """Token ids (N, L) with room for ``count`` context tokens, and where they stand (N, count)."""
+    tokenizer = model.tokenizer
+    head = {"end": count, "middle": count // 2, "front": 0}[position]
+    ids = torch.zeros(len(prompts), tokenizer.context_length, dtype=torch.int64)
+    places = torch.zeros(len(prompts), count, dtype=torch.int64)
+    for row, text in enumerate(prompts.texts("{}.")):
+        name = tokenizer.encode(text)
+        length = len(tokenizer.encode(text[:-1]))  # without the full stop
+        if position == "end":
+            length = len(name)
+        tokens = [tokenizer.start, *[0] * head, *name[:length]]
+        tail = len(tokens)
+        tokens += [*[0] * (count - head), *name[length:], tokenizer.end]
+        if len(tokens) > tokenizer.context_length:
+            raise ValueError(
+                f"class {text[:-1]!r} with {count} context tokens takes {len(tokens)} tokens, the "
+                f"model's context holds {tokenizer.context_length}: use fewer context tokens"
+            )
+        ids[row, : len(tokens)] = torch.tensor(tokens)
+        places[row, :head] = torch.arange(1, head + 1)
+        places[row, head:] = torch.arange(tail, tail + count - head)
+    return ids.to(model.device), places.to(model.device)
+
+
+def initial_context(model: CLIP, words: str, count: int, generator: torch.Generator) -> Tensor:
+    """Embeddings (M, D) of ``words``, or ``count`` draws from N(0, 0.02^2), float32."""
+    if words:
+        return model.context(words).float()
+    width = model.require_text().config.width
+    return INIT_STD * torch.randn(count, width, generator=generator).to(model.device)
+
+
+def coop_logits(
+    model: CLIP, context: Tensor, tokens: tuple[Tensor, Tensor], features: Tensor
+) -> Tensor:
+    """Scale * cos(image, text with context V): (B, N) of unit image features (B, E)."""
+    ids, places = tokens
+    text = model.encode_text(ids, context=context, positions=places, normalize=True)
+    return model.scale * features @ text.T
+
+
+def fit_coop(
+    model: CLIP,
+    prompts: ClassPrompts,
+    few_shot: FewShot,
+    config: CoOpConfig,
+    *,
+    seed: int,
+    on_step: OnStep | None = None,
+) -> dict[str, Tensor]:
+    """``context`` (M, D), or (N, M, D) if class-specific."""
+    generator = torch.Generator().manual_seed(seed)
+    start = initial_context(model, config.words, config.context, generator)
+    tokens = prompt_tokens(model, prompts, len(start), config.position)
+    if config.class_specific:
+        start = start.repeat(len(prompts), 1, 1)
+        if not config.words:
+            start = INIT_STD * torch.randn(start.shape, generator=generator).to(model.device)
+
+    def loss(learned: Mapping[str, Tensor], pixels: Tensor, labels: Tensor) -> Tensor:
+        with torch.no_grad():
+            features = model.encode_image(pixels, normalize=True)
+        return F.cross_entropy(coop_logits(model, learned["context"], tokens, features), labels)
+
+    start_from = {"context": start}
+    return learn(start_from, loss, model, few_shot, config, seed=seed, on_step=on_step)
+
+
+@register(
+    "coop",
+    config=CoOpConfig,
+    summary="context words learned from a few labelled images",
+    paper="Zhou et al., Learning to Prompt for Vision-Language Models, IJCV 2022",
+    presets={"imagenet": CoOpConfig(words="a photo of a", epochs=50)},
+    tuned_by_authors=frozenset({"imagenet"}),
+    fit=fit_coop,
+)
+class CoOp(FewShotAdapter):
+    """logits = scale * cos(image, text with the learned context)."""
+
+    treatment = Treatment.INDEPENDENT
+    needs = frozenset({"text", "text-prompts"})
+
+    def __init__(
+        self,
+        model: CLIP,
+        prompts: ClassPrompts,
+        config: CoOpConfig,
+        *,
+        seed: int = 0,
+        fitted: Mapping[str, Tensor],
+    ) -> None:
+        super().__init__(model, prompts, config, seed=seed, fitted=fitted)
+        width = model.require_text().config.width
+        rows = (len(prompts),) if config.class_specific else ()
+        context = self.tensor("context", *rows, None, width)
+        tokens = prompt_tokens(model, prompts, context.shape[-2], config.position)
+        with torch.no_grad():
+            self.classifier = model.encode_text(
+                tokens[0], context=context, positions=tokens[1], normalize=True
+            )
+
+    @torch.no_grad()
+    def _predict(self, batch: Batch) -> Prediction:
+        return Prediction(self.classify(self.model.encode_image(batch.images, normalize=True)))
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Logits (B, N) of unit image features (B, E)."""
+        return self.model.scale * features @ self.classifier.T
+
+    @classmethod
+    def for_classes(
+        cls, fitted: Mapping[str, Tensor], known: Sequence[str], wanted: Sequence[str]
+    ) -> dict[str, Tensor]:
+        """A shared context serves any class; class-specific ones serve those fitted."""
+        context = fitted["context"]
+        if context.ndim == 2:
+            return dict(fitted)
+        rows = places_of(known, wanted, by="class-specific CoOp")
+        return {**fitted, "context": context[rows]}

@@ -1,0 +1,161 @@
+"""A few labelled images, and random crops of them: what few-shot methods learn from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from cliquetta.data.crops import Boxes, crop_tensors, resized_crop_boxes
+from cliquetta.data.dataset import Dataset
+from cliquetta.model.clip import CLIP
+from cliquetta.model.preprocess import Preprocess
+
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class FewShot:
+    """Labelled images of the model's input size.
+
+    ``images`` (n, 3, S, S) are pictures (uint8) or preprocessed pixels (float); ``labels`` (n,)
+    index the class names. ``validation`` is a split of its own for methods that choose numbers by
+    accuracy; nothing else is ever chosen on it, and nothing is ever chosen on a test set.
+    """
+
+    images: Tensor
+    labels: Tensor
+    validation: FewShot | None = None
+
+    def __post_init__(self) -> None:
+        """Check the examples at the door."""
+        shape = tuple(self.images.shape)
+        if len(shape) != 4 or shape[1] != 3 or shape[2] != shape[3]:
+            raise ValueError(f"few-shot images are (n, 3, S, S), got {shape}")
+        if not (self.images.dtype == torch.uint8 or self.images.is_floating_point()):
+            raise ValueError(f"few-shot images are uint8 or float, got {self.images.dtype}")
+        if self.labels.shape != shape[:1] or self.labels.dtype != torch.int64:
+            raise ValueError(
+                f"{shape[0]} few-shot images need {shape[0]} labels (int64), got "
+                f"{tuple(self.labels.shape)} {self.labels.dtype}"
+            )
+        if shape[0] == 0:
+            raise ValueError("no few-shot images: give at least one")
+        if int(self.labels.min()) < 0:
+            raise ValueError("few-shot images must all have a label, some have none (-1)")
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.labels)
+
+    @property
+    def shots(self) -> int:
+        """Images of the class that has most."""
+        return int(self.labels.bincount().max())
+
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Dataset,
+        shots: int,
+        preprocess: Preprocess,
+        seed: int = 0,
+        *,
+        validation: Dataset | None = None,
+    ) -> FewShot:
+        """``shots`` images of every class, drawn by ``seed``; all labelled ones of ``validation``.
+
+        Pictures are kept as the model would see them (resized, centre-cropped), in 8 bits.
+        """
+        rows = choose_shots(dataset, shots, seed)
+        held = None
+        if validation is not None:
+            if validation.names != dataset.names:
+                raise ValueError(
+                    f"{validation.id} and {dataset.id} must share one class list to validate"
+                )
+            held = cls(*_read(validation, _labelled(validation), preprocess))
+        return cls(*_read(dataset, rows, preprocess), held)
+
+    def pixels(self, rows: Rows, model: CLIP) -> Tensor:
+        """Preprocessed images ``rows``, on the model's device."""
+        images = self.images[torch.from_numpy(rows)].to(model.device)
+        if images.dtype == torch.uint8:
+            return model.preprocess.pixels(images.permute(0, 2, 3, 1))
+        return images
+
+    def crops(
+        self,
+        rows: Rows,
+        model: CLIP,
+        generator: np.random.Generator,
+        *,
+        scale: tuple[float, float],
+        count: int = 1,
+    ) -> Tensor:
+        """``count`` random resized crops, mirrored half the time: (n, count, 3, S, S)."""
+        images = self.images[torch.from_numpy(rows)].to(model.device)
+        n, _, S, _ = images.shape
+        drawn = resized_crop_boxes(S, S, n * count, generator, scale=scale)
+        boxes = [_part(drawn, slice(i * count, (i + 1) * count)) for i in range(n)]
+        if images.dtype != torch.uint8:
+            return crop_tensors(images, boxes, S)
+        crops = crop_tensors(images, boxes, S, eight_bit=True).to(torch.uint8)
+        pixels = model.preprocess.pixels(crops.flatten(0, 1).permute(0, 2, 3, 1))
+        return pixels.view(n, count, 3, S, S)
+
+
+def choose_shots(dataset: Dataset, shots: int, seed: int) -> Rows:
+    """Indices of ``shots`` images of every class, drawn at random, in the data set's order."""
+    if shots < 1:
+        raise ValueError(f"shots is at least 1, got {shots}")
+    rows = _labelled(dataset)
+    order = np.random.default_rng([seed, 0x5407]).permutation(rows)
+    labels = _labels(dataset)[order]
+    chosen = []
+    for label, name in enumerate(dataset.names):
+        own = order[labels == label]
+        if len(own) < shots:
+            raise ValueError(
+                f"{dataset.id} has {len(own)} images of {name!r}, {shots} were asked for: lower "
+                "the number of shots"
+            )
+        chosen.append(own[:shots])
+    return np.sort(np.concatenate(chosen))
+
+
+def _labels(dataset: Dataset) -> Rows:
+    if dataset.labels is None:
+        raise ValueError(f"{dataset.id} has no labels, which few-shot methods learn from")
+    labels: Rows = dataset.labels.numpy()
+    return labels
+
+
+def _labelled(dataset: Dataset) -> Rows:
+    return np.flatnonzero(_labels(dataset) >= 0).astype(np.int64)
+
+
+def _read(dataset: Dataset, rows: Rows, preprocess: Preprocess) -> tuple[Tensor, Tensor]:
+    """Pictures (n, 3, S, S) uint8 and their labels."""
+    pictures = dataset.arrays(rows.tolist())
+    if pictures is None or pictures.shape[1:3] != (preprocess.size, preprocess.size):
+        pictures = np.stack(
+            [np.asarray(preprocess.picture(dataset.load(row))) for row in rows.tolist()]
+        )
+    images = torch.from_numpy(np.array(pictures)).permute(0, 3, 1, 2).contiguous()
+    return images, torch.from_numpy(_labels(dataset)[rows])
+
+
+def _part(boxes: Boxes, rows: slice) -> Boxes:
+    return Boxes(
+        boxes.height,
+        boxes.width,
+        boxes.top[rows],
+        boxes.left[rows],
+        boxes.rows[rows],
+        boxes.columns[rows],
+        boxes.mirrored[rows],
+    )

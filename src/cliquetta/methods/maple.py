@@ -1,0 +1,195 @@
+"""MaPLe: learned tokens in both towers and in several blocks, tied to one another.
+
+Khattak et al., "MaPLe: Multi-modal Prompt Learning", CVPR 2023. The text tower has learned tokens
+behind its start token, at the input and afresh in blocks 1 ... J-1; the image tower has, at the end
+of its sequence and in the same blocks, linear images of them. Tokens and linear maps are fitted by
+cross-entropy, the towers stay frozen. Words of the start that are not learned ("of a") stay.
+
+Official code: casts maps and blocks to half precision by hand, ours runs in the model's precision;
+the maps of the deeper blocks start as copies of one draw there, as here. Cropping and resampling
+differ as for CoOp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cliquetta.methods.contract import Batch, Prediction, Treatment
+from cliquetta.methods.coop import INIT_STD, initial_context, prompt_tokens
+from cliquetta.methods.examples import FewShot
+from cliquetta.methods.few_shot import FewShotAdapter, OnStep, SGDTraining, initial_linear, learn
+from cliquetta.methods.registry import register
+from cliquetta.model.clip import CLIP
+from cliquetta.model.vision import TokenPrompts
+from cliquetta.prompts.classes import ClassPrompts
+
+
+@dataclass(frozen=True)
+class MaPLeConfig(SGDTraining):
+    """The authors' setting from base to novel classes."""
+
+    epochs: int | None = 5
+    """Passes over the examples; ``None``: by the number of shots, as CoOp."""
+    batch_size: int = 4
+    """Images a step."""
+    lr: float = 3.5e-3
+    """Learning rate at the start of the cosine."""
+    depth: int = 9
+    """Blocks with learned tokens, J; a tower with fewer blocks has them in all of its own."""
+    context: int = 2
+    """Learned tokens in each block."""
+    words: str = "a photo of a"
+    """Words before the class name; the first ``context`` tokens are learned, the others stay.
+    Empty: ``context`` random tokens."""
+
+    def __post_init__(self) -> None:
+        """Check the values at the door."""
+        super().__post_init__()
+        if self.depth < 1 or self.context < 1:
+            raise ValueError("depth and context are at least 1")
+
+
+@dataclass(frozen=True)
+class Coupled:
+    """What the towers take: ``text`` (M, D_t) and ``deep`` for blocks 1 ..., ``visual`` tokens."""
+
+    text: Tensor
+    deep: tuple[Tensor, ...]
+    visual: TokenPrompts
+
+
+def couple(learned: Mapping[str, Tensor]) -> Coupled:
+    """Tokens of both towers: the visual ones are linear maps of the textual ones, block by block.
+
+    ``context`` is (M, D_t), ``deep`` (J-1, M, D_t), ``map.weight`` (J, D_v, D_t) and ``map.bias``
+    (J, D_v).
+    """
+    tokens = torch.cat([learned["context"][None], learned["deep"]])  # (J, M, D_t)
+    visual = tokens @ learned["map.weight"].mT + learned["map.bias"][:, None]
+    return Coupled(
+        learned["context"], learned["deep"].unbind(), TokenPrompts(visual.unbind(), "end")
+    )
+
+
+def text_tokens(model: CLIP, prompts: ClassPrompts, config: MaPLeConfig) -> tuple[Tensor, Tensor]:
+    """Token ids of the class texts and the places of the learned tokens in them."""
+    if not config.words:
+        return prompt_tokens(model, prompts, config.context)
+    words = len(model.tokenizer.encode(config.words))
+    if words < config.context:
+        raise ValueError(
+            f"{config.words!r} has {words} tokens, {config.context} are to be learned: give more "
+            "words or none"
+        )
+    ids = model.tokenizer(prompts.texts(f"{config.words} {{}}.")).to(model.device)
+    places = torch.arange(1, config.context + 1, device=model.device).expand(len(prompts), -1)
+    return ids, places
+
+
+def text_features(model: CLIP, tokens: tuple[Tensor, Tensor], coupled: Coupled) -> Tensor:
+    """Unit features (N, E) of the prompted class texts."""
+    return model.encode_text(
+        tokens[0],
+        context=coupled.text,
+        positions=tokens[1],
+        deep=coupled.deep,
+        normalize=True,
+    )
+
+
+def maple_logits(
+    model: CLIP, learned: Mapping[str, Tensor], tokens: tuple[Tensor, Tensor], pixels: Tensor
+) -> Tensor:
+    """Scale * cos(prompted image, prompted text): (B, N)."""
+    coupled = couple(learned)
+    images = model.encode_image(pixels, tokens=coupled.visual, normalize=True)
+    return model.scale * images @ text_features(model, tokens, coupled).T
+
+
+def initial_parameters(
+    model: CLIP, config: MaPLeConfig, generator: torch.Generator
+) -> dict[str, Tensor]:
+    """Tokens and maps before training."""
+    text, image = model.require_text().config, model.require_vit().config
+    depth = min(config.depth, text.layers, image.layers)
+    context = initial_context(model, config.words, config.context, generator)[: config.context]
+    deep = INIT_STD * torch.randn(depth - 1, config.context, text.width, generator=generator)
+    first = initial_linear(text.width, image.width, generator)
+    other = initial_linear(text.width, image.width, generator)
+    start = {
+        "context": context,
+        "deep": deep,
+        "map.weight": torch.stack([first[0], *[other[0]] * (depth - 1)]),
+        "map.bias": torch.stack([first[1], *[other[1]] * (depth - 1)]),
+    }
+    return {name: value.to(model.device) for name, value in start.items()}
+
+
+def fit_maple(
+    model: CLIP,
+    prompts: ClassPrompts,
+    few_shot: FewShot,
+    config: MaPLeConfig,
+    *,
+    seed: int,
+    on_step: OnStep | None = None,
+) -> dict[str, Tensor]:
+    """The tensors that :func:`couple` names."""
+    start = initial_parameters(model, config, torch.Generator().manual_seed(seed))
+    tokens = text_tokens(model, prompts, config)
+
+    def loss(learned: Mapping[str, Tensor], pixels: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(maple_logits(model, learned, tokens, pixels), labels)
+
+    return learn(start, loss, model, few_shot, config, seed=seed, on_step=on_step)
+
+
+@register(
+    "maple",
+    config=MaPLeConfig,
+    summary="coupled learned tokens in several blocks of both towers",
+    paper="Khattak et al., MaPLe: Multi-modal Prompt Learning, CVPR 2023",
+    presets={
+        "base_to_novel": MaPLeConfig(),
+        "cross_dataset": MaPLeConfig(depth=3, lr=2.6e-3, epochs=2),
+    },
+    fit=fit_maple,
+)
+class MaPLe(FewShotAdapter):
+    """logits = scale * cos(prompted image, prompted text)."""
+
+    treatment = Treatment.INDEPENDENT
+    needs = frozenset({"text", "text-prompts", "visual-tokens"})
+
+    def __init__(
+        self,
+        model: CLIP,
+        prompts: ClassPrompts,
+        config: MaPLeConfig,
+        *,
+        seed: int = 0,
+        fitted: Mapping[str, Tensor],
+    ) -> None:
+        super().__init__(model, prompts, config, seed=seed, fitted=fitted)
+        text, image = model.require_text().config, model.require_vit().config
+        depth, M = min(config.depth, text.layers, image.layers), config.context
+        learned = {
+            "context": self.tensor("context", M, text.width),
+            "deep": self.tensor("deep", depth - 1, M, text.width),
+            "map.weight": self.tensor("map.weight", depth, image.width, text.width),
+            "map.bias": self.tensor("map.bias", depth, image.width),
+        }
+        coupled = couple(learned)
+        self.visual = coupled.visual
+        with torch.no_grad():
+            self.classifier = text_features(model, text_tokens(model, prompts, config), coupled)
+
+    @torch.no_grad()
+    def _predict(self, batch: Batch) -> Prediction:
+        features = self.model.encode_image(batch.images, tokens=self.visual, normalize=True)
+        return Prediction(self.model.scale * features @ self.classifier.T)
