@@ -1,0 +1,108 @@
+"""A small CLIP with OpenAI's attribute names, built of torch's own attention: a second opinion."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import torch
+from torch import nn
+
+WORDS = 49408
+
+
+class QuickGELU(nn.Module):
+    def forward(self, x):
+        return x * torch.sigmoid(1.702 * x)
+
+
+class ResidualBlock(nn.Module):
+    def __init__(self, width, heads, activation):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(width, heads)
+        self.ln_1 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(
+            OrderedDict(
+                c_fc=nn.Linear(width, 4 * width),
+                gelu=QuickGELU() if activation == "quick_gelu" else nn.GELU(),
+                c_proj=nn.Linear(4 * width, width),
+            )
+        )
+        self.ln_2 = nn.LayerNorm(width)
+
+    def forward(self, x, mask):
+        y = self.ln_1(x)
+        x = x + self.attn(y, y, y, need_weights=False, attn_mask=mask)[0]
+        return x + self.mlp(self.ln_2(x))
+
+
+class Transformer(nn.Module):
+    def __init__(self, width, layers, heads, activation):
+        super().__init__()
+        self.resblocks = nn.ModuleList(
+            ResidualBlock(width, heads, activation) for _ in range(layers)
+        )
+
+    def forward(self, x, mask):
+        for block in self.resblocks:
+            x = block(x, mask)
+        return x
+
+
+class Visual(nn.Module):
+    def __init__(self, size, patch, width, layers, heads, embed_dim, activation):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, width, patch, patch, bias=False)
+        self.class_embedding = nn.Parameter(torch.randn(width))
+        self.positional_embedding = nn.Parameter(torch.randn((size // patch) ** 2 + 1, width))
+        self.ln_pre = nn.LayerNorm(width)
+        self.transformer = Transformer(width, layers, heads, activation)
+        self.ln_post = nn.LayerNorm(width)
+        self.proj = nn.Parameter(torch.randn(width, embed_dim) * width**-0.5)
+
+    def forward(self, pixels):
+        x = self.conv1(pixels).flatten(2).permute(2, 0, 1)
+        first = self.class_embedding.expand(1, x.shape[1], -1)
+        x = torch.cat([first, x]) + self.positional_embedding[:, None]
+        x = self.transformer(self.ln_pre(x), None)
+        return self.ln_post(x[0]) @ self.proj
+
+
+class OpenAIModule(nn.Module):
+    """Takes pixels and ids, returns both features; ``logit_scale`` only rides along."""
+
+    def __init__(self, *, width=128, layers=2, activation="quick_gelu", size=32, patch=8, seed=0):
+        torch.manual_seed(seed)
+        super().__init__()
+        heads, embed_dim, context = width // 64, 24, 77
+        self.visual = Visual(size, patch, width, layers, heads, embed_dim, activation)
+        self.transformer = Transformer(64, layers, 1, activation)
+        self.token_embedding = nn.Embedding(WORDS, 64)
+        self.positional_embedding = nn.Parameter(torch.randn(context, 64) * 0.3)
+        self.ln_final = nn.LayerNorm(64)
+        self.text_projection = nn.Parameter(torch.randn(64, embed_dim) * 0.1)
+        self.logit_scale = nn.Parameter(torch.tensor(20.0).log())
+        for name, value in (
+            ("input_resolution", size),
+            ("context_length", context),
+            ("vocab_size", WORDS),
+        ):
+            self.register_buffer(name, torch.tensor(value))
+        for parameter in self.parameters():
+            parameter.requires_grad_(False)
+            if parameter.ndim == 1:
+                parameter += 0.1 * torch.randn_like(parameter)
+        self.eval()
+
+    def forward(self, pixels, ids):
+        length = ids.shape[1]
+        mask = torch.full((length, length), float("-inf")).triu(1)
+        x = self.token_embedding(ids) + self.positional_embedding[:length]
+        x = self.transformer(x.permute(1, 0, 2).contiguous(), mask).permute(1, 0, 2)
+        pooled = self.ln_final(x)[torch.arange(len(ids)), ids.argmax(dim=-1)]
+        return self.visual(pixels), pooled @ self.text_projection
+
+
+def bare_state(module):
+    """The weights without the settings, as open_clip has them."""
+    settings = ("input_resolution", "context_length", "vocab_size")
+    return {k: v for k, v in module.state_dict().items() if k not in settings}

@@ -1,0 +1,280 @@
+"""Names, devices, dtypes and the network: every wrong one is answered in one sentence."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import threading
+import time
+
+import pytest
+import torch
+import transformers
+from openai_module import OpenAIModule, bare_state
+from safetensors.torch import save_file
+
+from cliquetta.data.bundled import load_bundled
+from cliquetta.errors import UnknownNameError
+from cliquetta.model.checkpoints import hub, openai
+from cliquetta.model.checkpoints.hub import DownloadError, Fetcher
+from cliquetta.model.checkpoints.native import save_model
+from cliquetta.model.checkpoints.state import CheckpointError
+from cliquetta.model.factory import create_model, list_models, pick_device, pick_dtype
+
+NOWHERE = "http://127.0.0.1:9"  # the discard port: nothing listens
+
+
+def test_micro_is_bundled_and_works():
+    model = create_model("micro")
+    assert model.id == "micro" and model.image_size == 32
+    assert model.capabilities >= {"text", "visual-prefix"}
+    bundled = load_bundled()
+    pixels = model.preprocess.pixels(bundled.images[::20])
+    texts = model.encode_text([f"a photo of a {n}." for n in bundled.names], normalize=True)
+    answers = (model.encode_image(pixels, normalize=True) @ texts.T).argmax(dim=1)
+    assert (answers == torch.tensor(bundled.labels[::20])).float().mean() > 0.75
+
+
+def test_the_list_of_models():
+    entries = list_models()
+    names = [entry.name for entry in entries]
+    assert names[0] == "micro" and entries[0].is_bundled
+    assert {"openai:ViT-B/16", "openai:RN50", "hf:openai/clip-vit-base-patch16"} <= set(names)
+    assert "open_clip:ViT-B-16/laion2b_s34b_b88k" in names
+    assert len(set(names)) == len(names)
+    found = {entry.name: entry for entry in list_models("openai:*")}
+    assert len(found) == 9
+    assert found["openai:ViT-L/14@336px"].image_size == 336
+    assert not found["openai:RN50x4"].is_vit and found["openai:ViT-B/32"].is_vit
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("micr", "micro"),
+        ("ViT-B/17", "ViT-B/16"),
+        ("openai:ViT-B16", "ViT-B/16"),
+        ("open_clip:ViT-B-17/openai", "ViT-B-16"),
+        ("open_clip:ViT-B-16/laion2b_s34b", "laion2b_s34b_b88k"),
+    ],
+)
+def test_unknown_names(name, nearest):
+    with pytest.raises(UnknownNameError, match=f"did you mean '{nearest}'"):
+        create_model(name)
+
+
+@pytest.mark.parametrize("name", ["./no.pt", "no.safetensors", "/no/such/folder"])
+def test_missing_paths(name):
+    with pytest.raises(CheckpointError, match="no such file or folder"):
+        create_model(name)
+
+
+def test_folders_without_a_checkpoint(tmp_path):
+    with pytest.raises(CheckpointError, match=r"no .safetensors or .pt file"):
+        create_model(tmp_path)
+    for name in ("a.pt", "b.pt"):
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(CheckpointError, match="2 pickled files: name one"):
+        create_model(tmp_path)
+    with pytest.raises(CheckpointError, match=r"give one .pt file"):
+        create_model([tmp_path / "a.pt", tmp_path / "b.pt"])
+    with pytest.raises(CheckpointError, match="no files"):
+        create_model([])
+
+
+def test_devices_and_dtypes(tiny_clip, tmp_path):
+    save_model(tiny_clip, tmp_path / "m.safetensors")
+    assert pick_device("auto").type in {"cpu", "cuda", "mps"}
+    assert pick_device("cpu") == torch.device("cpu")
+    assert pick_dtype("bf16") is torch.bfloat16 and pick_dtype(torch.float16) is torch.float16
+    model = create_model(tmp_path / "m.safetensors", device="cpu", dtype="fp16")
+    assert model.dtype == torch.float16 and model.device.type == "cpu"
+    with pytest.raises(UnknownNameError, match="did you mean 'bf16'"):
+        create_model("micro", dtype="bf1")
+    with pytest.raises(UnknownNameError, match="did you mean 'gelu'"):
+        create_model("micro", activation="gelo")
+    other = create_model(tmp_path / "m.safetensors", activation="gelu")
+    assert other.config.vision.activation == other.config.text.activation == "gelu"
+
+
+# The network
+
+
+class Files(http.server.BaseHTTPRequestHandler):
+    """Serves ``server.files``, honours ranges, and hangs up after ``server.limit`` bytes."""
+
+    def do_HEAD(self):
+        self.reply(body=False)
+
+    def do_GET(self):
+        self.reply(body=True)
+
+    def reply(self, body):
+        self.server.requests.append((self.path, self.headers.get("Range")))
+        data = self.server.files.get(self.path)
+        if data is None:
+            self.send_response(404)
+            if self.path.startswith("/owner/"):
+                self.send_header("X-Error-Code", "EntryNotFound")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        asked = self.headers.get("Range")
+        start = int(asked.removeprefix("bytes=").rstrip("-").split("-")[0]) if asked else 0
+        if asked and start >= len(data):
+            self.send_error(416)
+            return
+        self.send_response(206 if asked else 200)
+        self.send_header("Content-Length", str(len(data) - start))
+        self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
+        self.send_header("X-Repo-Commit", "a" * 40)
+        self.end_headers()
+        if body:
+            self.wfile.write(data[start:][: self.server.limit])
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server():
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Files)
+    server.files, server.requests, server.limit = {}, [], None
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def address(server):
+    return f"http://127.0.0.1:{server.server_port}"
+
+
+def test_a_download_is_resumed_checked_and_kept(server, address, tmp_path):
+    data = bytes(range(256)) * 4096
+    server.files["/m.pt"] = data
+    sha256 = hashlib.sha256(data).hexdigest()
+    seen = []
+    fetcher = Fetcher(tmp_path, on_progress=lambda done, total: seen.append((done, total)))
+    server.limit = 300_000
+    with pytest.raises(DownloadError, match=r"goes on where it stopped"):
+        fetcher.file(f"{address}/m.pt", sha256)
+    server.limit = None
+    path = fetcher.file(f"{address}/m.pt", sha256)
+    assert path.read_bytes() == data
+    assert server.requests == [("/m.pt", None), ("/m.pt", "bytes=300000-")]
+    assert seen[-1] == (len(data), len(data)) and seen[0][0] == 300_000
+    assert fetcher.file(f"{address}/m.pt", sha256) == path
+    assert len(server.requests) == 2  # from the cache
+    assert Fetcher(tmp_path, offline=True).file(f"{NOWHERE}/m.pt", sha256) == path
+
+
+def test_a_damaged_download_is_not_kept(server, address, tmp_path):
+    server.files["/m.pt"] = b"other"
+    with pytest.raises(DownloadError, match="SHA-256 differs"):
+        Fetcher(tmp_path).file(f"{address}/m.pt", "0" * 64)
+    assert not list(tmp_path.rglob("*.pt*.part")) and not list(tmp_path.rglob("m.pt"))
+
+
+def test_an_openai_name_downloads(server, address, tmp_path, monkeypatch):
+    module = OpenAIModule()
+    torch.save(module.state_dict(), tmp_path / "source.pt")
+    data = (tmp_path / "source.pt").read_bytes()
+    server.files["/ViT-B-16.pt"] = data
+    place = (f"{address}/ViT-B-16.pt", hashlib.sha256(data).hexdigest())
+    monkeypatch.setattr(openai, "address", lambda name: place)
+    model = create_model("ViT-B/16", cache_dir=tmp_path / "cache")
+    assert model.id == "openai:ViT-B/16"
+    pixels = torch.randn(1, 3, 32, 32)
+    torch.testing.assert_close(
+        model.encode_image(pixels), module.visual(pixels), atol=1e-5, rtol=1e-5
+    )
+    same = create_model("openai:ViT-B/16", cache_dir=tmp_path / "cache", offline=True)
+    assert same.fingerprint == model.fingerprint
+
+
+def one_sentence(error):
+    """No newline, and no chain of other exceptions behind it."""
+    assert "\n" not in str(error.value)
+    assert error.value.__cause__ is None and error.value.__suppress_context__
+
+
+def test_no_network(tmp_path, monkeypatch):
+    monkeypatch.setattr(openai, "address", lambda name: (f"{NOWHERE}/x.pt", "0" * 64))
+    with pytest.raises(DownloadError, match="check the network") as error:
+        create_model("ViT-B/16", cache_dir=tmp_path)
+    one_sentence(error)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", NOWHERE)
+    for proxy in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.delenv(proxy, raising=False)
+    start = time.monotonic()
+    with pytest.raises(DownloadError, match="cannot reach the Hugging Face hub for a/b") as error:
+        create_model("hf:a/b", cache_dir=tmp_path)
+    one_sentence(error)
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize("variable", [None, "CLIQUETTA_OFFLINE", "HF_HUB_OFFLINE"])
+@pytest.mark.parametrize("name", ["ViT-B/16", "hf:a/b", "open_clip:ViT-B-16/openai", "hf-hub:a/b"])
+def test_offline(tmp_path, monkeypatch, name, variable):
+    def refuse(*_, **__):
+        raise AssertionError("offline means offline")
+
+    monkeypatch.setattr("socket.create_connection", refuse)
+    if variable is not None:
+        monkeypatch.setenv(variable, "1")
+    with pytest.raises(DownloadError, match="network is switched off") as error:
+        create_model(name, cache_dir=tmp_path, offline=variable is None)
+    assert "\n" not in str(error.value)
+
+
+@pytest.fixture
+def hub_server(server, address, monkeypatch):
+    """The Hugging Face client pointed at the local server."""
+    hub._answers.cache_clear()
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+    monkeypatch.setattr(
+        "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
+        address + "/{repo_id}/resolve/{revision}/{filename}",
+    )
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    return server
+
+
+def serve(server, repo, folder):
+    for path in folder.iterdir():
+        server.files[f"/{repo}/resolve/main/{path.name}"] = path.read_bytes()
+
+
+def test_hub_repository_of_transformers(hub_server, tmp_path):
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    shape |= {"num_attention_heads": 2}
+    config = transformers.CLIPConfig(
+        text_config=shape,
+        vision_config=shape | {"image_size": 32, "patch_size": 16},
+        projection_dim=16,
+    )
+    transformers.CLIPModel(config).save_pretrained(tmp_path / "source")
+    serve(hub_server, "owner/clip", tmp_path / "source")
+    model = create_model("hf:owner/clip", cache_dir=tmp_path / "cache")
+    assert model.id == "hf:owner/clip"
+    assert model.fingerprint == create_model(tmp_path / "source").fingerprint
+    offline = create_model("hf:owner/clip", cache_dir=tmp_path / "cache", offline=True)
+    assert offline.fingerprint == model.fingerprint
+
+
+def test_hub_repository_of_open_clip(hub_server, tmp_path):
+    module = OpenAIModule(activation="gelu")
+    source = tmp_path / "source"
+    source.mkdir()
+    save_file(bare_state(module), source / "open_clip_model.safetensors")
+    sizes = {"vision_cfg": {"width": 128}, "text_cfg": {}, "embed_dim": 24}
+    (source / "open_clip_config.json").write_text(json.dumps({"model_cfg": sizes}))
+    serve(hub_server, "owner/open", source)
+    model = create_model("hf-hub:owner/open", cache_dir=tmp_path / "cache")
+    assert model.config.vision.activation == "gelu"
+    with pytest.raises(CheckpointError, match=r"has no config.json: try hf-hub:owner/open"):
+        create_model("hf:owner/open", cache_dir=tmp_path / "cache")

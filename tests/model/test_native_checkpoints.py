@@ -1,0 +1,183 @@
+"""Our own file format: exact round trips, 8 bits within their bound, never half a file."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from cliquetta.model.checkpoints import native
+from cliquetta.model.checkpoints.native import load_model, save_model
+from cliquetta.model.checkpoints.state import CheckpointError, dequantise, quantise
+from cliquetta.model.clip import CLIP
+from cliquetta.model.config import CLIPConfig, ResNetConfig
+from cliquetta.model.factory import create_model
+from cliquetta.model.preprocess import Preprocess
+
+TEXTS = ["a photo of a cat.", "truck"]
+
+
+def test_round_trip_is_exact(tiny_clip, tiny_images, tmp_path):
+    path = tmp_path / "new" / "folder" / "model.safetensors"
+    save_model(tiny_clip, path)
+    again = load_model(path)
+    assert again.config == tiny_clip.config and again.id == "tiny"
+    assert again.preprocess == tiny_clip.preprocess
+    assert again.fingerprint == tiny_clip.fingerprint
+    assert torch.equal(again.encode_image(tiny_images), tiny_clip.encode_image(tiny_images))
+    assert torch.equal(again.encode_text(TEXTS), tiny_clip.encode_text(TEXTS))
+    assert create_model(path).fingerprint == create_model(path.parent).fingerprint
+    assert not any(p.requires_grad for p in again.parameters())
+    assert [p.name for p in path.parent.iterdir()] == [path.name]  # no temporary file is left
+
+
+def test_eight_bits_stay_within_half_a_step(tiny_clip, tiny_images, tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_model(tiny_clip, path, quantise=True)
+    again = load_model(path)
+    for (name, a), b in zip(
+        tiny_clip.state_dict().items(), again.state_dict().values(), strict=True
+    ):
+        if a.ndim < 2 or "position" in name:
+            assert torch.equal(a, b)
+        else:
+            steps = a.flatten(1).abs().amax(dim=1) / 127
+            error = (a - b).flatten(1).abs().amax(dim=1)
+            assert (error <= 0.5001 * steps).all() and error.max() > 0
+    cosine = torch.nn.functional.cosine_similarity(
+        again.encode_image(tiny_images), tiny_clip.encode_image(tiny_images)
+    )
+    assert cosine.min() > 0.99
+    plain = tmp_path / "plain.safetensors"
+    save_model(tiny_clip, plain)
+    assert path.stat().st_size < 0.5 * plain.stat().st_size
+
+
+def test_quantisation_by_hand():
+    weight = torch.tensor([[1.27, -0.64, 0.004], [0.0, 0.0, 0.0]])
+    codes, scale = quantise(weight)
+    assert codes.tolist() == [[127, -64, 0], [0, 0, 0]]
+    torch.testing.assert_close(scale[0], torch.tensor(0.01))
+    found = dequantise({"w.int8": codes, "w.scale": scale, "other.scale": torch.ones(1)})
+    torch.testing.assert_close(found["w"], torch.tensor([[1.27, -0.64, 0.0], [0.0, 0.0, 0.0]]))
+    assert sorted(found) == ["other.scale", "w"]  # a scale that belongs to no codes is a weight
+    with pytest.raises(CheckpointError, match=r"w.scale is missing"):
+        dequantise({"w.int8": codes})
+
+
+def test_kernels_are_quantised_by_output_channel():
+    weight = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(0))
+    codes, scale = quantise(weight)
+    assert codes.shape == weight.shape and scale.shape == (4,)
+    found = dequantise({"w.int8": codes, "w.scale": scale})["w"]
+    assert (found - weight).abs().amax(dim=(1, 2, 3)).le(0.5001 * scale).all()
+
+
+def test_other_precision_and_image_tower_alone(tiny_clip, tiny_images, tmp_path):
+    alone = CLIP(
+        CLIPConfig(24, tiny_clip.config.vision, None), id="eye", preprocess=Preprocess.hf(32)
+    )
+    alone.load_state_dict(
+        {k: v for k, v in tiny_clip.state_dict().items() if not k.startswith("text.")}
+    )
+    save_model(alone, tmp_path / "eye.safetensors")
+    again = load_model(tmp_path / "eye.safetensors")
+    assert again.text is None and again.preprocess == Preprocess.hf(32)
+    assert torch.equal(again.encode_image(tiny_images), tiny_clip.encode_image(tiny_images))
+    half = create_model(tmp_path / "eye.safetensors", dtype="bf16")
+    assert half.dtype == torch.bfloat16 and half.logit_scale.dtype == torch.float32
+
+
+def test_resnet_round_trip(tmp_path):
+    vision = ResNetConfig(image_size=32, width=8, layers=(1, 1, 1, 1), heads=4)
+    model = CLIP(CLIPConfig(16, vision, None), id="rn")
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point():
+            tensor.normal_(0, 0.1) if "var" not in name else tensor.uniform_(0.5, 1)
+    save_model(model, tmp_path / "rn.safetensors")
+    again = load_model(tmp_path / "rn.safetensors")
+    pixels = torch.randn(2, 3, 32, 32)
+    assert again.config == model.config
+    assert torch.equal(again.encode_image(pixels), model.encode_image(pixels))
+
+
+def test_shards_of_openai_weights_in_eight_bits(tiny_clip, tiny_images, tmp_path):
+    """Quantised image towers under OpenAI's names, in several files, projection turned."""
+    names = {"patch": "conv1", "class_token": "class_embedding", "position": "positional_embedding"}
+    parts = {"qkv.weight": "attn.in_proj_weight", "qkv.bias": "attn.in_proj_bias"}
+    parts |= {"out.": "attn.out_proj.", "fc.": "mlp.c_fc.", "proj.": "mlp.c_proj."}
+    shards: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] = ({}, {})
+    for index, (key, tensor) in enumerate(tiny_clip.visual.state_dict().items()):
+        head, _, tail = key.partition(".")
+        if head == "blocks":
+            number, _, part = tail.partition(".")
+            for ours, theirs in parts.items():
+                part = theirs + part.removeprefix(ours) if part.startswith(ours) else part
+            name = f"visual.transformer.resblocks.{number}.{part}"
+        else:
+            name = f"visual.{names.get(head, head)}" + (f".{tail}" if tail else "")
+        shard = shards[index % 2]
+        if key == "projection":
+            shard["visual.proj_t.int8"], shard["visual.proj_t.scale"] = quantise(tensor.T)
+        elif tensor.ndim == 2 and head == "blocks":
+            shard[f"{name}.int8"], shard[f"{name}.scale"] = quantise(tensor)
+        else:
+            shard[name] = tensor
+    for number, shard in enumerate(shards):
+        header = {"model": "OpenAI CLIP"}
+        save_file(
+            {k: v.contiguous() for k, v in shard.items()},
+            tmp_path / f"{number}.safetensors",
+            header,
+        )
+    model = create_model(tmp_path)
+    assert model.text is None and model.scale == pytest.approx(100)
+    assert model.config.vision.heads == 1  # 32 channels: OpenAI's rule of 64 a head
+    wanted = tiny_clip.require_vit()
+    for index in range(2):
+        a, b = model.require_vit().block(index), wanted.block(index)
+        assert (a.qkv.weight - b.qkv.weight).abs().max() < 0.02
+        assert torch.equal(a.ln_1.bias, b.ln_1.bias) and torch.equal(a.fc.bias, b.fc.bias)
+    assert (model.require_vit().projection - wanted.projection).abs().max() < 0.02
+    listed = create_model([tmp_path / "0.safetensors", tmp_path / "1.safetensors"])
+    assert listed.fingerprint == create_model(f"{tmp_path}/*.safetensors").fingerprint
+    save_file(load_file(tmp_path / "0.safetensors"), tmp_path / "2.safetensors")
+    with pytest.raises(CheckpointError, match="in another shard"):
+        create_model(tmp_path)
+
+
+def test_a_failed_write_leaves_the_old_file(tiny_clip, tmp_path, monkeypatch):
+    path = tmp_path / "model.safetensors"
+    save_model(tiny_clip, path)
+    before = path.read_bytes()
+
+    def fail(*_, **__):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(native, "save_file", fail)
+    with pytest.raises(OSError, match="disk full"):
+        save_model(tiny_clip, path, quantise=True)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_bad_headers(tiny_clip, tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_model(tiny_clip, path)
+    with safe_open(path, framework="pt") as file:
+        header = file.metadata()
+    state = load_file(path)
+    save_file(state, tmp_path / "none.safetensors")
+    with pytest.raises(CheckpointError, match="not written by cliquetta"):
+        load_model(tmp_path / "none.safetensors")
+    save_file(state, tmp_path / "bad.safetensors", header | {"config": "{"})
+    with pytest.raises(CheckpointError, match=r"header .* damaged"):
+        load_model(tmp_path / "bad.safetensors")
+    config = json.loads(header["config"])
+    config["vision"]["width"] = 48
+    save_file(state, tmp_path / "wide.safetensors", header | {"config": json.dumps(config)})
+    with pytest.raises(CheckpointError, match="another shape"):
+        load_model(tmp_path / "wide.safetensors")

@@ -1,0 +1,121 @@
+"""The ResNet tower against its definition in plain functions and torch's attention."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+
+from cliquetta.model.block import Prefix
+from cliquetta.model.checkpoints.native import save_model
+from cliquetta.model.clip import CLIP, MissingCapabilityError
+from cliquetta.model.config import CLIPConfig, ResNetConfig
+from cliquetta.model.factory import create_model
+
+
+@pytest.fixture(scope="module")
+def model():
+    vision = ResNetConfig(image_size=64, width=8, layers=(1, 2, 1, 2), heads=4)
+    model = CLIP(CLIPConfig(24, vision, None), id="rn-tiny")
+    generator = torch.Generator().manual_seed(0)
+    for name, tensor in model.state_dict().items():
+        if not tensor.is_floating_point() or name == "logit_scale":
+            continue
+        noise = torch.randn(tensor.shape, generator=generator)
+        if name.endswith("running_var"):
+            tensor.copy_(0.5 + noise.abs())
+        elif tensor.ndim == 1:
+            tensor.copy_(0.2 * noise + (1.0 if "bn" in name and "weight" in name else 0.0))
+        else:
+            tensor.copy_(noise * (2 / tensor[0].numel()) ** 0.5)
+    return model
+
+
+@pytest.fixture(scope="module")
+def pixels():
+    return torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+
+
+def norm(x, w, at):
+    return F.batch_norm(
+        x, w[f"{at}.running_mean"], w[f"{at}.running_var"], w[f"{at}.weight"], w[f"{at}.bias"]
+    )
+
+
+def bottleneck(x, w, at, stride):
+    y = norm(F.conv2d(x, w[f"{at}.conv1.weight"]), w, f"{at}.bn1").relu()
+    y = norm(F.conv2d(y, w[f"{at}.conv2.weight"], padding=1), w, f"{at}.bn2").relu()
+    y = norm(F.conv2d(F.avg_pool2d(y, stride), w[f"{at}.conv3.weight"]), w, f"{at}.bn3")
+    if f"{at}.downsample.0.weight" in w:
+        x = F.conv2d(F.avg_pool2d(x, stride), w[f"{at}.downsample.0.weight"])
+        x = norm(x, w, f"{at}.downsample.1")
+    return (x + y).relu()
+
+
+def literal(model, x):
+    w = model.visual.state_dict()
+    for index, stride in ((1, 2), (2, 1), (3, 1)):
+        x = F.conv2d(x, w[f"conv{index}.weight"], stride=stride, padding=1)
+        x = norm(x, w, f"bn{index}").relu()
+    x = F.avg_pool2d(x, 2)
+    for stage, blocks in enumerate(model.config.vision.layers, start=1):
+        for block in range(blocks):
+            stride = 2 if stage > 1 and block == 0 else 1
+            x = bottleneck(x, w, f"layer{stage}.{block}", stride)
+    x = x.flatten(2).permute(2, 0, 1)
+    x = torch.cat([x.mean(dim=0, keepdim=True), x]) + w["attnpool.positional_embedding"][:, None]
+    pooled, _ = F.multi_head_attention_forward(
+        x[:1],
+        x,
+        x,
+        x.shape[-1],
+        model.config.vision.heads,
+        in_proj_weight=None,
+        in_proj_bias=torch.cat([w[f"attnpool.{n}_proj.bias"] for n in "qkv"]),
+        bias_k=None,
+        bias_v=None,
+        add_zero_attn=False,
+        dropout_p=0.0,
+        out_proj_weight=w["attnpool.c_proj.weight"],
+        out_proj_bias=w["attnpool.c_proj.bias"],
+        use_separate_proj_weight=True,
+        training=False,
+        q_proj_weight=w["attnpool.q_proj.weight"],
+        k_proj_weight=w["attnpool.k_proj.weight"],
+        v_proj_weight=w["attnpool.v_proj.weight"],
+    )
+    return pooled[0]
+
+
+def test_features(model, pixels):
+    wanted = literal(model, pixels)
+    assert wanted.std() > 0.1
+    torch.testing.assert_close(model.encode_image(pixels), wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_openai_names_are_ours(model, pixels, tmp_path):
+    """A ResNet keeps OpenAI's key names; its shape is read from them."""
+    state = {f"visual.{k}": v for k, v in model.visual.state_dict().items()}
+    save_file(state, tmp_path / "openai-rn.safetensors")
+    again = create_model(tmp_path / "openai-rn.safetensors")
+    assert again.config.vision == model.config.vision
+    assert torch.equal(again.encode_image(pixels), model.encode_image(pixels))
+
+
+def test_another_resolution(model, tmp_path):
+    save_model(model, tmp_path / "rn.safetensors")
+    large = create_model(tmp_path / "rn.safetensors", image_size=96)
+    assert large.encode_image(torch.zeros(1, 3, 96, 96)).shape == (1, 24)
+    with pytest.raises(ValueError, match="multiple of 32"):
+        create_model(tmp_path / "rn.safetensors", image_size=80)
+
+
+def test_prompts_are_refused_by_name(model, pixels):
+    assert not model.capabilities
+    with pytest.raises(MissingCapabilityError, match="ResNet image tower: plain encoding only"):
+        model.encode_image(pixels, prefix={0: Prefix(torch.zeros(1, 1, 2, 8))})
+    with pytest.raises(MissingCapabilityError, match=r"scap needs .*prefixes, which rn-tiny"):
+        model.require(frozenset({"visual-prefix"}), by="scap")
+    with pytest.raises(MissingCapabilityError, match="no text tower"):
+        model.encode_text(["cat"])
