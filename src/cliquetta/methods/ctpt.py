@@ -34,7 +34,8 @@ class CTPTConfig(TPTConfig):
 def text_dispersion(text: Tensor) -> Tensor:
     """ATFD (...) of unit class features (..., N, E): mean distance from their mean."""
     centred = text - text.mean(dim=-2, keepdim=True)
-    return torch.linalg.vector_norm(centred, dim=-1).mean(dim=-1)
+    distances: Tensor = torch.linalg.vector_norm(centred, dim=-1)
+    return distances.mean(dim=-1)
 
 
 @register(

@@ -189,8 +189,7 @@ class TPT(Adapter):
         first = torch.empty(0)
         for step in range(self.config.steps):
             text = self.template.features(context) if step else self.classifier.expand(B, -1, -1)
-            loss, cotangent = self._descend(features, text)
-            context.grad = self.template.gradient(context, cotangent)
+            loss, context.grad = self.gradient(features, context, text)
             optimizer.step()
             first = first if step else loss
         return context, first
@@ -199,10 +198,10 @@ class TPT(Adapter):
         """Losses (B,) of kept views (B, K, E) under classifiers (B, N, E)."""
         return marginal_entropy(self.scale * features @ text.transpose(1, 2))
 
-    def _descend(self, features: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
-        """Losses (B,) and their gradients (B, N, E) by the text features."""
+    def gradient(self, features: Tensor, context: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
+        """Losses (B,) and their gradients (B, M, D) by contexts whose classifiers are ``text``."""
         with torch.enable_grad():
             leaf = text.detach().requires_grad_()
             losses = self.loss(features, leaf)
             cotangent = torch.autograd.grad(losses.sum(), leaf)[0]
-        return losses.detach(), cotangent
+        return losses.detach(), self.template.gradient(context, cotangent)

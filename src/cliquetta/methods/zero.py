@@ -90,6 +90,16 @@ def vote_logits(votes: Tensor, winner: Tensor, top: Tensor) -> Tensor:
     return (votes + deciding + 1 / votes.shape[-1]).log()
 
 
+def elect(cosines: Tensor, scale: float, config: ZeroConfig) -> tuple[Tensor, Tensor]:
+    """Logits (B, N) and votes (B, N) of images whose views have cosines (B, V, N)."""
+    cosines = take_views(cosines, confident_views(scale * cosines, 1.0))  # surest first
+    V = cosines.shape[1]
+    kept = kept_count(V, config.kept)
+    votes = count_votes(cosines[:, :kept], config.vote)
+    winner, top = decide(votes, cosines[:, kept:] if kept < V else cosines)
+    return vote_logits(votes, winner, top), votes
+
+
 @register(
     "zero",
     config=ZeroConfig,
@@ -119,10 +129,5 @@ class Zero(Adapter):
     def _predict(self, batch: Batch) -> Prediction:
         assert batch.views is not None
         features = encode_views(self.model, batch.views, chunk=self.config.chunk)
-        cosines = features @ self.classifier.T  # (B, V, N)
-        cosines = take_views(cosines, confident_views(self.scale * cosines, 1.0))  # surest first
-        V = cosines.shape[1]
-        kept = kept_count(V, self.config.kept)
-        votes = count_votes(cosines[:, :kept], self.config.vote)
-        winner, top = decide(votes, cosines[:, kept:] if kept < V else cosines)
-        return Prediction(vote_logits(votes, winner, top), {"votes": votes})
+        logits, votes = elect(features @ self.classifier.T, self.scale, self.config)
+        return Prediction(logits, {"votes": votes})

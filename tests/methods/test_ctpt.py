@@ -1,0 +1,93 @@
+"""C-TPT: the dispersion by hand, the loss by plain autograd, and that texts spread."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from cliquetta.data.views import attach_views
+from cliquetta.methods.confidence import encode_views
+from cliquetta.methods.contract import Batch
+from cliquetta.methods.ctpt import CTPT, CTPTConfig, text_dispersion
+from cliquetta.methods.registry import get_method
+from cliquetta.methods.tpt import TPT, TPTConfig
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+from tiny import TINY_NAMES
+
+PROMPTS = ClassPrompts(TINY_NAMES)
+
+
+@pytest.fixture(scope="module")
+def batch(tiny_images: Tensor) -> Batch:
+    plain = Batch(tiny_images[:4], ("a", "b", "c", "d"))
+    return attach_views(plain, TPTConfig(view_count=20).spec, seed=0)
+
+
+def test_dispersion_by_hand() -> None:
+    # centre of (1, 0), (0, 1), (-1, 0) is (0, 1/3); distances sqrt(10)/3, 2/3, sqrt(10)/3
+    text = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
+    assert text_dispersion(text).item() == pytest.approx((2 * math.sqrt(10) + 2) / 9)
+    both = torch.stack([text, torch.ones(3, 2)])
+    assert text_dispersion(both)[1].item() == pytest.approx(0.0)
+
+
+def test_the_gradient_is_that_of_entropy_minus_dispersion(tiny_clip: CLIP, batch: Batch) -> None:
+    adapter = CTPT(tiny_clip, PROMPTS, CTPTConfig(dispersion=3.0, rows=6))
+    assert batch.views is not None
+    features = encode_views(tiny_clip, batch.views, chunk=64)[:, :3]
+    context = adapter.template.start.repeat(4, 1, 1)
+    losses, gradients = adapter.gradient(features, context, adapter.template.features(context))
+    for b in range(4):
+        leaf = tiny_clip.context("a photo of a").requires_grad_()
+        text = tiny_clip.encode_text(PROMPTS.texts("a photo of a {}."), context=leaf)
+        text = text / text.pow(2).sum(dim=1, keepdim=True).sqrt()
+        p = (tiny_clip.scale * features[b] @ text.T).softmax(dim=-1).mean(dim=0)
+        spread = sum((t - text.mean(dim=0)).pow(2).sum().sqrt() for t in text) / len(text)
+        loss = -(p * p.log()).sum() - 3.0 * spread
+        assert losses[b].item() == pytest.approx(loss.item(), rel=1e-5)
+        (gradient,) = torch.autograd.grad(loss, leaf)
+        torch.testing.assert_close(gradients[b], gradient, atol=1e-6, rtol=1e-4)
+
+
+def test_batched_equals_one_at_a_time(tiny_clip: CLIP, batch: Batch) -> None:
+    adapter = CTPT(tiny_clip, PROMPTS, CTPTConfig())
+    whole = adapter.predict(batch).logits
+    alone = torch.cat([adapter.predict(batch[i : i + 1]).logits for i in range(4)])
+    torch.testing.assert_close(whole, alone, atol=2e-4, rtol=0)
+
+
+def test_texts_spread_more_than_under_tpt(tiny_clip: CLIP, batch: Batch) -> None:
+    assert batch.views is not None
+    features = encode_views(tiny_clip, batch.views, chunk=64)
+    spread = {}
+    for kind, config in ((TPT, TPTConfig()), (CTPT, CTPTConfig())):
+        adapter = kind(tiny_clip, PROMPTS, config)
+        context, _ = adapter.tune(features)
+        spread[kind] = text_dispersion(adapter.template.features(context))
+    assert (spread[CTPT] > spread[TPT]).all()
+    assert (spread[CTPT] > text_dispersion(tiny_clip.classifier(PROMPTS))).all()
+
+
+def test_without_dispersion_it_is_tpt_and_with_it_is_not(tiny_clip: CLIP, batch: Batch) -> None:
+    tpt = TPT(tiny_clip, PROMPTS, TPTConfig()).predict(batch).logits
+    off = CTPT(tiny_clip, PROMPTS, CTPTConfig(dispersion=0.0)).predict(batch).logits
+    on = CTPT(tiny_clip, PROMPTS, CTPTConfig()).predict(batch).logits
+    assert torch.equal(off, tpt)
+    assert (on - tpt).abs().amax(dim=1).min() > 1e-3
+
+
+def test_a_single_class_has_no_dispersion_and_no_nan(tiny_clip: CLIP, batch: Batch) -> None:
+    logits = CTPT(tiny_clip, ClassPrompts(("cat",)), CTPTConfig()).predict(batch).logits
+    assert torch.isfinite(logits).all()
+
+
+def test_the_two_scripts_are_marked_presets() -> None:
+    entry = get_method("ctpt")
+    chosen = {name: (p.dispersion, p.view_kind) for name, p in entry.presets.items()}
+    assert chosen == {"fine-grained": (50.0, "augmix"), "shift": (20.0, "augmix")}
+    assert entry.tuned_by_authors == entry.presets.keys()
+    assert (entry.config().dispersion, entry.config().view_kind) == (50.0, "resized-crop")

@@ -1,0 +1,222 @@
+"""DART against a literal stream in plain autograd, finite differences, and its pitfalls."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cliquetta.data.views import attach_views
+from cliquetta.errors import UnknownNameError
+from cliquetta.methods.contract import Batch
+from cliquetta.methods.dart import DART, DARTConfig
+from cliquetta.methods.registry import get_method, method_config
+from cliquetta.model.block import Prefix
+from cliquetta.model.clip import CLIP
+from cliquetta.model.tokenizer import Tokenizer
+from cliquetta.prompts.classes import ClassPrompts
+from tiny import TINY_NAMES, build_tiny_clip
+
+CONFIG = DARTConfig(view_count=12, kept=0.25)
+PROMPTS = ClassPrompts(TINY_NAMES)
+
+
+@pytest.fixture(scope="module")
+def batch(tiny_images: Tensor) -> Batch:
+    plain = Batch(tiny_images[:6], tuple("abcdef"))
+    return attach_views(plain, CONFIG.spec, seed=0)
+
+
+def surest(logits: Tensor) -> list[int]:
+    p = logits.detach().softmax(dim=-1)
+    order = sorted(range(len(p)), key=lambda v: float(-(p[v] * p[v].log()).sum()))
+    return order[: int(CONFIG.kept * len(p))]
+
+
+class Literal:
+    """The stream as the paper tells it: whole forwards, one graph for both towers."""
+
+    def __init__(self, model: CLIP, visual: Tensor, score: str) -> None:
+        self.model, self.score = model, score
+        self.start = model.context("a photo of a").repeat(len(PROMPTS), 1, 1)
+        self.kept_text = self.start.clone()
+        self.visual = visual.clone()
+        self.kept_visual = visual.repeat(len(PROMPTS), 1, 1, 1)
+
+    def logits(self, views: Tensor, context: Tensor, visual: Tensor) -> Tensor:
+        prefix = {1: Prefix(visual[None])}
+        images = self.model.encode_image(views, prefix=prefix, normalize=True)
+        texts = PROMPTS.texts("a photo of a {}.")
+        text = self.model.encode_text(texts, context=context, normalize=True)
+        return self.model.scale * images @ text.T
+
+    def next(self, views: Tensor) -> Tensor:
+        context = (0.1 * self.kept_text + 0.9 * self.start).requires_grad_()
+        visual = self.visual.clone().requires_grad_()
+        before = self.logits(views, context, visual)
+        mean = before[surest(before)].softmax(dim=-1).mean(dim=0)
+        optimizer = torch.optim.AdamW([context, visual], lr=5e-3)
+        (-(mean * mean.log()).sum()).backward()
+        optimizer.step()
+        with torch.no_grad():
+            after = self.logits(views, context, visual)
+            label = int(after[surest(after)].mean(dim=0).argmax())
+            self.visual = 0.1 * self.kept_visual[label] + 0.9 * visual
+            final = self.logits(views[:1], context, self.visual)[0]
+            if self.score == "views":
+                final = after[surest(after)].mean(dim=0)
+            if self.score == "mixed":
+                final = 0.5 * before[surest(before)].mean(dim=0) + 0.5 * final
+            label = int(final.argmax())
+            beta = float(torch.exp(-final[label] / 5000))
+            self.kept_text[label] = beta * self.kept_text[label] + (1 - beta) * context[label]
+            self.kept_visual[label] = beta * self.kept_visual[label] + (1 - beta) * self.visual
+            return final.detach()
+
+
+@pytest.mark.parametrize("score", ["plain", "views", "mixed"])
+def test_the_stream_equals_the_paper_in_plain_autograd(
+    tiny_clip: CLIP, batch: Batch, score: str
+) -> None:
+    adapter = DART(tiny_clip, PROMPTS, dataclasses.replace(CONFIG, score=score), seed=3)
+    literal = Literal(tiny_clip, adapter.memory["visual"], score)
+    logits = adapter.predict(batch).logits
+    assert batch.views is not None
+    expected = torch.stack([literal.next(views) for views in batch.views])
+    torch.testing.assert_close(logits, expected, atol=1e-3, rtol=0)
+    memory = adapter.state_dict()
+    torch.testing.assert_close(memory["kept_context"], literal.kept_text, atol=1e-5, rtol=0)
+    torch.testing.assert_close(memory["kept_visual"], literal.kept_visual, atol=1e-5, rtol=0)
+    torch.testing.assert_close(memory["visual"], literal.visual, atol=1e-4, rtol=0)
+
+
+def test_gradients_agree_with_finite_differences(batch: Batch) -> None:
+    # SGD would show them; one AdamW step shows signs only, so they are read off the optimiser
+    seen: dict[str, Tensor] = {}
+
+    class Watching(torch.optim.AdamW):
+        def step(self, closure: None = None) -> None:
+            context, visual = self.param_groups[0]["params"]
+            seen["context"], seen["visual"] = context.grad, visual.grad
+
+    model, double = build_tiny_clip(), build_tiny_clip().double()
+    adapter = DART(model, PROMPTS, CONFIG)
+    assert batch.views is not None
+    views = batch.views[0, :3]
+    visual = adapter.memory["visual"]
+    context = adapter.template.start.repeat(5, 1, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.optim, "AdamW", Watching)
+        text = adapter.template.features(context[None])[0]
+        adapter.step(adapter._before_prompt(views), context, visual, text)
+    ids = model.tokenizer(PROMPTS.texts("a photo of a {}."))
+    vision, language = double.require_vit(), double.require_text()
+
+    def loss(context: Tensor, visual: Tensor) -> float:
+        images = F.normalize(vision(views, prefix={1: Prefix(visual[None])}), dim=-1)
+        text = F.normalize(language(ids, context=context), dim=-1)
+        p = (model.scale * images @ text.T).softmax(dim=-1).mean(dim=0)
+        return float(-(p * p.log()).sum())
+
+    generator = torch.Generator().manual_seed(1)
+    c, v, h = context.double(), visual.double(), 1e-5
+    for _ in range(3):
+        dc = torch.randn(c.shape, generator=generator, dtype=torch.float64)
+        dv = torch.randn(v.shape, generator=generator, dtype=torch.float64)
+        slope = (loss(c + h * dc, v) - loss(c - h * dc, v)) / (2 * h)
+        assert (seen["context"].double() * dc).sum().item() == pytest.approx(slope, rel=2e-3)
+        slope = (loss(c, v + h * dv) - loss(c, v - h * dv)) / (2 * h)
+        assert (seen["visual"].double() * dv).sum().item() == pytest.approx(slope, rel=2e-3)
+
+
+def test_a_step_lowers_the_loss_and_moves_both_kinds_of_prompts(
+    tiny_clip: CLIP, batch: Batch
+) -> None:
+    # the official code leaves text without gradient on some data sets
+    adapter = DART(tiny_clip, PROMPTS, CONFIG)
+    assert batch.views is not None
+    hidden = adapter._before_prompt(batch.views[0])
+    visual, context = adapter.memory["visual"], adapter.template.start.repeat(5, 1, 1)
+    text = adapter.template.features(context[None])[0]
+    context2, visual2, loss = adapter.step(hidden, context, visual, text)
+    text2 = adapter.template.features(context2[None])[0]
+    assert adapter.step(hidden, context2, visual2, text2)[2] < loss
+    for old, new in ((context, context2), (visual, visual2)):
+        moved = (new - old * (1 - CONFIG.lr * CONFIG.weight_decay)).abs()
+        assert ((moved - CONFIG.lr).abs() < 1e-2 * CONFIG.lr).float().mean() > 0.95
+
+
+def test_only_the_predicted_class_is_remembered(tiny_clip: CLIP, batch: Batch) -> None:
+    adapter = DART(tiny_clip, PROMPTS, CONFIG)
+    start = adapter.state_dict()
+    logits = adapter.predict(batch[0:1]).logits[0]
+    now = adapter.state_dict()
+    label = int(logits.argmax())
+    for name in ("kept_context", "kept_visual"):
+        moved = (now[name] - start[name]).flatten(1).abs().amax(dim=1)
+        assert moved.nonzero().flatten().tolist() == [label]
+    share = 1 - torch.exp(-logits.max() / 5000)
+    expected = start["kept_visual"][label] + share * (now["visual"] - start["visual"])
+    torch.testing.assert_close(now["kept_visual"][label], expected, atol=1e-6, rtol=0)
+
+
+def test_what_was_seen_before_changes_the_answer(tiny_clip: CLIP, batch: Batch) -> None:
+    adapter = DART(tiny_clip, PROMPTS, dataclasses.replace(CONFIG, inertia=10.0))
+    first = adapter.predict(batch[0:3]).logits[2]
+    adapter.reset()
+    alone = adapter.predict(batch[2:3]).logits[0]
+    assert (first - alone).abs().max() > 1e-2
+
+
+def test_switched_off_nothing_moves(tiny_clip: CLIP, batch: Batch) -> None:
+    adapter = DART(tiny_clip, PROMPTS, dataclasses.replace(CONFIG, lr=0.0))
+    logits = adapter.predict(batch).logits
+    prefix = {1: Prefix(adapter.memory["visual"][None])}
+    images = tiny_clip.encode_image(batch.images, prefix=prefix, normalize=True)
+    still = tiny_clip.scale * images @ tiny_clip.classifier(PROMPTS).T
+    torch.testing.assert_close(logits, still, atol=1e-3, rtol=0)
+    learned = DART(tiny_clip, PROMPTS, CONFIG).predict(batch).logits
+    assert (learned - still).abs().amax(dim=1).min() > 1e-2
+
+
+def test_the_start_of_the_visual_prompt_is_seeded_and_uniform(tiny_clip: CLIP) -> None:
+    config = dataclasses.replace(CONFIG, tokens=50)
+    starts = [DART(tiny_clip, PROMPTS, config, seed=s).memory["visual"] for s in (0, 0, 1)]
+    assert torch.equal(starts[0], starts[1])
+    assert not torch.equal(starts[0], starts[2])
+    assert starts[0].abs().max() <= 1
+    assert starts[0].std().item() == pytest.approx(3**-0.5, rel=0.05)
+
+
+def test_the_learned_words_are_those_before_the_name_without_underscores(tiny_clip: CLIP) -> None:
+    tokenizer = Tokenizer()
+    official = [tokenizer.decode([i]).strip() for i in tokenizer.encode("a_photo_of_a_cat")]
+    assert official[:4] == ["a", "_", "photo", "_"]
+    ours = DART(tiny_clip, PROMPTS, CONFIG).template.start
+    assert torch.equal(ours, tiny_clip.context("a photo of a"))
+
+
+def test_presets_hold_the_zoom_and_are_marked() -> None:
+    entry = get_method("dart")
+    sides = {name: round(224 * preset.zoom) for name, preset in entry.presets.items()}
+    assert sides == {
+        "imagenet-a": 410,
+        "imagenet-r": 235,
+        "imagenet-sketch": 245,
+        "imagenet-v2": 256,
+    }
+    assert entry.tuned_by_authors == entry.presets.keys()
+    assert all(preset.view_kind == "zoom-crop" for preset in entry.presets.values())
+
+
+def test_bad_values_are_refused(tiny_clip: CLIP) -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'plain'"):
+        method_config("dart", options={"score": "plane"})
+    for options in ({"recall": 2.0}, {"inertia": 0.0}, {"tokens": 0}, {"kept": 0.0}):
+        with pytest.raises(ValueError, match="got"):
+            method_config("dart", options=options)
+    with pytest.raises(ValueError, match="blocks 0 to 1"):
+        DART(tiny_clip, PROMPTS, dataclasses.replace(CONFIG, block=2))

@@ -1,0 +1,187 @@
+"""TPT against one image at a time with plain autograd, and against finite differences."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cliquetta.data.views import attach_views
+from cliquetta.methods.confidence import encode_views
+from cliquetta.methods.contract import Batch
+from cliquetta.methods.registry import get_method, method_config
+from cliquetta.methods.tpt import TPT, LearnableTemplate, TPTConfig
+from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+from tiny import TINY_NAMES, build_tiny_clip
+
+CONFIG = TPTConfig(view_count=20, kept=0.25)
+ONE = ClassPrompts((*TINY_NAMES, "polar bear in the snow"))
+
+
+@pytest.fixture(scope="module")
+def batch(tiny_images: Tensor) -> Batch:
+    plain = Batch(tiny_images[:4], ("a", "b", "c", "d"))
+    return attach_views(plain, CONFIG.spec, seed=0)
+
+
+def literal_loss(model: CLIP, prompts: ClassPrompts, features: Tensor, context: Tensor) -> Tensor:
+    """Marginal entropy of one image's kept views (K, E), by its definition."""
+    total = model.encode_text(prompts.texts(prompts.templates[0]), context=context, normalize=True)
+    for template in prompts.templates[1:]:
+        total = total + model.encode_text(prompts.texts(template), normalize=True)
+    mean = (model.scale * features @ F.normalize(total, dim=-1).T).softmax(dim=-1).mean(dim=0)
+    return -(mean * mean.log()).sum()
+
+
+def literal_tpt(
+    model: CLIP, prompts: ClassPrompts, views: Tensor, config: TPTConfig
+) -> tuple[Tensor, Tensor]:
+    """Logits and gradient of one image: every step as the paper tells it, AdamW by its formula."""
+    features = model.encode_image(views, normalize=True)
+    p = (model.scale * features @ model.classifier(prompts).T).softmax(dim=-1)
+    order = sorted(range(len(views)), key=lambda v: float(-(p[v] * p[v].log()).sum()))
+    kept = features[order[: int(config.kept * len(views))]]
+    context = model.context("a photo of a").requires_grad_()
+    (gradient,) = torch.autograd.grad(literal_loss(model, prompts, kept, context), context)
+    moved = context * (1 - config.lr * config.weight_decay)
+    moved = moved - config.lr * gradient / (gradient.abs() + 1e-8)
+    total = model.encode_text(prompts.texts(prompts.templates[0]), context=moved, normalize=True)
+    for template in prompts.templates[1:]:
+        total = total + model.encode_text(prompts.texts(template), normalize=True)
+    return (model.scale * features[0] @ F.normalize(total, dim=-1).T).detach(), gradient
+
+
+@pytest.mark.parametrize("rows", [1, 7, 1024])
+@pytest.mark.parametrize("templates", [1, 2])
+def test_many_images_at_once_equal_the_paper_one_at_a_time(
+    tiny_clip: CLIP, batch: Batch, rows: int, templates: int
+) -> None:
+    prompts = ClassPrompts(ONE.names, ("a photo of a {}.", "{}, sketched")[:templates])
+    config = TPTConfig(view_count=20, kept=0.25, rows=rows, chunk=rows)
+    logits = TPT(tiny_clip, prompts, config).predict(batch).logits
+    assert batch.views is not None
+    expected = torch.stack([literal_tpt(tiny_clip, prompts, v, config)[0] for v in batch.views])
+    torch.testing.assert_close(logits, expected, atol=2e-4, rtol=0)
+
+
+def test_every_image_has_its_own_gradient(tiny_clip: CLIP, batch: Batch) -> None:
+    adapter = TPT(tiny_clip, ONE, CONFIG)
+    assert batch.views is not None
+    features = encode_views(tiny_clip, batch.views, chunk=64)[:, :3]
+    context = adapter.template.start.repeat(4, 1, 1)
+    losses, gradients = adapter.gradient(features, context, adapter.template.features(context))
+    for b in range(4):
+        leaf = tiny_clip.context("a photo of a").requires_grad_()
+        loss = literal_loss(tiny_clip, ONE, features[b], leaf)
+        (gradient,) = torch.autograd.grad(loss, leaf)
+        assert losses[b].item() == pytest.approx(loss.item(), rel=1e-5)
+        torch.testing.assert_close(gradients[b], gradient, atol=1e-6, rtol=1e-4)
+
+
+def test_gradient_agrees_with_finite_differences(tiny_clip: CLIP, batch: Batch) -> None:
+    adapter = TPT(tiny_clip, ONE, CONFIG)
+    assert batch.views is not None
+    features = encode_views(tiny_clip, batch.views[:1], chunk=64)[:, :5]
+    context = adapter.template.start[None]
+    _, gradient = adapter.gradient(features, context, adapter.template.features(context))
+    text = build_tiny_clip().double().require_text()
+    ids = tiny_clip.tokenizer(ONE.texts("a photo of a {}."))
+
+    def loss(context: Tensor) -> float:
+        unit = F.normalize(text(ids, context=context), dim=-1)
+        p = (tiny_clip.scale * features[0].double() @ unit.T).softmax(dim=-1).mean(dim=0)
+        return float(-(p * p.log()).sum())
+
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(5):
+        direction = torch.randn(context.shape[1:], generator=generator, dtype=torch.float64)
+        start, h = context[0].double(), 1e-5
+        slope = (loss(start + h * direction) - loss(start - h * direction)) / (2 * h)
+        assert (gradient[0].double() * direction).sum().item() == pytest.approx(slope, rel=1e-3)
+
+
+def test_one_step_moves_every_coordinate_by_the_rate(tiny_clip: CLIP, batch: Batch) -> None:
+    adapter = TPT(tiny_clip, ONE, CONFIG)
+    assert batch.views is not None
+    features = encode_views(tiny_clip, batch.views, chunk=64)
+    context, _ = adapter.tune(features)
+    start = adapter.template.start
+    step = (context - start * (1 - CONFIG.lr * CONFIG.weight_decay)).abs()
+    close = (step - CONFIG.lr).abs() < 1e-3 * CONFIG.lr
+    assert close.float().mean() > 0.99  # the rest has a gradient next to Adam's epsilon
+
+
+def test_tuning_makes_the_kept_views_agree_more(tiny_clip: CLIP, batch: Batch) -> None:
+    assert batch.views is not None
+    features = encode_views(tiny_clip, batch.views, chunk=64)
+    after = []
+    for steps in (1, 5):
+        adapter = TPT(tiny_clip, ONE, TPTConfig(steps=steps, lr=2e-3))
+        context, before = adapter.tune(features)
+        after.append(adapter.loss(features, adapter.template.features(context)))
+    assert (after[0] < before).all()
+    assert (after[1] < after[0]).all()
+
+
+def test_without_learning_it_is_zero_shot_and_with_it_is_not(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts, batch: Batch
+) -> None:
+    plain = ZeroShot(tiny_clip, tiny_prompts, ZeroShotConfig()).predict(batch).logits
+    still = TPT(tiny_clip, tiny_prompts, TPTConfig(lr=0.0)).predict(batch).logits
+    learned = TPT(tiny_clip, tiny_prompts, TPTConfig()).predict(batch).logits
+    torch.testing.assert_close(still, plain, atol=1e-4, rtol=0)
+    assert (learned - plain).abs().amax(dim=1).min() > 1e-2
+
+
+def test_text_goes_through_the_tower_twice_per_image(
+    tiny_clip: CLIP, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = TPT(tiny_clip, ONE, CONFIG)
+    tower = tiny_clip.require_text()
+    plain, rows = tower.encode, []
+
+    def spy(embeddings: Tensor, *args: Tensor, **options: tuple[Tensor, ...]) -> Tensor:
+        rows.append(len(embeddings))
+        return plain(embeddings, *args, **options)
+
+    monkeypatch.setattr(tower, "encode", spy)
+    adapter.predict(batch)
+    assert sum(rows) == 2 * len(batch) * len(ONE)  # once to learn, once to score
+
+
+def test_texts_of_like_length_share_a_chunk(tiny_clip: CLIP) -> None:
+    template = LearnableTemplate(tiny_clip, ONE, rows=4, by="TPT")
+    lengths = template.ids.argmax(dim=-1)[template.order]
+    assert torch.equal(lengths, lengths.sort().values)
+    chunks = list(template._chunks(images=2))
+    assert [len(chunk) for chunk in chunks] == [2] * math.ceil(len(ONE) / 2)
+
+
+def test_fixed_text_features_are_refused(tiny_clip: CLIP) -> None:
+    prompts = ClassPrompts(TINY_NAMES, features=torch.ones(5, 24))
+    with pytest.raises(ValueError, match="learns text"):
+        TPT(tiny_clip, prompts, TPTConfig())
+
+
+@pytest.mark.parametrize("template", ["{} texture.", "semi{}."])
+def test_a_template_without_words_of_its_own_is_refused(tiny_clip: CLIP, template: str) -> None:
+    with pytest.raises(ValueError, match="put a template such as"):
+        TPT(tiny_clip, ClassPrompts(TINY_NAMES, (template,)), TPTConfig())
+
+
+def test_bad_values_are_refused() -> None:
+    for options in ({"kept": 0.0}, {"kept": 1.5}, {"lr": -1.0}, {"steps": 0}, {"rows": 0}):
+        with pytest.raises(ValueError, match="got"):
+            method_config("tpt", options=options)
+
+
+def test_per_dataset_choices_are_marked_presets() -> None:
+    entry = get_method("tpt")
+    assert entry.config().view_kind == "resized-crop"
+    assert entry.presets["fine-grained"].view_kind == "augmix"
+    assert entry.tuned_by_authors == entry.presets.keys()

@@ -1,0 +1,144 @@
+"""Zero against a plain numpy count, ties included, and where it leaves the official code."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import Tensor
+
+from cliquetta.data.views import attach_views
+from cliquetta.errors import UnknownNameError
+from cliquetta.methods.contract import Batch
+from cliquetta.methods.registry import method_config
+from cliquetta.methods.zero import (
+    Zero,
+    ZeroConfig,
+    count_votes,
+    decide,
+    elect,
+    vote_logits,
+)
+from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+from tiny import TINY_NAMES, build_tiny_clip
+
+
+def numpy_zero(
+    cosines: npt.NDArray[np.float32], scale: float, kept: float, vote: str
+) -> tuple[int, str]:
+    """Decision about one image with views (V, N), and how it was reached."""
+    z = scale * cosines.astype(np.float64)
+    p = np.exp(z - z.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    order = np.argsort((-p * np.log(p)).sum(axis=1), kind="stable")
+    cosines = cosines[order]
+    count = max(1, int(kept * len(cosines)))
+    tally = np.zeros(cosines.shape[1], dtype=np.float32)
+    for view in cosines[:count]:
+        if vote == "hard":
+            tally[view.argmax()] += 1
+        else:
+            share = np.exp((view - view.max()) / np.float32(2**-10))
+            tally += share / share.sum()
+    tied = np.flatnonzero(tally == tally.max())
+    if len(tied) == 1:
+        return int(tied[0]), "votes"
+    for view in cosines[count:]:
+        if view.argmax() in tied:
+            return int(view.argmax()), "other view"
+    return int(tied[cosines[count][tied].argmax()]), "last resort"
+
+
+def random_cosines(images: int, views: int, classes: int) -> Tensor:
+    generator = torch.Generator().manual_seed(views)
+    return 0.2 * torch.randn(images, views, classes, generator=generator)
+
+
+@pytest.mark.parametrize("vote", ["hard", "fp16-eps"])
+@pytest.mark.parametrize(("views", "classes", "kept"), [(12, 3, 0.34), (6, 9, 0.7), (64, 5, 0.3)])
+def test_all_images_at_once_equal_numpy_one_by_one(
+    vote: str, views: int, classes: int, kept: float
+) -> None:
+    cosines = random_cosines(300, views, classes)
+    config = method_config("zero", options={"vote": vote, "kept": kept})
+    logits, _ = elect(cosines, 10.0, config)
+    expected = [numpy_zero(image.numpy(), 10.0, kept, vote) for image in cosines]
+    assert logits.argmax(dim=-1).tolist() == [label for label, _ in expected]
+    if vote == "hard":  # every way to a decision was taken, or the test has not seen ties
+        ways = {way for _, way in expected}
+        # of twelve views and three classes one of the rest always knows a tied class
+        assert ways >= {"votes", "other view"} | ({"last resort"} if views == 6 else set())
+
+
+def test_the_last_resort_asks_about_tied_classes_only() -> None:
+    votes = torch.tensor([[0.0, 2.0, 0.0, 2.0]])
+    others = torch.tensor([[[0.9, 0.1, 0.0, 0.3], [0.2, 0.1, 0.8, 0.0]]])
+    winner, top = decide(votes, others)  # both answer untied classes (0 and 2)
+    assert top.tolist() == [[False, True, False, True]]
+    assert winner.tolist() == [3]
+
+
+def test_softmax_of_the_logits_is_the_smoothed_share_of_votes() -> None:
+    votes = torch.tensor([[3.0, 1.0, 0.0, 0.0], [2.0, 2.0, 0.0, 0.0]])
+    top = votes == votes.amax(dim=1, keepdim=True)
+    p = vote_logits(votes, torch.tensor([0, 1]), top).softmax(dim=-1)
+    torch.testing.assert_close(p[0], torch.tensor([3.25, 1.25, 0.25, 0.25]) / 5)
+    torch.testing.assert_close(p[1], torch.tensor([2.25, 3.25, 0.25, 0.25]) / 6)
+
+
+def test_near_ties_share_a_vote_only_at_the_epsilon_of_fp16() -> None:
+    # three views prefer class 0 by a hair, two prefer class 1 by far
+    cosines = torch.tensor([[[0.2500, 0.2499]] * 3 + [[0.20, 0.25]] * 2])
+    assert count_votes(cosines, "hard").tolist() == [[3.0, 2.0]]
+    soft = count_votes(cosines, "fp16-eps")
+    assert soft[0, 1] > soft[0, 0]
+    share = 1 / (1 + np.exp(-0.0001 * 1024))
+    assert soft[0, 0].item() == pytest.approx(3 * share, abs=1e-3)
+    assert ZeroConfig().vote == "hard"  # the paper's side
+    apart = torch.tensor([[[0.26, 0.25]]])
+    assert count_votes(apart, "fp16-eps")[0, 0] > 0.999
+
+
+def test_confident_views_outvote_the_plain_one(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
+) -> None:
+    batch = Batch(tiny_images[:2], ("a", "b"))
+    plain = ZeroShot(tiny_clip, tiny_prompts, ZeroShotConfig()).predict(Batch(tiny_images)).logits
+    answers = plain.argmax(dim=-1)
+    sure = plain.softmax(dim=-1).amax(dim=-1).argsort(descending=True)
+    rival = next(int(i) for i in sure if answers[i] != answers[0])
+    views = tiny_images[[0, *[rival] * 9]].expand(2, -1, -1, -1, -1)
+    adapter = Zero(tiny_clip, tiny_prompts, ZeroConfig(kept=0.5))
+    logits = adapter.predict(Batch(batch.images, batch.keys, views)).logits
+    assert logits.argmax(dim=-1).tolist() == [int(answers[rival])] * 2
+
+
+def test_one_view_gives_the_zero_shot_answer_and_all_views_may_vote(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
+) -> None:
+    plain = ZeroShot(tiny_clip, tiny_prompts, ZeroShotConfig()).predict(Batch(tiny_images)).logits
+    one = Zero(tiny_clip, tiny_prompts, ZeroConfig(view_count=1))
+    batch = Batch(tiny_images, tuple("abcdefghij"), tiny_images[:, None])
+    assert torch.equal(one.predict(batch).logits.argmax(dim=-1), plain.argmax(dim=-1))
+    everyone = Zero(tiny_clip, tiny_prompts, ZeroConfig(view_count=8, kept=1.0))
+    prediction = everyone.predict(attach_views(batch, everyone.views, seed=0))
+    assert torch.equal(prediction.evidence["votes"].sum(dim=-1), torch.full((10,), 8.0))
+
+
+def test_it_needs_no_text_tower(tiny_images: Tensor) -> None:
+    model = build_tiny_clip()
+    model.text = None
+    text = torch.randn(5, 24, generator=torch.Generator().manual_seed(0))
+    adapter = Zero(model, ClassPrompts(TINY_NAMES, features=text), ZeroConfig(view_count=8))
+    batch = attach_views(Batch(tiny_images, tuple("abcdefghij")), adapter.views, seed=0)
+    assert adapter.predict(batch).logits.shape == (10, 5)
+
+
+def test_bad_values_are_refused() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'hard'"):
+        method_config("zero", options={"vote": "hart"})
+    with pytest.raises(ValueError, match="kept"):
+        ZeroConfig(kept=0.0)
