@@ -125,8 +125,11 @@ def contrastive_loss(image: Tensor, text: Tensor, positives: Tensor, scale: Tens
     """Cross-entropy in both directions against all positives of a row, weights summing to one."""
     logits = scale * image @ text.T
     forward = -(positives / positives.sum(1, keepdim=True) * logits.log_softmax(1)).sum(1).mean()
-    backward = -(positives / positives.sum(0, keepdim=True).clamp_min(1e-6)
-                 * logits.log_softmax(0)).sum(0).mean()
+    backward = (
+        -(positives / positives.sum(0, keepdim=True).clamp_min(1e-6) * logits.log_softmax(0))
+        .sum(0)
+        .mean()
+    )
     return (forward + backward) / 2
 
 
@@ -178,9 +181,13 @@ def main() -> None:
     model.requires_grad_(True).train()
     decayed = [p for p in model.parameters() if p.ndim > 1]
     other = [p for p in model.parameters() if p.ndim <= 1]
-    groups = [{"params": decayed, "weight_decay": recipe.weight_decay},
-              {"params": other, "weight_decay": 0.0}]
-    optimiser = torch.optim.AdamW(groups, lr=recipe.lr, betas=(0.9, 0.98), fused=device.type == "cuda")
+    groups = [
+        {"params": decayed, "weight_decay": recipe.weight_decay},
+        {"params": other, "weight_decay": 0.0},
+    ]
+    optimiser = torch.optim.AdamW(
+        groups, lr=recipe.lr, betas=(0.9, 0.98), fused=device.type == "cuda"
+    )
     average = copy.deepcopy(model).requires_grad_(False)
     visual = torch.compile(model.visual) if device.type == "cuda" else model.visual
     encode = torch.compile(model.text.encode) if device.type == "cuda" else model.text.encode
@@ -205,8 +212,9 @@ def main() -> None:
                 mate = torch.randperm(len(rows), device=device, generator=generator)
                 side = int(32 * math.sqrt(np.random.beta(1.0, 1.0)))
                 top, left = np.random.randint(0, 33 - side, size=2) if side < 32 else (0, 0)
-                x[:, :, top : top + side, left : left + side] = (
-                    x[mate][:, :, top : top + side, left : left + side])
+                x[:, :, top : top + side, left : left + side] = x[mate][
+                    :, :, top : top + side, left : left + side
+                ]
                 share = 1 - side * side / 1024
                 same = share * same + (1 - share) * same[mate]
             choice = torch.randint(0, most, (len(rows),), device=device, generator=generator)
@@ -224,7 +232,8 @@ def main() -> None:
                 model.logit_scale.clamp_(0, math.log(100))
                 decay = min(recipe.average, (1 + step) / (10 + step))
                 torch._foreach_lerp_(
-                    list(average.parameters()), [p.detach() for p in model.parameters()], 1 - decay)
+                    list(average.parameters()), [p.detach() for p in model.parameters()], 1 - decay
+                )
             total += float(loss.detach()) if step % 50 == 0 else 0.0
             step += 1
             if step == 100:
@@ -236,8 +245,12 @@ def main() -> None:
                     print(f"{pace * 1000:.1f} ms a step: {steps} steps shortened to {fits}")
                     steps = fits
             if step % 1000 == 0:
-                entry = {"step": step, "loss": float(loss.detach()),
-                         "scale": float(model.logit_scale.exp()), "seconds": time.time() - started}
+                entry = {
+                    "step": step,
+                    "loss": float(loss.detach()),
+                    "scale": float(model.logit_scale.exp()),
+                    "seconds": time.time() - started,
+                }
                 log.append(entry)
                 print(json.dumps(entry), flush=True)
 
@@ -246,10 +259,15 @@ def main() -> None:
     save_model(average.cpu(), options.out / "micro-float.safetensors", quantise=False)
     save_model(average, options.out / "micro.safetensors", quantise=True)
     result: dict[str, object] = {
-        "recipe": asdict(recipe), "steps": steps, "seconds": time.time() - started,
+        "recipe": asdict(recipe),
+        "steps": steps,
+        "seconds": time.time() - started,
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
-        "torch": torch.__version__, "images": len(images), "captions": len(pairs) * most,
-        "parameters": sum(p.numel() for p in average.parameters()), "log": log,
+        "torch": torch.__version__,
+        "images": len(images),
+        "captions": len(pairs) * most,
+        "parameters": sum(p.numel() for p in average.parameters()),
+        "log": log,
     }
     for name, path in (("float", "micro-float.safetensors"), ("int8", "micro.safetensors")):
         candidate = load_model(options.out / path).to(device)
@@ -266,10 +284,12 @@ def main() -> None:
                     noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
                     noisy = (x + sigma * noise.to(device)).clamp(0, 1)
                     result[f"{split} {name} noise {sigma}"] = accuracy(
-                        candidate, (noisy - mean) / std, answer, prompts)
+                        candidate, (noisy - mean) / std, answer, prompts
+                    )
                 grey = x.mean(1, keepdim=True).expand_as(x)
                 result[f"{split} {name} grey"] = accuracy(
-                    candidate, (grey - mean) / std, answer, prompts)
+                    candidate, (grey - mean) / std, answer, prompts
+                )
     (options.out / "log.json").write_text(json.dumps(result, indent=1))
     print(json.dumps({k: v for k, v in result.items() if k != "log"}, indent=1))
 

@@ -105,6 +105,8 @@ class Adapter(ABC):
         self.prompts = prompts
         self.config = config
         self.seed = seed
+        self.explain = False
+        """Gather evidence that costs extra time, too; never changes the logits."""
         self.memory = Memory()
 
     @property

@@ -69,9 +69,9 @@ class Block(nn.Module):
         ``rows`` (B,) only that position of each sequence is computed, (B, 1, D): all that the
         last block owes to pooling.
         """
-        q, k, v = self._queries_keys_values(x, rows)
+        q, k, v = self.heads_of(self.ln_1(x), rows)
         if prefix is not None:
-            k, v, mask = self._prepend(prefix, k, v, mask)
+            k, v, mask = self.prepend(prefix, k, v, mask)
         attended = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal and mask is None and rows is None
         )
@@ -81,21 +81,22 @@ class Block(nn.Module):
         self, x: Tensor, *, prefix: Prefix | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Hidden states and attention weights (B, heads, T, P + T); prefix columns come first."""
-        q, k, v = self._queries_keys_values(x, None)
+        q, k, v = self.heads_of(self.ln_1(x), None)
         if prefix is not None:
-            k, v, mask = self._prepend(prefix, k, v, mask)
+            k, v, mask = self.prepend(prefix, k, v, mask)
         scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
         if mask is not None:
-            scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else (
-                scores + mask
+            scores = (
+                scores.masked_fill(~mask, -torch.inf)
+                if mask.dtype == torch.bool
+                else (scores + mask)
             )
         weights = scores.float().softmax(dim=-1)
         return self._rest(x, weights.to(v.dtype) @ v), weights
 
-    def _queries_keys_values(self, x: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Heads of the three projections, (B, H, T, D/H) each; queries of ``rows`` only."""
-        B, T, D = x.shape
-        normed = self.ln_1(x)
+    def heads_of(self, normed: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (B, H, T, D/H) of the normed input; queries of ``rows`` only."""
+        B, T, D = normed.shape
         if rows is None:
             q, k, v = self.qkv(normed).view(B, T, 3, self.heads, D // self.heads).unbind(dim=2)
             return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
@@ -105,7 +106,7 @@ class Block(nn.Module):
         k, v = kv.unbind(dim=2)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
-    def _prepend(
+    def prepend(
         self, prefix: Prefix, k: Tensor, v: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Keys and values with those of the prefix in front, and the mask that goes with them."""
@@ -133,16 +134,27 @@ class Block(nn.Module):
 
     def mlp(self, x: Tensor) -> Tensor:
         """``x`` plus the MLP of its norm."""
-        normed = self.ln_2(x)
+        return self.contract(x, self.expand(self.ln_2(x)))
+
+    def expand(self, normed: Tensor) -> Tensor:
+        """The hidden layer before its activation, (B, T, hidden).
+
+        QuickGELU(u) = silu(cu) / c with c = 1.702: the matrix products absorb both factors, so
+        that the activation is one fused kernel instead of three. For QuickGELU this is cu.
+        """
         if self.activation == "gelu":
-            return x + self.proj(F.gelu(self.fc(normed)))
-        # QuickGELU(u) = silu(cu) / c with c = 1.702: the matrix products absorb both factors, so
-        # that the activation is one fused kernel instead of three.
-        scaled = torch.addmm(
-            self.fc.bias, normed.flatten(0, 1), self.fc.weight.t(), beta=QUICK, alpha=QUICK
-        )
+            return F.linear(normed, self.fc.weight, self.fc.bias)
+        flat = normed.flatten(0, 1)
+        scaled = torch.addmm(self.fc.bias, flat, self.fc.weight.t(), beta=QUICK, alpha=QUICK)
+        return scaled.view(*normed.shape[:2], -1)
+
+    def contract(self, x: Tensor, hidden: Tensor) -> Tensor:
+        """``x`` plus what the activated hidden layer projects to."""
+        if self.activation == "gelu":
+            return x + F.linear(F.gelu(hidden), self.proj.weight, self.proj.bias)
         residual = (x + self.proj.bias).flatten(0, 1)
-        out = torch.addmm(residual, F.silu(scaled), self.proj.weight.t(), alpha=1 / QUICK)
+        active = F.silu(hidden).flatten(0, 1)
+        out = torch.addmm(residual, active, self.proj.weight.t(), alpha=1 / QUICK)
         return out.view_as(x)
 
 

@@ -135,7 +135,7 @@ class CLIP(nn.Module):
             features = self.visual(pixels)
         else:
             features = self.require_vit()(pixels, prefix=prefix, tokens=tokens)
-        return unit(features) if normalize else features.float()
+        return unit(features) if normalize else precise(features)
 
     def encode_text(
         self,
@@ -152,12 +152,12 @@ class CLIP(nn.Module):
         features = self.require_text()(
             ids.to(self.device), context=context, positions=positions, deep=deep, chunk=chunk
         )
-        return unit(features) if normalize else features.float()
+        return unit(features) if normalize else precise(features)
 
     def context(self, words: str) -> Tensor:
         """Token embeddings (M, D) of the words before a class name, float32: a learner's start."""
         ids = torch.tensor(self.tokenizer.encode(words), device=self.device)
-        return self.require_text().tokens(ids).detach().float()
+        return precise(self.require_text().tokens(ids).detach())
 
     @torch.no_grad()
     def classifier(self, prompts: ClassPrompts) -> Tensor:
@@ -172,12 +172,15 @@ class CLIP(nn.Module):
                     f"{self.embed_dim}"
                 )
             return unit(prompts.features.to(self.device))
-        total = torch.zeros(len(prompts), self.embed_dim, device=self.device)
-        for template in prompts.templates:
-            total += self.encode_text(prompts.texts(template), normalize=True)
-        return unit(total)
+        parts = [self.encode_text(prompts.texts(t), normalize=True) for t in prompts.templates]
+        return unit(torch.stack(parts).mean(dim=0))
 
 
 def unit(features: Tensor) -> Tensor:
-    """Rows of length one, float32."""
-    return F.normalize(features.float(), dim=-1)
+    """Rows of length one, float32 (float64 stays)."""
+    return F.normalize(precise(features), dim=-1)
+
+
+def precise(features: Tensor) -> Tensor:
+    """Half precision as float32; float64, which only tests use, stays."""
+    return features if features.dtype == torch.float64 else features.float()

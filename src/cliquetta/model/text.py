@@ -31,6 +31,12 @@ class TextTower(nn.Module):
         self.ln_final = nn.LayerNorm(config.width, eps=config.eps)
         self.projection = nn.Parameter(torch.zeros(config.width, embed_dim))
 
+    def block(self, index: int) -> Block:
+        """Block ``index``, typed."""
+        block = self.blocks[index]
+        assert isinstance(block, Block)
+        return block
+
     def forward(
         self,
         ids: Tensor,
@@ -52,7 +58,7 @@ class TextTower(nn.Module):
             positions = torch.arange(1, context.shape[-2] + 1, device=ids.device).expand(N, -1)
         order = ends.argsort(stable=True)
         parts = []
-        for rows in order.split(chunk):
+        for rows in torch.split(order, chunk):
             length = int(ends[rows[-1]]) + 1
             x = self.tokens(ids[rows, :length])
             if context is not None and positions is not None:
@@ -76,7 +82,8 @@ class TextTower(nn.Module):
                 x = block(x, mask=seen[:, None, None, :], rows=ends)
             else:
                 x = block(x, causal=True)
-        return self.ln_final(x[:, 0]) @ self.projection
+        normed: Tensor = self.ln_final(x[:, 0])
+        return normed @ self.projection
 
 
 def place(embeddings: Tensor, context: Tensor, positions: Tensor) -> Tensor:

@@ -49,6 +49,12 @@ class VisionTower(nn.Module):
         self.ln_post = nn.LayerNorm(width, eps=config.eps)
         self.projection = nn.Parameter(torch.zeros(width, embed_dim))
 
+    def block(self, index: int) -> Block:
+        """Block ``index``, typed."""
+        block = self.blocks[index]
+        assert isinstance(block, Block)
+        return block
+
     def embed(self, pixels: Tensor, tokens: TokenPrompts | None = None) -> Tensor:
         """Hidden states (B, T, D) at the input of block 0."""
         patches = self.patch(pixels.to(self.patch.weight.dtype)).flatten(2).transpose(1, 2)
@@ -59,7 +65,8 @@ class VisionTower(nn.Module):
             span = tokens.span(self.config.patches)
             prompt = _per_row(tokens.layers[0], B, x.dtype)
             x = torch.cat([x[:, : span.start], prompt, x[:, span.start :]], dim=1)
-        return self.ln_pre(x)
+        normed: Tensor = self.ln_pre(x)
+        return normed
 
     def run(
         self,
@@ -88,7 +95,8 @@ class VisionTower(nn.Module):
 
     def pool(self, hidden: Tensor) -> Tensor:
         """Features (B, E) of the class token; not normalised."""
-        return self.ln_post(hidden[:, 0]) @ self.projection
+        normed: Tensor = self.ln_post(hidden[:, 0])
+        return normed @ self.projection
 
     def forward(
         self,
@@ -116,7 +124,7 @@ class VisionTower(nn.Module):
             hidden = self._replace(hidden, index, tokens)
             entry = None if prefix is None else prefix.get(index)
             if index in blocks:
-                hidden, found[index] = self.blocks[index].with_weights(hidden, prefix=entry)
+                hidden, found[index] = self.block(index).with_weights(hidden, prefix=entry)
             else:
                 hidden = self.blocks[index](hidden, prefix=entry)
         return found

@@ -1,0 +1,106 @@
+"""Supportive cliques: which images of a batch belong together, for which class (Eq. 1-3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Cliques:
+    """All cliques of a batch, in mining order; index tensors on the CPU.
+
+    The loss of a clique does not depend on its class, so that equal member sets are learned once:
+    ``sets`` (U, b) holds the distinct ones, clique g has class ``classes[g]`` and members
+    ``sets[set_of[g]]``.
+    """
+
+    classes: Tensor
+    set_of: Tensor
+    sets: Tensor
+
+    def __len__(self) -> int:
+        """Number of cliques."""
+        return len(self.classes)
+
+    @property
+    def members(self) -> Tensor:
+        """Members (m, b) of every clique."""
+        return self.sets[self.set_of]
+
+    def memberships(self) -> tuple[Tensor, Tensor]:
+        """Distinct set and image of every membership, (M,) each, sets ascending."""
+        found = self.sets.nonzero()
+        return found[:, 0], found[:, 1]
+
+
+def top_classes(logits: Tensor, k: int) -> Tensor:
+    """The ``k`` best classes (b, k) of every image, best first; ties to the lower class (Eq. 1)."""
+    k = min(k, logits.shape[1])
+    return logits.sort(dim=1, descending=True, stable=True).indices[:, :k]
+
+
+def similar_images(features: Tensor, threshold: float) -> Tensor:
+    """Which unit features (b, E) are more similar than ``threshold``, (b, b) bool (Eq. 2)."""
+    return features @ features.T > threshold
+
+
+def mine_cliques(
+    similar: Tensor, top: Tensor, *, full_set: bool = False, deduplicate: bool = True
+) -> Cliques:
+    """Row neighbourhoods inside every candidate set, without singletons and repeats (Eq. 3).
+
+    ``similar`` is (b, b) bool and ``top`` (b, k); both on the CPU. Classes ascend and rows of a
+    set are in batch order. ``full_set`` puts every whole set in front of its rows.
+    """
+    b, k = top.shape
+    image = torch.arange(b).repeat_interleave(k)
+    label, order = top.reshape(-1).sort(stable=True)
+    image = image[order]
+    present, dense = torch.unique(label, return_inverse=True)
+    candidates = torch.zeros(len(present), b, dtype=torch.bool)
+    candidates[dense, image] = True
+
+    rows = similar[image] & candidates[dense]
+    classes = label
+    keep = rows.sum(dim=1) > 1
+    if full_set:
+        keep &= (rows != candidates[dense]).any(dim=1)
+        rows = torch.cat([candidates, rows[keep]])
+        classes = torch.cat([present, classes[keep]])
+        classes, order = classes.sort(stable=True)
+        rows = rows[order]
+    else:
+        rows, classes = rows[keep], classes[keep]
+    if deduplicate:
+        first = _first_occurrences(torch.cat([classes[:, None], _pack(rows)], dim=1))[0]
+        rows, classes = rows[first], classes[first]
+    first, set_of = _first_occurrences(_pack(rows))
+    return Cliques(classes, set_of, rows[first])
+
+
+def _pack(rows: Tensor) -> Tensor:
+    """Boolean rows (m, b) as 62-bit words (m, w): equal rows, equal words."""
+    m, b = rows.shape
+    words = -(-b // 62)
+    padded = torch.zeros(m, words * 62, dtype=torch.int64)
+    padded[:, :b] = rows
+    weights = 2 ** torch.arange(62, dtype=torch.int64)
+    return (padded.view(m, words, 62) * weights).sum(dim=2)
+
+
+def _first_occurrences(words: Tensor) -> tuple[Tensor, Tensor]:
+    """Where each distinct row of ``words`` first stands, ascending, and which one every row is."""
+    m = len(words)
+    if m == 0:
+        empty = torch.zeros(0, dtype=torch.long)
+        return empty, empty
+    distinct, inverse = torch.unique(words, dim=0, return_inverse=True)
+    first = torch.full((len(distinct),), m, dtype=torch.long)
+    first = first.scatter_reduce(0, inverse, torch.arange(m), reduce="amin")
+    order = first.argsort()
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order))
+    return first[order], rank[inverse]

@@ -1,0 +1,144 @@
+"""Retention: a running mean of text prompts, and a cache of visual prompts per class.
+
+Pairs of key (mean feature of a clique) and value (its prompt) are kept for every class. When there
+are more than L, keys are propagated over their own graph and the closest pair is fused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cliquetta.methods.scap.config import SCAPConfig
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Visual prompts of all classes: fixed tensors with one spare place per class."""
+
+    keys: Tensor
+    """(N, L + 1, E)."""
+    values: Tensor
+    """(N, L + 1, V), a prompt in one row."""
+    count: Tensor
+    """(N,), pairs held; on the CPU, where the bookkeeping is done."""
+
+
+def running_mean(mean: Tensor, seen: int, total: Tensor, new: int) -> Tensor:
+    """Mean of ``seen`` earlier prompts and ``new`` more that sum to ``total`` (Eq. 11, repeated).
+
+    alpha_tau = tau / (1 + tau) makes the recursion the arithmetic mean, so that a whole batch of
+    prompts is one sum.
+    """
+    return (mean * seen + total) / (seen + new)
+
+
+def retention_graph(keys: Tensor, bandwidth: float, neighbours: int) -> Tensor:
+    """Symmetric K-nearest weights (C, n, n) of keys (C, n, E): Gaussian, no loops (Eq. 12-13)."""
+    n = keys.shape[1]
+    squared = (keys[:, :, None] - keys[:, None]).square().sum(dim=-1)
+    weights = torch.exp(-squared / (2 * bandwidth**2))
+    loops = torch.eye(n, dtype=torch.bool, device=keys.device)
+    # Below any weight, so that a loop is never a neighbour, not even among zeros.
+    ranked = weights.masked_fill(loops, -1.0).sort(dim=-1, descending=True, stable=True).indices
+    nearest = ranked[..., : min(neighbours, n - 1)]
+    kept = torch.zeros_like(weights).scatter(-1, nearest, weights.gather(-1, nearest))
+    return torch.maximum(kept, kept.transpose(-1, -2))
+
+
+def propagate(keys: Tensor, config: SCAPConfig) -> Tensor:
+    """Keys (C, n, E) after propagation over their graph (Zhou et al. 2003), norms kept.
+
+    (1 - alpha) (I - alpha S)^-1 A with S = D^-1/2 W D^-1/2.
+    """
+    if config.graph == "self":
+        return keys / (1 - config.propagation)
+    weights = retention_graph(keys, config.bandwidth, config.neighbours)
+    root = weights.sum(dim=-1).rsqrt()
+    root = torch.where(root.isfinite(), root, 0.0)
+    smooth = root[:, :, None] * weights * root[:, None]
+    identity = torch.eye(keys.shape[1], dtype=keys.dtype, device=keys.device)
+    moved = torch.linalg.solve(identity - config.propagation * smooth, keys)
+    moved = (1 - config.propagation) * moved
+    norm = moved.norm(dim=-1, keepdim=True)
+    return torch.where(norm > 0, moved * (keys.norm(dim=-1, keepdim=True) / norm), moved)
+
+
+def closest_pairs(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Indices i < j (C,) of the two closest keys of every class; the lowest pair on ties."""
+    n = keys.shape[1]
+    distance = (keys[:, :, None] - keys[:, None]).square().sum(dim=-1)
+    first, second = torch.triu_indices(n, n, offset=1, device=keys.device)
+    best = distance[:, first, second].sort(dim=1, stable=True).indices[:, 0]
+    return first[best], second[best]
+
+
+def fuse_closest(keys: Tensor, values: Tensor, config: SCAPConfig) -> tuple[Tensor, Tensor]:
+    """L pairs (C, L, .) of L + 1: the closest two averaged into the lower place (Eq. 14)."""
+    C, n, _ = keys.shape
+    moved = propagate(keys, config)
+    first, second = closest_pairs(moved)
+    keys = moved if config.replace_keys else keys
+    row = torch.arange(C, device=keys.device)
+    fused_key = (keys[row, first] + keys[row, second]) / 2
+    fused_value = (values[row, first] + values[row, second]) / 2
+    place = torch.arange(n - 1, device=keys.device).expand(C, -1)
+    place = place + (place >= second[:, None])  # everything but the second of the pair, in order
+    keys = keys.gather(1, place[:, :, None].expand(-1, -1, keys.shape[2])).clone()
+    values = values.gather(1, place[:, :, None].expand(-1, -1, values.shape[2])).clone()
+    keys[row, first], values[row, first] = fused_key, fused_value
+    return keys, values
+
+
+def retain(
+    cache: Cache, classes: Tensor, keys: Tensor, values: Tensor, config: SCAPConfig
+) -> Cache:
+    """The cache after m cliques in mining order: classes (m,) on the CPU, keys (m, E), values.
+
+    Classes do not touch each other: the r-th cliques of all classes enter together, and all
+    classes that are then too full are fused in one batched solve.
+    """
+    device = cache.keys.device
+    new_keys, new_values, count = cache.keys.clone(), cache.values.clone(), cache.count.clone()
+    for clique in rounds(classes):
+        label = classes[clique]
+        place = count[label]
+        at, slot, source = label.to(device), place.to(device), clique.to(device)
+        new_keys[at, slot] = keys[source].to(new_keys.dtype)
+        new_values[at, slot] = values[source].to(new_values.dtype)
+        full = label[place == config.capacity]
+        count[label] = (place + 1).clamp_max(config.capacity)
+        if len(full):
+            at = full.to(device)
+            fused_keys, fused_values = fuse_closest(new_keys[at], new_values[at], config)
+            new_keys[at, : config.capacity] = fused_keys
+            new_values[at, : config.capacity] = fused_values
+    return Cache(new_keys, new_values, count)
+
+
+def rounds(classes: Tensor) -> list[Tensor]:
+    """Clique indices by how many of their class came before: round r holds the r-th of each."""
+    order = classes.argsort(stable=True)
+    label = classes[order]
+    position = torch.arange(len(label))
+    new = torch.ones(len(label), dtype=torch.bool)
+    new[1:] = label[1:] != label[:-1]
+    start = torch.where(new, position, 0).cummax(dim=0).values if len(label) else position
+    nth = position - start
+    return [order[nth == r] for r in range(int(nth.max()) + 1)] if len(label) else []
+
+
+def best_entries(cache: Cache, classes: Tensor, query: Tensor, match: str) -> Tensor:
+    """Place (R,) of the key of class ``classes[r]`` nearest to ``query`` (R, E) (Eq. 17).
+
+    Meaningless where a class holds nothing; the caller knows ``count``.
+    """
+    keys = cache.keys[classes]
+    if match == "cosine":
+        keys = torch.nn.functional.normalize(keys, dim=-1)
+    score = torch.einsum("re,rle->rl", query.to(keys.dtype), keys)
+    held = cache.count.to(keys.device)[classes]
+    places = torch.arange(keys.shape[1], device=keys.device)
+    return score.masked_fill(places >= held[:, None], -torch.inf).argmax(dim=1)

@@ -1,0 +1,187 @@
+"""Text features under a learned context, and their gradient with respect to it.
+
+At the start of every clique the context is the same, so that one forward pass serves all. Their
+gradients come from that pass by vector-Jacobian products or, on long streams, through the whole
+Jacobian, built once per class list: then each clique costs one row of a matrix product.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+
+from cliquetta.model.clip import CLIP, precise, unit
+from cliquetta.model.text import place
+from cliquetta.model.vjp import TextTape, chunks
+from cliquetta.prompts.classes import ClassPrompts
+
+ROWS = 16384
+"""Texts that are pulled back at once."""
+
+
+class PromptedText:
+    """Features of a class list whose first template has a learnable context.
+
+    The feature of a class is unit((1 - mix) u_learn + mix u_fix): the prompted template mixed with
+    the unit mean of the other templates, if there are any.
+    """
+
+    @torch.no_grad()
+    def __init__(self, model: CLIP, prompts: ClassPrompts, mix: float) -> None:
+        tower = model.require_text()
+        words = prompts.templates[0].split("{}")[0].strip()
+        self.tower = tower
+        self.words = words
+        self.start = model.context(words)
+        """Start context (M, D): embeddings of the template's words before the class name."""
+        self.ids = model.tokenizer(prompts.texts(prompts.templates[0])).to(model.device)
+        self.ends = self.ids.argmax(dim=-1)
+        others = prompts.templates[1:]
+        self.fixed: Tensor | None = None
+        self.mix = 0.0
+        if others:
+            self.mix = mix
+            self.fixed = model.classifier(
+                ClassPrompts(prompts.names, others, allow_duplicates=True)
+            )
+        self.jacobian: Tensor | None = None
+        self.jacobian_seconds = 0.0
+        raw = precise(tower(self.ids, context=self.start))
+        self.start_features = self.mixed(raw)
+        self._raw = raw
+
+    @property
+    def classes(self) -> int:
+        """N."""
+        return len(self.ids)
+
+    def mixed(self, raw: Tensor) -> Tensor:
+        """Unit features (..., N, E) of the tower's output."""
+        learned = unit(raw)
+        if self.fixed is None:
+            return learned
+        return unit((1 - self.mix) * learned + self.mix * self.fixed)
+
+    def features(self, context: Tensor) -> Tensor:
+        """Text features (N, E) under one context (M, D), or one per class (N, M, D)."""
+        return self.mixed(precise(self.tower(self.ids, context=context)))
+
+    def features_of_each(self, contexts: Tensor) -> Tensor:
+        """Text features (U, N, E) under each of U contexts, (U, M, D) or (U, N, M, D)."""
+        U, N = len(contexts), self.classes
+        rows = contexts if contexts.ndim == 4 else contexts[:, None].expand(-1, N, -1, -1)
+        raw = self.tower(self.ids.repeat(U, 1), context=rows.flatten(0, 1))
+        return self.mixed(precise(raw).view(U, N, -1))
+
+    # --- gradients at the start context ---------------------------------------------------------
+
+    @torch.no_grad()
+    def pull(self, cotangents: Tensor) -> Tensor:
+        """Gradients (U, N, M, D) of the start context, per class, from (U, N, E) of the features.
+
+        A context that classes share gets their sum.
+        """
+        if self.jacobian is not None:
+            size = cotangents.abs().amax(dim=(1, 2), keepdim=True).clamp_min(1e-30)
+            scaled = (cotangents / size).to(self.jacobian.dtype)
+            found = torch.einsum("une,nec->unc", scaled, self.jacobian).to(size.dtype) * size
+            return found.view(len(cotangents), self.classes, *self.start.shape)
+        raw = self._through_mixing(cotangents)
+        out = raw.new_zeros(len(raw), self.classes, *self.start.shape)
+        for classes in self._length_groups():
+            tape = self._tape(classes)
+            n = len(classes)
+            for part in chunks(len(raw), max(1, ROWS // n)):
+                rows = raw[part][:, classes]
+                index = torch.arange(n, device=rows.device).repeat(len(rows))
+                found = tape.pull(rows.flatten(0, 1), index, self._positions(len(index)))
+                out[part, classes] = found.view(len(rows), n, *self.start.shape)
+        return out
+
+    @torch.no_grad()
+    def pull_shared(self, slopes: Tensor, asked: Tensor) -> Tensor:
+        """Gradients (U, M, D) of a context that all classes share.
+
+        The cotangent of class n and clique u is ``slopes[u, n] * asked[u]``; with the Jacobian at
+        hand everything is one matrix product.
+        """
+        if self.jacobian is None:
+            out = []
+            for part in chunks(len(slopes), max(1, ROWS // self.classes)):
+                cotangents = slopes[part][:, :, None] * asked[part][:, None]
+                out.append(self.pull(cotangents).sum(dim=1))
+            return torch.cat(out)
+        size = slopes.abs().amax(dim=1, keepdim=True).clamp_min(1e-30)
+        dtype = self.jacobian.dtype
+        flat = self.jacobian.flatten(0, 1)
+        out = []
+        for part in chunks(len(slopes), max(1, 2**28 // len(flat))):
+            left = (
+                (slopes[part] / size[part]).to(dtype)[:, :, None] * asked[part].to(dtype)[:, None]
+            ).flatten(1)
+            out.append((left @ flat).to(size.dtype) * size[part])
+        return torch.cat(out).view(len(slopes), *self.start.shape)
+
+    def jacobian_bytes(self) -> int:
+        """Size of the Jacobian, in the tower's dtype."""
+        element = self.tower.projection.element_size()
+        return self.classes * self.start_features.shape[1] * self.start.numel() * element
+
+    @torch.no_grad()
+    def build_jacobian(self) -> None:
+        """The Jacobian (N, E, M D) of the features at the start context, mixing included."""
+        started = time.perf_counter()
+        E = self.start_features.shape[1]
+        dtype = self.tower.projection.dtype
+        jacobian = torch.empty(
+            self.classes, E, self.start.numel(), dtype=dtype, device=self.ids.device
+        )
+        directions = torch.eye(E, device=self.ids.device, dtype=self.start_features.dtype)
+        most = max(1, ROWS // E)
+        for group in self._length_groups():
+            for classes in torch.split(group, most):
+                tape, n = self._tape(classes), len(classes)
+                rows = self._through_mixing(directions[:, None].expand(-1, n, -1), classes)
+                index = torch.arange(n, device=rows.device).repeat(E)
+                found = tape.pull(rows.flatten(0, 1), index, self._positions(len(index)))
+                jacobian[classes] = found.view(E, n, -1).transpose(0, 1).to(dtype)
+        if jacobian.is_cuda:
+            torch.cuda.synchronize()
+        self.jacobian = jacobian
+        self.jacobian_seconds = time.perf_counter() - started
+
+    def _through_mixing(self, cotangents: Tensor, classes: Tensor | None = None) -> Tensor:
+        """Cotangents of the tower's output from those (..., n, E) of the mixed unit features."""
+        raw = self._raw if classes is None else self._raw[classes]
+        size: Tensor = torch.linalg.vector_norm(raw, dim=-1, keepdim=True)
+        learned = raw / size
+        if self.fixed is not None:
+            fixed = self.fixed if classes is None else self.fixed[classes]
+            blend = (1 - self.mix) * learned + self.mix * fixed
+            cotangents = (1 - self.mix) * _through_unit(blend, cotangents)
+        return _through_unit(learned, cotangents) / size
+
+    def _positions(self, rows: int) -> Tensor:
+        M = len(self.start)
+        return torch.arange(1, M + 1, device=self.ids.device).expand(rows, -1)
+
+    def _tape(self, classes: Tensor) -> TextTape:
+        """The forward pass of some classes at the start context, cut at their longest end."""
+        ends = self.ends[classes]
+        length = int(ends.max()) + 1
+        x = self.tower.tokens(self.ids[classes, :length])
+        return TextTape(self.tower, place(x, self.start, self._positions(len(classes))), ends)
+
+    def _length_groups(self) -> list[Tensor]:
+        """Classes with equally long texts, so that none is padded."""
+        return [(self.ends == end).nonzero()[:, 0] for end in torch.unique(self.ends)]
+
+
+def _through_unit(x: Tensor, cotangents: Tensor) -> Tensor:
+    """Pull cotangents of x / |x| back to x."""
+    size: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    direction = x / size
+    radial = (cotangents * direction).sum(dim=-1, keepdim=True)
+    return (cotangents - radial * direction) / size
