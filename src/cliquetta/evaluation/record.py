@@ -77,14 +77,25 @@ class Record:
 
 
 def describe_run(
-    *, method: str, config: Any, seed: int, model: CLIP, prompts: ClassPrompts, stream: Stream
+    *,
+    method: str,
+    config: Any,
+    seed: int,
+    model: CLIP,
+    prompts: ClassPrompts,
+    stream: Stream,
+    fitted: str | None = None,
 ) -> dict[str, Any]:
-    """All settings on which the predictions of a run depend, as JSON types."""
+    """All settings on which the predictions of a run depend, as JSON types.
+
+    ``fitted`` is the hash of what a few-shot method was built from.
+    """
     preprocess = stream.preprocess
     return {
         "dataset": stream.id,
         "method": method,
         "config": plain_config(config),
+        "fitted": fitted,
         "seed": seed,
         "model": {
             "id": model.id,

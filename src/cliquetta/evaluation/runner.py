@@ -34,7 +34,7 @@ from cliquetta.evaluation.record import (
 from cliquetta.evaluation.stream import Skipped, Stream
 from cliquetta.methods.contract import Adapter, Batch, Prediction
 from cliquetta.methods.registry import name_of
-from cliquetta.methods.state import load_state, save_state
+from cliquetta.methods.state import fitted_fingerprint, load_state, save_state
 
 try:
     import resource
@@ -108,6 +108,7 @@ def evaluate(
         model=adapter.model,
         prompts=adapter.prompts,
         stream=stream,
+        fitted=fitted_fingerprint(adapter),
     )
     record = Record(run_id(settings), settings, preset=preset)
     if out is None:

@@ -1,0 +1,88 @@
+"""Data sets check themselves, and a hash tells them apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cliquetta.data.dataset import ArrayDataset, FileDataset
+from cliquetta.data.images import ImageError
+
+
+def pictures(count: int = 3) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (count, 8, 8, 3), dtype=np.uint8)
+
+
+def make(**changes: object) -> ArrayDataset:
+    settings = {"names": ("a", "b"), "keys": ("x", "y", "z"), "labels": [0, 1, 1], **changes}
+    return ArrayDataset("made-up", pictures(), **settings)
+
+
+def test_images_come_back_as_they_are() -> None:
+    dataset = make()
+    assert len(dataset) == 3
+    assert np.array_equal(np.asarray(dataset.load(1)), dataset.images[1])
+    assert np.array_equal(dataset.arrays([2, 0]), dataset.images[[2, 0]])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"keys": ("x", "x", "z")}, "must differ"),
+        ({"keys": (), "labels": None}, "no images"),
+        ({"labels": [0, 1]}, "3 images and labels of shape"),
+        ({"labels": [0, 1, 2]}, "class list holds 2"),
+        ({"labels": [-2, 1, 1]}, "run from -2"),
+        ({"keys": ("x", "y"), "labels": None}, "3 images for 2 keys"),
+    ],
+)
+def test_contradictions_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(**changes)
+
+
+def test_pictures_of_another_kind_are_refused() -> None:
+    with pytest.raises(ValueError, match="uint8"):
+        ArrayDataset("x", pictures().astype(float), names="a", keys=("1", "2", "3"), labels=None)
+
+
+def test_fingerprint_tells_lists_apart() -> None:
+    prints = {
+        make().fingerprint,
+        make(keys=("x", "y", "w")).fingerprint,
+        make(labels=[0, 0, 1]).fingerprint,
+        make(labels=None).fingerprint,
+        make(names=("a", "c")).fingerprint,
+    }
+    assert len(prints) == 5
+    assert make().fingerprint == make().fingerprint
+
+
+def test_duplicate_class_names_of_a_benchmark_are_allowed() -> None:
+    assert make(names=("crane", "crane")).prompts.names == ("crane", "crane")
+
+
+def test_files_are_read_when_asked_for(tmp_path: Path) -> None:
+    Image.fromarray(pictures()[0]).save(tmp_path / "a.png")
+    (tmp_path / "b.png").write_bytes(b"")
+    paths = [tmp_path / "a.png", tmp_path / "b.png"]
+    dataset = FileDataset("files", paths, names=("a",), keys=("a", "b"), labels=None)
+    assert np.array_equal(np.asarray(dataset.load(0)), pictures()[0])
+    assert dataset.arrays([0]) is None
+    with pytest.raises(ImageError, match="empty"):
+        dataset.load(1)
+
+
+def test_exif_orientation_is_the_data_sets_choice(tmp_path: Path) -> None:
+    image = Image.fromarray(np.zeros((4, 6, 3), dtype=np.uint8))
+    exif = image.getexif()
+    exif[0x0112] = 6  # lies on its side
+    image.save(tmp_path / "a.jpg", exif=exif)
+    sizes = [
+        FileDataset("f", [tmp_path / "a.jpg"], names=("a",), labels=None, exif=exif).load(0).size
+        for exif in (True, False)
+    ]
+    assert sizes == [(4, 6), (6, 4)]

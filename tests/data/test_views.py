@@ -1,0 +1,103 @@
+"""Views: tied to key and seed, equal on every path."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from cliquetta.data.views import VIEW_KINDS, array_views, attach_views, check_spec, image_views
+from cliquetta.errors import UnknownNameError
+from cliquetta.methods.contract import Batch, ViewSpec
+from cliquetta.model.preprocess import Preprocess
+
+PREPROCESS = Preprocess.openai(32)
+KEYS = ("one", "two", "three")
+ONE_LEVEL = 1 / 255 / min(PREPROCESS.std)
+"""One grey level on the scale of normalised pixels."""
+
+
+def pictures(height: int = 32, width: int = 32) -> np.ndarray:
+    coarse = np.random.default_rng(3).integers(0, 256, (3, 4, 4, 3), dtype=np.uint8)
+    return np.stack([np.asarray(Image.fromarray(c).resize((width, height))) for c in coarse])
+
+
+@pytest.mark.parametrize("kind", VIEW_KINDS)
+@pytest.mark.parametrize(("height", "width"), [(32, 32), (40, 64)])
+def test_arrays_and_pictures_give_the_same_views(kind: str, height: int, width: int) -> None:
+    images, spec = pictures(height, width), ViewSpec(kind, 8)
+    views = array_views(images, KEYS, spec, 5, PREPROCESS)
+    assert views.shape == (3, 8, 3, 32, 32)
+    for row, key in enumerate(KEYS):
+        alone = image_views(Image.fromarray(images[row]), key, spec, 5, PREPROCESS)
+        assert torch.equal(alone, views[row])
+
+
+@pytest.mark.parametrize("kind", VIEW_KINDS)
+def test_views_depend_on_seed_key_and_spec_only(kind: str) -> None:
+    images, spec = pictures(), ViewSpec(kind, 6)
+    views = array_views(images, KEYS, spec, 0, PREPROCESS)
+    again = array_views(images[[2, 0]], (KEYS[2], KEYS[0]), spec, 0, PREPROCESS)
+    assert torch.equal(again, views[[2, 0]])
+    for other in (
+        array_views(images, KEYS, spec, 1, PREPROCESS),
+        array_views(images, ("four", "five", "six"), spec, 0, PREPROCESS),
+    ):
+        assert torch.equal(other[:, 0], views[:, 0])
+        assert all((other[:, v] != views[:, v]).any() for v in range(1, 6))
+
+
+@pytest.mark.parametrize("kind", VIEW_KINDS)
+def test_attached_views_are_those_of_the_preprocessed_picture(kind: str) -> None:
+    images, spec = pictures(), ViewSpec(kind, 8)  # already of the model's size
+    batch = Batch(PREPROCESS.pixels(images), KEYS)
+    attached = attach_views(batch, spec, seed=5, preprocess=PREPROCESS)
+    expected = array_views(images, KEYS, spec, 5, PREPROCESS)
+    assert attached.views is not None
+    assert torch.equal(attached.views[:, 0], batch.images)
+    torch.testing.assert_close(attached.views, expected, atol=1.6 * ONE_LEVEL, rtol=0)
+    assert attached.keys == KEYS
+
+
+def test_a_zoom_of_one_moves_nothing_but_mirrors() -> None:
+    views = array_views(pictures(), KEYS, ViewSpec("zoom-crop", 10, zoom=1.0), 0, PREPROCESS)
+    plain = views[:, :1]
+    same = (views == plain).flatten(2).all(2)
+    mirrored = (views == plain.flip(-1)).flatten(2).all(2)
+    assert (same | mirrored).all()
+    assert mirrored.any()
+
+
+def test_half_precision_batches_get_half_precision_views() -> None:
+    batch = Batch(PREPROCESS.pixels(pictures()).to(torch.bfloat16), KEYS)
+    for kind in VIEW_KINDS:
+        attached = attach_views(batch, ViewSpec(kind, 3), seed=0, preprocess=PREPROCESS)
+        assert attached.views is not None
+        assert attached.views.dtype == torch.bfloat16
+
+
+def test_an_empty_batch_gets_empty_views() -> None:
+    batch = Batch(torch.zeros(0, 3, 32, 32))
+    assert attach_views(batch, ViewSpec("augmix", 4), seed=0).views.shape == (0, 4, 3, 32, 32)
+
+
+def test_one_view_is_the_plain_one() -> None:
+    for kind in VIEW_KINDS:
+        views = array_views(pictures(), KEYS, ViewSpec(kind, 1), 0, PREPROCESS)
+        assert torch.equal(views[:, 0], PREPROCESS.pixels(pictures()))
+
+
+def test_what_cannot_be_made_is_refused() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'zoom-crop'"):
+        check_spec(ViewSpec("zoom-crops"))
+    with pytest.raises(ValueError, match="at least one view"):
+        check_spec(ViewSpec("augmix", 0))
+    with pytest.raises(ValueError, match="zoom must be at least 1"):
+        check_spec(ViewSpec("zoom-crop", 2, zoom=0.9))
+    batch = Batch(torch.zeros(2, 3, 32, 32))
+    with pytest.raises(ValueError, match="tied to keys"):
+        attach_views(batch, ViewSpec("resized-crop", 2), seed=0)
+    batch = Batch(torch.zeros(2, 3, 32, 32), ("a", "b"))
+    with pytest.raises(ValueError, match=r"preprocess=model\.preprocess"):
+        attach_views(batch, ViewSpec("augmix", 2), seed=0)
