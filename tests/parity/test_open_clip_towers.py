@@ -1,0 +1,96 @@
+"""Our towers, loader and tables against open_clip itself, with random weights."""
+
+from __future__ import annotations
+
+import json
+
+import open_clip
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from cliquetta.model.checkpoints.open_clip_zoo import ARCHITECTURES, activation_of
+from cliquetta.model.checkpoints.openai import IMAGE_SIZES, address
+from cliquetta.model.factory import create_model
+
+pytestmark = pytest.mark.parity
+
+TEXTS = ["cat", "a photo of a small green frog.", "a bad photo of the truck, and of ☃ on ice"]
+
+
+def random_open_clip(name, seed=0):
+    """open_clip's model with weights that are not at their quiet start."""
+    torch.manual_seed(seed)
+    model = open_clip.create_model(name, pretrained=None).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter += 0.05 * torch.randn_like(parameter)
+        for key, buffer in model.named_buffers():
+            if key.endswith("running_mean"):
+                buffer.normal_(0, 0.1)
+            elif key.endswith("running_var"):
+                buffer.uniform_(0.5, 1.5)
+    return model
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "name", ["ViT-B-32", "ViT-B-16", "ViT-B-32-quickgelu", "ViT-S-16", "RN50", "RN50-quickgelu"]
+)
+def test_features(name, tmp_path):
+    theirs = random_open_clip(name)
+    state = {key: value.contiguous() for key, value in theirs.state_dict().items()}
+    save_file(state, tmp_path / "open_clip_model.safetensors")
+    config = {"model_cfg": open_clip.get_model_config(name)}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
+    ours = create_model(tmp_path)
+    pixels = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(1))
+    images = theirs.encode_image(pixels)
+    assert images.abs().mean() > 0.1
+    torch.testing.assert_close(ours.encode_image(pixels), images, atol=1e-5, rtol=0)
+    texts = theirs.encode_text(open_clip.get_tokenizer(name)(TEXTS))
+    assert texts.abs().mean() > 0.1
+    torch.testing.assert_close(ours.encode_text(TEXTS), texts, atol=1e-5, rtol=0)
+    assert ours.scale == pytest.approx(float(theirs.logit_scale.exp()), rel=1e-6)
+
+
+def test_positions_are_resized_as_open_clip_does(tmp_path):
+    theirs = random_open_clip("ViT-S-32")
+    state = {key: value.contiguous() for key, value in theirs.state_dict().items()}
+    save_file(state, tmp_path / "model.safetensors")
+    ours = create_model(tmp_path / "model.safetensors", activation="gelu", image_size=320)
+    large = open_clip.create_model("ViT-S-32", pretrained=None, force_image_size=320)
+    open_clip.factory.resize_pos_embed(state, large)
+    torch.testing.assert_close(
+        ours.require_vit().position, state["visual.positional_embedding"], atol=1e-6, rtol=0
+    )
+
+
+def test_our_table_of_releases_is_theirs():
+    from open_clip.pretrained import _PRETRAINED
+
+    for name, architecture in ARCHITECTURES.items():
+        config = open_clip.get_model_config(name)
+        vision = config["vision_cfg"]
+        assert architecture.width == vision["width"]
+        assert architecture.patch_size == vision["patch_size"]
+        assert architecture.image_size == vision["image_size"]
+        for tag, repo in architecture.tags.items():
+            release = _PRETRAINED[name][tag]
+            assert release["hf_hub"].rstrip("/") == repo, (name, tag)
+            expected = "quick_gelu" if release.get("quick_gelu", False) else "gelu"
+            assert activation_of(name, tag, None) == expected, (name, tag)
+            known = architecture.preprocess.get(tag, {})
+            openai_mean = open_clip.OPENAI_DATASET_MEAN
+            assert tuple(known.get("mean", openai_mean)) == tuple(release["mean"]), (name, tag)
+            mode = known.get("resize_mode", "shortest")
+            assert mode == release["resize_mode"], (name, tag)
+
+
+def test_our_addresses_are_openais():
+    from open_clip.pretrained import _PRETRAINED
+
+    for name in IMAGE_SIZES:
+        plain = name.replace("/", "-").replace("@336px", "-336")
+        assert address(name)[0] == _PRETRAINED[plain]["openai"]["url"]
