@@ -1,0 +1,103 @@
+"""The HTTP service: sessions that adapt to one client each, behind one gate."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from cliquetta.serving.engine import Service, Settings
+from cliquetta.serving.gate import Gate, problem_response
+from cliquetta.serving.problems import ServiceError
+from cliquetta.serving.routes import open_router, router
+from cliquetta.serving.store import Store
+
+_log = logging.getLogger(__name__)
+
+_CODES = {
+    400: "bad_request",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "too_large",
+    415: "unsupported_media_type",
+}
+
+
+def create_app(store: Store, settings: Settings) -> FastAPI:
+    """The ASGI application over an open store; its workers stop with its lifespan."""
+    service = Service(store, settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        del app
+        yield
+        await asyncio.to_thread(service.close)
+
+    app = FastAPI(
+        title="CliqueTTA",
+        version=version("cliquetta"),
+        summary="CLIP that adapts to each client while it predicts.",
+        lifespan=lifespan,
+        docs_url=None,  # those pages load scripts from other sites
+        redoc_url=None,
+    )
+    app.state.service = service
+    app.include_router(open_router)
+    app.include_router(router)
+    app.add_middleware(
+        Gate,
+        tokens=settings.tokens,
+        hosts=settings.hosts,
+        limits=settings.limits,
+        budget=service.budget,
+        metrics=service.metrics,
+    )
+    app.add_exception_handler(HTTPException, _refused)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(ClientDisconnect, _gone)
+    app.add_exception_handler(Exception, _failed)
+    return app
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    """Every refusal in one form, those of the framework too."""
+    del request
+    assert isinstance(error, HTTPException)
+    if not isinstance(error, ServiceError):
+        code = _CODES.get(error.status_code, "refused")
+        refusal = ServiceError(error.status_code, code, str(error.detail))
+        refusal.headers = error.headers
+        error = refusal
+    return problem_response(error)
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    """The first thing that is wrong with a request; what was sent is not repeated."""
+    del request
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return problem_response(ServiceError(422, "invalid", f"{where}: {first['msg']}"))
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    """Nobody reads this any more."""
+    del request, error
+    return Response(status_code=400)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """A defect: the trace goes to the log, its number to the client."""
+    del request
+    incident = secrets.token_hex(4)
+    _log.error("incident %s", incident, exc_info=error)
+    message = f"something went wrong here (incident {incident}); the session is unchanged"
+    return problem_response(ServiceError(500, "internal", message))
