@@ -1,0 +1,159 @@
+"""State files: whole or not there, and refused by an adapter of another kind."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from cliquetta.atomic import write_atomically
+from cliquetta.methods.contract import Adapter, Batch, Prediction, Treatment
+from cliquetta.methods.state import (
+    StateMismatchError,
+    load_state,
+    pack_state,
+    read_header,
+    save_state,
+    unpack_state,
+)
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+from tiny import TINY_NAMES, build_tiny_clip
+
+
+@dataclasses.dataclass(frozen=True)
+class CountingConfig:
+    """Config of :class:`Counting`."""
+
+    step: float = 1.0
+    """Added per batch."""
+    names: tuple[str, ...] = ("a", "b")
+    """A tuple, which JSON knows as a list."""
+
+
+class Counting(Adapter):
+    """Remembers how many batches it has seen, in a tensor that is not contiguous."""
+
+    treatment = Treatment.JOINT
+
+    def __init__(
+        self, model: CLIP, prompts: ClassPrompts, config: CountingConfig, *, seed: int = 0
+    ) -> None:
+        super().__init__(model, prompts, config, seed=seed)
+        self.memory.declare("count", torch.zeros(2, 3).T)
+        self.memory.declare("draws", torch.Generator().manual_seed(seed).get_state())
+
+    def _predict(self, batch: Batch) -> Prediction:
+        self.memory["count"] = self.memory["count"] + self.config.step
+        return Prediction(torch.zeros(len(batch), len(self.prompts)))
+
+
+class Otherwise(Counting):
+    """The same under another name."""
+
+
+@pytest.fixture
+def counting(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> Counting:
+    return Counting(tiny_clip, tiny_prompts, CountingConfig())
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "deep" / "state.safetensors"
+
+
+def test_memory_extras_and_notes_come_back(counting: Counting, path: Path) -> None:
+    counting.predict(Batch(torch.zeros(1, 3, 32, 32)))
+    extra = {"metric": torch.arange(4), "empty": torch.zeros(0)}
+    save_state(counting, path, extra=extra, notes={"batches": 1, "skipped": ["ä"]})
+    other = Counting(counting.model, counting.prompts, CountingConfig(), seed=5)
+    saved = load_state(other, path)
+    assert torch.equal(other.memory["count"], torch.ones(3, 2))
+    assert torch.equal(other.memory["draws"], counting.memory["draws"])
+    assert saved.notes == {"batches": 1, "skipped": ["ä"]}
+    assert {name: value.tolist() for name, value in saved.extra.items()} == {
+        "metric": [0, 1, 2, 3],
+        "empty": [],
+    }
+    header = read_header(path)
+    assert header["method"] == "Counting"
+    assert header["classes"] == counting.prompts.fingerprint
+    assert header["torch"] == torch.__version__
+
+
+def test_bytes_serve_as_well_as_files(counting: Counting) -> None:
+    counting.predict(Batch(torch.zeros(1, 3, 32, 32)))
+    data = pack_state(counting)
+    counting.reset()
+    unpack_state(counting, data)
+    assert torch.equal(counting.memory["count"], torch.ones(3, 2))
+
+
+def test_adapters_of_another_kind_refuse_and_say_why(
+    counting: Counting, tiny_clip: CLIP, tiny_prompts: ClassPrompts, path: Path
+) -> None:
+    save_state(counting, path)
+    config, more = CountingConfig(), ClassPrompts((*TINY_NAMES, "dog"), tiny_prompts.templates)
+    retrained, renamed = build_tiny_clip(seed=1), build_tiny_clip()
+    renamed.id = "renamed"
+    cases = {
+        "another method .*'Counting' there, 'Otherwise' here": Otherwise(
+            tiny_clip, tiny_prompts, config
+        ),
+        "another config .step: 1.0 there, 2.0 here": Counting(
+            tiny_clip, tiny_prompts, CountingConfig(step=2.0)
+        ),
+        "another class list": Counting(tiny_clip, more, config),
+        "other templates": Counting(tiny_clip, ClassPrompts(TINY_NAMES), config),
+        "other weights": Counting(retrained, tiny_prompts, config),
+        "another model .*'tiny' there, 'renamed' here": Counting(renamed, tiny_prompts, config),
+    }
+    for message, adapter in cases.items():
+        before = adapter.state_dict()
+        with pytest.raises(StateMismatchError, match=message):
+            load_state(adapter, path)
+        assert all(torch.equal(before[k], v) for k, v in adapter.state_dict().items())
+
+
+def test_a_few_shot_fit_belongs_to_the_state(counting: Counting, path: Path) -> None:
+    counting.fitted = {"context": torch.ones(2)}  # type: ignore[attr-defined]
+    save_state(counting, path)
+    load_state(counting, path)
+    counting.fitted = {"context": torch.zeros(2)}  # type: ignore[attr-defined]
+    with pytest.raises(StateMismatchError, match="few-shot fit"):
+        load_state(counting, path)
+
+
+def test_files_that_are_no_states_are_refused(counting: Counting, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    save_state(counting, path)
+    whole = path.read_bytes()
+    for data in (b"", b"text", whole[:40], whole[:-3]):
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match="not a readable state"):
+            load_state(counting, path)
+    save_file({"a": torch.zeros(1)}, str(path))
+    with pytest.raises(ValueError, match="not a state"):
+        load_state(counting, path)
+
+
+def test_a_crash_while_writing_leaves_the_old_file(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_atomically(path, b"old")
+
+    def crash(handle: int) -> None:
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", crash)
+        with pytest.raises(OSError, match="disk full"):
+            write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+    write_atomically(path, b"new")
+    assert path.read_bytes() == b"new"

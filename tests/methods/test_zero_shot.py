@@ -1,0 +1,55 @@
+"""Zero-shot against its formula, one template and many."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from cliquetta.methods.contract import Batch
+from cliquetta.methods.registry import create_method
+from cliquetta.methods.zero_shot import ZeroShotConfig
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+from tiny import TINY_NAMES
+
+TEMPLATES = ("a photo of a {}.", "a sketch of a {}.", "{}")
+
+
+@pytest.mark.parametrize("templates", [TEMPLATES[:1], TEMPLATES])
+def test_logits_are_scaled_cosines(
+    tiny_clip: CLIP, tiny_images: Tensor, templates: tuple[str, ...]
+) -> None:
+    adapter = create_method("zero_shot", tiny_clip, ClassPrompts(TINY_NAMES, templates))
+    logits = adapter.predict(Batch(tiny_images)).logits
+    for row in range(3):
+        image = tiny_clip.encode_image(tiny_images[row : row + 1])[0].double()
+        for column, name in enumerate(TINY_NAMES):
+            texts = tiny_clip.encode_text([t.replace("{}", name) for t in templates]).double()
+            mean = torch.stack([text / text.norm() for text in texts]).mean(dim=0)
+            cosine = image @ mean / image.norm() / mean.norm()
+            assert logits[row, column] == pytest.approx(tiny_clip.scale * float(cosine), abs=1e-4)
+
+
+def test_temperature_changes_confidence_only(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
+) -> None:
+    plain, warm = (
+        create_method("zero_shot", tiny_clip, tiny_prompts, ZeroShotConfig(temperature=t))
+        for t in (1.0, 2.0)
+    )
+    a, b = (adapter.predict(Batch(tiny_images)) for adapter in (plain, warm))
+    torch.testing.assert_close(a.logits, 2 * b.logits)
+    assert (a.probabilities.amax(1) > b.probabilities.amax(1)).all()
+    with pytest.raises(ValueError, match="above 0"):
+        ZeroShotConfig(temperature=0.0)
+
+
+def test_given_text_features_take_the_place_of_the_tower(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
+) -> None:
+    features = 3 * tiny_clip.classifier(tiny_prompts)
+    fixed = ClassPrompts(TINY_NAMES, features=features)
+    expected = create_method("zero_shot", tiny_clip, tiny_prompts).predict(Batch(tiny_images))
+    found = create_method("zero_shot", tiny_clip, fixed).predict(Batch(tiny_images))
+    torch.testing.assert_close(found.logits, expected.logits)
