@@ -124,13 +124,7 @@ class SCAP(Adapter):
         start_features = None
         if config.mining_features == "start-prompt":
             start_features = self._start_features(hidden, plain)
-        mining = plain if start_features is None else start_features
-        top = top_classes(self.model.scale * mining @ self.classifier.T, config.topk)
-        similar = similar_images(mining, config.threshold).cpu()
-        top_cpu = top.cpu()
-        cliques = mine_cliques(
-            similar, top_cpu, full_set=config.full_set, deduplicate=config.deduplicate == "class"
-        )
+        top, cliques = self._mine(plain if start_features is None else start_features)
         learned = self._learn(cliques, hidden, plain) if len(cliques) else None
         if learned is not None and config.start == "shared" and config.learns_visual:
             start_features = learned.start_features
@@ -146,16 +140,16 @@ class SCAP(Adapter):
                 start_features = self._start_features(hidden, plain)
             query = start_features
         count = self.memory["count"] if cache is None else cache.count
-        passes = plan_passes(cliques, top_cpu, count, config)
+        passes = plan_passes(cliques, top, count, config)
         prompts, mask, places = self._compose(passes, learned, cache, query)
-        words, which = self._words(cliques, learned, text_mean, top_cpu)
+        words, which = self._words(cliques, learned, text_mean, top)
         if batch.views is None:
             scored = self._score(hidden, plain, passes, prompts, mask, words, which)
-            logits = merge_passes(scored, top, config.merge)
+            logits = merge_passes(scored, top.to(plain.device), config.merge)
         else:
             logits = self._score_views(batch.views, passes, prompts, mask, words, which, top)
         self.memory["batches"] = self.memory["batches"] + 1
-        return Prediction(logits.float(), self._evidence(cliques, learned, passes, places, top_cpu))
+        return Prediction(logits.float(), self._evidence(cliques, learned, passes, places, top))
 
     # --- the steps ------------------------------------------------------------------------------
 
@@ -166,6 +160,18 @@ class SCAP(Adapter):
         first = self.config.blocks[0]
         hidden = self.tower.run(self.tower.embed(images), 0, first)
         return hidden, unit(self.tower.pool(self.tower.run(hidden, first)))
+
+    def _mine(self, features: Tensor) -> tuple[Tensor, Cliques]:
+        """Top classes (b, k) and cliques of the batch (step 1), on the CPU: the one wait a batch.
+
+        What follows is bookkeeping over small index tensors, which only then go to the device.
+        """
+        config = self.config
+        top = top_classes(self.model.scale * features @ self.classifier.T, config.topk)
+        similar = similar_images(features, config.threshold)
+        top, similar = top.cpu(), similar.cpu()
+        unique = config.deduplicate == "class"
+        return top, mine_cliques(similar, top, full_set=config.full_set, deduplicate=unique)
 
     def _start_features(self, hidden: Tensor, plain: Tensor) -> Tensor:
         """Unit features under the start prompt."""
@@ -365,7 +371,7 @@ class SCAP(Adapter):
         for view in views.unbind(dim=1):
             hidden, plain = self._encode(view)
             scored = self._score(hidden, plain, passes, prompts, mask, words, which)
-            each.append(merge_passes(scored, top, self.config.merge))
+            each.append(merge_passes(scored, top.to(plain.device), self.config.merge))
         logits = torch.stack(each, dim=1)
         return mean_logits(logits, confident_views(logits, self.config.confident_share))
 
