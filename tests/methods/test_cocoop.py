@@ -1,0 +1,122 @@
+"""CoCoOp against a literal loop over images and classes, and what it is good for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from literal_towers import cross_entropy, text_feature
+from separable import TWO, WHOLE, accuracy, make_examples, make_images
+from torch import Tensor
+
+from cliquetta.methods.cocoop import CoCoOpConfig, cocoop_logits, initial_parameters
+from cliquetta.methods.contract import Batch
+from cliquetta.methods.coop import prompt_tokens
+from cliquetta.methods.fitting import create_fitted, fit_method, save_fitted
+from cliquetta.methods.registry import create_method
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+from tiny import build_tiny_clip
+
+FAST = CoCoOpConfig(epochs=8, batch_size=8, lr=0.05, hidden=8, crop_scale=(0.6, 1.0))
+
+
+def literal_logits(
+    model: CLIP, prompts: ClassPrompts, learned: dict[str, Tensor], features: Tensor
+) -> Tensor:
+    tokenizer, embed = model.tokenizer, model.text.tokens.weight
+    rows = []
+    for feature in features:
+        hidden = (learned["down.weight"] @ feature + learned["down.bias"]).clamp(min=0)
+        shift = learned["up.weight"] @ hidden + learned["up.bias"]
+        context = [token + shift for token in learned["context"]]
+        row = []
+        for name in prompts.names:
+            own = [embed[i] for i in tokenizer.encode(f"{name}.")]
+            sequence = [embed[tokenizer.start], *context, *own, embed[tokenizer.end]]
+            row.append(model.scale * feature @ text_feature(model, torch.stack(sequence)))
+        rows.append(torch.stack(row))
+    return torch.stack(rows)
+
+
+def test_logits_and_gradients_are_those_of_the_literal_loop(tiny_prompts: ClassPrompts) -> None:
+    model = build_tiny_clip().double()
+    start = initial_parameters(model, CoCoOpConfig(hidden=6), torch.Generator().manual_seed(1))
+    fast = {name: value.double().requires_grad_() for name, value in start.items()}
+    slow = {name: value.double().requires_grad_() for name, value in start.items()}
+    images, labels = make_images(2, seed=0)
+    features = model.encode_image(images.double(), normalize=True)
+    tokens = prompt_tokens(model, tiny_prompts, len(start["context"]))
+    logits = cocoop_logits(model, fast, tokens, features, chunk=7)
+    torch.nn.functional.cross_entropy(logits, labels).backward()
+    expected = literal_logits(model, tiny_prompts, slow, features)
+    cross_entropy(expected, labels).backward()
+    torch.testing.assert_close(logits, expected, atol=1e-9, rtol=1e-9)
+    for name in start:
+        torch.testing.assert_close(fast[name].grad, slow[name].grad, atol=1e-9, rtol=1e-7)
+        assert slow[name].grad.abs().max() > 1e-6, name
+
+
+def test_the_first_step_of_a_fit_is_sgd(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> None:
+    examples = make_examples(2)
+    config = CoCoOpConfig(epochs=1, warmup_epochs=0, lr=0.1, batch_size=4, crop_scale=WHOLE)
+    fitted = fit_method("cocoop", tiny_clip, tiny_prompts, examples, config, seed=4)
+    start = initial_parameters(tiny_clip, config, torch.Generator().manual_seed(4))
+    learned = {name: value.requires_grad_() for name, value in start.items()}
+    features = tiny_clip.encode_image(examples.images, normalize=True)
+    loss = cross_entropy(
+        literal_logits(tiny_clip, tiny_prompts, learned, features), examples.labels
+    )
+    loss.backward()
+    for name, value in learned.items():
+        step = value.grad + config.weight_decay * value.detach()
+        expected = value.detach() - 0.1 * step
+        torch.testing.assert_close(fitted[name], expected, atol=1e-5, rtol=1e-4)
+
+
+def test_few_rows_at_a_time_change_nothing(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> None:
+    fitted = initial_parameters(tiny_clip, CoCoOpConfig(), torch.Generator().manual_seed(0))
+    images = Batch(make_images(2, seed=0)[0])
+    answers = [
+        create_method("cocoop", tiny_clip, tiny_prompts, CoCoOpConfig(rows=rows), fitted=fitted)
+        .predict(images)
+        .logits
+        for rows in (1, 12, 2048)
+    ]
+    for answer in answers[:2]:
+        torch.testing.assert_close(answer, answers[2], atol=1e-4, rtol=1e-4)
+
+
+def test_the_context_depends_on_the_image(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> None:
+    """Switched off (pi = 0) it is CoOp; switched on it is not."""
+    fitted = initial_parameters(tiny_clip, CoCoOpConfig(), torch.Generator().manual_seed(0))
+    off = {name: value if name == "context" else 0 * value for name, value in fitted.items()}
+    images = Batch(make_images(2, seed=0)[0])
+    coop = create_method("coop", tiny_clip, tiny_prompts, fitted={"context": fitted["context"]})
+    without, on = (
+        create_method("cocoop", tiny_clip, tiny_prompts, fitted=f).predict(images).logits
+        for f in (off, fitted)
+    )
+    torch.testing.assert_close(without, coop.predict(images).logits, atol=1e-4, rtol=1e-4)
+    assert (on - without).abs().max() > 0.1
+
+
+def test_fitting_beats_zero_shot_and_other_names_follow(tiny_clip: CLIP, tmp_path: Path) -> None:
+    fitted = fit_method("cocoop", tiny_clip, TWO, make_examples(), FAST)
+    path = tmp_path / "cocoop.safetensors"
+    save_fitted(path, "cocoop", FAST, fitted, tiny_clip, TWO)
+    plain = create_method("zero_shot", tiny_clip, TWO)
+    assert accuracy(create_fitted(path, tiny_clip, TWO)) > accuracy(plain) + 0.25
+    other = ClassPrompts(("deer", "frog"))
+    images = make_images(2, seed=0)[0]
+    features = tiny_clip.encode_image(images, normalize=True)
+    expected = literal_logits(tiny_clip, other, fitted, features)
+    logits = create_fitted(path, tiny_clip, other).predict(Batch(images)).logits
+    torch.testing.assert_close(logits, expected, atol=1e-3, rtol=1e-4)
+
+
+def test_defaults_are_the_authors() -> None:
+    config = CoCoOpConfig()
+    assert (config.epochs, config.batch_size, config.lr) == (10, 1, 2e-3)
+    assert replace(config, epochs=None).epochs_for(16) == 200

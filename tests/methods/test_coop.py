@@ -1,0 +1,158 @@
+"""CoOp against a literal text tower, and what its fitted context is good for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from literal_towers import cross_entropy, text_feature
+from separable import TWO, WHOLE, accuracy, make_examples, make_images
+from torch import Tensor
+
+from cliquetta.errors import UnknownNameError
+from cliquetta.methods.contract import Batch
+from cliquetta.methods.coop import CoOpConfig, coop_logits, prompt_tokens
+from cliquetta.methods.fitting import create_fitted, fit_method, save_fitted
+from cliquetta.methods.registry import create_method, method_config
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+from tiny import build_tiny_clip
+
+FAST = CoOpConfig(words="a photo of a", epochs=20, lr=0.1, crop_scale=(0.6, 1.0))
+
+
+def literal_prompt(model: CLIP, name: str, context: Tensor, position: str) -> Tensor:
+    """Embedded sequence of one class, put together token by token."""
+    tokenizer, embed = model.tokenizer, model.text.tokens.weight
+    own = [embed[i] for i in tokenizer.encode(name)]
+    stop = [embed[i] for i in tokenizer.encode(".")]
+    learned = list(context)
+    half = len(learned) // 2
+    middle = {
+        "end": [*learned, *own],
+        "middle": [*learned[:half], *own, *learned[half:]],
+        "front": [*own, *learned],
+    }[position]
+    return torch.stack([embed[tokenizer.start], *middle, *stop, embed[tokenizer.end]])
+
+
+def literal_logits(
+    model: CLIP, prompts: ClassPrompts, context: Tensor, features: Tensor, position: str
+) -> Tensor:
+    rows = [context] * len(prompts) if context.ndim == 2 else list(context)
+    text = [
+        text_feature(model, literal_prompt(model, name, row, position))
+        for name, row in zip(prompts.names, rows, strict=True)
+    ]
+    return model.scale * features @ torch.stack(text).T
+
+
+@pytest.mark.parametrize("position", ["end", "middle", "front"])
+@pytest.mark.parametrize("class_specific", [False, True])
+def test_logits_and_gradient_are_those_of_the_literal_tower(
+    tiny_prompts: ClassPrompts, position: str, class_specific: bool
+) -> None:
+    model = build_tiny_clip().double()
+    shape = (len(tiny_prompts), 3, 32) if class_specific else (3, 32)
+    start = torch.randn(shape, generator=torch.Generator().manual_seed(3)).double()
+    images, labels = make_images(2, seed=0)
+    features = model.encode_image(images.double(), normalize=True)
+    fast, slow = start.clone().requires_grad_(), start.clone().requires_grad_()
+    logits = coop_logits(model, fast, prompt_tokens(model, tiny_prompts, 3, position), features)
+    torch.nn.functional.cross_entropy(logits, labels).backward()
+    expected = literal_logits(model, tiny_prompts, slow, features, position)
+    cross_entropy(expected, labels).backward()
+    torch.testing.assert_close(logits, expected, atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(fast.grad, slow.grad, atol=1e-9, rtol=1e-7)
+    assert slow.grad.abs().max() > 1e-3
+
+
+def test_the_first_step_of_a_fit_is_sgd_with_weight_decay(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts
+) -> None:
+    examples = make_examples(2)
+    config = CoOpConfig(
+        words="a photo of a",
+        epochs=1,
+        warmup_epochs=0,
+        lr=0.3,
+        weight_decay=0.2,
+        crop_scale=WHOLE,
+    )
+    fitted = fit_method("coop", tiny_clip, tiny_prompts, examples, config)["context"]
+    start = tiny_clip.context("a photo of a").requires_grad_()
+    features = tiny_clip.encode_image(examples.images, normalize=True)
+    logits = literal_logits(tiny_clip, tiny_prompts, start, features, "end")
+    cross_entropy(logits, examples.labels).backward()
+    expected = start.detach() - 0.3 * (start.grad + 0.2 * start.detach())
+    torch.testing.assert_close(fitted, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_words_at_the_start_are_zero_shot(tiny_clip: CLIP) -> None:
+    prompts = ClassPrompts(("airplane", "polar_bear"))
+    context = {"context": tiny_clip.context("a photo of a")}
+    images = make_images(2, seed=0)[0]
+    adapter = create_method("coop", tiny_clip, prompts, fitted=context)
+    plain = create_method("zero_shot", tiny_clip, prompts)
+    torch.testing.assert_close(
+        adapter.predict(Batch(images)).logits, plain.predict(Batch(images)).logits
+    )
+
+
+@pytest.mark.parametrize(
+    "config", [FAST, replace(FAST, class_specific=True), replace(FAST, words="", position="middle")]
+)
+def test_fitting_beats_zero_shot_on_held_out_images(tiny_clip: CLIP, config: CoOpConfig) -> None:
+    fitted = fit_method("coop", tiny_clip, TWO, make_examples(), config)
+    adapter = create_method("coop", tiny_clip, TWO, config, fitted=fitted)
+    plain = create_method("zero_shot", tiny_clip, TWO)
+    assert accuracy(adapter) > accuracy(plain) + 0.25
+
+
+def test_other_class_names_follow_a_shared_context(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tmp_path: Path
+) -> None:
+    config = replace(FAST, epochs=2)
+    fitted = fit_method("coop", tiny_clip, tiny_prompts, make_examples(), config)
+    path = tmp_path / "coop.safetensors"
+    save_fitted(path, "coop", config, fitted, tiny_clip, tiny_prompts)
+    images = make_images(2, seed=0)[0]
+    other = ClassPrompts(("deer", "frog", "airplane"))
+    logits = create_fitted(path, tiny_clip, other).predict(Batch(images)).logits
+    features = tiny_clip.encode_image(images, normalize=True)
+    expected = literal_logits(tiny_clip, other, fitted["context"], features, "end")
+    torch.testing.assert_close(logits, expected, atol=1e-3, rtol=1e-4)
+
+
+def test_class_specific_contexts_follow_their_class_and_no_other(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tmp_path: Path
+) -> None:
+    config = replace(FAST, epochs=1, class_specific=True)
+    fitted = fit_method("coop", tiny_clip, tiny_prompts, make_examples(), config)
+    path = tmp_path / "coop.safetensors"
+    save_fitted(path, "coop", config, fitted, tiny_clip, tiny_prompts)
+    images = Batch(make_images(2, seed=0)[0])
+    whole = create_fitted(path, tiny_clip, tiny_prompts).predict(images).logits
+    some = ClassPrompts((tiny_prompts.names[3], tiny_prompts.names[1]))
+    part = create_fitted(path, tiny_clip, some).predict(images).logits
+    torch.testing.assert_close(part, whole[:, [3, 1]])
+    with pytest.raises(ValueError, match=r"deer.*fit it again"):
+        create_fitted(path, tiny_clip, ClassPrompts(("deer", "frog")))
+
+
+def test_a_context_that_leaves_no_room_is_refused(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts
+) -> None:
+    with pytest.raises(ValueError, match="fewer context tokens"):
+        prompt_tokens(tiny_clip, tiny_prompts, 30)
+
+
+def test_config_is_checked_and_the_preset_is_the_transfer_protocol() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'middle'"):
+        CoOpConfig(position="midle")
+    with pytest.raises(ValueError, match="context"):
+        CoOpConfig(context=0)
+    preset = method_config("coop", "imagenet")
+    assert (preset.words, preset.epochs, preset.lr) == ("a photo of a", 50, 2e-3)

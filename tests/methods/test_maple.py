@@ -1,0 +1,114 @@
+"""MaPLe against literal towers, and what it is good for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from literal_towers import cross_entropy, image_feature, text_feature
+from separable import TWO, WHOLE, accuracy, make_examples, make_images
+from torch import Tensor
+
+from cliquetta.methods.contract import Batch
+from cliquetta.methods.fitting import create_fitted, fit_method, save_fitted
+from cliquetta.methods.maple import MaPLeConfig, initial_parameters, maple_logits, text_tokens
+from cliquetta.methods.registry import create_method, method_config
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+from tiny import build_tiny_clip
+
+FAST = MaPLeConfig(epochs=10, lr=0.05, batch_size=8, crop_scale=(0.6, 1.0))
+
+
+def literal_logits(
+    model: CLIP, prompts: ClassPrompts, learned: dict[str, Tensor], pixels: Tensor
+) -> Tensor:
+    """The first two tokens are learned; other words, the name and the full stop stay."""
+    tokenizer, embed = model.tokenizer, model.text.tokens.weight
+    textual = [learned["context"], *learned["deep"]]
+    visual = [
+        torch.stack([weight @ token + bias for token in tokens])
+        for tokens, weight, bias in zip(
+            textual, learned["map.weight"], learned["map.bias"], strict=True
+        )
+    ]
+    text = []
+    for name in prompts.names:
+        kept = [embed[i] for i in tokenizer.encode(f"a photo of a {name}.")[2:]]
+        sequence = [embed[tokenizer.start], *textual[0], *kept, embed[tokenizer.end]]
+        text.append(text_feature(model, torch.stack(sequence), deep=textual[1:]))
+    images = [image_feature(model, image, visual) for image in pixels]
+    return model.scale * torch.stack(images) @ torch.stack(text).T
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_logits_and_gradients_are_those_of_the_literal_towers(
+    tiny_prompts: ClassPrompts, depth: int
+) -> None:
+    model = build_tiny_clip().double()
+    config = MaPLeConfig(depth=depth)
+    start = initial_parameters(model, config, torch.Generator().manual_seed(1))
+    fast = {name: value.double().requires_grad_() for name, value in start.items()}
+    slow = {name: value.double().requires_grad_() for name, value in start.items()}
+    images, labels = make_images(2, seed=0)
+    logits = maple_logits(model, fast, text_tokens(model, tiny_prompts, config), images.double())
+    torch.nn.functional.cross_entropy(logits, labels).backward()
+    expected = literal_logits(model, tiny_prompts, slow, images.double())
+    cross_entropy(expected, labels).backward()
+    torch.testing.assert_close(logits, expected, atol=1e-9, rtol=1e-9)
+    for name in (name for name, value in start.items() if value.numel()):
+        torch.testing.assert_close(fast[name].grad, slow[name].grad, atol=1e-9, rtol=1e-7)
+        assert slow[name].grad.abs().max() > 1e-4, name
+
+
+def test_the_first_step_of_a_fit_is_sgd(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> None:
+    examples = make_examples(2)
+    config = MaPLeConfig(epochs=1, warmup_epochs=0, lr=0.1, batch_size=4, crop_scale=WHOLE)
+    fitted = fit_method("maple", tiny_clip, tiny_prompts, examples, config, seed=4)
+    start = initial_parameters(tiny_clip, config, torch.Generator().manual_seed(4))
+    learned = {name: value.requires_grad_() for name, value in start.items()}
+    logits = literal_logits(tiny_clip, tiny_prompts, learned, examples.images)
+    cross_entropy(logits, examples.labels).backward()
+    for name, value in learned.items():
+        step = value.grad + config.weight_decay * value.detach()
+        torch.testing.assert_close(fitted[name], value.detach() - 0.1 * step, atol=1e-5, rtol=1e-3)
+
+
+def test_fitting_beats_zero_shot_and_other_names_follow(tiny_clip: CLIP, tmp_path: Path) -> None:
+    fitted = fit_method("maple", tiny_clip, TWO, make_examples(), FAST)
+    path = tmp_path / "maple.safetensors"
+    save_fitted(path, "maple", FAST, fitted, tiny_clip, TWO)
+    plain = create_method("zero_shot", tiny_clip, TWO)
+    assert accuracy(create_fitted(path, tiny_clip, TWO)) > accuracy(plain) + 0.25
+    other = ClassPrompts(("deer", "frog"))
+    images = make_images(2, seed=0)[0]
+    expected = literal_logits(tiny_clip, other, fitted, images)
+    logits = create_fitted(path, tiny_clip, other).predict(Batch(images)).logits
+    torch.testing.assert_close(logits, expected, atol=1e-3, rtol=1e-4)
+
+
+def test_tokens_stay_in_float32_beside_half_precision_weights(tiny_prompts: ClassPrompts) -> None:
+    model = build_tiny_clip().bfloat16()
+    config = replace(FAST, epochs=1)
+    fitted = fit_method("maple", model, tiny_prompts, make_examples(1), config)
+    assert {value.dtype for value in fitted.values()} == {torch.float32}
+
+
+def test_presets_and_depth(tiny_clip: CLIP) -> None:
+    deep, transfer = (method_config("maple", p) for p in ("base_to_novel", "cross_dataset"))
+    assert (deep.depth, deep.lr, deep.epochs) == (9, 3.5e-3, 5)
+    assert (transfer.depth, transfer.lr, transfer.epochs) == (3, 2.6e-3, 2)
+    start = initial_parameters(tiny_clip, deep, torch.Generator().manual_seed(0))
+    assert start["map.weight"].shape == (2, 32, 32)  # the tiny towers have two blocks
+
+
+def test_more_learned_tokens_than_words_are_refused(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts
+) -> None:
+    with pytest.raises(ValueError, match="more words or none"):
+        text_tokens(tiny_clip, tiny_prompts, MaPLeConfig(words="a photo", context=9))
+    ids, places = text_tokens(tiny_clip, tiny_prompts, MaPLeConfig(words="", context=9))
+    assert places.tolist()[0] == list(range(1, 10))
+    assert int(ids[0].argmax()) > 10

@@ -1,0 +1,209 @@
+"""Tip-Adapter and Tip-Adapter-F against plain numpy, and on which side of the search we are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from separable import TWO, WHOLE, accuracy, make_examples, make_images
+
+from cliquetta.methods.contract import Batch
+from cliquetta.methods.fitting import FewShot, create_fitted, fit_method, save_fitted
+from cliquetta.methods.registry import create_method, get_method, method_config
+from cliquetta.methods.tip_adapter import TipAdapterFConfig
+from cliquetta.methods.tip_cache import TipAdapterConfig, build_keys
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+
+Array = np.ndarray
+
+
+def unit(x: Array) -> Array:
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def features_of(model: CLIP, images: torch.Tensor) -> Array:
+    return unit(model.encode_image(images).numpy().astype(np.float64))
+
+
+def numpy_logits(
+    model: CLIP, f: Array, W: Array, F: Array, labels: Array, alpha: float, beta: float
+) -> Array:
+    """One image, one key at a time."""
+    out = model.scale * f @ W.T
+    for b in range(len(f)):
+        for k in range(len(F)):
+            out[b, labels[k]] += alpha * np.exp(-beta * (1 - f[b] @ F[k]))
+    return out
+
+
+def text_of(model: CLIP, prompts: ClassPrompts) -> Array:
+    return model.classifier(prompts).numpy().astype(np.float64)
+
+
+def test_keys_are_unit_means_of_raw_features(tiny_clip: CLIP) -> None:
+    examples, config = make_examples(2), TipAdapterConfig(augmentations=6)
+    keys = build_keys(tiny_clip, examples, config, np.random.default_rng(5)).numpy()
+    rows = np.arange(len(examples))
+    crops = examples.crops(
+        rows, tiny_clip, np.random.default_rng(5), scale=config.crop_scale, count=6
+    )
+    raw = np.stack([tiny_clip.encode_image(views).numpy() for views in crops])
+    np.testing.assert_allclose(keys, unit(raw.mean(axis=1)), atol=1e-5)
+    assert np.abs(keys - unit(unit(raw).mean(axis=1))).max() > 1e-3
+
+
+def test_logits_are_those_of_plain_numpy(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> None:
+    config = TipAdapterConfig(alpha=2.5, beta=3.5, crop_scale=WHOLE)
+    examples = make_examples(3)
+    fitted = fit_method("tip_adapter", tiny_clip, tiny_prompts, examples, config)
+    adapter = create_method("tip_adapter", tiny_clip, tiny_prompts, config, fitted=fitted)
+    images = make_images(4, seed=9)[0]
+    expected = numpy_logits(
+        tiny_clip,
+        features_of(tiny_clip, images),
+        text_of(tiny_clip, tiny_prompts),
+        features_of(tiny_clip, examples.images),
+        examples.labels.numpy(),
+        2.5,
+        3.5,
+    )
+    np.testing.assert_allclose(adapter.predict(Batch(images)).logits, expected, atol=1e-4)
+
+
+def test_the_first_step_of_the_keys_is_adamw_by_hand(tiny_clip: CLIP) -> None:
+    """d loss / d F_k = alpha beta sum_b A_bk (G L^T)_bk f_b, with G = (softmax - one-hot) / B."""
+    config = TipAdapterFConfig(alpha=3.0, beta=2.0, epochs=1, lr=0.01, crop_scale=WHOLE)
+    examples = make_examples(4)
+    fitted = fit_method("tip_adapter_f", tiny_clip, TWO, examples, config)["keys"].numpy()
+    f, y = features_of(tiny_clip, examples.images), examples.labels.numpy()
+    logits = numpy_logits(tiny_clip, f, text_of(tiny_clip, TWO), f, y, 3.0, 2.0)
+    p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    G = (p - np.eye(2)[y]) / len(y)
+    A = np.exp(-2.0 * (1 - f @ f.T))
+    gradient = 3.0 * 2.0 * (A * G[:, y]).T @ f
+    expected = f * (1 - 0.01 * 0.01) - 0.01 * gradient / (np.abs(gradient) + 1e-4)
+    np.testing.assert_allclose(fitted, expected, atol=1e-4)
+    assert np.abs(fitted - f).max() > 5e-3
+
+
+@pytest.mark.parametrize("method", ["tip_adapter", "tip_adapter_f"])
+def test_the_cache_beats_zero_shot_on_held_out_images(tiny_clip: CLIP, method: str) -> None:
+    fitted = fit_method(method, tiny_clip, TWO, make_examples())
+    adapter = create_method(method, tiny_clip, TWO, fitted=fitted)
+    assert accuracy(adapter) > accuracy(create_method("zero_shot", tiny_clip, TWO)) + 0.25
+
+
+def test_training_the_keys_lowers_their_loss(tiny_clip: CLIP) -> None:
+    losses: list[float] = []
+    config = TipAdapterFConfig(epochs=8, lr=0.01, alpha=0.3, crop_scale=WHOLE)
+    fit_method(
+        "tip_adapter_f",
+        tiny_clip,
+        TWO,
+        make_examples(),
+        config,
+        on_step=lambda step: losses.append(step.loss),
+    )
+    assert len(losses) == 8
+    assert losses[-1] < losses[0] - 0.05
+
+
+def validated(seed: int) -> FewShot:
+    """Few examples, and a validation split on which the numbers matter."""
+    images, labels = make_images(6, seed=seed)
+    held = FewShot(images, labels.flip(0) if seed == 21 else labels)
+    few = make_examples(2)
+    return FewShot(few.images, few.labels, held)
+
+
+@pytest.mark.parametrize("seed", [20, 21])
+def test_the_search_finds_the_best_of_its_grid_on_the_validation_split(
+    tiny_clip: CLIP, seed: int
+) -> None:
+    config = TipAdapterConfig(
+        crop_scale=WHOLE, search=True, search_beta=8.0, search_alpha=5.0, search_steps=(5, 4)
+    )
+    examples = validated(seed)
+    fitted = fit_method("tip_adapter", tiny_clip, TWO, examples, config)
+    held = examples.validation
+    f, W = features_of(tiny_clip, held.images), text_of(tiny_clip, TWO)
+    F = features_of(tiny_clip, examples.images)
+    best, found = -1.0, None
+    for beta in 0.1 + np.arange(5) * (8.0 - 0.1) / 5:
+        for alpha in 0.1 + np.arange(4) * (5.0 - 0.1) / 4:
+            logits = numpy_logits(tiny_clip, f, W, F, examples.labels.numpy(), alpha, beta)
+            right = (logits.argmax(axis=1) == held.labels.numpy()).mean()
+            if right > best:
+                best, found = right, (alpha, beta)
+    assert found == pytest.approx((float(fitted["alpha"]), float(fitted["beta"])))
+    adapter = create_method("tip_adapter", tiny_clip, TWO, config, fitted=fitted)
+    assert (adapter.alpha, adapter.beta) == pytest.approx(found)
+
+
+def test_the_two_validation_splits_above_disagree(tiny_clip: CLIP) -> None:
+    config = TipAdapterConfig(crop_scale=WHOLE, search=True, search_steps=(5, 4))
+    found = [
+        float(fit_method("tip_adapter", tiny_clip, TWO, validated(seed), config)["alpha"])
+        for seed in (20, 21)
+    ]
+    assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("method", ["tip_adapter", "tip_adapter_f"])
+def test_nothing_is_chosen_without_a_validation_split(tiny_clip: CLIP, method: str) -> None:
+    """The official ImageNet run searches on the test set; ours has no way to be given one."""
+    config = method_config(method, options={"search": True})
+    with pytest.raises(ValueError, match="never the test set"):
+        fit_method(method, tiny_clip, TWO, make_examples(2), config)
+
+
+def test_a_validation_split_that_is_not_asked_for_changes_nothing(tiny_clip: CLIP) -> None:
+    config = TipAdapterFConfig(epochs=3, lr=0.05)
+    with_split = fit_method("tip_adapter_f", tiny_clip, TWO, validated(21), config)
+    without = fit_method("tip_adapter_f", tiny_clip, TWO, make_examples(2), config)
+    assert with_split.keys() == without.keys() == {"keys", "labels"}
+    assert torch.equal(with_split["keys"], without["keys"])
+
+
+def test_the_epoch_is_picked_on_the_validation_split(tiny_clip: CLIP) -> None:
+    """Labels of split 21 are swapped: training can only hurt there, so the first epoch is kept."""
+    config = TipAdapterFConfig(
+        epochs=6, lr=0.3, alpha=5.0, search=True, search_steps=(2, 2), crop_scale=WHOLE
+    )
+    picked = fit_method("tip_adapter_f", tiny_clip, TWO, validated(21), config)["keys"]
+    last = fit_method(
+        "tip_adapter_f", tiny_clip, TWO, validated(21), replace(config, search=False)
+    )["keys"]
+    assert not torch.equal(picked, last)
+
+
+def test_some_of_the_classes_keep_their_part_of_the_cache(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: torch.Tensor, tmp_path: Path
+) -> None:
+    examples = FewShot(tiny_images, torch.arange(10) // 2)
+    fitted = fit_method("tip_adapter", tiny_clip, tiny_prompts, examples)
+    path = tmp_path / "tip.safetensors"
+    save_fitted(path, "tip_adapter", None, fitted, tiny_clip, tiny_prompts)
+    whole = create_fitted(path, tiny_clip, tiny_prompts).predict(Batch(tiny_images)).logits
+    some = ClassPrompts(("ship", "cat"), tiny_prompts.templates)
+    part = create_fitted(path, tiny_clip, some).predict(Batch(tiny_images)).logits
+    columns = [tiny_prompts.names.index(name) for name in some.names]
+    torch.testing.assert_close(part, whole[:, columns])
+    with pytest.raises(ValueError, match="without 'deer'"):
+        create_fitted(path, tiny_clip, ClassPrompts(("ship", "deer")))
+    with pytest.raises(ValueError, match="create_fitted"):
+        create_method("tip_adapter", tiny_clip, some, fitted=fitted)
+
+
+def test_presets_are_marked_as_the_authors() -> None:
+    for name in ("tip_adapter", "tip_adapter_f"):
+        entry = get_method(name)
+        assert entry.tuned_by_authors == entry.presets.keys()
+        assert len(entry.presets) == 11
+        assert entry.presets["flowers102"].alpha == 10.0
+    assert get_method("tip_adapter_f").presets["eurosat"].epochs == 100
+    assert get_method("tip_adapter_f").presets["dtd"].epochs == 20
