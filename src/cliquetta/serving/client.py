@@ -61,12 +61,9 @@ class Client:
         *,
         timeout: float = 120.0,
         retries: int = 5,
-        transport: httpx.BaseTransport | None = None,
     ) -> None:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self._http = httpx.Client(
-            base_url=url, headers=headers, timeout=timeout, transport=transport
-        )
+        self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout)
         self._retries = retries
 
     def __enter__(self) -> Client:
@@ -187,7 +184,7 @@ class RemoteSession:
         self._client.send("POST", f"{self._path}/reset")
 
     def export_state(self) -> bytes:
-        """What was learned, as ``cliquetta.methods.state.load_state`` and other sessions read it."""
+        """What was learned, as ``methods.state.load_state`` and other sessions read it."""
         return self._client.send("GET", f"{self._path}/state").content
 
     def import_state(self, state: bytes) -> None:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from typing import TypeVar
 
 import torch
@@ -24,6 +25,14 @@ from cliquetta.serving.store import Store
 T = TypeVar("T")
 
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def own_version() -> str:
+    """The version of the package; ``unknown`` where it runs from its sources uninstalled."""
+    try:
+        return version("cliquetta")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from importlib.metadata import version
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Request, Response
 
 from cliquetta.methods.state import plain_config
-from cliquetta.serving.engine import Service
+from cliquetta.serving.engine import Service, own_version
 from cliquetta.serving.metrics import CONTENT_TYPE
 from cliquetta.serving.reading import read_batch
 from cliquetta.serving.schema import (
@@ -107,7 +106,7 @@ router = APIRouter(prefix="/v1", tags=["sessions"], responses=_REFUSALS)
 @open_router.get("/healthz")
 async def health() -> Health:
     """Whether the server answers."""
-    return Health(status="ok", version=version("cliquetta"))
+    return Health(status="ok", version=own_version())
 
 
 @open_router.get(

@@ -7,14 +7,13 @@ import logging
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib.metadata import version
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from cliquetta.serving.engine import Service, Settings
+from cliquetta.serving.engine import Service, Settings, own_version
 from cliquetta.serving.gate import Gate, problem_response
 from cliquetta.serving.problems import ServiceError
 from cliquetta.serving.routes import open_router, router
@@ -43,7 +42,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
 
     app = FastAPI(
         title="CliqueTTA",
-        version=version("cliquetta"),
+        version=own_version(),
         summary="CLIP that adapts to each client while it predicts.",
         lifespan=lifespan,
         docs_url=None,  # those pages load scripts from other sites
