@@ -1,0 +1,159 @@
+"""Where the files of a data set may lie under the user's root, and what was found there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cliquetta.data.dataset import UInt8Array
+
+SPLIT_FOLDERS = (".", "splits", "split")
+"""Where side files are looked for, below the folders that may hold them."""
+COOP = "split_zhou_"
+"""How the names of CoOp's split files begin."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One spot at which a layout was found."""
+
+    root: Path
+    folder: Path
+    """The data set's own folder."""
+    images: Path
+    """The folder inside it that holds the pictures."""
+    part: str
+    """Which part is asked for, such as ``test`` or ``sketch``."""
+
+    def need(self, *names: str) -> Path:
+        """The first of some side files that is there; an error if none is."""
+        found = next((path for name in names if (path := self.file(name))), None)
+        if found is None:
+            raise ValueError(f"no {' or '.join(names)} beside {self.images}")
+        return found
+
+    def file(self, name: str) -> Path | None:
+        """A side file: beside the pictures, above them, or (splits of CoOp) at the root."""
+        homes = [self.images, self.folder]
+        if self.images != self.folder:
+            homes.append(self.images.parent)
+        if name.startswith(COOP):  # names like val.txt could be any data set's there
+            homes.append(self.root)
+        paths = (home / sub / name for home in homes for sub in SPLIT_FOLDERS)
+        return next((path for path in paths if path.is_file()), None)
+
+
+@dataclass(frozen=True, eq=False)
+class Listing:
+    """The images of one part of a data set, in order."""
+
+    keys: Sequence[str]
+    """Names that do not depend on where the data lie."""
+    labels: Sequence[int]
+    paths: Sequence[Path] = ()
+    images: UInt8Array | None = None
+    """(N, H, W, 3) for data that come as arrays; ``paths`` is empty then."""
+    missing: int = 0
+    """Files that a list names and the disk does not hold."""
+    notes: tuple[str, ...] = ()
+    """What was odd and how it was dealt with."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way in which copies of a data set are laid out."""
+
+    name: str
+    """For people: what a folder in this layout looks like."""
+    read: Callable[[Place], Listing]
+    inside: tuple[str, ...] = (".",)
+    """Where the pictures may lie within the data set's folder; ``{part}`` stands for the part."""
+    shows: tuple[str, ...] = ()
+    """Patterns below the pictures' folder that must match something."""
+    files: tuple[str, ...] = ()
+    """Side files, of which one must be there (:meth:`Place.file`); ``{part}`` as above."""
+    parts: tuple[str, ...] | None = None
+    """The parts that this layout can tell apart; ``None`` for all."""
+    folders: tuple[str, ...] = ()
+    """What the data set's folder is called in this layout, if not as the data set says."""
+
+
+def squeeze(name: str) -> str:
+    """A name without case, blanks, dashes and underscores: ``Caltech-101`` is ``caltech101``."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def candidate_folders(root: Path, names: Sequence[str]) -> Iterator[Path]:
+    """Folders under ``root`` that are called like one of ``names``, each once.
+
+    A name may have several steps (``imagenet-adversarial/imagenet-a``). The root may also be the
+    folder itself.
+    """
+    seen: set[Path] = set()
+    for name in names:
+        steps = [squeeze(step) for step in name.split("/")]
+        starts = [(root, steps)]
+        if squeeze(root.absolute().name) == steps[0]:
+            starts.append((root, steps[1:]))
+        for start, rest in starts:
+            for folder in _descend(start, rest):
+                if folder not in seen:
+                    seen.add(folder)
+                    yield folder
+
+
+def _descend(folder: Path, steps: Sequence[str]) -> Iterator[Path]:
+    if not steps:
+        yield folder
+        return
+    children = (path for path in folder.iterdir() if squeeze(path.name) == steps[0])
+    for child in sorted(path for path in children if path.is_dir()):
+        yield from _descend(child, steps[1:])
+
+
+def find_places(
+    root: Path, folders: Sequence[str], layouts: Sequence[Layout], part: str
+) -> Iterator[tuple[Layout, Place]]:
+    """Every spot under ``root`` at which one of ``layouts`` holds ``part``, best layout first."""
+    for layout in layouts:
+        if layout.parts is None or part in layout.parts:
+            for place in _places(root, folders, layout, part):
+                if _has_files(layout, place):
+                    yield layout, place
+
+
+def near_misses(
+    root: Path, folders: Sequence[str], layouts: Sequence[Layout], part: str
+) -> list[str]:
+    """What is wanting where the pictures are there and a side file is not."""
+    found: list[str] = []
+    for layout in layouts:
+        for place in _places(root, folders, layout, part):
+            if layout.parts is not None and part not in layout.parts:
+                found.append(f"{place.images} is there, but its layout has no part {part!r}")
+            elif not _has_files(layout, place):
+                wanted = " or ".join(layout.files)
+                found.append(f"{place.images} is there, but not {wanted}: put it in {place.folder}")
+    return list(dict.fromkeys(found))
+
+
+def _places(root: Path, folders: Sequence[str], layout: Layout, part: str) -> Iterator[Place]:
+    names = [name.format(part=part) for name in layout.folders or folders]
+    for folder in candidate_folders(root, names):
+        shows = [pattern.format(part=part) for pattern in layout.shows]
+        for inside in layout.inside:
+            images = folder / inside.format(part=part)
+            if images.is_dir() and all(_any(images, pattern) for pattern in shows):
+                yield Place(root, folder, images, part)
+
+
+def _has_files(layout: Layout, place: Place) -> bool:
+    return not layout.files or any(
+        place.file(name.format(part=place.part)) for name in layout.files
+    )
+
+
+def _any(folder: Path, pattern: str) -> bool:
+    return next(iter(folder.glob(pattern)), None) is not None

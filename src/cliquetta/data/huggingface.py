@@ -1,0 +1,117 @@
+"""Data sets of the Hugging Face hub, or saved to disk by its library (extra ``hf-datasets``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import parse_qsl
+
+from PIL import Image
+
+from cliquetta.data.dataset import Dataset
+from cliquetta.data.images import ImageError, open_image
+from cliquetta.data.labels import number_labels
+from cliquetta.errors import UnknownNameError
+
+_OPTIONS = {
+    "split": "part of the data set, test if not given",
+    "config": "name of a configuration",
+    "image": "column of images, found by its type if not given",
+    "label": "column of classes, found by its type if not given",
+}
+
+
+class Table(Protocol):
+    """What is used of a ``datasets.Dataset``."""
+
+    @property
+    def features(self) -> Mapping[str, Any]:
+        """The type of every column."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, key: Any) -> Any:
+        """A row by number, or a whole column by name."""
+
+
+class HuggingFaceDataset(Dataset):
+    """A table whose column ``image`` holds encoded pictures, ``{"bytes": ..., "path": ...}``."""
+
+    def __init__(self, id: str, table: Table, image: str, label: str | None) -> None:
+        self.table = table
+        self.image = image
+        width = len(str(len(table)))
+        names, labels = _labels(id, table, label)
+        keys = [f"{row:0{width}d}" for row in range(len(table))]
+        super().__init__(id, names=names, keys=keys, labels=labels)
+
+    def load(self, index: int) -> Image.Image:
+        """Image ``index`` in RGB; raises :class:`ImageError` if it cannot be read."""
+        cell = self.table[index][self.image]
+        data, path = cell.get("bytes"), cell.get("path")
+        try:
+            return open_image(data if data is not None else Path(path or ""))
+        except ImageError as error:
+            raise ImageError(f"{self.id}, row {index}", error.reason) from error
+
+
+def hugging_face_dataset(name: str) -> HuggingFaceDataset:
+    """``NAME?split=test&config=...&image=...&label=...``; NAME may be a folder on disk."""
+    try:
+        import datasets
+    except ImportError:
+        raise ValueError(
+            "data sets of Hugging Face need an extra: pip install 'cliquetta[hf-datasets]'"
+        ) from None
+    base, options = parse_name(name)
+    split = options.get("split", "test")
+    if (Path(base) / "dataset_info.json").is_file() or (Path(base) / "dataset_dict.json").is_file():
+        table = datasets.load_from_disk(base)
+        table = table[split] if isinstance(table, datasets.DatasetDict) else table
+    else:
+        table = datasets.load_dataset(base, options.get("config"), split=split)
+    image = options.get("image") or _column(table, datasets.Image, "image", base)
+    if image is None:
+        raise ValueError(f"{base} has no column of images: name it with ?image=COLUMN")
+    label = options.get("label") or _column(table, datasets.ClassLabel, "label", base)
+    # bytes are decoded by us, so that a bad picture is skipped like any other
+    table = table.cast_column(image, datasets.Image(decode=False))
+    return HuggingFaceDataset(f"hf:{name}", table, image, label)
+
+
+def parse_name(name: str) -> tuple[str, dict[str, str]]:
+    """The data set's name and its options.
+
+    >>> parse_name("zh-plus/tiny-imagenet?split=valid")
+    ('zh-plus/tiny-imagenet', {'split': 'valid'})
+    """
+    base, _, query = name.partition("?")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    for option in options:
+        if option not in _OPTIONS:
+            raise UnknownNameError("option of a Hugging Face data set", option, _OPTIONS)
+    if not base:
+        raise ValueError("hf: needs the name of a data set, such as hf:uoft-cs/cifar10?split=test")
+    return base, options
+
+
+def _column(table: Table, kind: type, option: str, base: str) -> str | None:
+    found = [name for name, feature in table.features.items() if isinstance(feature, kind)]
+    if len(found) > 1:
+        raise ValueError(
+            f"{base} has several columns that could be the {option}: choose with "
+            f"?{option}= one of {', '.join(found)}"
+        )
+    return found[0] if found else None
+
+
+def _labels(id: str, table: Table, column: str | None) -> tuple[tuple[str, ...], list[int] | None]:
+    """Class list and labels: numbers with names in the column's type, or names as they stand."""
+    if column is None:
+        raise ValueError(f"{id} has no column of classes: name it with label=COLUMN")
+    if column not in table.features:
+        raise UnknownNameError(f"column of {id}", column, table.features)
+    names = getattr(table.features[column], "names", None)
+    said = [None if value is None or value == -1 else str(value) for value in table[column]]
+    return number_labels(said, names, id)

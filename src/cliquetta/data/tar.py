@@ -1,0 +1,170 @@
+"""Tar shards as a data set, named as WebDataset names them; read in place, never unpacked."""
+
+from __future__ import annotations
+
+import json
+import re
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+from cliquetta.data.dataset import Dataset
+from cliquetta.data.folder import EXTENSIONS, natural_key
+from cliquetta.data.images import ImageError, open_image
+from cliquetta.data.labels import CLASS_FILES, TEMPLATE_FILES, number_labels, read_beside
+from cliquetta.prompts.classes import DEFAULT_TEMPLATE
+
+LABEL_KEYS = ("label", "cls", "class", "class_name")
+"""Where the class stands in a sample's ``.json``."""
+_BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
+
+
+@dataclass
+class _Sample:
+    """The members of one sample: bytes of a shard."""
+
+    key: str
+    shard: Path
+    image: tuple[int, int] | None = None
+    """Offset and size."""
+    said: str | None = None
+    """What a ``.cls`` or ``.json`` member says of its class."""
+
+
+class TarDataset(Dataset):
+    """Images in uncompressed tar files, each read where it lies."""
+
+    def __init__(
+        self,
+        id: str,
+        samples: Sequence[tuple[Path, int, int]],
+        *,
+        names: Sequence[str],
+        keys: Sequence[str],
+        labels: Sequence[int] | None,
+        templates: Sequence[str] = (DEFAULT_TEMPLATE,),
+    ) -> None:
+        super().__init__(id, names=names, keys=keys, labels=labels, templates=templates)
+        self.samples = tuple(samples)
+        """Shard, offset and size of every image."""
+
+    def load(self, index: int) -> Image.Image:
+        """Image ``index`` in RGB; raises :class:`ImageError` if it cannot be read."""
+        shard, offset, size = self.samples[index]
+        name = f"{shard.name}/{self.keys[index]}"
+        try:
+            with shard.open("rb") as file:
+                file.seek(offset)
+                data = file.read(size)
+        except OSError as error:
+            raise ImageError(name, f"cannot be read ({error.strerror or error})") from error
+        try:
+            return open_image(data)
+        except ImageError as error:
+            raise ImageError(name, error.reason) from error
+
+
+def tar_dataset(
+    path: Path, names: Sequence[str] | None = None, templates: Sequence[str] | None = None
+) -> TarDataset:
+    """The samples of one shard, of ``shard-{000..012}.tar``, or of all shards in a folder.
+
+    Members that share a name up to its first dot are one sample: an image and, if the class is
+    known, ``.cls`` (a number or a name) or ``.json`` (one of :data:`LABEL_KEYS`). Samples without
+    either take their folder inside the archive as class. Class list and templates are taken from
+    ``classnames.txt`` and ``templates.txt`` beside the shards, or one folder up.
+    """
+    shards = find_shards(path)
+    samples = [sample for shard in shards for sample in _index(shard)]
+    if not samples:
+        raise ValueError(f"no images in {path} (looked for {', '.join(sorted(EXTENSIONS))})")
+    home = shards[0].parent
+    beside = read_beside(home, CLASS_FILES) or read_beside(home.parent, CLASS_FILES)
+    names, labels = number_labels(_said(samples), names or beside, str(path))
+    asked = read_beside(home, TEMPLATE_FILES) or read_beside(home.parent, TEMPLATE_FILES)
+    return TarDataset(
+        f"tar:{path.as_posix()}",
+        [(s.shard, *s.image) for s in samples if s.image is not None],
+        names=names,
+        keys=_unique_keys(samples, many=len(shards) > 1),
+        labels=labels,
+        templates=[line.replace("{c}", "{}") for line in templates or asked or (DEFAULT_TEMPLATE,)],
+    )
+
+
+def find_shards(path: Path) -> list[Path]:
+    """The tar files that a path, a folder or ``name-{000..012}.tar`` stands for."""
+    braces = _BRACES.search(path.name)
+    if braces is not None:
+        low, high = braces.groups()
+        shards = [
+            path.with_name(path.name.replace(braces[0], f"{number:0{len(low)}d}"))
+            for number in range(int(low), int(high) + 1)
+        ]
+    elif path.is_dir():
+        shards = sorted(path.glob("*.tar"), key=lambda shard: natural_key(shard.name))
+        if not shards:
+            raise ValueError(f"no tar files in {path}")
+    else:
+        shards = [path]
+    absent = [shard for shard in shards if not shard.is_file()]
+    if absent:
+        raise ValueError(f"no tar file {absent[0]}")
+    return shards
+
+
+def _index(shard: Path) -> list[_Sample]:
+    """The samples of a shard that have an image, in the order of the archive."""
+    samples: dict[str, _Sample] = {}
+    try:
+        with tarfile.open(shard, "r:") as archive:
+            for member in archive:
+                if not member.isfile() or Path(member.name).name.startswith("."):
+                    continue
+                folder, slash, base = member.name.removeprefix("./").rpartition("/")
+                stem, _, ending = base.partition(".")
+                key = f"{folder}{slash}{stem}"
+                sample = samples.setdefault(key, _Sample(key, shard))
+                # only the last ending counts: "x.left.jpg" is an image of sample x
+                kind = ending.lower().rpartition(".")[2]
+                if f".{kind}" in EXTENSIONS and sample.image is None:
+                    sample.image = (member.offset_data, member.size)
+                elif kind in {"cls", "json"}:
+                    file = archive.extractfile(member)
+                    sample.said = _class_in(kind, file.read() if file else b"") or sample.said
+    except tarfile.ReadError as error:
+        raise ValueError(
+            f"{shard} cannot be read as an uncompressed tar file ({error}): a compressed one has "
+            "to be read from the start for every image; uncompress it"
+        ) from None
+    return [sample for sample in samples.values() if sample.image is not None]
+
+
+def _class_in(kind: str, data: bytes) -> str | None:
+    try:
+        text = data.decode("utf-8").strip()
+        if kind == "cls":
+            return text or None
+        record = json.loads(text)
+    except ValueError:
+        return None
+    found = [record[key] for key in LABEL_KEYS if isinstance(record, dict) and key in record]
+    return None if not found else str(found[0])
+
+
+def _said(samples: Sequence[_Sample]) -> list[str | None]:
+    """What is said of each sample's class; its folder where no sample says anything."""
+    if any(sample.said is not None for sample in samples):
+        return [sample.said for sample in samples]
+    return [sample.key.rpartition("/")[0].rpartition("/")[2] or None for sample in samples]
+
+
+def _unique_keys(samples: Sequence[_Sample], *, many: bool) -> list[str]:
+    """Keys; the shard leads them where several shards number their samples alike."""
+    keys = [sample.key for sample in samples]
+    if many and len(set(keys)) < len(keys):
+        return [f"{sample.shard.name}/{sample.key}" for sample in samples]
+    return keys
