@@ -117,7 +117,8 @@ class DMN(Adapter):
     @torch.no_grad()
     def predict_features(self, features: Tensor) -> Prediction:
         """Answer images whose views have the unit features (B, V, E), in order."""
-        return Prediction(torch.cat([self._answer(part) for part in torch.split(features, self.group)]))
+        groups = torch.split(features, self.group)
+        return Prediction(torch.cat([self._answer(group) for group in groups]))
 
     def _answer(self, features: Tensor) -> Tensor:
         """Logits (B, N) of one group, which enters the memory."""
