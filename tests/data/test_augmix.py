@@ -9,7 +9,7 @@ from PIL import Image, ImageOps
 
 from cliquetta.data.augmix import OPERATIONS, apply_operation, augmix_chains, draw_recipe, mix
 
-SIZE = 40
+SIZE = 42  # a translation by one pixel at the highest level, no power of two
 BILINEAR = Image.Resampling.BILINEAR
 
 
@@ -61,7 +61,9 @@ def test_operations_are_pillows(name: str, level: float) -> None:
     difference = np.abs(found.astype(int) - expected.astype(int))
     assert difference.max() <= 1
     if name != "autocontrast":
-        assert (difference > 0).mean() < 1e-3
+        assert (difference > 0).mean() < 5e-3
+    if name.startswith("translate"):
+        assert difference.max() == 0
 
 
 def test_rows_get_their_own_level() -> None:

@@ -177,6 +177,7 @@ def test_shifted_sets_stream_like_any_other() -> None:
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"limit": 0}, "limit must be at least 1"),
         ({"dirichlet": 0.0}, "dirichlet must be above 0"),
+        ({"seed": -1}, "seeds are 0 or more"),
         ({"views": ViewSpec("augmixx")}, "did you mean 'augmix'"),
         ({"pin": True}, "needs CUDA"),
     ],

@@ -107,6 +107,8 @@ class Stream:
         for name, value in (("batch_size", self.batch_size), ("limit", self.limit)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.seed < 0 or self.view_seed < 0:
+            raise ValueError(f"seeds are 0 or more, got {min(self.seed, self.view_seed)}")
         if not self.dirichlet > 0:
             raise ValueError(f"dirichlet must be above 0, got {self.dirichlet}")
         if self.pin and not torch.cuda.is_available():
@@ -126,7 +128,7 @@ class Stream:
 
     def _arrange(self) -> tuple[Indices, Indices]:
         """Domain and image index of every place of the stream."""
-        generator = np.random.default_rng([self.seed, 0x0D])
+        generator = np.random.default_rng(self.seed)
         orders = [self._order_of(domain, generator)[: self.limit] for domain in self.domains]
         turns = np.repeat(np.arange(len(orders)), [len(order) for order in orders])
         indices = np.concatenate(orders)
