@@ -47,6 +47,15 @@ _SESSION: dict[int | str, dict[str, Any]] = {
     404: {"model": Problem, "description": "No such session of this client"},
     409: {"model": Problem, "description": "Does not fit what happened before"},
 }
+
+
+def _json_schema() -> dict[str, Any]:
+    """The schema of :class:`JsonBatch` in one piece: references would point into it."""
+    schema = JsonBatch.model_json_schema()
+    schema["properties"]["images"]["items"] = schema.pop("$defs")["JsonImage"]
+    return schema
+
+
 _FORM_SCHEMA = {
     "type": "object",
     "required": ["images"],
@@ -68,7 +77,7 @@ _BATCH_BODY = {
     "content": {
         "multipart/form-data": {"schema": _FORM_SCHEMA},
         "application/json": {
-            "schema": JsonBatch.model_json_schema(ref_template="#/components/schemas/{model}"),
+            "schema": _json_schema(),
             "example": {"images": [{"name": "a.png", "data": EXAMPLE_IMAGE}], "sequence": 1},
         },
     },

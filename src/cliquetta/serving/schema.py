@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 from typing import Annotated, Any
 
-from pydantic import Base64Bytes, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, EncodedBytes, EncoderProtocol, Field
 
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE
 
@@ -12,13 +14,34 @@ Option = bool | int | float | str | None | list[int | float | str]
 
 EXAMPLE_SESSION: dict[str, Any] = {
     "classes": ["cat", "dog", "ship"],
-    "model": "micro",
     "method": "zero_shot",
     "seed": 0,
 }
 EXAMPLE_IMAGE = (  # a red PNG of one pixel
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
 )
+
+
+class _StrictBase64(EncoderProtocol):
+    """Base64 without room for anything else; pydantic's own drops what it does not know."""
+
+    @classmethod
+    def decode(cls, data: bytes) -> bytes:
+        """The bytes of base64 text."""
+        try:
+            return base64.b64decode(data, validate=True)
+        except binascii.Error:
+            raise ValueError("not base64") from None
+
+    @classmethod
+    def encode(cls, value: bytes) -> bytes:
+        """Base64 text of bytes."""
+        return base64.b64encode(value)
+
+    @classmethod
+    def get_json_format(cls) -> str:
+        """The name in a JSON schema."""
+        return "base64"
 
 
 class _Model(BaseModel):
@@ -80,7 +103,7 @@ class JsonImage(_Model):
 
     name: str = ""
     """Comes back with the answer; never opened."""
-    data: Base64Bytes
+    data: Annotated[bytes, EncodedBytes(encoder=_StrictBase64)]
     """The file's bytes in base64."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -48,6 +49,8 @@ def make_shareable(model: CLIP) -> CLIP:
 def serve(settings: Settings, folder: Path | str, *, host: str, port: int) -> None:
     """Serve until the process is told to stop; what was answered is in ``folder``."""
     check_binding(host, settings.tokens)
+    # Python remembers every different warning, and a client's file can make any number of them.
+    warnings.filterwarnings("ignore", module=r"PIL\.")
     with Store.open(folder) as store:
         uvicorn.run(
             create_app(store, settings),

@@ -7,9 +7,12 @@ import logging
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -49,6 +52,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
         redoc_url=None,
     )
     app.state.service = service
+    app.openapi = partial(_document, app, settings)  # type: ignore[method-assign]
     app.include_router(open_router)
     app.include_router(router)
     app.add_middleware(
@@ -64,6 +68,19 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _failed)
     return app
+
+
+def _document(app: FastAPI, settings: Settings) -> dict[str, Any]:
+    """The OpenAPI document, with the names that this server knows."""
+    if app.openapi_schema is None:
+        document = get_openapi(
+            title=app.title, version=app.version, summary=app.summary, routes=app.routes
+        )
+        fields = document["components"]["schemas"]["SessionRequest"]["properties"]
+        fields["method"]["enum"] = list(settings.methods)
+        fields["model"]["enum"] = [*settings.models, None]
+        app.openapi_schema = document
+    return app.openapi_schema
 
 
 async def _refused(request: Request, error: Exception) -> Response:
