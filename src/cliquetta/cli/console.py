@@ -1,0 +1,102 @@
+"""How commands talk: tables and sentences on stdout, progress and complaints on stderr."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """Where a command writes. With ``json`` stdout carries one JSON document and nothing else."""
+
+    json: bool = False
+    quiet: bool = False
+    out: Console = field(default_factory=lambda: Console(highlight=False))
+    err: Console = field(default_factory=lambda: Console(stderr=True, highlight=False))
+
+    def say(self, sentence: str) -> None:
+        """One line for the reader, left out when quiet or when a program reads."""
+        if not (self.quiet or self.json):
+            self.out.print(escape(sentence), soft_wrap=True)
+
+    def warn(self, sentence: str) -> None:
+        """One line that also a quiet command must say."""
+        self.err.print(f"[yellow]{escape(sentence)}[/yellow]", soft_wrap=True)
+
+    def fail(self, sentence: str) -> None:
+        """Why the command stops."""
+        self.err.print(f"[bold red]error:[/bold red] {escape(sentence)}", soft_wrap=True)
+
+    def table(
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        *,
+        title: str | None = None,
+        right: Sequence[str] = (),
+    ) -> None:
+        """A table, also when quiet: it is the answer. ``right`` names the columns of numbers."""
+        if self.json:
+            return
+        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+        for column in columns:
+            justify: Any = "right" if column in right else "left"
+            table.add_column(escape(column), justify=justify, overflow="fold")
+        for row in rows:
+            table.add_row(*(escape(cell) for cell in row))
+        self.out.print(table)
+
+    def document(self, value: Any) -> None:
+        """The answer for programs: one JSON document, only with ``json``."""
+        if self.json:
+            self.out.file.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+    @contextmanager
+    def progress(self) -> Iterator[Progress]:
+        """Bars on stderr that do not get into the way of warnings; none when quiet."""
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(compact=True),
+        )
+        with Progress(*columns, console=self.err, disable=self.quiet) as progress:
+            yield progress
+
+    @contextmanager
+    def logging(self, *, debug: bool = False) -> Iterator[None]:
+        """Show the package's warnings (a skipped image) above the bars while the command runs."""
+        handler = RichHandler(console=self.err, show_time=False, show_path=False, show_level=False)
+        handler.setLevel(logging.DEBUG if debug else logging.WARNING)
+        logger = logging.getLogger("cliquetta")
+        propagate = logger.propagate
+        logger.addHandler(handler)
+        logger.propagate = False
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+            logger.propagate = propagate
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A figure of a table; a dash where there is none."""
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def count(amount: int, noun: str) -> str:
+    """An amount with its noun: ``1 image``, ``2,000 images``."""
+    return f"{amount:,} {noun}{'' if amount == 1 else 's'}"

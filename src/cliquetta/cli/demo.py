@@ -1,0 +1,228 @@
+"""``cliquetta demo``: the main job on the bundled model and images, in a few minutes on a CPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import Progress, TaskID
+
+from cliquetta.cli.command import Common, command
+from cliquetta.cli.console import Terminal, count, number
+
+if TYPE_CHECKING:
+    from cliquetta.data.dataset import Dataset
+    from cliquetta.evaluation.predictions import Predictions
+    from cliquetta.evaluation.record import Record
+    from cliquetta.evaluation.runner import Step
+    from cliquetta.methods.contract import Adapter
+
+PLAIN = "zero_shot"
+_EXAMPLES = """
+cliquetta demo
+
+cliquetta demo --shifts fog:4,contrast:3 --images 256 --method zero_shot
+"""
+
+
+@dataclass(frozen=True)
+class Change:
+    """How the answers of a method differ from those of zero-shot on the same images."""
+
+    images: int
+    changed: int
+    """Images whose first answer differs."""
+    repaired: int
+    """Wrong before, right now."""
+    broken: int
+    """Right before, wrong now."""
+
+    @property
+    def gain(self) -> float:
+        """Difference of accuracy in points."""
+        return 100 * (self.repaired - self.broken) / self.images
+
+    def __add__(self, other: Change) -> Change:
+        return Change(
+            self.images + other.images,
+            self.changed + other.changed,
+            self.repaired + other.repaired,
+            self.broken + other.broken,
+        )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One shift: its runs, zero-shot first, and what lies between them."""
+
+    shift: str
+    records: tuple[Record, ...]
+    change: Change | None
+    """``None`` for zero-shot alone."""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Enter the command."""
+    command(app, "demo", examples=_EXAMPLES)(demo)
+
+
+def demo(
+    common: Common,
+    method: Annotated[
+        str, typer.Option(help="Shown beside zero-shot; see `cliquetta methods`.")
+    ] = "scap",
+    shifts: Annotated[
+        str, typer.Option(help="name:severity, several with commas; see `cliquetta datasets`.")
+    ] = "gaussian_noise:2,contrast:3,pixelate:3",
+    images: Annotated[int, typer.Option(min=1, max=2000, help="Images per shift.")] = 512,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
+    seed: Annotated[int, typer.Option(help="Of the order and of the method.")] = 0,
+    out: Annotated[Path, typer.Option(help="Where the records of the runs go.")] = Path("demo"),
+) -> None:
+    """Classify shifted images with plain CLIP and with an adapting method, side by side.
+
+    Model and images come with the package: a small CLIP trained on CIFAR images, and a slice of
+    CIFAR-10's test set that it never saw, with corruptions that it never saw either.
+    """
+    from cliquetta.cli.inputs import split_list
+    from cliquetta.data.catalogue import get_dataset
+    from cliquetta.methods.registry import create_method, get_method
+
+    names = [PLAIN] if method == PLAIN else [PLAIN, get_method(method).name]
+    wanted = split_list(shifts, "shifts")
+    datasets = [get_dataset(f"bundled@{shift}") for shift in wanted]
+    model = common.model("micro")
+    adapters = [create_method(name, model, datasets[0].prompts, seed=seed) for name in names]
+    runs = _Runs(adapters, batch_size=batch_size, images=images, seed=seed, out=out)
+    with common.terminal.progress() as progress:
+        width = max(len(name) for name in names)
+        total = len(wanted) * images
+        bars = [progress.add_task(name.ljust(width), total=total, note="") for name in names]
+        ticks = [_ticker(progress, bar) for bar in bars]
+        comparisons = [runs.compare(dataset, ticks) for dataset in datasets]
+    _report(comparisons, method, out, common.terminal)
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """The same stream for every method, recorded."""
+
+    adapters: Sequence[Adapter]
+    batch_size: int
+    images: int
+    seed: int
+    out: Path
+
+    def compare(self, dataset: Dataset, ticks: Sequence[Callable[[Step], None]]) -> Comparison:
+        """Run all methods over one shift."""
+        from cliquetta.evaluation.record import load_predictions
+
+        records = [self._run(*pair, dataset) for pair in zip(self.adapters, ticks, strict=True)]
+        shift = dataset.id.partition("@")[2]
+        answers = [load_predictions(self.out / record.id) for record in records]
+        change = compare(*answers) if len(answers) == 2 else None
+        return Comparison(shift, tuple(records), change)
+
+    def _run(self, adapter: Adapter, tick: Callable[[Step], None], dataset: Dataset) -> Record:
+        from cliquetta.evaluation.runner import evaluate
+        from cliquetta.evaluation.stream import Stream
+
+        stream = Stream(
+            dataset,
+            adapter.model.preprocess,
+            self.batch_size,
+            seed=self.seed,
+            views=adapter.views,
+            limit=self.images,
+        )
+        return evaluate(adapter, stream, out=self.out, on_step=tick, again=True)
+
+
+def compare(plain: Predictions, adapted: Predictions) -> Change:
+    """What changed from ``plain`` to ``adapted``, two runs over one stream."""
+    if plain.keys != adapted.keys:
+        raise ValueError("the runs did not see the same images in the same order")
+    right, now = plain.correct, adapted.correct
+    return Change(
+        len(plain),
+        int((plain.classes[:, 0] != adapted.classes[:, 0]).sum()),
+        int((~right & now).sum()),
+        int((right & ~now).sum()),
+    )
+
+
+def _ticker(progress: Progress, bar: TaskID) -> Callable[[Step], None]:
+    def tick(step: Step) -> None:
+        progress.update(bar, advance=len(step.batch), note=f"{number(step.accuracy, 1)} % right")
+
+    return tick
+
+
+def summary(change: Change, plain_right: int, method: str) -> str:
+    """In words what the method did to the answers, good or bad."""
+    now = plain_right + change.repaired - change.broken
+    sideways = change.changed - change.repaired - change.broken
+    sentence = (
+        f"Of {count(change.images, 'shifted image')}, {PLAIN} gets "
+        f"{number(100 * plain_right / change.images)} % right and {method} "
+        f"{number(100 * now / change.images)} %. {method} changed {count(change.changed, 'answer')}"
+        f": {change.repaired:,} from wrong to right, {change.broken:,} from right to wrong, "
+        f"{sideways:,} from one wrong class to another."
+    )
+    if change.repaired == change.broken:
+        return f"{sentence} In sum nothing is gained or lost."
+    verdict = "a gain" if change.gain > 0 else "a loss"
+    sentence += f" That is {verdict} of {number(abs(change.gain))} points"
+    # McNemar's test: only the answers that changed sides count, each side as likely by chance.
+    if abs(change.repaired - change.broken) < 1.96 * math.sqrt(change.repaired + change.broken):
+        return f"{sentence}, too small to tell from chance on so few images."
+    return f"{sentence}."
+
+
+def _report(comparisons: Sequence[Comparison], method: str, out: Path, terminal: Terminal) -> None:
+    methods = dict.fromkeys((PLAIN, method))
+    columns = ["shift", "images", *(f"{name} %" for name in methods)]
+    if method != PLAIN:
+        columns += ["difference", "answers changed", "wrong → right", "right → wrong"]
+    terminal.table(columns, [_row(c) for c in comparisons], right=columns[1:])
+    changes = [c.change for c in comparisons if c.change is not None]
+    if changes:
+        right = sum(
+            round(c.records[0].metrics["top1"] * c.records[0].images / 100) for c in comparisons
+        )
+        terminal.say(summary(sum(changes, Change(0, 0, 0, 0)), right, method))
+    terminal.say("Records of the runs:")
+    for record in (record for c in comparisons for record in c.records):
+        terminal.say(f"  {out / record.id / 'record.json'}")
+    terminal.document([_plain(c, out) for c in comparisons])
+
+
+def _row(comparison: Comparison) -> list[str]:
+    row = [comparison.shift, str(comparison.records[0].images)]
+    row += [number(record.metrics["top1"]) for record in comparison.records]
+    change = comparison.change
+    if change is not None:
+        row += [f"{change.gain:+.2f}", *map(str, (change.changed, change.repaired, change.broken))]
+    return row
+
+
+def _plain(comparison: Comparison, out: Path) -> dict[str, Any]:
+    """A comparison as JSON types."""
+    return {
+        "shift": comparison.shift,
+        "change": None if comparison.change is None else asdict(comparison.change),
+        "runs": [
+            {
+                "method": record.method,
+                "top1": record.metrics["top1"],
+                "ece": record.metrics["ece"],
+                "images_per_second": record.throughput["images_per_second"],
+                "record": str(out / record.id / "record.json"),
+            }
+            for record in comparison.records
+        ],
+    }

@@ -1,0 +1,93 @@
+"""``cliquetta fit``: let a few-shot method learn from labelled images, once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import Progress, TaskID
+
+from cliquetta.cli.command import Common, command
+from cliquetta.cli.console import count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cliquetta.methods.fitting import FitStep
+
+_EXAMPLES = """
+cliquetta fit --method coop --dataset bundled-fewshot --shots 16 --out coop.safetensors
+
+cliquetta fit --method tip_adapter --dataset folder:flowers --shots 4 --out tip.safetensors
+
+cliquetta predict photos/ --classes names.txt --fitted coop.safetensors
+"""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Enter the command."""
+    command(app, "fit", examples=_EXAMPLES)(fit)
+
+
+def fit(
+    common: Common,
+    method: Annotated[str, typer.Option(help="A few-shot method; see `cliquetta methods`.")],
+    dataset: Annotated[str, typer.Option(help="Labelled images; see `cliquetta datasets`.")],
+    out: Annotated[Path, typer.Option(help="Where the learned tensors go (.safetensors).")],
+    shots: Annotated[int, typer.Option(min=1, help="Images of each class.")] = 16,
+    validation: Annotated[
+        str | None,
+        typer.Option(help="Another data set with the same classes, for methods that search."),
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="Named settings of the method.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value of the method's config; repeat.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="See `cliquetta models`, or a path.")] = "micro",
+    root: Annotated[Path | None, typer.Option(help="Where data sets of yours lie.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the choice of images and of training.")] = 0,
+) -> None:
+    """Fit a few-shot method and keep what it learned in a file.
+
+    `predict` and `evaluate` take the file with --fitted. The class list of later use may differ
+    from that of fitting, where the method allows it.
+    """
+    from cliquetta.cli.inputs import read_settings
+    from cliquetta.data.catalogue import get_dataset
+    from cliquetta.methods.fitting import FewShot, fit_method, save_fitted
+    from cliquetta.methods.registry import method_config
+
+    config = method_config(method, preset, read_settings(settings or ()))
+    images = get_dataset(dataset, root)
+    clip = common.model(model)
+    held = None if validation is None else get_dataset(validation, root)
+    few_shot = FewShot.from_dataset(images, shots, clip.preprocess, seed, validation=held)
+    with common.terminal.progress() as progress:
+        tensors = fit_method(
+            method, clip, images.prompts, few_shot, config, seed=seed, on_step=_ticker(progress)
+        )
+    notes = {"dataset": images.id, "shots": shots, "validation": validation, "seed": seed}
+    save_fitted(out, method, config, tensors, clip, images.prompts, notes=notes)
+    numbers = sum(tensor.numel() for tensor in tensors.values())
+    common.terminal.say(
+        f"{method} learned {count(numbers, 'number')} from {count(len(few_shot), 'image')} of "
+        f"{images.id}: {out}"
+    )
+    common.terminal.document(
+        {"out": str(out), "method": method, "images": len(few_shot), "numbers": numbers, **notes}
+    )
+
+
+def _ticker(progress: Progress) -> Callable[[FitStep], None]:
+    """Moves a bar that appears with the first step; methods without training show none."""
+    bars: list[TaskID] = []
+
+    def tick(step: FitStep) -> None:
+        if not bars:
+            bars.append(progress.add_task("fit", total=step.steps, note=""))
+        progress.update(
+            bars[0], completed=step.step, total=step.steps, note=f"loss {step.loss:.3f}"
+        )
+
+    return tick

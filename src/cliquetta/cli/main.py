@@ -1,0 +1,47 @@
+"""``cliquetta``: the command and its sub-commands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cliquetta.cli import data, datasets, demo, evaluate, fit, methods, models, predict, serve
+
+app = typer.Typer(
+    name="cliquetta",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for module in (demo, predict, evaluate, fit, methods, models, datasets, data, serve):
+    module.add_to(app)
+
+
+def _version(wanted: bool) -> None:
+    if not wanted:
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        typer.echo(f"cliquetta {version('cliquetta')}")
+    except PackageNotFoundError:
+        typer.echo("cliquetta from a source tree")
+    raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Adapt CLIP while it predicts: SCAP and its rivals, on your own images."""
+    del version
+
+
+def main() -> None:
+    """What the installed command runs."""
+    app()

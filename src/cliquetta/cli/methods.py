@@ -1,0 +1,114 @@
+"""``cliquetta methods``: what can adapt CLIP, and every option of one method."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cliquetta.cli.command import Common, command
+from cliquetta.cli.console import Terminal
+
+if TYPE_CHECKING:
+    from cliquetta.methods.registry import MethodEntry
+
+_EXAMPLES = """
+cliquetta methods
+
+cliquetta methods zero_shot
+"""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Enter the command."""
+    command(app, "methods", examples=_EXAMPLES, compute=False)(methods)
+
+
+def methods(
+    common: Common,
+    name: Annotated[str | None, typer.Argument(help="Show this method's options.")] = None,
+) -> None:
+    """List the methods, or show the options, presets and paper of one."""
+    from cliquetta.methods.registry import get_method, list_methods
+
+    if name is not None:
+        _show(get_method(name), common.terminal)
+        return
+    entries = list_methods()
+    rows = [
+        (
+            entry.name,
+            entry.adapter.treatment.value,
+            "yes" if entry.fit is not None else "",
+            str(len(entry.presets) or ""),
+            entry.summary,
+        )
+        for entry in entries
+    ]
+    columns = ("method", "batch", "few shots", "presets", "what it does")
+    common.terminal.table(columns, rows, right=("presets",))
+    common.terminal.say("`cliquetta methods NAME` shows a method's options and its paper.")
+    common.terminal.document([_summary(entry) for entry in entries])
+
+
+def _summary(entry: MethodEntry) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "summary": entry.summary,
+        "paper": entry.paper,
+        "treatment": entry.adapter.treatment.value,
+        "needs": sorted(entry.adapter.needs),
+        "is_few_shot": entry.fit is not None,
+        "presets": list(entry.presets),
+        "tuned_by_authors": sorted(entry.tuned_by_authors),
+    }
+
+
+def _show(entry: MethodEntry, terminal: Terminal) -> None:
+    from cliquetta.cli.config_fields import config_fields
+    from cliquetta.methods.state import plain_config
+
+    fields = config_fields(entry.config)
+    terminal.say(f"{entry.name}: {entry.summary}")
+    if entry.paper:
+        terminal.say(entry.paper)
+    terminal.say(f"Treats the images of a batch as {entry.adapter.treatment.value}.")
+    if entry.adapter.needs:
+        terminal.say(f"Needs of the model: {', '.join(sorted(entry.adapter.needs))}.")
+    rows = [(f.name, f.type, _plain(f.default), f.doc) for f in fields]
+    if rows:
+        title = "Options (--set key=value)"
+        terminal.table(("option", "type", "default", "what it does"), rows, title=title)
+    differing = [
+        (preset, _differences(entry, preset), "yes" if preset in entry.tuned_by_authors else "")
+        for preset in entry.presets
+    ]
+    if differing:
+        columns = ("preset", "differs from the defaults in", "tuned by its authors")
+        terminal.table(columns, differing, title="Presets (--preset NAME)")
+    defaults = plain_config(entry.config())
+    terminal.document(
+        _summary(entry)
+        | {
+            "options": [dataclasses.asdict(f) | {"default": defaults[f.name]} for f in fields],
+            "preset_values": {name: plain_config(c) for name, c in entry.presets.items()},
+        }
+    )
+
+
+def _differences(entry: MethodEntry, preset: str) -> str:
+    mine, default = entry.presets[preset], entry.config()
+    changed = [
+        f"{field.name}={_plain(getattr(mine, field.name))}"
+        for field in dataclasses.fields(entry.config)
+        if getattr(mine, field.name) != getattr(default, field.name)
+    ]
+    return ", ".join(changed) or "nothing"
+
+
+def _plain(value: Any) -> str:
+    """A value as ``--set`` takes it."""
+    if isinstance(value, tuple):
+        return ",".join(str(part) for part in value)
+    return "none" if value is None else str(value)

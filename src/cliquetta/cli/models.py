@@ -1,0 +1,51 @@
+"""``cliquetta models``: the names that a model can be loaded by."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cliquetta.cli.command import Common, command
+
+_EXAMPLES = """
+cliquetta models
+
+cliquetta models '*ViT-B-16*'
+"""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Enter the command."""
+    command(app, "models", examples=_EXAMPLES, compute=False)(models)
+
+
+def models(
+    common: Common,
+    pattern: Annotated[str, typer.Argument(help="Only names like this, * stands for any.")] = "*",
+) -> None:
+    """List the models that load by name; any checkpoint of their families loads by its path."""
+    from dataclasses import asdict
+
+    from cliquetta.model.factory import list_models
+
+    entries = list_models(pattern)
+    if not entries:
+        raise ValueError(f"no model is named like {pattern!r}: `cliquetta models` lists all")
+    rows = [
+        (
+            entry.name,
+            entry.source,
+            str(entry.image_size),
+            "any method" if entry.is_vit else "plain encoding only",
+            "in the package" if entry.is_bundled else "downloaded when first used",
+        )
+        for entry in entries
+    ]
+    columns = ("model", "from", "pixels", "takes", "weights")
+    common.terminal.table(columns, rows, right=("pixels",))
+    common.terminal.say(
+        "Also: a .safetensors or .pt file, a folder, hf:OWNER/NAME, hf-hub:OWNER/NAME, "
+        "open_clip:ARCHITECTURE/FILE."
+    )
+    common.terminal.document([asdict(entry) for entry in entries])

@@ -1,0 +1,230 @@
+"""``cliquetta predict`` end to end, on a tiny random model."""
+
+from __future__ import annotations
+
+import csv
+import json
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from running import Run
+
+from cliquetta.data.images import open_image
+from cliquetta.methods.state import read_header
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+
+NAMES = ("airplane", "cat", "frog")
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def predict(run: Run, tiny_file: Path, tmp_path: Path):
+    """``predict`` with the tiny model and three classes; the table lands in ``out.csv``."""
+
+    def call(*words: str | Path, classes: str = ",".join(NAMES)):
+        out = tmp_path / "out.csv"
+        words = (*words, "--classes", classes, "--model", tiny_file, "--out", out)
+        return run("predict", *words), out
+
+    return call
+
+
+def test_table_holds_what_the_model_says(predict, photos: Path, tiny_clip: CLIP) -> None:
+    answer, out = predict(photos, "--batch-size", "4", "--top", "2")
+    assert answer.code == 0
+    rows = rows_of(out)
+    paths = [photos / f"image{i}.png" for i in range(4)]
+    paths += [photos / "more" / f"image{i}.png" for i in (4, 5)]
+    assert [row["path"] for row in rows] == [path.as_posix() for path in paths]
+    classifier = tiny_clip.classifier(ClassPrompts(NAMES))
+    pixels = torch.stack([tiny_clip.preprocess(open_image(path)) for path in paths])
+    features = tiny_clip.encode_image(pixels, normalize=True)
+    shares, best = (tiny_clip.scale * features @ classifier.T).softmax(-1).sort(descending=True)
+    assert [row["prediction"] for row in rows] == [NAMES[i] for i in best[:, 0]]
+    assert [row["prediction_2"] for row in rows] == [NAMES[i] for i in best[:, 1]]
+    found = torch.tensor([[float(r["probability"]), float(r["probability_2"])] for r in rows])
+    torch.testing.assert_close(found, shares[:, :2], atol=2e-6, rtol=0)
+    assert all(row["error"] == "" for row in rows)
+    assert "6 images" in answer.text
+    assert not list(out.parent.glob("*.partial"))
+
+
+def test_json_is_all_of_stdout(predict, photos: Path) -> None:
+    answer, out = predict(photos, "--json")
+    document = json.loads(answer.stdout)
+    assert document["images"] == 6
+    assert document["out"] == str(out)
+    assert sum(document["predicted"].values()) == 6
+
+
+def test_files_lists_and_tables_are_taken_together(predict, photos: Path, tmp_path: Path) -> None:
+    table = photos / "list.csv"
+    table.write_text("id,Path\n1,more/image4.png\n2,image0.png\n3,gone.png\n", encoding="utf-8")
+    answer, out = predict(photos / "image1.png", table, photos / "image1.png")
+    rows = rows_of(out)
+    names = ["image1.png", "more/image4.png", "image0.png", "gone.png"]
+    assert [row["path"] for row in rows] == [(photos / name).as_posix() for name in names]
+    assert rows[-1]["error"] == "no such file"
+    assert answer.code == 3
+    assert "named twice" in answer.text
+
+
+def test_table_without_a_column_of_paths_is_refused(predict, tmp_path: Path) -> None:
+    table = tmp_path / "list.csv"
+    table.write_text("name,label\na,b\n", encoding="utf-8")
+    answer, _ = predict(table)
+    assert answer.code == 2
+    assert "no column of paths" in answer.text and "path" in answer.text
+
+
+def test_state_continues_a_stream(predict, photos: Path, tmp_path: Path) -> None:
+    state = tmp_path / "state.safetensors"
+    first, _ = predict(photos / "image0.png", photos / "image1.png", "--state", state)
+    assert first.code == 0 and "learned" in first.text
+    second, _ = predict(photos / "image2.png", "--state", state)
+    assert "has seen 2 images" in second.text
+    assert read_header(state)["notes"] == {"images": 3}
+
+
+def test_state_of_other_classes_is_refused(predict, photos: Path, tmp_path: Path) -> None:
+    state = tmp_path / "state.safetensors"
+    predict(photos / "image0.png", "--state", state)
+    answer, _ = predict(photos / "image0.png", "--state", state, classes="cat,frog")
+    assert answer.code == 2
+    assert "another class list" in answer.text
+
+
+def test_broken_off_run_leaves_the_old_table(predict, photos: Path, monkeypatch) -> None:
+    answer, out = predict(photos / "image0.png")
+    before = out.read_bytes()
+    from cliquetta.methods.zero_shot import ZeroShot
+
+    plain, calls = ZeroShot._predict, []
+
+    def fail_at_the_second(self, batch):
+        calls.append(len(batch))
+        if len(calls) == 2:
+            raise RuntimeError("the power went out")
+        return plain(self, batch)
+
+    monkeypatch.setattr(ZeroShot, "_predict", fail_at_the_second)
+    answer, out = predict(photos, "--batch-size", "4")
+    assert answer.code == 1
+    assert "the power went out" in answer.text
+    assert out.read_bytes() == before
+    partial = rows_of(out.with_name("out.csv.partial"))
+    assert len(partial) == 4 and all(row["prediction"] for row in partial)
+
+
+def write_header_of_a_large_png(path: Path, side: int) -> None:
+    """A PNG that claims side x side pixels, without any."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + body)
+
+
+def test_unreadable_images_are_named_and_skipped(predict, photos: Path) -> None:
+    whole = (photos / "image0.png").read_bytes()
+    (photos / "bad_corrupt.png").write_bytes(whole[:60] + b"\0" * 200 + whole[260:])
+    (photos / "bad_truncated.png").write_bytes(whole[: len(whole) // 2])
+    (photos / "bad_empty.jpg").write_bytes(b"")
+    (photos / "bad_text.jpg").write_text("these are words, not pixels")
+    write_header_of_a_large_png(photos / "bad_large.png", 20_000)
+    Image.new("RGB", (1, 1), (200, 10, 10)).save(photos / "tiny_1x1.png")
+    answer, out = predict(photos, "--batch-size", "3")
+    rows = {Path(row["path"]).name: row for row in rows_of(out)}
+    bad = {name: row["error"] for name, row in rows.items() if row["error"]}
+    assert set(bad) == {
+        "bad_corrupt.png",
+        "bad_truncated.png",
+        "bad_empty.jpg",
+        "bad_text.jpg",
+        "bad_large.png",
+    }
+    assert "empty" in bad["bad_empty.jpg"]
+    assert "too large" in bad["bad_large.png"]
+    assert "not an image" in bad["bad_text.jpg"]
+    assert "truncated" in bad["bad_truncated.png"]
+    assert all(not rows[name]["prediction"] for name in bad)
+    assert rows["tiny_1x1.png"]["prediction"] in NAMES
+    assert len(rows) == 12
+    assert list(rows) == [Path(row["path"]).name for row in rows_of(out)]
+    assert answer.code == 3
+    assert "5 images could not be read" in answer.text
+
+
+def test_nothing_readable_is_bad_input(predict, tmp_path: Path) -> None:
+    (tmp_path / "no.jpg").write_bytes(b"")
+    answer, out = predict(tmp_path / "no.jpg")
+    assert answer.code == 2
+    assert rows_of(out)[0]["error"] == "an empty file"
+    assert "nothing could be predicted" in answer.text
+
+
+def test_a_black_20000_by_20000_image_is_skipped(predict, photos: Path) -> None:
+    Image.new("1", (20_000, 20_000)).save(photos / "black.png")
+    answer, out = predict(photos / "black.png", photos / "image0.png")
+    assert answer.code == 3
+    assert "too large" in rows_of(out)[0]["error"]
+
+
+def test_fitted_file_takes_the_place_of_a_method(
+    run: Run, predict, photos: Path, tiny_file: Path, tmp_path: Path
+) -> None:
+    fitted = tmp_path / "tip.safetensors"
+    made = run(
+        *("fit", "--method", "tip_adapter", "--dataset", "bundled-fewshot", "--shots", "2"),
+        *("--model", tiny_file, "--out", fitted, "--json"),
+    )
+    assert made.code == 0
+    assert json.loads(made.stdout)["images"] == 20
+    _, out = predict(photos)
+    plain = [float(row["probability"]) for row in rows_of(out)]
+    answer, out = predict(photos, "--fitted", fitted)
+    assert answer.code == 0
+    assert [float(row["probability"]) for row in rows_of(out)] != plain
+    answer, _ = predict(photos, "--fitted", fitted, "--set", "alpha=2")
+    assert answer.code == 2 and "leave out" in answer.text
+    answer, _ = predict(photos, "--fitted", fitted, "--method", "coop")
+    assert answer.code == 2 and "fitted for tip_adapter" in answer.text
+
+
+def test_fit_refuses_a_method_that_learns_nothing(
+    run: Run, tiny_file: Path, tmp_path: Path
+) -> None:
+    answer = run(
+        *("fit", "--method", "zero_shot", "--dataset", "bundled-fewshot"),
+        *("--model", tiny_file, "--out", tmp_path / "x.safetensors"),
+    )
+    assert answer.code == 2 and "needs no fitting" in answer.text
+
+
+def test_views_reach_a_method_that_needs_them(predict, photos: Path) -> None:
+    answer, out = predict(photos, "--method", "zero", "--set", "views=4")
+    assert answer.code == 0
+    assert len(rows_of(out)) == 6
+
+
+def test_the_same_command_gives_the_same_table(predict, photos: Path) -> None:
+    tables = []
+    for workers in ("0", "2"):
+        _, out = predict(photos, "--method", "tent", "--workers", workers)
+        tables.append(out.read_bytes())
+    assert tables[0] == tables[1]
+    assert np.isfinite([float(row["probability"]) for row in rows_of(out)]).all()
