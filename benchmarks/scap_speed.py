@@ -140,8 +140,11 @@ def measure(
     prompts = ClassPrompts(class_names("imagenet")[:classes], allow_duplicates=True)
     adapter = Planted(model, prompts, SCAPConfig(), seed=0)
     adapter.planted = plant(batch, memberships, classes, seed=0)
-    if jacobian and adapter.text is not None:
-        adapter.text.build_jacobian()
+    if adapter.text is not None:
+        if jacobian:
+            adapter.text.build_jacobian()
+        else:
+            adapter.text.build_jacobian = lambda: None  # type: ignore[method-assign]
     size = model.image_size
     images = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(0))
     images = images.to(device)

@@ -145,7 +145,7 @@ class CLIP(nn.Module):
         positions: Tensor | None = None,
         deep: Sequence[Tensor] = (),
         normalize: bool = False,
-        chunk: int = 512,
+        chunk: int | None = None,
     ) -> Tensor:
         """Text features (N, E) of strings or token ids; see :meth:`TextTower.forward`."""
         ids = texts if isinstance(texts, Tensor) else self.tokenizer(texts)

@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from cliquetta.model.block import Block
 from cliquetta.model.config import TextConfig
 
+CHUNK_TOKENS = {"cuda": 32768, "cpu": 4096}
+"""Tokens that run at once: on a GPU few launches count, on a CPU little padding does."""
+
 
 class TextTower(nn.Module):
     """Token ids to features."""
@@ -44,19 +47,22 @@ class TextTower(nn.Module):
         context: Tensor | None = None,
         positions: Tensor | None = None,
         deep: Sequence[Tensor] = (),
-        chunk: int = 512,
+        chunk: int | None = None,
     ) -> Tensor:
         """Features (N, E) of token ids (N, L), not normalised.
 
         ``context`` (M, D), shared by all rows, or (N, M, D), one per row, replaces the token
         embeddings at ``positions`` (N, M), by default 1 ... M (right behind the start token).
         ``deep[j - 1]`` (M', D) replaces hidden states 1 ... M' at the input of block j (MaPLe).
+        ``chunk`` rows run at a time, by default as many as ``CHUNK_TOKENS`` allows.
         """
         ends = ids.argmax(dim=-1)
         N = len(ids)
         if context is not None and positions is None:
             positions = torch.arange(1, context.shape[-2] + 1, device=ids.device).expand(N, -1)
         order = ends.argsort(stable=True)
+        if chunk is None:
+            chunk = max(1, CHUNK_TOKENS.get(ids.device.type, 4096) // (int(ends.max()) + 1))
         parts = []
         for rows in torch.split(order, chunk):
             length = int(ends[rows[-1]]) + 1

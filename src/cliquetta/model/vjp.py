@@ -36,14 +36,16 @@ class BlockTape:
     """What the backward pass of one block needs of its forward pass, by row."""
 
     first: Norm
-    q: Tensor
-    k: Tensor
-    v: Tensor
+    packed: Tensor
+    """Queries, keys and values side by side (B, T, 3 D); without queries if ``rows``."""
+    query: Tensor | None
+    """Queries (B, 1, D) of ``rows``."""
+    extra: Tensor | None
+    """Keys and values of the prefix (B, P, 2 D)."""
     mask: Tensor | None
     causal: bool
     second: Norm
     hidden: Tensor
-    prefix: int
     rows: Tensor | None
 
 
@@ -82,21 +84,56 @@ def record_block(
     rows: Tensor | None = None,
 ) -> tuple[Tensor, BlockTape]:
     """The block's output, as :meth:`Block.forward` gives it, and the tape of it."""
-    B, D = len(x), x.shape[-1]
+    D = x.shape[-1]
     normed, first = _norm(block.ln_1, x)
-    q, k, v = block.heads_of(normed, rows)
-    width = 0 if prefix is None else prefix.tokens.shape[1]
+    weight, bias = block.qkv.weight, block.qkv.bias
+    query = None
+    if rows is None:
+        packed = F.linear(normed, weight, bias)
+    else:
+        packed = F.linear(normed, weight[D:], bias[D:])
+        query = F.linear(_at(normed, rows), weight[:D], bias[:D])
+    extra = None
     if prefix is not None:
-        k, v, mask = block.prepend(prefix, k, v, mask)
+        tokens = prefix.tokens.to(packed.dtype)
+        key = F.linear(tokens[:, :, 0], weight[D : 2 * D], bias[D : 2 * D])
+        value = F.linear(tokens[:, :, 1], weight[2 * D :], bias[2 * D :])
+        extra = torch.cat([key, value], dim=-1).expand(len(x), -1, -1)
+        if mask is not None or prefix.mask is not None:
+            raise ValueError("a recorded prefix takes no mask")
     causal = causal and mask is None and rows is None
-    attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
-    own = x if rows is None else x.gather(1, rows[:, None, None].expand(-1, 1, D))
-    y = own + block.out(attended.transpose(1, 2).reshape(B, -1, D))
+    attended = _attention(block, packed, query, extra, mask, causal)
+    y = (x if rows is None else _at(x, rows)) + block.out(attended)
     normed, second = _norm(block.ln_2, y)
     hidden = block.expand(normed)
-    return block.contract(y, hidden), BlockTape(
-        first, q, k, v, mask, causal, second, hidden, width, rows
-    )
+    tape = BlockTape(first, packed, query, extra, mask, causal, second, hidden, rows)
+    return block.contract(y, hidden), tape
+
+
+def _attention(
+    block: Block,
+    packed: Tensor,
+    query: Tensor | None,
+    extra: Tensor | None,
+    mask: Tensor | None,
+    causal: bool,
+) -> Tensor:
+    """Attended values (B, T, D), heads side by side, from packed projections."""
+    B, T, _ = packed.shape
+    parts = packed.view(B, T, 3 if query is None else 2, block.heads, -1).unbind(dim=2)
+    k, v = parts[-2].transpose(1, 2), parts[-1].transpose(1, 2)
+    q = parts[0] if query is None else query.view(B, 1, block.heads, -1)
+    if extra is not None:
+        before = extra.view(B, extra.shape[1], 2, block.heads, -1)
+        k = torch.cat([before[:, :, 0].transpose(1, 2), k], dim=2)
+        v = torch.cat([before[:, :, 1].transpose(1, 2), v], dim=2)
+    out = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=mask, is_causal=causal)
+    return out.transpose(1, 2).flatten(2)
+
+
+def _at(x: Tensor, rows: Tensor) -> Tensor:
+    """Position ``rows[b]`` of sequence b, (B, 1, D)."""
+    return x.gather(1, rows[:, None, None].expand(-1, 1, x.shape[-1]))
 
 
 def pull_block(
@@ -107,63 +144,60 @@ def pull_block(
     ``grad`` (R, T, D) is that of the block's output; row r belongs to row ``index[r]`` of the
     tape. The gradient of the prefix is (R, P, 2, D).
     """
-    R, T, D = grad.shape
+    D = grad.shape[-1]
     derivative = (
         torch.ops.aten.gelu_backward if block.activation == "gelu" else torch.ops.aten.silu_backward
     )
     # For QuickGELU the factor 1.702 inside silu and the one outside cancel in the derivative.
     inner = derivative(grad @ block.proj.weight, _rows(tape.hidden, index))
     mid = grad + _norm_back(block.ln_2, tape.second, inner @ block.fc.weight, index)
-    heads = block.heads
-    attended = (mid @ block.out.weight).view(R, T, heads, D // heads).transpose(1, 2)
-    gq, gk, gv = _pull_attention(tape, attended, index, through=through)
-
+    back = _pull_attention(block, tape, mid @ block.out.weight, index, through=through)
     weight = block.qkv.weight
-    P = tape.prefix
     prefix = None
-    if P:
-        key = _merge(gk[:, :, :P]) @ weight[D : 2 * D]
-        value = _merge(gv[:, :, :P]) @ weight[2 * D :]
+    if back.extra is not None:
+        key, value = back.extra[..., :D] @ weight[D : 2 * D], back.extra[..., D:] @ weight[2 * D :]
         prefix = torch.stack([key, value], dim=2)
-    if not through or gq is None:
+    if back.packed is None:
         return None, prefix
-    if tape.rows is None:
-        joined = torch.cat([_merge(gq), _merge(gk[:, :, P:]), _merge(gv[:, :, P:])], dim=-1)
-        return mid + _norm_back(block.ln_1, tape.first, joined @ weight, index), prefix
-    joined = torch.cat([_merge(gk[:, :, P:]), _merge(gv[:, :, P:])], dim=-1)
+    if back.query is None or tape.rows is None:
+        return mid + _norm_back(block.ln_1, tape.first, back.packed @ weight, index), prefix
     place = _rows(tape.rows, index)[:, None, None].expand(-1, 1, D)
-    normed = (joined @ weight[D:]).scatter_add(1, place, _merge(gq) @ weight[:D])
-    back = _norm_back(block.ln_1, tape.first, normed, index)
-    return back.scatter_add(1, place, mid), prefix
+    normed = (back.packed @ weight[D:]).scatter_add(1, place, back.query @ weight[:D])
+    hidden = _norm_back(block.ln_1, tape.first, normed, index)
+    return hidden.scatter_add(1, place, mid), prefix
+
+
+@dataclass(frozen=True)
+class AttentionGradients:
+    """Gradients of what :func:`_attention` takes; ``None`` where nothing was asked."""
+
+    packed: Tensor | None
+    query: Tensor | None
+    extra: Tensor | None
 
 
 def _pull_attention(
-    tape: BlockTape, grad: Tensor, index: Tensor | None, *, through: bool
-) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Gradients of queries, keys and values; of the prefix's keys and values only if that is all.
+    block: Block, tape: BlockTape, grad: Tensor, index: Tensor | None, *, through: bool
+) -> AttentionGradients:
+    """Gradients of the projections, or of the prefix alone unless ``through``.
 
     The attention itself is done again: its fused kernels are cheaper than keeping the weights.
     """
-    q, k, v = (_rows(x, index) for x in (tape.q, tape.k, tape.v))
+    packed = _rows(tape.packed, index).detach().requires_grad_(through)
+    query = (
+        None if tape.query is None else _rows(tape.query, index).detach().requires_grad_(through)
+    )
+    extra = None if tape.extra is None else _rows(tape.extra, index).detach().requires_grad_()
     mask = None if tape.mask is None else _rows(tape.mask, index)
     with torch.enable_grad():
-        if through:
-            leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-            q, k, v = leaves
-        else:
-            P = tape.prefix
-            leaves = [x[:, :, :P].detach().requires_grad_() for x in (k, v)]
-            k = torch.cat([leaves[0], k[:, :, P:]], dim=2)
-            v = torch.cat([leaves[1], v[:, :, P:]], dim=2)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=tape.causal)
-    grads = torch.autograd.grad(out, leaves, grad.to(out.dtype))
-    return (grads[0], grads[1], grads[2]) if through else (None, grads[0], grads[1])
-
-
-def _merge(x: Tensor) -> Tensor:
-    """Heads (R, H, T, D/H) side by side, (R, T, D)."""
-    R, H, T, d = x.shape
-    return x.transpose(1, 2).reshape(R, T, H * d)
+        out = _attention(block, packed, query, extra, mask, tape.causal)
+    wanted = [x for x in (packed, query, extra) if x is not None and x.requires_grad]
+    found = iter(torch.autograd.grad(out, wanted, grad.to(out.dtype)))
+    return AttentionGradients(
+        next(found) if through else None,
+        next(found) if through and query is not None else None,
+        next(found) if extra is not None else None,
+    )
 
 
 class VisualTape:

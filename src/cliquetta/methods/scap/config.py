@@ -51,6 +51,7 @@ class SCAPConfig:
     optimiser: Literal["adam", "adamw"] = "adam"
     """AdamW (released code) decays by 0.01."""
     learning_rate: float = 3e-3
+    """Of Adam on the prompts; as printed."""
     steps: int = 1
     """Not stated in the paper; one is what the released code and its relatives do."""
 

@@ -59,11 +59,26 @@ def propagate(keys: Tensor, config: SCAPConfig) -> Tensor:
     root = weights.sum(dim=-1).rsqrt()
     root = torch.where(root.isfinite(), root, 0.0)
     smooth = root[:, :, None] * weights * root[:, None]
-    identity = torch.eye(keys.shape[1], dtype=keys.dtype, device=keys.device)
-    moved = torch.linalg.solve(identity - config.propagation * smooth, keys)
-    moved = (1 - config.propagation) * moved
+    moved = (1 - config.propagation) * resolvent(smooth, config.propagation) @ keys
     norm = moved.norm(dim=-1, keepdim=True)
     return torch.where(norm > 0, moved * (keys.norm(dim=-1, keepdim=True) / norm), moved)
+
+
+def resolvent(smooth: Tensor, alpha: float) -> Tensor:
+    """(I - alpha S)^-1 of symmetric S (C, n, n) with eigenvalues in [-1, 1], alpha < 1.
+
+    The product of (I + (alpha S)^(2^k)): exact to rounding once alpha^(2^k) vanishes, and a few
+    small products where a solver would stop the device to look for errors.
+    """
+    power = alpha * smooth
+    identity = torch.eye(smooth.shape[-1], dtype=smooth.dtype, device=smooth.device)
+    total = identity + power
+    reach = 2
+    while alpha**reach > 1e-18:
+        power = power @ power
+        total = total + total @ power
+        reach *= 2
+    return total
 
 
 def closest_pairs(keys: Tensor) -> tuple[Tensor, Tensor]:

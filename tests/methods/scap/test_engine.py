@@ -1,0 +1,186 @@
+"""The engine agrees with the literal oracle: cliques, prompts, losses, memory, predictions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from methods.scap.scenes import Pair, between_similarities, build_model, listed, make_batches, pair
+
+MODELS = {seed: build_model(seed) for seed in (0, 1)}
+
+
+def check_agreement(both: Pair, batches: list[torch.Tensor]) -> int:
+    """Compare everything over a stream; the number of cliques seen."""
+    total = 0
+    for images in batches:
+        out, expected = both.step(images)
+        assert listed(out) == expected.cliques
+        total += len(expected.cliques)
+        probabilities = out.logits.double().softmax(dim=-1)
+        torch.testing.assert_close(probabilities, expected.probabilities, rtol=0, atol=1e-5)
+        learned, cliques = out.evidence["learned"], out.evidence["cliques"]
+        for g, u in enumerate(cliques.set_of.tolist()):
+            if expected.visual[g] is not None:
+                torch.testing.assert_close(
+                    learned.visual[u, 0], expected.visual[g], rtol=0, atol=1e-6
+                )
+            if expected.text[g] is not None:
+                torch.testing.assert_close(learned.text[u], expected.text[g], rtol=0, atol=1e-6)
+            torch.testing.assert_close(learned.attributes[u], expected.keys[g], rtol=0, atol=1e-5)
+            assert float(learned.before.total[u]) == pytest.approx(
+                expected.losses_before[g], abs=1e-6
+            )
+            assert float(learned.after.total[u]) == pytest.approx(
+                expected.losses_after[g], abs=1e-6
+            )
+        memory = both.engine.memory
+        for label, entries in expected.retained.items():
+            assert int(memory["count"][label]) == len(entries)
+            for place, (key, value) in enumerate(entries):
+                torch.testing.assert_close(memory["keys"][label, place], key, rtol=0, atol=1e-6)
+                torch.testing.assert_close(
+                    memory["values"][label, place], value.flatten(), rtol=0, atol=1e-6
+                )
+        if expected.text_mean is not None:
+            torch.testing.assert_close(memory["text_mean"], expected.text_mean, rtol=0, atol=1e-6)
+            assert int(memory["text_seen"]) == expected.tau
+    return total
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"steps": 3},
+    {"concentration": 0.0},
+    {"modalities": "image"},
+    {"modalities": "text"},
+    {"modalities": "text", "steps": 2},
+    {"retention": False},
+    {"full_set": True},
+    {"mining_features": "start-prompt"},
+    {"prompt_length": 2},
+    {"blocks": (0,)},
+    {"blocks": (2,)},
+    {"entropy": "mean-entropy"},
+    {"entropy": "marginal"},
+    {"entropy": "marginal", "steps": 2},
+    {"concentration_form": "mean"},
+    {"key": "updated"},
+    {"query": "plain"},
+    {"match": "inner"},
+    {"capacity": 1},
+    {"capacity": 2, "neighbours": 1, "bandwidth": 0.8},
+    {"capacity": 3, "replace_keys": False},
+    {"retention_order": "infer-first"},
+    {"count_start": True},
+    {"text_retained_share": 0.5},
+    {"clique_combination": "mean"},
+    {"retained_combination": "mean"},
+    {"clique_combination": "mean", "retained_combination": "mean"},
+    {"merge": "top-1"},
+    {"merge": "mean-logits"},
+    {"merge": "own-class"},
+    {"merge": "union"},
+    {"merge": "union", "text_retained_share": 0.3},
+    {"merge": "union", "retained_combination": "mean"},
+    {"merge": "max-confidence"},
+    {"topk": 1},
+    {"topk": 9},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_every_option_agrees_with_the_oracle(options: dict[str, Any]) -> None:
+    model = MODELS[0]
+    batches = make_batches(5, 3, 6)
+    threshold = between_similarities(model, batches[0], 0.55)
+    both = pair(model, {"threshold": threshold, **options})
+    assert check_agreement(both, batches) > 3
+
+
+@pytest.mark.parametrize("mix", [0.0, 0.3, 0.5])
+def test_several_templates_agree_with_the_oracle(mix: float) -> None:
+    model = MODELS[1]
+    batches = make_batches(2, 2, 6)
+    threshold = between_similarities(model, batches[0], 0.6)
+    templates = ("a photo of a {}.", "art of the {}.", "a {}.")
+    both = pair(model, {"threshold": threshold, "text_mix": mix}, templates=templates)
+    assert check_agreement(both, batches) > 0
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    world=st.sampled_from(sorted(MODELS)),
+    seed=st.integers(0, 1000),
+    size=st.integers(1, 8),
+    classes=st.integers(1, 6),
+    quantile=st.floats(0.2, 0.95),
+    steps=st.sampled_from([1, 1, 2]),
+    modalities=st.sampled_from(["both", "image", "text"]),
+    capacity=st.integers(1, 4),
+    concentration=st.sampled_from([0.0, 0.3, 1.0]),
+    retention=st.booleans(),
+    merge=st.sampled_from(["mean-probability", "top-1", "union", "own-class"]),
+)
+def test_random_worlds_agree_with_the_oracle(
+    world: int,
+    seed: int,
+    size: int,
+    classes: int,
+    quantile: float,
+    steps: int,
+    modalities: str,
+    capacity: int,
+    concentration: float,
+    retention: bool,
+    merge: str,
+) -> None:
+    from methods.scap.scenes import NAMES
+
+    model = MODELS[world]
+    batches = make_batches(seed, 2, size)
+    options = {
+        "threshold": between_similarities(model, torch.cat(batches), quantile),
+        "steps": steps,
+        "modalities": modalities,
+        "capacity": capacity,
+        "concentration": concentration,
+        "retention": retention,
+        "merge": merge,
+    }
+    check_agreement(pair(model, options, names=NAMES[:classes], seed=seed), batches)
+
+
+def test_identical_images_form_one_clique_that_agrees() -> None:
+    model = MODELS[0]
+    image = make_batches(0, 1, 1)[0]
+    both = pair(model, {"threshold": 0.9, "capacity": 6})
+    assert check_agreement(both, [image.repeat(4, 1, 1, 1)]) == 3
+
+
+def test_one_image_has_no_clique_and_is_plain_clip() -> None:
+    model = MODELS[0]
+    both = pair(model, {"threshold": 0.5})
+    image = make_batches(0, 1, 1)[0]
+    assert check_agreement(both, [image]) == 0
+    out = both.engine.predict(_batch(image))
+    plain = model.scale * model.encode_image(image, normalize=True) @ both.engine.classifier.T
+    torch.testing.assert_close(out.probabilities, plain.softmax(-1).float(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("names", [("cat",), ("cat", "dog")], ids=["N=1", "N=2 with k=3"])
+def test_fewer_classes_than_k_agree(names: tuple[str, ...]) -> None:
+    model = MODELS[0]
+    batches = make_batches(9, 2, 5)
+    threshold = between_similarities(model, batches[0], 0.5)
+    assert check_agreement(pair(model, {"threshold": threshold}, names=names), batches) > 0
+
+
+def _batch(images: torch.Tensor) -> Any:
+    from cliquetta.methods.contract import Batch
+
+    return Batch(images)

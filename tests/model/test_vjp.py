@@ -1,0 +1,99 @@
+"""Many backward passes from one forward pass equal autograd, one backward pass at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from cliquetta.model.block import Prefix
+from cliquetta.model.clip import CLIP
+from cliquetta.model.config import CLIPConfig, TextConfig, VisionConfig
+from cliquetta.model.initialise import initialise
+from cliquetta.model.text import place
+from cliquetta.model.vjp import TextTape, VisualTape, chunks
+
+
+@pytest.fixture(params=["quick_gelu", "gelu"])
+def clip(request: pytest.FixtureRequest) -> CLIP:
+    vision = VisionConfig(32, 8, 32, 3, 2, 64, request.param)
+    text = TextConfig(32, 512 + 512 + 2, 32, 3, 2, 64, request.param, merges=512)
+    return initialise(CLIP(CLIPConfig(24, vision, text)), 3).double()
+
+
+def one_at_a_time(features: Tensor, leaf: Tensor, rows: Tensor, cotangents: Tensor) -> Tensor:
+    """Gradient of row ``rows[r]`` of the leaf for every cotangent, by plain autograd."""
+    return torch.stack(
+        [
+            torch.autograd.grad(features[row] @ cotangent, leaf, retain_graph=True)[0][row]
+            for row, cotangent in zip(rows, cotangents, strict=True)
+        ]
+    )
+
+
+@pytest.mark.parametrize("blocks", [(0,), (1,), (2,), (0, 2), (1, 2)])
+def test_visual_gradients_equal_autograd(clip: CLIP, blocks: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    tower = clip.require_vit()
+    pixels = torch.randn(4, 3, 32, 32, generator=generator).double()
+    start = {b: torch.rand(1, 2, 2, 32, generator=generator).double() for b in blocks}
+    hidden = tower.run(tower.embed(pixels), 0, blocks[0])
+    tape = VisualTape(tower, hidden, blocks[0], {b: Prefix(p) for b, p in start.items()})
+
+    leaves = {b: p.expand(4, -1, -1, -1).clone().requires_grad_() for b, p in start.items()}
+    features = tower(pixels, prefix={b: Prefix(p) for b, p in leaves.items()})
+    torch.testing.assert_close(tape.features, features.detach(), rtol=0, atol=1e-12)
+    rows = torch.tensor([0, 3, 3, 1, 2, 0])
+    cotangents = torch.randn(6, 24, generator=generator).double() * 1e-3
+    found = tape.pull(cotangents, rows)
+    assert sorted(found) == sorted(blocks)
+    for block, leaf in leaves.items():
+        expected = one_at_a_time(features, leaf, rows, cotangents)
+        assert expected.abs().max() > 1e-7
+        torch.testing.assert_close(found[block], expected, rtol=1e-9, atol=1e-15)
+
+
+def test_text_gradients_equal_autograd(clip: CLIP) -> None:
+    generator = torch.Generator().manual_seed(1)
+    tower = clip.require_text()
+    ids = clip.tokenizer(["a photo of a cat.", "a photo of a big dog.", "a photo of a car"])
+    ends = ids.argmax(-1)
+    start = clip.context("a photo of a")
+    positions = torch.arange(1, len(start) + 1).expand(3, -1)
+    cut = int(ends.max()) + 1
+    tape = TextTape(tower, place(tower.tokens(ids[:, :cut]), start, positions), ends)
+
+    leaf = start.expand(3, -1, -1).clone().requires_grad_()
+    features = tower(ids, context=leaf)
+    torch.testing.assert_close(tape.features, features.detach(), rtol=0, atol=1e-12)
+    rows = torch.tensor([2, 0, 1, 1])
+    cotangents = torch.randn(4, 24, generator=generator).double()
+    found = tape.pull(cotangents, rows, positions[rows])
+    expected = one_at_a_time(features, leaf, rows, cotangents)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_half_precision_survives_tiny_cotangents(clip: CLIP) -> None:
+    """1e-9 is nothing in float16; the tape pulls directions and scales afterwards."""
+    half = clip.to(torch.bfloat16)
+    tower = half.require_vit()
+    pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    hidden = tower.run(tower.embed(pixels), 0, 1)
+    tape = VisualTape(tower, hidden, 1, {1: Prefix(torch.full((1, 1, 2, 32), 0.5))})
+    cotangents = torch.randn(2, 24, generator=torch.Generator().manual_seed(1))
+    rows = torch.arange(2)
+    big, small = tape.pull(cotangents, rows)[1], tape.pull(cotangents * 1e-9, rows)[1]
+    torch.testing.assert_close(small * 1e9, big, rtol=1e-3, atol=1e-6)
+    assert big.dtype == torch.float32
+
+
+def test_a_prefix_before_the_tape_is_refused(clip: CLIP) -> None:
+    tower = clip.require_vit()
+    hidden = torch.zeros(1, 17, 32).double()
+    with pytest.raises(ValueError, match="first prefix at 1"):
+        VisualTape(tower, hidden, 0, {1: Prefix(torch.zeros(1, 1, 2, 32))})
+
+
+def test_chunks_cover_everything_once() -> None:
+    covered = [i for part in chunks(10, 4) for i in range(part.start, part.stop)]
+    assert covered == list(range(10)) and chunks(0, 4) == []
