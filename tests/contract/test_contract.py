@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -211,14 +213,42 @@ def test_config_is_a_frozen_dataclass_of_plain_values(entry: MethodEntry) -> Non
 
 def test_every_config_field_is_documented(entry: MethodEntry) -> None:
     for owner in entry.config.__mro__:
-        if not dataclasses.is_dataclass(owner):
-            continue
-        lines = [line.strip() for line in inspect.getsource(owner).splitlines()]
-        for name in owner.__annotations__:
-            at = next(i for i, line in enumerate(lines) if line.startswith(f"{name}:"))
-            after = lines[at + 1] if at + 1 < len(lines) else ""
-            documented = "# " in lines[at] or after.startswith(('"""', "# "))
-            assert documented, f"{owner.__name__}.{name} has no explanation"
+        if dataclasses.is_dataclass(owner):
+            assert undocumented(inspect.getsource(owner)) == [], owner.__name__
+
+
+def undocumented(source: str) -> list[str]:
+    """Fields of a class that neither a string below nor a comment beside or below explains."""
+    lines = source.splitlines()
+    (owner,) = ast.parse(textwrap.dedent(source)).body
+    assert isinstance(owner, ast.ClassDef)
+    missing = []
+    for node, after in zip(owner.body, [*owner.body[1:], None], strict=True):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            last = node.end_lineno or node.lineno
+            comment = any("# " in line for line in lines[last - 1 : last])
+            comment |= any(line.strip().startswith("# ") for line in lines[last : last + 1])
+            string = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            if not comment and not string:
+                missing.append(node.target.id)
+    return missing
+
+
+def test_a_field_without_explanation_is_noticed() -> None:
+    source = '''
+class Config:
+    """Words."""
+
+    first: int = 1
+    """Explained below."""
+    second: int = 2  # explained beside
+    third: tuple[
+        int, int
+    ] = (1, 2)
+    fourth: int = 4
+    """Explained."""
+'''
+    assert undocumented(source.strip()) == ["third"]
 
 
 def test_an_unknown_option_names_the_nearest(entry: MethodEntry) -> None:

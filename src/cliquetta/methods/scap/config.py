@@ -82,6 +82,7 @@ class SCAPConfig:
     query: Literal["start", "plain"] = "start"
     """Feature that is matched against the keys."""
     match: Literal["cosine", "inner"] = "cosine"
+    """How a query is compared with a key."""
     clique_combination: Literal["concat", "mean"] = "concat"
     """How the prompts of an image's cliques are joined (Eq. 16)."""
     retained_combination: Literal["concat", "mean"] = "concat"
@@ -101,6 +102,7 @@ class SCAPConfig:
     views: int = 1
     """Views whose predictions are aggregated; 64 for figures comparable with the paper's."""
     view_kind: Literal["zoom-crop", "resized-crop", "augmix"] = "zoom-crop"
+    """How views are made; the released code takes zoom crops."""
     view_zoom: float = 410 / 224
     """Shorter side, in input sizes, that zoom crops are taken from (410 of 224 for ImageNet-A)."""
     confident_share: float = 0.1
