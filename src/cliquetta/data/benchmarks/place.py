@@ -36,10 +36,10 @@ class Place:
 
     def file(self, name: str) -> Path | None:
         """A side file: beside the pictures, above them, or (splits of CoOp) at the root."""
-        homes = [self.images, self.folder]
-        if self.images != self.folder:
-            homes.append(self.images.parent)
-        if name.startswith(COOP):  # names like val.txt could be any data set's there
+        homes = [self.images, *self.images.parents]
+        homes = homes[: homes.index(self.root)] if self.root in homes else homes[:1]
+        # At the root, names like val.txt could be any data set's.
+        if self.folder == self.root or name.startswith(COOP):
             homes.append(self.root)
         paths = (home / sub / name for home in homes for sub in SPLIT_FOLDERS)
         return next((path for path in paths if path.is_file()), None)

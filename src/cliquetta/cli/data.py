@@ -1,0 +1,121 @@
+"""``cliquetta data doctor``: what is in a data folder, and what is wrong with it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cliquetta.cli.command import SKIPPED, Common, command
+from cliquetta.cli.console import count
+from cliquetta.cli.inputs import split_list
+
+if TYPE_CHECKING:
+    from cliquetta.data.doctor import Finding, Report
+
+_EXAMPLES = """
+cliquetta data doctor ~/data
+
+cliquetta data doctor ~/data --only pets,eurosat --deep
+
+cliquetta data doctor ~/data --json
+"""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Enter the command."""
+    group = typer.Typer(no_args_is_help=True, help="Look after data sets.")
+    command(group, "doctor", examples=_EXAMPLES, compute=False)(doctor)
+    app.add_typer(group, name="data")
+
+
+def doctor(
+    common: Common,
+    root: Annotated[Path, typer.Argument(help="Folder of your data sets, or one of them.")],
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Open every image: slow, finds damaged files.")
+    ] = False,
+    only: Annotated[
+        str | None, typer.Option(help="Data sets to look for, a,b,c; all if not given.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Threads that open images.")] = 4,
+) -> None:
+    """Say which data sets are under ROOT, in which layout, and what is missing or wrong.
+
+    Counts are held against those of a complete copy, labels against our class lists.
+    """
+    from cliquetta.data.doctor import examine
+
+    ids = None if only is None else split_list(only, "data sets")
+    with common.terminal.progress() as progress:
+        bars = {}
+
+        def opened(id: str, done: int, total: int) -> None:
+            if id not in bars:
+                bars[id] = progress.add_task(f"open {id}", note="images", total=total)
+            progress.update(bars[id], completed=done)
+
+        report = examine(root.expanduser(), ids=ids, deep=deep, workers=workers, on_image=opened)
+    common.terminal.document(asdict(report))
+    if not common.json:
+        _show(common, report, named=ids is not None)
+    if any(finding.opened and finding.opened.unreadable for finding in report.findings):
+        raise typer.Exit(SKIPPED)
+
+
+def _show(common: Common, report: Report, *, named: bool) -> None:
+    """What is there as a table, what is wrong below it, what is missing at the end."""
+    terminal = common.terminal
+    there = [finding for finding in report.findings if finding.state != "missing"]
+    missing = [finding for finding in report.findings if finding.state == "missing"]
+    columns = ("data set", "state", "images", "other parts", "where")
+    if there:
+        terminal.table(columns, [_row(finding) for finding in there], right=("images",))
+    for finding in there:
+        for line in _remarks(finding):
+            terminal.say(f"{finding.id}: {line}")
+    if missing:
+        ids = ", ".join(finding.id for finding in missing)
+        terminal.say(f"{count(len(missing), 'data set')} not found under {report.root}: {ids}")
+        if named or not there:
+            for finding in missing:
+                terminal.say(f"  {finding.id}: {finding.get}")
+        else:
+            terminal.say("How to get one: cliquetta data doctor ROOT --only ID")
+    if report.strangers:
+        terminal.say(
+            f"Not known: {', '.join(report.strangers)}; any folder of images can be used as "
+            "folder:PATH"
+        )
+
+
+def _row(finding: Finding) -> tuple[str, ...]:
+    counts = [f"{part.found:,} / {part.expected:,}" for part in finding.parts.values()]
+    names = list(finding.parts)
+    others = [f"{name} {number}" for name, number in zip(names[1:], counts[1:], strict=True)]
+    return (
+        finding.id,
+        finding.state,
+        counts[0] if counts else "–",
+        ", ".join(others) or "–",
+        f"{finding.folder} ({finding.layout})" if finding.folder else "–",
+    )
+
+
+def _remarks(finding: Finding) -> list[str]:
+    lines = [f"to put right: {problem}" for problem in finding.problems]
+    if finding.problems and finding.get:
+        lines.append(finding.get)
+    opened = finding.opened
+    if opened is not None:
+        lines.append(
+            f"{count(opened.images, 'image')} opened, {len(opened.unreadable):,} unreadable, "
+            f"{count(opened.duplicates, 'duplicate')}"
+        )
+        lines += [
+            f"the same picture in two classes: {first} and {second}"
+            for first, second in opened.contradictions[:5]
+        ]
+    return lines + [f"note: {note}" for note in finding.notes]

@@ -1,0 +1,236 @@
+"""A look over the user's data folder: what is there, in which layout, and what is wrong with it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from cliquetta.data.benchmarks import BENCHMARKS, Benchmark, DataNotFoundError
+from cliquetta.data.benchmarks.place import Listing, candidate_folders, near_misses, squeeze
+from cliquetta.data.images import ImageError, open_image
+from cliquetta.data.loader import map_ahead
+from cliquetta.errors import UnknownNameError
+
+State = Literal["complete", "incomplete", "broken", "missing"]
+_ARCHIVES = (".tar", ".tgz", ".tar.gz", ".zip")
+_AHEAD = 64
+
+
+@dataclass(frozen=True)
+class PartCount:
+    """Images of one part."""
+
+    found: int
+    expected: int
+    absent: int = 0
+    """Files that the split names and the disk does not hold."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What opening every image of the default part showed."""
+
+    images: int
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    """Key and reason."""
+    duplicates: int = 0
+    """Files whose content another file has as well."""
+    contradictions: tuple[tuple[str, str], ...] = ()
+    """Pairs of equal files in different classes."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is known of one data set under the root."""
+
+    id: str
+    state: State
+    layout: str = ""
+    folder: str = ""
+    parts: Mapping[str, PartCount] = field(default_factory=dict)
+    empty_classes: tuple[str, ...] = ()
+    """Classes without a single image."""
+    problems: tuple[str, ...] = ()
+    """What has to be put right."""
+    notes: tuple[str, ...] = ()
+    """What goes wrong elsewhere and is dealt with here."""
+    opened: Opened | None = None
+    get: str = ""
+    """How to get it, where it is missing or incomplete."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The findings on all data sets, and folders that belong to none."""
+
+    root: str
+    findings: tuple[Finding, ...]
+    strangers: tuple[str, ...] = ()
+
+
+OnImage = Callable[[str, int, int], None]
+"""Called with a data set's id, the number of its images opened, and of all."""
+
+
+def examine(
+    root: Path,
+    *,
+    ids: Sequence[str] | None = None,
+    deep: bool = False,
+    workers: int = 4,
+    on_image: OnImage | None = None,
+) -> Report:
+    """Look for every known data set (or those of ``ids``) under ``root``.
+
+    ``deep`` opens every image of the default part of what is found.
+    """
+    if not root.is_dir():
+        raise ValueError(f"no folder {root}")
+    known = {benchmark.id: benchmark for benchmark in BENCHMARKS}
+    for id in ids or ():
+        if id not in known:
+            raise UnknownNameError("data set", id, known)
+    wanted = [known[id] for id in ids] if ids else list(BENCHMARKS)
+    findings = [_examine_one(one, root, deep, workers, on_image) for one in wanted]
+    return Report(str(root), tuple(findings), _strangers(root) if not ids else ())
+
+
+def _examine_one(
+    benchmark: Benchmark, root: Path, deep: bool, workers: int, on_image: OnImage | None
+) -> Finding:
+    try:
+        layout, place = benchmark.find(root)
+    except DataNotFoundError:
+        return _absent(benchmark, root)
+    folder = str(place.images)
+    try:
+        listing = benchmark.list(root)
+    except (ValueError, OSError) as error:
+        return Finding(
+            benchmark.id, "broken", layout.name, folder, problems=(str(error),), get=benchmark.get
+        )
+    parts = _count_parts(benchmark, root, listing)
+    opened = _open_all(benchmark.id, listing, workers, on_image) if deep else None
+    seen = set(listing.labels)
+    empty = tuple(name for label, name in enumerate(benchmark.names) if label not in seen)
+    problems = _problems(parts[benchmark.default_part], empty, len(benchmark.names), opened)
+    return Finding(
+        benchmark.id,
+        "incomplete" if problems else "complete",
+        layout.name,
+        folder,
+        parts,
+        empty_classes=empty,
+        problems=problems,
+        notes=(*listing.notes, *benchmark.traps),
+        opened=opened,
+        get=benchmark.get if problems else "",
+    )
+
+
+def _absent(benchmark: Benchmark, root: Path) -> Finding:
+    """What is nearly there: pictures without their split, archives that were never extracted."""
+    nearly = near_misses(root, benchmark.folders, benchmark.layouts, benchmark.default_part)
+    names = {squeeze(name.split("/")[0]) for name in benchmark.folders}
+    for path in sorted(root.iterdir()):
+        ending = next((e for e in _ARCHIVES if path.name.lower().endswith(e)), None)
+        if ending and squeeze(path.name[: -len(ending)]) in names:
+            nearly.append(f"{path} is not extracted")
+    state: State = "broken" if nearly else "missing"
+    return Finding(benchmark.id, state, problems=tuple(nearly), get=benchmark.get)
+
+
+def _count_parts(benchmark: Benchmark, root: Path, default: Listing) -> dict[str, PartCount]:
+    """Counts of every part that is there; parts beside the default one may be missing."""
+    counts = {}
+    for part, expected in benchmark.parts.items():
+        try:
+            listing = default if part == benchmark.default_part else benchmark.list(root, part)
+        except (ValueError, OSError):
+            continue
+        counts[part] = PartCount(len(listing.keys), expected, listing.missing)
+    return counts
+
+
+def _problems(
+    count: PartCount, empty: Sequence[str], classes: int, opened: Opened | None
+) -> tuple[str, ...]:
+    found = []
+    if count.found != count.expected:
+        absent = f"; {count.absent:,} listed files are not there" if count.absent else ""
+        found.append(f"{count.found:,} images, a complete copy has {count.expected:,}{absent}")
+    if empty:
+        shown = ", ".join(empty[:5]) + (", ..." if len(empty) > 5 else "")
+        found.append(f"{len(empty):,} of {classes:,} classes have no images: {shown}")
+    if opened is not None and opened.unreadable:
+        key, reason = next(iter(opened.unreadable.items()))
+        found.append(f"{len(opened.unreadable):,} images cannot be read, such as {key}: {reason}")
+    return tuple(found)
+
+
+def _open_all(id: str, listing: Listing, workers: int, on_image: OnImage | None) -> Opened | None:
+    """Open every file; ``None`` for data that come as arrays, which are read already."""
+    if listing.images is not None:
+        return None
+    unreadable: dict[str, str] = {}
+    same: dict[str, list[int]] = defaultdict(list)
+    results = map_ahead(_try, listing.paths, workers=workers, ahead=_AHEAD)
+    for row, (digest, reason) in enumerate(results):
+        if reason:
+            unreadable[listing.keys[row]] = reason
+        else:
+            same[digest].append(row)
+        if on_image is not None:
+            on_image(id, row + 1, len(listing.paths))
+    return Opened(
+        len(listing.paths),
+        unreadable,
+        duplicates=sum(len(rows) - 1 for rows in same.values()),
+        contradictions=tuple(_contradictions(listing, same.values())),
+    )
+
+
+def _try(path: Path) -> tuple[str, str]:
+    """Hash of a file, and why it is no picture (empty if it is one)."""
+    try:
+        data = path.read_bytes()
+        open_image(data, exif=False)
+    except OSError as error:
+        return "", f"cannot be read ({error.strerror or error})"
+    except ImageError as error:
+        return "", error.reason
+    return hashlib.sha256(data).hexdigest(), ""
+
+
+def _contradictions(listing: Listing, groups: Iterable[Sequence[int]]) -> Iterable[tuple[str, str]]:
+    for first, *others in groups:
+        for other in others:
+            if listing.labels[first] != listing.labels[other]:
+                yield listing.keys[first], listing.keys[other]
+
+
+def _strangers(root: Path) -> tuple[str, ...]:
+    """Folders under the root that no data set is called like."""
+    names = [
+        name.split("/")[0].format(part=part)
+        for benchmark in BENCHMARKS
+        for part in benchmark.parts
+        for name in (
+            *benchmark.folders,
+            *(folder for layout in benchmark.layouts for folder in layout.folders),
+        )
+    ]
+    if any(root == folder for folder in candidate_folders(root, names)):
+        return ()  # the root is itself a data set
+    ours = {*map(squeeze, names), "splits", "split"}
+    return tuple(
+        sorted(
+            path.name
+            for path in root.iterdir()
+            if path.is_dir() and not path.name.startswith(".") and squeeze(path.name) not in ours
+        )
+    )

@@ -1,0 +1,318 @@
+"""Every known data set, read from a small folder in its official layout."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from trees import TREES, cifar_pixels, cifar_rows, picture, pictures, split, write
+
+from cliquetta.data.benchmarks import BENCHMARKS, DataNotFoundError
+from cliquetta.data.catalogue import get_dataset, list_datasets
+from cliquetta.data.dataset import ArrayDataset, Dataset, FileDataset
+from cliquetta.data.shifts import ShiftedDataset
+from cliquetta.errors import UnknownNameError
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*a complete copy has:UserWarning")
+
+ISSUE_IDS = [
+    "imagenet-a",
+    "imagenet-r",
+    "imagenet-sketch",
+    "imagenet-v2",
+    "imagenet",
+    "aircraft",
+    "caltech101",
+    "flowers102",
+    "pets",
+    "cars",
+    "sun397",
+    "eurosat",
+    "food101",
+    "dtd",
+    "ucf101",
+    "cifar10",
+    "cifar100",
+    "tiny-imagenet",
+    "pacs",
+    "texture-vs-shape",
+]
+
+
+def said(dataset: Dataset) -> dict[str, str]:
+    """Class name by key."""
+    assert dataset.labels is not None
+    labels = dataset.labels.tolist()
+    return {key: dataset.names[label] for key, label in zip(dataset.keys, labels, strict=True)}
+
+
+def test_all_promised_ids_are_there() -> None:
+    assert {entry.id for entry in list_datasets()} >= set(ISSUE_IDS)
+    assert {benchmark.id for benchmark in BENCHMARKS} == set(TREES)
+
+
+@pytest.mark.parametrize("id", TREES)
+def test_official_layout(id: str, tmp_path: Path) -> None:
+    expected = TREES[id](tmp_path)
+    dataset = get_dataset(id, tmp_path)
+    assert said(dataset) == expected
+    assert dataset.id == id
+    assert dataset.load(0).mode == "RGB"
+
+
+def test_files_come_by_class_and_in_natural_order(tmp_path: Path) -> None:
+    pictures(
+        tmp_path / "imagenet-r", ["n01484850/a.jpg", "n01443537/a_10.jpg", "n01443537/a_2.jpg"]
+    )
+    keys = get_dataset("imagenet-r", tmp_path).keys
+    assert keys == ("n01443537/a_2.jpg", "n01443537/a_10.jpg", "n01484850/a.jpg")
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda benchmark: benchmark.id)
+def test_missing_data_say_where_they_were_looked_for_and_how_to_get_them(
+    benchmark, tmp_path: Path
+) -> None:
+    with pytest.raises(DataNotFoundError) as caught:
+        get_dataset(benchmark.id, tmp_path)
+    message = str(caught.value)
+    assert str(tmp_path) in message and benchmark.get in message
+    assert benchmark.folders[0] in message and benchmark.layouts[0].name in message
+    with pytest.raises(ValueError, match="--root"):
+        get_dataset(benchmark.id)
+
+
+def test_the_root_may_be_the_data_set_itself_and_names_are_taken_loosely(tmp_path: Path) -> None:
+    expected = TREES["eurosat"](tmp_path)
+    assert said(get_dataset("eurosat", tmp_path / "EuroSAT")) == expected
+    (tmp_path / "EuroSAT").rename(tmp_path / "Euro_SAT")
+    assert said(get_dataset("eurosat", tmp_path)) == expected
+
+
+def test_an_incomplete_copy_warns_with_both_counts(tmp_path: Path) -> None:
+    TREES["dtd"](tmp_path)
+    with pytest.warns(UserWarning, match=r"dtd: 2 images found, a complete copy has 1,692"):
+        get_dataset("dtd", tmp_path)
+
+
+def test_a_complete_copy_does_not_warn(tmp_path: Path) -> None:
+    home = tmp_path / "cifar10.1"
+    home.mkdir()
+    np.save(home / "cifar10.1_v6_data.npy", np.zeros((2000, 32, 32, 3), np.uint8))
+    np.save(home / "cifar10.1_v6_labels.npy", np.arange(2000) % 10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(get_dataset("cifar10.1", tmp_path)) == 2000
+
+
+def test_parts_and_shifts_compose(tmp_path: Path) -> None:
+    TREES["pacs"](tmp_path)
+    TREES["cifar10"](tmp_path)
+    sketch = get_dataset("pacs/sketch", tmp_path)
+    assert said(sketch) == {"sketch/person/b.png": "person"} and sketch.id == "pacs/sketch"
+    noisy = get_dataset("pacs/sketch@gaussian_noise:3", tmp_path)
+    assert isinstance(noisy, ShiftedDataset) and noisy.id == "pacs/sketch@gaussian_noise:3"
+    cifar = get_dataset("cifar10@gaussian_noise:3", tmp_path)
+    clean = get_dataset("cifar10", tmp_path)
+    assert isinstance(clean, ArrayDataset) and clean.keys == cifar.keys
+    assert not np.array_equal(cifar.arrays([0]), clean.arrays([0]))
+    with pytest.raises(UnknownNameError, match=r"part of pacs.*did you mean 'sketch'"):
+        get_dataset("pacs/sketches", tmp_path)
+    with pytest.raises(ValueError, match="bundled has no parts"):
+        get_dataset("bundled/test")
+    with pytest.raises(UnknownNameError, match="did you mean 'imagenet-a'"):
+        get_dataset("imagenet_a", tmp_path)
+
+
+def test_benchmarks_take_pixels_as_stored_and_coops_template(tmp_path: Path) -> None:
+    TREES["pets"](tmp_path)
+    dataset = get_dataset("pets", tmp_path)
+    assert isinstance(dataset, FileDataset) and not dataset.exif
+    assert dataset.templates == ("a photo of a {}, a type of pet.",)
+    TREES["pacs"](tmp_path)
+    assert get_dataset("pacs", tmp_path).templates == ("a photo of a {}.",)
+
+
+# Traps of the ImageNet family
+
+
+def test_v2_folders_are_numbers_not_strings(tmp_path: Path) -> None:
+    """Sorted as strings, folder 10 would be the third class."""
+    folder = tmp_path / "imagenetv2-matched-frequency-format-val"
+    pictures(folder, [f"{number}/x.jpeg" for number in range(12)])
+    dataset = get_dataset("imagenet-v2", tmp_path)
+    assert dataset.labels is not None
+    assert dict(zip(dataset.keys, dataset.labels.tolist(), strict=True)) == {
+        f"{number}/x.jpeg": number for number in range(12)
+    }
+
+
+def test_v2_parts_are_not_mixed_up(tmp_path: Path) -> None:
+    pictures(tmp_path / "imagenetv2/imagenetv2-top-images-format-val", ["0/x.jpeg"])
+    assert said(get_dataset("imagenet-v2/top-images", tmp_path)) == {"0/x.jpeg": "tench"}
+    with pytest.raises(DataNotFoundError, match="matched-frequency"):
+        get_dataset("imagenet-v2", tmp_path)
+
+
+def test_subsets_have_their_own_labels(tmp_path: Path) -> None:
+    """Goldfish is class 1 of ImageNet, 0 of R, and none of A."""
+    pictures(tmp_path / "imagenet-r", ["n01443537/x.jpg"])
+    dataset = get_dataset("imagenet-r", tmp_path)
+    assert dataset.labels is not None and dataset.labels.tolist() == [0]
+    assert len(dataset.names) == 200
+    pictures(tmp_path / "imagenet-a", ["n01443537/x.jpg"])
+    with pytest.raises(ValueError, match=r"imagenet-a: .*n01443537 is not one of the classes"):
+        get_dataset("imagenet-a", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("list_name", "text"),
+    [
+        ("val.txt", "ILSVRC2012_val_00000001.JPEG 65\nILSVRC2012_val_00000002.JPEG 970\n"),
+        ("imagenet_2012_validation_synset_labels.txt", "n01751748\nn09193705\n"),
+        (
+            "LOC_val_solution.csv",
+            "ImageId,PredictionString\nILSVRC2012_val_00000001,n01751748 111 108 441 193 \n"
+            "ILSVRC2012_val_00000002,n09193705 1 2 3 4 n09193705 5 6 7 8 \n",
+        ),
+    ],
+)
+def test_flat_imagenet_takes_its_classes_from_a_list(
+    list_name: str, text: str, tmp_path: Path
+) -> None:
+    names = [f"ILSVRC2012_val_0000000{i}.JPEG" for i in (1, 2)]
+    pictures(tmp_path / "imagenet/val", names)
+    with pytest.raises(DataNotFoundError, match=r"is there, but not LOC_val_solution.csv or"):
+        get_dataset("imagenet", tmp_path)
+    write(tmp_path / "imagenet" / list_name, text)
+    assert said(get_dataset("imagenet", tmp_path)) == {names[0]: "sea snake", names[1]: "mountain"}
+
+
+def test_a_list_that_counts_images_is_no_list_of_classes(tmp_path: Path) -> None:
+    """Kaggle's val.txt counts from 1 to 50,000."""
+    pictures(tmp_path / "imagenet/val", ["ILSVRC2012_val_00000001.JPEG"])
+    lines = [f"ILSVRC2012_val_{i:08d}.JPEG {i}" for i in range(1, 1500)]
+    write(tmp_path / "imagenet/val.txt", "\n".join(lines))
+    with pytest.raises(ValueError, match="numbers the images, not their classes"):
+        get_dataset("imagenet", tmp_path)
+
+
+def test_tiny_imagenet_in_class_folders(tmp_path: Path) -> None:
+    pictures(tmp_path / "tiny-imagenet-200", ["val/n01443537/images/x.JPEG",
+                                              "train/n03444034/images/y.JPEG"])  # fmt: skip
+    assert set(said(get_dataset("tiny-imagenet", tmp_path)).values()) == {"goldfish"}
+    assert set(said(get_dataset("tiny-imagenet/train", tmp_path)).values()) == {"go-kart"}
+
+
+# Traps of the others
+
+
+def test_a_split_that_contradicts_the_class_list_is_refused(tmp_path: Path) -> None:
+    TREES["dtd"](tmp_path)
+    split(tmp_path / "dtd/split_zhou_DescribableTextures.json", [("banded/x.jpg", 1, "banded")])
+    with pytest.raises(ValueError, match="calls class 1 'banded', our list calls it 'blotchy'"):
+        get_dataset("dtd", tmp_path)
+    write(tmp_path / "dtd/split_zhou_DescribableTextures.json", '{"test": [["banded')
+    with pytest.raises(ValueError, match="was it downloaded whole"):
+        get_dataset("dtd", tmp_path)
+
+
+def test_pictures_without_their_split_say_so(tmp_path: Path) -> None:
+    TREES["caltech101"](tmp_path)
+    (tmp_path / "caltech-101/split_zhou_Caltech101.json").unlink()
+    with pytest.raises(DataNotFoundError, match=r"is there, but not split_zhou_Caltech101.json"):
+        get_dataset("caltech101", tmp_path)
+
+
+def test_listed_twice_counts_once_and_absent_files_are_left_out(tmp_path: Path) -> None:
+    TREES["dtd"](tmp_path)
+    rows = [("banded/banded_0060.jpg", 0, "banded")] * 2 + [("banded/gone.jpg", 0, "banded")]
+    split(tmp_path / "dtd/split_zhou_DescribableTextures.json", rows)
+    assert get_dataset("dtd", tmp_path).keys == ("banded/banded_0060.jpg",)
+
+
+def test_coops_split_is_preferred_to_the_official_list(tmp_path: Path) -> None:
+    TREES["pets"](tmp_path)
+    with pytest.raises(DataNotFoundError, match="no part 'train'"):
+        get_dataset("pets/train", tmp_path)
+    split_file = tmp_path / "oxford-iiit-pet/split_zhou_OxfordPets.json"
+    rows = {"test": [["american_bulldog_100.jpg", 1, "american_bulldog"]],
+            "train": [["Abyssinian_1.jpg", 0, "abyssinian"]], "val": []}  # fmt: skip
+    write(split_file, json.dumps(rows))
+    assert said(get_dataset("pets", tmp_path)) == {"american_bulldog_100.jpg": "american bulldog"}
+    assert said(get_dataset("pets/train", tmp_path)) == {"Abyssinian_1.jpg": "abyssinian"}
+
+
+def test_cars_in_class_folders_are_matched_by_words(tmp_path: Path) -> None:
+    names = ["AM General Hummer SUV 2000/000046.jpg", "Ram C-V Cargo Van Minivan 2012/1.jpg"]
+    pictures(tmp_path / "stanford_cars/test", names)
+    assert said(get_dataset("cars", tmp_path)) == {
+        names[0]: "2000 AM General Hummer SUV",
+        names[1]: "2012 Ram C/V Cargo Van Minivan",
+    }
+
+
+def test_flowers_in_numbered_folders_are_found_by_file_name(tmp_path: Path) -> None:
+    pictures(tmp_path / "flowers102", ["train/77/image_00002.jpg", "valid/1/image_00001.jpg"])
+    rows = [("image_00002.jpg", 76, "passion flower"), ("image_00001.jpg", 0, "pink primrose")]
+    split(tmp_path / "splits/split_zhou_OxfordFlowers.json", rows)
+    assert said(get_dataset("flowers102", tmp_path)) == {
+        "image_00002.jpg": "passion flower",
+        "image_00001.jpg": "pink primrose",
+    }
+
+
+# CIFAR's own formats
+
+
+def test_cifar_pixels_survive_every_format(tmp_path: Path) -> None:
+    images, labels = cifar_pixels(3), [0, 7, 9]
+    TREES["cifar10"](tmp_path / "pickle")
+    home = tmp_path / "binary/cifar-10-batches-bin"
+    home.mkdir(parents=True)
+    records = np.concatenate([np.array(labels, np.uint8)[:, None], cifar_rows(images)], axis=1)
+    for name in ("test_batch.bin", "data_batch_1.bin"):
+        (home / name).write_bytes(records.tobytes())
+    binary = get_dataset("cifar10", tmp_path / "binary")
+    pickled = get_dataset("cifar10", tmp_path / "pickle")
+    assert torch.equal(torch.as_tensor(binary.labels), torch.tensor(labels))
+    np.testing.assert_array_equal(binary.arrays([0, 1, 2]), images)
+    np.testing.assert_array_equal(pickled.arrays([0, 1]), cifar_pixels(2))
+
+
+def test_cifar100_records_carry_the_fine_label_second(tmp_path: Path) -> None:
+    home = tmp_path / "cifar-100-binary"
+    home.mkdir()
+    lead = np.array([[4, 30], [5, 99]], np.uint8)
+    records = np.concatenate([lead, cifar_rows(cifar_pixels(2))], axis=1)
+    (home / "test.bin").write_bytes(records.tobytes())
+    dataset = get_dataset("cifar100", tmp_path)
+    assert dataset.labels is not None and dataset.labels.tolist() == [30, 99]
+    (home / "test.bin").write_bytes(records.tobytes()[:-1])
+    with pytest.raises(ValueError, match="cut off"):
+        get_dataset("cifar100", tmp_path)
+
+
+class _Evil:
+    def __reduce__(self) -> tuple[object, ...]:
+        return (print, ("harm",))
+
+
+def test_a_pickle_that_asks_for_code_is_refused(tmp_path: Path) -> None:
+    TREES["cifar10"](tmp_path)
+    (tmp_path / "cifar-10-batches-py/test_batch").write_bytes(pickle.dumps({"data": _Evil()}))
+    with pytest.raises(ValueError, match=r"not a batch of CIFAR \(it asks for builtins.print\)"):
+        get_dataset("cifar10", tmp_path)
+
+
+def test_png_copies_of_cifar(tmp_path: Path) -> None:
+    picture(tmp_path / "cifar100/test/aquarium_fish/goldfish_s_1.png")
+    picture(tmp_path / "cifar100/test/worm/worm_s_1.png")
+    assert said(get_dataset("cifar100", tmp_path)) == {
+        "aquarium_fish/goldfish_s_1.png": "aquarium fish",
+        "worm/worm_s_1.png": "worm",
+    }

@@ -1,0 +1,102 @@
+"""The look over a data folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from trees import TREES, cifar_rows, picture, split, write
+
+from cliquetta.data.doctor import Finding, PartCount, examine
+from cliquetta.errors import UnknownNameError
+
+
+def one(root: Path, id: str, **options: bool) -> Finding:
+    return examine(root, ids=[id], **options).findings[0]
+
+
+def test_all_trees_are_found_and_counted(tmp_path: Path) -> None:
+    expected = {id: len(make(tmp_path)) for id, make in TREES.items()}
+    report = examine(tmp_path)
+    assert {f.id: next(iter(f.parts.values())).found for f in report.findings} == expected
+    assert {finding.state for finding in report.findings} == {"incomplete"}
+    assert report.strangers == ()
+
+
+def test_an_empty_folder_has_everything_missing_and_says_how_to_get_it(tmp_path: Path) -> None:
+    report = examine(tmp_path)
+    assert {finding.state for finding in report.findings} == {"missing"}
+    assert all(finding.get and not finding.problems for finding in report.findings)
+
+
+def test_counts_classes_and_absent_files(tmp_path: Path) -> None:
+    TREES["dtd"](tmp_path)
+    (tmp_path / "dtd/dtd/images/banded/banded_0060.jpg").unlink()
+    finding = one(tmp_path, "dtd")
+    assert finding.parts["test"] == PartCount(found=1, expected=1692, absent=1)
+    assert len(finding.empty_classes) == 46 and "banded" in finding.empty_classes
+    assert "1 images, a complete copy has 1,692; 1 listed files are not there" in finding.problems
+    assert any("46 of 47 classes have no images" in problem for problem in finding.problems)
+    assert finding.folder == str(tmp_path / "dtd/dtd/images")
+
+
+def test_a_complete_copy_has_no_problems(tmp_path: Path) -> None:
+    home = tmp_path / "cifar-10-batches-bin"
+    home.mkdir()
+    labels = (np.arange(10_000) % 10).astype(np.uint8)[:, None]
+    rows = cifar_rows(np.zeros((1, 32, 32, 3), np.uint8)).repeat(10_000, axis=0)
+    (home / "test_batch.bin").write_bytes(np.concatenate([labels, rows], axis=1).tobytes())
+    write(home / "data_batch_1.bin", "")
+    finding = one(tmp_path, "cifar10", deep=True)
+    assert finding.state == "complete" and finding.get == "" and finding.opened is None
+    assert finding.parts == {"test": PartCount(10_000, 10_000)}
+
+
+def test_deep_finds_damaged_files_duplicates_and_contradictions(tmp_path: Path) -> None:
+    TREES["pacs"](tmp_path)  # a.jpg, b.png
+    picture(tmp_path / "PACS/photo/dog/1.png", 50)
+    picture(tmp_path / "PACS/photo/dog/2.png", 50)
+    picture(tmp_path / "PACS/photo/horse/3.png", 50)
+    (tmp_path / "PACS/photo/horse/4.png").write_bytes(b"")
+    seen: list[tuple[str, int, int]] = []
+    report = examine(tmp_path, ids=["pacs"], deep=True, on_image=lambda *at: seen.append(at))
+    opened = report.findings[0].opened
+    assert opened is not None and opened.images == 6 and seen[-1] == ("pacs", 6, 6)
+    assert opened.unreadable == {"photo/horse/4.png": "an empty file"}
+    assert opened.duplicates == 2
+    assert opened.contradictions == (("photo/dog/1.png", "photo/horse/3.png"),)
+    assert any("1 images cannot be read" in p for p in report.findings[0].problems)
+    assert one(tmp_path, "pacs").opened is None
+
+
+def test_broken_data_are_told_from_missing_ones(tmp_path: Path) -> None:
+    TREES["caltech101"](tmp_path)
+    split(tmp_path / "caltech-101/split_zhou_Caltech101.json", [("x.jpg", 0, "background")])
+    write(tmp_path / "imagenet-r.tar", "")
+    TREES["eurosat"](tmp_path)
+    (tmp_path / "EuroSAT/split_zhou_EuroSAT.json").unlink()
+    for id, problem in (
+        ("caltech101", "calls class 0 'background', our list calls it 'face'"),
+        ("imagenet-r", "imagenet-r.tar is not extracted"),
+        ("eurosat", "is there, but not split_zhou_EuroSAT.json"),
+    ):
+        finding = one(tmp_path, id)
+        assert finding.state == "broken" and problem in finding.problems[0]
+
+
+def test_label_traps_are_named_where_they_lurk(tmp_path: Path) -> None:
+    TREES["imagenet-v2"](tmp_path)
+    TREES["caltech101"](tmp_path)
+    assert any("sorted as strings" in note for note in one(tmp_path, "imagenet-v2").notes)
+    assert any("Faces_easy" in note for note in one(tmp_path, "caltech101").notes)
+
+
+def test_unknown_folders_and_names(tmp_path: Path) -> None:
+    for name in ("holiday photos", "splits", ".cache", "PACS"):
+        (tmp_path / name).mkdir()
+    assert examine(tmp_path).strangers == ("holiday photos",)
+    with pytest.raises(UnknownNameError, match="did you mean 'pets'"):
+        examine(tmp_path, ids=["petz"])
+    with pytest.raises(ValueError, match="no folder"):
+        examine(tmp_path / "gone")

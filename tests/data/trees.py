@@ -1,0 +1,306 @@
+"""Small made-up data folders in the official layouts, with what a reader must make of them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+
+def picture(path: Path, shade: int = 0, size: tuple[int, int] = (6, 4)) -> Path:
+    """A tiny picture in one shade of grey."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, (shade, shade, shade)).save(path)
+    return path
+
+
+def pictures(folder: Path, names: Sequence[str]) -> None:
+    """Pictures of different content."""
+    for shade, name in enumerate(names):
+        picture(folder / name, shade)
+
+
+def write(path: Path, text: str) -> None:
+    """A text file in a folder that may not be there yet."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def split(path: Path, rows: Sequence[tuple[str, int, str]]) -> None:
+    """A split file of CoOp whose rows all go to the test part."""
+    write(path, json.dumps({"train": [], "val": [], "test": rows}))
+
+
+Expected = Mapping[str, str]
+"""Class name by key."""
+
+
+def imagenet(root: Path) -> Expected:
+    pictures(
+        root / "imagenet/images/val", ["n01440764/b.JPEG", "n01440764/a.JPEG", "n15075141/c.JPEG"]
+    )
+    return {
+        "n01440764/a.JPEG": "tench",
+        "n01440764/b.JPEG": "tench",
+        "n15075141/c.JPEG": "toilet paper",
+    }
+
+
+def imagenet_v2(root: Path) -> Expected:
+    pictures(
+        root / "imagenetv2/imagenetv2-matched-frequency-format-val",
+        ["0/a.jpeg", "2/b.jpeg", "10/c.jpeg", "999/d.jpeg"],
+    )
+    return {
+        "0/a.jpeg": "tench",
+        "2/b.jpeg": "great white shark",
+        "10/c.jpeg": "brambling",
+        "999/d.jpeg": "toilet paper",
+    }
+
+
+def imagenet_a(root: Path) -> Expected:
+    pictures(root / "imagenet-adversarial/imagenet-a", ["n01498041/a.jpg", "n12267677/b.jpg"])
+    write(root / "imagenet-adversarial/imagenet-a/README.txt", "classes")
+    return {"n01498041/a.jpg": "stingray", "n12267677/b.jpg": "acorn"}
+
+
+def imagenet_r(root: Path) -> Expected:
+    pictures(
+        root / "imagenet-r", ["n01443537/art_0.jpg", "n01443537/art_10.jpg", "n01443537/art_2.jpg"]
+    )
+    return {f"n01443537/art_{i}.jpg": "goldfish" for i in (0, 2, 10)}
+
+
+def imagenet_sketch(root: Path) -> Expected:
+    pictures(root / "imagenet-sketch/images", ["n01443537/sketch_0.JPEG"])
+    return {"n01443537/sketch_0.JPEG": "goldfish"}
+
+
+def tiny_imagenet(root: Path) -> Expected:
+    pictures(root / "tiny-imagenet-200/val/images", ["val_0.JPEG", "val_1.JPEG"])
+    write(
+        root / "tiny-imagenet-200/val/val_annotations.txt",
+        "val_0.JPEG\tn03444034\t0\t32\t44\t62\nval_1.JPEG\tn01443537\t0\t32\t44\t62\n",
+    )
+    write(root / "tiny-imagenet-200/wnids.txt", "n03444034\nn01443537\n")
+    return {"val_0.JPEG": "go-kart", "val_1.JPEG": "goldfish"}
+
+
+def caltech101(root: Path) -> Expected:
+    home = root / "caltech-101"
+    pictures(
+        home / "101_ObjectCategories",
+        [
+            "Faces/image_0001.jpg",
+            "Faces_easy/image_0001.jpg",
+            "BACKGROUND_Google/image_0001.jpg",
+            "yin_yang/image_0002.jpg",
+        ],
+    )
+    split(
+        home / "split_zhou_Caltech101.json",
+        [("Faces/image_0001.jpg", 0, "face"), ("yin_yang/image_0002.jpg", 99, "yin_yang")],
+    )
+    return {"Faces/image_0001.jpg": "face", "yin_yang/image_0002.jpg": "yin yang"}
+
+
+def flowers102(root: Path) -> Expected:
+    pictures(root / "oxford_flowers/jpg", ["image_00001.jpg", "image_00002.jpg"])
+    split(
+        root / "oxford_flowers/split_zhou_OxfordFlowers.json",
+        [("image_00002.jpg", 76, "passion flower"), ("image_00001.jpg", 0, "pink primrose")],
+    )
+    return {"image_00002.jpg": "passion flower", "image_00001.jpg": "pink primrose"}
+
+
+def pets(root: Path) -> Expected:
+    pictures(
+        root / "oxford-iiit-pet/images",
+        ["Abyssinian_1.jpg", "yorkshire_terrier_10.jpg", "american_bulldog_100.jpg"],
+    )
+    write(
+        root / "oxford-iiit-pet/annotations/test.txt",
+        "#Image CLASS-ID SPECIES BREED ID\nAbyssinian_1 1 1 1\nyorkshire_terrier_10 37 2 25\n",
+    )
+    return {"Abyssinian_1.jpg": "abyssinian", "yorkshire_terrier_10.jpg": "yorkshire terrier"}
+
+
+def cars(root: Path) -> Expected:
+    pictures(root / "stanford_cars", ["cars_test/00001.jpg", "cars_test/00002.jpg"])
+    split(
+        root / "splits/split_zhou_StanfordCars.json",
+        [
+            ("cars_test/00001.jpg", 180, "2007 Suzuki Aerio Sedan"),
+            ("cars_test/00002.jpg", 0, "2000 AM General Hummer SUV"),
+        ],
+    )
+    return {
+        "cars_test/00001.jpg": "2007 Suzuki Aerio Sedan",
+        "cars_test/00002.jpg": "2000 AM General Hummer SUV",
+    }
+
+
+def sun397(root: Path) -> Expected:
+    pictures(root / "sun397/SUN397", ["a/abbey/sun_1.jpg", "a/apse/indoor/sun_2.jpg"])
+    write(root / "sun397/Testing_01.txt", "/a/abbey/sun_1.jpg\n/a/apse/indoor/sun_2.jpg\n")
+    return {"a/abbey/sun_1.jpg": "abbey", "a/apse/indoor/sun_2.jpg": "indoor apse"}
+
+
+def eurosat(root: Path) -> Expected:
+    pictures(root / "EuroSAT/2750", ["AnnualCrop/AnnualCrop_1.jpg", "SeaLake/SeaLake_2.jpg"])
+    split(
+        root / "EuroSAT/split_zhou_EuroSAT.json",
+        [
+            ("AnnualCrop/AnnualCrop_1.jpg", 0, "Annual Crop Land"),
+            ("SeaLake/SeaLake_2.jpg", 9, "Sea or Lake"),
+        ],
+    )
+    return {
+        "AnnualCrop/AnnualCrop_1.jpg": "Annual Crop Land",
+        "SeaLake/SeaLake_2.jpg": "Sea or Lake",
+    }
+
+
+def food101(root: Path) -> Expected:
+    rows = [
+        ("apple_pie/1.jpg", 0, "apple_pie"),
+        ("cheese_plate/2.jpg", 16, "cheese_plate"),
+        ("cheesecake/3.jpg", 17, "cheesecake"),
+    ]
+    pictures(root / "food-101/images", [file for file, _, _ in rows])
+    split(root / "food-101/split_zhou_Food101.json", rows)
+    return {
+        "apple_pie/1.jpg": "apple pie",
+        "cheese_plate/2.jpg": "cheese plate",
+        "cheesecake/3.jpg": "cheesecake",
+    }
+
+
+def dtd(root: Path) -> Expected:
+    rows = [("banded/banded_0060.jpg", 0, "banded"), ("zigzagged/zigzagged_1.jpg", 46, "zigzagged")]
+    pictures(root / "dtd/dtd/images", [file for file, _, _ in rows])
+    split(root / "dtd/split_zhou_DescribableTextures.json", rows)
+    return {file: name for file, _, name in rows}
+
+
+def ucf101(root: Path) -> Expected:
+    pictures(
+        root / "ucf101/UCF-101-midframes",
+        [
+            "Apply_Eye_Makeup/v_ApplyEyeMakeup_g01_c01.jpg",
+            "Handstand_Pushups/v_HandStandPushups_g01_c02.jpg",
+        ],
+    )
+    write(
+        root / "ucf101/ucfTrainTestlist/testlist01.txt",
+        "ApplyEyeMakeup/v_ApplyEyeMakeup_g01_c01.avi\n"
+        "HandstandPushups/v_HandStandPushups_g01_c02.avi\n",
+    )
+    return {
+        "Apply_Eye_Makeup/v_ApplyEyeMakeup_g01_c01.jpg": "Apply Eye Makeup",
+        "Handstand_Pushups/v_HandStandPushups_g01_c02.jpg": "Handstand Pushups",
+    }
+
+
+def aircraft(root: Path) -> Expected:
+    home = root / "fgvc-aircraft-2013b/data"
+    pictures(home / "images", ["1514522.jpg", "0747566.jpg", "9999999.jpg"])
+    write(home / "images_variant_test.txt", "1514522 707-320\n0747566 Yak-42\n")
+    write(home / "images_variant_train.txt", "9999999 DC-3\n")
+    return {"1514522.jpg": "707-320", "0747566.jpg": "Yak-42"}
+
+
+def cifar_pixels(count: int) -> np.ndarray:
+    """Pictures (N, 32, 32, 3) of random values."""
+    return np.random.default_rng(0).integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+
+
+def cifar_rows(images: np.ndarray) -> np.ndarray:
+    """CIFAR's rows: all red values, then green, then blue."""
+    return np.stack([np.concatenate([image[..., c].ravel() for c in range(3)]) for image in images])
+
+
+def cifar10(root: Path) -> Expected:
+    home = root / "cifar-10-batches-py"
+    home.mkdir(parents=True)
+    batch = {
+        "data": cifar_rows(cifar_pixels(2)),
+        "labels": [3, 9],
+        "filenames": ["domestic_cat_s_000907.png", "truck_s_1.png"],
+    }
+    for name in ("test_batch", "data_batch_1"):
+        (home / name).write_bytes(pickle.dumps(batch, protocol=2))
+    return {"cat/domestic_cat_s_000907.png": "cat", "truck/truck_s_1.png": "truck"}
+
+
+def cifar100(root: Path) -> Expected:
+    home = root / "cifar-100-python"
+    home.mkdir(parents=True)
+    batch = {
+        "data": cifar_rows(cifar_pixels(2)),
+        "fine_labels": [1, 99],
+        "coarse_labels": [1, 2],
+        "filenames": ["goldfish_s_1.png", "worm_s_2.png"],
+    }
+    for name in ("test", "meta"):
+        (home / name).write_bytes(pickle.dumps(batch, protocol=2))
+    return {"aquarium_fish/goldfish_s_1.png": "aquarium fish", "worm/worm_s_2.png": "worm"}
+
+
+def cifar101(root: Path) -> Expected:
+    home = root / "CIFAR-10.1/datasets"
+    home.mkdir(parents=True)
+    np.save(home / "cifar10.1_v6_data.npy", cifar_pixels(2))
+    np.save(home / "cifar10.1_v6_labels.npy", np.array([5, 0], np.int32))
+    return {"v6/0000": "dog", "v6/0001": "airplane"}
+
+
+def pacs(root: Path) -> Expected:
+    pictures(root / "PACS", ["art_painting/dog/a.jpg", "sketch/person/b.png"])
+    return {"art_painting/dog/a.jpg": "dog", "sketch/person/b.png": "person"}
+
+
+def texture_vs_shape(root: Path) -> Expected:
+    pictures(
+        root / "texture-vs-shape/stimuli",
+        [
+            "edges/airplane/airplane1.png",
+            "filled-silhouettes/bear/bear1.png",
+            "style-transfer-preprocessed-512/airplane/airplane1-clock2.png",
+        ],
+    )
+    return {
+        "edges/airplane/airplane1.png": "airplane",
+        "silhouettes/bear/bear1.png": "bear",
+        "cue-conflict/airplane/airplane1-clock2.png": "airplane",
+    }
+
+
+TREES: dict[str, Callable[[Path], Expected]] = {
+    "imagenet": imagenet,
+    "imagenet-v2": imagenet_v2,
+    "imagenet-a": imagenet_a,
+    "imagenet-r": imagenet_r,
+    "imagenet-sketch": imagenet_sketch,
+    "tiny-imagenet": tiny_imagenet,
+    "caltech101": caltech101,
+    "flowers102": flowers102,
+    "pets": pets,
+    "cars": cars,
+    "sun397": sun397,
+    "eurosat": eurosat,
+    "food101": food101,
+    "dtd": dtd,
+    "ucf101": ucf101,
+    "aircraft": aircraft,
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "cifar10.1": cifar101,
+    "pacs": pacs,
+    "texture-vs-shape": texture_vs_shape,
+}
