@@ -51,9 +51,12 @@ class Terminal:
         if self.json:
             return
         table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-        for column in columns:
+        for place, column in enumerate(columns):
+            # Names and numbers stay whole; of the rest, and of headers, lines are broken.
+            whole = [row[place] for row in rows] if place == 0 or column in right else []
+            width = max(map(len, [*column.split(), *whole]))
             justify: Any = "right" if column in right else "left"
-            table.add_column(escape(column), justify=justify, overflow="fold")
+            table.add_column(escape(column), justify=justify, overflow="fold", min_width=width)
         for row in rows:
             table.add_row(*(escape(cell) for cell in row))
         self.out.print(table)

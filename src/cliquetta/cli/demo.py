@@ -187,7 +187,7 @@ def _report(comparisons: Sequence[Comparison], method: str, out: Path, terminal:
     methods = dict.fromkeys((PLAIN, method))
     columns = ["shift", "images", *(f"{name} %" for name in methods)]
     if method != PLAIN:
-        columns += ["difference", "answers changed", "wrong → right", "right → wrong"]
+        columns += ["gain", "answers changed", "wrong → right", "right → wrong"]
     terminal.table(columns, [_row(c) for c in comparisons], right=columns[1:])
     changes = [c.change for c in comparisons if c.change is not None]
     if changes:

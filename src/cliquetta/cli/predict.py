@@ -86,11 +86,14 @@ class PredictionTable:
         best = probabilities.topk(self.top, dim=-1)
         shares = best.values.tolist()
         answers = [[self.names[i] for i in row] for row in best.indices.tolist()]
-        rows = [[entry.key, *[""] * (2 * self.top), entry.reason] for entry in skipped]
+        rows: list[list[str]] = [
+            [entry.key, *[""] * (2 * self.top), entry.reason] for entry in skipped
+        ]
         for key, found, values in zip(keys, answers, shares, strict=True):
             pairs = [(name, f"{share:.6f}") for name, share in zip(found, values, strict=True)]
             rows.append([key, *chain.from_iterable(pairs), ""])
-        self._rows.writerows(sorted(rows, key=lambda row: self._place[row[0]]))
+        rows.sort(key=lambda row: self._place[row[0]])
+        self._rows.writerows(rows)
         self._file.flush()
         os.fsync(self._file.fileno())
         return [row[0] for row in answers]

@@ -1,0 +1,194 @@
+"""``cliquetta evaluate`` and ``cliquetta demo``: records, tables, and what they say in words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from running import Run
+
+from cliquetta.cli.demo import Change, compare, summary
+from cliquetta.evaluation.predictions import Predictions
+from cliquetta.evaluation.record import load_predictions, load_record
+
+
+@pytest.fixture
+def evaluate(run: Run, tiny_file: Path, tmp_path: Path):
+    """``evaluate`` with the tiny model on 40 bundled images."""
+
+    def call(*words: str | Path, method: str = "zero_shot", dataset: str = "bundled@fog:3"):
+        given = ("--dataset", dataset, "--method", method, "--model", tiny_file, "--limit", "40")
+        return run("evaluate", *given, "--batch-size", "16", "--out", tmp_path / "runs", *words)
+
+    return call
+
+
+def test_one_record_per_cell_of_the_grid(evaluate, tmp_path: Path) -> None:
+    answer = evaluate("--seeds", "0,1", "--json", method="tent", dataset="bundled,bundled@fog:3")
+    assert answer.code == 0
+    runs = json.loads(answer.stdout)
+    cells = [(run["dataset"], run["method"], run["seed"]) for run in runs]
+    assert cells == [
+        (dataset, method, seed)
+        for dataset in ("bundled", "bundled@fog:3")
+        for method in ("zero_shot", "tent")
+        for seed in (0, 1)
+    ]
+    for run in runs:
+        folder = Path(run["record"]).parent
+        record, predictions = load_record(folder), load_predictions(folder)
+        assert record.status == "finished" and record.images == run["images"] == 40
+        assert run["metrics"]["top1"] == pytest.approx(100 * predictions.correct.mean())
+
+
+def test_table_shows_mean_spread_and_gain(evaluate) -> None:
+    runs = json.loads(evaluate("--seeds", "0,1", "--json", method="tent").stdout)
+    top1 = {(run["method"], run["seed"]): run["metrics"]["top1"] for run in runs}
+    answer = evaluate("--seeds", "0,1", method="tent")
+    plain = [top1["zero_shot", seed] for seed in (0, 1)]
+    tent = [top1["tent", seed] for seed in (0, 1)]
+    assert f"{np.mean(plain):.2f} ± {np.std(plain, ddof=1):.2f}" in answer.text
+    assert f"{np.mean(tent) - np.mean(plain):+.2f}" in answer.text
+    assert "4 runs recorded" in answer.text
+
+
+def test_finished_runs_are_not_repeated(evaluate, tmp_path: Path) -> None:
+    evaluate()
+    (folder,) = (path.parent for path in (tmp_path / "runs").glob("*/record.json"))
+    before = (folder / "record.json").stat().st_mtime_ns
+    assert evaluate().code == 0
+    assert (folder / "record.json").stat().st_mtime_ns == before
+
+
+def test_baseline_can_be_left_out(evaluate) -> None:
+    runs = json.loads(evaluate("--no-baseline", "--json", method="tent").stdout)
+    assert [run["method"] for run in runs] == ["tent"]
+
+
+def test_settings_reach_the_one_method(evaluate) -> None:
+    runs = json.loads(evaluate("--set", "temperature=2", "--json").stdout)
+    record = load_record(Path(runs[0]["record"]).parent)
+    assert record.settings["config"] == {"temperature": 2.0}
+    answer = evaluate("--set", "temperature=2", method="zero_shot,tent")
+    assert answer.code == 2 and "for one method" in answer.text
+
+
+def test_fitted_file_is_evaluated(run: Run, tiny_file: Path, tmp_path: Path) -> None:
+    fitted = tmp_path / "tip.safetensors"
+    run(
+        *("fit", "--method", "tip_adapter", "--dataset", "bundled-fewshot", "--shots", "2"),
+        *("--model", tiny_file, "--out", fitted),
+    )
+    answer = run(
+        *("evaluate", "--dataset", "bundled", "--fitted", fitted, "--model", tiny_file),
+        *("--limit", "20", "--out", tmp_path / "runs", "--json"),
+    )
+    assert answer.code == 0
+    assert [run["method"] for run in json.loads(answer.stdout)] == ["zero_shot", "tip_adapter"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--seeds", "one"), "whole numbers"),
+        (("--order", "sorted"), "unknown order 'sorted'"),
+        (("--dataset", "bundeld"), "did you mean 'bundled'"),
+        (("--dataset", "pets"), "--root"),
+        (("--method", "tend"), "did you mean 'tent'"),
+        (("--method", "tent:best"), "preset of tent"),
+        (("--dataset", ","), "no data sets given"),
+    ],
+)
+def test_bad_grids_are_refused_before_the_first_run(
+    evaluate, tmp_path: Path, words: tuple[str, ...], sentence: str
+) -> None:
+    answer = evaluate(*words)
+    assert answer.code == 2
+    assert sentence in answer.text and "Traceback" not in answer.text
+    assert not (tmp_path / "runs").exists()
+
+
+def test_unreadable_images_of_a_folder_are_counted(
+    run: Run, photos: Path, tiny_file: Path, tmp_path: Path
+) -> None:
+    for path in list(photos.glob("*.png")):
+        (photos / "few").mkdir(exist_ok=True)
+        path.rename(photos / "few" / path.name)
+    (photos / "more" / "bad.jpg").write_bytes(b"")
+    answer = run(
+        *("evaluate", "--dataset", f"folder:{photos}", "--model", tiny_file),
+        *("--out", tmp_path / "runs"),
+    )
+    assert answer.code == 3
+    assert "1 image could not be read" in answer.text
+
+
+def test_a_cell_that_fails_does_not_stop_the_others(evaluate, monkeypatch) -> None:
+    from cliquetta.methods.tent import Tent
+
+    def fail(self, batch):
+        raise RuntimeError("a broken method")
+
+    monkeypatch.setattr(Tent, "_predict", fail)
+    answer = evaluate("--json", method="tent,zero_shot")
+    runs = {run["method"]: run for run in json.loads(answer.stdout)}
+    assert answer.code == 1
+    assert "a broken method" in runs["tent"]["error"]
+    assert runs["zero_shot"]["images"] == 40
+
+
+def predictions(*classes: int) -> Predictions:
+    labels = np.zeros(len(classes), dtype=np.int64)
+    shown = np.array(classes, dtype=np.int64)[:, None]
+    keys = tuple(map(str, range(len(classes))))
+    return Predictions(keys, labels, shown, np.ones(shown.shape, dtype=np.float32))
+
+
+def test_change_counts_by_hand() -> None:
+    # labels are all 0:   stays right, repaired, broken, sideways, stays wrong
+    before = predictions(0, 1, 0, 1, 2)
+    after = predictions(0, 0, 3, 2, 2)
+    change = compare(before, after)
+    assert change == Change(images=5, changed=3, repaired=1, broken=1)
+    assert change.gain == 0
+    assert sum([change, change], Change(0, 0, 0, 0)) == Change(10, 6, 2, 2)
+    with pytest.raises(ValueError, match="same images"):
+        compare(before, predictions(0))
+
+
+def test_summary_is_plain_about_what_changed() -> None:
+    nothing = summary(Change(100, 0, 0, 0), 40, "scap")
+    assert "40.00 % right and scap 40.00 %" in nothing and "nothing is gained or lost" in nothing
+    small = summary(Change(100, 10, 4, 3), 40, "scap")
+    assert "scap 41.00 %" in small and "3 from one wrong class to another" in small
+    assert "a gain of 1.00 points, too small to tell from chance" in small
+    large = summary(Change(1000, 100, 10, 80), 400, "scap")
+    assert large.endswith("a loss of 7.00 points.")
+
+
+def test_demo_compares_and_records(run: Run, tmp_path: Path) -> None:
+    words = ("--images", "24", "--batch-size", "12", "--shifts", "fog:3,contrast:5")
+    answer = run("demo", "--method", "tent", "--out", tmp_path / "demo", *words)
+    assert answer.code == 0
+    assert "Of 48 shifted images, zero_shot gets" in answer.text
+    assert "fog:3" in answer.text and "contrast:5" in answer.text
+    records = sorted((tmp_path / "demo").glob("*/record.json"))
+    assert len(records) == 4
+    assert all(record.parent.name in answer.text.replace(" ", "") for record in records)
+    again = run("demo", "--method", "tent", "--out", tmp_path / "demo", "--json", *words)
+    shown = json.loads(again.stdout)
+    assert [entry["shift"] for entry in shown] == ["fog:3", "contrast:5"]
+    for entry in shown:
+        plain, adapted = (run["top1"] for run in entry["runs"])
+        change = entry["change"]
+        assert adapted - plain == pytest.approx(
+            100 * (change["repaired"] - change["broken"]) / 24, abs=1e-4
+        )
+
+
+def test_demo_of_zero_shot_alone(run: Run, tmp_path: Path) -> None:
+    words = ("--images", "16", "--shifts", "fog:3", "--out", tmp_path / "demo", "--json")
+    (entry,) = json.loads(run("demo", "--method", "zero_shot", *words).stdout)
+    assert entry["change"] is None and len(entry["runs"]) == 1
