@@ -40,7 +40,9 @@ def literal_transductive_loss(
 ) -> Tensor:
     """CLIPArTT's loss, entry by entry."""
     B = len(v)
-    q = [[((v[i] @ v[j] + t[i] @ t[j]) / 2 / temperature).exp() for j in range(B)] for i in range(B)]
+    q = [
+        [((v[i] @ v[j] + t[i] @ t[j]) / 2 / temperature).exp() for j in range(B)] for i in range(B)
+    ]
     loss = v.new_zeros(())
     for image in range(B):
         z = torch.stack([scale * (t[text] @ v[image]) for text in range(B)])

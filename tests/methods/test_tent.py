@@ -41,7 +41,9 @@ def test_the_gradient_is_that_of_finite_differences(
     generator = torch.Generator().manual_seed(1)
     for _ in range(3):
         way = torch.randn(start.shape, generator=generator, dtype=torch.float64)
-        ends = [entropy(tent.logits(start + s * way, tiny_images[:3])).mean() for s in (1e-5, -1e-5)]
+        ends = [
+            entropy(tent.logits(start + s * way, tiny_images[:3])).mean() for s in (1e-5, -1e-5)
+        ]
         assert float((ends[0] - ends[1]) / 2e-5) == pytest.approx(float(gradient @ way), rel=1e-5)
 
 

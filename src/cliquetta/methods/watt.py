@@ -73,6 +73,8 @@ class WATTConfig:
             )
         if not self.temperature > 0:
             raise ValueError(f"temperature must be above 0, got {self.temperature}")
+        if not self.templates:
+            raise ValueError("no templates: give at least one, such as 'a photo of a {}'")
 
 
 @register(

@@ -1,0 +1,156 @@
+"""CLIPArTT against a training loop on the model's own LayerNorms, with its loss entry by entry."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from live_norms import double_clip, flat, literal_transductive_loss, open_norms, unit_rows
+from torch import Tensor
+
+from cliquetta.methods.clipartt import CLIPArTT, CLIPArTTConfig, transductive_loss
+from cliquetta.methods.contract import Batch
+from cliquetta.methods.norms import Adam, Learned, descend
+from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+from tiny import TINY_NAMES
+
+
+def random_units(rows: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return unit_rows(torch.randn(rows, 6, generator=generator, dtype=torch.float64))
+
+
+def live_step(model: CLIP, prompts: ClassPrompts, images: Tensor) -> Tensor:
+    """The loss of a batch under the model's current norms."""
+    v = unit_rows(model.encode_image(images))
+    scores = v.detach() @ model.classifier(prompts).T
+    texts = []
+    for row in scores:
+        c1, c2, c3 = sorted(range(len(prompts)), key=lambda c: -float(row[c]))[:3]
+        names = prompts.names
+        texts.append(f"a photo of a {names[c1]} or {names[c2]} or {names[c3]}")
+    t = unit_rows(model.encode_text(texts))
+    return literal_transductive_loss(v, t, model.scale, 0.01)
+
+
+@pytest.mark.parametrize("detach", [False, True])
+def test_the_loss_equals_its_entries(detach: bool) -> None:
+    v, t = random_units(5, 0).requires_grad_(), random_units(5, 1)
+    ours = transductive_loss(v, t, 7.0, 0.3, detach=detach)
+    literal = literal_transductive_loss(v, t, 7.0, 0.3, detach=detach)
+    torch.testing.assert_close(ours, literal)
+    (ours_g,) = torch.autograd.grad(ours, v)
+    (literal_g,) = torch.autograd.grad(literal, v)
+    torch.testing.assert_close(ours_g, literal_g)
+
+
+def test_the_gradient_flows_through_the_targets() -> None:
+    v, t = random_units(5, 0).requires_grad_(), random_units(5, 1)
+    gradients = [
+        torch.autograd.grad(transductive_loss(v, t, 7.0, 0.3, detach=d), v)[0]
+        for d in (False, True)
+    ]
+    assert (gradients[0] - gradients[1]).norm() > 0.1 * gradients[0].norm()
+    assert CLIPArTTConfig().detach_targets is False
+    way = random_units(5, 2)
+    ends = [transductive_loss(v.detach() + s * way, t, 7.0, 0.3) for s in (1e-6, -1e-6)]
+    slope = float((gradients[0] * way).sum())
+    assert float((ends[0] - ends[1]) / 2e-6) == pytest.approx(slope, rel=1e-5)
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_a_batch_equals_a_training_loop(
+    tiny_prompts: ClassPrompts, tiny_images: Tensor, steps: int
+) -> None:
+    images = tiny_images[:6]
+    clipartt = CLIPArTT(double_clip(), tiny_prompts, CLIPArTTConfig(steps=steps))
+    answer = clipartt.predict(Batch(images)).logits
+    live = double_clip()
+    norms = open_norms(live.visual)
+    optimiser = torch.optim.Adam(norms, lr=1e-3, betas=(0.9, 0.999))
+    for _ in range(steps):
+        optimiser.zero_grad()
+        live_step(live, tiny_prompts, images).backward()
+        optimiser.step()
+    v = unit_rows(live.encode_image(images))
+    expected = live.scale * v @ live.classifier(tiny_prompts).T
+    torch.testing.assert_close(answer, expected.detach().float())
+
+
+def test_the_first_gradient_equals_plain_autograd(
+    tiny_prompts: ClassPrompts, tiny_images: Tensor
+) -> None:
+    clipartt = CLIPArTT(double_clip(), tiny_prompts, CLIPArTTConfig())
+    images = tiny_images[:6]
+
+    def loss(norms: Tensor) -> Tensor:
+        features = unit_rows(clipartt.tower(norms, images))
+        texts = clipartt.pseudo_texts(features.detach())
+        return transductive_loss(features, texts, clipartt.scale, 0.01)
+
+    moment = descend(Learned.begin(clipartt.tower.start), loss, 1, Adam(1e-3)).first / 0.1
+    live = double_clip()
+    norms = open_norms(live.visual)
+    gradient = flat(list(torch.autograd.grad(live_step(live, tiny_prompts, images), norms)))
+    torch.testing.assert_close(moment, gradient)
+
+
+def test_texts_name_the_likeliest_classes_in_order(tiny_clip: CLIP) -> None:
+    prompts = ClassPrompts(("airplane", "house_cat", "frog", "ship"))
+    clipartt = CLIPArTT(tiny_clip, prompts, CLIPArTTConfig())
+    assert clipartt.mixed_text([1, 3, 0]) == "a photo of a house cat or ship or airplane"
+    features = unit_rows(clipartt.classifier[1:2] + 0.1 * clipartt.classifier[3:])
+    top = (features @ clipartt.classifier.T).topk(3).indices[0].tolist()
+    assert top[0] == 1
+    expected = tiny_clip.encode_text([clipartt.mixed_text(top)], normalize=True)
+    torch.testing.assert_close(clipartt.pseudo_texts(features), expected)
+
+
+def test_every_batch_starts_anew(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
+) -> None:
+    clipartt = CLIPArTT(tiny_clip, tiny_prompts, CLIPArTTConfig(steps=3))
+    first = clipartt.predict(Batch(tiny_images[:5])).logits
+    clipartt.predict(Batch(tiny_images[5:]))
+    assert torch.equal(clipartt.predict(Batch(tiny_images[:5])).logits, first)
+    assert clipartt.state_dict() == {}
+    plain = ZeroShot(tiny_clip, tiny_prompts, ZeroShotConfig()).predict(Batch(tiny_images[:5]))
+    assert not torch.allclose(first, plain.logits, atol=1e-2)
+
+
+def test_steps_lower_the_loss(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
+) -> None:
+    clipartt = CLIPArTT(tiny_clip, tiny_prompts, CLIPArTTConfig())
+    losses = []
+
+    def loss(norms: Tensor) -> Tensor:
+        features = unit_rows(clipartt.tower(norms, tiny_images))
+        texts = clipartt.pseudo_texts(features.detach())
+        value = transductive_loss(features, texts, clipartt.scale, 0.01)
+        losses.append(float(value.detach()))
+        return value
+
+    descend(Learned.begin(clipartt.tower.start), loss, 10, clipartt.adam)
+    assert losses[-1] < losses[0]
+
+
+def test_names_that_cannot_be_joined_are_refused_at_the_door(tiny_clip: CLIP) -> None:
+    long = tuple(f"{name} of an unusually long and winding kind" for name in TINY_NAMES)
+    with pytest.raises(ValueError, match="shorten the class name"):
+        CLIPArTT(tiny_clip, ClassPrompts(long), CLIPArTTConfig())
+    CLIPArTT(tiny_clip, ClassPrompts(long), CLIPArTTConfig(top_classes=1))
+
+
+def test_two_classes_are_enough(tiny_clip: CLIP, tiny_images: Tensor) -> None:
+    clipartt = CLIPArTT(tiny_clip, ClassPrompts(("cat", "ship")), CLIPArTTConfig(steps=1))
+    assert clipartt.predict(Batch(tiny_images)).logits.shape == (10, 2)
+
+
+@pytest.mark.parametrize(
+    "options", [{"steps": 0}, {"top_classes": 0}, {"temperature": 0.0}, {"template": "a photo"}]
+)
+def test_bad_values_are_refused(options: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        CLIPArTTConfig(**options)

@@ -1,0 +1,216 @@
+"""TDA against a numpy version that takes one image after the other and keeps lists."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from clusters import gains_over_text, make_clusters, make_views
+from torch import Tensor
+
+from cliquetta.methods.contract import Batch
+from cliquetta.methods.registry import get_method
+from cliquetta.methods.tda import TDA, TDAConfig
+from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+
+Array = npt.NDArray[np.float64]
+
+
+def softmax(z: Array) -> Array:
+    e = np.exp(z - z.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def take_in(cache: dict[int, list[Any]], label: int, item: tuple[Any, ...], capacity: int) -> None:
+    entries = cache.setdefault(label, [])
+    if len(entries) < capacity:
+        entries.append(item)
+    elif item[1] < entries[-1][1]:
+        entries[-1] = item
+    entries.sort(key=lambda entry: entry[1])
+
+
+def numpy_tda(
+    stream: Array, text: Array, scale: float, config: TDAConfig, *, read_first: bool = False
+) -> tuple[Array, dict[int, list[Any]], dict[int, list[Any]]]:
+    """Logits of a stream (B, V, E), and both caches at its end."""
+    positive: dict[int, list[Any]] = {}
+    negative: dict[int, list[Any]] = {}
+    N = len(text)
+    answers = []
+    for views in stream:
+        z = scale * views @ text.T
+        p = softmax(z)
+        if len(views) > 1:
+            order = np.argsort(-(p * np.log(p)).sum(axis=1))[: int(config.kept * len(views))]
+            views, z, p = views[order], z[order], p[order]
+        f, z, p = views.mean(axis=0), z.mean(axis=0), p.mean(axis=0)
+        entropy = -(p * np.log(p)).sum()
+        label = int(z.argmax())
+        share = entropy / math.log2(N)
+
+        def insert(f: Array, p: Array, entropy: float, label: int, share: float) -> None:
+            take_in(positive, label, (f, entropy), config.positive_capacity)
+            if config.entropy_window[0] < share < config.entropy_window[1]:
+                take_in(negative, label, (f, entropy, p), config.negative_capacity)
+
+        if not read_first:
+            insert(f, p, entropy, label, share)
+        out = z.copy()
+        for c, entries in positive.items():
+            for key, _ in entries:
+                out[c] += config.positive_alpha * np.exp(-config.positive_beta * (1 - f @ key))
+        low, high = config.probability_window
+        for entries in negative.values():
+            for key, _, q in entries:
+                weight = config.negative_alpha * np.exp(-config.negative_beta * (1 - f @ key))
+                out -= weight * ((q > low) & (q < high))
+        if read_first:
+            insert(f, p, entropy, label, share)
+        answers.append(out)
+    return np.stack(answers), positive, negative
+
+
+def build(model: CLIP, text: Tensor, config: TDAConfig) -> TDA:
+    names = tuple(f"class {i}" for i in range(len(text)))
+    return TDA(model, ClassPrompts(names, features=text), config)
+
+
+SHARP = TDAConfig(positive_alpha=1.3, positive_beta=6.0, negative_alpha=0.9, negative_beta=2.0)
+
+
+@pytest.mark.parametrize("views", [1, 20])
+@pytest.mark.parametrize("config", [TDAConfig(), SHARP])
+def test_a_stream_equals_numpy_one_by_one(tiny_clip: CLIP, views: int, config: TDAConfig) -> None:
+    features, _, text = make_clusters(120)
+    stream = make_views(features, views) if views > 1 else features[:, None]
+    expected, positive, negative = numpy_tda(
+        stream.double().numpy(), text.double().numpy(), tiny_clip.scale, config
+    )
+    tda = build(tiny_clip, text, config)
+    parts = [tda.predict_features(part).logits for part in stream.split([50, 1, 30, 39])]
+    np.testing.assert_allclose(torch.cat(parts).numpy(), expected, atol=2e-4)
+    assert any(negative.values()), "the negative cache was never asked"
+    for name, lists in (("positive", positive), ("negative", negative)):
+        kept = tda.memory[f"{name}.entropy"]
+        for c in range(len(text)):
+            wanted = [entry[1] for entry in lists.get(c, [])]
+            np.testing.assert_allclose(kept[c][: len(wanted)].numpy(), wanted, rtol=1e-4)
+            assert kept[c][len(wanted) :].isinf().all()
+
+
+def test_one_group_equals_many(tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
+    features, _, text = make_clusters(90)
+    whole = build(tiny_clip, text, SHARP).predict_features(features[:, None]).logits
+    monkeypatch.setattr("cliquetta.methods.tda.GROUP", 7)
+    parts = build(tiny_clip, text, SHARP).predict_features(features[:, None]).logits
+    torch.testing.assert_close(parts, whole)
+
+
+def test_an_image_enters_the_caches_before_it_is_read(tiny_clip: CLIP) -> None:
+    features, _, text = make_clusters(60)
+    config = TDAConfig(negative_alpha=0.0)
+    first = build(tiny_clip, text, config).predict_features(features[:1, None]).logits[0]
+    plain = tiny_clip.scale * features[0] @ text.T
+    expected = plain.clone()
+    expected[plain.argmax()] += config.positive_alpha  # itself, at distance zero
+    torch.testing.assert_close(first, expected)
+    arrays = features[:, None].double().numpy(), text.double().numpy()
+    ours = build(tiny_clip, text, config).predict_features(features[:, None]).logits.numpy()
+    other, _, _ = numpy_tda(*arrays, tiny_clip.scale, config, read_first=True)
+    assert np.abs(ours - other).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("surest", "inside"),
+    [
+        (0.55, False),  # H = 0.688 nats
+        (0.81, True),  # H = 0.486: below half of log2(2) = 1, above half of ln(2) = 0.693
+        (0.94, True),  # H = 0.227: above a fifth of either
+        (0.96, False),  # H = 0.168: below a fifth of log2(2), above a fifth of ln(2)
+        (0.99, False),  # H = 0.056
+    ],
+)
+def test_the_window_compares_nats_with_bits(tiny_clip: CLIP, surest: float, inside: bool) -> None:
+    gap = math.log(surest / (1 - surest)) / tiny_clip.scale
+    feature = torch.zeros(1, 1, 24)
+    feature[..., 0], feature[..., 2] = gap, math.sqrt(1 - gap**2)
+    tda = build(tiny_clip, torch.eye(2, 24), TDAConfig())
+    tda.predict_features(feature)
+    assert bool(tda.memory["negative.entropy"].isfinite().any()) is inside
+
+
+def test_mean_features_of_views_are_not_normalised_again(tiny_clip: CLIP) -> None:
+    features, _, text = make_clusters(30)
+    tda = build(tiny_clip, text, TDAConfig(view_count=40))
+    tda.predict_features(make_views(features, 40))
+    norms = tda.memory["positive.keys"].norm(dim=-1)[tda.memory["positive.entropy"].isfinite()]
+    assert norms.max() < 0.99
+
+
+def test_negative_entries_lower_the_classes_they_could_be(tiny_clip: CLIP) -> None:
+    features, _, text = make_clusters(40)
+    with_it = build(tiny_clip, text, TDAConfig()).predict_features(features[:, None]).logits
+    without = build(tiny_clip, text, TDAConfig(negative_alpha=0.0))
+    difference = with_it - without.predict_features(features[:, None]).logits
+    assert difference.max() <= 0
+    assert difference.min() < -0.01
+
+
+def test_it_beats_zero_shot_where_classes_lie_beside_their_texts(tiny_clip: CLIP) -> None:
+    def gains(config: TDAConfig) -> Tensor:
+        return gains_over_text(
+            lambda f, text: build(tiny_clip, text, config).predict_features(f[:, None]).logits
+        )
+
+    on = gains(TDAConfig())
+    assert on.min() > 0
+    assert on.mean() > 0.03  # 0.06 over twenty seeds
+    off = gains(TDAConfig(positive_alpha=0.0, negative_alpha=0.0))
+    assert torch.equal(off, torch.zeros(5))
+
+
+def test_images_and_features_give_the_same(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
+) -> None:
+    tda, twin = (TDA(tiny_clip, tiny_prompts, TDAConfig()) for _ in range(2))
+    features = tiny_clip.encode_image(tiny_images, normalize=True)
+    answer = tda.predict(Batch(tiny_images)).logits
+    torch.testing.assert_close(answer, twin.predict_features(features[:, None]).logits)
+    plain = ZeroShot(tiny_clip, tiny_prompts, ZeroShotConfig()).predict(Batch(tiny_images)).logits
+    assert not torch.allclose(answer, plain, atol=0.1)
+
+
+def test_tuned_constants_are_presets_and_the_default_is_imagenets() -> None:
+    entry = get_method("tda")
+    assert len(entry.tuned_by_authors) == 15
+    assert entry.presets["imagenet"] == TDAConfig() == entry.config()
+    assert "views" not in entry.tuned_by_authors
+    assert entry.presets["views"] == TDAConfig(view_count=64)
+    food, sketch = entry.presets["food101"], entry.presets["imagenet-sketch"]
+    assert (food.positive_alpha, food.positive_beta, food.view_count) == (1.0, 1.0, 1)
+    assert (sketch.positive_alpha, sketch.positive_beta, sketch.view_count) == (2.363, 7.45, 64)
+    for name in entry.tuned_by_authors:  # the rest is the same everywhere
+        preset = entry.presets[name]
+        assert (preset.negative_alpha, preset.negative_beta) == (0.117, 1.0)
+        assert (preset.positive_capacity, preset.negative_capacity) == (3, 2)
+
+
+def test_views_are_asked_for_only_if_there_are_several(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts
+) -> None:
+    assert TDA(tiny_clip, tiny_prompts, TDAConfig()).views is None
+    spec = TDA(tiny_clip, tiny_prompts, get_method("tda").presets["views"]).views
+    assert spec is not None
+    assert (spec.kind, spec.count) == ("augmix", 64)
+
+
+def test_capacities_are_checked() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        TDAConfig(negative_capacity=0)
