@@ -25,7 +25,7 @@ from cliquetta.evaluation.stream import Stream
 from cliquetta.model.preprocess import Preprocess
 
 
-def jpeg(shade: int) -> bytes:
+def encoded(shade: int) -> bytes:
     file = io.BytesIO()
     Image.new("RGB", (8, 8), (shade,) * 3).save(file, "PNG")
     return file.getvalue()
@@ -114,9 +114,9 @@ def test_webdataset_shards_with_numbers(tmp_path: Path) -> None:
         make_tar(
             tmp_path / f"test/{shard}.tar",
             {
-                "000.png": jpeg(10 * shard),
+                "000.png": encoded(10 * shard),
                 "000.cls": str(shard).encode(),
-                "001.left.png": jpeg(10 * shard + 1),
+                "001.left.png": encoded(10 * shard + 1),
                 "001.cls": b"1",
             },
         )
@@ -134,11 +134,11 @@ def test_webdataset_shards_with_numbers(tmp_path: Path) -> None:
 
 def test_classes_of_json_of_names_and_of_folders(tmp_path: Path) -> None:
     record = json.dumps({"caption": "x", "label": "cat"}).encode()
-    json_tar = make_tar(tmp_path / "a.tar", {"0.png": jpeg(0), "0.json": record, "0.txt": b"hm"})
+    json_tar = make_tar(tmp_path / "a.tar", {"0.png": encoded(0), "0.json": record, "0.txt": b"hm"})
     assert tar_dataset(json_tar).names == ("cat",)
-    named = make_tar(tmp_path / "b.tar", {"0.png": jpeg(0), "0.cls": b"dog\n"})
+    named = make_tar(tmp_path / "b.tar", {"0.png": encoded(0), "0.cls": b"dog\n"})
     assert tar_dataset(named).names == ("dog",)
-    folders = {"./birds/wren/1.png": jpeg(0), "./birds/crow/1.png": jpeg(1), "./._x.png": b""}
+    folders = {"./birds/wren/1.png": encoded(0), "./birds/crow/1.png": encoded(1), "./._x.png": b""}
     dataset = tar_dataset(make_tar(tmp_path / "c.tar", folders))
     assert dataset.names == ("crow", "wren") and dataset.keys == ("birds/wren/1", "birds/crow/1")
     assert dataset.labels is not None and dataset.labels.tolist() == [1, 0]
@@ -146,11 +146,11 @@ def test_classes_of_json_of_names_and_of_folders(tmp_path: Path) -> None:
 
 def test_tar_files_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"compressed.*uncompress it"):
-        tar_dataset(make_tar(tmp_path / "a.tar", {"x/0.png": jpeg(0)}, "w:gz"))
+        tar_dataset(make_tar(tmp_path / "a.tar", {"x/0.png": encoded(0)}, "w:gz"))
     with pytest.raises(ValueError, match="no images in"):
         tar_dataset(make_tar(tmp_path / "b.tar", {"0.txt": b"x"}))
     with pytest.raises(ValueError, match="there are no labels"):
-        tar_dataset(make_tar(tmp_path / "c.tar", {"0.png": jpeg(0)}))
+        tar_dataset(make_tar(tmp_path / "c.tar", {"0.png": encoded(0)}))
     with pytest.raises(ValueError, match=r"no tar file .*x-2.tar"):
         make_tar(tmp_path / "x-1.tar", {})
         find_shards(tmp_path / "x-{1..2}.tar")
@@ -162,7 +162,7 @@ def test_tar_files_that_cannot_be_used(tmp_path: Path) -> None:
 def test_a_bad_image_in_a_shard_is_reported_once_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    members = {f"ant/{i}.png": jpeg(i) for i in range(4)} | {"ant/9.png": b"no picture"}
+    members = {f"ant/{i}.png": encoded(i) for i in range(4)} | {"ant/9.png": b"no picture"}
     dataset = tar_dataset(make_tar(tmp_path / "a.tar", members))
     with pytest.raises(ImageError, match=r"a.tar/ant/9: not an image"):
         dataset.load(4)
@@ -175,7 +175,7 @@ def test_a_bad_image_in_a_shard_is_reported_once_and_counted(
 
 
 def test_a_shard_that_goes_away_is_a_bad_image_too(tmp_path: Path) -> None:
-    dataset = tar_dataset(make_tar(tmp_path / "a.tar", {"ant/0.png": jpeg(0)}))
+    dataset = tar_dataset(make_tar(tmp_path / "a.tar", {"ant/0.png": encoded(0)}))
     (tmp_path / "a.tar").unlink()
     with pytest.raises(ImageError, match="cannot be read"):
         dataset.load(0)
@@ -201,7 +201,7 @@ class _Rows:
 def test_a_table_of_hugging_face(tmp_path: Path) -> None:
     file = picture(tmp_path / "b.png", 7)
     rows = [
-        {"img": {"bytes": jpeg(3), "path": "a.png"}, "label": 1},
+        {"img": {"bytes": encoded(3), "path": "a.png"}, "label": 1},
         {"img": {"bytes": None, "path": str(file)}, "label": -1},
         {"img": {"bytes": b"broken", "path": None}, "label": 0},
     ]

@@ -68,7 +68,10 @@ def hugging_face_dataset(name: str) -> HuggingFaceDataset:
     split = options.get("split", "test")
     if (Path(base) / "dataset_info.json").is_file() or (Path(base) / "dataset_dict.json").is_file():
         table = datasets.load_from_disk(base)
-        table = table[split] if isinstance(table, datasets.DatasetDict) else table
+        if isinstance(table, datasets.DatasetDict):
+            if split not in table:
+                raise UnknownNameError(f"split of {base}", split, table)
+            table = table[split]
     else:
         table = datasets.load_dataset(base, options.get("config"), split=split)
     image = options.get("image") or _column(table, datasets.Image, "image", base)
