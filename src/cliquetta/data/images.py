@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
@@ -45,7 +44,7 @@ def open_image(
     *,
     max_pixels: int = MAX_PIXELS,
     exif: bool = True,
-    formats: Sequence[str] | None = None,
+    formats: tuple[str, ...] | None = None,
 ) -> Image.Image:
     """The picture as 8-bit RGB, fully decoded; any size from 1 x 1 to ``max_pixels`` is accepted.
 
@@ -66,7 +65,7 @@ def open_image(
 
 
 def _decode(
-    data: bytes, name: str, max_pixels: int, formats: Sequence[str] | None = None
+    data: bytes, name: str, max_pixels: int, formats: tuple[str, ...] | None = None
 ) -> Image.Image:
     """The picture as it is stored, its size checked before its pixels are touched."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import time
@@ -31,6 +32,8 @@ from cliquetta.serving.metrics import Metrics
 from cliquetta.serving.problems import ServiceError, conflict, invalid, not_found, too_large
 from cliquetta.serving.schema import SessionInfo, SessionRequest
 from cliquetta.serving.store import Answer, Progress, SessionSpec, Store
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -245,12 +248,13 @@ class Sessions:
 
     def _restore(self, entry: _Entry) -> _Resident:
         """Read a session back; where it stands is what the disk says."""
-        adapter = build_adapter(entry.spec, self.models, self.methods)
         with self._storage():
             try:
+                adapter = build_adapter(entry.spec, self.models, self.methods)
                 entry.progress, answers = self._store.load(adapter, entry.spec.id)
-            except ValueError as error:
-                message = f"the server's models or methods have changed since: {error}"
+            except (ValueError, KeyError, TypeError) as error:
+                _log.warning("session %s cannot be taken up: %s", entry.spec.id, error)
+                message = "the server's models or methods have changed since this session was made"
                 raise conflict("not_served", message) from error
         resident = _Resident(adapter, answers)
         with self._lock:
