@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -69,6 +70,11 @@ class SCAP(Adapter):
         self.learner = Learner(
             self.tower, self.text, self.classifier, model.scale, config, self._rows()
         )
+        if config.modalities == "text" and not self.learner.learns_text:
+            raise ValueError(
+                f"nothing to learn: template {prompts.templates[0]!r} has no words before the "
+                "class name; put another first, or set scap.modalities=image"
+            )
         self._declare()
 
     def _rows(self) -> int:
@@ -116,6 +122,21 @@ class SCAP(Adapter):
         if self.config.views == 1:
             return None
         return ViewSpec(self.config.view_kind, self.config.views, self.config.view_zoom)
+
+    def reset(self) -> None:
+        """Forget the stream: the next batch is treated like the first."""
+        super().reset()
+        self._put_jacobian_away()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from :meth:`state_dict` of an equally built adapter."""
+        super().load_state_dict(state)
+        self._put_jacobian_away()
+
+    def _put_jacobian_away(self) -> None:
+        """Let the tally decide again: it rounds otherwise than the products that it replaces."""
+        if self.text is not None:
+            self.text.put_jacobian_away()
 
     @torch.no_grad()
     def _predict(self, batch: Batch) -> Prediction:
@@ -206,6 +227,8 @@ class SCAP(Adapter):
         self.memory["sets_learned"] = self.memory["sets_learned"] + count
         if text is None or not self.learner.learns_text or text.jacobian is not None:
             return
+        if self.config.learns_visual and self.config.start == "fresh":
+            return  # no two cliques share a start: their text gradients come by autograd
         device = self.model.device
         budget = MEMORY.get(device.type, MEMORY["cpu"])
         pays = int(self.memory["sets_learned"]) > self.model.embed_dim
@@ -385,6 +408,7 @@ class SCAP(Adapter):
     ) -> dict[str, Any]:
         """What happened, as tensors; :func:`cliquetta.methods.scap.evidence.describe` reads it."""
         jacobian = self.text is not None and self.text.jacobian is not None
+        visual = self.config.visual_inference if self.config.learns_visual else "none"
         return {
             "cliques": cliques,
             "learned": learned,
@@ -392,4 +416,5 @@ class SCAP(Adapter):
             "retained": places,
             "top": top,
             "text_gradient": "jacobian" if jacobian else "vjp",
+            "visual_prompts": visual,
         }

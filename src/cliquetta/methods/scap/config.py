@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args, get_origin, get_type_hints
+
+from cliquetta.errors import UnknownNameError
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,12 @@ class SCAPConfig:
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot mean anything."""
+        for name, kind in get_type_hints(SCAPConfig).items():
+            value = getattr(self, name)
+            if get_origin(kind) is Literal and value not in get_args(kind):
+                raise UnknownNameError(f"value of scap.{name}", str(value), get_args(kind))
+            if kind is float and not math.isfinite(value):
+                raise ValueError(f"scap.{name} must be a finite number, got {value}")
         positive = ("topk", "prompt_length", "steps", "capacity", "neighbours", "views")
         for name in positive:
             if getattr(self, name) < 1:
@@ -123,6 +132,11 @@ class SCAPConfig:
             raise ValueError(f"scap.blocks are different blocks in order, got {self.blocks}")
         if self.bandwidth <= 0 or self.learning_rate <= 0:
             raise ValueError("scap.bandwidth and scap.learning_rate must be positive")
+        for name in ("prompt_scale", "concentration"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"scap.{name} must not be negative, got {getattr(self, name)}")
+        if self.view_zoom < 1:
+            raise ValueError(f"scap.view_zoom is at least 1, the input size, got {self.view_zoom}")
 
     @property
     def learns_visual(self) -> bool:

@@ -70,8 +70,8 @@ def entropy_loss(logits: Tensor, clique: Tensor, count: int, kind: str) -> Tenso
     if kind == "mean-entropy":
         return clique_sum(entropy(log_p)[:, None], clique, count)[:, 0] / size
     p = clique_sum(log_p.exp(), clique, count) / size[:, None]
-    summands: Tensor = torch.special.xlogy(p, p)
-    return -summands.sum(dim=-1)
+    # Where no member has any mass, log p and its slope would be infinite, and 0 times that NaN.
+    return -(p * p.clamp_min(torch.finfo(p.dtype).tiny).log()).sum(dim=-1)
 
 
 def concentration_loss(features: Tensor, clique: Tensor, attributes: Tensor, form: str) -> Tensor:

@@ -47,6 +47,8 @@ class PromptedText:
                 ClassPrompts(prompts.names, others, allow_duplicates=True)
             )
         self.jacobian: Tensor | None = None
+        """In use if not ``None``."""
+        self._built: Tensor | None = None
         self.jacobian_seconds = 0.0
         raw = precise(tower(self.ids, context=self.start))
         self.start_features = self.mixed(raw)
@@ -131,7 +133,13 @@ class PromptedText:
 
     @torch.no_grad()
     def build_jacobian(self) -> None:
-        """The Jacobian (N, E, M D) of the features at the start context, mixing included."""
+        """Use the Jacobian (N, E, M D) of the features at the start context, mixing included.
+
+        It depends on model and class list alone: what was put away is not built again.
+        """
+        if self._built is not None:
+            self.jacobian = self._built
+            return
         started = time.perf_counter()
         E = self.start_features.shape[1]
         dtype = self.tower.projection.dtype
@@ -149,8 +157,12 @@ class PromptedText:
                 jacobian[classes] = found.view(E, n, -1).transpose(0, 1).to(dtype)
         if jacobian.is_cuda:
             torch.cuda.synchronize()
-        self.jacobian = jacobian
+        self.jacobian = self._built = jacobian
         self.jacobian_seconds = time.perf_counter() - started
+
+    def put_jacobian_away(self) -> None:
+        """Take gradients by vector-Jacobian products until :meth:`build_jacobian`."""
+        self.jacobian = None
 
     def _through_mixing(self, cotangents: Tensor, classes: Tensor | None = None) -> Tensor:
         """Cotangents of the tower's output from those (..., n, E) of the mixed unit features."""

@@ -1,0 +1,158 @@
+"""Which prompts every pass takes, against the oracle's composition, one pass at a time."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from cliquetta.methods.scap.cliques import Cliques, mine_cliques
+from cliquetta.methods.scap.composition import compose_prompts, merge_passes, plan_passes
+from cliquetta.methods.scap.config import SCAPConfig
+from reference import scap_equations as oracle
+from reference.scap_equations import ReferenceSettings
+
+CLASSES = 4
+
+
+def random_cliques(seed: int, b: int, k: int, deduplicate: bool) -> tuple[Cliques, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    similar = torch.rand(b, b, generator=generator) < 0.4
+    top = torch.stack([torch.randperm(CLASSES, generator=generator)[:k] for _ in range(b)])
+    count = torch.randint(0, 3, (CLASSES,), generator=generator)
+    return mine_cliques(similar, top, deduplicate=deduplicate), top, count
+
+
+def literal_passes(
+    cliques: Cliques, top: Tensor, count: Tensor, own: Tensor, kept: Tensor, s: ReferenceSettings
+) -> list[Tensor | None]:
+    """The prompt of every pass: image by image and class by class."""
+    found: list[Tensor | None] = []
+    members = [set(row.nonzero()[:, 0].tolist()) for row in cliques.members]
+    for j in range(len(top)):
+        labels = top[j, :1].tolist() if s.merge == "top-1" else top[j].tolist()
+        groups = [labels] if s.merge == "union" else [[i] for i in labels]
+        for group in groups:
+            mine = [
+                g for g, c in enumerate(cliques.classes.tolist()) if c in group and j in members[g]
+            ]
+            sets = [int(cliques.set_of[g]) for g in mine]
+            if s.merge == "union":
+                sets = list(dict.fromkeys(sets))
+            retained = [kept[i, None, None] for i in group if s.retention and count[i] > 0]
+            found.append(oracle.compose([own[u, None, None] for u in sets], retained, s))
+    return found
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    b=st.integers(1, 8),
+    k=st.integers(1, 3),
+    merge=st.sampled_from(["mean-probability", "top-1", "union"]),
+    clique_combination=st.sampled_from(["concat", "mean"]),
+    retained_combination=st.sampled_from(["concat", "mean"]),
+    retention=st.booleans(),
+    deduplicate=st.booleans(),
+)
+def test_composed_prompts_agree_with_the_oracle(
+    seed: int,
+    b: int,
+    k: int,
+    merge: str,
+    clique_combination: str,
+    retained_combination: str,
+    retention: bool,
+    deduplicate: bool,
+) -> None:
+    cliques, top, count = random_cliques(seed, b, k, deduplicate)
+    generator = torch.Generator().manual_seed(seed + 1)
+    own = torch.randn(len(cliques.sets), 3, generator=generator).double()
+    kept = torch.randn(CLASSES, 3, generator=generator).double()
+    options = {
+        "merge": merge,
+        "clique_combination": clique_combination,
+        "retained_combination": retained_combination,
+        "retention": retention,
+    }
+    config = SCAPConfig(**options)  # type: ignore[arg-type]
+    expected = literal_passes(
+        cliques,
+        top,
+        count,
+        own,
+        kept,
+        ReferenceSettings(**options),  # type: ignore[arg-type]
+    )
+    passes = plan_passes(cliques, top, count, config)
+    table = own[passes.sets] if len(own) else torch.zeros(*passes.sets.shape, 3).double()
+    prompts, mask = compose_prompts(table, passes.own, kept[passes.labels], passes.kept, config)
+    assert len(prompts) == len(expected) == b * passes.width
+    assert passes.image.tolist() == [j for j in range(b) for _ in range(passes.width)]
+    for row, prompt in enumerate(expected):
+        assert bool(passes.prompted[row]) == (prompt is not None)
+        found = prompts[row][mask[row]]
+        wanted = torch.zeros(0, 3).double() if prompt is None else prompt[:, 0]
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+
+
+def test_rows_are_padded_to_the_longest() -> None:
+    members = torch.tensor([[1, 1, 0], [1, 1, 1], [0, 1, 1]], dtype=torch.bool)
+    cliques = Cliques(torch.tensor([0, 0, 1]), torch.arange(3), members)
+    top = torch.tensor([[0, 2], [0, 1], [1, 0]])
+    passes = plan_passes(cliques, top, torch.tensor([0, 4, 0]), SCAPConfig())
+    assert passes.own.tolist() == [
+        [True, True],  # image 0, class 0: cliques 0 and 1
+        [False, False],  # image 0, class 2
+        [True, True],  # image 1, class 0
+        [True, False],  # image 1, class 1: clique 2
+        [True, False],  # image 2, class 1
+        [True, False],  # image 2, class 0: clique 1
+    ]
+    used = [row[own].tolist() for row, own in zip(passes.sets, passes.own, strict=True)]
+    assert used == [[0, 1], [], [0, 1], [2], [2], [1]]
+    assert passes.kept[:, 0].tolist() == [False, False, False, True, True, False]
+    assert passes.prompted.tolist() == [True, False, True, True, True, True]
+
+
+def test_union_takes_an_equal_set_once() -> None:
+    members = torch.ones(1, 2, dtype=torch.bool)
+    cliques = Cliques(torch.tensor([0, 1]), torch.zeros(2, dtype=torch.long), members)
+    top = torch.tensor([[0, 1], [1, 0]])
+    passes = plan_passes(cliques, top, torch.zeros(2, dtype=torch.long), SCAPConfig(merge="union"))
+    assert passes.width == 1
+    assert passes.own.tolist() == [[True], [True]]
+    assert passes.labels.tolist() == top.tolist()
+
+
+def test_padding_never_reaches_a_mean() -> None:
+    own = torch.tensor([[[2.0], [99.0]], [[1.0], [3.0]]])
+    mask = torch.tensor([[True, False], [True, True]])
+    kept, held = torch.tensor([[[6.0]], [[55.0]]]), torch.tensor([[True], [False]])
+    config = SCAPConfig(clique_combination="mean", retained_combination="mean")
+    prompts, seen = compose_prompts(own, mask, kept, held, config)
+    assert [row[ok].flatten().tolist() for row, ok in zip(prompts, seen, strict=True)] == [
+        [4.0],
+        [2.0],
+    ]
+
+
+@pytest.mark.parametrize("how", ["mean-probability", "mean-logits", "own-class", "max-confidence"])
+@pytest.mark.parametrize(("k", "N"), list(itertools.product([1, 2, 3], [3, 5])))
+def test_merging_agrees_with_the_oracle(how: str, k: int, N: int) -> None:
+    generator = torch.Generator().manual_seed(k)
+    logits = 4 * torch.randn(6, k, N, generator=generator).double()
+    top = torch.stack([torch.randperm(N, generator=generator)[:k] for _ in range(6)])
+    found = merge_passes(logits, top, how).softmax(dim=-1)
+    for j in range(6):
+        expected = oracle.merge_passes(logits[j].clone(), top[j].tolist(), how).softmax(dim=-1)
+        torch.testing.assert_close(found[j], expected, rtol=0, atol=1e-12)
+
+
+def test_merges_of_one_pass_refuse_several() -> None:
+    with pytest.raises(ValueError, match="one pass"):
+        merge_passes(torch.zeros(2, 3, 4), torch.zeros(2, 3, dtype=torch.long), "union")

@@ -1,0 +1,238 @@
+"""Learning all cliques at once against one optimiser per clique and plain autograd."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cliquetta.methods.scap.config import SCAPConfig
+from cliquetta.methods.scap.learning import Learned, Learner, Moments, Task, adam_step
+from cliquetta.methods.scap.text import PromptedText
+from cliquetta.model.block import Prefix
+from cliquetta.prompts.classes import ClassPrompts
+from methods.scap.scenes import NAMES, build_model, make_batches
+from reference.scap_equations import ReferenceSettings, clique_loss
+
+MODEL = build_model(0)
+PROMPTS = ClassPrompts(NAMES)
+IMAGES = make_batches(5, 1, 6)[0]
+SETS = ((0, 1, 4), (2, 3), (1, 2, 3, 5), (4,))
+"""Ragged, overlapping, one alone."""
+
+
+def make_learner(config: SCAPConfig, rows: int = 10_000) -> Learner:
+    text = PromptedText(MODEL, PROMPTS, config.text_mix)
+    tower = MODEL.require_vit()
+    return Learner(tower, text, MODEL.classifier(PROMPTS), MODEL.scale, config, rows)
+
+
+def make_task(config: SCAPConfig, sets: tuple[tuple[int, ...], ...] = SETS) -> Task:
+    tower = MODEL.require_vit()
+    hidden = tower.run(tower.embed(IMAGES), 0, config.blocks[0])
+    plain = MODEL.encode_image(IMAGES, normalize=True)
+    pairs = [(u, j) for u, members in enumerate(sets) for j in members]
+    clique, image = torch.tensor(pairs).unbind(dim=1)
+    return Task(hidden, plain, clique, image, len(sets))
+
+
+def make_start(config: SCAPConfig, *leading: int, seed: int = 0) -> Tensor:
+    shape = (*leading, len(config.blocks), config.prompt_length, 2, 32)
+    return 2 * torch.rand(shape, generator=torch.Generator().manual_seed(seed)).double() - 1
+
+
+def learn_alone(
+    members: tuple[int, ...], start: Tensor | None, config: SCAPConfig
+) -> tuple[Tensor | None, Tensor | None, list[float]]:
+    """Visual prompt (B, P, 2, D) and text context of one clique, and its losses over time."""
+    tower, text_tower = MODEL.require_vit(), MODEL.require_text()
+    ids = MODEL.tokenizer(PROMPTS.texts(PROMPTS.templates[0]))
+    visual = None if start is None else start.clone().requires_grad_()
+    context = None
+    if config.learns_text:
+        context = MODEL.context("a photo of a").clone()
+        if config.text_scope == "class":
+            context = context.repeat(len(NAMES), 1, 1)
+        context.requires_grad_()
+    leaves = [leaf for leaf in (visual, context) if leaf is not None]
+    kind = torch.optim.AdamW if config.optimiser == "adamw" else torch.optim.Adam
+    optimiser = kind(leaves, lr=config.learning_rate)
+    losses = []
+    weights = ReferenceSettings(
+        entropy=config.entropy,
+        concentration=config.concentration,
+        concentration_form=config.concentration_form,
+    )
+    for step in range(config.steps + 1):
+        prefix = None
+        if visual is not None:
+            prefix = {block: Prefix(visual[at][None]) for at, block in enumerate(config.blocks)}
+        features = torch.nn.functional.normalize(tower(IMAGES[list(members)], prefix=prefix), dim=1)
+        words = torch.nn.functional.normalize(text_tower(ids, context=context), dim=1)
+        loss = clique_loss(features, words, MODEL.scale, weights).total
+        losses.append(float(loss.detach()))
+        if step < config.steps:
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+    return (
+        None if visual is None else visual.detach(),
+        None if context is None else context.detach(),
+        losses,
+    )
+
+
+def check(learned: Learned, start: Tensor | None, config: SCAPConfig) -> None:
+    """Every clique equals itself learned alone."""
+    assert learned.after is not None
+    for u, members in enumerate(SETS):
+        own = start[u] if start is not None and start.ndim == 5 else start
+        visual, context, losses = learn_alone(members, own, config)
+        assert float(learned.before.total[u]) == pytest.approx(losses[0], abs=1e-8)
+        assert float(learned.after.total[u]) == pytest.approx(losses[-1], abs=1e-6)
+        if visual is not None:
+            assert learned.visual is not None
+            torch.testing.assert_close(learned.visual[u], visual, rtol=0, atol=1e-7)
+        if context is not None:
+            assert learned.text is not None
+            torch.testing.assert_close(learned.text[u], context, rtol=0, atol=1e-7)
+
+
+LITERAL: list[dict[str, Any]] = [
+    {},
+    {"blocks": (1, 2)},
+    {"blocks": (0, 2), "prompt_length": 2},
+    {"blocks": (1, 2), "steps": 3},
+    {"text_scope": "class"},
+    {"text_scope": "class", "steps": 2},
+    {"text_scope": "class", "entropy": "mean-entropy"},
+    {"optimiser": "adamw", "steps": 3, "learning_rate": 5e-3},
+    {"entropy": "marginal", "concentration_form": "mean"},
+]
+
+
+@pytest.mark.parametrize("options", LITERAL, ids=str)
+def test_every_clique_equals_itself_learned_alone(options: dict[str, Any]) -> None:
+    config = SCAPConfig(**options)
+    start = make_start(config)
+    learned = make_learner(config).learn(make_task(config), start, explain=True)
+    check(learned, start, config)
+
+
+@pytest.mark.parametrize("options", [{}, {"steps": 2}, {"blocks": (1, 2)}], ids=str)
+def test_fresh_starts_equal_each_clique_from_its_own(options: dict[str, Any]) -> None:
+    config = SCAPConfig(start="fresh", **options)
+    start = make_start(config, len(SETS))
+    learned = make_learner(config).learn(make_task(config), start, explain=True)
+    check(learned, start, config)
+
+
+def test_text_alone_leaves_images_plain() -> None:
+    config = SCAPConfig(modalities="text", steps=2)
+    learned = make_learner(config).learn(make_task(config), None, explain=True)
+    assert learned.visual is None
+    check(learned, None, config)
+
+
+@pytest.mark.parametrize("options", [{}, {"steps": 3}, {"start": "fresh", "steps": 2}], ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 5, 18])
+def test_parts_that_fit_in_memory_give_the_whole(options: dict[str, Any], rows: int) -> None:
+    config = SCAPConfig(**options)
+    fresh = config.start == "fresh"
+    start = make_start(config, len(SETS)) if fresh else make_start(config)
+    task = make_task(config)
+    whole = make_learner(config).learn(task, start, explain=True)
+    parts = make_learner(config, rows).learn(task, start, explain=True)
+    assert whole.visual is not None
+    assert parts.visual is not None
+    torch.testing.assert_close(parts.visual, whole.visual, rtol=0, atol=1e-8)
+    torch.testing.assert_close(parts.text, whole.text, rtol=0, atol=1e-8)
+    assert whole.after is not None
+    assert parts.after is not None
+    torch.testing.assert_close(parts.after.total, whole.after.total, rtol=0, atol=1e-8)
+    torch.testing.assert_close(parts.attributes, whole.attributes, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [1, 6, 9, 12, 18, 1000])
+def test_a_part_holds_whole_cliques_within_its_bound(rows: int) -> None:
+    config = SCAPConfig()
+    learner = make_learner(config, rows)
+    task = make_task(config)
+    parts = learner._whole_cliques(task)
+    sizes = [len(members) for members in SETS]
+    assert [sets.start for sets, _ in parts] == [0, *[sets.stop for sets, _ in parts[:-1]]]
+    assert parts[-1][0].stop == len(SETS)
+    for sets, memberships in parts:
+        assert memberships.stop - memberships.start == sum(sizes[sets])
+        assert sets.stop - sets.start == 1 or sum(sizes[sets]) <= learner.graph_rows
+    assert len(parts) == (1 if rows == 1000 else len(parts)) <= len(SETS)
+
+
+def test_keys_are_mean_features_before_or_after() -> None:
+    start = make_start(SCAPConfig())
+    task = make_task(SCAPConfig())
+    before = make_learner(SCAPConfig()).learn(task, start)
+    after = make_learner(SCAPConfig(key="updated", learning_rate=0.1)).learn(task, start)
+    assert before.after is None
+    tower = MODEL.require_vit()
+    for u, members in enumerate(SETS):
+        for learned, prompt in ((before, start), (after, after.visual[u])):  # type: ignore[index]
+            features = tower(IMAGES[list(members)], prefix={1: Prefix(prompt)})
+            mean = torch.nn.functional.normalize(features, dim=1).mean(dim=0)
+            torch.testing.assert_close(learned.attributes[u], mean, rtol=0, atol=1e-10)
+    assert (before.attributes - after.attributes).abs().max() > 1e-3
+
+
+def test_start_features_are_those_under_the_start_prompt() -> None:
+    config = SCAPConfig()
+    start = make_start(config)
+    learner, task = make_learner(config), make_task(config)
+    expected = torch.nn.functional.normalize(
+        MODEL.require_vit()(IMAGES, prefix={1: Prefix(start)}), dim=1
+    )
+    torch.testing.assert_close(learner.start_features(task, start), expected, rtol=0, atol=1e-12)
+    found = learner.learn(task, start).start_features
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    assert learner.start_features(task, None) is task.plain
+
+
+def test_memberships_shared_between_processes_sum_to_the_whole() -> None:
+    """What a process leaves out another adds: gradients are linear in the memberships."""
+    config, start = SCAPConfig(), make_start(SCAPConfig())
+    task = make_task(config)
+    learner = make_learner(config)
+    _, whole, _, _ = learner._start_gradients(task, start)
+    halves = []
+    for part in (slice(0, 4), slice(4, len(task.image))):
+        learner.share = lambda total, part=part: part
+        halves.append(learner._start_gradients(task, start)[1])
+    assert whole is not None
+    torch.testing.assert_close(halves[0] + halves[1], whole, rtol=0, atol=1e-10)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "adamw"])
+def test_the_optimiser_equals_torch_over_three_steps(optimiser: str) -> None:
+    config = replace(SCAPConfig(), optimiser=optimiser, learning_rate=0.02)  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(4, 5, generator=generator).double()
+    gradients = torch.randn(3, 4, 5, generator=generator).double()
+    gradients[:, 0] *= 1e-9  # where epsilon matters
+    leaf = start.clone().requires_grad_()
+    kind = torch.optim.Adam if optimiser == "adam" else torch.optim.AdamW
+    theirs = kind([leaf], lr=0.02)
+    mine, moments = start, Moments.zero(start)
+    for step, gradient in enumerate(gradients, start=1):
+        leaf.grad = gradient.clone()
+        theirs.step()
+        mine, moments = adam_step(mine, gradient, moments, step, config)
+        torch.testing.assert_close(mine, leaf.detach(), rtol=0, atol=1e-12)
+
+
+def test_the_first_step_moves_every_coordinate_by_the_rate() -> None:
+    config = SCAPConfig()
+    gradient = torch.tensor([3.0, -0.02, 0.0])
+    moved, _ = adam_step(torch.zeros(3), gradient, Moments.zero(gradient), 1, config)
+    torch.testing.assert_close(moved, torch.tensor([-3e-3, 3e-3, 0.0]), rtol=1e-5, atol=0)

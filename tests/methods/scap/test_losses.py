@@ -1,0 +1,106 @@
+"""Losses of cliques by hand, and the identities that the engine rests on."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from cliquetta.methods.scap.config import SCAPConfig
+from cliquetta.methods.scap.losses import (
+    attribute_features,
+    clique_losses,
+    clique_sum,
+    concentration_loss,
+    entropy_loss,
+)
+from reference.scap_equations import ReferenceSettings, clique_loss
+
+TWO = torch.eye(2).double()
+ONE_CLIQUE = torch.tensor([0, 0])
+
+
+def binary_entropy(p: float) -> float:
+    return -p * math.log(p) - (1 - p) * math.log(1 - p)
+
+
+def random_unit(rows: int, width: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, width, generator=generator).double()
+    return x / x.norm(dim=1, keepdim=True)
+
+
+def test_two_orthogonal_members_by_hand() -> None:
+    """The mean feature is undecided; each member alone is not."""
+    scale, sure = 3.0, 1 / (1 + math.exp(-3.0))
+    by_kind = {"mean-feature": math.log(2), "mean-entropy": binary_entropy(sure)}
+    by_kind["marginal"] = math.log(2)
+    for kind, expected in by_kind.items():
+        config = SCAPConfig(entropy=kind, concentration=0.5)  # type: ignore[arg-type]
+        losses = clique_losses(TWO, ONE_CLIQUE, 1, TWO, scale, config)
+        assert float(losses.entropy) == pytest.approx(expected, abs=1e-12)
+        # each is at squared distance 1/2 from (1/2, 1/2)
+        assert float(losses.concentration) == pytest.approx(1.0, abs=1e-12)
+        assert float(losses.total) == pytest.approx(expected + 0.5, abs=1e-12)
+        assert losses.attributes.tolist() == [[0.5, 0.5]]
+
+
+def test_the_mean_form_divides_by_the_members() -> None:
+    config = SCAPConfig(concentration_form="mean")
+    losses = clique_losses(TWO, ONE_CLIQUE, 1, TWO, 3.0, config)
+    assert float(losses.concentration) == pytest.approx(0.5, abs=1e-12)
+
+
+def test_concentration_of_unit_features_is_size_times_what_the_mean_lacks() -> None:
+    features, clique = random_unit(7, 5), torch.tensor([0, 0, 0, 1, 1, 2, 0])
+    mean = attribute_features(features, clique, 3)
+    found = concentration_loss(features, clique, mean, "sum")
+    size = torch.tensor([4.0, 2.0, 1.0]).double()
+    torch.testing.assert_close(found, size * (1 - mean.square().sum(dim=1)), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["mean-feature", "mean-entropy", "marginal"])
+@pytest.mark.parametrize("form", ["sum", "mean"])
+def test_many_cliques_at_once_equal_one_at_a_time(kind: str, form: str) -> None:
+    features, text = random_unit(9, 6), random_unit(4, 6, seed=1)
+    clique = torch.tensor([0, 0, 1, 1, 1, 2, 3, 3, 3])
+    config = SCAPConfig(entropy=kind, concentration_form=form, concentration=0.7)  # type: ignore[arg-type]
+    settings = ReferenceSettings(entropy=kind, concentration_form=form, concentration=0.7)  # type: ignore[arg-type]
+    found = clique_losses(features, clique, 4, text, 20.0, config)
+    for u in range(4):
+        expected = clique_loss(features[clique == u], text, 20.0, settings)
+        assert float(found.entropy[u]) == pytest.approx(float(expected.entropy), abs=1e-10)
+        assert float(found.total[u]) == pytest.approx(float(expected.total), abs=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["mean-feature", "mean-entropy", "marginal"])
+def test_text_of_each_clique_is_its_own(kind: str) -> None:
+    features, clique = random_unit(5, 6), torch.tensor([0, 1, 1, 0, 1])
+    text = torch.stack([random_unit(3, 6, seed=2), random_unit(3, 6, seed=3)])
+    config = SCAPConfig(entropy=kind)  # type: ignore[arg-type]
+    found = clique_losses(features, clique, 2, text, 10.0, config)
+    for u in range(2):
+        alone = clique_losses(features, clique, 2, text[u], 10.0, config)
+        torch.testing.assert_close(found.total[u], alone.total[u], rtol=0, atol=1e-12)
+    assert (found.total - alone.total).abs()[0] > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["mean-feature", "mean-entropy", "marginal"])
+def test_certain_members_give_finite_losses_and_gradients(kind: str) -> None:
+    """Probabilities that underflow to zero must not become NaN."""
+    logits = torch.tensor([[400.0, 0.0, -300.0], [390.0, 0.0, -300.0]]).requires_grad_()
+    owner, count = (torch.arange(2), 2) if kind == "mean-feature" else (ONE_CLIQUE, 1)
+    loss = entropy_loss(logits, owner, count, kind)
+    loss.sum().backward()
+    assert logits.grad is not None
+    assert torch.isfinite(loss).all()
+    assert torch.isfinite(logits.grad).all()
+
+
+def test_clique_sums_equal_scattered_additions() -> None:
+    rows = torch.arange(24.0).view(4, 3, 2)
+    clique = torch.tensor([2, 0, 2, 2])
+    expected = torch.zeros(4, 3, 2).index_add(0, clique, rows)
+    assert torch.equal(clique_sum(rows, clique, 4), expected)

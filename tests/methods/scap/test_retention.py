@@ -1,0 +1,177 @@
+"""The cache of all classes at once against the oracle's lists, one clique after the other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from cliquetta.methods.scap.config import SCAPConfig
+from cliquetta.methods.scap.retention import (
+    Cache,
+    best_entries,
+    closest_pairs,
+    fuse_closest,
+    propagate,
+    resolvent,
+    retain,
+    retention_graph,
+    rounds,
+    running_mean,
+)
+from reference import scap_equations as oracle
+from reference.scap_equations import ReferenceSettings
+
+
+def empty_cache(classes: int, capacity: int, E: int = 5, V: int = 6) -> Cache:
+    keys = torch.zeros(classes, capacity + 1, E).double()
+    values = torch.zeros(classes, capacity + 1, V).double()
+    return Cache(keys, values, torch.zeros(classes, dtype=torch.long))
+
+
+def draw(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).double()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    batches=st.lists(st.lists(st.integers(0, 2), max_size=9), min_size=1, max_size=3),
+    capacity=st.integers(1, 4),
+    neighbours=st.integers(1, 5),
+    bandwidth=st.sampled_from([0.3, 1.0, 3.0]),
+    propagation=st.sampled_from([0.0, 0.3, 0.9]),
+    replace_keys=st.booleans(),
+)
+def test_the_cache_agrees_with_the_oracle(
+    seed: int,
+    batches: list[list[int]],
+    capacity: int,
+    neighbours: int,
+    bandwidth: float,
+    propagation: float,
+    replace_keys: bool,
+) -> None:
+    shared = {
+        "capacity": capacity,
+        "neighbours": neighbours,
+        "bandwidth": bandwidth,
+        "propagation": propagation,
+        "replace_keys": replace_keys,
+    }
+    config, literal = SCAPConfig(**shared), ReferenceSettings(**shared)
+    cache = empty_cache(3, capacity)
+    expected: dict[int, list[tuple[Tensor, Tensor]]] = {i: [] for i in range(3)}
+    for number, labels in enumerate(batches):
+        keys = 0.7 * draw(seed + 2 * number, len(labels), 5)
+        values = draw(seed + 2 * number + 1, len(labels), 6)
+        cache = retain(cache, torch.tensor(labels, dtype=torch.long), keys, values, config)
+        for label, key, value in zip(labels, keys, values, strict=True):
+            expected[label] = oracle.retain(expected[label], key, value, literal)
+    for label, entries in expected.items():
+        assert int(cache.count[label]) == len(entries) <= capacity
+        for place, (key, value) in enumerate(entries):
+            torch.testing.assert_close(cache.keys[label, place], key, rtol=0, atol=1e-9)
+            torch.testing.assert_close(cache.values[label, place], value, rtol=0, atol=1e-9)
+
+
+def test_capacity_one_keeps_the_mean_of_the_last_two() -> None:
+    config = SCAPConfig(capacity=1, replace_keys=False)
+    values = draw(1, 3, 6)
+    cache = retain(
+        empty_cache(1, 1), torch.zeros(3, dtype=torch.long), draw(0, 3, 5), values, config
+    )
+    expected = ((values[0] + values[1]) / 2 + values[2]) / 2
+    torch.testing.assert_close(cache.values[0, 0], expected, rtol=0, atol=1e-12)
+    assert cache.count.tolist() == [1]
+
+
+def test_the_cache_that_came_in_is_left_alone() -> None:
+    before = empty_cache(2, 2)
+    retain(before, torch.tensor([0, 1, 0]), draw(0, 3, 5), draw(1, 3, 6), SCAPConfig(capacity=2))
+    assert not before.keys.any()
+    assert not before.values.any()
+    assert before.count.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.9, 0.99])
+@pytest.mark.parametrize("n", [2, 7, 11])
+def test_the_resolvent_equals_the_inverse(alpha: float, n: int) -> None:
+    keys = draw(n, 3, n, 4)
+    weights = retention_graph(keys, 1.0, 3)
+    root = weights.sum(dim=-1).rsqrt()
+    smooth = root[:, :, None] * weights * root[:, None]
+    expected = torch.linalg.inv(torch.eye(n).double() - alpha * smooth)
+    torch.testing.assert_close(resolvent(smooth, alpha), expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("neighbours", [1, 2, 6])
+def test_the_graph_and_the_propagation_agree_with_the_oracle(neighbours: int) -> None:
+    keys = 0.5 * draw(4, 2, 5, 3)
+    config = SCAPConfig(neighbours=neighbours, bandwidth=0.6)
+    graph, moved = retention_graph(keys, 0.6, neighbours), propagate(keys, config)
+    for c in range(2):
+        expected = oracle.retention_graph(keys[c], 0.6, neighbours)
+        torch.testing.assert_close(graph[c], expected, rtol=0, atol=1e-12)
+        expected = oracle.propagate(keys[c], 0.6, neighbours, 0.3)
+        torch.testing.assert_close(moved[c], expected, rtol=0, atol=1e-10)
+    assert (graph.diagonal(dim1=1, dim2=2) == 0).all()
+    torch.testing.assert_close(moved.norm(dim=-1), keys.norm(dim=-1))
+
+
+def test_keys_too_far_apart_for_any_weight_stay_where_they_are() -> None:
+    keys = 1e3 * torch.eye(3).double()[None]
+    torch.testing.assert_close(propagate(keys, SCAPConfig()), keys)
+
+
+def test_equally_weighted_neighbours_go_to_the_lower_index() -> None:
+    keys = torch.tensor([[[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]]).double()
+    graph = retention_graph(keys, 1.0, 1)[0]
+    assert graph[0].nonzero()[:, 0].tolist() == [1, 2, 3]  # each of them has 0 as its nearest
+    expected = oracle.retention_graph(keys[0], 1.0, 1)
+    torch.testing.assert_close(graph, expected, rtol=0, atol=1e-12)
+
+
+def test_the_closest_pair_is_the_lowest_on_ties() -> None:
+    square = torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 1.0], [1.0, 0.0]])
+    line = torch.tensor([[0.0, 0.0], [9.0, 0.0], [5.0, 0.0], [5.0, 1.0]])
+    first, second = closest_pairs(torch.stack([square, line, torch.zeros(4, 2)]))
+    assert (first.tolist(), second.tolist()) == ([0, 2, 0], [1, 3, 1])
+
+
+def test_fusing_keeps_the_others_in_order() -> None:
+    keys = torch.tensor([[[0.0], [5.0], [9.0], [5.2]]]).double()
+    values = torch.tensor([[[1.0], [2.0], [3.0], [4.0]]]).double()
+    config = SCAPConfig(replace_keys=False, propagation=0.0)
+    fused_keys, fused_values = fuse_closest(keys, values, config)
+    torch.testing.assert_close(fused_keys[0, :, 0], torch.tensor([0.0, 5.1, 9.0]).double())
+    assert fused_values[0, :, 0].tolist() == [1.0, 3.0, 3.0]
+
+
+def test_rounds_take_the_next_clique_of_every_class() -> None:
+    found = [part.tolist() for part in rounds(torch.tensor([3, 1, 3, 3, 1, 0]))]
+    assert [sorted(part) for part in found] == [[0, 1, 5], [2, 4], [3]]
+    assert rounds(torch.zeros(0, dtype=torch.long)) == []
+
+
+def test_the_best_entry_is_the_most_similar_that_exists() -> None:
+    keys = torch.zeros(2, 3, 2).double()
+    keys[0] = torch.tensor([[2.0, 0.0], [0.0, 9.0], [1.0, 1.0]])  # the last place is not held
+    keys[1] = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 5.0]])  # same direction twice
+    cache = Cache(keys, torch.zeros(2, 3, 1), torch.tensor([2, 2]))
+    classes = torch.tensor([0, 0, 1])
+    query = torch.tensor([[1.0, 0.5], [0.9, 1.0], [1.0, 0.1]]).double()
+    assert best_entries(cache, classes, query, "cosine").tolist() == [0, 1, 0]
+    assert best_entries(cache, classes, query, "inner").tolist() == [1, 1, 1]
+
+
+def test_a_batch_enters_the_running_mean_as_one_sum() -> None:
+    prompts = draw(0, 5, 2, 3)
+    expected: Tensor | None = None
+    for tau, prompt in enumerate(prompts):
+        expected = oracle.running_mean(expected, prompt, tau)
+    after_two = running_mean(torch.full((2, 3), 7.0).double(), 0, prompts[:2].sum(0), 2)
+    found = running_mean(after_two, 2, prompts[2:].sum(0), 3)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)

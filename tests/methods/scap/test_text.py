@@ -1,0 +1,163 @@
+"""Text gradients at the start context against autograd, by products and by the Jacobian."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from cliquetta.methods.contract import Batch
+from cliquetta.methods.scap import SCAP, SCAPConfig
+from cliquetta.methods.scap import text as text_module
+from cliquetta.methods.scap.text import PromptedText
+from cliquetta.prompts.classes import ClassPrompts
+from methods.scap.scenes import NAMES, build_model, make_batches
+from reference.scap_equations import fixed_features, text_features
+
+MODEL = build_model(0)
+TEMPLATES = {
+    "one template": ("a photo of a {}.",),
+    "three templates": ("a photo of a {}.", "art of the {}.", "{}"),
+}
+
+
+@pytest.fixture(params=sorted(TEMPLATES))
+def text(request: pytest.FixtureRequest) -> PromptedText:
+    return PromptedText(MODEL, ClassPrompts(NAMES, TEMPLATES[request.param]), 0.4)
+
+
+def literal_features(text: PromptedText, context: Tensor) -> Tensor:
+    """Features under one context, or one per class, by the oracle."""
+    templates = TEMPLATES["one template" if text.fixed is None else "three templates"]
+    prompts = ClassPrompts(NAMES, templates)
+    return text_features(MODEL, prompts, context, fixed_features(MODEL, prompts), 0.4)
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).double()
+
+
+def test_start_features_are_those_of_the_plain_template(text: PromptedText) -> None:
+    torch.testing.assert_close(
+        text.start_features, literal_features(text, text.start), rtol=0, atol=1e-12
+    )
+    contexts = text.start + 0.1 * draw(3, *text.start.shape)
+    found = text.features_of_each(contexts)
+    for u in range(3):
+        expected = literal_features(text, contexts[u])
+        torch.testing.assert_close(found[u], expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(text.features(contexts[u]), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("jacobian", [False, True])
+@pytest.mark.parametrize("rows", [16384, 1])
+def test_gradients_of_each_class_equal_autograd(
+    text: PromptedText, jacobian: bool, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_module, "ROWS", rows)
+    if jacobian:
+        text.build_jacobian()
+    cotangents = draw(3, len(NAMES), MODEL.embed_dim)
+    found = text.pull(cotangents)
+    leaf = text.start.expand(len(NAMES), -1, -1).clone().requires_grad_()
+    features = literal_features(text, leaf)
+    for u in range(3):
+        (expected,) = torch.autograd.grad(features, leaf, cotangents[u], retain_graph=True)
+        assert expected.abs().max() > 1e-3
+        torch.testing.assert_close(found[u], expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("jacobian", [False, True])
+@pytest.mark.parametrize("size", [1.0, 1e-12])
+def test_gradients_of_a_shared_context_equal_autograd(
+    text: PromptedText, jacobian: bool, size: float
+) -> None:
+    if jacobian:
+        text.build_jacobian()
+    slopes, asked = size * draw(4, len(NAMES)), draw(4, MODEL.embed_dim, seed=1)
+    found = text.pull_shared(slopes, asked)
+    leaf = text.start.clone().requires_grad_()
+    features = literal_features(text, leaf)
+    for u in range(4):
+        loss = (slopes[u] * (features @ asked[u])).sum()
+        (expected,) = torch.autograd.grad(loss, leaf, retain_graph=True)
+        torch.testing.assert_close(found[u], expected, rtol=1e-9, atol=1e-12 * size)
+
+
+def test_the_jacobian_equals_autograd(text: PromptedText) -> None:
+    text.build_jacobian()
+    assert text.jacobian is not None
+    assert text.jacobian_seconds > 0
+    assert text.jacobian_bytes() == text.jacobian.numel() * 8
+    for n in range(len(NAMES)):
+        expected = torch.autograd.functional.jacobian(
+            lambda context, n=n: literal_features(text, context)[n], text.start
+        )
+        torch.testing.assert_close(
+            text.jacobian[n].view_as(expected), expected, rtol=1e-9, atol=1e-12
+        )
+
+
+# --- the change-over ----------------------------------------------------------------------------
+
+
+def stream_of(adapter: SCAP, count: int = 8, skip: int = 0) -> list[tuple[str, Tensor]]:
+    batches = make_batches(3, count, 6)[skip:]
+    out = [adapter.predict(Batch(images.to(adapter.model.dtype))) for images in batches]
+    return [(prediction.evidence["text_gradient"], prediction.logits) for prediction in out]
+
+
+def adapter_of(**options: object) -> SCAP:
+    return SCAP(MODEL, ClassPrompts(NAMES), SCAPConfig(threshold=0.3, **options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scope", ["shared", "class"])
+def test_the_change_over_comes_when_it_pays_and_changes_nothing(
+    scope: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = adapter_of(text_scope=scope)
+    found, tallies = [], []
+    for images in make_batches(3, 8, 6):
+        out = adapter.predict(Batch(images))
+        found.append((out.evidence["text_gradient"], out.logits))
+        tallies.append(int(adapter.memory["sets_learned"]))
+    kinds = [kind for kind, _ in found]
+    assert kinds == ["jacobian" if tally > MODEL.embed_dim else "vjp" for tally in tallies]
+    assert set(kinds) == {"vjp", "jacobian"}
+    monkeypatch.setattr(PromptedText, "build_jacobian", lambda self: None)
+    never = stream_of(adapter_of(text_scope=scope))
+    assert {kind for kind, _ in never} == {"vjp"}
+    for (_, logits), (_, expected) in zip(found, never, strict=True):
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("split", range(1, 8))
+def test_a_restored_stream_changes_over_at_the_same_batch(split: int) -> None:
+    whole = adapter_of()
+    expected = stream_of(whole)
+    first, second = adapter_of(), adapter_of()
+    for images in make_batches(3, 8, 6)[:split]:
+        first.predict(Batch(images))
+    second.load_state_dict(first.state_dict())
+    for (kind, logits), (wanted, bits) in zip(
+        stream_of(second, skip=split), expected[split:], strict=True
+    ):
+        assert kind == wanted
+        assert torch.equal(logits, bits)
+
+
+def test_a_reset_stream_changes_over_again_without_building_again() -> None:
+    adapter = adapter_of()
+    expected = stream_of(adapter)
+    assert adapter.text is not None
+    built = adapter.text.jacobian
+    adapter.reset()
+    for (kind, logits), (wanted, bits) in zip(stream_of(adapter), expected, strict=True):
+        assert kind == wanted
+        assert torch.equal(logits, bits)
+    assert adapter.text.jacobian is built
+
+
+def test_no_jacobian_is_built_for_cliques_that_share_no_start() -> None:
+    kinds = {kind for kind, _ in stream_of(adapter_of(start="fresh"))}
+    assert kinds == {"vjp"}
