@@ -1,0 +1,146 @@
+"""Described evidence against what the oracle used, and counts by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from cliquetta.methods.contract import Batch, Prediction
+from cliquetta.methods.scap import SCAP, SCAPConfig
+from cliquetta.methods.scap.evidence import describe, summary
+from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
+from cliquetta.prompts.classes import ClassPrompts
+from methods.scap.scenes import NAMES, between_similarities, build_model, make_batches, pair
+
+MODEL = build_model(0)
+BATCHES = make_batches(5, 2, 6)
+THRESHOLD = between_similarities(MODEL, BATCHES[0], 0.7)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"merge": "top-1"}, {"merge": "union"}, {"retention": False}, {"capacity": 1}],
+    ids=str,
+)
+def test_the_description_says_what_the_oracle_used(options: dict[str, Any]) -> None:
+    both = pair(MODEL, {"threshold": THRESHOLD, **options})
+    for images in BATCHES:
+        prediction, expected = both.step(images)
+        found = json.loads(json.dumps(describe(prediction)))
+        assert [(c["class"], frozenset(c["members"])) for c in found["cliques"]] == expected.cliques
+        assert [c["id"] for c in found["cliques"]] == list(range(len(expected.cliques)))
+        for clique, before, after in zip(
+            found["cliques"], expected.losses_before, expected.losses_after, strict=True
+        ):
+            assert clique["size"] == len(clique["members"])
+            assert clique["before"]["total"] == pytest.approx(before, abs=1e-6)
+            assert clique["after"]["total"] == pytest.approx(after, abs=1e-6)
+            for losses in (clique["before"], clique["after"]):
+                parts = losses["entropy"] + losses["concentration"]
+                assert losses["total"] == pytest.approx(parts, abs=1e-9)
+        used = {
+            (j, entry["class"]): (tuple(entry["cliques"]), entry["retained"])
+            for j, image in enumerate(found["images"])
+            for entry in image["passes"]
+        }
+        assert used == expected.used
+        assert [image["top"] for image in found["images"]] == expected.top
+        assert found["visual_prompts"] == "composed"
+        assert found["text_gradient"] == "vjp"
+
+
+def test_equal_member_sets_share_their_id() -> None:
+    adapter = SCAP(MODEL, ClassPrompts(NAMES), SCAPConfig(threshold=0.9))
+    prediction = adapter.predict(Batch(BATCHES[0][:1].repeat(3, 1, 1, 1)))
+    cliques = describe(prediction)["cliques"]
+    assert [clique["set"] for clique in cliques] == [0, 0, 0]
+    assert len({clique["class"] for clique in cliques}) == 3
+    assert [clique["after"] for clique in cliques] == [None, None, None]
+    assert summary(prediction) == {
+        "images": 3,
+        "cliques": 3,
+        "distinct_sets": 1,
+        "memberships": 3,
+        "mean_size": 3.0,
+        "images_with_clique": 3,
+        "images_with_retained": 3,
+    }
+
+
+def test_counts_agree_with_the_description() -> None:
+    adapter = SCAP(MODEL, ClassPrompts(NAMES), SCAPConfig(threshold=THRESHOLD))
+    for images in BATCHES:
+        prediction = adapter.predict(Batch(images))
+        found, counts = describe(prediction), summary(prediction)
+        cliques = found["cliques"]
+        members = {tuple(clique["members"]) for clique in cliques}
+        assert counts["cliques"] == len(cliques) > 0
+        assert counts["distinct_sets"] == len(members)
+        assert counts["memberships"] == sum(len(one) for one in members)
+        sizes = [clique["size"] for clique in cliques]
+        assert counts["mean_size"] == pytest.approx(sum(sizes) / len(sizes))
+        assert counts["images_with_clique"] == len({j for one in members for j in one})
+        assert counts["images_with_retained"] == sum(
+            any(entry["retained"] is not None for entry in image["passes"])
+            for image in found["images"]
+        )
+        json.dumps(counts)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"visual_inference": "discarded"}, "discarded"), ({"modalities": "text"}, "none")],
+)
+def test_prompts_that_were_not_scored_with_are_not_claimed(
+    options: dict[str, Any], said: str
+) -> None:
+    adapter = SCAP(MODEL, ClassPrompts(NAMES), SCAPConfig(threshold=THRESHOLD, **options))
+    prediction = adapter.predict(Batch(BATCHES[0]))
+    found = describe(prediction)
+    assert found["visual_prompts"] == said
+    assert found["cliques"]
+    for image in found["images"]:
+        assert all(not p["cliques"] and p["retained"] is None for p in image["passes"])
+    assert summary(prediction)["images_with_clique"] > 0
+    assert summary(prediction)["images_with_retained"] == 0
+
+
+def test_a_batch_without_cliques_is_described() -> None:
+    adapter = SCAP(MODEL, ClassPrompts(NAMES), SCAPConfig(threshold=2.0))
+    prediction = adapter.predict(Batch(BATCHES[0]))
+    found = describe(prediction)
+    assert found["cliques"] == []
+    assert len(found["images"]) == 6
+    assert summary(prediction)["cliques"] == 0
+    assert summary(prediction)["mean_size"] == 0.0
+
+
+def test_an_empty_batch_is_described() -> None:
+    adapter = SCAP(MODEL, ClassPrompts(NAMES), SCAPConfig())
+    prediction = adapter.predict(Batch(BATCHES[0][:0]))
+    assert describe(prediction)["images"] == []
+    assert summary(prediction)["images"] == 0
+
+
+def test_evidence_of_another_method_is_refused() -> None:
+    other = ZeroShot(MODEL, ClassPrompts(NAMES), ZeroShotConfig()).predict(Batch(BATCHES[0]))
+    for read in (describe, summary):
+        with pytest.raises(ValueError, match="not that of scap"):
+            read(other)
+    with pytest.raises(ValueError, match="not that of scap"):
+        describe(Prediction(torch.zeros(1, 2)))
+
+
+def test_gathering_more_evidence_changes_no_logit() -> None:
+    plain, explaining = (
+        SCAP(MODEL, ClassPrompts(NAMES), SCAPConfig(threshold=THRESHOLD)) for _ in range(2)
+    )
+    explaining.explain = True
+    for images in BATCHES:
+        a, b = plain.predict(Batch(images)), explaining.predict(Batch(images))
+        assert torch.equal(a.logits, b.logits)
+        assert describe(a)["cliques"][0]["after"] is None
+        assert describe(b)["cliques"][0]["after"] is not None

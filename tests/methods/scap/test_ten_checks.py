@@ -1,0 +1,272 @@
+"""What the released code got wrong, one check each: the list that any SCAP should pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from cliquetta.data.dataset import ArrayDataset
+from cliquetta.evaluation.record import load_predictions
+from cliquetta.evaluation.runner import Step, evaluate
+from cliquetta.evaluation.stream import Stream
+from cliquetta.methods.contract import Batch, Prediction
+from cliquetta.methods.scap import PRESETS, SCAP, SCAPConfig
+from cliquetta.methods.scap.cliques import mine_cliques
+from cliquetta.methods.scap.composition import compose_prompts, plan_passes
+from cliquetta.methods.scap.learning import Task
+from cliquetta.methods.scap.losses import attribute_features, concentration_loss
+from cliquetta.methods.scap.retention import propagate
+from cliquetta.model.block import Prefix
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+from evaluation.streaming import made_up_dataset
+from methods.scap.scenes import NAMES, between_similarities, build_model, make_batches
+
+MODEL = build_model(0)
+PROMPTS = ClassPrompts(NAMES)
+BATCHES = make_batches(5, 3, 8)
+THRESHOLD = between_similarities(MODEL, BATCHES[0], 0.8)
+"""So high that some images of every batch have no clique."""
+
+
+def adapter_of(threshold: float = THRESHOLD, **options: object) -> SCAP:
+    return SCAP(MODEL, PROMPTS, SCAPConfig(threshold=threshold, **options))  # type: ignore[arg-type]
+
+
+def owners(prediction: Prediction) -> Tensor:
+    """Images (b,) whose candidate sets hold a clique with them."""
+    passes = prediction.evidence["passes"]
+    by_image = passes.own.any(dim=1).view(len(prediction.logits), -1)
+    return by_image.any(dim=1)
+
+
+def unlike(a: Prediction, b: Prediction) -> Tensor:
+    """Images (b,) with other logits; rounding does not count."""
+    return (a.logits - b.logits).abs().amax(dim=1) > 1e-4
+
+
+def test_1_propagation_changes_keys_and_the_released_rule_only_scales_them() -> None:
+    keys = torch.randn(1, 5, 8, generator=torch.Generator().manual_seed(0)).double()
+    keys = torch.nn.functional.normalize(keys, dim=-1)
+    for neighbours in (1, 3):
+        config = SCAPConfig(neighbours=neighbours, bandwidth=0.5)
+        moved = propagate(keys, config)
+        cosines = torch.nn.functional.cosine_similarity(moved, keys, dim=-1)
+        assert (cosines < 1 - 1e-4).all()
+
+    # As released: a wide kernel, the one nearest of each row, which is the key itself.
+    squared = (keys[0, :, None] - keys[0, None]).square().mean(dim=-1)
+    weights = torch.exp(-squared / 0.1)
+    best = weights.argmax(dim=1)
+    kept = torch.zeros_like(weights).scatter(1, best[:, None], weights.amax(dim=1, keepdim=True))
+    root = kept.sum(dim=1).rsqrt()
+    smooth = root[:, None] * kept * root
+    literal = torch.linalg.inv(torch.eye(5).double() - 0.3 * smooth) @ keys[0]
+    released = propagate(keys, PRESETS["released"])[0]
+    torch.testing.assert_close(released, literal, rtol=0, atol=1e-14)
+    torch.testing.assert_close(released, keys[0] / 0.7, rtol=0, atol=1e-14)
+
+
+def test_2_two_prompts_together_keep_keys_with_keys_and_values_with_values() -> None:
+    adapter = adapter_of(modalities="image")
+    tower = MODEL.require_vit()
+    generator = torch.Generator().manual_seed(0)
+    k1, v1, k2, v2 = torch.randn(4, 32, generator=generator).double()
+    own = torch.stack([torch.cat([k1, v1]), torch.cat([k2, v2])])[None]
+    seen, none = torch.ones(1, 2, dtype=torch.bool), torch.zeros(1, 0, dtype=torch.bool)
+    prompts, mask = compose_prompts(own, seen, own[:, :0], none, adapter.config)
+    image = BATCHES[0][:1]
+    found = adapter._prompted(tower.run(tower.embed(image), 0, 1), prompts, mask)
+
+    # block 1 by hand: its own projections of both keys, and of both values, before the image's
+    block, x = tower.block(1), tower.run(tower.embed(image), 0, 1)
+    wq, wk, wv = block.qkv.weight.chunk(3)
+    bq, bk, bv = block.qkv.bias.chunk(3)
+    normed = block.ln_1(x)[0]
+    query = normed @ wq.T + bq
+    keys = torch.cat([torch.stack([k1, k2]), normed]) @ wk.T + bk
+    values = torch.cat([torch.stack([v1, v2]), normed]) @ wv.T + bv
+    heads = []
+    for q, k, v in zip(query.split(16, 1), keys.split(16, 1), values.split(16, 1), strict=True):
+        heads.append((q @ k.T / 4).softmax(dim=1) @ v)
+    y = x + block.out(torch.cat(heads, dim=1)[None])
+    expected = tower.pool(tower.run(block.mlp(y), 2))
+    expected = torch.nn.functional.normalize(expected, dim=1)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("merge", ["mean-probability", "top-1", "union"])
+def test_3a_without_cliques_the_logits_of_images_that_own_one_change(merge: str) -> None:
+    options = {"modalities": "image", "retention": False, "merge": merge}
+    with_cliques = adapter_of(**options).predict(Batch(BATCHES[0]))
+    without = adapter_of(threshold=2.0, **options).predict(Batch(BATCHES[0]))
+    own = owners(with_cliques)
+    assert 0 < int(own.sum()) < len(own)
+    assert not owners(without).any()
+    assert unlike(with_cliques, without).tolist() == own.tolist()
+
+
+def test_3b_without_retention_the_logits_of_images_with_a_retained_prompt_change() -> None:
+    kept, dropped = adapter_of(modalities="image"), adapter_of(modalities="image", retention=False)
+    for images in BATCHES:
+        before = kept.memory["count"].clone()
+        a, b = kept.predict(Batch(images)), dropped.predict(Batch(images))
+        used = (a.evidence["retained"] >= 0).view(len(images), -1).any(dim=1)
+        assert not (b.evidence["retained"] >= 0).any()
+        assert unlike(a, b).tolist() == used.tolist()
+        assert used.any()
+    assert before.any()
+
+
+def test_3c_retention_reaches_a_batch_without_any_clique() -> None:
+    """One image of a later batch: only what earlier batches left can move it."""
+    taught, fresh = adapter_of(modalities="image"), adapter_of(modalities="image")
+    taught.predict(Batch(BATCHES[0]))
+    one = BATCHES[0][:1]
+    a, b = taught.predict(Batch(one)), fresh.predict(Batch(one))
+    assert len(a.evidence["cliques"]) == len(b.evidence["cliques"]) == 0
+    assert unlike(a, b).all()
+
+
+def test_3d_the_text_running_mean_reaches_every_image() -> None:
+    learned = adapter_of(modalities="text").predict(Batch(BATCHES[0]))
+    without = adapter_of(threshold=2.0, modalities="text").predict(Batch(BATCHES[0]))
+    assert unlike(learned, without).all()
+
+
+def test_3e_prompts_that_are_discarded_are_nowhere_in_the_logits() -> None:
+    discarded = adapter_of(modalities="image", visual_inference="discarded")
+    plain = MODEL.scale * MODEL.encode_image(BATCHES[0], normalize=True) @ discarded.classifier.T
+    found = discarded.predict(Batch(BATCHES[0]))
+    assert len(found.evidence["cliques"])
+    torch.testing.assert_close(found.probabilities, plain.softmax(dim=-1).float())
+
+
+def test_4_an_image_first_seen_in_a_later_clique_maps_to_that_clique() -> None:
+    similar = torch.eye(5, dtype=torch.bool)
+    for a, b in ((0, 1), (2, 3), (3, 4)):
+        similar[a, b] = similar[b, a] = True
+    top = torch.tensor([[0], [0], [1], [1], [1]])
+    cliques = mine_cliques(similar, top)
+    members = [row.nonzero()[:, 0].tolist() for row in cliques.members]
+    assert members == [[0, 1], [2, 3], [2, 3, 4], [3, 4]]
+    passes = plan_passes(cliques, top, torch.zeros(2, dtype=torch.long), SCAPConfig())
+    mapped = [row[own].tolist() for row, own in zip(passes.sets, passes.own, strict=True)]
+    assert mapped == [[0], [0], [1, 2], [1, 2, 3], [2, 3]]
+
+
+def test_5_concentration_of_unit_features_is_size_times_one_minus_squared_mean() -> None:
+    generator = torch.Generator().manual_seed(0)
+    features = torch.nn.functional.normalize(torch.randn(9, 6, generator=generator).double())
+    clique = torch.zeros(9, dtype=torch.long)
+    mean = attribute_features(features, clique, 1)
+    found = float(concentration_loss(features, clique, mean, "sum"))
+    assert found == pytest.approx(9 * (1 - float(mean.square().sum())), abs=1e-12)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_6_cliques_learned_in_any_order_give_the_same_prompts(steps: int) -> None:
+    adapter = adapter_of(steps=steps)
+    hidden, plain = adapter._encode(BATCHES[0])
+    sets = [[0, 1, 2], [3, 4], [1, 4, 5, 6], [6, 7]]
+
+    def learn(order: list[int]) -> tuple[Tensor, Tensor]:
+        pairs = [(at, j) for at, u in enumerate(order) for j in sets[u]]
+        clique, image = torch.tensor(pairs).unbind(dim=1)
+        task = Task(hidden, plain, clique, image, len(order))
+        learned = adapter.learner.learn(task, adapter.memory["start_prompt"])
+        assert learned.visual is not None
+        assert learned.text is not None
+        return learned.visual, learned.text
+
+    visual, text = learn([0, 1, 2, 3])
+    for order in ([3, 1, 0, 2], [2], [1, 3]):
+        other_visual, other_text = learn(order)
+        torch.testing.assert_close(other_visual, visual[order], rtol=0, atol=1e-9)
+        torch.testing.assert_close(other_text, text[order], rtol=0, atol=1e-9)
+
+
+def test_7_the_reported_metric_comes_from_the_logits_that_were_returned(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tmp_path: Path
+) -> None:
+    dataset: ArrayDataset = made_up_dataset(24)
+    stream = Stream(dataset, tiny_clip.preprocess, batch_size=8)
+    adapter = SCAP(tiny_clip, tiny_prompts, SCAPConfig(threshold=0.3))
+    steps: list[Step] = []
+    record = evaluate(adapter, stream, out=tmp_path, on_step=steps.append)
+    logits = torch.cat([step.prediction.logits for step in steps])
+    labels = torch.cat([step.labels for step in steps])
+    right = logits.argmax(dim=1) == labels
+    assert record.metrics["top1"] == pytest.approx(100 * float(right.float().mean()))
+    written = load_predictions(tmp_path / record.id)
+    assert written.classes[:, 0].tolist() == logits.argmax(dim=1).tolist()
+    assert sum(len(step.prediction.evidence["cliques"]) for step in steps) > 3
+
+
+def test_8_the_same_members_under_two_classes_have_the_same_prompts_to_the_bit() -> None:
+    adapter = adapter_of(threshold=0.9)
+    image = BATCHES[0][:1]
+    prediction = adapter.predict(Batch(image.repeat(4, 1, 1, 1)))
+    cliques = prediction.evidence["cliques"]
+    assert len(cliques) == 3
+    assert len(cliques.sets) == 1
+    a, b, c = cliques.classes.tolist()
+    for name in ("keys", "values"):
+        kept = adapter.memory[name]
+        assert torch.equal(kept[a, 0], kept[b, 0])
+        assert torch.equal(kept[a, 0], kept[c, 0])
+        assert kept[a, 0].any()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-5), (torch.bfloat16, 3e-2)]
+)
+def test_9_text_cut_at_its_end_equals_text_of_full_length(
+    dtype: torch.dtype, tolerance: float
+) -> None:
+    model = build_model(0).to(dtype)
+    adapter = SCAP(model, PROMPTS, SCAPConfig())
+    text, tower = adapter.text, model.require_text()
+    assert text is not None
+    assert int(text.ends.max()) + 1 < text.ids.shape[1] == model.tokenizer.context_length
+    context = text.start + 0.05
+    whole = tower.tokens(text.ids)
+    whole[:, 1 : 1 + len(context)] = context.to(dtype)
+    full = tower.encode(whole, text.ends)
+    expected = torch.nn.functional.normalize(full.to(context.dtype), dim=1)
+    torch.testing.assert_close(text.features(context), expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("count_start", [False, True])
+def test_10_the_text_prompt_is_the_arithmetic_mean_of_all_cliques(count_start: bool) -> None:
+    adapter = adapter_of(count_start=count_start)
+    assert adapter.text is not None
+    seen = [adapter.text.start] if count_start else []
+    for images in BATCHES:
+        evidence = adapter.predict(Batch(images)).evidence
+        seen += [evidence["learned"].text[u] for u in evidence["cliques"].set_of.tolist()]
+        mean = torch.stack(seen).mean(dim=0)
+        torch.testing.assert_close(adapter.memory["text_mean"], mean, rtol=0, atol=1e-12)
+        assert int(adapter.memory["text_seen"]) == len(seen)
+    assert len(seen) > 6
+
+
+def test_composed_features_equal_one_forward_pass_with_all_prompts() -> None:
+    """An image in two cliques and with a retained prompt: three prompts in its one pass."""
+    adapter = adapter_of(threshold=0.2, modalities="image", merge="top-1")
+    out = adapter.predict(Batch(BATCHES[0]))
+    passes, learned = out.evidence["passes"], out.evidence["learned"]
+    row = int(passes.own.sum(dim=1).argmax())
+    sets = passes.sets[row][passes.own[row]]
+    assert len(sets) > 1
+    place, label = int(out.evidence["retained"][row, 0]), int(passes.labels[row, 0])
+    kept = adapter.memory["values"][label, place].view(1, 1, 2, 32)
+    tokens = torch.cat([learned.visual[sets][:, 0], kept]).reshape(1, len(sets) + 1, 2, 32)
+    features = MODEL.require_vit()(BATCHES[0][row][None], prefix={1: Prefix(tokens)})
+    features = torch.nn.functional.normalize(features, dim=1)
+    assert adapter.text is not None
+    logits = MODEL.scale * features @ adapter.text.start_features.T
+    torch.testing.assert_close(out.logits[row].double(), logits[0], rtol=0, atol=1e-4)
