@@ -1,0 +1,70 @@
+"""What the README and the contributors' guide promise is true."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from running import Run
+
+from cliquetta.cli.main import app
+from cliquetta.methods.registry import list_methods
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_python_example_runs(
+    photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in list((photos / "more").iterdir()):
+        path.rename(photos / path.name)
+    (photos / "more").rmdir()
+    monkeypatch.chdir(photos.parent)
+    (program,) = re.findall(r"```python\n(.*?)```", README, re.S)
+    assert len(program.strip().splitlines()) <= 12
+    exec(program, {})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [f"image{i}.png" for i in range(6)]
+    assert all(line.split()[1] in ("cat", "dog", "horse") for line in lines)
+    assert Path("photos.safetensors").exists()
+
+
+def commands() -> list[str]:
+    texts = [README, *(p.read_text(encoding="utf-8") for p in sorted(ROOT.glob("docs/**/*.md")))]
+    found = [line for text in texts for line in re.findall(r"^cliquetta .*$", text, re.M)]
+    return sorted({line.split("  #")[0].strip() for line in found})
+
+
+@pytest.mark.parametrize("line", commands())
+def test_commands_of_the_documents_exist_with_their_options(run: Run, line: str) -> None:
+    words = shlex.split(line.rstrip("\\"))[1:]
+    names = words[:2] if words[0] == "data" else words[:1]
+    text = run(*names, "--help").text
+    assert f"cliquetta {' '.join(names)}" in text
+    for option in re.findall(r"(?<!\S)--[a-z-]+", line):
+        assert option in text or option == "--help", f"{option} of {line!r}"
+
+
+def test_every_method_is_in_the_table() -> None:
+    for entry in list_methods():
+        assert f"`{entry.name}`" in README
+
+
+def test_every_command_is_in_the_readme() -> None:
+    registered = [command.name for command in app.registered_commands]
+    for name in registered:
+        assert any(f"{start}{name}" in README for start in ("cliquetta ", "`", "make ")), name
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/model/micro.md"])
+def test_links_and_paths_lead_somewhere(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    folder = (ROOT / document).parent
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        assert target.startswith("http") or (folder / target).exists(), target
+    for path in re.findall(r"`((?:src|tests|docs|training)/[\w./-]+)`", text):
+        if "NAME" not in path:
+            assert (ROOT / path).exists(), path
