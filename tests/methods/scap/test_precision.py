@@ -1,0 +1,89 @@
+"""Half-precision models: finite, remembered in float32, and near float32 in their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cliquetta.methods.contract import Batch
+from cliquetta.methods.scap import SCAP, SCAPConfig
+from cliquetta.methods.scap.learning import Task
+from cliquetta.prompts.classes import ClassPrompts
+from methods.scap.scenes import NAMES, build_model, make_batches
+
+PROMPTS = ClassPrompts(NAMES, ("a photo of a {}.", "art of the {}."))
+BATCHES = [images.float() for images in make_batches(3, 4, 6)]
+HALVES = [torch.bfloat16, torch.float16]
+
+
+def adapter_of(dtype: torch.dtype, **options: Any) -> SCAP:
+    return SCAP(build_model(0).to(dtype), PROMPTS, SCAPConfig(threshold=0.4, **options))
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"steps": 2}, {"text_scope": "class"}, {"start": "fresh"}], ids=str
+)
+def test_half_precision_runs_and_remembers_in_float32(
+    dtype: torch.dtype, options: dict[str, Any]
+) -> None:
+    adapter = adapter_of(dtype, **options)
+    adapter.explain = True
+    for images in BATCHES:
+        out = adapter.predict(Batch(images))
+        assert out.logits.dtype == torch.float32
+        assert torch.isfinite(out.logits).all()
+        learned = out.evidence["learned"]
+        for tensor in (learned.visual, learned.text, learned.attributes, learned.after.total):
+            assert tensor.dtype == torch.float32
+            assert torch.isfinite(tensor).all()
+    for name in ("start_prompt", "keys", "values", "text_mean"):
+        assert adapter.memory[name].dtype == torch.float32
+        assert torch.isfinite(adapter.memory[name]).all()
+    assert int(adapter.memory["sets_learned"]) > 8
+
+
+def start_gradients(adapter: SCAP, sets: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """Visual and text gradients of fixed cliques at the start, one row each."""
+    hidden, plain = adapter._encode(BATCHES[0])
+    clique, image = torch.tensor([(u, j) for u, own in enumerate(sets) for j in own]).unbind(1)
+    task = Task(hidden, plain, clique, image, len(sets))
+    _, visual, text, _ = adapter.learner._start_gradients(task, adapter.memory["start_prompt"])
+    assert visual is not None
+    assert text is not None
+    return visual.flatten(1), text.flatten(1)
+
+
+@pytest.mark.parametrize("jacobian", [False, True])
+@pytest.mark.parametrize(("dtype", "least"), [(torch.bfloat16, 0.99), (torch.float16, 0.9999)])
+def test_gradients_point_where_those_of_float32_do(
+    dtype: torch.dtype, least: float, jacobian: bool
+) -> None:
+    sets = [[0, 1, 2], [2, 5], [1, 3, 4, 5]]
+    full, half = adapter_of(torch.float32), adapter_of(dtype)
+    # the same draw on both sides, and one that bfloat16 holds exactly
+    for adapter in (full, half):
+        adapter.memory["start_prompt"] = adapter.memory["start_prompt"].bfloat16().float()
+        assert adapter.text is not None
+        if jacobian:
+            adapter.text.build_jacobian()
+    for found, expected in zip(
+        start_gradients(half, sets), start_gradients(full, sets), strict=True
+    ):
+        assert found.dtype == torch.float32
+        cosine = torch.nn.functional.cosine_similarity(found, expected, dim=1)
+        assert (cosine >= least).all(), cosine
+        ratio = found.norm(dim=1) / expected.norm(dim=1)
+        assert ((ratio - 1).abs() < 0.1).all()
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_predictions_stay_near_float32(dtype: torch.dtype) -> None:
+    full, half = adapter_of(torch.float32), adapter_of(dtype)
+    for images in BATCHES:
+        expected, found = full.predict(Batch(images)), half.predict(Batch(images))
+        difference = (found.probabilities - expected.probabilities).abs()
+        assert float(difference.mean()) < 0.05

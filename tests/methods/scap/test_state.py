@@ -1,0 +1,226 @@
+"""Streams that are split, saved, killed and taken up again end as if nothing had happened."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from cliquetta.evaluation.record import PREDICTIONS, list_records
+from cliquetta.evaluation.runner import evaluate
+from cliquetta.evaluation.stream import Stream
+from cliquetta.methods.contract import Batch
+from cliquetta.methods.scap import SCAP, SCAPConfig
+from cliquetta.methods.state import StateMismatchError, load_state, read_header, save_state
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+from evaluation.streaming import made_up_dataset
+from methods.scap.scenes import NAMES, build_model, make_batches
+
+MODEL = build_model(0).float()
+BATCHES = [images.float() for images in make_batches(3, 6, 6)]
+PROMPTS = ClassPrompts(NAMES, ("a photo of a {}.", "art of the {}."))
+CONFIG = SCAPConfig(threshold=0.4, capacity=2)
+
+
+def adapter_of(config: SCAPConfig = CONFIG, seed: int = 0) -> SCAP:
+    return SCAP(MODEL, PROMPTS, config, seed=seed)
+
+
+def run(adapter: SCAP, batches: list[Tensor]) -> list[Tensor]:
+    return [adapter.predict(Batch(images)).logits for images in batches]
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"start": "fresh"},
+    {"text_scope": "class", "blocks": (1, 2)},
+    {"modalities": "text"},
+    {"retention_order": "infer-first", "steps": 2},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_split_stream_equals_the_whole_to_the_bit(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    config = SCAPConfig(threshold=0.4, capacity=2, **options)
+    whole = adapter_of(config)
+    expected = run(whole, BATCHES)
+    assert int(whole.memory["sets_learned"]) > MODEL.embed_dim  # the text gradient changed over
+    first = adapter_of(config)
+    for number, images in enumerate(BATCHES):
+        save_state(first, tmp_path / f"{number}.safetensors")
+        first.predict(Batch(images))
+    for number in range(len(BATCHES)):
+        # another seed: whatever it decides must come from the state
+        other = adapter_of(config, seed=9)
+        load_state(other, tmp_path / f"{number}.safetensors")
+        for found, wanted in zip(run(other, BATCHES[number:]), expected[number:], strict=True):
+            assert torch.equal(found, wanted)
+        for name, value in whole.state_dict().items():
+            assert torch.equal(other.memory[name], value), name
+
+
+CONTINUE = """
+import sys
+from pathlib import Path
+import torch
+from safetensors.torch import save_file
+torch.set_num_threads(1)
+from cliquetta.methods.state import load_state, save_state
+from methods.scap.test_state import BATCHES, adapter_of, run
+folder = Path(sys.argv[1])
+adapter = adapter_of()
+load_state(adapter, folder / "before.safetensors")
+save_file({"logits": torch.cat(run(adapter, BATCHES[3:]))}, folder / "logits.safetensors")
+save_state(adapter, folder / "after.safetensors")
+"""
+
+
+def test_a_stream_split_over_two_processes_equals_the_whole_to_the_bit(tmp_path: Path) -> None:
+    whole, first = adapter_of(), adapter_of()
+    expected = run(whole, BATCHES)
+    run(first, BATCHES[:3])
+    save_state(first, tmp_path / "before.safetensors")
+    tests = Path(__file__).resolve().parents[2]
+    places = [str(tests), str(tests.parent / "src"), os.environ.get("PYTHONPATH", "")]
+    subprocess.run(
+        [sys.executable, "-c", CONTINUE, str(tmp_path)],
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
+    )
+    logits = load_file(tmp_path / "logits.safetensors")["logits"]
+    assert torch.equal(logits, torch.cat(expected[3:]))
+    other = adapter_of()
+    load_state(other, tmp_path / "after.safetensors")
+    for name, value in whole.state_dict().items():
+        assert torch.equal(other.memory[name], value), name
+
+
+def test_a_state_says_what_it_is(tmp_path: Path) -> None:
+    adapter = adapter_of()
+    run(adapter, BATCHES[:2])
+    save_state(adapter, tmp_path / "state.safetensors")
+    header = read_header(tmp_path / "state.safetensors")
+    assert (header["method"], header["model"]) == ("scap", "scene-0")
+    assert header["config"]["threshold"] == 0.4
+    held = load_file(tmp_path / "state.safetensors")
+    assert int(held["memory.batches"]) == 2
+    assert {name.removeprefix("memory.") for name in held} == set(adapter.memory)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (lambda: SCAP(build_model(1).float(), PROMPTS, CONFIG), "another model"),
+        (lambda: SCAP(_changed_weights(), PROMPTS, CONFIG), "other weights"),
+        (
+            lambda: SCAP(MODEL, ClassPrompts(NAMES[::-1], PROMPTS.templates), CONFIG),
+            "another class list",
+        ),
+        (lambda: SCAP(MODEL, ClassPrompts(NAMES), CONFIG), "other templates"),
+        (
+            lambda: SCAP(MODEL, PROMPTS, SCAPConfig(threshold=0.5, capacity=2)),
+            r"another config \(threshold: 0.4 there, 0.5 here\)",
+        ),
+    ],
+    ids=["model", "weights", "classes", "templates", "config"],
+)
+def test_a_state_of_another_kind_is_refused(
+    other: Callable[[], SCAP], message: str, tmp_path: Path
+) -> None:
+    adapter = adapter_of()
+    run(adapter, BATCHES[:2])
+    path = tmp_path / "state.safetensors"
+    save_state(adapter, path)
+    unlike = other()
+    before = unlike.state_dict()
+    with pytest.raises(StateMismatchError, match=message):
+        load_state(unlike, path)
+    for name, value in before.items():
+        assert torch.equal(unlike.memory[name], value)
+
+
+def _changed_weights() -> CLIP:
+    model = build_model(0).float()
+    model.require_vit().ln_post.bias.data[0] += 1e-3
+    return model
+
+
+def test_a_reset_adapter_treats_the_stream_like_a_fresh_one() -> None:
+    adapter = adapter_of(SCAPConfig(threshold=0.4, start="fresh", modalities="image"))
+    expected = run(adapter, BATCHES)
+    adapter.reset()
+    for found, wanted in zip(run(adapter, BATCHES), expected, strict=True):
+        assert torch.equal(found, wanted)
+
+
+# --- kills --------------------------------------------------------------------------------------
+
+
+def run_until_killed(adapter: SCAP, out: Path, batch: int, inside: bool) -> None:
+    """Die at a batch of this execution: after it, or in the middle of learning from it."""
+    count = 0
+
+    def die() -> None:
+        nonlocal count
+        count += 1
+        if count == batch:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if inside:
+        retain = adapter._retain
+
+        def retain_and_die(*given: Any) -> None:
+            retain(*given)
+            die()
+
+        adapter._retain = retain_and_die  # type: ignore[method-assign]
+    stream = Stream(made_up_dataset(96), adapter.model.preprocess, batch_size=4, seed=1)
+    step = None if inside else lambda step: die()
+    evaluate(adapter, stream, out=out, save_every=2, on_step=step)
+
+
+def test_a_stream_killed_at_random_batches_ends_with_the_same_predictions(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tmp_path: Path
+) -> None:
+    def build() -> SCAP:
+        return SCAP(tiny_clip, tiny_prompts, SCAPConfig(threshold=0.3, capacity=2), seed=4)
+
+    whole, out = tmp_path / "whole", tmp_path / "killed"
+    adapter = build()
+    run_until_killed(adapter, whole, 0, inside=False)
+    (expected,) = list_records(whole)
+    assert int(adapter.memory["sets_learned"]) > 20
+    assert int(adapter.memory["count"].max()) == 2
+    moments, kills = random.Random(3), 0
+    fork = multiprocessing.get_context("fork")  # a fresh interpreter would take seconds to start
+    while True:
+        given = (build(), out, moments.randint(3, 6), bool(kills % 2))
+        process = fork.Process(target=run_until_killed, args=given)
+        process.start()
+        process.join()
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL
+        kills += 1
+        assert kills < 40
+    (record,) = list_records(out)
+    assert kills >= 4
+    assert record.resumed >= 4
+    assert record.status == "finished"
+    assert record.metrics == expected.metrics
+    name = f"{record.id}/{PREDICTIONS}"
+    assert (out / name).read_bytes() == (whole / name).read_bytes()
