@@ -10,8 +10,9 @@ along its rows. The same batch is then answered under the adapted norms with the
 The official code does not detach Q: the gradient also flows through V·Vᵀ. So it does here
 (``detach_targets`` turns it off). As Q is transposed after its softmax, rows of the targets need
 not sum to one; the loss is kept as published. That repository has no licence and was not opened;
-the loss was also met in WATT's code, which builds on it. Ours: classes are ranked, and answers given, with the templates of the class list
-like those of every method; ``a photo of a {}`` as only template is the authors' setting.
+the loss was also met in WATT's code, which builds on it. Ours: classes are ranked, and answers
+given, with the templates of the class list like those of every method; ``a photo of a {}`` as only
+template is the authors' setting.
 """
 
 from __future__ import annotations
