@@ -156,7 +156,7 @@ class CLIP(nn.Module):
 
     def context(self, words: str) -> Tensor:
         """Token embeddings (M, D) of the words before a class name, float32: a learner's start."""
-        ids = torch.tensor(self.tokenizer.encode(words), device=self.device)
+        ids = torch.tensor(self.tokenizer.encode(words), dtype=torch.long, device=self.device)
         return precise(self.require_text().tokens(ids).detach())
 
     @torch.no_grad()

@@ -1,0 +1,295 @@
+"""Presets run, every field of the config changes something, and nonsense is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cliquetta.data.views import attach_views
+from cliquetta.errors import UnknownNameError
+from cliquetta.methods.contract import Batch, Prediction
+from cliquetta.methods.registry import create_method, get_method, method_config
+from cliquetta.methods.scap import PRESETS, SCAP, SCAPConfig
+from cliquetta.methods.scap.evidence import describe
+from cliquetta.methods.scap.retention import propagate
+from cliquetta.model.clip import CLIP, MissingCapabilityError
+from cliquetta.model.config import CLIPConfig, ResNetConfig, TextConfig
+from cliquetta.model.initialise import initialise
+from cliquetta.prompts.classes import ClassPrompts
+from methods.scap.scenes import NAMES, build_model, make_batches
+
+MODEL = build_model(0)
+PROMPTS = ClassPrompts(NAMES, ("a photo of a {}.", "art of the {}."))
+BATCHES = make_batches(5, 3, 8)
+BATCHES[0][1] = BATCHES[0][0]  # equal rows of one set: duplicates to drop, or not
+VIEWS = torch.randn(8, 3, 3, 16, 16, generator=torch.Generator().manual_seed(0)).double()
+
+
+def test_the_registry_knows_the_presets() -> None:
+    assert dict(get_method("scap").presets) == dict(PRESETS)
+    assert list(PRESETS) == ["paper", "paper-views", "released"]
+    assert method_config("scap") == PRESETS["paper"] == SCAPConfig()
+    assert method_config("scap", "paper-views").views == 64
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_presets_run_from_the_registry(
+    name: str, tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
+) -> None:
+    views = min(4, PRESETS[name].views)
+    config = method_config("scap", name, {"views": str(views)})
+    assert config == dataclasses.replace(PRESETS[name], views=views)
+    adapter = create_method("scap", tiny_clip, tiny_prompts, config)
+    assert isinstance(adapter, SCAP)
+    batch = Batch(tiny_images, tuple(str(j) for j in range(len(tiny_images))))
+    if views > 1:
+        assert adapter.views is not None
+        with pytest.raises(ValueError, match="needs 4 views"):
+            adapter.predict(batch)
+        batch = attach_views(batch, adapter.views, seed=0, preprocess=tiny_clip.preprocess)
+    else:
+        assert adapter.views is None
+    for _ in range(2):
+        out = adapter.predict(batch)
+        assert torch.isfinite(out.logits).all()
+        assert len(describe(out)["images"]) == len(tiny_images)
+    assert len(out.evidence["cliques"]) > 0
+
+
+def test_views_are_scored_with_the_prompts_of_their_image_and_the_confident_averaged() -> None:
+    """Each view as an image of its own, in the same batch and memory."""
+    config = SCAPConfig(threshold=0.4, views=3, confident_share=0.67)
+    views = torch.cat([BATCHES[0][:, None], VIEWS[:, :2]], dim=1)
+    adapter = SCAP(MODEL, PROMPTS, config)
+    found = adapter.predict(Batch(BATCHES[0], views=views)).logits
+    each = []
+    for at in range(3):
+        # only what is scored changes: mining, learning and matching see the plain images
+        single = SCAP(MODEL, PROMPTS, config)
+        one = single.predict(Batch(BATCHES[0], views=views[:, at : at + 1])).logits
+        each.append(one)
+    logits = torch.stack(each, dim=1)
+    plain = SCAP(MODEL, PROMPTS, dataclasses.replace(config, views=1)).predict(Batch(BATCHES[0]))
+    torch.testing.assert_close(each[0], plain.logits, rtol=0, atol=1e-5)
+    for j in range(8):
+        p = logits[j].softmax(dim=-1)
+        order = (-(p * p.log()).sum(dim=1)).argsort()
+        expected = logits[j, order[:2]].mean(dim=0)
+        torch.testing.assert_close(found[j], expected, rtol=0, atol=1e-5)
+
+
+def test_released_learns_prompts_and_scores_without_them() -> None:
+    config = dataclasses.replace(PRESETS["released"], views=1, threshold=0.4)
+    adapter, twin = (SCAP(MODEL, PROMPTS, config) for _ in range(2))
+    twin._compose = _refuse(twin._compose)  # type: ignore[method-assign]
+    for images in BATCHES:
+        a, b = adapter.predict(Batch(images)), twin.predict(Batch(images))
+        assert torch.equal(a.logits, b.logits)
+    moved = adapter.memory["values"][adapter.memory["count"] > 0, 0]
+    start = adapter.memory["start_prompt"].flatten()
+    assert (moved - start).abs().max() > 1e-3
+
+
+def _refuse(compose: Any) -> Any:
+    """Composition that returns other prompts: who scores with them answers otherwise."""
+
+    def other(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+        prompts, mask, places = compose(*given)
+        return 3 - prompts, mask, places
+
+    return other
+
+
+def test_the_graph_of_released_divides_by_seven_tenths() -> None:
+    keys = torch.randn(2, 11, 16, generator=torch.Generator().manual_seed(1)).double()
+    torch.testing.assert_close(propagate(keys, PRESETS["released"]), keys / 0.7, rtol=0, atol=1e-12)
+
+
+def test_released_makes_whole_sets_of_argmax_classes_cliques() -> None:
+    config = dataclasses.replace(PRESETS["released"], views=1, threshold=2.0)
+    out = SCAP(MODEL, PROMPTS, config).predict(Batch(BATCHES[0]))
+    found = describe(out)["cliques"]
+    best = [image["top"] for image in describe(out)["images"]]
+    assert all(len(top) == 1 for top in best)
+    by_class: dict[int, list[int]] = {}
+    for j, (label,) in enumerate(best):
+        by_class.setdefault(label, []).append(j)
+    assert {c["class"]: c["members"] for c in found} == by_class
+
+
+# --- every field --------------------------------------------------------------------------------
+
+OTHERWISE: dict[str, tuple[dict[str, Any], Any]] = {
+    # field: (what must be set beside it to matter, another value)
+    "topk": ({}, 1),
+    "threshold": ({}, 0.7),
+    "full_set": ({}, True),
+    "deduplicate": ({}, "none"),
+    "mining_features": ({}, "start-prompt"),
+    "modalities": ({}, "image"),
+    "blocks": ({}, (2,)),
+    "prompt_length": ({}, 2),
+    "prompt_scale": ({}, 0.5),
+    "start": ({}, "fresh"),
+    "text_scope": ({}, "class"),
+    "text_mix": ({}, 0.2),
+    "entropy": ({}, "mean-entropy"),
+    "concentration": ({}, 0.0),
+    "concentration_form": ({}, "mean"),
+    "optimiser": ({}, "adamw"),
+    "learning_rate": ({}, 1e-2),
+    "steps": ({}, 2),
+    "retention": ({}, False),
+    "retention_order": ({}, "infer-first"),
+    "key": ({"learning_rate": 0.5, "threshold": 0.6}, "updated"),
+    "capacity": ({}, 3),
+    "neighbours": ({"capacity": 3, "bandwidth": 1.0}, 1),
+    "bandwidth": ({"capacity": 3}, 1.0),
+    "propagation": ({"capacity": 3, "bandwidth": 1.0}, 0.6),
+    "graph": ({"capacity": 3, "bandwidth": 1.0}, "self"),
+    "replace_keys": ({"capacity": 3, "bandwidth": 1.0}, False),
+    "count_start": ({}, True),
+    "query": ({"learning_rate": 0.5, "threshold": 0.6}, "plain"),
+    "match": ({"learning_rate": 0.5}, "inner"),
+    "clique_combination": ({}, "mean"),
+    "retained_combination": ({}, "mean"),
+    "text_retained_share": ({}, 0.5),
+    "merge": ({}, "top-1"),
+    "visual_inference": ({}, "discarded"),
+    "without_prompts": ({"threshold": 0.7, "retention": False}, "start-prompt"),
+    "views": ({}, 2),
+    "view_kind": ({"views": 3}, "augmix"),
+    "view_zoom": ({"views": 3}, 1.5),
+    "confident_share": ({"views": 3}, 1.0),
+}
+
+
+def outcome(config: SCAPConfig) -> tuple[list[Tensor], SCAP]:
+    adapter = SCAP(MODEL, PROMPTS, config)
+    logits = []
+    for images in BATCHES:
+        views = None
+        if config.views > 1:
+            views = torch.cat([images[:, None], VIEWS[:, : config.views - 1]], dim=1)
+        out: Prediction = adapter.predict(Batch(images, views=views))
+        logits.append(out.logits)
+    return logits, adapter
+
+
+def test_every_field_has_its_case() -> None:
+    assert set(OTHERWISE) == {field.name for field in dataclasses.fields(SCAPConfig)}
+
+
+@pytest.mark.parametrize("field", sorted(OTHERWISE))
+def test_every_field_changes_what_is_predicted(field: str) -> None:
+    beside, value = OTHERWISE[field]
+    base = SCAPConfig(**{"threshold": 0.4, **beside})
+    other = dataclasses.replace(base, **{field: value})
+    assert base != other
+    before, old = outcome(base)
+    if field in ("view_kind", "view_zoom"):  # a wish: the stream makes the views
+        assert old.views != SCAP(MODEL, PROMPTS, other).views
+        return
+    after, _ = outcome(other)
+    assert any((a - b).abs().max() > 1e-5 for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("merge", ["mean-probability", "top-1", "union"])
+def test_an_image_without_prompts_can_take_the_start_prompt(merge: str) -> None:
+    config = SCAPConfig(
+        threshold=2.0,
+        modalities="image",
+        without_prompts="start-prompt",
+        merge=merge,  # type: ignore[arg-type]
+    )
+    adapter = SCAP(MODEL, PROMPTS, config)
+    found = adapter.predict(Batch(BATCHES[0])).probabilities
+    hidden, plain = adapter._encode(BATCHES[0])
+    features = adapter._start_features(hidden, plain)
+    assert adapter.text is not None
+    expected = (MODEL.scale * features @ adapter.text.start_features.T).softmax(dim=-1)
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"topk": 0}, "topk must be at least 1"),
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"capacity": 0}, "capacity must be at least 1"),
+        ({"neighbours": 0}, "neighbours must be at least 1"),
+        ({"prompt_length": 0}, "prompt_length must be at least 1"),
+        ({"views": 0}, "views must be at least 1"),
+        ({"text_mix": 1.5}, "text_mix is a share"),
+        ({"text_retained_share": -0.1}, "text_retained_share is a share"),
+        ({"confident_share": 2.0}, "confident_share is a share"),
+        ({"propagation": 1.0}, "must be below 1"),
+        ({"blocks": ()}, "blocks are different blocks in order"),
+        ({"blocks": (2, 1)}, "blocks are different blocks in order"),
+        ({"blocks": (-1,)}, "blocks are different blocks in order"),
+        ({"bandwidth": 0.0}, "must be positive"),
+        ({"learning_rate": -1.0}, "must be positive"),
+        ({"prompt_scale": -1.0}, "prompt_scale must not be negative"),
+        ({"concentration": -1.0}, "concentration must not be negative"),
+        ({"view_zoom": 0.5}, "view_zoom is at least 1"),
+        ({"threshold": float("nan")}, "threshold must be a finite number"),
+        ({"learning_rate": float("inf")}, "learning_rate must be a finite number"),
+    ],
+    ids=str,
+)
+def test_numbers_that_mean_nothing_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SCAPConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("merge", "mean-probabilty"), ("deduplicate", "class-wise"), ("key", "")]
+)
+def test_unknown_names_are_refused_with_the_known_ones(field: str, value: str) -> None:
+    with pytest.raises(UnknownNameError, match=f"scap.{field}.*known are"):
+        SCAPConfig(**{field: value})  # type: ignore[arg-type]
+    with pytest.raises(UnknownNameError, match=f"scap.{field}"):
+        method_config("scap", options={field: value})
+
+
+# --- models and class lists that do not fit -----------------------------------------------------
+
+
+def test_a_block_that_the_model_does_not_have_is_refused() -> None:
+    with pytest.raises(ValueError, match="has 3 blocks"):
+        SCAP(MODEL, PROMPTS, SCAPConfig(blocks=(1, 3)))
+
+
+def test_fixed_text_features_take_image_prompts_only() -> None:
+    fixed = ClassPrompts(NAMES, features=MODEL.classifier(PROMPTS))
+    with pytest.raises(ValueError, match="modalities=image"):
+        SCAP(MODEL, fixed, SCAPConfig())
+    adapter = SCAP(MODEL, fixed, SCAPConfig(modalities="image", threshold=0.4))
+    out = adapter.predict(Batch(BATCHES[0]))
+    assert len(out.evidence["cliques"])
+    assert torch.isfinite(out.logits).all()
+
+
+def test_text_alone_without_words_to_learn_is_refused() -> None:
+    bare = ClassPrompts(NAMES, ("{} texture.",))
+    with pytest.raises(ValueError, match="no words before"):
+        SCAP(MODEL, bare, SCAPConfig(modalities="text"))
+    adapter = SCAP(MODEL, bare, SCAPConfig(threshold=0.4, steps=2))
+    assert torch.isfinite(adapter.predict(Batch(BATCHES[0])).logits).all()
+
+
+def test_a_resnet_learns_text_alone() -> None:
+    vision = ResNetConfig(32, 8, (1, 1, 1, 1), 4)
+    text = TextConfig(24, 512 + 256 + 2, 24, 2, 2, 48, merges=256)
+    model = initialise(CLIP(CLIPConfig(16, vision, text), id="resnet"), 0)
+    with pytest.raises(MissingCapabilityError, match="scap needs a ViT image tower"):
+        SCAP(model, PROMPTS, SCAPConfig())
+    adapter = SCAP(model, PROMPTS, SCAPConfig(modalities="text", threshold=-1.0))
+    images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    first, second = (adapter.predict(Batch(images)) for _ in range(2))
+    assert torch.isfinite(second.logits).all()
+    assert int(adapter.memory["text_seen"]) == 2 * len(first.evidence["cliques"]) > 0
