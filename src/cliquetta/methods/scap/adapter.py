@@ -170,7 +170,10 @@ class SCAP(Adapter):
         else:
             logits = self._score_views(batch.views, passes, prompts, mask, words, which, top)
         self.memory["batches"] = self.memory["batches"] + 1
-        return Prediction(logits.float(), self._evidence(cliques, learned, passes, places, top))
+        evidence = self._evidence(cliques, learned, passes, places, top)
+        if self.explain:
+            evidence |= {"plain": plain, "prompts": prompts, "prompt_mask": mask}
+        return Prediction(logits.float(), evidence)
 
     # --- the steps ------------------------------------------------------------------------------
 
