@@ -79,12 +79,17 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 torch.set_num_threads(1)
+from cliquetta.methods.contract import Batch
+from cliquetta.methods.scap import SCAP, SCAPConfig
 from cliquetta.methods.state import load_state, save_state
-from methods.scap.test_state import BATCHES, adapter_of, run
+from cliquetta.prompts.classes import ClassPrompts
+from methods.scap.scenes import NAMES, build_model, make_batches
 folder = Path(sys.argv[1])
-adapter = adapter_of()
+prompts = ClassPrompts(NAMES, ("a photo of a {}.", "art of the {}."))
+adapter = SCAP(build_model(0).float(), prompts, SCAPConfig(threshold=0.4, capacity=2))
 load_state(adapter, folder / "before.safetensors")
-save_file({"logits": torch.cat(run(adapter, BATCHES[3:]))}, folder / "logits.safetensors")
+logits = [adapter.predict(Batch(x.float())).logits for x in make_batches(3, 6, 6)[3:]]
+save_file({"logits": torch.cat(logits)}, folder / "logits.safetensors")
 save_state(adapter, folder / "after.safetensors")
 """
 
