@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -92,6 +92,14 @@ class Dataset(ABC):
         listing = json.dumps([self.keys, labels, self.names])
         return hashlib.sha256(listing.encode()).hexdigest()[:16]
 
+    def contents(self) -> str:
+        """A text that changes when the pictures do, found without decoding them.
+
+        :attr:`fingerprint` knows the list only; what is derived from pictures and kept is tied to
+        this as well.
+        """
+        return f"{self.id} {self.fingerprint}"
+
 
 class ArrayDataset(Dataset):
     """Images of one size, in memory: ``images`` is (N, H, W, 3) uint8."""
@@ -120,6 +128,10 @@ class ArrayDataset(Dataset):
     def arrays(self, indices: Sequence[int]) -> UInt8Array:
         """Images (n, H, W, 3)."""
         return self.images[np.asarray(indices, dtype=np.int64)]
+
+    def contents(self) -> str:
+        """Hash of the pictures themselves."""
+        return hashlib.blake2b(np.ascontiguousarray(self.images).data, digest_size=8).hexdigest()
 
 
 class FileDataset(Dataset):
@@ -150,3 +162,19 @@ class FileDataset(Dataset):
     def load(self, index: int) -> Image.Image:
         """Image ``index`` in RGB; raises :class:`ImageError` if it cannot be read."""
         return open_image(self.paths[index], exif=self.exif)
+
+    def contents(self) -> str:
+        """Hash of the sizes and times of the files."""
+        return f"{file_stamps(self.paths)} exif={self.exif}"
+
+
+def file_stamps(paths: Iterable[Path]) -> str:
+    """Hash of sizes and times of change; a missing file has none, and is no error here."""
+    found = hashlib.blake2b(digest_size=8)
+    for path in paths:
+        try:
+            now = path.stat()
+            found.update(f"{now.st_size} {now.st_mtime_ns}\n".encode())
+        except OSError:
+            found.update(b"missing\n")
+    return found.hexdigest()

@@ -55,6 +55,10 @@ class HuggingFaceDataset(Dataset):
         except ImageError as error:
             raise ImageError(f"{self.id}, row {index}", error.reason) from error
 
+    def contents(self) -> str:
+        """The table's own fingerprint, which the library keeps, and our list's."""
+        return f"{getattr(self.table, '_fingerprint', '')} {super().contents()}"
+
 
 def hugging_face_dataset(name: str) -> HuggingFaceDataset:
     """``NAME?split=test&config=...&image=...&label=...``; NAME may be a folder on disk."""

@@ -86,6 +86,10 @@ class ShiftedDataset(Dataset):
             pictures, self.shift.name, self.shift.severity, self.seed, indices=indices
         )
 
+    def contents(self) -> str:
+        """What the base says of its pictures, and what is done to them."""
+        return f"{self.base.contents()}@{self.shift}/{self.seed}"
+
     @cached_property
     def fingerprint(self) -> str:
         """Hash of the list of images and of what is done to them."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from cliquetta.data.dataset import Dataset
+from cliquetta.data.dataset import Dataset, file_stamps
 from cliquetta.data.folder import EXTENSIONS, natural_key
 from cliquetta.data.images import ImageError, open_image
 from cliquetta.data.labels import CLASS_FILES, TEMPLATE_FILES, number_labels, read_beside
@@ -65,6 +65,10 @@ class TarDataset(Dataset):
             return open_image(data)
         except ImageError as error:
             raise ImageError(name, error.reason) from error
+
+    def contents(self) -> str:
+        """Hash of the sizes and times of the shards."""
+        return file_stamps(dict.fromkeys(shard for shard, _, _ in self.samples))
 
 
 def tar_dataset(

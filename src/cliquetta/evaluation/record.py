@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 
 from cliquetta.atomic import write_atomically
+from cliquetta.evaluation.features import FeatureStream
 from cliquetta.evaluation.predictions import Predictions, read_predictions
 from cliquetta.evaluation.stream import Stream
 from cliquetta.methods.state import plain_config
@@ -83,7 +84,7 @@ def describe_run(
     seed: int,
     model: CLIP,
     prompts: ClassPrompts,
-    stream: Stream,
+    stream: Stream | FeatureStream,
     fitted: str | None = None,
 ) -> dict[str, Any]:
     """All settings on which the predictions of a run depend, as JSON types.

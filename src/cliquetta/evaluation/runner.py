@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cliquetta.evaluation.features import FeatureBatch, FeatureStream
 from cliquetta.evaluation.lock import exclusive
 from cliquetta.evaluation.metrics import Metrics
 from cliquetta.evaluation.predictions import PredictionLog
@@ -33,6 +34,7 @@ from cliquetta.evaluation.record import (
 )
 from cliquetta.evaluation.stream import Skipped, Stream
 from cliquetta.methods.contract import Adapter, Batch, Prediction
+from cliquetta.methods.feature_level import FeatureLevel
 from cliquetta.methods.registry import name_of
 from cliquetta.methods.state import fitted_fingerprint, load_state, save_state
 
@@ -51,7 +53,7 @@ class Step:
     batches: int
     images: int
     """Images done."""
-    batch: Batch
+    batch: Batch | FeatureBatch
     labels: Tensor
     prediction: Prediction
     accuracy: float | None
@@ -85,7 +87,7 @@ class _Progress:
 
 def evaluate(
     adapter: Adapter,
-    stream: Stream,
+    stream: Stream | FeatureStream,
     *,
     out: Path | str | None = None,
     preset: str | None = None,
@@ -126,8 +128,12 @@ def evaluate(
         return _Run(adapter, stream, record, folder).execute(on_step, save_every, save_seconds)
 
 
-def _check(adapter: Adapter, stream: Stream) -> None:
+def _check(adapter: Adapter, stream: Stream | FeatureStream) -> None:
     """Refuse pairs that cannot be scored."""
+    if isinstance(stream, FeatureStream) and not isinstance(adapter, FeatureLevel):
+        raise ValueError(
+            f"{name_of(adapter)} looks at pixels, not at features only; give it the Stream itself"
+        )
     if stream.views != adapter.views:
         raise ValueError(
             f"the stream carries views {stream.views}, the method wants {adapter.views}; build "
@@ -140,11 +146,18 @@ def _check(adapter: Adapter, stream: Stream) -> None:
         )
 
 
+def _answer(adapter: Adapter, batch: Batch | FeatureBatch) -> Prediction:
+    if isinstance(batch, Batch):
+        return adapter.predict(batch)
+    assert isinstance(adapter, FeatureLevel)
+    return adapter.predict_features(batch.features)
+
+
 class _Run:
     """One execution of a run, fresh or taken up again."""
 
     def __init__(
-        self, adapter: Adapter, stream: Stream, record: Record, folder: Path | None
+        self, adapter: Adapter, stream: Stream | FeatureStream, record: Record, folder: Path | None
     ) -> None:
         self.adapter = adapter
         self.stream = stream
@@ -211,10 +224,10 @@ class _Run:
             if on_step is not None:
                 on_step(self._step(batch, labels, prediction))
 
-    def _predict(self, batch: Batch) -> Prediction:
+    def _predict(self, batch: Batch | FeatureBatch) -> Prediction:
         """The method's answer, timed; only the batch goes in, never a label."""
         start = time.perf_counter()
-        prediction = self.adapter.predict(batch)
+        prediction = _answer(self.adapter, batch)
         if self._cuda:
             torch.cuda.synchronize(self.adapter.model.device)
         self.progress.seconds += time.perf_counter() - start
@@ -222,7 +235,7 @@ class _Run:
         self.progress.evidence = plain or self.progress.evidence
         return prediction
 
-    def _step(self, batch: Batch, labels: Tensor, prediction: Prediction) -> Step:
+    def _step(self, batch: Batch | FeatureBatch, labels: Tensor, prediction: Prediction) -> Step:
         done = self.progress
         return Step(
             done.batches,
@@ -255,7 +268,10 @@ class _Run:
         return replace(
             self.record,
             status=status,
-            environment=environment(self.adapter.model.device),
+            environment={
+                **environment(self.adapter.model.device),
+                "features": "kept" if isinstance(self.stream, FeatureStream) else "encoded",
+            },
             metrics=self.metrics.compute(),
             images=done.images,
             skipped=tuple(asdict(entry) for entry in done.skipped),

@@ -55,6 +55,9 @@ class _Chunk:
     skipped: list[Skipped]
 
 
+_Assembled = tuple[Batch, Tensor, Sequence[Skipped]]
+
+
 class Stream:
     """Yields ``(Batch, labels)``; labels are -1 where unknown. Can start at any batch.
 
@@ -187,19 +190,33 @@ class Stream:
         """Batches from number ``start`` on."""
         if not 0 <= start <= len(self):
             raise ValueError(f"the stream has {len(self)} batches, cannot start at {start}")
+        ends = range(start * self.batch_size, self.images, self.batch_size)
+        return self.read([range(i, min(i + self.batch_size, self.images)) for i in ends])
+
+    def read(self, parts: Sequence[range]) -> Iterator[tuple[Batch, Tensor]]:
+        """Batches of any places of the stream, read ahead while the caller is busy with one."""
         self.skipped = []
-        places = [
-            range(first, min(first + self.batch_size, self.images))
-            for first in range(start * self.batch_size, self.images, self.batch_size)
-        ]
-        chunks = [batch[i : i + _CHUNK] for batch in places for i in range(0, len(batch), _CHUNK)]
-        per_batch = -(-self.batch_size // _CHUNK)
-        # One batch waits while the consumer works on another; views make batches large.
-        ahead = self.workers + per_batch * (1 if self.views is not None else 2)
-        loading = map_ahead(self._read, chunks, workers=self.workers, ahead=ahead)
-        with closing(loading) as loaded:  # a consumer that stops early stops the threads too
-            for batch in places:
-                yield self._assemble([next(loaded) for _ in range(0, len(batch), _CHUNK)])
+        chunks = [part[i : i + _CHUNK] for part in parts for i in range(0, len(part), _CHUNK)]
+        # While the caller works on one batch, one is put together and one is being read; of views,
+        # which make batches large, no more than the threads hold in their hands.
+        most = max((-(-len(part) // _CHUNK) for part in parts), default=0)
+        ahead = max(1, self.workers + (0 if self.views is not None else most))
+        reading = map_ahead(self._read, chunks, workers=self.workers, ahead=ahead)
+        with closing(reading) as loaded:  # a caller that stops early stops the threads too
+
+            def put_together(part: range) -> _Assembled:
+                return self._assemble([next(loaded) for _ in range(0, len(part), _CHUNK)])
+
+            one = min(1, self.workers)
+            with closing(map_ahead(put_together, parts, workers=one, ahead=1)) as batches:
+                for batch, labels, skipped in batches:
+                    self._report(skipped)
+                    yield batch, labels
+
+    def origin(self, places: range) -> tuple[Indices, Indices]:
+        """Number of the data set, and index of the image in it, at places of the stream."""
+        part = slice(places.start, places.stop)
+        return self._domain_of[part], self._index_of[part]
 
     def key(self, place: int) -> str:
         """Name of the image at a place of the stream; with several data sets their id leads it."""
@@ -248,13 +265,16 @@ class Stream:
         chunk.pixels.update(zip(rows, views[:, 0], strict=True))
         chunk.views.update(zip(rows, views, strict=True))
 
-    def _assemble(self, chunks: Sequence[_Chunk]) -> tuple[Batch, Tensor]:
+    def _report(self, skipped: Sequence[Skipped]) -> None:
+        """Count unreadable files, and tell of each once."""
+        for entry in skipped:
+            self.skipped.append(entry)
+            if entry.key not in self._reported:
+                self._reported.add(entry.key)
+                _log.warning("skipped %s: %s", entry.key, entry.reason)
+
+    def _assemble(self, chunks: Sequence[_Chunk]) -> _Assembled:
         """One batch of the chunks that it was read in."""
-        for skipped in (skipped for chunk in chunks for skipped in chunk.skipped):
-            self.skipped.append(skipped)
-            if skipped.key not in self._reported:
-                self._reported.add(skipped.key)
-                _log.warning("skipped %s: %s", skipped.key, skipped.reason)
         pixels = {place: image for chunk in chunks for place, image in chunk.pixels.items()}
         places = sorted(pixels)
         size = self.preprocess.size
@@ -267,7 +287,8 @@ class Stream:
         if self.pin:
             images, views = images.pin_memory(), None if views is None else views.pin_memory()
         labels = torch.tensor([self.label(place) for place in places], dtype=torch.int64)
-        return Batch(images, tuple(self.key(place) for place in places), views), labels
+        skipped = [entry for chunk in chunks for entry in chunk.skipped]
+        return Batch(images, tuple(self.key(place) for place in places), views), labels, skipped
 
 
 def _nothing(*shape: int) -> Tensor:

@@ -13,10 +13,12 @@ from typing import Any, Protocol
 
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.data.dataset import Dataset
+from cliquetta.evaluation.features import FeatureStream, OnEncode
 from cliquetta.evaluation.record import Record
 from cliquetta.evaluation.runner import Step, evaluate
 from cliquetta.evaluation.stream import Order, Stream
 from cliquetta.methods.contract import Adapter
+from cliquetta.methods.feature_level import FeatureLevel
 from cliquetta.methods.fitting import create_fitted
 from cliquetta.methods.registry import create_method, method_config
 from cliquetta.model.clip import CLIP
@@ -101,19 +103,23 @@ class Workplace:
     workers: int = 0
     """Loader threads."""
     offline: bool = False
+    features: Path | None = None
+    """Folder of features encoded once; methods that need no more of an image take them from it."""
+    on_encode: OnEncode | None = None
+    """Is told how far encoding is; stays behind when the workplace is sent elsewhere."""
     _model: tuple[object, CLIP] | None = field(default=None, init=False, repr=False)
     _data: dict[str, Dataset] = field(default_factory=dict, init=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """What another process needs: the settings, not what was loaded."""
-        return {**self.__dict__, "_model": None, "_data": {}}
+        return {**self.__dict__, "on_encode": None, "_model": None, "_data": {}}
 
     def run(self, spec: RunSpec, on_step: Callable[[Step], None] | None = None) -> Record:
         """The record of one cell: run now, continued, or found finished."""
         adapter, stream = self.prepare(spec)
         return evaluate(adapter, stream, out=self.out, preset=spec.preset, on_step=on_step)
 
-    def prepare(self, spec: RunSpec) -> tuple[Adapter, Stream]:
+    def prepare(self, spec: RunSpec) -> tuple[Adapter, Stream | FeatureStream]:
         """The method and the stream that a spec describes."""
         model = self._load_model(spec)
         domains = self._load_data(spec)
@@ -134,6 +140,9 @@ class Workplace:
             workers=self.workers,
             pin=model.device.type == "cuda",
         )
+        if self.features is not None and isinstance(adapter, FeatureLevel):
+            kept = FeatureStream(stream, model, self.features, on_encode=self.on_encode)
+            return adapter, kept
         return adapter, stream
 
     def _load_model(self, spec: RunSpec) -> CLIP:

@@ -17,9 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods.contract import Batch, Prediction, Treatment
+from cliquetta.methods.contract import Prediction, Treatment
 from cliquetta.methods.coop import initial_context, prompt_tokens
 from cliquetta.methods.examples import FewShot
+from cliquetta.methods.feature_level import FeatureLevel
 from cliquetta.methods.few_shot import FewShotAdapter, OnStep, SGDTraining, initial_linear, learn
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP
@@ -127,7 +128,7 @@ def fit_cocoop(
     paper="Zhou et al., Conditional Prompt Learning for Vision-Language Models, CVPR 2022",
     fit=fit_cocoop,
 )
-class CoCoOp(FewShotAdapter):
+class CoCoOp(FeatureLevel, FewShotAdapter):
     """logits = scale * cos(image, text with the context of that image)."""
 
     treatment = Treatment.INDEPENDENT
@@ -154,9 +155,8 @@ class CoCoOp(FewShotAdapter):
         self.tokens = prompt_tokens(model, prompts, len(self.learned["context"]))
         self.chunk: int = config.rows
 
-    @torch.no_grad()
-    def _predict(self, batch: Batch) -> Prediction:
-        return Prediction(self.classify(self.model.encode_image(batch.images, normalize=True)))
+    def _predict_features(self, features: Tensor) -> Prediction:
+        return Prediction(self.classify(features[:, 0]))
 
     @torch.no_grad()
     def classify(self, features: Tensor) -> Tensor:

@@ -20,8 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.errors import UnknownNameError
-from cliquetta.methods.contract import Batch, Prediction, Treatment
+from cliquetta.methods.contract import Prediction, Treatment
 from cliquetta.methods.examples import FewShot
+from cliquetta.methods.feature_level import FeatureLevel
 from cliquetta.methods.few_shot import FewShotAdapter, OnStep, SGDTraining, learn, places_of
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP
@@ -135,7 +136,7 @@ def fit_coop(
     tuned_by_authors=frozenset({"imagenet"}),
     fit=fit_coop,
 )
-class CoOp(FewShotAdapter):
+class CoOp(FeatureLevel, FewShotAdapter):
     """logits = scale * cos(image, text with the learned context)."""
 
     treatment = Treatment.INDEPENDENT
@@ -160,9 +161,8 @@ class CoOp(FewShotAdapter):
                 tokens[0], context=context, positions=tokens[1], normalize=True
             )
 
-    @torch.no_grad()
-    def _predict(self, batch: Batch) -> Prediction:
-        return Prediction(self.classify(self.model.encode_image(batch.images, normalize=True)))
+    def _predict_features(self, features: Tensor) -> Prediction:
+        return Prediction(self.classify(features[:, 0]))
 
     def classify(self, features: Tensor) -> Tensor:
         """Logits (B, N) of unit image features (B, E)."""

@@ -28,11 +28,11 @@ from cliquetta.methods.confidence import (
     ViewsConfig,
     check_fraction,
     confident_views,
-    encode_views,
     marginal_entropy,
     take_views,
 )
-from cliquetta.methods.contract import Adapter, Batch, Prediction, Treatment, ViewSpec
+from cliquetta.methods.contract import Prediction, Treatment, ViewSpec
+from cliquetta.methods.feature_level import FeatureLevel
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
@@ -85,7 +85,7 @@ def class_features(
     paper="Zhang et al., Dual Memory Networks: A Versatile Adaptation Approach for "
     "Vision-Language Models, CVPR 2024",
 )
-class DMN(Adapter):
+class DMN(FeatureLevel):
     """log of the mixture of the text's answer and the dynamic memory's."""
 
     treatment = Treatment.SEQUENTIAL
@@ -108,15 +108,7 @@ class DMN(Adapter):
         """Crops if there is more than the plain view."""
         return self.config.spec if self.config.view_count > 1 else None
 
-    @torch.no_grad()
-    def _predict(self, batch: Batch) -> Prediction:
-        views = batch.images[:, None] if self.views is None else batch.views
-        assert views is not None
-        return self.predict_features(encode_views(self.model, views, chunk=self.config.chunk))
-
-    @torch.no_grad()
-    def predict_features(self, features: Tensor) -> Prediction:
-        """Answer images whose views have the unit features (B, V, E), in order."""
+    def _predict_features(self, features: Tensor) -> Prediction:
         groups = torch.split(features, self.group)
         return Prediction(torch.cat([self._answer(group) for group in groups]))
 

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cliquetta.methods.confidence import ViewsConfig, check_fraction, encode_views
-from cliquetta.methods.contract import Adapter, Batch, Prediction, Treatment, ViewSpec
+from cliquetta.methods.confidence import ViewsConfig, check_fraction
+from cliquetta.methods.contract import Prediction, Treatment, ViewSpec
+from cliquetta.methods.feature_level import FeatureLevel
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP, unit
 from cliquetta.prompts.classes import ClassPrompts
@@ -121,7 +122,7 @@ def _advance(old: Tensor, new: Tensor, active: Tensor, tolerance: float) -> tupl
     paper="Zanella and Ben Ayed, On the Test-Time Zero-Shot Generalization of Vision-Language "
     "Models: Do We Really Need Prompt Learning?, CVPR 2024",
 )
-class MTA(Adapter):
+class MTA(FeatureLevel):
     """logits = scale · cos(mode of the views, text of the class)."""
 
     treatment = Treatment.INDEPENDENT
@@ -139,10 +140,7 @@ class MTA(Adapter):
         """The plain view and random crops."""
         return self.config.spec
 
-    @torch.no_grad()
-    def _predict(self, batch: Batch) -> Prediction:
-        assert batch.views is not None
-        features = encode_views(self.model, batch.views, chunk=self.config.chunk)
+    def _predict_features(self, features: Tensor) -> Prediction:
         probabilities = (self.scale * features @ self.classifier.T).softmax(dim=-1)
         mode, inlierness = find_mode(features, probabilities, self.config)
         return Prediction(self.scale * mode @ self.classifier.T, {"inlierness": inlierness})

@@ -31,11 +31,11 @@ from cliquetta.methods.confidence import (
     ViewsConfig,
     check_fraction,
     confident_views,
-    encode_views,
     marginal_entropy,
     take_views,
 )
-from cliquetta.methods.contract import Adapter, Batch, Prediction, Treatment, ViewSpec
+from cliquetta.methods.contract import Prediction, Treatment, ViewSpec
+from cliquetta.methods.feature_level import FeatureLevel
 from cliquetta.methods.presets import read_presets
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP
@@ -141,7 +141,7 @@ _TUNED = read_presets("tda", TDAConfig)
     presets={**_TUNED, "views": TDAConfig(view_count=64)},
     tuned_by_authors=frozenset(_TUNED),
 )
-class TDA(Adapter):
+class TDA(FeatureLevel):
     """CLIP's logits, plus what similar sure images were, minus what similar doubtful ones were."""
 
     treatment = Treatment.SEQUENTIAL
@@ -169,15 +169,7 @@ class TDA(Adapter):
         """AugMix views if there is more than the plain one."""
         return self.config.spec if self.config.view_count > 1 else None
 
-    @torch.no_grad()
-    def _predict(self, batch: Batch) -> Prediction:
-        views = batch.images[:, None] if self.views is None else batch.views
-        assert views is not None
-        return self.predict_features(encode_views(self.model, views, chunk=self.config.chunk))
-
-    @torch.no_grad()
-    def predict_features(self, features: Tensor) -> Prediction:
-        """Answer images whose views have the unit features (B, V, E), in order."""
+    def _predict_features(self, features: Tensor) -> Prediction:
         groups = torch.split(features, GROUP)
         return Prediction(torch.cat([self._answer(self._look(group)) for group in groups]))
 

@@ -26,8 +26,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods.contract import Batch, Prediction, Treatment
+from cliquetta.methods.contract import Prediction, Treatment
 from cliquetta.methods.examples import FewShot
+from cliquetta.methods.feature_level import FeatureLevel
 from cliquetta.methods.few_shot import (
     FewShotAdapter,
     FitStep,
@@ -218,7 +219,7 @@ def _fitted(
     tuned_by_authors=frozenset(PRESETS),
     fit=fit_tip_adapter,
 )
-class TipAdapter(FewShotAdapter):
+class TipAdapter(FeatureLevel, FewShotAdapter):
     """logits = scale * f W^T + alpha * exp(-beta (1 - f F^T)) L.
 
     ``alpha`` and ``beta`` are those that a search found, if there was one, else the config's.
@@ -249,9 +250,8 @@ class TipAdapter(FewShotAdapter):
             self.alpha, self.beta = float(self.tensor("alpha")), float(self.tensor("beta"))
         self.classifier = model.classifier(prompts)
 
-    @torch.no_grad()
-    def _predict(self, batch: Batch) -> Prediction:
-        return Prediction(self.classify(self.model.encode_image(batch.images, normalize=True)))
+    def _predict_features(self, features: Tensor) -> Prediction:
+        return Prediction(self.classify(features[:, 0]))
 
     def classify(self, features: Tensor) -> Tensor:
         """Logits (B, N) of unit image features (B, E)."""

@@ -28,12 +28,12 @@ from cliquetta.methods.confidence import (
     ViewsConfig,
     check_fraction,
     confident_views,
-    encode_views,
     marginal_entropy,
     near_one,
     take_views,
 )
-from cliquetta.methods.contract import Adapter, Batch, Prediction, Treatment, ViewSpec
+from cliquetta.methods.contract import Prediction, Treatment, ViewSpec
+from cliquetta.methods.feature_level import FeatureLevel
 from cliquetta.methods.presets import read_presets
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP, unit
@@ -149,7 +149,7 @@ class LearnableTemplate:
     presets=read_presets("tpt", TPTConfig),
     tuned_by_authors=frozenset({"fine-grained"}),
 )
-class TPT(Adapter):
+class TPT(FeatureLevel):
     """One context per image, one step, forgotten afterwards."""
 
     treatment = Treatment.INDEPENDENT
@@ -169,10 +169,7 @@ class TPT(Adapter):
         """The plain view and random crops."""
         return self.config.spec
 
-    @torch.no_grad()
-    def _predict(self, batch: Batch) -> Prediction:
-        assert batch.views is not None
-        features = encode_views(self.model, batch.views, chunk=self.config.chunk)
+    def _predict_features(self, features: Tensor) -> Prediction:
         kept = confident_views(self.scale * features @ self.classifier.T, self.config.kept)
         context, loss = self.tune(take_views(features, kept))
         text = self.template.features(context)  # (B, N, E)

@@ -25,7 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods.contract import Adapter, Batch, Prediction, Treatment
+from cliquetta.methods.contract import Prediction, Treatment
+from cliquetta.methods.feature_level import FeatureLevel
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
@@ -125,7 +126,7 @@ def transduce(features: Tensor, log_prior: Tensor, config: TransCLIPConfig) -> T
     summary="per batch: Gaussian classes, nearest neighbours and zero-shot answers in agreement",
     paper="Zanella et al., Boosting Vision-Language Models with Transduction, NeurIPS 2024",
 )
-class TransCLIP(Adapter):
+class TransCLIP(FeatureLevel):
     """logits = log of the assignments that a batch settles on."""
 
     treatment = Treatment.JOINT
@@ -138,12 +139,7 @@ class TransCLIP(Adapter):
         self.classifier = model.classifier(prompts)  # (N, E)
         self.scale = model.scale
 
-    @torch.no_grad()
-    def _predict(self, batch: Batch) -> Prediction:
-        return self.predict_features(self.model.encode_image(batch.images, normalize=True))
-
-    @torch.no_grad()
-    def predict_features(self, features: Tensor) -> Prediction:
-        """Answer a batch of unit image features (B, E)."""
+    def _predict_features(self, features: Tensor) -> Prediction:
+        features = features[:, 0]
         prior = (self.scale * features @ self.classifier.T).log_softmax(dim=-1)
         return Prediction(transduce(features, prior, self.config).float())

@@ -29,11 +29,11 @@ from cliquetta.methods.confidence import (
     ViewsConfig,
     check_fraction,
     confident_views,
-    encode_views,
     kept_count,
     take_views,
 )
-from cliquetta.methods.contract import Adapter, Batch, Prediction, Treatment, ViewSpec
+from cliquetta.methods.contract import Prediction, Treatment, ViewSpec
+from cliquetta.methods.feature_level import FeatureLevel
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
@@ -107,7 +107,7 @@ def elect(cosines: Tensor, scale: float, config: ZeroConfig) -> tuple[Tensor, Te
     paper="Farina et al., Frustratingly Easy Test-Time Adaptation of Vision-Language Models, "
     "NeurIPS 2024",
 )
-class Zero(Adapter):
+class Zero(FeatureLevel):
     """Majority vote of the confident views."""
 
     treatment = Treatment.INDEPENDENT
@@ -125,9 +125,6 @@ class Zero(Adapter):
         """The plain view and random crops."""
         return self.config.spec
 
-    @torch.no_grad()
-    def _predict(self, batch: Batch) -> Prediction:
-        assert batch.views is not None
-        features = encode_views(self.model, batch.views, chunk=self.config.chunk)
+    def _predict_features(self, features: Tensor) -> Prediction:
         logits, votes = elect(features @ self.classifier.T, self.scale, self.config)
         return Prediction(logits, {"votes": votes})

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
+from torch import Tensor
 
-from cliquetta.methods.contract import Adapter, Batch, Prediction, Treatment
+from cliquetta.methods.contract import Prediction, Treatment
+from cliquetta.methods.feature_level import FeatureLevel
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
@@ -35,7 +36,7 @@ class ZeroShotConfig:
     summary="CLIP as it is: cosine of image and class text",
     paper="Radford et al., Learning Transferable Visual Models From Natural Language, ICML 2021",
 )
-class ZeroShot(Adapter):
+class ZeroShot(FeatureLevel):
     """logits = scale · cos(image, text of the class)."""
 
     treatment = Treatment.INDEPENDENT
@@ -47,7 +48,5 @@ class ZeroShot(Adapter):
         self.classifier = model.classifier(prompts)  # (N, E)
         self.scale = model.scale / config.temperature
 
-    @torch.no_grad()
-    def _predict(self, batch: Batch) -> Prediction:
-        features = self.model.encode_image(batch.images, normalize=True)
-        return Prediction(self.scale * features @ self.classifier.T)
+    def _predict_features(self, features: Tensor) -> Prediction:
+        return Prediction(self.scale * features[:, 0] @ self.classifier.T)

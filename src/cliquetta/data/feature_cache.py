@@ -1,0 +1,229 @@
+"""Encoded features on disk: memory-mapped, checked block by block, shared by processes.
+
+A table lies in a folder named by the hash of all that it depends on. ``features.npy`` holds the
+rows, ``table.json`` a checksum for every block of them. A block counts if its checksum is written
+down and right. Everything follows from that: an interrupted build continues, a damaged block is
+made again, and a process that reads needs no lock, as only finished blocks are written down.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+from filelock import FileLock
+
+from cliquetta.atomic import write_atomically
+
+FORMAT = "cliquetta-features-1"
+FEATURES = "features.npy"
+TABLE = "table.json"
+SAVE_SECONDS = 20.0
+"""How much work an interrupted build may lose."""
+
+_log = logging.getLogger(__name__)
+
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive rows of a table."""
+
+    features: FloatArray
+    """(rows, V, E); any finite value where an image could not be read."""
+    unreadable: Mapping[int, str] = field(default_factory=dict)
+    """Rows of the table whose image could not be read, and why."""
+
+    def checksum(self) -> int:
+        """CRC-32 of features and notes: notices a torn or flipped block, and costs little."""
+        notes = json.dumps(sorted(self.unreadable.items())).encode()
+        return zlib.crc32(notes, zlib.crc32(np.ascontiguousarray(self.features).data))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a table is of, and its shape; equal layouts share a table."""
+
+    depends_on: Mapping[str, Any]
+    """Everything that decides the features, as JSON types."""
+    shape: tuple[int, int, int]
+    """Images, views of each, entries of a feature."""
+    rows: int
+    """Images per block."""
+
+    @property
+    def name(self) -> str:
+        """Hash of the layout."""
+        text = json.dumps([FORMAT, dict(self.depends_on), self.shape, self.rows], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+    def blocks(self) -> list[range]:
+        """The rows of every block."""
+        count = self.shape[0]
+        return [range(i, min(i + self.rows, count)) for i in range(0, count, self.rows)]
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureTable:
+    """A finished table: ``features`` (n, V, E) are mapped, not loaded."""
+
+    features: FloatArray
+    unreadable: Mapping[int, str]
+
+
+Encode = Callable[[Sequence[range]], Iterator[Block]]
+"""The blocks of these rows, in their order."""
+
+
+def open_table(
+    root: Path,
+    layout: Layout,
+    encode: Encode,
+    *,
+    title: str = "features",
+    on_progress: Callable[[int, int], None] | None = None,
+) -> FeatureTable:
+    """The table of ``layout`` under ``root``; what is missing or damaged is encoded first.
+
+    While one process builds, others wait for it. ``on_progress`` gets the images done and their
+    number.
+    """
+    store = _Store(root / layout.name, layout, title)
+    if store.missing():
+        store.folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(store.folder / ".lock"):
+            missing = store.missing()  # another process may have made it in the meantime
+            if missing:
+                store.fill(missing, encode, on_progress)
+    return store.table()
+
+
+class _Store:
+    """One table's folder."""
+
+    def __init__(self, folder: Path, layout: Layout, title: str) -> None:
+        self.folder = folder
+        self.layout = layout
+        self.title = title
+        self.path = folder / FEATURES
+        self.known: dict[int, tuple[int, dict[int, str]]] = {}
+        """First row of a block -> its checksum and its unreadable rows."""
+
+    def missing(self) -> list[range]:
+        """The blocks that are not there, or not as they were written."""
+        self.known = self._read_known()
+        mapped = self._map()
+        if mapped is None:
+            self.known = {}
+            return self.layout.blocks()
+        wanted, damaged = [], 0
+        for rows in self.layout.blocks():
+            found = self.known.get(rows.start)
+            if found is None:
+                wanted.append(rows)
+            elif Block(mapped[rows.start : rows.stop], found[1]).checksum() != found[0]:
+                wanted.append(rows)
+                damaged += 1
+        if damaged:
+            _log.warning(
+                "%d of %d blocks of %s in %s are damaged: encoding them again",
+                *(damaged, len(self.layout.blocks()), self.title, self.folder),
+            )
+        return wanted
+
+    def fill(
+        self,
+        missing: Sequence[range],
+        encode: Encode,
+        on_progress: Callable[[int, int], None] | None,
+    ) -> None:
+        """Write the blocks, and every so often down which are there; needs the lock."""
+        if self._map() is None:
+            self._create()
+        for rows in missing:
+            self.known.pop(rows.start, None)
+        images, saved = self.layout.shape[0], time.monotonic()
+        done = images - sum(map(len, missing))
+        # Not through the map: a full disk would end the process there, here it raises.
+        with self.path.open("r+b") as file:
+            for rows, block in zip(missing, encode(missing), strict=True):
+                self._write(file, rows, block)
+                done += len(rows)
+                if on_progress is not None:
+                    on_progress(done, images)
+                if time.monotonic() - saved > SAVE_SECONDS:
+                    self._save(file)
+                    saved = time.monotonic()
+            self._save(file)
+
+    def table(self) -> FeatureTable:
+        """The finished table."""
+        mapped = self._map()
+        if mapped is None:
+            raise OSError(f"{self.path} was changed while it was being read; run again")
+        unreadable = {row: why for _, notes in self.known.values() for row, why in notes.items()}
+        return FeatureTable(mapped, unreadable)
+
+    def _read_known(self) -> dict[int, tuple[int, dict[int, str]]]:
+        try:
+            said = json.loads((self.folder / TABLE).read_text(encoding="utf-8"))
+            return {
+                int(first): (int(crc), {int(row): str(why) for row, why in notes})
+                for first, crc, notes in said["blocks"]
+            }
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}  # not there, or damaged: then nothing is known
+
+    def _map(self) -> FloatArray | None:
+        """The file as it lies there, if its header and its length are right."""
+        try:
+            mapped: FloatArray = np.load(self.path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError):
+            return None
+        fits = mapped.shape == self.layout.shape and mapped.dtype == np.float32
+        return mapped if fits and not np.isfortran(mapped) else None
+
+    def _create(self) -> None:
+        """An empty file of full length; those who mapped an old one keep it."""
+        self.path.unlink(missing_ok=True)
+        np.lib.format.open_memmap(self.path, mode="w+", dtype=np.float32, shape=self.layout.shape)
+
+    def _write(self, file: BinaryIO, rows: range, block: Block) -> None:
+        _, views, width = self.layout.shape
+        if block.features.shape != (len(rows), views, width):
+            raise ValueError(
+                f"a block of {len(rows)} rows is {(len(rows), views, width)}, got "
+                f"{block.features.shape}"
+            )
+        data = np.ascontiguousarray(block.features, dtype=np.float32)
+        start = self.path.stat().st_size - 4 * int(np.prod(self.layout.shape))
+        file.seek(start + rows.start * views * width * 4)
+        file.write(data.data)
+        block = Block(data, block.unreadable)
+        self.known[rows.start] = block.checksum(), dict(block.unreadable)
+
+    def _save(self, file: BinaryIO) -> None:
+        """Features first, then the list that says which of them count."""
+        file.flush()
+        os.fsync(file.fileno())
+        blocks = [[first, crc, sorted(n.items())] for first, (crc, n) in sorted(self.known.items())]
+        said = {
+            "format": FORMAT,
+            "title": self.title,
+            "depends_on": dict(self.layout.depends_on),
+            "shape": self.layout.shape,
+            "rows": self.layout.rows,
+            "blocks": blocks,
+        }
+        write_atomically(self.folder / TABLE, json.dumps(said, ensure_ascii=False).encode())
