@@ -6,7 +6,18 @@ from typing import Annotated
 
 import typer
 
-from cliquetta.cli import data, datasets, demo, evaluate, fit, methods, models, predict, serve
+from cliquetta.cli import (
+    compare,
+    data,
+    datasets,
+    demo,
+    evaluate,
+    fit,
+    methods,
+    models,
+    predict,
+    serve,
+)
 
 app = typer.Typer(
     name="cliquetta",
@@ -16,7 +27,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (demo, predict, evaluate, fit, methods, models, datasets, data, serve):
+for module in (demo, predict, evaluate, compare, fit, methods, models, datasets, data, serve):
     module.add_to(app)
 
 

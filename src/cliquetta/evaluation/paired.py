@@ -1,0 +1,84 @@
+"""Is one run better than another on the same images, or is it luck? An exact paired test."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cliquetta.evaluation.predictions import Predictions
+
+EXACT = 20_000
+"""Up to this sum of weights p is exact; above, normal, which is then right to a few percent."""
+
+
+@dataclass(frozen=True)
+class PairedTest:
+    """How the answers of two runs differ on the images that both saw."""
+
+    images: int
+    repaired: int
+    """Wrong in the baseline, right in the other; counted once per seed."""
+    broken: int
+    """Right in the baseline, wrong in the other."""
+    p: float
+    """Chance of a difference at least as large if both were equally good."""
+
+
+def paired_test(pairs: Sequence[tuple[Predictions, Predictions]]) -> PairedTest:
+    """Compare ``(baseline, other)`` runs, one pair per seed, image by image.
+
+    An image is the unit: its differences are summed over seeds, since runs of several seeds on one
+    image are not independent. If both methods were equally good, each image's sum would as well
+    have had the other sign; ``p`` is the share of all sign patterns whose total is as far from
+    zero as the one seen. With one seed that is McNemar's exact test.
+    """
+    totals: dict[str, int] = {}
+    repaired = broken = 0
+    for baseline, other in pairs:
+        before, now = _right_by_key(baseline), _right_by_key(other)
+        if before.keys() != now.keys():
+            raise ValueError("a paired test needs runs over the same images, these differ")
+        for key, right in now.items():
+            change = int(right) - int(before[key])
+            totals[key] = totals.get(key, 0) + change
+            repaired += change > 0
+            broken += change < 0
+    values = np.array(list(totals.values()), dtype=np.int64)
+    return PairedTest(len(totals), repaired, broken, sign_flip_p(values))
+
+
+def _right_by_key(predictions: Predictions) -> dict[str, bool]:
+    known = predictions.labels >= 0
+    rows = zip(predictions.keys, predictions.correct.tolist(), known.tolist(), strict=True)
+    return {key: right for key, right, labelled in rows if labelled}
+
+
+def sign_flip_p(differences: npt.NDArray[np.int64]) -> float:
+    """Share of sign patterns of ``differences`` (n,) whose sum is at least as far from zero."""
+    weights = np.abs(differences[differences != 0])
+    seen, reach = abs(int(differences.sum())), int(weights.sum())
+    if seen == 0:
+        return 1.0
+    if reach > EXACT:
+        return math.erfc(seen / math.sqrt(2 * float((weights.astype(float) ** 2).sum())))
+    distribution = np.ones(1)
+    for weight, count in zip(*np.unique(weights, return_counts=True), strict=True):
+        spread = np.zeros(2 * weight * count + 1)  # sums -weight*count ... weight*count
+        spread[:: 2 * weight] = _fair_binomial(int(count))
+        distribution = np.convolve(distribution, spread)
+    sums = np.abs(np.arange(-reach, reach + 1))
+    return min(1.0, float(distribution[sums >= seen].sum()))
+
+
+def _fair_binomial(n: int) -> npt.NDArray[np.float64]:
+    """Chances (n + 1,) of 0 ... n heads in n throws."""
+    k = np.arange(n + 1)
+    log_factorial = np.array([math.lgamma(i + 1) for i in range(n + 1)])
+    chances: npt.NDArray[np.float64] = np.exp(
+        log_factorial[n] - log_factorial[k] - log_factorial[n - k] - n * math.log(2)
+    )
+    return chances

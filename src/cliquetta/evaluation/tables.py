@@ -1,0 +1,89 @@
+"""A table of text cells as Markdown, CSV or LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """Cells as they are printed; all columns but the first ``labels`` hold numbers."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    labels: int = 1
+    title: str = ""
+
+    def __post_init__(self) -> None:
+        """Every row has a cell for every column."""
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"{len(row)} cells for {len(self.columns)} columns: {row}")
+
+
+def to_markdown(table: TextTable) -> str:
+    """A pipe table, numbers to the right."""
+    marks = ["---" if place < table.labels else "---:" for place in range(len(table.columns))]
+    lines = [_pipes(table.columns), _pipes(marks), *map(_pipes, table.rows)]
+    heading = [f"**{table.title}**", ""] if table.title else []
+    return "\n".join([*heading, *lines]) + "\n"
+
+
+def _pipes(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+def to_csv(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Comma-separated values with a header; ``None`` is an empty cell."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(["" if cell is None else cell for cell in row] for row in rows)
+    return text.getvalue()
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "±": r"$\pm$",
+    "−": "$-$",
+    "–": "--",
+    "▲": r"$\blacktriangle$",
+    "▼": r"$\blacktriangledown$",
+    "→": r"$\to$",
+    "λ": r"$\lambda$",
+    "†": r"$\dagger$",
+    "‡": r"$\ddagger$",
+}
+
+
+def to_latex(table: TextTable) -> str:
+    """A ``tabular`` for booktabs; the triangles need amssymb."""
+    numbers = len(table.columns) - table.labels
+    lines = [
+        rf"\begin{{tabular}}{{{'l' * table.labels}{'r' * numbers}}}",
+        r"\toprule",
+        _ampersands(table.columns),
+        r"\midrule",
+        *map(_ampersands, table.rows),
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    heading = [f"% {table.title}"] if table.title else []
+    return "\n".join([*heading, *lines]) + "\n"
+
+
+def escape_latex(text: str) -> str:
+    """Text that LaTeX prints as it stands."""
+    return "".join(_LATEX.get(sign, sign) for sign in text)
+
+
+def _ampersands(cells: Sequence[str]) -> str:
+    return " & ".join(escape_latex(cell) for cell in cells) + r" \\"
