@@ -15,6 +15,8 @@ from methods.scap.scenes import NAMES, build_model, make_batches
 from reference.scap_equations import fixed_features, text_features
 
 MODEL = build_model(0)
+CLASSES = (*NAMES, "bird", "grey horse", "deer", "air plane")
+"""Enough for the tower to run what all texts begin with once."""
 TEMPLATES = {
     "one template": ("a photo of a {}.",),
     "three templates": ("a photo of a {}.", "art of the {}.", "{}"),
@@ -23,13 +25,13 @@ TEMPLATES = {
 
 @pytest.fixture(params=sorted(TEMPLATES))
 def text(request: pytest.FixtureRequest) -> PromptedText:
-    return PromptedText(MODEL, ClassPrompts(NAMES, TEMPLATES[request.param]), 0.4)
+    return PromptedText(MODEL, ClassPrompts(CLASSES, TEMPLATES[request.param]), 0.4)
 
 
 def literal_features(text: PromptedText, context: Tensor) -> Tensor:
     """Features under one context, or one per class, by the oracle."""
     templates = TEMPLATES["one template" if text.fixed is None else "three templates"]
-    prompts = ClassPrompts(NAMES, templates)
+    prompts = ClassPrompts(CLASSES, templates)
     return text_features(MODEL, prompts, context, fixed_features(MODEL, prompts), 0.4)
 
 
@@ -57,9 +59,9 @@ def test_gradients_of_each_class_equal_autograd(
     monkeypatch.setattr(text_module, "ROWS", rows)
     if jacobian:
         text.build_jacobian()
-    cotangents = draw(3, len(NAMES), MODEL.embed_dim)
+    cotangents = draw(3, len(CLASSES), MODEL.embed_dim)
     found = text.pull(cotangents)
-    leaf = text.start.expand(len(NAMES), -1, -1).clone().requires_grad_()
+    leaf = text.start.expand(len(CLASSES), -1, -1).clone().requires_grad_()
     features = literal_features(text, leaf)
     for u in range(3):
         (expected,) = torch.autograd.grad(features, leaf, cotangents[u], retain_graph=True)
@@ -74,7 +76,7 @@ def test_gradients_of_a_shared_context_equal_autograd(
 ) -> None:
     if jacobian:
         text.build_jacobian()
-    slopes, asked = size * draw(4, len(NAMES)), draw(4, MODEL.embed_dim, seed=1)
+    slopes, asked = size * draw(4, len(CLASSES)), draw(4, MODEL.embed_dim, seed=1)
     found = text.pull_shared(slopes, asked)
     leaf = text.start.clone().requires_grad_()
     features = literal_features(text, leaf)
@@ -89,7 +91,7 @@ def test_the_jacobian_equals_autograd(text: PromptedText) -> None:
     assert text.jacobian is not None
     assert text.jacobian_seconds > 0
     assert text.jacobian_bytes() == text.jacobian.numel() * 8
-    for n in range(len(NAMES)):
+    for n in range(len(CLASSES)):
         expected = torch.autograd.functional.jacobian(
             lambda context, n=n: literal_features(text, context)[n], text.start
         )
@@ -108,7 +110,7 @@ def stream_of(adapter: SCAP, count: int = 8, skip: int = 0) -> list[tuple[str, T
 
 
 def adapter_of(**options: object) -> SCAP:
-    return SCAP(MODEL, ClassPrompts(NAMES), SCAPConfig(threshold=0.3, **options))  # type: ignore[arg-type]
+    return SCAP(MODEL, ClassPrompts(CLASSES), SCAPConfig(threshold=0.3, **options))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("scope", ["shared", "class"])
