@@ -100,6 +100,13 @@ def test_the_jacobian_equals_autograd(text: PromptedText) -> None:
         )
 
 
+def test_words_that_melt_into_class_names_are_refused() -> None:
+    with pytest.raises(ValueError, match="put a blank between"):
+        PromptedText(MODEL, ClassPrompts(CLASSES, ("a photo of a{}.",)), 0.5)
+    bare = PromptedText(MODEL, ClassPrompts(CLASSES, ("{}.",)), 0.5)
+    assert bare.start.shape[0] == 0
+
+
 # --- the change-over ----------------------------------------------------------------------------
 
 

@@ -37,6 +37,16 @@ class PromptedText:
         self.start = model.context(words)
         """Start context (M, D): embeddings of the template's words before the class name."""
         self.ids = model.tokenizer(prompts.texts(prompts.templates[0])).to(model.device)
+        M = len(self.start)
+        if not bool(
+            (
+                self.ids[:, 1 : M + 1] == model.tokenizer([words]).to(model.device)[:, 1 : M + 1]
+            ).all()
+        ):
+            raise ValueError(
+                f"template {prompts.templates[0]!r}: the words before {{}} melt into the class "
+                "names and cannot be learned for all; put a blank between them"
+            )
         self.ends = self.ids.argmax(dim=-1)
         others = prompts.templates[1:]
         self.fixed: Tensor | None = None
