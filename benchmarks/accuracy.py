@@ -74,6 +74,9 @@ class Comparison:
         self.setting = setting_of(bench.options, bench.world)
         self.made = made_with(bench.options, bench.world)
         self.slowest: dict[str, float] = {}
+        for cell in log.cells.values():
+            if cell["setting"] == self.setting:
+                self._took(cell["method"], cell["seconds"])
         self.left = 0
 
     def run(self) -> None:
@@ -95,6 +98,9 @@ class Comparison:
                 self.log.tables()
             else:
                 self.left += len(todo)
+
+    def _took(self, label: str, seconds: float) -> None:
+        self.slowest[label] = max(seconds, self.slowest.get(label, 0))
 
     def _missing(self, name: str) -> list[tuple[Contestant, int, str]]:
         """Method, seed and key of the cells of a set that are still to be run."""
@@ -125,7 +131,7 @@ class Comparison:
             self.log.skipped[f"{one.label} on {name}"] = f"{type(error).__name__}: {error}"
             return
         seconds = time.perf_counter() - start
-        self.slowest[one.label] = max(seconds, self.slowest.get(one.label, 0))
+        self._took(one.label, seconds)
         about |= {"setting": self.setting, "method": one.label, "seed": seed, "made": self.made}
         self.log.add({**about, **scores, "seconds": seconds, "config": plain_config(one.config)})
         print(

@@ -70,7 +70,9 @@ class Bench:
             options.stream, held, other, seed, limit=limit, present=options.present
         )
         if one.independent:
-            parts = [self.answers(one, s.held, limit) for s in segments]
+            # The rounds of a long stream are shuffled one by one: its end is not the set's.
+            some = None if options.stream == "long" else limit
+            parts = [self.answers(one, s.held, some) for s in segments]
             logits = [part[0][s.rows] for part, s in zip(parts, segments, strict=True)]
             rate = parts[0][1]
         else:
