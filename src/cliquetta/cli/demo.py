@@ -77,8 +77,8 @@ def demo(
     ] = "scap",
     shifts: Annotated[
         str, typer.Option(help="name:severity, several with commas; see `cliquetta datasets`.")
-    ] = "gaussian_noise:2,fog:4,pixelate:4",
-    images: Annotated[int, typer.Option(min=1, max=2000, help="Images per shift.")] = 192,
+    ] = "gaussian_noise:1,motion_blur:4,fog:4,jpeg_compression:3",
+    images: Annotated[int, typer.Option(min=1, max=2000, help="Images per shift.")] = 256,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
     seed: Annotated[int, typer.Option(help="Of the order and of the method.")] = 0,
     out: Annotated[Path, typer.Option(help="Where the records of the runs go.")] = Path("demo"),
