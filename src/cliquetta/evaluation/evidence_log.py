@@ -1,0 +1,253 @@
+"""What a report wants to show of a run and the record does not hold: a folder of bounded size.
+
+Every batch leaves one line of counts. Some batches, spread over the stream, leave everything: what
+the method says about them, features, small pictures of what the model saw, attention maps.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from safetensors.torch import load, save
+from torch import Tensor
+
+from cliquetta.atomic import write_atomically
+from cliquetta.evaluation.explanation import Explanation, count_cliques, explain
+from cliquetta.evaluation.runner import Step
+from cliquetta.evaluation.stream import Stream
+from cliquetta.methods.contract import Adapter, Batch
+
+FOLDER = "evidence"
+FORMAT = "cliquetta-evidence-1"
+_ABOUT = "about.json"
+_COUNTS = "batches.jsonl"
+
+Pictures = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class EvidenceLimits:
+    """How much is kept."""
+
+    images: int = 256
+    """Images shown in full, in whole batches spread over the stream; a batch is cut to this."""
+    maps: int = 12
+    """Images with attention maps."""
+    pixels: int = 96
+    """Longest side of the small pictures."""
+
+    def batches(self, total: int, size: int) -> frozenset[int]:
+        """Numbers, from 1, of the batches that are shown in full; the first and last are."""
+        if self.images < 1 or total < 1:
+            return frozenset()
+        wanted = min(total, max(1, self.images // max(1, size)))
+        return frozenset(np.linspace(1, total, wanted).round().astype(int).tolist())
+
+
+class EvidenceLog:
+    """Writes the evidence of one run while it runs; give it to the runner as ``on_step``.
+
+    It turns ``adapter.explain`` on for the batches it shows, which costs time but never changes a
+    prediction. A run that is taken up again writes the same files again.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        adapter: Adapter,
+        stream: Stream,
+        limits: EvidenceLimits | None = None,
+    ) -> None:
+        self.folder = Path(folder)
+        self.adapter = adapter
+        self.limits = limits or EvidenceLimits()
+        self.shown = self.limits.batches(len(stream), stream.batch_size)
+        self.classifier = adapter.model.classifier(adapter.prompts)
+        about = {"format": FORMAT, "names": list(stream.names), "limits": vars(self.limits)}
+        write_atomically(self.folder / _ABOUT, json.dumps(about, ensure_ascii=False).encode())
+        adapter.explain = bool(self.shown)
+
+    def __call__(self, step: Step) -> None:
+        """Keep what is wanted of a batch."""
+        line = {"batch": step.number, **count_cliques(step.prediction)}
+        with (self.folder / _COUNTS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        if step.number in self.shown and len(step.batch):
+            self._write(step, -(-self.limits.maps // len(self.shown)))
+        self.adapter.explain = step.number + 1 in self.shown
+
+    def _write(self, step: Step, maps: int) -> None:
+        assert isinstance(step.batch, Batch)  # a stream of features has nothing to show
+        batch = step.batch[: self.limits.images]
+        labels, logits = step.labels[: len(batch)], step.prediction.logits[: len(batch)]
+        found = explain(self.adapter, batch, step.prediction, self.classifier, maps)
+        after = logits.softmax(dim=-1).max(dim=-1)
+        entry = {
+            "batch": step.number,
+            "keys": list(batch.keys),
+            "labels": labels.tolist(),
+            "before": found.before.tolist(),
+            "after": after.indices.tolist(),
+            "confidence": [round(p, 4) for p in after.values.tolist()],
+            "description": found.description,
+            "maps": found.places,
+        }
+        tensors = {name: value.contiguous() for name, value in found.tensors().items()}
+        name = f"{step.number:06d}"
+        preprocess = self.adapter.model.preprocess
+        pictures = small_pictures(batch.images, preprocess.mean, preprocess.std, self.limits.pixels)
+        write_atomically(self.folder / f"{name}.webp", _mosaic(pictures))
+        write_atomically(self.folder / f"{name}.safetensors", save(tensors))
+        text = json.dumps(entry, ensure_ascii=False)
+        write_atomically(self.folder / f"{name}.json", text.encode())  # last: the batch is whole
+
+
+def small_pictures(
+    images: Tensor, mean: Sequence[float], std: Sequence[float], side: int
+) -> Pictures:
+    """Preprocessed images (n, 3, S, S) as the model sees them, (n, s, s, 3) with s <= ``side``."""
+    pixels = images.detach().float().cpu()
+    pixels = pixels * torch.tensor(std).view(3, 1, 1) + torch.tensor(mean).view(3, 1, 1)
+    if pixels.shape[-1] > side:
+        pixels = torch.nn.functional.interpolate(
+            pixels, size=(side, side), mode="bilinear", antialias=True, align_corners=False
+        )
+    levels = (pixels.clamp(0, 1) * 255).round().to(torch.uint8)
+    return np.asarray(levels.permute(0, 2, 3, 1).contiguous().numpy())
+
+
+def _mosaic(pictures: Pictures) -> bytes:
+    """Pictures in one WebP file, row by row."""
+    n, side = pictures.shape[:2]
+    columns = int(np.ceil(np.sqrt(n)))
+    rows = -(-n // columns)
+    padded = np.zeros((rows * columns, side, side, 3), np.uint8)
+    padded[:n] = pictures
+    sheet = padded.reshape(rows, columns, side, side, 3).swapaxes(1, 2)
+    file = io.BytesIO()
+    picture = Image.fromarray(sheet.reshape(rows * side, columns * side, 3))
+    # Small pictures have no detail to spare, and their tiles would bleed into each other.
+    picture.save(file, "WEBP", lossless=side <= 48, quality=90)
+    return file.getvalue()
+
+
+def _tiles(data: bytes, count: int) -> Pictures:
+    """The pictures of a mosaic."""
+    with Image.open(io.BytesIO(data)) as picture:
+        sheet = np.asarray(picture.convert("RGB"))
+    columns = int(np.ceil(np.sqrt(count)))
+    side = sheet.shape[1] // columns
+    tiles = sheet.reshape(-1, side, columns, side, 3).swapaxes(1, 2)
+    return tiles.reshape(-1, side, side, 3)[:count]
+
+
+@dataclass(frozen=True, eq=False)
+class MapEvidence:
+    """Attention maps of one image: plain CLIP first, then each clique, then all together."""
+
+    place: int
+    """Of the image in its batch."""
+    cliques: tuple[int, ...]
+    """Ids of the cliques, in the batch's description; with none there is plain CLIP only."""
+    maps: Mapping[str, npt.NDArray[np.float32]]
+    """(1 + cliques + 1, 1 + T) by kind: ``class`` or ``rollout``."""
+
+
+@dataclass(frozen=True, eq=False)
+class BatchEvidence:
+    """One batch shown in full; all lists are in batch order."""
+
+    number: int
+    keys: tuple[str, ...]
+    labels: tuple[int, ...]
+    """-1 where unknown."""
+    before: tuple[int, ...]
+    """Class by plain CLIP."""
+    after: tuple[int, ...]
+    """Class by the method."""
+    confidence: tuple[float, ...]
+    description: Mapping[str, Any] | None
+    """Of :func:`cliquetta.methods.scap.evidence.describe`; ``None`` for other methods."""
+    features: npt.NDArray[np.float32]
+    """Unit features (n, E) of plain CLIP."""
+    prompted: npt.NDArray[np.float32] | None
+    """Unit features (n, E) with the prompts that the image was scored with."""
+    pictures: Pictures
+    """(n, s, s, 3)."""
+    maps: tuple[MapEvidence, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """The evidence of a run."""
+
+    names: tuple[str, ...]
+    counts: tuple[Mapping[str, Any], ...]
+    """One per batch, in order."""
+    batches: tuple[BatchEvidence, ...]
+
+
+def has_evidence(run: Path | str) -> bool:
+    """Whether a run's folder holds evidence."""
+    return (Path(run) / FOLDER / _ABOUT).exists()
+
+
+def load_evidence(run: Path | str) -> Evidence | None:
+    """The evidence in a run's folder, ``None`` if none was asked for."""
+    folder = Path(run) / FOLDER
+    if not has_evidence(run):
+        return None
+    about = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
+    if about.get("format") != FORMAT:
+        raise ValueError(
+            f"{folder} holds evidence of format {about.get('format')!r}, this version reads "
+            f"{FORMAT}: run again with --evidence"
+        )
+    lines = []
+    if (folder / _COUNTS).exists():
+        data = (folder / _COUNTS).read_bytes()
+        lines = [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
+    counts = {line["batch"]: line for line in lines}  # of a batch that was repeated, the last one
+    entries = sorted(folder.glob("[0-9]*.json"))
+    return Evidence(
+        tuple(about["names"]),
+        tuple(counts[number] for number in sorted(counts)),
+        tuple(_read_batch(path) for path in entries),
+    )
+
+
+def _read_batch(path: Path) -> BatchEvidence:
+    entry = json.loads(path.read_text(encoding="utf-8"))
+    tensors = load(path.with_suffix(".safetensors").read_bytes())
+    arrays = {name: value.float().numpy() for name, value in tensors.items()}
+    maps = []
+    start = 0
+    for place in entry["maps"]:
+        stop = start + place["rows"]
+        kinds = {
+            name.partition(".")[2]: value[start:stop]
+            for name, value in arrays.items()
+            if name.startswith(Explanation.MAPS)
+        }
+        maps.append(MapEvidence(place["place"], tuple(place["cliques"]), kinds))
+        start = stop
+    lists = {name: tuple(entry[name]) for name in ("keys", "labels", "before", "after")}
+    return BatchEvidence(
+        number=entry["batch"],
+        **lists,
+        confidence=tuple(entry["confidence"]),
+        description=entry["description"],
+        features=arrays["features"],
+        prompted=arrays.get("prompted"),
+        pictures=_tiles(path.with_suffix(".webp").read_bytes(), len(entry["keys"])),
+        maps=tuple(maps),
+    )

@@ -1,0 +1,148 @@
+"""Maps of image features, plain and with attribute prompts."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from cliquetta.errors import UnknownNameError
+from cliquetta.evaluation.evidence_log import Evidence
+from cliquetta.report.style import COLOURS, FAINT, MARKERS, PAPER, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Array = npt.NDArray[np.float64]
+How = Literal["auto", "pca", "tsne"]
+CLASSES = 10
+"""Classes with a marker of their own; the rest is grey."""
+
+
+@dataclass(frozen=True, eq=False)
+class Embedding:
+    """Images in the plane, plain and prompted in the same axes."""
+
+    plain: Array
+    """(n, 2)."""
+    prompted: Array
+    labels: npt.NDArray[np.int64]
+    how: str
+    """What made the map, in words."""
+    cohesion: tuple[float, float]
+    """Of the features, not of the map: see :func:`cohesion`; plain and prompted."""
+
+
+def pca(features: Array) -> tuple[Array, float]:
+    """The two directions of largest variance (n, 2), and the share of variance they hold.
+
+    Signs are fixed: the largest entry of a direction is positive.
+    """
+    centred = features - features.mean(axis=0)
+    _, scale, directions = np.linalg.svd(centred, full_matrices=False)
+    directions = directions[:2]
+    largest = np.abs(directions).argmax(axis=1)
+    directions *= np.sign(directions[np.arange(len(directions)), largest])[:, None]
+    power = scale**2
+    return centred @ directions.T, float(power[:2].sum() / max(power.sum(), 1e-12))
+
+
+def tsne(features: Array) -> Array:
+    """t-SNE in the plane (n, 2) by openTSNE, from the first two principal components."""
+    from openTSNE import TSNE
+
+    points, _ = pca(features)
+    start = points / max(float(points[:, 0].std()), 1e-12) * 1e-4
+    perplexity = max(2.0, min(30.0, (len(features) - 1) / 3))
+    fitted = TSNE(
+        perplexity=perplexity, metric="cosine", initialization=start, random_state=0, n_jobs=1
+    ).fit(features)
+    return np.asarray(fitted, dtype=np.float64)
+
+
+def cohesion(features: Array, labels: npt.NDArray[np.int64]) -> float:
+    """Mean over images of cosine to the own class's centre minus that to the nearest other one."""
+    present, own = np.unique(labels, return_inverse=True)
+    if len(present) < 2:
+        return float("nan")
+    sums = np.zeros((len(present), features.shape[1]))
+    np.add.at(sums, own, features)
+    centres = sums / np.linalg.norm(sums, axis=1, keepdims=True)
+    cosines = features @ centres.T
+    mine = cosines[np.arange(len(own)), own]
+    cosines[np.arange(len(own)), own] = -np.inf
+    return float((mine - cosines.max(axis=1)).mean())
+
+
+def embed(evidence: Evidence, how: How = "auto") -> Embedding | None:
+    """A map of all images shown in full; ``None`` where no prompted features were kept.
+
+    ``auto`` takes t-SNE if openTSNE is installed, else PCA.
+    """
+    if how not in ("auto", "pca", "tsne"):
+        raise UnknownNameError("map", how, ("auto", "pca", "tsne"))
+    found = [batch for batch in evidence.batches if batch.prompted is not None]
+    if not found:
+        return None
+    plain = np.concatenate([batch.features for batch in found]).astype(np.float64)
+    prompted = np.concatenate(
+        [batch.prompted for batch in found if batch.prompted is not None]
+    ).astype(np.float64)
+    labels = np.array([label for batch in found for label in batch.labels], np.int64)
+    if (labels < 0).all():
+        labels = np.array([label for batch in found for label in batch.after], np.int64)
+    both = np.concatenate([plain, prompted])
+    available = importlib.util.find_spec("openTSNE") is not None
+    if how == "tsne" and not available:
+        raise ValueError("a t-SNE map needs openTSNE: pip install 'cliquetta[tsne]', or take pca")
+    if len(plain) < 3:
+        return None
+    if how == "pca" or not available:
+        points, share = pca(both)
+        words = f"PCA, {100 * share:.0f} % of the variance"
+    else:
+        points, words = tsne(both), "t-SNE (openTSNE)"
+    known = labels >= 0
+    return Embedding(
+        points[: len(plain)],
+        points[len(plain) :],
+        labels,
+        words,
+        (cohesion(plain[known], labels[known]), cohesion(prompted[known], labels[known])),
+    )
+
+
+def embedding_figure(found: Embedding, names: tuple[str, ...]) -> Figure:
+    """Two panels in the same axes, a marker and a colour per class."""
+    most = [label for label, _ in Counter(found.labels.tolist()).most_common(CLASSES)]
+    shown = sorted(label for label in most if label >= 0)
+    with new_figure(7.2, 3.9) as figure:
+        axes = figure.subplots(1, 2, sharex=True, sharey=True)
+        panels = (("plain CLIP", found.plain), ("with attribute prompts", found.prompted))
+        for place, (title, points) in enumerate(panels):
+            own = axes[place]
+            rest = ~np.isin(found.labels, shown)
+            if rest.any():
+                own.scatter(*points[rest].T, s=8, color=FAINT, alpha=0.5, linewidths=0)
+            for turn, label in enumerate(shown):
+                rows = found.labels == label
+                own.scatter(
+                    *points[rows].T,
+                    s=26,
+                    color=COLOURS[turn % len(COLOURS)],
+                    marker=MARKERS[turn % len(MARKERS)],
+                    edgecolors=PAPER,
+                    linewidths=0.4,
+                    label=names[label] if place == 0 else None,
+                )
+            own.set_title(title)
+            own.set_xlabel(f"cohesion {found.cohesion[place]:.3f}")
+            own.set_xticks([])
+            own.set_yticks([])
+            own.grid(False)
+        figure.legend(loc="outside lower center", ncols=min(5, max(1, len(shown))))
+    return figure

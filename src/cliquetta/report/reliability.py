@@ -1,0 +1,104 @@
+"""Reliability diagrams: how often an answer is right, by its confidence."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from cliquetta.evaluation.metrics import BINS
+from cliquetta.evaluation.predictions import Predictions
+from cliquetta.report.runs import Group, ReportedRun
+from cliquetta.report.style import COLOURS, FAINT, INK, PAPER, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PANELS = 8
+"""Runs that are drawn; the table has the rest."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reliability:
+    """Answers by confidence, in bins of equal width."""
+
+    edges: npt.NDArray[np.float64]
+    """(bins + 1,)."""
+    count: npt.NDArray[np.int64]
+    confidence: npt.NDArray[np.float64]
+    """Mean of each bin; NaN in an empty one."""
+    accuracy: npt.NDArray[np.float64]
+
+    @property
+    def error(self) -> float:
+        """Expected calibration error: the mean gap, weighted by count; 0 to 1."""
+        gaps = np.abs(self.accuracy - self.confidence)
+        return float(np.nansum(gaps * self.count) / max(1, self.count.sum()))
+
+
+def reliability(predictions: Predictions, bins: int = BINS) -> Reliability:
+    """Bins of the labelled answers; a bin holds its upper edge, as Guo et al. (2017) have it."""
+    known = predictions.labels >= 0
+    confidence = predictions.probabilities[known, 0].astype(np.float64)
+    right = predictions.correct[known].astype(np.float64)
+    edges = np.linspace(0, 1, bins + 1)
+    place = np.clip(np.digitize(confidence, edges, right=True) - 1, 0, bins - 1)
+    count = np.bincount(place, minlength=bins)
+    with np.errstate(invalid="ignore"):
+        mean = np.bincount(place, confidence, bins) / count
+        accuracy = np.bincount(place, right, bins) / count
+    return Reliability(edges, count, mean, accuracy)
+
+
+def reliability_figure(group: Group) -> Figure:
+    """One panel per run: accuracy by confidence over a histogram of the confidences."""
+    runs = group.runs[:PANELS]
+    columns = min(4, len(runs))
+    rows = math.ceil(len(runs) / columns)
+    with new_figure(max(2.6 * columns, 3.4), 3.3 * rows) as figure:
+        grid = figure.subplots(
+            2 * rows, columns, squeeze=False, sharex=True, height_ratios=[3, 1] * rows
+        )
+        for turn, run in enumerate(runs):
+            row, column = divmod(turn, columns)
+            upper, lower = grid[2 * row, column], grid[2 * row + 1, column]
+            _panel(upper, lower, run, group.labels[run.id])
+            if column == 0:
+                upper.set_ylabel("right, %")
+                lower.set_ylabel("answers, %")
+        for turn in range(len(runs), rows * columns):
+            row, column = divmod(turn, columns)
+            grid[2 * row, column].set_axis_off()
+            grid[2 * row + 1, column].set_axis_off()
+    return figure
+
+
+def _panel(upper: Axes, lower: Axes, run: ReportedRun, label: str) -> None:
+    found = reliability(run.predictions)
+    width = 100 / len(found.count)
+    centres = 100 * (found.edges[:-1] + found.edges[1:]) / 2
+    accuracy, confidence = 100 * found.accuracy, 100 * found.confidence
+    upper.bar(centres, accuracy, width * 0.94, color=COLOURS[0])
+    gap = np.nan_to_num(confidence - accuracy)
+    upper.bar(
+        centres,
+        gap,
+        width * 0.94,
+        bottom=np.nan_to_num(accuracy),
+        facecolor="none",
+        edgecolor=COLOURS[1],
+        hatch="////",
+        linewidth=0.8,
+    )
+    upper.plot([0, 100], [0, 100], color=FAINT, linewidth=1, linestyle=(0, (3, 3)))
+    upper.set_title(label if len(label) < 24 else label[:22] + "…")
+    box = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
+    upper.text(4, 97, f"ECE {100 * found.error:.1f} %", va="top", color=INK, bbox=box)
+    upper.set(xlim=(0, 100), ylim=(0, 102), yticks=[0, 25, 50, 75, 100])
+    lower.bar(centres, 100 * found.count / max(1, found.count.sum()), width * 0.94, color=FAINT)
+    lower.set(xlim=(0, 100), xticks=[0, 50, 100])
+    lower.set_xlabel("confidence, %")

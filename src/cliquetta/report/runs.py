@@ -1,0 +1,176 @@
+"""The runs that a report is made of, with what belongs together among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from cliquetta.data.catalogue import get_dataset
+from cliquetta.evaluation.evidence_log import Evidence, load_evidence
+from cliquetta.evaluation.predictions import Predictions
+from cliquetta.evaluation.record import Record, digest
+from cliquetta.evaluation.runs import Run, find_runs
+
+BASELINE = "zero_shot"
+
+
+@dataclass(frozen=True, eq=False)
+class ReportedRun:
+    """A finished run, with its evidence where it was asked for."""
+
+    run: Run
+    evidence: Evidence | None
+    names: tuple[str, ...]
+    """Class names; ``class 7`` where nobody can tell."""
+
+    @property
+    def record(self) -> Record:
+        """What was done and what came out."""
+        return self.run.record
+
+    @property
+    def id(self) -> str:
+        """Of the record."""
+        return self.run.record.id
+
+    @property
+    def predictions(self) -> Predictions:
+        """The answers for every image."""
+        return self.run.predictions
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is zero-shot."""
+        return self.record.method == BASELINE
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the answers can be scored."""
+        return bool((self.predictions.labels >= 0).any())
+
+    def metric(self, name: str) -> float | None:
+        """A score, in percent where it is a share."""
+        value = self.record.metrics.get(name)
+        return None if value is None else float(value)
+
+    def name(self, label: int) -> str:
+        """A class in words."""
+        return self.names[label] if 0 <= label < len(self.names) else "unknown"
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Runs over the same images in the same order, zero-shot first."""
+
+    dataset: str
+    runs: tuple[ReportedRun, ...]
+
+    @property
+    def baseline(self) -> ReportedRun | None:
+        """The zero-shot run, if there is one."""
+        return next((run for run in self.runs if run.plain), None)
+
+    @property
+    def adapted(self) -> tuple[ReportedRun, ...]:
+        """The runs that are not zero-shot."""
+        return tuple(run for run in self.runs if not run.plain)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the answers can be scored."""
+        return self.runs[0].labelled
+
+    @cached_property
+    def labels(self) -> Mapping[str, str]:
+        """A name for every run (by id) that tells it from the others of the group."""
+        return tell_apart(self.runs)
+
+
+def load_runs(
+    paths: Sequence[Path | str], root: Path | str | None = None
+) -> tuple[list[ReportedRun], list[Run]]:
+    """The finished and the unfinished runs in run folders, folders of runs or record files.
+
+    ``root`` is where data sets lie; only class names are read from them, and only for runs that
+    left none.
+    """
+    finished, unfinished = find_runs(paths)
+    if not finished:
+        raise ValueError(
+            "no finished run to report on: "
+            f"{len(unfinished)} unfinished; give `cliquetta evaluate` again to continue them"
+        )
+    known: dict[str, tuple[str, ...]] = {}
+    return [_load(run, root, known) for run in finished], unfinished
+
+
+def _load(run: Run, root: Path | str | None, known: dict[str, tuple[str, ...]]) -> ReportedRun:
+    evidence = load_evidence(run.folder)
+    prompts = run.record.settings["prompts"]
+    wanted = str(prompts["names"])
+    if wanted not in known:
+        names = evidence.names if evidence is not None else _names_of(run.record, root)
+        if digest(list(names)) != wanted:
+            return ReportedRun(run, evidence, _numbered(int(prompts["classes"])))
+        known[wanted] = names
+    return ReportedRun(run, evidence, known[wanted])
+
+
+def _numbered(classes: int) -> tuple[str, ...]:
+    return tuple(f"class {label}" for label in range(classes))
+
+
+def _names_of(record: Record, root: Path | str | None) -> tuple[str, ...]:
+    """Class names of the run's data set where it can still be opened."""
+    try:
+        first = record.settings["stream"]["datasets"][0]["id"]
+        return get_dataset(first, root).names
+    except (ValueError, KeyError, OSError, ImportError):
+        return ()
+
+
+def group_runs(runs: Sequence[ReportedRun]) -> list[Group]:
+    """Runs by data set and by the images they saw, in the order given."""
+    groups: dict[tuple[Any, ...], list[ReportedRun]] = {}
+    for run in runs:
+        groups.setdefault((run.record.dataset, run.predictions.keys), []).append(run)
+    return [
+        Group(dataset, tuple(sorted(members, key=lambda run: not run.plain)))
+        for (dataset, _), members in groups.items()
+    ]
+
+
+def flat_settings(record: Record) -> dict[str, Any]:
+    """What runs of one method may differ in: its config, batch size, order, model, seed."""
+    stream = record.settings["stream"]
+    return {
+        **record.settings["config"],
+        "batch_size": stream["batch_size"],
+        "order": stream["order"],
+        "model": record.settings["model"]["id"],
+        "seed": record.seed,
+    }
+
+
+def varied(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The keys in which settings differ."""
+    keys = dict.fromkeys(key for each in settings for key in each)
+    return [key for key in keys if len({repr(each.get(key)) for each in settings}) > 1]
+
+
+def tell_apart(runs: Sequence[ReportedRun]) -> dict[str, str]:
+    """Labels by id: method and preset, and whatever else differs between runs of one label."""
+    by_name: dict[str, list[ReportedRun]] = {}
+    for run in runs:
+        by_name.setdefault(run.run.name, []).append(run)
+    found = {}
+    for name, members in by_name.items():
+        settings = [flat_settings(run.record) for run in members]
+        keys = varied(settings)
+        for run, own in zip(members, settings, strict=True):
+            extra = ", ".join(f"{key} {own.get(key)}" for key in keys)
+            found[run.id] = f"{name} ({extra})" if extra else name
+    return found

@@ -1,0 +1,104 @@
+"""Accuracy over the stream, and what a method gains on the way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from cliquetta.evaluation.predictions import Predictions
+from cliquetta.report.changes import net_gain
+from cliquetta.report.runs import Group
+from cliquetta.report.style import BASELINE_LOOK, FAINT, line_look, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_POINTS = 240
+"""Points drawn per line; a page must stay small."""
+
+
+def accuracy_so_far(predictions: Predictions) -> npt.NDArray[np.float64]:
+    """Percent right among the labelled images up to each place, (n,); NaN before the first."""
+    known = predictions.labels >= 0
+    seen = known.cumsum()
+    right = (predictions.correct & known).cumsum()
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share: npt.NDArray[np.float64] = np.where(seen > 0, 100 * right / seen, np.nan)
+    return share
+
+
+def domain_starts(keys: tuple[str, ...], datasets: list[str]) -> list[tuple[int, str]]:
+    """Where each data set of a sequence begins: place and id; nothing for a single one."""
+    if len(datasets) < 2:
+        return []
+    by_length = sorted(set(datasets), key=len, reverse=True)
+    owners = [next((id for id in by_length if key.startswith(f"{id}/")), "") for key in keys]
+    return [
+        (place, owner)
+        for place, owner in enumerate(owners)
+        if place == 0 or owners[place - 1] != owner
+    ]
+
+
+def stream_figure(group: Group) -> Figure:
+    """Accuracy so far of every run, and below it the answers gained over zero-shot."""
+    base = group.baseline
+    both = base is not None and bool(group.adapted)
+    with new_figure(6.8, 4.6 if both else 3.0) as figure:
+        axes = figure.subplots(
+            2 if both else 1, 1, sharex=True, squeeze=False, height_ratios=[3, 2][: 1 + both]
+        )[:, 0]
+        places = _places(len(group.runs[0].predictions))
+        for turn, run in enumerate(group.adapted):
+            look = line_look(turn) | {"marker": ""}
+            label = group.labels[run.id]
+            values = accuracy_so_far(run.predictions)[places]
+            axes[0].plot(places + 1, values, label=f"{label}  {values[-1]:.1f} %", **look)
+            if base is not None:
+                gain = net_gain(base.predictions, run.predictions)[places]
+                axes[1].step(places + 1, gain, where="post", **look)
+        if base is not None:
+            values = accuracy_so_far(base.predictions)[places]
+            label = f"{group.labels[base.id]}  {values[-1]:.1f} %"
+            axes[0].plot(places + 1, values, label=label, **BASELINE_LOOK)
+        _finish(axes[0], group, "right so far, %")
+        _leave_the_start_out(axes[0])
+        axes[0].legend(loc="best", ncols=1 if len(group.runs) < 7 else 2)
+        if both:
+            axes[1].axhline(0, color=FAINT, linewidth=1)
+            _finish(axes[1], group, "answers gained")
+            axes[1].yaxis.get_major_locator().set_params(integer=True)
+        axes[-1].set_xlabel("images seen")
+    return figure
+
+
+def _places(images: int) -> npt.NDArray[np.int64]:
+    """Evenly spread places, the last one included."""
+    count = min(images, _POINTS)
+    return np.unique(np.linspace(0, images - 1, count).round().astype(np.int64))
+
+
+def _leave_the_start_out(axes: Axes) -> None:
+    """Scale to what lies behind the first tenth: the mean of a few answers jumps from 0 to 100."""
+    kept: list[float] = []
+    for line in axes.get_lines():
+        values = np.asarray(line.get_ydata(), dtype=np.float64)
+        kept += values[len(values) // 10 :].tolist()
+    known = [value for value in kept if value == value]
+    if known:
+        room = max(2.0, 0.15 * (max(known) - min(known)))
+        axes.set_ylim(max(-1.0, min(known) - room), min(101.0, max(known) + room))
+
+
+def _finish(axes: Axes, group: Group, label: str) -> None:
+    axes.set_ylabel(label)
+    axes.margins(x=0.01)
+    first = group.runs[0]
+    ids = [entry["id"] for entry in first.record.settings["stream"]["datasets"]]
+    if first.record.settings["stream"]["order"] == "mixed":
+        return
+    for place, _ in domain_starts(first.predictions.keys, ids)[1:]:
+        axes.axvline(place + 1, color=FAINT, linewidth=1, linestyle=(0, (1, 2)))

@@ -1,0 +1,130 @@
+"""One look for all figures: colours that colour-blind readers and grey printers can tell apart.
+
+Colour never stands alone: lines differ in dash and marker, bars in hatching.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+INK = "#1c2127"
+"""Text and axes."""
+FAINT = "#6b7480"
+"""Secondary text, reference lines."""
+GRID = "#d3d8de"
+PAPER = "#ffffff"
+_THEMED = {INK: "var(--ink)", FAINT: "var(--faint)", GRID: "var(--grid)", PAPER: "var(--card)"}
+"""Colours that follow the page when it is shown dark."""
+
+# Okabe and Ito's palette without its yellow, which white paper swallows.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31")
+DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (9, 3)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
+HATCHES = ("", "///", "...", "\\\\\\", "xx", "++", "oo")
+SEQUENTIAL = "viridis"
+DIVERGING = "PuOr"
+
+
+def line_look(place: int) -> dict[str, Any]:
+    """Colour, dash and marker of the line at a place; no two of the first 35 are alike."""
+    return {
+        "color": COLOURS[place % len(COLOURS)],
+        "linestyle": DASHES[place % len(DASHES)],
+        "marker": MARKERS[place % len(MARKERS)],
+    }
+
+
+BASELINE_LOOK: dict[str, Any] = {"color": FAINT, "linestyle": (0, (3, 3)), "marker": ""}
+"""Zero-shot, in every figure."""
+
+
+@contextmanager
+def new_figure(width: float = 6.4, height: float = 3.4) -> Iterator[Figure]:
+    """A figure in our look, drawn without a screen; ``width`` and ``height`` in inches."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ValueError(
+            "figures need matplotlib: install it with pip install 'cliquetta[report]'"
+        ) from None
+    with matplotlib.rc_context(_settings()):
+        yield Figure(figsize=(width, height), layout="constrained")
+
+
+def _settings() -> Any:  # matplotlib types its keys from some version on
+    return {
+        "font.family": "sans-serif",
+        "font.size": 9.5,
+        "axes.titlesize": 10.5,
+        "axes.titleweight": "bold",
+        "axes.titlelocation": "left",
+        "axes.labelsize": 9.5,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "axes.edgecolor": INK,
+        "axes.labelcolor": INK,
+        "axes.facecolor": "none",
+        "text.color": INK,
+        "xtick.color": INK,
+        "ytick.color": INK,
+        "grid.color": GRID,
+        "grid.linewidth": 0.7,
+        "lines.linewidth": 1.8,
+        "lines.markersize": 4.5,
+        "legend.frameon": False,
+        "legend.fontsize": 9,
+        "figure.facecolor": PAPER,
+        "hatch.linewidth": 0.7,
+        "svg.fonttype": "none",
+        "svg.hashsalt": "cliquetta",
+        "image.cmap": SEQUENTIAL,
+    }
+
+
+def to_svg(figure: Figure, alt: str, prefix: str) -> str:
+    """The figure as SVG for a page: accessible, in the page's colours and font.
+
+    ``prefix`` keeps the ids of several figures on one page apart.
+    """
+    import matplotlib
+
+    file = io.StringIO()
+    with matplotlib.rc_context(_settings()):
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    text = file.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'\bid="', f'id="{prefix}-', text)
+    text = re.sub(r"url\(#", f"url(#{prefix}-", text)
+    text = re.sub(r'href="#', f'href="#{prefix}-', text)
+    for colour, themed in _THEMED.items():
+        text = text.replace(colour, themed)
+    text = re.sub(r"(font: (?:[\w.]+ )*[\d.]+px) [^;\"]*", r"\1 var(--sans)", text)
+    head, body = text.split(">", 1)
+    head = re.sub(r' (?:width|height)="[^"]*"', "", head)
+    return f'{head} role="img" aria-label="{_attribute(alt)}">{body}'.strip()
+
+
+def _attribute(text: str) -> str:
+    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+
+
+def to_file(figure: Figure, kind: str) -> bytes:
+    """The figure as ``png`` (200 dpi) or ``pdf``, on white."""
+    import matplotlib
+
+    file = io.BytesIO()
+    with matplotlib.rc_context(_settings()):
+        metadata = {"CreationDate": None} if kind == "pdf" else None
+        figure.savefig(file, format=kind, dpi=200, facecolor=PAPER, metadata=metadata)
+    return file.getvalue()
