@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import mmap
 import os
 import time
 import zlib
@@ -28,6 +29,8 @@ from cliquetta.atomic import write_atomically
 FORMAT = "cliquetta-features-1"
 FEATURES = "features.npy"
 TABLE = "table.json"
+RESIDENT = 2**28
+"""Bytes of a table that a process may hold in memory before it lets go of them."""
 SAVE_SECONDS = 20.0
 """How much work an interrupted build may lose."""
 
@@ -74,12 +77,30 @@ class Layout:
         return [range(i, min(i + self.rows, count)) for i in range(0, count, self.rows)]
 
 
-@dataclass(frozen=True, eq=False)
 class FeatureTable:
     """A finished table: ``features`` (n, V, E) are mapped, not loaded."""
 
-    features: FloatArray
-    unreadable: Mapping[int, str]
+    def __init__(self, features: FloatArray, unreadable: Mapping[int, str]) -> None:
+        self.features = features
+        self.unreadable = unreadable
+        """Rows whose image could not be read, and why."""
+        self._touched = 0
+
+    def take(self, rows: npt.NDArray[np.int64]) -> FloatArray:
+        """Copies of some rows (n, V, E); a pass over a large table stays small in memory."""
+        found = self.features[rows]
+        self._touched += found.nbytes
+        if self._touched > RESIDENT:
+            let_go(self.features)
+            self._touched = 0
+        return found
+
+
+def let_go(mapped: FloatArray) -> None:
+    """Tell the system that this process needs no page of the file at present."""
+    source = mapped.base
+    if isinstance(source, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        source.madvise(mmap.MADV_DONTNEED)
 
 
 Encode = Callable[[Sequence[range]], Iterator[Block]]
@@ -128,7 +149,10 @@ class _Store:
             self.known = {}
             return self.layout.blocks()
         wanted, damaged = [], 0
-        for rows in self.layout.blocks():
+        step = max(1, RESIDENT // (mapped[:1].nbytes * self.layout.rows))
+        for number, rows in enumerate(self.layout.blocks()):
+            if number % step == 0:
+                let_go(mapped)
             found = self.known.get(rows.start)
             if found is None:
                 wanted.append(rows)

@@ -113,7 +113,7 @@ class FeatureStream:
         features = np.empty((len(kept), *tables[0].features.shape[1:]), dtype=np.float32)
         for number in np.unique(domains):
             own = domains == number
-            features[own] = tables[number].features[rows[own]]
+            features[own] = tables[number].take(rows[own])
         labels = torch.tensor([stream.label(place) for place in kept], dtype=torch.int64)
         keys = tuple(stream.key(place) for place in kept)
         return FeatureBatch(torch.from_numpy(features), keys), labels
