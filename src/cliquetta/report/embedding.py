@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 How = Literal["auto", "pca", "tsne"]
+MAPS: tuple[How, ...] = ("auto", "pca", "tsne")
 CLASSES = 10
 """Classes with a marker of their own; the rest is grey."""
 
@@ -83,8 +84,8 @@ def embed(evidence: Evidence, how: How = "auto") -> Embedding | None:
 
     ``auto`` takes t-SNE if openTSNE is installed, else PCA.
     """
-    if how not in ("auto", "pca", "tsne"):
-        raise UnknownNameError("map", how, ("auto", "pca", "tsne"))
+    if how not in MAPS:
+        raise UnknownNameError("map", how, MAPS)
     found = [batch for batch in evidence.batches if batch.prompted is not None]
     if not found:
         return None

@@ -1,0 +1,80 @@
+"""``cliquetta report``: one page that shows what happened in recorded runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cliquetta.cli.command import Common, command
+from cliquetta.cli.console import count
+
+_EXAMPLES = """
+cliquetta report runs --out report.html
+
+cliquetta report runs/RUN-A runs/RUN-B --out two.html --figures figures
+
+cliquetta evaluate --dataset bundled@fog:3 --method scap --evidence && cliquetta report runs
+"""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Enter the command."""
+    command(app, "report", examples=_EXAMPLES, compute=False)(report)
+
+
+def report(
+    common: Common,
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of runs, of one run, or record.json files.")
+    ],
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
+    title: Annotated[str, typer.Option(help="Of the page; made from the runs if empty.")] = "",
+    figures: Annotated[
+        Path | None, typer.Option(help="Folder for the figures as PNG and PDF, too.")
+    ] = None,
+    attention: Annotated[
+        str, typer.Option(help="Maps of the class token's attention (class), or rollout.")
+    ] = "class",
+    map: Annotated[
+        str, typer.Option(help="Map of features: pca, tsne, or auto (tsne where installed).")
+    ] = "auto",
+    root: Annotated[
+        Path | None, typer.Option(help="Where data sets lie, for class names of runs without.")
+    ] = None,
+) -> None:
+    """Make one self-contained page of runs: tables, figures, galleries, how to repeat them.
+
+    Cliques, attention and features are shown for runs made with `evaluate --evidence`.
+    """
+    from cliquetta.errors import UnknownNameError
+    from cliquetta.report.attention import KINDS
+    from cliquetta.report.embedding import MAPS
+    from cliquetta.report.files import write_figures, write_page
+    from cliquetta.report.page import Choices, build_page
+    from cliquetta.report.runs import load_runs
+
+    if attention not in KINDS:
+        raise UnknownNameError("kind of attention", attention, KINDS)
+    if map not in MAPS:
+        raise UnknownNameError("map", map, MAPS)
+    found, unfinished = load_runs(runs, root)
+    if unfinished:
+        common.terminal.warn(f"{count(len(unfinished), 'unfinished run')} left out")
+    choices = Choices(title, attention, map)
+    page = build_page(found, unfinished, choices)
+    size = write_page(page, out)
+    names = [] if figures is None else write_figures(page, figures)
+    common.terminal.say(f"{count(len(found), 'run')} on one page of {size / 1e6:.1f} MB: {out}")
+    if figures is not None:
+        common.terminal.say(f"{count(len(names), 'figure file')} in {figures}")
+    common.terminal.document(
+        {
+            "page": str(out),
+            "bytes": size,
+            "runs": [run.id for run in found],
+            "unfinished": [run.record.id for run in unfinished],
+            "figures": [str(name) for name in names],
+        }
+    )

@@ -1,0 +1,172 @@
+"""The section of a run that kept evidence: cliques, attention, features, changed images."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from cliquetta.evaluation.evidence_log import Evidence
+from cliquetta.report.attention import Kind
+from cliquetta.report.attention_figure import attention_figure, image_maps
+from cliquetta.report.embedding import How, embed, embedding_figure
+from cliquetta.report.gallery import (
+    CliqueCard,
+    Tile,
+    changed_tiles,
+    clique_cards,
+    data_uri,
+)
+from cliquetta.report.markup import Figures, count, esc, number
+from cliquetta.report.runs import ReportedRun
+
+_SIGNS = {"repaired": "✓ ", "broken": "✗ ", "moved": "", "same": ""}
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """How much is shown of one run."""
+
+    cliques: int = 6
+    changed: int = 24
+    maps: int = 4
+
+
+def evidence_section(
+    run: ReportedRun,
+    label: str,
+    evidence: Evidence,
+    amounts: Amounts,
+    figures: Figures,
+    *,
+    kind: Kind = "class",
+    how: How = "auto",
+) -> str:
+    """Everything that a run left to look at."""
+    parts = [_counts(evidence), _changed(run, evidence, amounts.changed)]
+    parts.append(_gallery(run, evidence, amounts.cliques))
+    parts.append(_attention(run, label, evidence, amounts.maps, kind, figures))
+    parts.append(_embedding(run, label, evidence, how, figures))
+    return "".join(parts)
+
+
+def _counts(evidence: Evidence) -> str:
+    lines = [line for line in evidence.counts if "cliques" in line]
+    images = sum(line["images"] for line in lines)
+    if not images:
+        return ""
+
+    def mean(key: str) -> float:
+        return statistics.mean(float(line[key]) for line in lines)
+
+    inside = 100 * sum(line["images_with_clique"] for line in lines) / images
+    retained = 100 * sum(line["images_with_retained"] for line in lines) / images
+    text = (
+        f"{count(len(lines), 'batch').replace('batchs', 'batches')}: on average "
+        f"{mean('cliques'):.1f} cliques in {mean('distinct_sets'):.1f} different sets of images, "
+        f"{mean('mean_size'):.1f} images each, the largest {mean('max_size'):.1f}. "
+        f"{inside:.0f} % of the images were in a clique; {retained:.0f} % were scored with a "
+        "retained prompt."
+    )
+    return f"<p>{esc(text)}</p>"
+
+
+def _changed(run: ReportedRun, evidence: Evidence, limit: int) -> str:
+    found = changed_tiles(evidence, limit)
+    if not found:
+        return ""
+    shown = sum(len(batch.keys) for batch in evidence.batches)
+    return (
+        f"<h3>Images whose answer changed</h3>{_tiles(run, found)}"
+        f'<p class="note">Out of {count(shown, "image")} that the run kept to show, against plain '
+        "CLIP on the same image. ✓ and a full frame: now right; ✗ and a dashed frame: now "
+        "wrong.</p>"
+    )
+
+
+def _gallery(run: ReportedRun, evidence: Evidence, limit: int) -> str:
+    found = clique_cards(evidence, limit)
+    if not found:
+        return ""
+    return (
+        "<h3>Cliques</h3>"
+        '<p class="note">Images that were found to resemble one another among those with the same '
+        "class in their best answers. Under each: its label, its mean cosine to the other members, "
+        "and its answer before and after.</p>" + "".join(_card(run, card) for card in found)
+    )
+
+
+def _card(run: ReportedRun, card: CliqueCard) -> str:
+    facts = [f"batch {card.batch}", count(card.size, "image")]
+    if card.before is not None:
+        loss = number(card.before["total"], 3)
+        after = "" if card.after is None else f" → {number(card.after['total'], 3)}"
+        facts.append(f"loss {loss}{after}")
+    more = card.size - len(card.tiles)
+    if more > 0:
+        facts.append(f"{more} not shown")
+    return (
+        f'<div class="clique"><h4>candidates for “{esc(run.name(card.label))}” '
+        f"<small>{esc(' · '.join(facts))}</small></h4>{_tiles(run, card.tiles)}</div>"
+    )
+
+
+def _tiles(run: ReportedRun, tiles: list[Tile] | tuple[Tile, ...]) -> str:
+    return f'<ul class="tiles">{"".join(_tile(run, tile) for tile in tiles)}</ul>'
+
+
+def _tile(run: ReportedRun, tile: Tile) -> str:
+    before, after = run.name(tile.before), run.name(tile.after)
+    answer = after if tile.change == "same" else f"{before} → {after}"
+    label = "" if tile.label < 0 else run.name(tile.label)
+    lines = [f"<span>{esc(label)}</span>" if label else ""]
+    if tile.similarity is not None:
+        lines.append(f"<span>cosine {tile.similarity:.2f}</span>")
+    lines.append(f'<span class="answer">{_SIGNS[tile.change]}{esc(answer)}</span>')
+    small = " small-pictures" if len(tile.picture) <= 64 else ""
+    alt = f"{label or 'image'}, answered {answer}"
+    return (
+        f'<li class="tile {tile.change}{small}" title="{esc(tile.key)}">'
+        f'<img src="{data_uri(tile.picture)}" alt="{esc(alt)}">{"".join(lines)}</li>'
+    )
+
+
+def _attention(
+    run: ReportedRun, label: str, evidence: Evidence, limit: int, kind: Kind, figures: Figures
+) -> str:
+    images = image_maps(evidence, run.names, limit, kind)
+    if not images:
+        return ""
+    what = "attention of the class token" if kind == "class" else "attention rollout"
+    block = run.record.settings["config"]["blocks"][0]
+    caption = (
+        f"Mean over heads of the {what} from block {block} on, the first with a prompt; "
+        "brighter is more, one scale per image. From the left: the image with its label and its "
+        "answer, plain CLIP, prompts of single cliques (class and size), all prompts of the "
+        "image's cliques together. Below each map, what it has more (violet) and less (brown) "
+        "than plain CLIP, and the share of attention that moved."
+    )
+    alt = f"Attention maps of {count(len(images), 'image')} for {label}"
+    title = f"attention-{run.id}-{kind}-{len(images)}"
+    figure = figures.known(title) or figures.add(title, attention_figure(images), alt, caption)
+    return f"<h3>Attention</h3>{figure}"
+
+
+def _embedding(run: ReportedRun, label: str, evidence: Evidence, how: How, figures: Figures) -> str:
+    title = f"features-{run.id}"
+    known = figures.known(title)
+    if known is None:
+        found = embed(evidence, how)
+        if found is None:
+            return ""
+        before, after = found.cohesion
+        caption = (
+            f"Features of {count(len(found.labels), 'image')} by {found.how}, both panels in the "
+            "same axes. Cohesion is measured on the features themselves: mean cosine to the own "
+            "class's centre less that to the nearest other one."
+        )
+        alt = (
+            f"Map of image features, plain and with the prompts of {label}; cohesion "
+            f"{before:.3f} and {after:.3f}"
+        )
+        known = figures.add(title, embedding_figure(found, run.names), alt, caption)
+    return f"<h3>Features</h3>{known}"

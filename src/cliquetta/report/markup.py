@@ -1,0 +1,97 @@
+"""Pieces of HTML, every text in them escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import TYPE_CHECKING
+
+from cliquetta.report.style import to_svg
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def esc(value: object) -> str:
+    """Text for HTML, also inside of attributes."""
+    return escape(str(value), quote=True)
+
+
+def number(value: float | None, digits: int = 2, *, signed: bool = False) -> str:
+    """A figure of a table; a dash where there is none."""
+    if value is None or value != value:
+        return "–"
+    return f"{value:{'+' if signed else ''}.{digits}f}".replace("-", "−")
+
+
+def count(amount: int, noun: str) -> str:
+    """An amount with its noun: ``1 image``, ``2,000 images``."""
+    return f"{amount:,} {noun}{'' if amount == 1 else 's'}"
+
+
+def table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    caption: str = "",
+    labels: int = 1,
+) -> str:
+    """A table; the first ``labels`` columns name the row, the others hold numbers."""
+
+    def side(place: int) -> str:
+        return "" if place < labels else ' class="number"'
+
+    head = "".join(
+        f'<th scope="col"{side(place)}>{esc(name)}</th>' for place, name in enumerate(columns)
+    )
+
+    def cell(place: int, text: str) -> str:
+        if place == 0:
+            return f'<th scope="row">{esc(text)}</th>'
+        return f"<td{side(place)}>{esc(text)}</td>"
+
+    lines = ("".join(cell(place, text) for place, text in enumerate(row)) for row in rows)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    title = f"<caption>{esc(caption)}</caption>" if caption else ""
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{esc(caption or columns[0])}">'
+        f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def cards(entries: Sequence[tuple[str, str]]) -> str:
+    """Large figures with what they mean: ``(figure, meaning)``."""
+    items = "".join(
+        f"<li><b>{esc(value)}</b><span>{esc(meaning)}</span></li>" for value, meaning in entries
+    )
+    return f'<ul class="cards">{items}</ul>'
+
+
+def details(summary: str, body: str) -> str:
+    """A part that opens on demand; ``body`` is HTML."""
+    return f"<details><summary>{esc(summary)}</summary>{body}</details>"
+
+
+@dataclass
+class Figures:
+    """The figures of a page by name; each is rendered once."""
+
+    found: dict[str, Figure] = field(default_factory=dict)
+    _rendered: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, figure: Figure, alt: str, caption: str) -> str:
+        """Keep a figure and return it as HTML; ``caption`` is plain text."""
+        if name not in self._rendered:
+            self.found[name] = figure
+            width = figure.get_size_inches()[0]
+            svg = to_svg(figure, alt, f"f{len(self._rendered)}")
+            self._rendered[name] = (
+                f'<figure style="max-width:{width * 7.4:.0f}rem">{svg}'
+                f"<figcaption>{esc(caption)}</figcaption></figure>"
+            )
+        return self._rendered[name]
+
+    def known(self, name: str) -> str | None:
+        """A figure that was rendered before."""
+        return self._rendered.get(name)

@@ -1,0 +1,191 @@
+"""One page for any number of runs: self-contained, small enough to mail."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from cliquetta.evaluation.runs import Run
+from cliquetta.report.attention import Kind
+from cliquetta.report.curves import find_curves
+from cliquetta.report.embedding import How
+from cliquetta.report.evidence_section import Amounts, evidence_section
+from cliquetta.report.markup import Figures, count, esc
+from cliquetta.report.runs import Group, ReportedRun, group_runs
+from cliquetta.report.sections import (
+    curves_section,
+    group_section,
+    headline,
+    repeat_section,
+    results,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LIMIT = 3_000_000
+"""Bytes that a page may have."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the reader may choose."""
+
+    title: str = ""
+    attention: Kind = "class"
+    map: How = "auto"
+    limit: int = LIMIT
+
+
+@dataclass(frozen=True)
+class _Level:
+    """How much goes onto a page; taken in turn until the page is small enough."""
+
+    amounts: Amounts
+    evidence: int
+    """Runs whose evidence is shown."""
+    drawn: int
+    """Data sets with figures."""
+
+
+_LEVELS = (
+    _Level(Amounts(), 6, 24),
+    _Level(Amounts(4, 16, 3), 4, 16),
+    _Level(Amounts(3, 8, 2), 2, 8),
+    _Level(Amounts(2, 8, 1), 1, 4),
+    _Level(Amounts(), 0, 1),
+    _Level(Amounts(), 0, 0),
+)
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page and the figures on it, by name."""
+
+    html: str
+    figures: Mapping[str, Figure]
+
+
+def build_page(
+    runs: Sequence[ReportedRun], unfinished: Sequence[Run] = (), choices: Choices | None = None
+) -> Page:
+    """The report of ``runs``; where it would grow too large, later ones get less detail."""
+    choices = choices or Choices()
+    figures = Figures()
+    groups = group_runs(runs)
+    html = ""
+    for level in _LEVELS:
+        html = _document(runs, groups, unfinished, choices, figures, level)
+        if len(html.encode()) <= choices.limit:
+            break
+    return Page(html, figures.found)
+
+
+def _document(
+    runs: Sequence[ReportedRun],
+    groups: Sequence[Group],
+    unfinished: Sequence[Run],
+    choices: Choices,
+    figures: Figures,
+    level: _Level,
+) -> str:
+    """The page at one level of detail."""
+    sections: list[tuple[str, str]] = [("Results", headline(groups) + results(runs))]
+    shown = left_out = 0
+    for place, group in enumerate(groups):
+        body = group_section(group, figures, draw=place < level.drawn)
+        for run in group.runs:
+            if run.evidence is None or run.plain:
+                continue
+            if shown == level.evidence:
+                left_out += 1
+                continue
+            shown += 1
+            label = group.labels[run.id]
+            found = evidence_section(
+                run,
+                label,
+                run.evidence,
+                level.amounts,
+                figures,
+                kind=choices.attention,
+                how=choices.map,
+            )
+            if found:
+                body += f"<h3>Inside {esc(label)}</h3>{found}"
+        if body:
+            sections.append((group.dataset, body))
+    curves = find_curves(runs)
+    if curves:
+        sections.append(("Settings", curves_section(curves, figures)))
+    sections.append(("How to repeat it", repeat_section(runs)))
+    notes = _notes(unfinished, left_out, max(0, len(groups) - level.drawn))
+    return _frame(choices.title or _title(runs), _lead(runs), sections, notes)
+
+
+def _title(runs: Sequence[ReportedRun]) -> str:
+    methods = list(dict.fromkeys(run.run.name for run in runs if not run.plain)) or ["zero_shot"]
+    datasets = list(dict.fromkeys(run.record.dataset for run in runs))
+    what = methods[0] if len(methods) == 1 else f"{len(methods)} methods"
+    where = datasets[0] if len(datasets) == 1 else f"{len(datasets)} data sets"
+    return f"{what} on {where}"
+
+
+def _lead(runs: Sequence[ReportedRun]) -> str:
+    models = ", ".join(dict.fromkeys(str(run.record.settings["model"]["id"]) for run in runs))
+    last = max(run.record.finished for run in runs)
+    version = runs[0].record.environment.get("versions", {}).get("cliquetta", "")
+    return (
+        f"{count(len(runs), 'run')} of CliqueTTA {version} with {models}; the last one finished "
+        f"{last.replace('T', ' ')[:16]} UTC."
+    )
+
+
+def _notes(unfinished: Sequence[Run], evidence: int, undrawn: int) -> list[str]:
+    notes = []
+    if unfinished:
+        names = ", ".join(run.record.id for run in unfinished[:3])
+        notes.append(f"{count(len(unfinished), 'unfinished run')} left out: {names}.")
+    if evidence or undrawn:
+        notes.append(
+            f"To keep the page small it leaves out the galleries of {count(evidence, 'run')} and "
+            f"the figures of {count(undrawn, 'data set')}: report on fewer runs to see them."
+        )
+    return notes
+
+
+def _frame(title: str, lead: str, sections: Sequence[tuple[str, str]], notes: Sequence[str]) -> str:
+    css = files("cliquetta.report").joinpath("page.css").read_text(encoding="utf-8")
+    links = "".join(
+        f'<li><a href="#part-{place}">{esc(name)}</a></li>'
+        for place, (name, _) in enumerate(sections)
+    )
+    body = "".join(
+        f'<section id="part-{place}" aria-labelledby="title-{place}">'
+        f'<h2 id="title-{place}">{esc(name)}</h2>{content}</section>'
+        for place, (name, content) in enumerate(sections)
+    )
+    remarks = "".join(f'<p class="note">{esc(note)}</p>' for note in notes)
+    # The policy forbids the page to fetch anything: what is not in the file is not shown.
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<title>{esc(title)}</title>
+<link rel="icon" href="data:,">
+<style>
+{css}</style>
+</head>
+<body>
+<header><h1>{esc(title)}</h1><p class="lead">{esc(lead)}</p>{remarks}
+<nav aria-label="Contents"><ul>{links}</ul></nav></header>
+<main>{body}</main>
+<footer><p>Made by <code>cliquetta report</code>; everything shown is in this one file.</p></footer>
+</body>
+</html>
+"""

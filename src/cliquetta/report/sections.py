@@ -1,0 +1,249 @@
+"""The sections of a report: results, each data set, settings, how to repeat."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+
+from cliquetta.evaluation.compare import MARKS, Cell, compare
+from cliquetta.report.changes import Changes, count_changes, moves
+from cliquetta.report.confusion import changed_confusion, confusion_figure
+from cliquetta.report.curves import Curve, curve_figure
+from cliquetta.report.markup import Figures, cards, count, details, esc, number, table
+from cliquetta.report.reliability import PANELS, reliability_figure
+from cliquetta.report.repeat import repeat_command
+from cliquetta.report.runs import Group, ReportedRun
+from cliquetta.report.stream import accuracy_so_far, stream_figure
+
+_MOVES = 8
+"""Moves between classes in the table."""
+
+
+def slug(text: str) -> str:
+    """A name for ids and files."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-").lower()
+
+
+def results(runs: Sequence[ReportedRun]) -> str:
+    """One row per data set and method, seeds together."""
+    found = compare([run.run for run in runs], split=True)
+    rows = []
+    for column in found.columns:
+        for row in found.rows:
+            if (row, column) in found.cells:
+                rows.append(_result_row(column, row, found.cells[row, column]))
+    columns = ("data set", "method", "seeds", "top-1 %", "vs zero_shot", "wrong → right",
+               "right → wrong", "p", "ECE %", "images/s")  # fmt: skip
+    notes = [f"{mark} {MARKS[mark]}" for mark in found.marks]
+    if any(cell.better for cell in found.cells.values()):
+        notes.append("▲ ▼ differs from zero_shot beyond chance (exact paired test, p < 0.05)")
+    note = f'<p class="note">{esc("; ".join(notes))}.</p>' if notes else ""
+    return table(columns, rows, labels=2, caption="All runs, seeds taken together") + note
+
+
+def _result_row(column: str, row: str, cell: Cell) -> list[str]:
+    test = cell.test
+    spread = "" if cell.sd is None else f" ± {number(cell.sd)}"
+    ece = [run.record.metrics["ece"] for run in cell.runs if "ece" in run.record.metrics]
+    rates = [run.record.throughput.get("images_per_second", 0.0) for run in cell.runs]
+    return [
+        column,
+        f"{row} {cell.marks}".strip(),
+        str(len(cell.runs)),
+        number(cell.mean) + spread,
+        f"{number(cell.gain, signed=True)} {cell.better}".strip(),
+        "–" if test is None else f"{test.repaired:,}",
+        "–" if test is None else f"{test.broken:,}",
+        "–" if test is None else f"{test.p:.2g}",
+        number(statistics.mean(ece) if ece else None),
+        number(statistics.mean(rates), 0),
+    ]
+
+
+def headline(groups: Sequence[Group]) -> str:
+    """The figures to read first, for the one method of a page; nothing if there are several."""
+    methods = {run.run.name for group in groups for run in group.adapted}
+    pairs = [(group.baseline, run) for group in groups for run in group.adapted if group.baseline]
+    if len(methods) != 1 or not pairs or not all(run.labelled for _, run in pairs):
+        return ""
+    changes = [count_changes(base.predictions, run.predictions) for base, run in pairs]
+    tests = [change.test for change in changes if change.test is not None]
+    images = sum(test.images for test in tests)
+    before = sum(float(base.predictions.correct.sum()) for base, _ in pairs)
+    repaired, broken = (sum(getattr(t, side) for t in tests) for side in ("repaired", "broken"))
+    method = next(iter(methods))
+    return cards(
+        [
+            (f"{100 * before / images:.1f} %", "right with zero_shot"),
+            (f"{100 * (before + repaired - broken) / images:.1f} %", f"right with {method}"),
+            (f"{sum(change.changed for change in changes):,}", f"of {images:,} answers changed"),
+            (f"{repaired:,}", "from wrong to right"),
+            (f"{broken:,}", "from right to wrong"),
+        ]
+    )
+
+
+def in_words(changes: Changes, label: str) -> str:
+    """What a method did to the answers, good or bad."""
+    text = f"{label} changed {changes.changed:,} of {count(changes.images, 'answer')}"
+    test = changes.test
+    if test is None or changes.gain is None:
+        return text + "; without labels nobody can say which are right."
+    sideways = changes.changed - test.repaired - test.broken
+    text += (
+        f": {test.repaired:,} from wrong to right, {test.broken:,} from right to wrong, "
+        f"{sideways:,} otherwise."
+    )
+    if test.repaired == test.broken:
+        return text + " In sum nothing is gained or lost."
+    verdict = "gain" if changes.gain > 0 else "loss"
+    text += f" That is a {verdict} of {number(abs(changes.gain))} points"
+    if test.p >= 0.05:
+        return f"{text}, too small to tell from chance on these images (p = {test.p:.2g})."
+    return f"{text} (p = {test.p:.2g})."
+
+
+def group_section(group: Group, figures: Figures, *, draw: bool) -> str:
+    """What happened on one stream of images; ``draw`` says whether with figures."""
+    parts = []
+    base = group.baseline
+    if base is not None:
+        for run in group.adapted:
+            changes = count_changes(base.predictions, run.predictions)
+            parts.append(f"<p>{esc(in_words(changes, group.labels[run.id]))}</p>")
+    elif group.adapted:
+        parts.append(
+            '<p class="note">No zero_shot run over these images was given, so nothing is said '
+            "about gains.</p>"
+        )
+    if not draw or not len(group.runs[0].predictions):
+        return "".join(parts)
+    name = slug(group.dataset)
+    if group.labelled:
+        parts.append(_stream(group, figures, name))
+        parts.append(_reliability(group, figures, name))
+    for run in group.adapted[:4]:
+        if base is not None:
+            parts.append(_changed(base, run, group.labels[run.id], figures))
+    return "".join(parts)
+
+
+def _stream(group: Group, figures: Figures, name: str) -> str:
+    ends = {group.labels[run.id]: accuracy_so_far(run.predictions)[-1] for run in group.runs}
+    alt = "Accuracy over the stream; at its end " + ", ".join(
+        f"{label} {value:.1f} %" for label, value in ends.items()
+    )
+    caption = "Share of right answers up to each image."
+    if group.baseline is not None and group.adapted:
+        caption += " Below, right answers more (or fewer) than zero_shot so far."
+    if len(group.runs[0].record.settings["stream"]["datasets"]) > 1:
+        caption += " Dotted lines: another data set begins."
+    title = f"stream-{name}-{slug(group.runs[0].id)}"
+    known = figures.known(title)
+    figure = known or figures.add(title, stream_figure(group), alt, caption)
+    return f"<h3>Accuracy over the stream</h3>{figure}"
+
+
+def _reliability(group: Group, figures: Figures, name: str) -> str:
+    shown = group.runs[:PANELS]
+    alt = "Reliability diagrams; expected calibration error " + ", ".join(
+        f"{group.labels[run.id]} {number(run.metric('ece'), 1)} %" for run in shown
+    )
+    caption = (
+        "How often answers of a confidence are right; on the dashed line they would be calibrated. "
+        "Hatched: the gap. Below, how many answers have that confidence."
+    )
+    if len(group.runs) > PANELS:
+        caption += f" The first {PANELS} of {len(group.runs)} runs."
+    title = f"reliability-{name}-{slug(group.runs[0].id)}"
+    known = figures.known(title)
+    figure = known or figures.add(title, reliability_figure(group), alt, caption)
+    return f"<h3>Calibration</h3>{figure}"
+
+
+def _changed(base: ReportedRun, run: ReportedRun, label: str, figures: Figures) -> str:
+    found = moves(base.predictions, run.predictions)
+    if not found:
+        return ""
+    rows = [
+        (
+            f"{run.name(move.before)} → {run.name(move.after)}",
+            f"{move.count:,}",
+            f"{move.repaired:,}" if run.labelled else "–",
+            f"{move.broken:,}" if run.labelled else "–",
+        )
+        for move in found[:_MOVES]
+    ]
+    columns = ("answer, before → after", "images", "now right", "now wrong")
+    listed = table(columns, rows, caption=f"Most frequent of {count(len(found), 'move')}")
+    if not run.labelled:
+        return f"<h3>Answers that {esc(label)} changed</h3>{listed}"
+    matrix = changed_confusion(base.predictions, run.predictions)
+    title = f"confusion-{slug(run.id)}"
+    caption = (
+        "Answers that a cell gained (+, violet) or lost (−, brown) against zero_shot, by label and "
+        "answer, for the classes whose answers changed. Framed: right answers."
+    )
+    gained = int(matrix.difference.diagonal()[: len(matrix.classes)].sum())
+    alt = f"Change of the confusion matrix by {label}: {gained:+d} right answers"
+    known = figures.known(title)
+    figure = known or figures.add(title, confusion_figure(matrix, run.names), alt, caption)
+    return (
+        f'<h3>Answers that {esc(label)} changed</h3><div class="pair">{figure}'
+        f"<div>{listed}</div></div>"
+    )
+
+
+def curves_section(curves: Sequence[Curve], figures: Figures) -> str:
+    """Settings that were varied."""
+    parts = []
+    for curve in curves:
+        values = ", ".join(f"{point.value}: {point.mean:.1f} %" for point in curve.points)
+        words = curve.setting.replace("_", " ")
+        alt = f"Top-1 of {curve.method} on {curve.dataset} over {words}; {values}"
+        caption = f"{curve.method} on {curve.dataset}: {words}."
+        if curve.default is not None:
+            caption += f" Most runs have {curve.default}; everything else as in those."
+        if any(len(point.top1) > 1 for point in curve.points):
+            caption += " Bars: standard deviation over seeds."
+        if curve.setting == "batch_size":
+            caption += " Largest clique: mean over batches."
+        title = f"curve-{slug(curve.dataset)}-{slug(curve.method)}-{slug(curve.setting)}"
+        figure = figures.known(title) or figures.add(title, curve_figure(curve), alt, caption)
+        parts.append(figure)
+    return f'<div class="pair">{"".join(parts)}</div>'
+
+
+def repeat_section(runs: Sequence[ReportedRun]) -> str:
+    """The command, the config and the machine of every run."""
+    return "".join(details(run.id, _repeat(run)) for run in runs)
+
+
+def _repeat(run: ReportedRun) -> str:
+    record = run.record
+    found = repeat_command(record)
+    remarks = "".join(f'<p class="note">{esc(remark)}</p>' for remark in found.remarks)
+    memory = {kind: f"{size / 2**20:,.0f} MiB" for kind, size in record.peak_memory.items()}
+    model = record.settings["model"]
+    facts = [
+        ("images", f"{record.images:,}"),
+        ("files skipped", f"{len(record.skipped):,}"),
+        ("weights", f"{model['id']} {model['fingerprint']}"),
+        ("started, finished", f"{record.started}, {record.finished}"),
+        ("seconds of prediction", number(record.throughput.get("seconds"), 1)),
+        ("peak memory", _listed(memory)),
+        ("device", str(record.environment.get("device_name", ""))),
+        ("versions", _listed(record.environment.get("versions", {}))),
+    ]
+    config = [(key, json.dumps(value)) for key, value in record.settings["config"].items()]
+    listed = table(("setting", "value"), config, labels=2) if config else "<p>No settings.</p>"
+    return (
+        f"<pre><code>{esc(found.command)}</code></pre>{remarks}"
+        f"{table(('fact', 'value'), facts, labels=2)}<h3>Config</h3>{listed}"
+    )
+
+
+def _listed(values: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
