@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ from torch import Tensor
 
 from cliquetta.atomic import write_atomically
 from cliquetta.evaluation.explanation import Explanation, count_cliques, explain
-from cliquetta.evaluation.runner import Step
+from cliquetta.evaluation.record import RECORD, Record, load_record
+from cliquetta.evaluation.runner import Step, evaluate, plan
 from cliquetta.evaluation.stream import Stream
 from cliquetta.methods.contract import Adapter, Batch
 
@@ -101,14 +103,47 @@ class EvidenceLog:
             "description": found.description,
             "maps": found.places,
         }
-        tensors = {name: value.contiguous() for name, value in found.tensors().items()}
         name = f"{step.number:06d}"
         preprocess = self.adapter.model.preprocess
         pictures = small_pictures(batch.images, preprocess.mean, preprocess.std, self.limits.pixels)
         write_atomically(self.folder / f"{name}.webp", _mosaic(pictures))
-        write_atomically(self.folder / f"{name}.safetensors", save(tensors))
+        write_atomically(self.folder / f"{name}.safetensors", save(found.tensors()))
         text = json.dumps(entry, ensure_ascii=False)
         write_atomically(self.folder / f"{name}.json", text.encode())  # last: the batch is whole
+
+
+def evaluate_with_evidence(
+    adapter: Adapter,
+    stream: Stream,
+    *,
+    out: Path | str,
+    preset: str | None = None,
+    on_step: Callable[[Step], None] | None = None,
+    limits: EvidenceLimits | None = None,
+    again: bool = False,
+) -> Record:
+    """:func:`~cliquetta.evaluation.runner.evaluate`, with evidence in the run's folder.
+
+    A run that was finished without evidence is run again.
+    """
+    folder = Path(out) / plan(adapter, stream).id
+    if (folder / RECORD).exists() and load_record(folder).status == "finished":
+        if has_evidence(folder) and not again:
+            return load_record(folder)
+        again = True
+    if again:
+        shutil.rmtree(folder / FOLDER, ignore_errors=True)
+    log = EvidenceLog(folder / FOLDER, adapter, stream, limits)
+
+    def observe(step: Step) -> None:
+        log(step)
+        if on_step is not None:
+            on_step(step)
+
+    try:
+        return evaluate(adapter, stream, out=out, preset=preset, on_step=observe, again=again)
+    finally:
+        adapter.explain = False
 
 
 def small_pictures(

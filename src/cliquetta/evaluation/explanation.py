@@ -22,7 +22,7 @@ _CLIQUES = 4
 
 @dataclass(frozen=True)
 class Explanation:
-    """Of the first images of a batch; tensors in float16."""
+    """Of the first images of a batch."""
 
     MAPS: ClassVar[str] = "maps."
 
@@ -39,13 +39,16 @@ class Explanation:
     """(rows of all images, 1 + T)."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that is a tensor, by name, as it is stored."""
-        found = {"features": self.features}
+        """Everything that is a tensor, by name, as it is stored.
+
+        Features in half precision; maps whole, since prompts move attention by little.
+        """
+        found = {"features": self.features.half()}
         if self.prompted is not None:
-            found["prompted"] = self.prompted
+            found["prompted"] = self.prompted.half()
         for kind, maps in (self.maps or {}).items():
-            found[f"{self.MAPS}{kind}"] = maps
-        return {name: value.half().cpu() for name, value in found.items()}
+            found[f"{self.MAPS}{kind}"] = maps.float()
+        return {name: value.cpu().contiguous() for name, value in found.items()}
 
 
 def count_cliques(prediction: Prediction) -> dict[str, int | float]:

@@ -103,16 +103,7 @@ def evaluate(
     ``save_seconds``, whichever comes first. Without ``out`` nothing is written.
     """
     _check(adapter, stream)
-    settings = describe_run(
-        method=name_of(adapter),
-        config=adapter.config,
-        seed=adapter.seed,
-        model=adapter.model,
-        prompts=adapter.prompts,
-        stream=stream,
-        fitted=fitted_fingerprint(adapter),
-    )
-    record = Record(run_id(settings), settings, preset=preset)
+    record = plan(adapter, stream, preset)
     if out is None:
         return _Run(adapter, stream, record, None).execute(on_step, save_every, save_seconds)
     folder = Path(out) / record.id
@@ -126,6 +117,20 @@ def evaluate(
             if known.status == "finished":
                 return known
         return _Run(adapter, stream, record, folder).execute(on_step, save_every, save_seconds)
+
+
+def plan(adapter: Adapter, stream: Stream | FeatureStream, preset: str | None = None) -> Record:
+    """The record of a run before it runs: its id and its settings."""
+    settings = describe_run(
+        method=name_of(adapter),
+        config=adapter.config,
+        seed=adapter.seed,
+        model=adapter.model,
+        prompts=adapter.prompts,
+        stream=stream,
+        fitted=fitted_fingerprint(adapter),
+    )
+    return Record(run_id(settings), settings, preset=preset)
 
 
 def _check(adapter: Adapter, stream: Stream | FeatureStream) -> None:

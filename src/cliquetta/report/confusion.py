@@ -89,7 +89,7 @@ def confusion_figure(found: ChangedConfusion, names: tuple[str, ...]) -> Figure:
     with new_figure(2.0 + 0.46 * columns, 1.5 + 0.36 * rows) as figure:
         axes = figure.subplots()
         axes.grid(False)
-        axes.imshow(cells, cmap=DIVERGING, vmin=-1.4 * most, vmax=1.4 * most, aspect="auto")
+        axes.imshow(cells, cmap=DIVERGING, vmin=-2 * most, vmax=2 * most, aspect="auto")
         for row, column in zip(*cells.nonzero(), strict=True):
             text = f"{cells[row, column]:+d}".replace("-", "−")
             axes.text(column, row, text, ha="center", va="center", color="#101418")

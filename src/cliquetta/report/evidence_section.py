@@ -19,7 +19,7 @@ from cliquetta.report.gallery import (
 from cliquetta.report.markup import Figures, count, esc, number
 from cliquetta.report.runs import ReportedRun
 
-_SIGNS = {"repaired": "✓ ", "broken": "✗ ", "moved": "", "same": ""}
+_SIGNS = {"repaired": "✓ ", "broken": "✗ ", "moved": "", "same": "answer "}
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Amounts:
 
     cliques: int = 6
     changed: int = 24
-    maps: int = 4
+    maps: int = 3
 
 
 def evidence_section(
@@ -118,10 +118,11 @@ def _tile(run: ReportedRun, tile: Tile) -> str:
     before, after = run.name(tile.before), run.name(tile.after)
     answer = after if tile.change == "same" else f"{before} → {after}"
     label = "" if tile.label < 0 else run.name(tile.label)
-    lines = [f"<span>{esc(label)}</span>" if label else ""]
+    lines = [f"<span>is {esc(label)}</span>" if label else ""]
     if tile.similarity is not None:
         lines.append(f"<span>cosine {tile.similarity:.2f}</span>")
-    lines.append(f'<span class="answer">{_SIGNS[tile.change]}{esc(answer)}</span>')
+    sign = _SIGNS[tile.change]
+    lines.append(f'<span class="answer">{sign}{esc(answer)}</span>')
     small = " small-pictures" if len(tile.picture) <= 64 else ""
     alt = f"{label or 'image'}, answered {answer}"
     return (

@@ -137,8 +137,9 @@ def _lead(runs: Sequence[ReportedRun]) -> str:
     models = ", ".join(dict.fromkeys(str(run.record.settings["model"]["id"]) for run in runs))
     last = max(run.record.finished for run in runs)
     version = runs[0].record.environment.get("versions", {}).get("cliquetta", "")
+    numbered = f" {version}" if version[:1].isdigit() else ""
     return (
-        f"{count(len(runs), 'run')} of CliqueTTA {version} with {models}; the last one finished "
+        f"{count(len(runs), 'run')} of CliqueTTA{numbered} with {models}; the last one finished "
         f"{last.replace('T', ' ')[:16]} UTC."
     )
 

@@ -58,7 +58,7 @@ def _result_row(column: str, row: str, cell: Cell) -> list[str]:
         "–" if test is None else f"{test.broken:,}",
         "–" if test is None else f"{test.p:.2g}",
         number(statistics.mean(ece) if ece else None),
-        number(statistics.mean(rates), 0),
+        number(statistics.mean(rates), 1 if statistics.mean(rates) < 10 else 0),
     ]
 
 
@@ -87,6 +87,8 @@ def headline(groups: Sequence[Group]) -> str:
 
 def in_words(changes: Changes, label: str) -> str:
     """What a method did to the answers, good or bad."""
+    if not changes.changed:
+        return f"{label} changed none of {count(changes.images, 'answer')}."
     text = f"{label} changed {changes.changed:,} of {count(changes.images, 'answer')}"
     test = changes.test
     if test is None or changes.gain is None:
@@ -140,7 +142,7 @@ def _stream(group: Group, figures: Figures, name: str) -> str:
         caption += " Below, right answers more (or fewer) than zero_shot so far."
     if len(group.runs[0].record.settings["stream"]["datasets"]) > 1:
         caption += " Dotted lines: another data set begins."
-    title = f"stream-{name}-{slug(group.runs[0].id)}"
+    title = f"stream-{name}-{group.runs[0].id[-10:]}"
     known = figures.known(title)
     figure = known or figures.add(title, stream_figure(group), alt, caption)
     return f"<h3>Accuracy over the stream</h3>{figure}"
@@ -157,7 +159,7 @@ def _reliability(group: Group, figures: Figures, name: str) -> str:
     )
     if len(group.runs) > PANELS:
         caption += f" The first {PANELS} of {len(group.runs)} runs."
-    title = f"reliability-{name}-{slug(group.runs[0].id)}"
+    title = f"reliability-{name}-{group.runs[0].id[-10:]}"
     known = figures.known(title)
     figure = known or figures.add(title, reliability_figure(group), alt, caption)
     return f"<h3>Calibration</h3>{figure}"
@@ -181,7 +183,7 @@ def _changed(base: ReportedRun, run: ReportedRun, label: str, figures: Figures) 
     if not run.labelled:
         return f"<h3>Answers that {esc(label)} changed</h3>{listed}"
     matrix = changed_confusion(base.predictions, run.predictions)
-    title = f"confusion-{slug(run.id)}"
+    title = f"confusion-{run.id}"
     caption = (
         "Answers that a cell gained (+, violet) or lost (−, brown) against zero_shot, by label and "
         "answer, for the classes whose answers changed. Framed: right answers."

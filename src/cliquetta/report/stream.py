@@ -70,6 +70,8 @@ def stream_figure(group: Group) -> Figure:
         if both:
             axes[1].axhline(0, color=FAINT, linewidth=1)
             _finish(axes[1], group, "answers gained")
+            low, high = axes[1].get_ylim()
+            axes[1].set_ylim(min(low, -1.3), max(high, 1.3))
             axes[1].yaxis.get_major_locator().set_params(integer=True)
         axes[-1].set_xlabel("images seen")
     return figure
