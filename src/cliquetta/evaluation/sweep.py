@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.data.dataset import Dataset
+from cliquetta.evaluation.evidence_log import evaluate_with_evidence
 from cliquetta.evaluation.features import FeatureStream, OnEncode
 from cliquetta.evaluation.record import Record
 from cliquetta.evaluation.runner import Step, evaluate
@@ -105,6 +106,8 @@ class Workplace:
     offline: bool = False
     features: Path | None = None
     """Folder of features encoded once; methods that need no more of an image take them from it."""
+    evidence: bool = False
+    """Keep what reports show (:mod:`cliquetta.evaluation.evidence_log`); needs ``out``."""
     on_encode: OnEncode | None = None
     """Is told how far encoding is; stays behind when the workplace is sent elsewhere."""
     _model: tuple[object, CLIP] | None = field(default=None, init=False, repr=False)
@@ -117,6 +120,10 @@ class Workplace:
     def run(self, spec: RunSpec, on_step: Callable[[Step], None] | None = None) -> Record:
         """The record of one cell: run now, continued, or found finished."""
         adapter, stream = self.prepare(spec)
+        if self.evidence and self.out is not None and isinstance(stream, Stream):
+            return evaluate_with_evidence(
+                adapter, stream, out=self.out, preset=spec.preset, on_step=on_step
+            )
         return evaluate(adapter, stream, out=self.out, preset=spec.preset, on_step=on_step)
 
     def prepare(self, spec: RunSpec) -> tuple[Adapter, Stream | FeatureStream]:
@@ -140,7 +147,7 @@ class Workplace:
             workers=self.workers,
             pin=model.device.type == "cuda",
         )
-        if self.features is not None and isinstance(adapter, FeatureLevel):
+        if self.features is not None and not self.evidence and isinstance(adapter, FeatureLevel):
             kept = FeatureStream(stream, model, self.features, on_encode=self.on_encode)
             return adapter, kept
         return adapter, stream
