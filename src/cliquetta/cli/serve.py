@@ -66,7 +66,7 @@ def serve(
     from cliquetta.serving.engine import LOCAL_HOSTS, Settings
     from cliquetta.serving.limits import Limits
 
-    tokens = _tokens(token_file)
+    tokens = read_tokens(token_file)
     check_binding(host, tokens)
     limits = Limits.from_text(read_settings(limit or []))
     methods = served_methods(method)
@@ -83,7 +83,7 @@ def serve(
     server.serve(settings, state_dir, host=host, port=port)
 
 
-def _tokens(path: Path | None) -> Tokens | None:
+def read_tokens(path: Path | None) -> Tokens | None:
     """The tokens of a file or of the environment; a command line would show them to everybody."""
     from cliquetta.serving.auth import Tokens
 

@@ -41,7 +41,7 @@ def compute_batch(
     adapter: Adapter, request: BatchRequest, limits: Limits
 ) -> tuple[Decoded, Prediction]:
     """Decode and predict, within the limits of time and memory."""
-    _check_views(adapter, len(request.uploads), limits)
+    check_views(adapter, len(request.uploads), limits)
     try:
         with Deadline(limits.batch_seconds) as deadline:
             decoded = decode(
@@ -64,7 +64,7 @@ def compute_batch(
     return decoded, prediction
 
 
-def _check_views(adapter: Adapter, images: int, limits: Limits) -> None:
+def check_views(adapter: Adapter, images: int, limits: Limits) -> None:
     """Refuse batches whose views would fill the memory."""
     if adapter.views is None:
         return
