@@ -97,28 +97,3 @@ def test_a_prefix_before_the_tape_is_refused(clip: CLIP) -> None:
 def test_chunks_cover_everything_once() -> None:
     covered = [i for part in chunks(10, 4) for i in range(part.start, part.stop)]
     assert covered == list(range(10)) and chunks(0, 4) == []
-
-
-def test_a_shared_beginning_runs_once_and_changes_nothing(clip: CLIP) -> None:
-    """Twelve classes behind one template, plain and with a learned context, against row by row."""
-    names = ["cat", "dog", "big red car", "ship", "frog", "deer", "old truck", "bird", "horse"]
-    ids = clip.tokenizer([f"a photo of a {name}." for name in names])
-    context = (clip.context("a photo of a") + 0.1).requires_grad_()
-    tower = clip.require_text()
-    for given in (None, context):
-        together = tower(ids, context=given)
-        alone = torch.cat([tower(row[None], context=given) for row in ids])
-        torch.testing.assert_close(together, alone, rtol=0, atol=1e-12)
-    weights = torch.randn(together.shape, generator=torch.Generator().manual_seed(0)).double()
-    shared = torch.autograd.grad((tower(ids, context=context) * weights).sum(), context)[0]
-    single = sum(
-        torch.autograd.grad((tower(row[None], context=context) * w).sum(), context)[0]
-        for row, w in zip(ids, weights, strict=True)
-    )
-    torch.testing.assert_close(shared, single, rtol=0, atol=1e-10)
-
-
-def test_equal_texts_keep_a_position_of_their_own(clip: CLIP) -> None:
-    ids = clip.tokenizer(["a photo of a cat."] * 9)
-    features = clip.require_text()(ids)
-    torch.testing.assert_close(features, clip.require_text()(ids[:1]).expand(9, -1))

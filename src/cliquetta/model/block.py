@@ -7,11 +7,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.bias import causal_lower_right
 
 from cliquetta.model.config import Activation
-
-KeysValues = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -65,34 +62,20 @@ class Block(nn.Module):
         mask: Tensor | None = None,
         causal: bool = False,
         rows: Tensor | None = None,
-        past: KeysValues | None = None,
     ) -> Tensor:
         """Hidden states (B, T, D) after the block.
 
         ``mask`` is added to the attention scores or, if boolean, says what may be seen. With
         ``rows`` (B,) only that position of each sequence is computed, (B, 1, D): all that the
-        last block owes to pooling. ``past`` are keys and values of earlier positions, (1, H, S,
-        D/H) each, that all rows share.
+        last block owes to pooling.
         """
         q, k, v = self.heads_of(self.ln_1(x), rows)
-        if past is not None:
-            k, v = (
-                torch.cat([a.expand(len(x), -1, -1, -1), b], dim=2)
-                for a, b in zip(past, (k, v), strict=True)
-            )
-            if causal and rows is None:
-                mask, causal = causal_lower_right(q.shape[2], k.shape[2]), False
         if prefix is not None:
             k, v, mask = self.prepend(prefix, k, v, mask)
         attended = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal and mask is None and rows is None
         )
         return self._rest(x if rows is None else _take(x, rows), attended)
-
-    def keys_values(self, x: Tensor) -> KeysValues:
-        """Keys and values (B, H, T, D/H) of hidden states, as ``past`` for what follows them."""
-        _, k, v = self.heads_of(self.ln_1(x), None)
-        return k, v
 
     def with_weights(
         self, x: Tensor, *, prefix: Prefix | None = None, mask: Tensor | None = None

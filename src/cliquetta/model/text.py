@@ -63,7 +63,6 @@ class TextTower(nn.Module):
         order = ends.argsort(stable=True)
         if chunk is None:
             chunk = max(1, CHUNK_TOKENS.get(ids.device.type, 4096) // (int(ends.max()) + 1))
-        shared = 0 if deep else _shared_length(ids, context, positions)
         parts = []
         for rows in torch.split(order, chunk):
             length = int(ends[rows[-1]]) + 1
@@ -71,65 +70,26 @@ class TextTower(nn.Module):
             if context is not None and positions is not None:
                 own = context if context.ndim == 2 else context[rows]
                 x = place(x, own, positions[rows])
-            parts.append(self.encode(x, ends[rows], deep=deep, shared=shared))
+            parts.append(self.encode(x, ends[rows], deep=deep))
         return torch.cat(parts)[order.argsort()]
 
-    def encode(
-        self,
-        embeddings: Tensor,
-        ends: Tensor,
-        *,
-        deep: Sequence[Tensor] = (),
-        shared: int = 0,
-    ) -> Tensor:
-        """Features (R, E) of embedded sequences (R, L, D) that end at ``ends`` (R,).
-
-        The first ``shared`` positions are equal in all rows and before every end: they run once.
-        """
+    def encode(self, embeddings: Tensor, ends: Tensor, *, deep: Sequence[Tensor] = ()) -> Tensor:
+        """Features (R, E) of embedded sequences (R, L, D) that end at ``ends`` (R,)."""
         L = embeddings.shape[1]
         x = embeddings + self.position[:L]
-        head, x = (x[:1, :shared], x[:, shared:]) if shared else (None, x)
         last = len(self.blocks) - 1
-        for index in range(last + 1):
-            block = self.block(index)
-            x = _replaced(x, deep, index)
-            past = None if head is None else block.keys_values(head)
+        for index, block in enumerate(self.blocks):
+            if 0 < index <= len(deep):
+                prompt = deep[index - 1].to(x.dtype)
+                prompt = prompt.expand(len(x), *prompt.shape[-2:])
+                x = torch.cat([x[:, :1], prompt, x[:, 1 + prompt.shape[1] :]], dim=1)
             if index == last:
                 seen = torch.arange(L, device=x.device) <= ends[:, None]
-                x = block(x, mask=seen[:, None, None, :], rows=ends - shared, past=past)
+                x = block(x, mask=seen[:, None, None, :], rows=ends)
             else:
-                x = block(x, causal=True, past=past)
-                head = None if head is None else block(head, causal=True)
+                x = block(x, causal=True)
         normed: Tensor = self.ln_final(x[:, 0])
         return normed @ self.projection
-
-
-def _replaced(x: Tensor, deep: Sequence[Tensor], index: int) -> Tensor:
-    """Hidden states with the deep prompt of block ``index`` behind the start token."""
-    if not 0 < index <= len(deep):
-        return x
-    prompt = deep[index - 1].to(x.dtype)
-    prompt = prompt.expand(len(x), *prompt.shape[-2:])
-    return torch.cat([x[:, :1], prompt, x[:, 1 + prompt.shape[1] :]], dim=1)
-
-
-def _shared_length(ids: Tensor, context: Tensor | None, positions: Tensor | None) -> int:
-    """Leading positions that are the same in every row: start token, template, shared context.
-
-    Fewer than three are not worth a pass of their own. No row ends among them: an end inside a
-    common beginning would make all rows equal, and then one position is left out.
-    """
-    if len(ids) < 8:
-        return 0
-    same = ids == ids[:1]
-    if context is not None and positions is not None:
-        if context.ndim == 3 or not bool((positions == positions[:1]).all()):
-            return 0
-        same = same.clone()
-        same[:, positions[0]] = True
-    common = int(same.all(dim=0).long().cumprod(dim=0).sum())
-    common = min(common, int(ids.argmax(dim=-1).min()))
-    return common if common >= 3 else 0
 
 
 def place(embeddings: Tensor, context: Tensor, positions: Tensor) -> Tensor:

@@ -32,9 +32,17 @@ def test_effective_classes_counts_the_equally_likely() -> None:
 
 
 def test_bias_is_believed_when_few_classes_are_present() -> None:
-    few = torch.tensor([0.5, 0.5] + [0.0] * 8)
-    assert float(bias_power(few, 0.35, 0.5)) == 1.0
-    assert float(bias_power(torch.full((10,), 0.1), 0.35, 0.5)) == 0.0
+    config = DomainSCAPConfig()
+    few, four = torch.tensor([0.5, 0.5] + [0.0] * 8), torch.tensor([0.25] * 4 + [0.0] * 6)
+    six, all_ten = torch.tensor([1 / 6] * 6 + [0.0] * 4), torch.full((10,), 0.1)
+    for confidence in (torch.tensor(0.5), torch.tensor(0.9)):
+        assert float(bias_power(few, confidence, config)) == 1.0
+        assert float(bias_power(all_ten, confidence, config)) == 0.0
+    # Six of ten: believed in part from sure answers, not at all from doubtful ones.
+    assert float(bias_power(six, torch.tensor(0.6), config)) == 0.0
+    assert float(bias_power(six, torch.tensor(0.9), config)) == pytest.approx(2 / 3, abs=1e-3)
+    assert float(bias_power(four, torch.tensor(0.6), config)) == pytest.approx(2 / 3, abs=1e-3)
+    assert float(bias_power(four, torch.tensor(0.9), config)) == 1.0
 
 
 def test_target_divides_out_the_streams_bias_only() -> None:
@@ -78,7 +86,8 @@ def test_first_step_equals_autograd_through_the_whole_tower() -> None:
     scale, words = MODEL.scale, adapter.classifier
     plain = (scale * MODEL.encode_image(images, normalize=True) @ words.T).softmax(-1)
     stream = plain.mean(0)
-    target = target_marginal(plain.mean(0), stream, bias_power(stream, 0.35, 0.5))
+    confidence = plain.amax(dim=1).mean()
+    target = target_marginal(plain.mean(0), stream, bias_power(stream, confidence, config))
     features = MODEL.encode_image(images, prefix=prefix, normalize=True)
     domain_loss(scale * features @ words.T, target, config).backward()
     assert leaf.grad is not None
@@ -119,7 +128,14 @@ def test_learning_lowers_the_loss_that_it_is_given() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"teachers": 0.0}, {"vote": 1.5}, {"few_classes": 0.6}, {"steps": 0}, {"learning_rate": -1}],
+    [
+        {"teachers": 0.0},
+        {"vote": 1.5},
+        {"few_classes": 0.6},
+        {"doubt": 0.9},
+        {"steps": 0},
+        {"learning_rate": -1},
+    ],
     ids=str,
 )
 def test_meaningless_settings_are_refused(wrong: dict[str, float]) -> None:

@@ -52,6 +52,14 @@ class DomainSCAPConfig:
     """At or below this share of effectively present classes, the zero-shot marginal is kept."""
     many_classes: float = 0.5
     """At or above this share, all classes are taken to be equally frequent; linear between."""
+    few_when_sure: float = 0.55
+    """``few_classes`` of a stream that zero-shot CLIP is sure about."""
+    many_when_sure: float = 0.7
+    """``many_classes`` of a stream that zero-shot CLIP is sure about."""
+    doubt: float = 0.7
+    """Mean confidence of the stream at or below which CLIP is not sure at all."""
+    sure: float = 0.85
+    """Mean confidence at or above which it is; linear between."""
     vote: float = 0.3
     """Share of its neighbours in an image's answer; 0 is none."""
     neighbours: int = 5
@@ -66,8 +74,13 @@ class DomainSCAPConfig:
             raise ValueError(f"scap_domain.teachers is a share in (0, 1], got {self.teachers}")
         if not 0 <= self.vote <= 1:
             raise ValueError(f"scap_domain.vote is a share in [0, 1], got {self.vote}")
-        if not 0 <= self.few_classes < self.many_classes:
-            raise ValueError("scap_domain.few_classes must be below many_classes")
+        for low, high in (
+            ("few_classes", "many_classes"),
+            ("few_when_sure", "many_when_sure"),
+            ("doubt", "sure"),
+        ):
+            if not 0 <= getattr(self, low) < getattr(self, high):
+                raise ValueError(f"scap_domain.{low} must be below {high}")
         if self.learning_rate < 0 or self.prompt_scale < 0 or self.diversity < 0:
             raise ValueError(
                 "scap_domain.learning_rate, prompt_scale and diversity cannot be negative"
@@ -79,9 +92,17 @@ def effective_classes(marginal: Tensor) -> Tensor:
     return entropy(marginal.clamp_min(1e-8).log()).exp() / len(marginal)
 
 
-def bias_power(marginal: Tensor, few: float, many: float) -> Tensor:
-    """How much of the zero-shot marginal is believed: 1 with few classes present, 0 with many."""
-    return ((many - effective_classes(marginal)) / (many - few)).clamp(0, 1)
+def bias_power(marginal: Tensor, confidence: Tensor, config: DomainSCAPConfig) -> Tensor:
+    """How much of the zero-shot marginal (N,) is believed: 1 with few classes present, 0 with many.
+
+    Doubtful answers spread over classes that are not there, and bunch on some that are: only a
+    very uneven marginal is believed then. With sure answers a less uneven one is enough.
+    """
+    present = effective_classes(marginal)
+    doubtful = (config.many_classes - present) / (config.many_classes - config.few_classes)
+    uneven = (config.many_when_sure - present) / (config.many_when_sure - config.few_when_sure)
+    sure = ((confidence - config.doubt) / (config.sure - config.doubt)).clamp(0, 1)
+    return torch.maximum(doubtful.clamp(0, 1), sure * uneven.clamp(0, 1))
 
 
 def target_marginal(batch: Tensor, stream: Tensor, power: Tensor) -> Tensor:
@@ -144,6 +165,7 @@ class DomainSCAP(Adapter):
         self.memory.declare("second_moment", torch.zeros(shape, dtype=real, device=device))
         self.memory.declare("steps", torch.tensor(0))
         self.memory.declare("class_mass", torch.zeros(len(prompts), dtype=real, device=device))
+        self.memory.declare("confidence", torch.zeros((), dtype=real, device=device))
 
     @torch.no_grad()
     def _predict(self, batch: Batch) -> Prediction:
@@ -152,8 +174,10 @@ class DomainSCAP(Adapter):
         plain = unit(self.tower.pool(self.tower.run(hidden)))
         zero_shot = (scale * plain @ self.classifier.T).softmax(dim=-1)
         self.memory["class_mass"] = self.memory["class_mass"] + zero_shot.sum(dim=0)
-        stream = self.memory["class_mass"] / self.memory["class_mass"].sum()
-        power = bias_power(stream, config.few_classes, config.many_classes)
+        self.memory["confidence"] = self.memory["confidence"] + zero_shot.amax(dim=1).sum()
+        images = self.memory["class_mass"].sum()
+        stream = self.memory["class_mass"] / images
+        power = bias_power(stream, self.memory["confidence"] / images, config)
         target = target_marginal(zero_shot.mean(dim=0), stream, power)
         for _ in range(config.steps):
             self._step(hidden, target)
