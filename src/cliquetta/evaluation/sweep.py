@@ -120,7 +120,8 @@ class Workplace:
     def run(self, spec: RunSpec, on_step: Callable[[Step], None] | None = None) -> Record:
         """The record of one cell: run now, continued, or found finished."""
         adapter, stream = self.prepare(spec)
-        if self.evidence and self.out is not None and isinstance(stream, Stream):
+        shown = self.evidence and spec.method != BASELINE  # plain CLIP has nothing to explain
+        if shown and self.out is not None and isinstance(stream, Stream):
             return evaluate_with_evidence(
                 adapter, stream, out=self.out, preset=spec.preset, on_step=on_step
             )
