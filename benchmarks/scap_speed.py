@@ -276,7 +276,7 @@ def main() -> None:
         ]
     if not cuda:
         cases = [(b, m, min(n, 100), j) for b, m, n, j in cases[: None if options.full else 2]]
-    repeats = 12 if cuda else 4
+    repeats = 8 if cuda else 4
     rows = [measure(model, b, m, n, jacobian=j, repeats=repeats) for b, m, n, j in cases]
     for row in rows:
         row["of matmul"] = row["TFLOP/s"] / rate
