@@ -7,6 +7,7 @@ import hashlib
 import json
 import platform
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -22,6 +23,11 @@ from cliquetta.evaluation.stream import Stream
 from cliquetta.methods.state import plain_config
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
+
+try:
+    import resource
+except ImportError:  # Windows has no such module; the record then leaves the host's peak out
+    resource = None  # type: ignore[assignment]
 
 RECORD = "record.json"
 PREDICTIONS = "predictions.jsonl"
@@ -136,6 +142,17 @@ def environment(device: torch.device) -> dict[str, Any]:
         "device_name": name or platform.machine(),
         "threads": torch.get_num_threads(),
     }
+
+
+def peak_memory(device: torch.device) -> dict[str, int]:
+    """Highest use so far in bytes: of the process, and of tensors on a CUDA device."""
+    peak = {}
+    if resource is not None:
+        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        peak["host"] = used if sys.platform == "darwin" else used * 1024
+    if device.type == "cuda":
+        peak["device"] = torch.cuda.max_memory_allocated(device)
+    return peak
 
 
 def _version(package: str) -> str:

@@ -7,13 +7,12 @@ back to that length and continues; what it writes is bit-equal to a run that was
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -30,18 +29,17 @@ from cliquetta.evaluation.record import (
     describe_run,
     environment,
     load_record,
+    peak_memory,
     run_id,
 )
 from cliquetta.evaluation.stream import Skipped, Stream
 from cliquetta.methods.contract import Adapter, Batch, Prediction
 from cliquetta.methods.feature_level import FeatureLevel
 from cliquetta.methods.registry import name_of
-from cliquetta.methods.state import fitted_fingerprint, load_state, save_state
+from cliquetta.methods.state import fitted_fingerprint, save_state, unpack_state
 
-try:
-    import resource
-except ImportError:  # Windows has no such module; the record then leaves the host's peak out
-    resource = None  # type: ignore[assignment]
+if TYPE_CHECKING:
+    from cliquetta.evaluation.team import Team
 
 
 @dataclass(frozen=True)
@@ -95,17 +93,23 @@ def evaluate(
     save_every: int = 100,
     save_seconds: float = 20.0,
     again: bool = False,
+    team: Team | None = None,
 ) -> Record:
     """Predict the whole stream with a reset adapter and score it.
 
     With ``out`` the run lives in ``out/<id>``: a finished one is returned at once (unless
     ``again``), a broken-off one is continued. State is saved after ``save_every`` batches or
-    ``save_seconds``, whichever comes first. Without ``out`` nothing is written.
+    ``save_seconds``, whichever comes first. Without ``out`` nothing is written. All processes of
+    a ``team`` call this together; one of them writes, and the others begin where it does.
     """
     _check(adapter, stream)
     record = plan(adapter, stream, preset)
-    if out is None:
-        return _Run(adapter, stream, record, None).execute(on_step, save_every, save_seconds)
+    if out is None or not (team is None or team.leads):
+        begin = None if team is None else team.share(None)
+        if isinstance(begin, Record):
+            return begin
+        run = _Run(adapter, stream, record, None, begin)
+        return run.execute(on_step, save_every, save_seconds)
     folder = Path(out) / record.id
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder):
@@ -115,8 +119,12 @@ def evaluate(
         elif (folder / RECORD).exists():
             known = load_record(folder)
             if known.status == "finished":
-                return known
-        return _Run(adapter, stream, record, folder).execute(on_step, save_every, save_seconds)
+                return known if team is None else team.share(known)
+        state = (folder / STATE).read_bytes() if (folder / STATE).exists() else None
+        if team is not None:
+            team.share(state)
+        run = _Run(adapter, stream, record, folder, state)
+        return run.execute(on_step, save_every, save_seconds)
 
 
 def plan(adapter: Adapter, stream: Stream | FeatureStream, preset: str | None = None) -> Record:
@@ -159,15 +167,21 @@ def _answer(adapter: Adapter, batch: Batch | FeatureBatch) -> Prediction:
 
 
 class _Run:
-    """One execution of a run, fresh or taken up again."""
+    """One execution of a run, fresh or taken up again from ``state``."""
 
     def __init__(
-        self, adapter: Adapter, stream: Stream | FeatureStream, record: Record, folder: Path | None
+        self,
+        adapter: Adapter,
+        stream: Stream | FeatureStream,
+        record: Record,
+        folder: Path | None,
+        state: bytes | None,
     ) -> None:
         self.adapter = adapter
         self.stream = stream
         self.record = record
         self.folder = folder
+        self.state = state
         self.metrics = Metrics(len(adapter.prompts))
         self.progress = _Progress(started=_now())
         self._cuda = adapter.model.device.type == "cuda"
@@ -198,9 +212,10 @@ class _Run:
 
     def _resume(self) -> None:
         """Take up the saved state, if there is one."""
-        if self.folder is None or not (self.folder / STATE).exists():
+        if self.state is None:
             return
-        saved = load_state(self.adapter, self.folder / STATE)
+        source = "the state" if self.folder is None else str(self.folder / STATE)
+        saved = unpack_state(self.adapter, self.state, source=source)
         self.metrics.load_state_dict(saved.extra)
         self.progress = _Progress.from_notes(saved.notes)
         self.progress.resumed += 1
@@ -281,23 +296,12 @@ class _Run:
             images=done.images,
             skipped=tuple(asdict(entry) for entry in done.skipped),
             throughput={"images_per_second": rate, "seconds": done.seconds},
-            peak_memory=_peak_memory(self.adapter.model.device),
+            peak_memory=peak_memory(self.adapter.model.device),
             notes=done.evidence,
             started=done.started,
             finished=_now() if status == "finished" else "",
             resumed=done.resumed,
         )
-
-
-def _peak_memory(device: torch.device) -> dict[str, int]:
-    """Highest use so far in bytes: of the process, and of tensors on a CUDA device."""
-    peak = {}
-    if resource is not None:
-        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        peak["host"] = used if sys.platform == "darwin" else used * 1024
-    if device.type == "cuda":
-        peak["device"] = torch.cuda.max_memory_allocated(device)
-    return peak
 
 
 def _now() -> str:

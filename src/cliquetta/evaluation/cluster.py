@@ -1,0 +1,218 @@
+"""Grids on a Ray cluster: one task per run, wherever there is room.
+
+Every machine sees the same files under the same paths. A run keeps its own state in its folder
+(:mod:`cliquetta.evaluation.runner`), so that nothing has to be moved when a machine is lost: the
+run is sent to another one and continues from what it saved last.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cliquetta.evaluation.board import Board, Report
+from cliquetta.evaluation.record import Record
+from cliquetta.evaluation.runner import Step
+from cliquetta.evaluation.sweep import Outcome, RunSpec, Workplace
+
+LOCAL = "local"
+"""The address that starts a cluster on this machine, for as long as the grid runs."""
+FINAL = (ValueError, KeyError, TypeError, ImportError)
+"""Errors that a second attempt would only repeat: bad names, bad settings, missing packages."""
+REPORT_SECONDS = 0.5
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class RayExecutor:
+    """Runs cells as tasks of a Ray cluster (extra ``ray``); reports and outcomes come to one place.
+
+    A connection that exists already is used and left open; else one is opened for the grid.
+    """
+
+    address: str = LOCAL
+    """``local``, ``auto`` (the cluster of this machine) or ``ray://host:port``."""
+    cpus: float = 1.0
+    """Cores of a run; also the threads it computes with."""
+    gpus: float | None = None
+    """Share of a GPU of a run. ``None``: a whole one if the cluster has any, else none."""
+    retries: int = 3
+    """How often a run is sent again that was lost with its worker, or failed on the way."""
+    on_report: Callable[[RunSpec, Report], None] | None = None
+
+    def run(self, workplace: Workplace, specs: Sequence[RunSpec]) -> Iterator[Outcome]:
+        """Run all of ``specs`` at once, as far as there is room; outcomes as they come."""
+        if ":" in workplace.device:
+            raise ValueError(
+                f"the cluster chooses which GPU a run gets: write --device cuda, not "
+                f"{workplace.device}"
+            )
+        with _connected(self.address) as ray:
+            grid = _Grid(ray, self, workplace, specs)
+            try:
+                yield from grid.run()
+            finally:
+                grid.cancel()
+
+
+class _Grid:
+    """The tasks of one grid."""
+
+    def __init__(
+        self, ray: Any, settings: RayExecutor, workplace: Workplace, specs: Sequence[RunSpec]
+    ) -> None:
+        self.ray = ray
+        self.settings = settings
+        self.specs = specs
+        self.place = ray.put(pickle.dumps(workplace))
+        self.folder = str(Path.cwd())
+        share = self._gpu_share(workplace)
+        self.task = ray.remote(num_cpus=settings.cpus, num_gpus=share, max_retries=0)(_run_there)
+        self.board = ray.remote(num_cpus=0)(Board).remote()
+        self.reports = self.board.take.remote()
+        self.attempts = [0] * len(specs)
+        self.running: dict[Any, int] = {}
+        """Task -> number of its run."""
+        self.later: list[tuple[float, int]] = [(0.0, run) for run in range(len(specs))]
+        """When to send which run."""
+
+    def _gpu_share(self, workplace: Workplace) -> float:
+        present = self.ray.cluster_resources().get("GPU", 0)
+        wanted = self.settings.gpus
+        if wanted is None:
+            return 1.0 if present and workplace.device != "cpu" else 0.0
+        if wanted > present:
+            raise ValueError(f"a run is to have {wanted} GPUs, the cluster has {present:.0f}")
+        return wanted
+
+    def run(self) -> Iterator[Outcome]:
+        """Send what is due and settle what has ended, until nothing is left."""
+        while self.running or self.later:
+            self._send_due()
+            ready: list[Any] = []
+            if self.running:
+                ready, _ = self.ray.wait(list(self.running), timeout=REPORT_SECONDS)
+            else:
+                time.sleep(REPORT_SECONDS)
+            self._pass_on_reports()
+            for task in ready:
+                outcome = self._settle(task)
+                if outcome is not None:
+                    yield outcome
+
+    def cancel(self) -> None:
+        """Stop what is still running; its state stays in its folder."""
+        for task in self.running:
+            self.ray.cancel(task, force=True)
+        self.ray.kill(self.board)
+
+    def _send_due(self) -> None:
+        now = time.monotonic()
+        due = [run for when, run in self.later if when <= now]
+        self.later = [(when, run) for when, run in self.later if when > now]
+        threads = max(1, int(self.settings.cpus))
+        for run in due:
+            spec = self.specs[run]
+            task = self.task.remote(self.place, spec, run, self.board, self.folder, threads)
+            self.running[task] = run
+
+    def _settle(self, task: Any) -> Outcome | None:
+        """The outcome of a task that ended, or ``None`` if its run will be sent again."""
+        run = self.running.pop(task)
+        spec = self.specs[run]
+        try:
+            answer: Record | _Failure = self.ray.get(task)
+        except self.ray.exceptions.RayError as error:  # the worker or its machine is gone
+            reason = next(iter(str(error).splitlines()), "")
+            answer = _Failure(f"{type(error).__name__}: {reason}", final=False)
+        if isinstance(answer, Record):
+            return Outcome(spec, answer)
+        if answer.final or self.attempts[run] >= self.settings.retries:
+            return Outcome(spec, error=answer.error)
+        # Not at once: a lost machine may hold the lock of the run's folder a little longer.
+        self.later.append((time.monotonic() + 2.0 ** self.attempts[run], run))
+        self.attempts[run] += 1
+        _log.warning("%s is sent again: %s", spec, answer.error)
+        return None
+
+    def _pass_on_reports(self) -> None:
+        """Tell what is new; runs never wait for the board, nor do we."""
+        ready, _ = self.ray.wait([self.reports], timeout=0)
+        if not ready:
+            return
+        try:
+            reports: dict[int, Report] = self.ray.get(self.reports)
+            self.reports = self.board.take.remote()
+        except self.ray.exceptions.RayError:
+            return  # it fell with its machine: the runs go on without one
+        for run, report in reports.items():
+            if self.settings.on_report is not None:
+                self.settings.on_report(self.specs[run], report)
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """Why a run ended without a record."""
+
+    error: str
+    final: bool
+    """Whether another attempt would only repeat it."""
+
+
+def _run_there(
+    place: bytes, spec: RunSpec, run: int, board: Any, folder: str, threads: int
+) -> Record | _Failure:
+    """One run, in a worker process. Errors travel as text: not every exception can be sent."""
+    last = 0.0
+
+    def report(step: Step) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= REPORT_SECONDS or step.number == step.batches:
+            last = now
+            said = Report(step.number, step.batches, step.images, step.accuracy)
+            board.post.remote(run, said)
+
+    try:
+        os.chdir(folder)  # paths were given as seen from there
+        torch.set_num_threads(threads)
+        return _workplace(place).run(spec, report)
+    except Exception as error:
+        return _Failure(f"{type(error).__name__}: {error}", isinstance(error, FINAL))
+
+
+@lru_cache(maxsize=1)
+def _workplace(packed: bytes) -> Workplace:
+    """The same workplace for all runs of a worker process: its model is loaded once."""
+    found: Workplace = pickle.loads(packed)
+    return found
+
+
+@contextmanager
+def _connected(address: str) -> Iterator[Any]:
+    """Ray, connected."""
+    try:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anybody
+        import ray
+    except ImportError:
+        raise ValueError("--ray needs an extra: pip install 'cliquetta[ray]'") from None
+    if ray.is_initialized():
+        yield ray
+        return
+    options: dict[str, Any] = {"include_dashboard": False} if address == LOCAL else {}
+    ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()

@@ -1,0 +1,131 @@
+"""A grid on a local Ray cluster of two workers: the records of a serial one, whoever is killed."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import ray
+from perils import PerilousPlace
+
+from cliquetta.evaluation.board import Board, Report
+from cliquetta.evaluation.cluster import RayExecutor
+from cliquetta.evaluation.record import PREDICTIONS, list_records
+from cliquetta.evaluation.sweep import Outcome, RunSpec, Workplace, sweep
+from cliquetta.model.checkpoints.native import save_model
+from tiny import build_tiny_clip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    """Two workers on this machine; all tests here share them."""
+    here = str(Path(__file__).parent)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("PYTHONPATH", here, prepend=os.pathsep)  # workers import the perils
+        ray.init(
+            "local",
+            num_cpus=2,
+            num_gpus=0,
+            object_store_memory=80 * 2**20,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+        yield
+        ray.shutdown()
+
+
+@dataclass
+class Grid:
+    """The same cells, run here and there."""
+
+    cells: list[RunSpec]
+    folder: Path
+    serial: list[Outcome]
+    there: list[Outcome] = field(default_factory=list)
+    reports: list[tuple[RunSpec, Report]] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> Grid:
+    """A grid on a cluster where one worker is killed in its run and another meets a bad disk."""
+    folder = tmp_path_factory.mktemp("grid")
+    model = str(folder / "tiny.safetensors")
+    save_model(build_tiny_clip(), Path(model))
+    cells = [
+        RunSpec("bundled", "tda", model=model, batch_size=1, limit=160),
+        RunSpec("bundled", "zero_shot", model=model, batch_size=16, limit=64),
+        RunSpec("bundled", "scap", model=model, batch_size=16, limit=64, seed=1),
+        RunSpec("bundlde", "zero_shot", model=model),
+    ]
+    found = Grid(cells, folder, sweep(cells, Workplace(folder / "serial", device="cpu")))
+    place = PerilousPlace(folder / "ray", device="cpu", perils=folder)
+    executor = RayExecutor(on_report=lambda spec, report: found.reports.append((spec, report)))
+    found.there = sweep(cells, place, executor)
+    return found
+
+
+def test_records_and_predictions_are_those_of_a_serial_grid(grid: Grid) -> None:
+    for left, right in zip(grid.serial[:3], grid.there[:3], strict=True):
+        assert right.error == ""
+        assert left.record is not None
+        assert right.record is not None
+        assert left.record.settings == right.record.settings
+        assert left.record.metrics == right.record.metrics
+        name = f"{left.record.id}/{PREDICTIONS}"
+        a, b = grid.folder / "serial" / name, grid.folder / "ray" / name
+        assert a.read_bytes() == b.read_bytes()
+    assert len(list_records(grid.folder / "ray")) == 3
+
+
+def test_a_killed_run_continues_from_its_last_state(grid: Grid) -> None:
+    assert (grid.folder / "kill").exists()
+    resumed = [outcome.record.resumed for outcome in grid.there if outcome.record is not None]
+    assert resumed == [1, 0, 0]
+
+
+def test_a_failure_on_the_way_is_tried_again_and_a_bad_name_is_not(grid: Grid) -> None:
+    assert (grid.folder / "disk").exists()
+    assert grid.there[1].record is not None
+    assert grid.there[3] == grid.serial[3]
+    assert "did you mean 'bundled'" in grid.there[3].error
+
+
+def test_all_runs_report_to_one_place(grid: Grid) -> None:
+    last = {spec: (report.number, report.batches) for spec, report in grid.reports}
+    assert all(number <= batches for number, batches in last.values())
+    assert set(last) <= set(grid.cells[:3])
+    assert last[grid.cells[0]][1] == 160
+
+
+def test_a_finished_grid_is_not_run_again(grid: Grid) -> None:
+    place = Workplace(grid.folder / "ray", device="cpu")
+    assert sweep(grid.cells[:3], place, RayExecutor()) == grid.there[:3]
+
+
+def test_retries_end(grid: Grid, tmp_path: Path) -> None:
+    place = PerilousPlace(tmp_path, device="cpu", perils=tmp_path / "no such folder")
+    (outcome,) = sweep(grid.cells[1:2], place, RayExecutor(retries=0))
+    assert outcome.error.startswith("FileNotFoundError")
+
+
+def test_what_the_cluster_cannot_give_is_refused(tmp_path: Path) -> None:
+    spec = RunSpec("bundled", "zero_shot")
+    with pytest.raises(ValueError, match="the cluster has 0"):
+        sweep([spec], Workplace(tmp_path), RayExecutor(gpus=0.5))
+    with pytest.raises(ValueError, match="--device cuda"):
+        sweep([spec], Workplace(tmp_path, device="cuda:1"), RayExecutor())
+
+
+def test_a_board_keeps_the_latest_report_until_it_is_taken() -> None:
+    board = Board()
+    board.post(0, Report(1, 9, 4, None))
+    board.post(0, Report(2, 9, 8, 50.0))
+    board.post(3, Report(1, 5, 4, None))
+    assert board.take() == {0: Report(2, 9, 8, 50.0), 3: Report(1, 5, 4, None)}
+    assert board.take() == {}
