@@ -48,11 +48,11 @@ class EvidenceLimits:
     """Longest side of the small pictures."""
 
     def batches(self, total: int, size: int) -> frozenset[int]:
-        """Numbers, from 1, of the batches that are shown in full; the first and last are."""
+        """Numbers, from 1, of the batches that are shown in full: the last, then the first."""
         if self.images < 1 or total < 1:
             return frozenset()
         wanted = min(total, max(1, self.images // max(1, size)))
-        return frozenset(np.linspace(1, total, wanted).round().astype(int).tolist())
+        return frozenset(np.linspace(total, 1, wanted).round().astype(int).tolist())
 
 
 class EvidenceLog:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,8 @@ _SIDE = 96
 """Pixels of an overlay."""
 _COLUMNS = 6
 """Maps of one image: plain, up to four cliques, together."""
+_STEP, _BLOCK = 1.14, 2.74
+"""From one column to the next, and from one image to the next, in sides of a picture."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,49 +72,52 @@ def image_maps(
 
 def attention_figure(images: Sequence[ImageMaps]) -> Figure:
     """Two rows an image: its maps on one scale, and how each differs from plain CLIP's."""
-    rows = 2 * len(images)
-    with new_figure(8.0, 0.35 + 1.22 * rows) as figure:
-        axes = figure.subplots(rows, _COLUMNS + 1, squeeze=False)
-        for own in axes.flat:
-            own.set_axis_off()
+    width, height = (_COLUMNS + 1) * _STEP, len(images) * _BLOCK
+    # One pair of axes for all pictures: laying out dozens takes longer than the run.
+    with new_figure(1.06 * width, 1.06 * height) as figure:
+        axes = figure.subplots()
+        axes.set(xlim=(0, width), ylim=(height, 0), aspect="equal")
+        axes.set_axis_off()
         for turn, image in enumerate(images):
-            _draw(axes[2 * turn], axes[2 * turn + 1], image)
+            _draw(axes, turn * _BLOCK, image)
     return figure
 
 
-def _draw(upper: Sequence[Axes], lower: Sequence[Axes], image: ImageMaps) -> None:
+def _draw(axes: Axes, top: float, image: ImageMaps) -> None:
+    """One image with its two rows of maps, from ``top`` downwards."""
     grids = grids_of(image.maps)
-    top = float(grids.max())
+    brightest = float(grids.max())
     titles = ["plain CLIP", *(f"{name} ×{size}" for name, size in image.cliques), "all prompts"]
     # "all prompts" stands in the last column, whatever the number of cliques.
-    places = [*range(len(grids) - 1), _COLUMNS - 1]
-    shifts = grids - grids[0]
-    _show(upper[0], image.picture)
-    upper[0].set_title(image.title, fontsize=8, loc="center", weight="normal")
-    lower[0].text(
+    places = [*range(1, len(grids)), _COLUMNS]
+    upper, lower = top + 0.36, top + 1.62
+    _place(axes, 0, upper, image.picture, image.title)
+    axes.text(
         1.0,
-        0.5,
+        lower + 0.5,
         "less and more\nthan plain CLIP,\neach on its\nown scale",
         ha="right",
         va="center",
         fontsize=7.5,
         color=FAINT,
-        transform=lower[0].transAxes,
     )
-    for place, grid, shift, title in zip(places, grids, shifts, titles, strict=True):
-        _show(upper[place + 1], overlay(image.picture, grid / top))
-        upper[place + 1].set_title(title, fontsize=8, loc="center", weight="normal")
-        if place == 0:
-            continue
-        most = max(float(np.abs(shift).max()), 1e-12)
-        own = lower[place + 1]
-        own.imshow(shift, cmap=DIVERGING, vmin=-most, vmax=most, interpolation="none")
-        moved = f"{100 * np.abs(shift).sum() / 2:.2g} % moved"
-        own.set_title(moved, fontsize=7.5, loc="center", weight="normal")
+    for place, grid, title in zip(places, grids, titles, strict=True):
+        _place(axes, place, upper, overlay(image.picture, grid / brightest), title)
+        if place > 1:
+            shift = grid - grids[0]
+            most = max(float(np.abs(shift).max()), 1e-12)
+            moved = f"{100 * np.abs(shift).sum() / 2:.2g} % moved"
+            _place(axes, place, lower, shift, moved, cmap=DIVERGING, vmin=-most, vmax=most)
 
 
-def _show(axes: Axes, picture: npt.NDArray[np.uint8]) -> None:
-    axes.imshow(picture, interpolation="none")
+def _place(
+    axes: Axes, column: int, top: float, picture: npt.NDArray[Any], title: str, **look: Any
+) -> None:
+    """A picture of side 1 in a column, with its title above it."""
+    left = column * _STEP
+    extent = (left, left + 1, top + 1, top)
+    axes.imshow(picture, extent=extent, interpolation="none", **look)
+    axes.text(left + 0.5, top - 0.05, title, ha="center", va="bottom", fontsize=8)
 
 
 def grids_of(maps: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

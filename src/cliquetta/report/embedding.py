@@ -141,7 +141,7 @@ def embedding_figure(found: Embedding, names: tuple[str, ...]) -> Figure:
                     label=names[label] if place == 0 else None,
                 )
             own.set_title(title)
-            own.set_xlabel(f"cohesion {found.cohesion[place]:.3f}")
+            own.set_xlabel(f"cohesion {found.cohesion[place]:.4f}")
             own.set_xticks([])
             own.set_yticks([])
             own.grid(False)

@@ -167,7 +167,7 @@ def _embedding(run: ReportedRun, label: str, evidence: Evidence, how: How, figur
         )
         alt = (
             f"Map of image features, plain and with the prompts of {label}; cohesion "
-            f"{before:.3f} and {after:.3f}"
+            f"{before:.4f} and {after:.4f}"
         )
         known = figures.add(title, embedding_figure(found, run.names), alt, caption)
     return f"<h3>Features</h3>{known}"

@@ -19,6 +19,8 @@ from cliquetta.report.stream import accuracy_so_far, stream_figure
 
 _MOVES = 8
 """Moves between classes in the table."""
+_FOLDED = 8
+"""Runs up to which commands are shown without a click."""
 
 
 def slug(text: str) -> str:
@@ -219,14 +221,23 @@ def curves_section(curves: Sequence[Curve], figures: Figures) -> str:
 
 
 def repeat_section(runs: Sequence[ReportedRun]) -> str:
-    """The command, the config and the machine of every run."""
-    return "".join(details(run.id, _repeat(run)) for run in runs)
+    """The command, the config and the machine of every run; many of them folded away."""
+    if len(runs) > _FOLDED:
+        return "".join(details(run.id, _command(run) + _settings(run)) for run in runs)
+    return "".join(
+        f"<h3>{esc(run.id)}</h3>{_command(run)}{details('Settings and machine', _settings(run))}"
+        for run in runs
+    )
 
 
-def _repeat(run: ReportedRun) -> str:
-    record = run.record
-    found = repeat_command(record)
+def _command(run: ReportedRun) -> str:
+    found = repeat_command(run.record)
     remarks = "".join(f'<p class="note">{esc(remark)}</p>' for remark in found.remarks)
+    return f"<pre><code>{esc(found.command)}</code></pre>{remarks}"
+
+
+def _settings(run: ReportedRun) -> str:
+    record = run.record
     memory = {kind: f"{size / 2**20:,.0f} MiB" for kind, size in record.peak_memory.items()}
     model = record.settings["model"]
     facts = [
@@ -241,10 +252,7 @@ def _repeat(run: ReportedRun) -> str:
     ]
     config = [(key, json.dumps(value)) for key, value in record.settings["config"].items()]
     listed = table(("setting", "value"), config, labels=2) if config else "<p>No settings.</p>"
-    return (
-        f"<pre><code>{esc(found.command)}</code></pre>{remarks}"
-        f"{table(('fact', 'value'), facts, labels=2)}<h3>Config</h3>{listed}"
-    )
+    return table(("fact", "value"), facts, labels=2) + listed
 
 
 def _listed(values: Mapping[str, object]) -> str:
