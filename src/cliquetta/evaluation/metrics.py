@@ -26,13 +26,17 @@ class Metrics:
         self.bins = bins
         self.seen = 0
         count = max(2, classes)  # torchmetrics knows no problem with one class
-        accuracy: dict[str, Any] = {"num_classes": count, "validate_args": False}
+        # Processes of one run see the same images: adding up over them would count each twice.
+        alone: dict[str, Any] = {"sync_on_compute": False}
+        accuracy: dict[str, Any] = {"num_classes": count, "validate_args": False, **alone}
         self._metrics: dict[str, Metric] = {
             "top1": MulticlassAccuracy(average="micro", **accuracy),
             "top5": MulticlassAccuracy(average="micro", top_k=min(5, count), **accuracy),
             "per_class": MulticlassAccuracy(average=None, **accuracy),
-            "ece": MulticlassCalibrationError(count, n_bins=bins, norm="l1", validate_args=False),
-            "nll": MeanMetric(nan_strategy="error"),
+            "ece": MulticlassCalibrationError(
+                count, n_bins=bins, norm="l1", validate_args=False, **alone
+            ),
+            "nll": MeanMetric(nan_strategy="error", **alone),
         }
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
