@@ -1,0 +1,100 @@
+"""Folders of runs made by hand, so that every number on a report is known beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cliquetta.evaluation.metrics import Metrics
+from cliquetta.evaluation.predictions import PredictionLog, Predictions
+from cliquetta.evaluation.record import PREDICTIONS, Record, digest, run_id
+
+NAMES = ("cat", "dog", "<b>frog</b> & co", "ship")
+
+
+def logits_of(answers: Sequence[int], confidence: float = 0.8) -> torch.Tensor:
+    """Logits whose best class is the answer, with this probability."""
+    rest = (1 - confidence) / (len(NAMES) - 1)
+    probabilities = torch.full((len(answers), len(NAMES)), rest)
+    probabilities[torch.arange(len(answers)), torch.tensor(answers)] = confidence
+    return probabilities.log()
+
+
+def predictions(
+    labels: Sequence[int], answers: Sequence[int], confidence: float = 0.8
+) -> Predictions:
+    """Answers in memory; images are named by their place."""
+    best = logits_of(answers, confidence).softmax(dim=-1).topk(4, dim=-1)
+    return Predictions(
+        tuple(f"image-{place}" for place in range(len(labels))),
+        np.array(labels, np.int64),
+        best.indices.numpy(),
+        best.values.numpy(),
+    )
+
+
+def make_run(
+    root: Path,
+    method: str,
+    labels: Sequence[int],
+    answers: Sequence[int],
+    *,
+    config: dict[str, Any] | None = None,
+    dataset: str = "toy@fog:3",
+    batch_size: int = 4,
+    seed: int = 0,
+    status: str = "finished",
+    names: Sequence[str] = NAMES,
+    preset: str | None = None,
+) -> Path:
+    """A run's folder as the runner leaves it."""
+    settings = {
+        "dataset": dataset,
+        "method": method,
+        "config": config or {},
+        "fitted": None,
+        "seed": seed,
+        "model": {"id": "micro", "fingerprint": "0123", "dtype": "float32"},
+        "preprocessing": {"size": 32, "fingerprint": "4567"},
+        "prompts": {
+            "classes": len(names),
+            "names": digest(list(names)),
+            "templates": ["a photo of a {}."],
+            "fingerprint": "89ab",
+        },
+        "stream": {
+            "datasets": [{"id": dataset, "images": len(labels), "files": "cdef"}],
+            "batch_size": batch_size,
+            "order": "shuffled",
+            "seed": seed,
+            "views": None,
+            "view_seed": None,
+            "dirichlet": None,
+            "limit": None,
+        },
+    }
+    folder = root / run_id(settings)
+    folder.mkdir(parents=True)
+    logits, known = logits_of(answers), torch.tensor(labels)
+    metrics = Metrics(len(names))
+    metrics.update(logits, known)
+    with PredictionLog(folder / PREDICTIONS) as log:
+        log.append([f"image-{place}" for place in range(len(labels))], known, logits)
+    Record(
+        folder.name,
+        settings,
+        status=status,  # type: ignore[arg-type]
+        preset=preset,
+        environment={"device": "cpu", "versions": {"cliquetta": "0.1.0"}},
+        metrics=metrics.compute(),
+        images=len(labels),
+        throughput={"images_per_second": 12.5, "seconds": 1.0},
+        peak_memory={"host": 2**30},
+        started="2025-01-01T10:00:00+00:00",
+        finished="2025-01-01T10:00:01+00:00",
+    ).save(folder)
+    return folder

@@ -1,0 +1,125 @@
+"""Attention maps: sums, transformers in eager mode, literal rollout, prompts one by one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from cliquetta.model.block import Prefix
+from cliquetta.model.factory import create_model
+from cliquetta.report import attention
+from cliquetta.report.attention import (
+    class_attention,
+    difference,
+    patch_grid,
+    prompted_maps,
+    rollout,
+)
+
+
+@pytest.fixture(scope="module")
+def pixels() -> Tensor:
+    return torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture(scope="module")
+def prompts() -> Tensor:
+    """Three cliques' prompts of two tokens for both blocks of the tiny tower, large on purpose."""
+    return 3 * torch.randn(3, 2, 2, 2, 32, generator=torch.Generator().manual_seed(4))
+
+
+def all_weights(tower, pixels, prefix=None) -> list[Tensor]:
+    found = tower.attention(pixels, range(len(tower.blocks)), prefix=prefix)
+    return [found[index] for index in sorted(found)]
+
+
+@torch.no_grad()
+def test_without_prompts_maps_are_those_of_transformers_in_eager_mode(tmp_path, pixels):
+    torch.manual_seed(0)
+    shape = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 3}
+    shape |= {"num_attention_heads": 4}
+    theirs = transformers.CLIPModel(
+        transformers.CLIPConfig(
+            text_config=shape,
+            vision_config={**shape, "image_size": 32, "patch_size": 8},
+            projection_dim=16,
+        )
+    ).eval()
+    for weight in theirs.vision_model.parameters():
+        if weight.ndim > 1:
+            weight.normal_(0, 0.3)  # attention of a fresh model is all but uniform
+    theirs.save_pretrained(tmp_path)
+    theirs.vision_model.config._attn_implementation = "eager"
+    tower = create_model(f"hf:{tmp_path}").require_vit()
+    wanted = theirs.vision_model(pixels, output_attentions=True).attentions
+    none = torch.zeros(0, 1, 1, 2, 48)
+    for image, picture in enumerate(pixels):
+        maps = prompted_maps(tower, picture, none, (1,), torch.zeros(1, 0, dtype=torch.bool))
+        rows = torch.stack([block[image, :, 0].mean(dim=0) for block in wanted[1:]])
+        assert rows.std() > 1e-2
+        torch.testing.assert_close(maps["class"][0, 1:], rows.mean(dim=0), atol=1e-6, rtol=1e-5)
+        assert maps["class"][0, 0] == 0
+
+
+@torch.no_grad()
+def test_maps_sum_to_one_over_tokens(tiny_clip, pixels, prompts):
+    tower = tiny_clip.require_vit()
+    chosen = torch.tensor([[0, 0, 0], [1, 0, 0], [0, 1, 1], [1, 1, 1]]).bool()
+    for maps in prompted_maps(tower, pixels[0], prompts, (0, 1), chosen).values():
+        assert maps.shape == (4, 1 + 1 + 16)
+        torch.testing.assert_close(maps.sum(dim=1), torch.ones(4), atol=1e-5, rtol=0)
+        assert maps.min() >= 0
+        assert maps[0, 0] == 0  # no prompt to look at
+        assert maps[1:, 0].min() > 0
+
+
+@torch.no_grad()
+def test_rows_are_those_of_one_prompt_at_a_time(tiny_clip, pixels, prompts, monkeypatch):
+    tower = tiny_clip.require_vit()
+    chosen = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 1, 1]]).bool()
+    found = prompted_maps(tower, pixels[1], prompts, (0, 1), chosen)
+    alone = {block: Prefix(prompts[1:2, block]) for block in (0, 1)}
+    every = {block: Prefix(prompts[:, block].reshape(1, 6, 2, 32)) for block in (0, 1)}
+    for row, prefix in enumerate((None, alone, every)):
+        weights = all_weights(tower, pixels[1:2], prefix)
+        for kind, make in (("class", class_attention), ("rollout", rollout)):
+            torch.testing.assert_close(found[kind][row], make(weights)[0], atol=1e-6, rtol=1e-5)
+    assert difference(found["class"][0], found["class"][1]) > 0.01
+    monkeypatch.setattr(attention, "_BYTES", 1)  # one row at a time
+    again = prompted_maps(tower, pixels[1], prompts, (0, 1), chosen)
+    for kind, maps in found.items():
+        torch.testing.assert_close(again[kind], maps, atol=1e-6, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_rollout_is_the_product_of_whole_matrices(tiny_clip, pixels, prompts):
+    """Prompts as states that nothing leaves, the class token's row of the whole product."""
+    tower = tiny_clip.require_vit()
+    prefix = {block: Prefix(prompts[:1, block]) for block in (0, 1)}
+    weights = all_weights(tower, pixels, prefix)
+    T, P = weights[0].shape[2], 2
+    product = torch.eye(P + T).expand(len(pixels), -1, -1)
+    for block in weights:
+        whole = torch.zeros(len(pixels), P + T, P + T)
+        whole[:, :P, :P] = torch.eye(P)
+        whole[:, P:] = block.mean(dim=1) / 2
+        whole[:, P:, P:] += torch.eye(T) / 2
+        product = whole @ product
+    wanted = product[:, P]
+    found = rollout(weights)
+    torch.testing.assert_close(found[:, 0], wanted[:, :P].sum(dim=1), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(found[:, 1:], wanted[:, P:], atol=1e-6, rtol=1e-5)
+
+
+def test_patches_are_read_row_by_row():
+    maps = torch.arange(18.0)[None]  # prompts, class token, 16 patches
+    assert patch_grid(maps).shape == (1, 4, 4)
+    assert patch_grid(maps)[0, 1].tolist() == [6, 7, 8, 9]
+
+
+def test_difference_is_the_share_that_moved():
+    one, other = torch.tensor([0.0, 0.5, 0.5, 0.0]), torch.tensor([0.0, 0.2, 0.5, 0.3])
+    assert difference(one, other) == pytest.approx(0.3)
+    assert difference(one, one) == 0

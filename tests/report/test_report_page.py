@@ -1,0 +1,269 @@
+"""The page: self-contained, escaped, small, complete; and the command that makes it."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_runs import NAMES, make_run
+from typer.testing import CliRunner
+
+from cliquetta.cli.main import app
+from cliquetta.data.catalogue import get_dataset
+from cliquetta.evaluation.evidence_log import BatchEvidence, Evidence
+from cliquetta.evaluation.sweep import RunSpec, Workplace
+from cliquetta.model.checkpoints.native import save_model
+from cliquetta.report.gallery import changed_tiles, clique_cards
+from cliquetta.report.page import Choices, build_page
+from cliquetta.report.runs import load_runs
+
+LABELS = [0, 0, 1, 1, 2, 2, 3, 3] * 4
+PLAIN = [0, 1, 1, 0, 2, 3, 3, 3] * 4
+ADAPTED = [0, 0, 1, 2, 3, 3, 3, 2] * 4
+
+VOID = {"meta", "link", "img", "br", "hr"}
+
+
+class Reader(HTMLParser):
+    """Tags of a page in order, with a check that they are closed in the order they were opened."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+@pytest.fixture(scope="module")
+def evaluated(tiny_clip, tmp_path_factory) -> Path:
+    """Zero-shot and SCAP with evidence on 40 bundled images, by the tiny model."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    model = folder / "tiny.safetensors"
+    save_model(tiny_clip, model)
+    place = Workplace(folder / "runs", device="cpu", evidence=True)
+    for method in ("zero_shot", "scap"):
+        options = (("learning_rate", 0.3), ("threshold", 0.6)) if method == "scap" else ()
+        place.run(
+            RunSpec("bundled@fog:3", method, str(model), limit=40, batch_size=20, options=options)
+        )
+    return folder / "runs"
+
+
+@pytest.fixture(scope="module")
+def page(evaluated):
+    return build_page(*load_runs([evaluated]))
+
+
+def test_nothing_is_fetched_from_outside(page):
+    reader = Reader(page.html)
+    assert not reader.all("script") and not reader.all("iframe")
+    for attributes in (attributes for _, attributes in reader.tags):
+        for name in ("src", "href", "xlink:href"):
+            value = attributes.get(name)
+            assert value is None or value.startswith(("data:", "#")), value
+    styles = re.findall(r"<style>(.*?)</style>", page.html, re.DOTALL)
+    assert not any("@import" in style or "http" in style for style in styles)
+    assert "default-src 'none'" in page.html
+
+
+def test_every_picture_has_words(page):
+    reader = Reader(page.html)
+    assert len(reader.all("img")) > 10
+    assert all(attributes["alt"] for attributes in reader.all("img"))
+    svgs = [attributes for attributes in reader.all("svg") if "role" in attributes]
+    assert len(svgs) == len(reader.all("figure")) >= 4
+    assert all(svg["role"] == "img" and svg["aria-label"] for svg in svgs)
+
+
+def test_links_and_ids_lead_somewhere_and_are_unique(page):
+    reader = Reader(page.html)
+    ids = [attributes["id"] for _, attributes in reader.tags if attributes.get("id")]
+    assert len(ids) == len(set(ids))
+    targets = [a.get("href") or a.get("xlink:href") for _, a in reader.tags]
+    targets += [f"#{name}" for name in re.findall(r"url\(#([^)]+)\)", page.html)]
+    inside = {target[1:] for target in targets if target and target.startswith("#")}
+    assert inside and inside <= set(ids)
+
+
+def test_the_sections_of_a_run_with_evidence(page, evaluated):
+    text = Reader(page.html).text
+    for heading in ("Results", "Accuracy over the stream", "Calibration", "Inside scap",
+                    "Cliques", "Attention", "Features", "How to repeat it"):  # fmt: skip
+        assert heading in text
+    assert "cliquetta evaluate --dataset bundled@fog:3 --method scap" in text
+    assert "--set learning_rate=0.3" in text
+    for record in evaluated.glob("*/record.json"):
+        top1 = json.loads(record.read_text())["metrics"]["top1"]
+        assert f"{top1:.2f}" in text
+    kinds = {name.partition("-")[0] for name in page.figures}
+    assert {"stream", "reliability", "attention", "features"} <= kinds
+
+
+def test_colours_follow_the_page(page):
+    figures = re.findall(r"<svg.*?</svg>", page.html, re.DOTALL)
+    assert all("var(--ink)" in figure and "#1c2127" not in figure for figure in figures)
+    assert "prefers-color-scheme: dark" in page.html and "@media print" in page.html
+
+
+def test_names_and_titles_cannot_become_markup(tmp_path):
+    folder = tmp_path / "runs"
+    make_run(folder, "zero_shot", LABELS, PLAIN, names=NAMES)
+    scap = make_run(folder, "scap", LABELS, ADAPTED, config={"note": "<script>alert(1)</script>"})
+    (scap / "evidence").mkdir()
+    about = {"format": "cliquetta-evidence-1", "names": list(NAMES)}
+    (scap / "evidence" / "about.json").write_text(json.dumps(about))
+    runs, _ = load_runs([folder])
+    html = build_page(runs, (), Choices(title="<img src=x>")).html
+    reader = Reader(html)
+    assert (not reader.all("script") and not reader.all("b")) or all(
+        "frog" not in str(a) for a in reader.all("b")
+    )
+    assert "<b>frog</b>" not in html and "&lt;b&gt;frog&lt;/b&gt; &amp; co" in html
+    assert "<img src=x>" not in html
+
+
+def test_runs_without_labels_are_reported_without_scores(tmp_path):
+    unknown = [-1] * len(LABELS)
+    make_run(tmp_path, "zero_shot", unknown, PLAIN)
+    make_run(tmp_path, "tent", unknown, ADAPTED)
+    text = Reader(build_page(*load_runs([tmp_path])).html).text
+    assert "tent changed 16 of 32 answers; without labels" in text
+    assert "Calibration" not in text
+
+
+def test_several_runs_are_compared(tmp_path):
+    make_run(tmp_path, "zero_shot", LABELS, PLAIN)
+    for method in ("tent", "tda", "dmn"):
+        make_run(tmp_path, method, LABELS, ADAPTED)
+    make_run(tmp_path, "scap", LABELS, LABELS)
+    make_run(tmp_path, "scap", LABELS, PLAIN, status="running", seed=9)
+    runs, unfinished = load_runs([tmp_path])
+    page = build_page(runs, unfinished)
+    text = Reader(page.html).text
+    assert "4 methods on toy@fog:3" in text and "1 unfinished run left out" in text
+    assert text.count("tda") > 2
+    assert "scap changed 12 of 32 answers: 12 from wrong to right, 0 from right to wrong" in text
+    assert "gain of 37.50 points (p = 0.00049)" in text  # 2 ** -11
+    assert "tent changed 16 of 32 answers: 4 from wrong to right, 8 from right to wrong" in text
+
+
+def test_a_large_report_loses_galleries_not_its_size(evaluated):
+    runs, _ = load_runs([evaluated])
+    whole = build_page(runs).html
+    small = build_page(runs, (), Choices(limit=len(whole.encode()) // 3)).html
+    assert len(small.encode()) <= len(whole.encode()) // 3
+    text = Reader(small).text
+    assert "To keep the page small" in text and "How to repeat it" in text
+    assert len(whole.encode()) < 3_000_000
+
+
+def _evidence(pictures: int = 6) -> Evidence:
+    cliques = [
+        {"id": 0, "class": 1, "members": [0, 1, 2], "size": 3, "set": 0},
+        {"id": 1, "class": 2, "members": [0, 1, 2], "size": 3, "set": 0},
+        {"id": 2, "class": 1, "members": [3, 4], "size": 2, "set": 1},
+        {"id": 3, "class": 3, "members": [4, 5], "size": 2, "set": 2},
+    ]
+    cliques = [clique | {"before": {"total": 1.5}, "after": None} for clique in cliques]
+    features = np.eye(6, dtype=np.float32)
+    features[1] = features[2] = [0.6, 0.8, 0, 0, 0, 0]
+    batch = BatchEvidence(
+        number=2,
+        keys=tuple("abcdef"),
+        labels=(0, 0, 1, 1, 2, -1),
+        before=(1, 0, 1, 1, 2, 3),
+        after=(0, 0, 0, 1, 3, 2),
+        confidence=(0.5,) * 6,
+        description={"cliques": cliques},
+        features=features,
+        prompted=None,
+        pictures=np.zeros((pictures, 8, 8, 3), np.uint8),
+        maps=(),
+    )
+    return Evidence(NAMES, (), (batch,))
+
+
+def test_gallery_shows_unlike_cliques_with_most_changes_first():
+    cards = clique_cards(_evidence(), 3)
+    assert [(card.label, card.size) for card in cards] == [(1, 3), (3, 2), (1, 2)]
+    first = cards[0]
+    assert [tile.key for tile in first.tiles] == ["a", "c", "b"]  # repaired, broken, same
+    assert [tile.change for tile in first.tiles] == ["repaired", "broken", "same"]
+    similar = {tile.key: tile.similarity for tile in first.tiles}
+    assert similar["a"] == pytest.approx(0.6) and similar["b"] == pytest.approx(0.8)
+    assert len(clique_cards(_evidence(), 1)) == 1
+
+
+def test_changed_images_are_sorted_by_what_became_of_them():
+    tiles = changed_tiles(_evidence(), 10)
+    assert [(tile.key, tile.change) for tile in tiles] == [
+        ("a", "repaired"),
+        ("c", "broken"),
+        ("e", "broken"),
+        ("f", "moved"),
+    ]
+    assert len(changed_tiles(_evidence(), 2)) == 2
+
+
+def run_command(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_command_writes_page_and_figures(evaluated, tmp_path):
+    out, figures = tmp_path / "deep" / "page.html", tmp_path / "figures"
+    words = ("--out", out, "--figures", figures, "--attention", "rollout", "--title", "My run")
+    result = run_command("report", evaluated, *words, "--json")
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    assert answer["bytes"] == out.stat().st_size < 3_000_000
+    assert len(answer["runs"]) == 2 and len(answer["figures"]) >= 8
+    assert "<title>My run</title>" in out.read_text() and "attention rollout" in out.read_text()
+    starts = {path.suffix: path.read_bytes()[:4] for path in figures.iterdir()}
+    assert starts == {".png": b"\x89PNG", ".pdf": b"%PDF"}
+
+
+def test_equal_runs_give_equal_pages(evaluated):
+    assert build_page(*load_runs([evaluated])).html == build_page(*load_runs([evaluated])).html
+
+
+def test_command_refuses_what_it_cannot_report_on(tmp_path):
+    for words, reason in (
+        ((tmp_path,), "no runs in"),
+        ((tmp_path / "none",), "no such folder"),
+        ((tmp_path, "--attention", "rollup"), "did you mean 'rollout'"),
+        ((tmp_path, "--map", "umap"), "unknown map 'umap'"),
+    ):
+        result = run_command("report", *words, "--out", tmp_path / "page.html")
+        assert result.exit_code == 2 and reason in " ".join(result.output.split()), result.output
+    make_run(tmp_path / "half", "tent", LABELS, PLAIN, status="failed")
+    result = run_command("report", tmp_path / "half", "--out", tmp_path / "page.html")
+    assert result.exit_code == 2 and "no finished run" in result.output
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_class_names_come_from_the_data_set_where_the_run_left_none(evaluated):
+    runs, _ = load_runs(sorted(evaluated.glob("*zero_shot*")))
+    assert runs[0].evidence is None and runs[0].names == get_dataset("bundled").names

@@ -1,0 +1,73 @@
+"""The command that a report prints gives the same run again."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from made_runs import make_run
+from typer.testing import CliRunner
+
+from cliquetta.cli.main import app
+from cliquetta.evaluation.record import load_record
+from cliquetta.evaluation.sweep import RunSpec, Workplace
+from cliquetta.model.checkpoints.native import save_model
+from cliquetta.prompts.catalogue import templates
+from cliquetta.report.repeat import repeat_command
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": "tent", "options": (("learning_rate", 0.004),)},
+        {
+            "method": "scap",
+            "preset": "paper",
+            "options": (("blocks", (0, 1)), ("retention", False), ("topk", 2)),
+            "batch_size": 7,
+            "seed": 3,
+            "order": "correlated",
+        },
+        {"method": "zero_shot", "templates": ("a {}.", 'it\'s a "{}"')},
+        {"method": "zero_shot", "dataset": "bundled>bundled@fog:2", "limit": 6},
+    ],
+)
+def test_the_command_repeats_the_run(changes, tiny_clip, tmp_path):
+    model = tmp_path / "my model.safetensors"
+    save_model(tiny_clip, model)
+    spec = RunSpec(
+        **{"dataset": "bundled@fog:3", "model": str(model), "limit": 12, "batch_size": 6} | changes
+    )
+    record = Workplace(tmp_path / "first", device="cpu").run(spec)
+    found = repeat_command(record)
+    assert found.remarks == ()
+    words = shlex.split(found.command)
+    assert words[0] == "cliquetta"
+    # the record knows a file by the name that the model gives itself
+    words[words.index("--model") + 1] = str(model)
+    result = CliRunner().invoke(app, [*words[1:], "--out", str(tmp_path / "again")])
+    assert result.exit_code == 0, result.output
+    (again,) = (tmp_path / "again").iterdir()
+    assert again.name == record.id
+    assert load_record(again).preset == record.preset
+    first = tmp_path / "first" / record.id / "predictions.jsonl"
+    assert (again / "predictions.jsonl").read_bytes() == first.read_bytes()
+
+
+def test_what_a_command_cannot_say_is_said_in_words(tmp_path):
+    record = load_record(make_run(tmp_path, "plug-in", [0], [0], config={"depth": 3}))
+    found = repeat_command(record)
+    assert "plug-in is not a method of this version" in found.remarks[0]
+    settings = {**record.settings, "fitted": "abc123", "method": "coop"}
+    fitted = repeat_command(type(record)(record.id, settings))
+    assert "--fitted FILE" in fitted.command and "abc123" in fitted.remarks[0]
+    stream = {**record.settings["stream"], "dirichlet": 0.5, "order": "correlated"}
+    bursts = repeat_command(type(record)(record.id, {**record.settings, "stream": stream}))
+    assert any("dirichlet=0.5" in remark for remark in bursts.remarks)
+
+
+def test_a_known_set_of_templates_is_named(tmp_path):
+    record = load_record(make_run(tmp_path, "zero_shot", [0], [0]))
+    prompts = {**record.settings["prompts"], "templates": list(templates("openai-80"))}
+    found = repeat_command(type(record)(record.id, {**record.settings, "prompts": prompts}))
+    assert "--templates openai-80" in found.command
