@@ -14,8 +14,7 @@ from cliquetta.cli.console import Terminal, count, number
 
 if TYPE_CHECKING:
     from cliquetta.evaluation.record import Record
-    from cliquetta.evaluation.runner import Step
-    from cliquetta.evaluation.sweep import Outcome, RunSpec, Workplace
+    from cliquetta.evaluation.sweep import Outcome
 
 _EXAMPLES = """
 cliquetta evaluate --dataset bundled@fog:3 --method tda,scap --seeds 0,1,2
@@ -25,6 +24,10 @@ cliquetta evaluate --dataset 'bundled@fog:3>bundled@contrast:4' --method scap --
 cliquetta evaluate --dataset folder:photos --method scap:paper-views --model ViT-B/16 --device cuda
 
 cliquetta evaluate --dataset pets,dtd --root ~/data --method zero_shot --templates openai-80
+
+cliquetta evaluate --dataset imagenet --root ~/data --method tda,dmn --features ~/features
+
+cliquetta evaluate --dataset pets,dtd,cars --method scap --seeds 0,1,2 --ray auto --ray-gpus 0.5
 """
 
 
@@ -66,12 +69,26 @@ def evaluate(
     root: Annotated[Path | None, typer.Option(help="Where data sets of yours lie.")] = None,
     workers: Annotated[int, typer.Option(min=0, help="Threads that decode images.")] = 2,
     baseline: Annotated[bool, typer.Option(help="Run zero_shot as well, to compare with.")] = True,
+    evidence: Annotated[
+        bool, typer.Option(help="Keep cliques, attention and small pictures for `report`.")
+    ] = False,
+    features: Annotated[
+        Path | None,
+        typer.Option(help="Folder of encoded features: made once, then read by the methods."),
+    ] = None,
+    ray: Annotated[
+        str | None, typer.Option(help="Run on a Ray cluster: its address, auto, or local.")
+    ] = None,
+    ray_gpus: Annotated[
+        float | None, typer.Option(min=0, help="With --ray: share of a GPU for each run.")
+    ] = None,
 ) -> None:
     """Run methods over data sets and score them; one folder per run, with its record.
 
     A command that was broken off continues where it stopped when it is given again, and runs
     that are finished already are read, not repeated.
     """
+    from cliquetta.cli.executing import choose_executor, run_cells
     from cliquetta.cli.inputs import read_templates, split_list
     from cliquetta.evaluation.sweep import RunSpec, Workplace, grid
 
@@ -93,10 +110,14 @@ def evaluate(
         seeds=read_seeds(seeds),
         baseline=baseline,
     )
-    workplace = Workplace(out, root, common.place(), workers)
-    for first in {cell.dataset: cell for cell in reversed(specs)}.values():
-        workplace.prepare(first)  # bad names end the command before the first run
-    outcomes = _run(specs, workplace, common.terminal)
+    device = common.device if ray else common.place()
+    workplace = Workplace(out, root, device, workers, features=features, evidence=evidence)
+    with choose_executor(workplace, common.terminal, ray=ray, gpus=ray_gpus) as choice:
+        for first in {cell.dataset: cell for cell in reversed(specs)}.values():
+            choice.checked.prepare(first)  # bad names end the command before the first run
+        outcomes = run_cells(specs, choice.workplace, choice.terminal, choice.executor)
+    if not choice.leads:
+        return
     _report(outcomes, out, common.terminal)
     if any(outcome.record is None for outcome in outcomes):
         raise typer.Exit(FAILED)
@@ -132,32 +153,6 @@ def _base(method: str | None, fitted: Path | None, settings: Sequence[str]) -> d
     }
 
 
-def _run(specs: Sequence[RunSpec], workplace: Workplace, terminal: Terminal) -> list[Outcome]:
-    from cliquetta.evaluation.sweep import SerialExecutor, sweep
-
-    with terminal.progress() as progress:
-        runs = progress.add_task("runs", total=len(specs), note="")
-        batches = progress.add_task("", total=None, visible=False, note="")
-
-        def step(spec: RunSpec, done: Step) -> None:
-            progress.update(
-                batches,
-                description=str(spec),
-                completed=done.number,
-                total=done.batches,
-                note="" if done.accuracy is None else f"{done.accuracy:.1f} %",
-                visible=True,
-            )
-
-        def ended(outcome: Outcome) -> None:
-            progress.update(batches, visible=False)
-            progress.advance(runs)
-            if outcome.record is None:
-                terminal.warn(f"{outcome.spec} failed: {outcome.error}")
-
-        return sweep(specs, workplace, SerialExecutor(step), on_outcome=ended)
-
-
 def _report(outcomes: Sequence[Outcome], out: Path, terminal: Terminal) -> None:
     done = [(outcome.spec, outcome.record) for outcome in outcomes if outcome.record is not None]
     groups: dict[tuple[str, str], list[Record]] = {}
@@ -179,7 +174,7 @@ def _report(outcomes: Sequence[Outcome], out: Path, terminal: Terminal) -> None:
     ]
     if rows:
         terminal.table(columns, rows, right=columns[2:])
-    _doubts(groups, terminal)
+    warn_of_doubts([record for _, record in done], terminal)
     skipped = {entry["key"] for _, record in done for entry in record.skipped}
     if skipped:
         terminal.warn(f"{count(len(skipped), 'image')} could not be read: see the records")
@@ -188,13 +183,13 @@ def _report(outcomes: Sequence[Outcome], out: Path, terminal: Terminal) -> None:
     terminal.document([_plain(outcome, out) for outcome in outcomes])
 
 
-def _doubts(groups: dict[tuple[str, str], list[Record]], terminal: Terminal) -> None:
+def warn_of_doubts(records: Sequence[Record], terminal: Terminal) -> None:
     """Warn where zero-shot is so low that labels are more likely wrong than the model."""
     from cliquetta.evaluation.sanity import near_chance
 
-    for (dataset, name), records in groups.items():
-        first = records[0]
-        if name != "zero_shot" or "top1" not in first.metrics or "@" in dataset:
+    plain = {r.dataset: r for r in reversed(records) if r.method == "zero_shot"}
+    for dataset, first in reversed(plain.items()):
+        if "top1" not in first.metrics or "@" in dataset:
             continue
         classes = int(first.settings["prompts"]["classes"])
         doubt = near_chance(first.metrics["top1"] / 100, classes=classes, images=first.images)

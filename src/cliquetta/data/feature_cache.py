@@ -98,7 +98,7 @@ class FeatureTable:
 
 def let_go(mapped: FloatArray) -> None:
     """Tell the system that this process needs no page of the file at present."""
-    source = mapped.base
+    source: object = mapped.base
     if isinstance(source, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
         source.madvise(mmap.MADV_DONTNEED)
 
