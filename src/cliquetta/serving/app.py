@@ -120,8 +120,10 @@ def _tabs(desk: Desk, session: Any, form: list[Any], told: Any) -> tuple[Any, li
             label="Map",
             elem_id="kind",
         )
+        gr.Markdown("Choose an image:")
         pictures = gr.Gallery(
             label="Choose an image",
+            show_label=False,
             columns=8,
             height="auto",
             buttons=[],

@@ -18,13 +18,12 @@ NOTHING_YET = "<p class='cq-quiet'>Run a batch first.</p>"
 
 CSS = """
 .cq-grid {display: flex; flex-wrap: wrap; gap: 10px}
-.cq-card {width: 172px; border: 1px solid var(--border-color-primary); border-radius: 8px;
+.cq-card {width: 167px; border: 1px solid var(--border-color-primary); border-radius: 8px;
   padding: 8px; font-size: 13px; line-height: 1.35}
 .cq-card img {width: 100%; border-radius: 4px; display: block; margin: 0 0 6px}
 .cq-card p, .cq-clique p {margin: 0; overflow-wrap: anywhere}
-.cq-card table {width: 100%; border-collapse: collapse; margin: 2px 0}
-.cq-card td {padding: 0 4px 0 0; border: 0; vertical-align: top}
-.cq-card td:last-child {text-align: right; padding: 0; white-space: nowrap}
+.cq-line {display: flex; justify-content: space-between; margin-top: 3px}
+.cq-line span:last-child {white-space: nowrap}
 .cq-card.cq-changed {border: 3px solid #d55e00; padding: 6px}
 .cq-badge {display: inline-block; background: #d55e00; color: white; border-radius: 4px;
   padding: 0 6px; font-size: 11px; font-weight: 600}
@@ -38,6 +37,7 @@ CSS = """
 .cq-notice {border-left: 4px solid #0072b2; padding: 6px 12px; margin: 2px 0}
 .cq-notice.cq-bad {border-color: #d55e00}
 .cq-notice ul {margin: 4px 0 0 18px}
+#pictures .grid-wrap {min-height: 0; max-height: none}
 """
 
 
@@ -87,20 +87,21 @@ def predictions_page(session: AppSession) -> str:
 def _card(row: Row, image: str, method: str) -> str:
     badge = "<span class='cq-badge'>changed</span>" if row.changed else ""
     kind = "cq-card cq-changed" if row.changed else "cq-card"
-    truth = "" if row.truth is None else f"<p>truth: {escape(row.truth)}</p>"
+    truth = "" if row.truth is None else f"<p class='cq-quiet'>truth: {escape(row.truth)}</p>"
     before = _answer("zero-shot", row.before, row.before_probability, row.truth)
     after = _answer(method, row.after, row.after_probability, row.truth)
     return (
         f"<div class='{kind}'><img src='{image}' alt='{escape(row.name)}'>"
         f"<p class='cq-name' title='{escape(row.name)}'>{escape(row.name.rpartition('/')[2])}</p>"
-        f"<table>{before}{after}</table>{truth}{badge}</div>"
+        f"{before}{after}{truth}{badge}</div>"
     )
 
 
 def _answer(who: str, label: str, probability: float, truth: str | None) -> str:
     mark = "" if truth is None else (" ✓" if label == truth else " ✗")
     share = f"{100 * probability:.0f}%{mark}"
-    return f"<tr><td>{escape(who)}</td><td><b>{escape(label)}</b></td><td>{share}</td></tr>"
+    line = f"<span class='cq-quiet'>{escape(who)}</span><span>{share}</span>"
+    return f"<div class='cq-line'>{line}</div><p><b>{escape(label)}</b></p>"
 
 
 def cliques_page(session: AppSession) -> str:

@@ -1,0 +1,239 @@
+"""A headless browser uses the web app as a visitor would."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from PIL import Image
+
+from cliquetta.data.bundled import load_bundled
+from cliquetta.methods.registry import create_method
+from cliquetta.methods.state import load_state
+from cliquetta.model.factory import create_model
+from cliquetta.prompts.classes import ClassPrompts
+
+if TYPE_CHECKING:  # lives in the browser's environment only; `make test` collects this file too
+    from playwright.sync_api import Locator, LocatorAssertions, Page
+
+pytestmark = pytest.mark.browser
+
+FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update"),
+)
+SLOW = 60_000  # ms: two batches of SCAP on a busy machine
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The app as a user starts it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    folder = tmp_path_factory.mktemp("app")
+    program = "from cliquetta.cli.main import main; main()"
+    words = ["app", "--port", str(port), "--device", "cpu", "--threads", "1"]
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    with (folder / "log").open("w") as log:
+        server = subprocess.Popen(
+            [sys.executable, "-c", program, *words], stdout=log, stderr=log, env=environment
+        )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        for _ in range(240):
+            assert server.poll() is None, (folder / "log").read_text()
+            try:
+                urllib.request.urlopen(url, timeout=5).close()
+                break
+            except (urllib.error.URLError, TimeoutError):
+                time.sleep(0.5)
+        yield url
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+@pytest.fixture
+def page(address: str) -> Iterator[Page]:
+    """The page, opened; it may neither complain nor talk to another machine."""
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    assert chromium, "no chromium: `make test-browser` installs it"
+    complaints: list[str] = []
+    foreign: list[str] = []
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=list(FLAGS))
+        page = browser.new_page(viewport={"width": 1280, "height": 860})
+        page.set_default_timeout(SLOW)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on(
+            "console", lambda note: complaints.append(note.text) if note.type == "error" else None
+        )
+        page.on(
+            "request",
+            lambda asked: (
+                None
+                if asked.url.startswith((address, "data:", "blob:"))
+                else foreign.append(asked.url)
+            ),
+        )
+        page.goto(address)
+        page.wait_for_selector("#next")
+        yield page
+        browser.close()
+    assert complaints == [] and foreign == []
+
+
+@pytest.fixture(scope="module")
+def shots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where screenshots go: a folder named in CLIQUETTA_SCREENSHOTS, or one that is thrown away."""
+    given = os.environ.get("CLIQUETTA_SCREENSHOTS")
+    folder = Path(given) if given else tmp_path_factory.mktemp("shots")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def expect(found: Locator) -> LocatorAssertions:
+    """Waits for what is asked of a part of the page."""
+    from playwright.sync_api import expect
+
+    expect.set_options(timeout=SLOW)
+    return expect(found)
+
+
+def open_tab(page: Page, name: str) -> None:
+    page.get_by_role("tab", name=name).click()
+
+
+def choose(page: Page, id: str, value: str) -> None:
+    page.locator(f"#{id} input").click()
+    page.get_by_role("option", name=value, exact=True).click()
+
+
+def next_batch(page: Page, number: int) -> None:
+    page.click("#next")
+    expect(page.locator("#notice")).to_contain_text(f"Batch {number}:")
+
+
+def images_shown(page: Page, id: str) -> int:
+    """Images of a part of the page, all of which must have arrived."""
+    found = page.locator(f"#{id} img")
+    expect(found.first).to_be_visible()
+    assert found.evaluate_all("all => all.every(i => i.complete && i.naturalWidth > 0)")
+    return found.count()
+
+
+def test_a_stream_is_followed_and_its_state_downloaded(
+    page: Page, shots: Path, tmp_path: Path
+) -> None:
+    choose(page, "shift", "fog")
+    next_batch(page, 1)
+    next_batch(page, 2)
+    expect(page.locator("#notice")).to_contain_text("of 32 images: zero-shot")
+    assert images_shown(page, "predictions") == 16
+    page.screenshot(path=shots / "app-predictions.png")
+
+    open_tab(page, "Cliques")
+    heads = page.locator("#cliques .cq-clique")
+    expect(heads.first).to_contain_text(re.compile(r"\d+ images? · loss \d"))
+    assert images_shown(page, "cliques") >= heads.count()
+    page.screenshot(path=shots / "app-cliques.png")
+
+    open_tab(page, "Attention")
+    page.locator("#pictures button img").nth(3).click()
+    name = page.locator("#predictions img").nth(3).get_attribute("alt")
+    expect(page.locator("#attention")).to_contain_text(str(name))
+    expect(page.locator("#attention")).to_contain_text("plain CLIP")
+    expect(page.locator("#attention")).to_contain_text(re.compile("clique|retained"))
+    by_class = page.locator("#attention img").nth(1).get_attribute("src")
+    page.screenshot(path=shots / "app-attention.png", full_page=True)
+    page.get_by_label("rollout").check()
+    expect(page.locator("#attention img").nth(1)).not_to_have_attribute("src", str(by_class))
+
+    open_tab(page, "Memory")
+    expect(page.locator("#memory")).to_contain_text("retained prompts")
+    assert images_shown(page, "memory") == 2
+    page.screenshot(path=shots / "app-memory.png", full_page=True)
+
+    open_tab(page, "Files")
+    page.click("#prepare")
+    expect(page.locator("#notice")).to_contain_text("ready")
+    files = {}
+    for name in ("predictions.csv", "scap-state.safetensors"):
+        with page.expect_download() as download:
+            page.locator(f"#downloads a[download='{name}']").click()
+        files[name] = tmp_path / name
+        download.value.save_as(files[name])
+    assert len(files["predictions.csv"].read_text().splitlines()) == 33
+    adapter = create_method("scap", create_model("micro"), ClassPrompts(load_bundled().names))
+    assert load_state(adapter, files["scap-state.safetensors"]).notes["images"] == 32
+    assert int(adapter.memory["batches"]) == 2
+
+    page.click("#reset")
+    expect(page.locator("#notice")).to_contain_text("Forgotten")
+    with page.expect_file_chooser() as chooser:
+        page.click("#load")
+    chooser.value.set_files(files["scap-state.safetensors"])
+    expect(page.locator("#notice")).to_contain_text("has seen 32 images")
+
+
+def test_changed_answers_are_marked(page: Page, shots: Path) -> None:
+    choose(page, "method", "transclip")
+    choose(page, "shift", "gaussian_noise")
+    next_batch(page, 1)
+    told = str(page.locator("#notice").text_content())
+    found = re.search(r"transclip answers otherwise than zero-shot for (\d+)", told)
+    assert found and int(found[1]) > 0
+    expect(page.locator("#predictions .cq-changed")).to_have_count(int(found[1]))
+    for card in page.locator("#predictions .cq-card").all():
+        before, after = card.locator("b").all_text_contents()
+        assert (before != after) == ("changed" in str(card.text_content()))
+    page.screenshot(path=shots / "app-changed.png")
+
+
+def test_own_images_with_a_bad_one_among_them(page: Page, shots: Path, tmp_path: Path) -> None:
+    data = load_bundled()
+    good = [tmp_path / f"photo{i}.png" for i in range(6)]
+    for place, path in zip(range(0, 2000, 350), good, strict=True):
+        Image.fromarray(data.images[place]).save(path)
+    bad = tmp_path / "broken.jpg"
+    bad.write_text("this is no picture")
+    page.get_by_label("My images").check()
+    page.locator("#files input[type=file]").set_input_files([*good[:3], bad, *good[3:]])
+    expect(page.locator("#files a")).to_have_count(7)
+    choose(page, "method", "tda")
+    page.locator("#classes textarea").fill("airplane, deer, <img src=nowhere>, ${1+1}, {{2}}, ship")
+    next_batch(page, 1)
+    alert = page.locator("#notice [role=alert]")
+    expect(alert).to_contain_text("1 file could not be used; the others were predicted")
+    expect(alert).to_contain_text("broken.jpg: not an image")
+    assert images_shown(page, "predictions") == 6
+    assert page.locator("#predictions img[src=nowhere]").count() == 0
+    page.screenshot(path=shots / "app-bad-file.png")
+    open_tab(page, "Cliques")
+    expect(page.locator("#cliques")).to_contain_text("forms no cliques")
+    page.locator("#classes textarea").fill("")
+    page.click("#next")
+    expect(alert).to_contain_text("no class names")
+
+
+def test_no_file_of_the_server_is_read_for_a_visitor(address: str, page: Page) -> None:
+    """A visitor who writes a path instead of uploading a file gets nothing of it."""
+    secret = Path(__file__).resolve()
+    for path in (f"/gradio_api/file={secret}", f"/file={secret}"):
+        answer = page.request.get(address + path)
+        assert answer.status in (403, 404)
+    assert page.request.get(address, headers={"Host": "evil.example"}).status == 400
