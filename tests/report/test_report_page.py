@@ -137,10 +137,7 @@ def test_names_and_titles_cannot_become_markup(tmp_path):
     (scap / "evidence" / "about.json").write_text(json.dumps(about))
     runs, _ = load_runs([folder])
     html = build_page(runs, (), Choices(title="<img src=x>")).html
-    reader = Reader(html)
-    assert (not reader.all("script") and not reader.all("b")) or all(
-        "frog" not in str(a) for a in reader.all("b")
-    )
+    assert not Reader(html).all("script")
     assert "<b>frog</b>" not in html and "&lt;b&gt;frog&lt;/b&gt; &amp; co" in html
     assert "<img src=x>" not in html
 
@@ -170,14 +167,15 @@ def test_several_runs_are_compared(tmp_path):
     assert "tent changed 16 of 32 answers: 4 from wrong to right, 8 from right to wrong" in text
 
 
-def test_a_large_report_loses_galleries_not_its_size(evaluated):
+def test_a_large_report_loses_its_galleries_first(page, evaluated):
     runs, _ = load_runs([evaluated])
-    whole = build_page(runs).html
-    small = build_page(runs, (), Choices(limit=len(whole.encode()) // 3)).html
-    assert len(small.encode()) <= len(whole.encode()) // 3
+    whole = len(page.html.encode())
+    assert whole < 3_000_000
+    small = build_page(runs, (), Choices(limit=whole // 3)).html
+    assert len(small.encode()) <= whole // 3
     text = Reader(small).text
     assert "To keep the page small" in text and "How to repeat it" in text
-    assert len(whole.encode()) < 3_000_000
+    assert "Accuracy over the stream" in text and "Inside scap" not in text
 
 
 def _evidence(pictures: int = 6) -> Evidence:
@@ -245,8 +243,8 @@ def test_command_writes_page_and_figures(evaluated, tmp_path):
     assert starts == {".png": b"\x89PNG", ".pdf": b"%PDF"}
 
 
-def test_equal_runs_give_equal_pages(evaluated):
-    assert build_page(*load_runs([evaluated])).html == build_page(*load_runs([evaluated])).html
+def test_equal_runs_give_equal_pages(page, evaluated):
+    assert build_page(*load_runs([evaluated])).html == page.html
 
 
 def test_command_refuses_what_it_cannot_report_on(tmp_path):
