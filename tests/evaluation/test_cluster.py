@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Iterator
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 import ray
 from perils import PerilousPlace
+from typer.testing import CliRunner
 
+from cliquetta.cli.main import app
 from cliquetta.evaluation.board import Board, Report
 from cliquetta.evaluation.cluster import RayExecutor
 from cliquetta.evaluation.record import PREDICTIONS, list_records
@@ -106,6 +109,19 @@ def test_all_runs_report_to_one_place(grid: Grid) -> None:
 def test_a_finished_grid_is_not_run_again(grid: Grid) -> None:
     place = Workplace(grid.folder / "ray", device="cpu")
     assert sweep(grid.cells[:3], place, RayExecutor()) == grid.there[:3]
+
+
+def test_the_command_runs_its_grid_there(grid: Grid, tmp_path: Path) -> None:
+    words = ["--dataset", "bundled", "--method", "tda", "--model", grid.cells[0].model]
+    words += ["--limit", "40", "--device", "cpu", "--json"]
+    runner = CliRunner()
+    here = runner.invoke(app, ["evaluate", *words, "--out", str(tmp_path / "here")])
+    there = runner.invoke(
+        app, ["evaluate", *words, "--out", str(tmp_path / "there"), "--ray", "local"]
+    )
+    assert here.exit_code == there.exit_code == 0
+    ours, theirs = (json.loads(answer.stdout) for answer in (there, here))
+    assert [run["metrics"] for run in ours] == [run["metrics"] for run in theirs]
 
 
 def test_retries_end(grid: Grid, tmp_path: Path) -> None:

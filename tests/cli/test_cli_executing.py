@@ -1,0 +1,89 @@
+"""Where ``cliquetta evaluate`` runs its grid: on kept features, and in processes of torchrun."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.progress import Progress
+from running import Run
+from typer.testing import CliRunner
+
+from cliquetta.cli.executing import _Bars
+from cliquetta.cli.main import app
+from cliquetta.evaluation.board import Report
+from cliquetta.evaluation.record import list_records
+from cliquetta.evaluation.sweep import RunSpec
+from teamwork import in_processes
+
+
+def words(model: Path, out: Path, *more: str | Path) -> list[str]:
+    fixed = ("evaluate", "--dataset", "bundled", "--model", model, "--limit", "40", "--json")
+    return [str(word) for word in (*fixed, "--batch-size", "16", "--out", out, *more)]
+
+
+def scores(stdout: str) -> dict[str, float]:
+    return {run["method"]: run["metrics"]["nll"] for run in json.loads(stdout)}
+
+
+def test_features_are_encoded_once_and_change_nothing(
+    run: Run, tiny_file: Path, tmp_path: Path
+) -> None:
+    methods = ("--method", "tda,scap")
+    pixels = run(*words(tiny_file, tmp_path / "pixels", *methods))
+    kept = ("--features", tmp_path / "features")
+    first = run(*words(tiny_file, tmp_path / "first", *methods, *kept))
+    assert first.code == 0
+    assert scores(first.stdout) == pytest.approx(scores(pixels.stdout), abs=1e-4)
+    (table,) = (tmp_path / "features").glob("*/features.npy")  # shared by zero_shot and TDA
+    written = table.stat().st_mtime_ns
+    run(*words(tiny_file, tmp_path / "second", *methods, *kept, "--seeds", "1"))
+    assert table.stat().st_mtime_ns == written
+    how = {r.method: r.environment["features"] for r in list_records(tmp_path / "second")}
+    assert how == {"zero_shot": "kept", "tda": "kept", "scap": "encoded"}
+
+
+def test_a_share_of_a_gpu_is_for_ray(run: Run, tiny_file: Path, tmp_path: Path) -> None:
+    answer = run(*words(tiny_file, tmp_path, "--method", "tda", "--ray-gpus", "0.5"))
+    assert answer.code == 2
+    assert "--ray-gpus is for --ray" in answer.text
+
+
+def call(command: list[str]) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, command)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_processes_of_torchrun_write_and_report_once(
+    run: Run, tiny_file: Path, tmp_path: Path
+) -> None:
+    alone = run(*words(tiny_file, tmp_path / "one", "--method", "scap"))
+    command = words(tiny_file, tmp_path / "two", "--method", "scap", "--device", "cpu")
+    first, second = in_processes(2, tmp_path, call, command)
+    assert (first[0], second) == (0, (0, "", ""))
+    assert scores(first[1]) == pytest.approx(scores(alone.stdout), abs=1e-4)
+    assert len(list_records(tmp_path / "two")) == 2
+
+
+def test_evidence_is_not_kept_by_several_processes(tiny_file: Path, tmp_path: Path) -> None:
+    command = words(tiny_file, tmp_path / "runs", "--method", "scap", "--evidence")
+    for code, _, said in in_processes(2, tmp_path, call, command):
+        assert code == 2
+        assert "without torchrun" in " ".join(said.split())
+
+
+def test_bars_come_and_go_with_what_is_under_way() -> None:
+    progress = Progress(disable=True)
+    bars = _Bars(progress, runs=2)
+    one, two = (RunSpec("bundled", "tda", seed=seed) for seed in (0, 1))
+    bars.encoding("bundled", 5, 10)
+    bars.encoding("bundled", 10, 10)
+    bars.step(one, Report(1, 4, 16, None))
+    bars.step(two, Report(2, 4, 32, 50.0))
+    shown = {task.description: (task.completed, task.total) for task in progress.tasks}
+    assert shown == {"runs": (0, 2), str(one): (1, 4), str(two): (2, 4)}
+    bars.ended(str(one))
+    bars.step(one, Report(4, 4, 64, None))  # a report that was late
+    assert [task.description for task in progress.tasks] == ["runs", str(two)]
+    assert progress.tasks[0].completed == 1
