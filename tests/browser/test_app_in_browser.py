@@ -37,23 +37,27 @@ SLOW = 60_000  # ms: two batches of SCAP on a busy machine
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("app") / "log"
+
+
+@pytest.fixture(scope="module")
+def address(server_log: Path) -> Iterator[str]:
     """The app as a user starts it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    folder = tmp_path_factory.mktemp("app")
     program = "from cliquetta.cli.main import main; main()"
     words = ["app", "--port", str(port), "--device", "cpu", "--threads", "1"]
-    environment = {**os.environ, "TMPDIR": str(folder)}
-    with (folder / "log").open("w") as log:
+    environment = {**os.environ, "TMPDIR": str(server_log.parent)}
+    with server_log.open("w") as log:
         server = subprocess.Popen(
             [sys.executable, "-c", program, *words], stdout=log, stderr=log, env=environment
         )
     try:
         url = f"http://127.0.0.1:{port}"
         for _ in range(240):
-            assert server.poll() is None, (folder / "log").read_text()
+            assert server.poll() is None, server_log.read_text()
             try:
                 urllib.request.urlopen(url, timeout=5).close()
                 break
@@ -230,10 +234,31 @@ def test_own_images_with_a_bad_one_among_them(page: Page, shots: Path, tmp_path:
     expect(alert).to_contain_text("no class names")
 
 
-def test_no_file_of_the_server_is_read_for_a_visitor(address: str, page: Page) -> None:
-    """A visitor who writes a path instead of uploading a file gets nothing of it."""
-    secret = Path(__file__).resolve()
+def press_next(page: Page, address: str, path: str) -> str:
+    """Press the button without a browser, with a path of one's own as the file; the answer."""
+    config = page.request.get(f"{address}/config").json()
+    (press,) = (entry for entry in config["dependencies"] if entry["api_name"] == "on_next")
+    file = {"path": path, "meta": {"_type": "gradio.FileData"}}
+    form = ["micro", "zero_shot", "cat, dog", "My images", "fog", 3, 4, [file]]
+    asked = {"data": [None, "class", *form], "fn_index": press["id"], "session_hash": "stranger"}
+    assert page.request.post(f"{address}/gradio_api/queue/join", data=asked).ok
+    answer = page.request.get(f"{address}/gradio_api/queue/data?session_hash=stranger").text()
+    return next(line for line in answer.splitlines() if "process_completed" in line)
+
+
+def test_neither_paths_nor_addresses_of_a_visitor_are_opened(
+    address: str, page: Page, tmp_path: Path, server_log: Path
+) -> None:
+    secret = tmp_path / "secret.png"
+    Image.new("RGB", (8, 8)).save(secret)
+    for path in (str(secret), "https://example.com/cat.png"):
+        answer = press_next(page, address, path)
+        assert '"success":false' in answer and "secret" not in answer
+    assert "addresses are not fetched: https://example.com" in server_log.read_text()
     for path in (f"/gradio_api/file={secret}", f"/file={secret}"):
-        answer = page.request.get(address + path)
-        assert answer.status in (403, 404)
+        assert page.request.get(address + path).status in (403, 404)
+
+
+def test_only_its_own_names_are_answered(address: str, page: Page) -> None:
+    assert page.request.get(address).ok
     assert page.request.get(address, headers={"Host": "evil.example"}).status == 400

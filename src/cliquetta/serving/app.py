@@ -13,6 +13,7 @@ from typing import Any
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 
 import gradio as gr
+from gradio import processing_utils
 
 from cliquetta.data.bundled import load_bundled
 from cliquetta.data.corruptions import SEVERITIES
@@ -184,6 +185,11 @@ def _quick() -> dict[str, Any]:
     return {"queue": False, "api_visibility": "private", "show_progress": "hidden"}
 
 
+async def refuse_address(url: str) -> None:
+    """In place of Gradio's download of an address that a visitor sends instead of a file."""
+    raise ValueError(f"addresses are not fetched: {url[:100]}")
+
+
 def serve(
     make_desk: Callable[[Path], Desk],
     *,
@@ -194,6 +200,7 @@ def serve(
 ) -> None:
     """Show the app until the process is told to stop; nothing is left on disk."""
     check_binding(host, tokens)
+    processing_utils.async_ssrf_protected_get = refuse_address
     # Python remembers every different warning, and a visitor's file can make any number of them.
     warnings.filterwarnings("ignore", module=r"PIL\.")
     with tempfile.TemporaryDirectory(prefix="cliquetta-app-") as folder:
