@@ -19,14 +19,12 @@ from cliquetta.methods.scap.composition import (
     plan_passes,
 )
 from cliquetta.methods.scap.config import PRESETS, SCAPConfig
+from cliquetta.methods.scap.inference import composed_text, prompted_features
 from cliquetta.methods.scap.learning import Learned, Learner, Task
-from cliquetta.methods.scap.losses import clique_sum
 from cliquetta.methods.scap.retention import Cache, best_entries, retain, running_mean
 from cliquetta.methods.scap.text import PromptedText
-from cliquetta.model.block import Prefix
 from cliquetta.model.clip import CLIP, unit
 from cliquetta.model.vision import VisionTower
-from cliquetta.model.vjp import chunks
 from cliquetta.prompts.classes import ClassPrompts
 
 MEMORY = {"cuda": 6 * 2**30, "cpu": 2**30}
@@ -302,36 +300,11 @@ class SCAP(Adapter):
     def _words(
         self, cliques: Cliques, learned: Learned | None, mean: Tensor | None, top: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """Text features of the passes: (N, E) for all, or (C, N, E) and which one each pass takes.
-
-        Eq. 18: the retained context, and with alpha_r < 1 the mean of the class's own cliques.
-        """
+        """Text features of the passes, and which of them each pass takes if there are several."""
         if self.text is None or mean is None:
             return self.classifier, None
-        share, text = self.config.text_retained_share, None if learned is None else learned.text
-        if share == 1 or text is None:
-            return self.text.features(mean), None
-        labels, owner = torch.unique(cliques.classes, return_inverse=True)
-        device = mean.device
-        own = clique_sum(text[cliques.set_of.to(device)], owner.to(device), len(labels))
-        times = torch.bincount(owner, minlength=len(labels)).to(device)
-        own = own / times.view(-1, *[1] * (own.ndim - 1))
-        contexts = torch.cat([share * mean + (1 - share) * own, mean[None]])
-        lookup = torch.full((len(self.prompts),), len(labels))
-        lookup[labels] = torch.arange(len(labels))
-        which = lookup[top]
-        if self.config.merge == "union":
-            contexts = contexts[which.to(device)].mean(dim=1)
-            which = torch.arange(len(top))
-        elif self.config.merge == "top-1":
-            which = which[:, 0]
-        words = torch.cat(
-            [
-                self.text.features_of_each(contexts[part])
-                for part in chunks(len(contexts), max(1, 4096 // len(self.prompts)))
-            ]
-        )
-        return words, which.reshape(-1).to(device)
+        own = None if learned is None else learned.text
+        return composed_text(self.text, cliques, own, mean, top, self.config)
 
     def _score(
         self,
@@ -345,42 +318,26 @@ class SCAP(Adapter):
     ) -> Tensor:
         """Logits (b, k, N) of all passes of one view (Eq. 19)."""
         config = self.config
-        image = passes.image.to(plain.device)
-        features = plain[image]
+        features = plain[passes.image.to(plain.device)]
         discarded = config.visual_inference == "discarded" or not config.learns_visual
-        rows = torch.zeros(0, dtype=torch.long)
         if not discarded and self.tower is not None:
-            lonely = config.without_prompts == "start-prompt"
-            prompted = passes.prompted
-            rows = torch.arange(len(prompted)) if lonely else prompted.nonzero()[:, 0]
-            if lonely and not bool(prompted.all()):
-                start = self.memory["start_prompt"].flatten().expand(len(image), 1, -1)
-                alone = ~mask.any(dim=1, keepdim=True)
-                prompts = torch.cat([prompts, start.to(prompts.dtype)], dim=1)
-                mask = torch.cat([mask, alone], dim=1)
-        rows = rows.to(plain.device)
-        for part in chunks(len(rows), self.learner.rows):
-            own = rows[part]
-            features[own] = self._prompted(hidden[image[own]], prompts[own], mask[own])
+            start = self.memory["start_prompt"]
+            features = prompted_features(
+                self.tower,
+                hidden,
+                features,
+                passes,
+                prompts,
+                mask,
+                start,
+                config,
+                rows=self.learner.rows,
+            )
         if which is None:
             logits = self.model.scale * features @ words.T
         else:
             logits = self.model.scale * torch.einsum("re,rne->rn", features, words[which])
         return logits.view(len(plain), passes.width, -1)
-
-    def _prompted(self, hidden: Tensor, prompts: Tensor, mask: Tensor) -> Tensor:
-        """Unit features of rows under their composed prompts (R, S, V)."""
-        assert self.tower is not None
-        B, P, _, D = self.memory["start_prompt"].shape
-        R, S, _ = prompts.shape
-        tokens = prompts.view(R, S, B, P, 2, D)
-        full = bool(S) and mask.shape[1] == 1
-        seen = None if full else mask.repeat_interleave(P, dim=1)
-        prefix = {
-            block: Prefix(tokens[:, :, at].reshape(R, S * P, 2, D), seen)
-            for at, block in enumerate(self.config.blocks)
-        }
-        return unit(self.tower.pool(self.tower.run(hidden, self.config.blocks[0], prefix=prefix)))
 
     def _score_views(
         self,
