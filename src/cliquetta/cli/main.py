@@ -18,6 +18,7 @@ from cliquetta.cli import (
     predict,
     serve,
 )
+from cliquetta.cli import app as web_app
 
 app = typer.Typer(
     name="cliquetta",
@@ -27,7 +28,19 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (demo, predict, evaluate, compare, fit, methods, models, datasets, data, serve):
+for module in (
+    demo,
+    predict,
+    evaluate,
+    compare,
+    fit,
+    methods,
+    models,
+    datasets,
+    data,
+    serve,
+    web_app,
+):
     module.add_to(app)
 
 
