@@ -6,15 +6,17 @@ CONSTRAINTS := constraints/cpu.txt
 # A marker newer than pyproject.toml means: installed, nothing to do.
 DEV := $(VENV)/.dev-installed
 PARITY := .venv-parity/.installed
+APP := .venv-app/.installed
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: help demo test lint types test-slow test-parity bench clean
+.PHONY: help demo test lint types test-slow test-parity test-browser bench clean
 
 help:
 	@echo "make demo         adapt the bundled CLIP to a shifted stream, on this machine's CPU"
 	@echo "make test         lint, types and tests"
 	@echo "make test-slow    the tests marked slow as well"
 	@echo "make test-parity  comparison with open_clip, in an environment of its own"
+	@echo "make test-browser the web app and the report in a headless browser"
 	@echo "make bench        the speed programs in benchmarks/"
 
 $(DEV): pyproject.toml $(CONSTRAINTS)
@@ -49,9 +51,21 @@ $(PARITY): pyproject.toml $(CONSTRAINTS)
 test-parity: $(PARITY)
 	.venv-parity/bin/python -m pytest tests/parity -m parity
 
+# Gradio wants an older Pillow than everything else, so the app has an environment of its own.
+$(APP): pyproject.toml $(CONSTRAINTS)
+	@test -x .venv-app/bin/python || $(PYTHON) -m venv .venv-app
+	@echo "setting up .venv-app (once; some minutes)"
+	@.venv-app/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) torch
+	@.venv-app/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[app]" pytest playwright
+	@touch $@
+
+test-browser: $(APP)
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; }
+	OMP_NUM_THREADS=1 .venv-app/bin/python -m pytest tests/browser -m browser
+
 bench: $(DEV)
 	$(BIN)/python benchmarks/towers.py
 	$(BIN)/python benchmarks/scap_speed.py
 
 clean:
-	rm -rf $(VENV) .venv-parity build runs demo .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-parity .venv-app build runs demo .pytest_cache .mypy_cache .ruff_cache
