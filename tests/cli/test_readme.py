@@ -56,7 +56,9 @@ def test_every_method_is_in_the_table() -> None:
 def test_every_command_is_in_the_readme() -> None:
     registered = [command.name for command in app.registered_commands]
     for name in registered:
-        assert any(f"{start}{name}" in README for start in ("cliquetta ", "`", "make ")), name
+        assert any(f"{start}{name}" in README for start in ("cliquetta ", "`", "make ")), (
+            f"name `cliquetta {name}` in README.md"
+        )
 
 
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/model/micro.md"])

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from literal_towers import cross_entropy, text_feature
+from literal_features import cross_entropy, text_feature
 from separable import TWO, WHOLE, accuracy, make_examples, make_images
 from torch import Tensor
 

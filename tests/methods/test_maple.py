@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from literal_towers import cross_entropy, image_feature, text_feature
+from literal_features import cross_entropy, image_feature, text_feature
 from separable import TWO, WHOLE, accuracy, make_examples, make_images
 from torch import Tensor
 

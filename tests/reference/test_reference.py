@@ -12,9 +12,9 @@ from torch import Tensor
 
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from conftest import TINY_NAMES, build_tiny_clip
 from reference import scap_equations as eq
 from reference.scap_reference import ReferenceResult, ReferenceSCAP, ReferenceSettings
+from tiny import TINY_NAMES, build_tiny_clip
 
 ONE_TEMPLATE = ClassPrompts(TINY_NAMES)
 SETTINGS = ReferenceSettings(threshold=0.9)
