@@ -77,7 +77,7 @@ def test_many_images_are_approximated(monkeypatch: pytest.MonkeyPatch) -> None:
     exact = sign_flip_p(values)
     monkeypatch.setattr(paired, "EXACT", 10)
     assert 0.0005 < exact < 0.05
-    assert sign_flip_p(values) == pytest.approx(exact, rel=0.03)
+    assert sign_flip_p(values) == pytest.approx(exact, rel=0.01)
 
 
 def answers(right: dict[str, bool], unknown: tuple[str, ...] = ()) -> Predictions:

@@ -51,10 +51,14 @@ class Terminal:
         if self.json:
             return
         table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+        widths = []
         for place, column in enumerate(columns):
             # Names and numbers stay whole; of the rest, and of headers, lines are broken.
             whole = [row[place] for row in rows] if place == 0 or column in right else []
-            width = max(map(len, [*column.split(), *whole]))
+            widths.append(max(map(len, [*column.split(), *whole])))
+        # Rather break long names than lose columns of numbers at the edge.
+        widths[0] = min(widths[0], max(12, self.out.width - sum(widths[1:]) - 3 * len(columns)))
+        for column, width in zip(columns, widths, strict=True):
             justify: Any = "right" if column in right else "left"
             table.add_column(escape(column), justify=justify, overflow="fold", min_width=width)
         for row in rows:

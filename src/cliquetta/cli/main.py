@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from cliquetta.cli import (
+    ablate,
     compare,
     data,
     datasets,
@@ -16,6 +17,8 @@ from cliquetta.cli import (
     methods,
     models,
     predict,
+    report,
+    reproduce,
     serve,
 )
 from cliquetta.cli import app as web_app
@@ -33,6 +36,9 @@ for module in (
     predict,
     evaluate,
     compare,
+    report,
+    reproduce,
+    ablate,
     fit,
     methods,
     models,

@@ -11,7 +11,8 @@ from typing import Any
 from cliquetta.errors import UnknownNameError
 from cliquetta.evaluation.paired import PairedTest, paired_test
 from cliquetta.evaluation.runs import Run
-from cliquetta.methods.registry import get_method
+from cliquetta.methods.registry import get_method, method_config
+from cliquetta.methods.state import plain_config
 
 METRICS = ("top1", "top5", "mean_class", "ece", "nll")
 TUNED_BY_AUTHORS = "*"
@@ -57,7 +58,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A table of cells, rows and columns in the order in which they were found."""
+    """A table of cells: the baseline first, then rows by name; columns as they were found."""
 
     rows: tuple[str, ...]
     columns: tuple[str, ...]
@@ -91,7 +92,7 @@ def compare(
         raise UnknownNameError("metric", metric, METRICS)
     columns = _columns(runs, split=split)
     labels = _row_labels(runs)
-    ordered = sorted(labels, key=lambda key: not _is(baseline, labels[key]))
+    ordered = sorted(labels, key=lambda key: (not _is(baseline, labels[key]), labels[key]))
     cells: dict[tuple[str, str], Cell] = {}
     for column, members in columns.items():
         for key in ordered:
@@ -144,7 +145,7 @@ def _why(dataset: str, firsts: Sequence[Run]) -> str:
 
 
 def _row_labels(runs: Sequence[Run]) -> dict[str, str]:
-    """A label for every row: method and preset, with whatever tells it from other rows."""
+    """A label for every row: method and preset, options that differ from it, unlike conditions."""
     first: dict[str, Run] = {}
     for run in runs:
         first.setdefault(run.row, run)
@@ -154,11 +155,23 @@ def _row_labels(runs: Sequence[Run]) -> dict[str, str]:
     labels = {}
     for key, run in first.items():
         kin = [other.setting for other in first.values() if other.name == run.name]
-        values = {name: run.setting.get(name) for name in _varying(kin)}
+        usual = _usual(run)
+        values = {n: v for n, v in run.setting.items() if n in usual and v != usual[n]}
+        values |= {n: run.setting.get(n) for n in _varying(kin) if n not in usual}
         values |= {name: run.conditions[name] for name in conditions}
         shown = [f"{name}={_brief(value)}" for name, value in values.items()]
         labels[key] = " ".join([run.name, *shown])
     return labels
+
+
+def _usual(run: Run) -> dict[str, Any]:
+    """The config of a run's preset, or nothing where the method or preset is not known here."""
+    try:
+        config = method_config(run.record.method, run.record.preset)
+    except UnknownNameError:
+        return {}
+    usual: dict[str, Any] = json.loads(json.dumps(plain_config(config)))
+    return usual
 
 
 def _varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:

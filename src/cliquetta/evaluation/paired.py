@@ -64,7 +64,8 @@ def sign_flip_p(differences: npt.NDArray[np.int64]) -> float:
     if seen == 0:
         return 1.0
     if reach > EXACT:
-        return math.erfc(seen / math.sqrt(2 * float((weights.astype(float) ** 2).sum())))
+        variance = float((weights.astype(float) ** 2).sum())
+        return math.erfc((seen - 1) / math.sqrt(2 * variance))  # sums go in steps of 2: half of one
     distribution = np.ones(1)
     for weight, count in zip(*np.unique(weights, return_counts=True), strict=True):
         spread = np.zeros(2 * weight * count + 1)  # sums -weight*count ... weight*count

@@ -1,0 +1,288 @@
+"""``cliquetta reproduce``: a table of the paper, the printed numbers and ours side by side."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cliquetta.cli.command import Common, command
+from cliquetta.cli.console import Terminal, count, number
+
+if TYPE_CHECKING:
+    from cliquetta.evaluation.ablation import Curve
+    from cliquetta.evaluation.protocols import Side
+    from cliquetta.evaluation.published import PublishedTable
+    from cliquetta.evaluation.reproduce import Line, Setting
+    from cliquetta.evaluation.sweep import Workplace
+
+VALUES: dict[str, tuple[float, ...]] = {
+    "threshold": (0.6, 0.7, 0.8, 0.9),
+    "concentration": (0.0, 0.5, 1.0, 2.0),
+    "capacity": (2, 4, 6, 10),
+    "neighbours": (1, 2, 3, 5),
+    "batch_size": (8, 16, 32, 64, 128),
+}
+"""Where we measure: the paper's figures do not print their values."""
+_EXAMPLES = """
+cliquetta reproduce components
+
+cliquetta reproduce hyperparameters --shift fog:4
+
+cliquetta reproduce ood --root ~/data --device cuda
+
+cliquetta reproduce cross-domain --root ~/data --method scap,tda --seeds 0,1,2
+
+cliquetta reproduce ood --root ~/data --fitted coop.safetensors --method zero_shot,coop
+"""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Enter the command."""
+    command(app, "reproduce", examples=_EXAMPLES)(reproduce)
+
+
+def reproduce(
+    common: Common,
+    table: Annotated[
+        str,
+        typer.Argument(
+            help="ood, cross-domain, cross-domain-full, components, combination, batch-size or "
+            "hyperparameters."
+        ),
+    ],
+    root: Annotated[
+        Path | None, typer.Option(help="Where the data sets lie; bundled images if not given.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="ViT-B/16 with --root, micro without, if not given.")
+    ] = None,
+    shift: Annotated[
+        str | None, typer.Option(help="name:severity, laid over the data; see `datasets`.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only so many images.")] = None,
+    method: Annotated[str | None, typer.Option(help="Only these rows, with commas.")] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds of order, views and methods: 0,1,2.")] = "0",
+    fitted: Annotated[
+        list[Path] | None, typer.Option(help="A file of `cliquetta fit`, for its row; repeat.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder of runs; finished ones are kept.")] = Path(
+        "runs"
+    ),
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
+    workers: Annotated[int, typer.Option(min=0, help="Threads that decode images.")] = 2,
+) -> None:
+    """Run a table of the paper with what is at hand and print both sides with their protocols.
+
+    With --root, on the data sets that are found there, each row with the views and templates of
+    its published number. Without, on the bundled images under a shift: that shows the shape of a
+    table in minutes, and its numbers cannot be compared with the printed ones.
+    """
+    from cliquetta.cli.evaluate import read_seeds
+    from cliquetta.cli.inputs import split_list
+    from cliquetta.evaluation.published import published_table
+    from cliquetta.evaluation.reproduce import FEW_IMAGES, STAND_IN_IMAGES, Setting
+    from cliquetta.evaluation.sweep import RunSpec, Workplace
+    from cliquetta.methods.fitting import load_fitted
+
+    wanted = published_table(table)
+    if root is None and limit is None:
+        limit = STAND_IN_IMAGES.get(table, FEW_IMAGES)
+    base = RunSpec(
+        "",
+        "scap",
+        model or ("micro" if root is None else "ViT-B/16"),
+        batch_size=batch_size,
+        limit=limit,
+        dtype=common.dtype,
+    )
+    files = {load_fitted(path).method: str(path) for path in fitted or ()}
+    setting = Setting(base, root, shift, tuple(read_seeds(seeds)), files)
+    workplace = Workplace(out, root, common.place(), workers)
+    if table in ("hyperparameters", "batch-size"):
+        if method or fitted:
+            raise ValueError(f"{table} is about SCAP alone: leave out --method and --fitted")
+        _curves(wanted, setting, workplace, common.terminal)
+    else:
+        only = split_list(method, "methods") if method else []
+        _table(wanted, setting, workplace, common.terminal, only)
+
+
+def _table(
+    table: PublishedTable,
+    setting: Setting,
+    workplace: Workplace,
+    terminal: Terminal,
+    only: Sequence[str],
+) -> None:
+    from cliquetta.cli.ablate import finish
+    from cliquetta.cli.executing import run_cells
+    from cliquetta.evaluation.reproduce import baselines, lines, plain, plan
+
+    items = plan(table, setting, only)
+    specs = [*baselines(items), *(spec for item in items for spec in item.specs)]
+    if not specs:
+        reasons = dict.fromkeys(item.missing for item in items)
+        raise ValueError(f"nothing of {table.name} can be run: {'; '.join(reasons)}")
+    cells = list(dict.fromkeys(specs))
+    _announce(table, setting, len(cells), terminal)
+    outcomes = run_cells(cells, workplace, terminal)
+    made = lines(table, items, outcomes)
+    for dataset in dict.fromkeys(line.item.dataset for line in made):
+        own = [line for line in made if line.item.dataset == dataset]
+        _show(own, terminal, title=f"{table.title}: {dataset}")
+    _explain(made, terminal)
+    document = {"table": table.name, "title": table.title, "lines": [plain(m) for m in made]}
+    _save(document, workplace, table, terminal)
+    terminal.document(document)
+    finish(outcomes, terminal)
+
+
+def _announce(table: PublishedTable, setting: Setting, runs: int, terminal: Terminal) -> None:
+    base = setting.base
+    where = setting.dataset(", ".join(table.datasets))
+    images = f", {count(base.limit, 'image')} each" if base.limit else ""
+    terminal.say(f"{table.title} ({table.where}): {base.model} on {where}, {runs} runs{images}")
+
+
+def _show(made: Sequence[Line], terminal: Terminal, *, title: str) -> None:
+    """Numbers of both sides; a difference that means nothing stands in brackets."""
+    columns = ("row", "paper", "ours", "difference", "gain, paper", "gain, ours")
+    rows = [
+        (
+            line.item.row.label + ("†" if line.item.row.tuned_on_test else ""),
+            f"{number(line.item.paper)} {line.item.row.source}",
+            number(line.ours) + ("" if line.sd is None else f" ± {number(line.sd)}"),
+            _bracketed(line),
+            _signed(line.paper_gain),
+            _signed(line.gain),
+        )
+        for line in made
+    ]
+    terminal.table(columns, rows, title=title, right=columns[1:])
+    likelihoods = {
+        line.item.row.label: statistics.mean(record.metrics["nll"] for record in line.records)
+        for line in made
+        if line.ours is not None
+    }
+    shown = ", ".join(f"{label} {nll:.4f}" for label, nll in likelihoods.items())
+    terminal.say(f"negative log-likelihood of ours: {shown}")
+
+
+def _signed(value: float | None) -> str:
+    return "–" if value is None else f"{value:+.2f}"
+
+
+def _bracketed(line: Line) -> str:
+    shown = _signed(line.difference)
+    return f"({shown})" if line.reasons and line.difference is not None else shown
+
+
+def _explain(made: Sequence[Line], terminal: Terminal) -> None:
+    """Protocols of both sides, reasons, sources and notes."""
+    from cliquetta.evaluation.published import sources
+
+    columns = ("row", "views: paper", "ours", "templates: paper", "ours", "batch: paper", "ours")
+    sides: dict[tuple[str, ...], list[str]] = {}
+    for line in made:
+        pairs = zip(*(_words(side) for side in (line.paper_side, line.our_side)), strict=True)
+        key = tuple(word for pair in pairs for word in pair)
+        sides.setdefault(key, []).append(line.item.row.label)
+    rows = [
+        ("all rows" if len(sides) == 1 else ", ".join(dict.fromkeys(labels)), *key)
+        for key, labels in sides.items()
+    ]
+    terminal.table(columns, rows, title="Protocols")
+    _say_reasons(made, terminal)
+    used = dict.fromkeys(line.item.row.source for line in made)
+    for letter in used:
+        terminal.say(f"{letter}: {sources()[letter]}")
+    if any(line.item.row.tuned_on_test for line in made):
+        terminal.say("†: the published number was tuned on test labels")
+    for label, note in dict.fromkeys((m.item.row.label, m.note) for m in made if m.note):
+        terminal.say(f"{label}: {note}")
+
+
+def _words(side: Side | None) -> tuple[str, str, str]:
+    return ("–", "–", "–") if side is None else (side.views, side.templates, side.batch_size)
+
+
+def _say_reasons(made: Sequence[Line], terminal: Terminal) -> None:
+    """Why differences in brackets mean nothing."""
+    ran = [line for line in made if line.ours is not None]
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for line in ran:
+        if line.reasons:
+            groups.setdefault(line.reasons, []).append(line.item.row.label)
+    for reasons, labels in groups.items():
+        who = "" if len(labels) == len(ran) else f"{', '.join(dict.fromkeys(labels))}: "
+        terminal.say(f"{who}not comparable with the paper: {'; '.join(reasons)}.")
+
+
+def _save(
+    document: dict[str, Any], workplace: Workplace, table: PublishedTable, terminal: Terminal
+) -> None:
+    from cliquetta.atomic import write_atomically
+
+    assert workplace.out is not None
+    path = workplace.out / f"reproduce-{table.name}.json"
+    write_atomically(path, json.dumps(document, indent=1, ensure_ascii=False).encode())
+    terminal.say(f"numbers: {path}; all runs: cliquetta compare {workplace.out}")
+
+
+def _curves(
+    table: PublishedTable, setting: Setting, workplace: Workplace, terminal: Terminal
+) -> None:
+    """The figures: one curve a field, or the batch size and the cliques that go with it."""
+    from cliquetta.cli.ablate import finish, save_curves
+    from cliquetta.cli.executing import run_cells
+    from cliquetta.evaluation.ablation import ablation, curve
+    from cliquetta.evaluation.clique_sizes import largest_cliques
+    from cliquetta.evaluation.reproduce import lines, plain, plan
+
+    (item,) = plan(table, setting)
+    if item.missing:
+        raise ValueError(f"{table.name} needs {item.dataset}: {item.missing}")
+    base = item.specs[0]
+    fields = list(table.curves) or ["batch_size"]
+    ablations = [ablation(base, field, VALUES[field], setting.seeds) for field in fields]
+    cells = list(dict.fromkeys(spec for each in ablations for spec in each.specs))
+    cells += [spec for spec in item.specs if spec not in cells]
+    _announce(table, setting, len(cells), terminal)
+    outcomes = run_cells(cells, workplace, terminal)
+    curves = {field: curve(each, outcomes) for field, each in zip(fields, ablations, strict=True)}
+    named = {_show_figure(table, field, shown, terminal): shown for field, shown in curves.items()}
+    document: dict[str, Any] = {
+        "table": table.name,
+        "title": table.title,
+        "curves": [{**c.plain(), **table.curves.get(field, {})} for field, c in curves.items()],
+    }
+    if table.name == "batch-size":
+        sizes = largest_cliques(workplace, base, [int(size) for size in VALUES["batch_size"]])
+        columns = ("batch size", "largest clique, mean over batches")
+        rows = [(str(size), number(mean, 1)) for size, mean in sizes.items()]
+        terminal.table(columns, rows, right=columns)
+        document["largest_clique"] = sizes
+    made = lines(table, [item], outcomes)
+    _show(made, terminal, title=f"with default values: {item.dataset}")
+    _explain(made, terminal)
+    assert workplace.out is not None
+    document["lines"] = [plain(line) for line in made]
+    save_curves(named, document, workplace.out / f"reproduce-{table.name}", terminal)
+    finish(outcomes, terminal)
+
+
+def _show_figure(table: PublishedTable, field: str, curve: Curve, terminal: Terminal) -> str:
+    """A curve as a table, with what the paper says about it; returns its name."""
+    from cliquetta.cli.ablate import show_curve
+
+    facts = table.curves.get(field, {})
+    name = f"{facts['symbol']} ({field})" if facts else field
+    show_curve(curve, terminal, title=name)
+    for statement in [facts["statement"]] if facts else table.statements:
+        terminal.say(f"  the paper: {statement}")
+    return name

@@ -1,0 +1,236 @@
+"""One field of a config, several values, everything else equal; and the curve of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cliquetta.errors import UnknownNameError
+from cliquetta.evaluation.record import Record
+from cliquetta.evaluation.sweep import BASELINE, Outcome, RunSpec
+from cliquetta.methods.registry import get_method, method_config
+
+BATCH_SIZE = "batch_size"
+"""The one field of a run, rather than of a method's config, that can be varied."""
+
+
+def zero_shot(spec: RunSpec) -> RunSpec:
+    """The same cell with plain CLIP."""
+    return replace(spec, method=BASELINE, preset=None, options=(), fitted=None)
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """The runs of a curve: for every value of the field one spec per seed, and zero-shot."""
+
+    field: str
+    default: Any
+    """What the method takes if the field is left alone."""
+    cells: tuple[tuple[Any, tuple[RunSpec, ...]], ...]
+    baselines: tuple[RunSpec, ...]
+    """Zero-shot with every seed."""
+
+    @property
+    def specs(self) -> list[RunSpec]:
+        """All runs."""
+        return [*self.baselines, *(spec for _, specs in self.cells for spec in specs)]
+
+
+def ablation(
+    base: RunSpec, field: str, values: Sequence[Any], seeds: Sequence[int] = (0,)
+) -> Ablation:
+    """``base`` with every value of a field; strings are converted as ``--set`` does.
+
+    ``field`` is any field of the method's config, or ``batch_size``.
+    """
+    fields = [f.name for f in dataclasses.fields(get_method(base.method).config)]
+    if field not in fields and field != BATCH_SIZE:
+        raise UnknownNameError(f"option of {base.method}", field, [*fields, BATCH_SIZE])
+    if not values:
+        raise ValueError(f"no values of {field} given")
+    options = dict(base.options)
+    default: Any = base.batch_size
+    if field in fields:
+        default = getattr(method_config(base.method, base.preset, options), field)
+    cells: dict[Any, RunSpec] = {}
+    for value in values:
+        if field in fields:
+            changed = method_config(base.method, base.preset, {**options, field: value})
+            value = getattr(changed, field)
+            spec = replace(base, options=_with(base.options, field, value, default))
+        else:
+            value = _whole(value)
+            spec = replace(base, batch_size=value)
+        cells[value] = spec
+    return Ablation(
+        field,
+        default,
+        tuple((v, tuple(replace(spec, seed=s) for s in seeds)) for v, spec in cells.items()),
+        tuple(replace(zero_shot(base), seed=seed) for seed in seeds),
+    )
+
+
+def _with(
+    options: tuple[tuple[str, Any], ...], field: str, value: Any, default: Any
+) -> tuple[tuple[str, Any], ...]:
+    """Options with one more; none for the default, so that curves share its run."""
+    if value == default:
+        return options
+    return (*((name, kept) for name, kept in options if name != field), (field, value))
+
+
+def _whole(value: Any) -> int:
+    try:
+        number = int(value)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise ValueError(f"batch_size is a whole number of at least 1, got {value!r}")
+    return number
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value of the field."""
+
+    value: Any
+    mean: float | None
+    """Top-1 in percent over seeds; ``None`` where every run failed."""
+    sd: float | None
+    gain: float | None
+    """Over zero-shot with the same seeds, in points."""
+    nll: float | None
+    """Negative log-likelihood over seeds: moves where no answer changes."""
+    records: tuple[Record, ...]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Accuracy by the value of a field."""
+
+    field: str
+    default: Any
+    points: tuple[Point, ...]
+    baseline: float | None
+    """Top-1 of zero-shot on the same images."""
+
+    @property
+    def best(self) -> Point | None:
+        """The point of highest accuracy, the first of equals: chosen on test labels."""
+        known = [point for point in self.points if point.mean is not None]
+        return max(known, key=lambda point: point.mean or 0.0, default=None)
+
+    def plain(self) -> dict[str, Any]:
+        """The curve as JSON types."""
+        return {
+            "field": self.field,
+            "default": self.default,
+            "zero_shot": self.baseline,
+            "points": [
+                {
+                    "value": point.value,
+                    "top1": point.mean,
+                    "sd": point.sd,
+                    "gain": point.gain,
+                    "nll": point.nll,
+                    "seeds": [record.seed for record in point.records],
+                    "records": [record.id for record in point.records],
+                }
+                for point in self.points
+            ],
+        }
+
+
+def curve(ablation: Ablation, outcomes: Sequence[Outcome]) -> Curve:
+    """What the runs of an ablation gave."""
+    found = {outcome.spec: outcome.record for outcome in outcomes}
+    before = [record for record in map(found.get, ablation.baselines) if record is not None]
+    plain = {r.seed: r.metrics["top1"] for r in before if "top1" in r.metrics}
+    points = []
+    for value, specs in ablation.cells:
+        records = tuple(r for r in map(found.get, specs) if r is not None and "top1" in r.metrics)
+        values = [record.metrics["top1"] for record in records]
+        gains = [r.metrics["top1"] - plain[r.seed] for r in records if r.seed in plain]
+        points.append(
+            Point(
+                value,
+                statistics.mean(values) if values else None,
+                statistics.stdev(values) if len(values) > 1 else None,
+                statistics.mean(gains) if gains else None,
+                statistics.mean(r.metrics["nll"] for r in records) if records else None,
+                records,
+            )
+        )
+    mean = statistics.mean(plain.values()) if plain else None
+    return Curve(ablation.field, ablation.default, tuple(points), mean)
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is there."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def draw_curves(
+    curves: Sequence[Curve], path: Path, *, title: str = "", names: Sequence[str] = ()
+) -> None:
+    """Draw curves side by side, two in a row, into a PNG (needs matplotlib)."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = min(2, len(curves))
+    rows = -(-len(curves) // columns)
+    figure = Figure(figsize=(4.6 * columns, 3.2 * rows + 0.3), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axis, shown, name in zip(axes, curves, names or [c.field for c in curves], strict=False):
+        _draw(axis, shown, name)
+    for axis in axes[len(curves) :]:
+        axis.set_visible(False)
+    if title:
+        figure.suptitle(title, fontsize=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150, format="png")
+
+
+def _draw(axis: Any, curve: Curve, name: str) -> None:
+    known = [point for point in curve.points if point.mean is not None]
+    places = range(len(known))  # evenly spaced: values may be words, and are rarely linear
+    axis.errorbar(
+        places,
+        [point.mean for point in known],
+        yerr=[point.sd or 0.0 for point in known],
+        marker="o",
+        color="#1f5fa8",
+        capsize=3,
+    )
+    axis.set_xticks(list(places), [label(point.value) for point in known])
+    defaults = [i for i, point in enumerate(known) if point.value == curve.default]
+    for place in defaults:
+        axis.axvline(place, color="#999999", linewidth=0.8, linestyle=":", label="default")
+    if curve.baseline is not None:
+        axis.axhline(
+            curve.baseline, color="#b04a2f", linewidth=1, linestyle="--", label="zero-shot"
+        )
+    if defaults or curve.baseline is not None:
+        axis.legend(fontsize=8)
+    axis.set_xlabel(name)
+    axis.set_ylabel("top-1 %")
+    other = axis.twinx()  # the likelihood shows what a method does where no answer changes
+    other.plot(places, [point.nll for point in known], marker=".", color="#bbbbbb", linewidth=1)
+    other.set_ylabel("NLL (grey)", color="#777777", fontsize=8)
+    other.tick_params(labelsize=7, colors="#777777")
+
+
+def label(value: Any) -> str:
+    """A value as it is shown."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

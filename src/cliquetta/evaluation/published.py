@@ -1,0 +1,133 @@
+"""Published numbers, from ``data/published.json``: what was printed, where, and how it was made."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from cliquetta.errors import UnknownNameError
+from cliquetta.prompts.catalogue import list_templates, template_choice, templates
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How a published number was made, as far as it is known (``None``: it is not)."""
+
+    views: int | None
+    templates: str | None
+    """A template set, or the method whose choice per data set it is."""
+    batch_size: int | None = None
+    shots: int | None = None
+    """Labelled images per class that the method was trained on."""
+
+    def texts(self, dataset: str) -> tuple[str, ...] | None:
+        """The templates on a data set, if they are known."""
+        if self.templates is None or self.templates in list_templates():
+            return None if self.templates is None else templates(self.templates)
+        try:
+            return templates(template_choice(self.templates, dataset))
+        except UnknownNameError:
+            return None
+
+
+@dataclass(frozen=True)
+class PublishedRow:
+    """One row of a table, and the settings with which ours comes nearest to it."""
+
+    label: str
+    method: str
+    source: str
+    """Key of :func:`sources`."""
+    values: Mapping[str, float]
+    """Top-1 in percent by data set."""
+    protocol: Protocol
+    preset: str | None = None
+    """``{dataset}`` stands for the preset that is named after the data set."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    options_by_dataset: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Constants that the authors' scripts set per data set."""
+    tuned_on_test: bool = False
+    note: str = ""
+
+    def mean(self, datasets: tuple[str, ...]) -> float | None:
+        """Mean over data sets, if all of them are published."""
+        known = [self.values[dataset] for dataset in datasets if dataset in self.values]
+        return statistics.mean(known) if len(known) == len(datasets) else None
+
+
+@dataclass(frozen=True)
+class PublishedTable:
+    """A table or figure of the paper."""
+
+    name: str
+    title: str
+    where: str
+    datasets: tuple[str, ...]
+    rows: tuple[PublishedRow, ...]
+    reference: str | None = None
+    """Label of the row that gains count from; the first if none is named."""
+    curves: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Of a figure: by config field, its symbol and what the paper says about it."""
+    statements: tuple[str, ...] = ()
+
+
+@lru_cache(maxsize=1)
+def _document() -> dict[str, Any]:
+    text = files("cliquetta.evaluation").joinpath("data/published.json").read_text(encoding="utf-8")
+    return dict(json.loads(text))
+
+
+def sources() -> dict[str, str]:
+    """What the letters behind numbers mean."""
+    return dict(_document()["sources"])
+
+
+def published_model() -> tuple[str, frozenset[str]]:
+    """Name of the model behind all numbers, and the ids under which it loads here."""
+    model = _document()["model"]
+    return str(model["name"]), frozenset(model["ids"])
+
+
+def list_tables() -> list[str]:
+    """Names of all tables."""
+    return list(_document()["tables"])
+
+
+def published_table(name: str) -> PublishedTable:
+    """The table of a name."""
+    tables = _document()["tables"]
+    if name not in tables:
+        raise UnknownNameError("table", name, tables)
+    entry = tables[name]
+    rows = tables[entry["rows_of"]]["rows"] if "rows_of" in entry else entry["rows"]
+    return PublishedTable(
+        name,
+        entry["title"],
+        entry["where"],
+        tuple(entry["datasets"]),
+        tuple(_row(row, entry["datasets"]) for row in rows),
+        entry.get("reference"),
+        entry.get("curves", {}),
+        tuple(entry.get("statements", ())),
+    )
+
+
+def _row(row: Mapping[str, Any], datasets: list[str]) -> PublishedRow:
+    run = row.get("run", {})
+    return PublishedRow(
+        row["label"],
+        row["method"],
+        row["source"],
+        {dataset: row["values"][dataset] for dataset in datasets if dataset in row["values"]},
+        Protocol(**row["protocol"]),
+        run.get("preset"),
+        run.get("options", {}),
+        run.get("options_by_dataset", {}),
+        row.get("tuned_on_test", False),
+        row.get("note", ""),
+    )

@@ -1,0 +1,140 @@
+"""Ablations: one field changes, all else is equal; curves hold what the records say."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from cliquetta.errors import UnknownNameError
+from cliquetta.evaluation import sweep as sweeping
+from cliquetta.evaluation.ablation import ablation, curve, draw_curves
+from cliquetta.evaluation.clique_sizes import largest_cliques
+from cliquetta.evaluation.record import list_records
+from cliquetta.evaluation.sweep import Outcome, RunSpec, Workplace, sweep
+from tiny import build_tiny_clip
+
+BASE = RunSpec("bundled", "tda", model="tiny", limit=30, batch_size=10)
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workplace:
+    monkeypatch.setattr(sweeping, "create_model", lambda name, **_: build_tiny_clip())
+    return Workplace(tmp_path)
+
+
+def test_only_the_field_changes() -> None:
+    study = ablation(BASE, "positive_alpha", ["1", "2", "4.0", "1.0"], seeds=(0, 1))
+    assert [value for value, _ in study.cells] == [1.0, 2.0, 4.0]  # 1 and 1.0 are one value
+    assert study.default == 2.0
+    for value, specs in study.cells:
+        assert [spec.seed for spec in specs] == [0, 1]
+        own = () if value == study.default else (("positive_alpha", value),)
+        assert specs[0] == replace(BASE, options=own)
+    assert [(s.method, s.options, s.seed) for s in study.baselines] == [
+        ("zero_shot", (), 0),
+        ("zero_shot", (), 1),
+    ]
+
+
+def test_presets_and_other_options_are_kept() -> None:
+    base = replace(BASE, preset="pets", options=(("positive_beta", 9.0), ("positive_alpha", 7.0)))
+    study = ablation(base, "positive_alpha", [1, 7.0])
+    assert study.default == 7.0
+    changed, unchanged = (dict(specs[0].options) for _, specs in study.cells)
+    assert changed == {"positive_beta": 9.0, "positive_alpha": 1}
+    assert unchanged == dict(base.options)
+
+
+def test_any_kind_of_field() -> None:
+    base = replace(BASE, method="scap")
+    assert [v for v, _ in ablation(base, "blocks", ["0", "0,1"]).cells] == [(0,), (0, 1)]
+    assert [v for v, _ in ablation(base, "retention", ["true", "no"]).cells] == [True, False]
+    assert [v for v, _ in ablation(base, "merge", ["top-1", "union"]).cells] == ["top-1", "union"]
+    sizes = ablation(base, "batch_size", ["4", 16])
+    assert sizes.default == 10
+    assert [specs[0].batch_size for _, specs in sizes.cells] == [4, 16]
+    assert all(spec.batch_size == 10 for spec in sizes.baselines)
+
+
+def test_bad_fields_and_values_are_refused() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'positive_alpha'"):
+        ablation(BASE, "positiv_alpha", [1])
+    with pytest.raises(UnknownNameError, match=r"value of scap\.merge"):
+        ablation(replace(BASE, method="scap"), "merge", ["top-2"])
+    with pytest.raises(ValueError, match="whole number of at least 1"):
+        ablation(BASE, "batch_size", ["0"])
+    with pytest.raises(ValueError, match="no values"):
+        ablation(BASE, "positive_alpha", [])
+
+
+def test_a_curve_holds_what_the_records_say(workplace: Workplace) -> None:
+    study = ablation(BASE, "positive_alpha", [0.0, 2.0, 50.0], seeds=(0, 1))
+    outcomes = sweep(study.specs, workplace)
+    found = curve(study, outcomes)
+    records = {(r.method, r.settings["config"].get("positive_alpha"), r.seed): r for r in
+               list_records(workplace.out)}  # fmt: skip
+    plain = [records["zero_shot", None, s].metrics["top1"] for s in (0, 1)]
+    assert found.baseline == pytest.approx(statistics.mean(plain))
+    for point in found.points:
+        own = [records["tda", point.value, s] for s in (0, 1)]
+        top1 = [r.metrics["top1"] for r in own]
+        assert point.mean == pytest.approx(statistics.mean(top1))
+        assert point.sd == pytest.approx(statistics.stdev(top1))
+        gains = [a - b for a, b in zip(top1, plain, strict=True)]
+        assert point.gain == pytest.approx(statistics.mean(gains))
+        assert point.nll == pytest.approx(statistics.mean(r.metrics["nll"] for r in own))
+    assert found.best is not None
+    assert found.best.mean == max(p.mean for p in found.points if p.mean is not None)
+    again = sweep(ablation(BASE, "positive_alpha", [2.0, 3.0], seeds=(0, 1)).specs, workplace)
+    assert len(list_records(workplace.out)) == 8 + 2  # only the new value was run
+    assert all(outcome.record for outcome in again)
+
+
+def test_failed_runs_leave_a_gap(workplace: Workplace) -> None:
+    study = ablation(BASE, "positive_alpha", [1.0, 3.0])
+    outcomes = sweep(study.specs[:2], workplace)
+    outcomes.append(Outcome(study.specs[2], error="lost"))
+    found = curve(study, outcomes)
+    assert [p.mean is None for p in found.points] == [False, True]
+    assert found.plain()["points"][1]["top1"] is None
+
+
+def test_curves_are_drawn(workplace: Workplace, tmp_path: Path) -> None:
+    study = ablation(BASE, "positive_alpha", [1.0, 3.0])
+    found = curve(study, sweep(study.specs, workplace))
+    widths = []
+    for count in (1, 3):
+        path = tmp_path / "figures" / f"{count}.png"
+        draw_curves([found] * count, path, names=["a", "b", "c"][:count], title="tda")
+        with Image.open(path) as picture:
+            picture.verify()
+            widths.append(picture.width)
+    assert widths[1] == 2 * widths[0]
+
+
+def test_largest_cliques_against_a_literal_count(workplace: Workplace) -> None:
+    spec = replace(BASE, method="scap", options=(("threshold", 0.5), ("topk", 2)))
+    sizes = largest_cliques(workplace, spec, [5, 30])
+    adapter, stream = workplace.prepare(replace(spec, method="zero_shot", options=()))
+    images = torch.cat([batch.images for batch, _ in stream.batches()])
+    model = adapter.model
+    features = model.encode_image(images, normalize=True)
+    top = (features @ model.classifier(adapter.prompts).T).topk(2).indices.tolist()
+    for size, expected in sizes.items():
+        largest = []
+        for start in range(0, 30, size):
+            batch = range(start, start + size)
+            counts = [
+                sum(c in top[j] and bool(features[i] @ features[j] > 0.5) for j in batch)
+                for i in batch
+                for c in top[i]
+            ]
+            best = max(counts)
+            largest.append(best if best > 1 else 0)
+        assert expected == pytest.approx(statistics.mean(largest))
+    assert sizes[30] >= sizes[5]
