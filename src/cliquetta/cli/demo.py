@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -104,7 +105,22 @@ def demo(
         bars = [progress.add_task(name.ljust(width), total=total, note="") for name in names]
         ticks = [_ticker(progress, bar) for bar in bars]
         comparisons = [runs.compare(dataset, ticks) for dataset in datasets]
-    _report(comparisons, method, out, common.terminal)
+    page = _make_page(comparisons, out)
+    _report(comparisons, method, out, page, common.terminal)
+
+
+def _make_page(comparisons: Sequence[Comparison], out: Path) -> Path | None:
+    """The report of all runs, where matplotlib is there to draw it."""
+    if find_spec("matplotlib") is None:
+        return None
+    from cliquetta.report.files import write_page
+    from cliquetta.report.page import Choices, build_page
+    from cliquetta.report.runs import load_runs
+
+    folders = [out / record.id for c in comparisons for record in c.records]
+    path = out / "report.html"
+    write_page(build_page(*load_runs(folders), Choices(title="CliqueTTA demo")), path)
+    return path
 
 
 @dataclass(frozen=True)
@@ -128,8 +144,10 @@ class _Runs:
         return Comparison(shift, tuple(records), change)
 
     def _run(self, adapter: Adapter, tick: Callable[[Step], None], dataset: Dataset) -> Record:
+        from cliquetta.evaluation.evidence_log import EvidenceLimits, evaluate_with_evidence
         from cliquetta.evaluation.runner import evaluate
         from cliquetta.evaluation.stream import Stream
+        from cliquetta.methods.registry import name_of
 
         stream = Stream(
             dataset,
@@ -139,7 +157,12 @@ class _Runs:
             views=adapter.views,
             limit=self.images,
         )
-        return evaluate(adapter, stream, out=self.out, on_step=tick, again=True)
+        if name_of(adapter) == PLAIN:
+            return evaluate(adapter, stream, out=self.out, on_step=tick, again=True)
+        limits = EvidenceLimits(images=self.batch_size, maps=4)
+        return evaluate_with_evidence(
+            adapter, stream, out=self.out, on_step=tick, limits=limits, again=True
+        )
 
 
 def compare(plain: Predictions, adapted: Predictions) -> Change:
@@ -183,7 +206,13 @@ def summary(change: Change, plain_right: int, method: str) -> str:
     return f"{sentence}."
 
 
-def _report(comparisons: Sequence[Comparison], method: str, out: Path, terminal: Terminal) -> None:
+def _report(
+    comparisons: Sequence[Comparison],
+    method: str,
+    out: Path,
+    page: Path | None,
+    terminal: Terminal,
+) -> None:
     methods = dict.fromkeys((PLAIN, method))
     columns = ["shift", "images", *(f"{name} %" for name in methods)]
     if method != PLAIN:
@@ -198,7 +227,12 @@ def _report(comparisons: Sequence[Comparison], method: str, out: Path, terminal:
     terminal.say("Records of the runs:")
     for record in (record for c in comparisons for record in c.records):
         terminal.say(f"  {out / record.id / 'record.json'}")
-    terminal.document([_plain(c, out) for c in comparisons])
+    if page is None:
+        terminal.say("For a page with figures: pip install 'cliquetta[report]', then run it again.")
+    else:
+        terminal.say(f"What happened, on one page: {page}")
+    report = None if page is None else str(page)
+    terminal.document([_plain(c, out) | {"report": report} for c in comparisons])
 
 
 def _row(comparison: Comparison) -> list[str]:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from cliquetta.atomic import write_atomically
 from cliquetta.evaluation.explanation import Explanation, count_cliques, explain
-from cliquetta.evaluation.record import RECORD, Record, load_record
+from cliquetta.evaluation.record import RECORD, STATE, Record, load_record
 from cliquetta.evaluation.runner import Step, evaluate, plan
 from cliquetta.evaluation.stream import Stream
 from cliquetta.methods.contract import Adapter, Batch
@@ -76,7 +76,9 @@ class EvidenceLog:
         self.classifier = adapter.model.classifier(adapter.prompts)
         about = {"format": FORMAT, "names": list(stream.names), "limits": vars(self.limits)}
         write_atomically(self.folder / _ABOUT, json.dumps(about, ensure_ascii=False).encode())
-        adapter.explain = bool(self.shown)
+        # Nobody knows yet at which batch a run that is taken up again goes on.
+        begun = (self.folder.parent / STATE).exists()
+        adapter.explain = begun or 1 in self.shown
 
     def __call__(self, step: Step) -> None:
         """Keep what is wanted of a batch."""
