@@ -54,7 +54,8 @@ class RunSpec:
 
     def __str__(self) -> str:
         preset = f":{self.preset}" if self.preset else ""
-        return f"{self.dataset} {self.method}{preset} seed {self.seed}"
+        options = "".join(f" {name}={value}" for name, value in self.options)
+        return f"{self.dataset} {self.method}{preset}{options} seed {self.seed}"
 
 
 def grid(
