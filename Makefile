@@ -9,7 +9,7 @@ PARITY := .venv-parity/.installed
 APP := .venv-app/.installed
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: help demo test lint types test-slow test-parity test-browser bench clean
+.PHONY: help demo test lint types test-slow test-parity test-browser browser-tests bench clean
 
 help:
 	@echo "make demo         adapt the bundled CLIP to a shifted stream, on this machine's CPU"
@@ -59,8 +59,15 @@ $(APP): pyproject.toml $(CONSTRAINTS)
 	@.venv-app/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[app]" pytest playwright
 	@touch $@
 
-test-browser: $(APP)
-	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; }
+# Chromium comes from Debian where it is missing and we may install it.
+test-browser:
+	@command -v chromium google-chrome >/dev/null \
+	  || { apt-get update && apt-get install -y --no-install-recommends chromium fonts-dejavu-core; } \
+	  >/dev/null 2>&1 || true
+	@if command -v chromium google-chrome >/dev/null; then $(MAKE) --no-print-directory browser-tests; \
+	  else echo "test-browser: SKIPPED, no chromium here and none could be installed (apt, root)"; fi
+
+browser-tests: $(APP)
 	OMP_NUM_THREADS=1 .venv-app/bin/python -m pytest tests/browser -m browser
 
 bench: $(DEV)
