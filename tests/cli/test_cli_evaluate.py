@@ -192,3 +192,18 @@ def test_demo_of_zero_shot_alone(run: Run, tmp_path: Path) -> None:
     words = ("--images", "16", "--shifts", "fog:3", "--out", tmp_path / "demo", "--json")
     (entry,) = json.loads(run("demo", "--method", "zero_shot", *words).stdout)
     assert entry["change"] is None and len(entry["runs"]) == 1
+
+
+def test_demo_table_fits_a_terminal_of_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    from cliquetta.cli.console import Terminal
+    from cliquetta.cli.demo import Comparison, _row, table_columns
+    from cliquetta.evaluation.record import Record
+
+    records = tuple(Record("run", {"method": m}, metrics={"top1": 76.5}) for m in ("a", "b"))
+    row = _row(Comparison("jpeg_compression:3", records, Change(2000, 1234, 1000, 231)))
+    columns = table_columns("scap")
+    Terminal(out=Console(width=80)).table(columns, [row], right=columns[1:])
+    lines = capsys.readouterr().out.splitlines()
+    assert any(all(cell in line for cell in row) for line in lines)

@@ -213,10 +213,7 @@ def _report(
     page: Path | None,
     terminal: Terminal,
 ) -> None:
-    methods = dict.fromkeys((PLAIN, method))
-    columns = ["shift", "images", *(f"{name} %" for name in methods)]
-    if method != PLAIN:
-        columns += ["gain", "answers changed", "wrong → right", "right → wrong"]
+    columns = table_columns(method)
     terminal.table(columns, [_row(c) for c in comparisons], right=columns[1:])
     changes = [c.change for c in comparisons if c.change is not None]
     if changes:
@@ -235,8 +232,14 @@ def _report(
     terminal.document([_plain(c, out) | {"report": report} for c in comparisons])
 
 
+def table_columns(method: str) -> list[str]:
+    """Headers of the table; ``fixed`` are wrong answers set right, ``broken`` the reverse."""
+    columns = ["shift", *(f"{name} %" for name in dict.fromkeys((PLAIN, method)))]
+    return columns if method == PLAIN else [*columns, "gain", "changed", "fixed", "broken"]
+
+
 def _row(comparison: Comparison) -> list[str]:
-    row = [comparison.shift, str(comparison.records[0].images)]
+    row = [comparison.shift]
     row += [number(record.metrics["top1"]) for record in comparison.records]
     change = comparison.change
     if change is not None:
