@@ -60,12 +60,12 @@ $(APP): pyproject.toml $(CONSTRAINTS)
 	@touch $@
 
 # Chromium comes from Debian where it is missing and we may install it.
+CHROMIUM := command -v chromium >/dev/null || command -v google-chrome >/dev/null
 test-browser:
-	@command -v chromium google-chrome >/dev/null \
-	  || { apt-get update && apt-get install -y --no-install-recommends chromium fonts-dejavu-core; } \
-	  >/dev/null 2>&1 || true
-	@if command -v chromium google-chrome >/dev/null; then $(MAKE) --no-print-directory browser-tests; \
-	  else echo "test-browser: SKIPPED, no chromium here and none could be installed (apt, root)"; fi
+	@$(CHROMIUM) || { apt-get update && apt-get install -y --no-install-recommends chromium \
+	  fonts-dejavu-core; } >/dev/null 2>&1 || true
+	@if $(CHROMIUM); then $(MAKE) --no-print-directory browser-tests; else \
+	  echo "test-browser: SKIPPED, no chromium here and none could be installed (apt, root)"; fi
 
 browser-tests: $(APP)
 	OMP_NUM_THREADS=1 .venv-app/bin/python -m pytest tests/browser -m browser
