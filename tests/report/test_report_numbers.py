@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import types
 
@@ -18,7 +19,7 @@ from cliquetta.report.confusion import changed_confusion
 from cliquetta.report.curves import find_curves
 from cliquetta.report.embedding import cohesion, embed, pca, tsne
 from cliquetta.report.reliability import reliability
-from cliquetta.report.runs import group_runs, load_runs
+from cliquetta.report.runs import group_runs, load_runs, shown_groups
 from cliquetta.report.stream import accuracy_so_far, domain_starts
 
 LABELS = [0, 0, 1, 1, 2, 2, 3, 3]
@@ -153,9 +154,28 @@ def test_groups_hold_runs_over_the_same_images(ablation, tmp_path):
     assert "scap" in labels[large.adapted[0].id] and "threshold" in labels[large.adapted[0].id]
 
 
+def test_figures_show_one_run_per_method_with_its_usual_settings(ablation, tmp_path):
+    make_run(tmp_path / "more", "scap", LABELS, PLAIN, dataset="toy@snow:1", seed=2)
+    make_run(tmp_path / "more", "tent", LABELS[::-1], PLAIN[::-1], seed=5)
+    make_run(tmp_path / "more", "tent", LABELS, PLAIN, seed=4)
+    runs = [*ablation, *load_runs([tmp_path / "more"])[0]]
+    fog, snow = sorted(shown_groups(runs), key=lambda group: group.dataset)
+    assert [run.record.method for run in fog.runs] == ["zero_shot", "scap", "tent"]
+    assert fog.runs[1].record.settings["config"]["threshold"] == 0.8
+    assert fog.runs[1].metric("top1") == 75  # the first seed
+    assert [run.record.seed for run in snow.runs] == [2]
+
+
 def test_class_names_are_numbers_where_nobody_knows_them(tmp_path):
-    (run,), _ = load_runs([make_run(tmp_path, "tent", LABELS, PLAIN)])
-    assert run.names == tuple(f"class {label}" for label in range(4)) and len(NAMES) == 4
+    first = make_run(tmp_path, "dmn", LABELS, PLAIN)
+    (run,), _ = load_runs([first])
+    assert run.names == tuple(f"class {label}" for label in range(4))
+    second = make_run(tmp_path, "scap", LABELS, PLAIN)
+    (second / "evidence").mkdir()
+    about = {"format": "cliquetta-evidence-1", "names": list(NAMES)}
+    (second / "evidence" / "about.json").write_text(json.dumps(about))
+    runs, _ = load_runs([first, second])
+    assert [run.names for run in runs] == [NAMES, NAMES]  # one that knows is enough
 
 
 def test_pca_is_the_eigenvectors_of_the_covariance():

@@ -7,22 +7,12 @@ seed; "nothing else" is measured from the settings that most of the runs share.
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cliquetta.report.runs import ReportedRun, flat_settings, varied
-from cliquetta.report.style import (
-    BASELINE_LOOK,
-    COLOURS,
-    FAINT,
-    HATCHES,
-    INK,
-    PAPER,
-    line_look,
-    new_figure,
-)
+from cliquetta.report.runs import ReportedRun, flat_settings, most_common, varied
+from cliquetta.report.style import BASELINE_LOOK, line_look, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -88,7 +78,7 @@ def find_curves(runs: Sequence[ReportedRun]) -> list[Curve]:
         baseline = statistics.mean(zero) if zero and method != "zero_shot" else None
         settings = [flat_settings(run.record) for run in members]
         keys = [key for key in varied(settings) if key not in _NOT_A_SETTING]
-        common = {key: _most_common([each.get(key) for each in settings]) for key in keys}
+        common = {key: most_common([each.get(key) for each in settings]) for key in keys}
         if all(key in keys for key in COMPONENTS):
             points = _component_points(members, settings, common)
             found.append(Curve("components", method, dataset, points, None, baseline))
@@ -105,12 +95,6 @@ def find_curves(runs: Sequence[ReportedRun]) -> list[Curve]:
             if len(points) > 1:
                 found.append(Curve(key, method, dataset, points, common[key], baseline))
     return [curve for curve in found if len(curve.points) > 1]
-
-
-def _most_common(values: Sequence[Any]) -> Any:
-    """The value that most have; of equally many the first."""
-    best = Counter(map(repr, values)).most_common(1)[0][0]
-    return next(value for value in values if repr(value) == best)
 
 
 def _points(own: Sequence[tuple[Any, ReportedRun]]) -> tuple[Point, ...]:
@@ -170,9 +154,9 @@ def _clique_size(run: ReportedRun) -> float | None:
 
 
 def curve_figure(curve: Curve) -> Figure:
-    """Points joined where the setting is a number, bars where it is a choice."""
+    """Points joined where the setting is a number, rows of dots where it is a choice."""
     if not curve.numeric:
-        return _bars(curve)
+        return _choices(curve)
     sizes = [point.clique_size for point in curve.points]
     wide = curve.setting == "batch_size" and all(size is not None for size in sizes)
     with new_figure(6.8 if wide else 3.9, 2.9) as figure:
@@ -184,6 +168,7 @@ def curve_figure(curve: Curve) -> Figure:
             [point.mean for point in curve.points],
             [point.spread for point in curve.points] if _several(curve) else None,
             capsize=3,
+            elinewidth=1.2,
             **look,
         )
         _baseline(axes[0], curve)
@@ -219,51 +204,31 @@ def _axis(axes: Axes, curve: Curve, values: Sequence[float]) -> None:
     axes.minorticks_off()
 
 
-def _bars(curve: Curve) -> Figure:
-    with new_figure(5.6, 0.9 + 0.42 * len(curve.points)) as figure:
+def _choices(curve: Curve) -> Figure:
+    """Dots in rows: the scale need not begin at 0, as that of bars would have to."""
+    with new_figure(5.6, 1.0 + 0.36 * len(curve.points)) as figure:
         axes = figure.subplots()
-        axes.grid(axis="y", visible=False)
-        places = range(len(curve.points))
-        means = [point.mean for point in curve.points]
-        spreads = [point.spread for point in curve.points] if _several(curve) else None
-        for place, mean in zip(places, means, strict=True):
-            axes.barh(
-                place,
-                mean,
-                0.7,
-                color=COLOURS[place % len(COLOURS)],
-                hatch=HATCHES[place % len(HATCHES)],
-                edgecolor=PAPER,
-                linewidth=0,
+        for place, point in enumerate(curve.points):
+            look = line_look(place) | {"linestyle": "none", "markersize": 7}
+            error = point.spread if _several(curve) else None
+            axes.errorbar(point.mean, place, xerr=error, capsize=3, elinewidth=1.2, **look)
+            axes.annotate(
+                f"{point.mean:.1f}",
+                (point.mean, place),
+                (0, 6),
+                textcoords="offset points",
+                ha="center",
+                va="bottom",
+                fontsize=8,
             )
-        if spreads is not None:
-            axes.errorbar(means, places, xerr=spreads, fmt="none", ecolor=INK, capsize=3)
-        _bar_axis(axes, curve, means, spreads or [0.0] * len(means))
+        if curve.baseline is not None:
+            look = {key: value for key, value in BASELINE_LOOK.items() if key != "marker"}
+            axes.axvline(curve.baseline, label=f"zero_shot {curve.baseline:.1f}", **look)
+            axes.legend(loc="lower left", bbox_to_anchor=(0, 1), borderpad=0)
+        axes.margins(x=0.12)
+        axes.set_yticks(range(len(curve.points)), [str(point.value) for point in curve.points])
+        axes.set_ylim(len(curve.points) - 0.5, -0.7)
+        axes.set_xlabel("top-1, %")
+        if curve.setting != "components":
+            axes.set_ylabel(curve.setting.replace("_", " "))
     return figure
-
-
-def _bar_axis(axes: Axes, curve: Curve, means: Sequence[float], spreads: Sequence[float]) -> None:
-    ends = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
-    low = min([mean - spread for mean, spread in zip(means, spreads, strict=True)])
-    high = max(ends)
-    if curve.baseline is not None:
-        low, high = min(low, curve.baseline), max(high, curve.baseline)
-        look = {key: value for key, value in BASELINE_LOOK.items() if key != "marker"}
-        axes.axvline(curve.baseline, **look)
-        axes.annotate(
-            f"zero_shot {curve.baseline:.1f}",
-            (curve.baseline, -0.62),
-            color=FAINT,
-            ha="center",
-            va="bottom",
-            annotation_clip=False,
-        )
-    room = max(0.5, high - low)
-    axes.set_xlim(max(0.0, low - 1.2 * room), high + 0.35 * room)
-    for place, (mean, end) in enumerate(zip(means, ends, strict=True)):
-        axes.text(end + 0.03 * room, place, f"{mean:.1f}", va="center")
-    axes.set_yticks(range(len(means)), [str(point.value) for point in curve.points])
-    axes.set_ylim(len(means) - 0.5, -0.75)
-    axes.set_xlabel("top-1, %")
-    if curve.setting != "components":
-        axes.set_ylabel(curve.setting.replace("_", " "))

@@ -85,9 +85,10 @@ class Figures:
         if name not in self._rendered:
             self.found[name] = figure
             width = figure.get_size_inches()[0]
+            wide = ' class="wide"' if width > 5 else ""
             svg = to_svg(figure, alt, f"f{len(self._rendered)}")
             self._rendered[name] = (
-                f'<figure style="max-width:{width * 7.4:.0f}rem">{svg}'
+                f'<figure{wide} style="max-width:{width * 7.4:.0f}rem">{svg}'
                 f"<figcaption>{esc(caption)}</figcaption></figure>"
             )
         return self._rendered[name]

@@ -13,7 +13,7 @@ from cliquetta.report.curves import find_curves
 from cliquetta.report.embedding import How
 from cliquetta.report.evidence_section import Amounts, evidence_section
 from cliquetta.report.markup import Figures, count, esc
-from cliquetta.report.runs import Group, ReportedRun, group_runs
+from cliquetta.report.runs import Group, ReportedRun, shown_groups
 from cliquetta.report.sections import (
     curves_section,
     group_section,
@@ -74,7 +74,7 @@ def build_page(
     """The report of ``runs``; where it would grow too large, later ones get less detail."""
     choices = choices or Choices()
     figures = Figures()
-    groups = group_runs(runs)
+    groups = shown_groups(runs)
     html = ""
     for level in _LEVELS:
         html = _document(runs, groups, unfinished, choices, figures, level)
@@ -97,7 +97,7 @@ def _document(
     for place, group in enumerate(groups):
         body = group_section(group, figures, draw=place < level.drawn)
         for run in group.runs:
-            if run.evidence is None or run.plain:
+            if run.evidence is None or not run.evidence.batches or run.plain:
                 continue
             if shown == level.evidence:
                 left_out += 1
@@ -115,6 +115,10 @@ def _document(
             )
             if found:
                 body += f"<h3>Inside {esc(label)}</h3>{found}"
+        hidden = sum(run.record.dataset == group.dataset for run in runs) - len(group.runs)
+        if hidden:
+            words = f"One run per method is shown here; {hidden:,} more are among the results."
+            body = f'<p class="note">{words}</p>{body}'
         if body:
             sections.append((group.dataset, body))
     curves = find_curves(runs)
@@ -150,9 +154,11 @@ def _notes(unfinished: Sequence[Run], evidence: int, undrawn: int) -> list[str]:
         names = ", ".join(run.record.id for run in unfinished[:3])
         notes.append(f"{count(len(unfinished), 'unfinished run')} left out: {names}.")
     if evidence or undrawn:
+        left = [f"the galleries of {count(evidence, 'run')}"] if evidence else []
+        left += [f"the figures of {count(undrawn, 'data set')}"] if undrawn else []
         notes.append(
-            f"To keep the page small it leaves out the galleries of {count(evidence, 'run')} and "
-            f"the figures of {count(undrawn, 'data set')}: report on fewer runs to see them."
+            f"To keep the page small it leaves out {' and '.join(left)}: report on fewer runs to "
+            "see them."
         )
     return notes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -103,20 +104,24 @@ def load_runs(
             "no finished run to report on: "
             f"{len(unfinished)} unfinished; give `cliquetta evaluate` again to continue them"
         )
-    known: dict[str, tuple[str, ...]] = {}
-    return [_load(run, root, known) for run in finished], unfinished
+    evidences = [load_evidence(run.folder) for run in finished]
+    # One run that knows the names is enough for all with the same class list.
+    known = {digest(list(e.names)): e.names for e in evidences if e is not None}
+    named = [_names(run.record, root, known) for run in finished]
+    reported = map(ReportedRun, finished, evidences, named)
+    return list(reported), unfinished
 
 
-def _load(run: Run, root: Path | str | None, known: dict[str, tuple[str, ...]]) -> ReportedRun:
-    evidence = load_evidence(run.folder)
-    prompts = run.record.settings["prompts"]
+def _names(
+    record: Record, root: Path | str | None, known: dict[str, tuple[str, ...]]
+) -> tuple[str, ...]:
+    """Class names of a run, looked up once per class list."""
+    prompts = record.settings["prompts"]
     wanted = str(prompts["names"])
     if wanted not in known:
-        names = evidence.names if evidence is not None else _names_of(run.record, root)
-        if digest(list(names)) != wanted:
-            return ReportedRun(run, evidence, _numbered(int(prompts["classes"])))
-        known[wanted] = names
-    return ReportedRun(run, evidence, known[wanted])
+        names = _names_of(record, root)
+        known[wanted] = names if digest(list(names)) == wanted else _numbered(prompts["classes"])
+    return known[wanted]
 
 
 def _numbered(classes: int) -> tuple[str, ...]:
@@ -141,6 +146,40 @@ def group_runs(runs: Sequence[ReportedRun]) -> list[Group]:
         Group(dataset, tuple(sorted(members, key=lambda run: not run.plain)))
         for (dataset, _), members in groups.items()
     ]
+
+
+def shown_groups(runs: Sequence[ReportedRun], most: int = 8) -> list[Group]:
+    """One group per data set, with one run per method: what figures can show.
+
+    Of several seeds the first; of several settings of a method the one that is closest to what
+    most of its runs have.
+    """
+    first: dict[str, Group] = {}
+    for group in group_runs(runs):
+        known = first.setdefault(group.dataset, group)
+        if len({run.run.name for run in group.runs}) > len({run.run.name for run in known.runs}):
+            first[group.dataset] = group
+    return [Group(group.dataset, _one_per_method(group.runs)[:most]) for group in first.values()]
+
+
+def _one_per_method(runs: Sequence[ReportedRun]) -> tuple[ReportedRun, ...]:
+    by_name: dict[str, list[ReportedRun]] = {}
+    for run in runs:
+        by_name.setdefault(run.run.name, []).append(run)
+    chosen = []
+    for members in by_name.values():
+        settings = [flat_settings(run.record) for run in members]
+        usual = {key: most_common([each.get(key) for each in settings]) for key in varied(settings)}
+        usual.pop("seed", None)
+        fit = [sum(each.get(key) == value for key, value in usual.items()) for each in settings]
+        chosen.append(members[fit.index(max(fit))])
+    return tuple(chosen)
+
+
+def most_common(values: Sequence[Any]) -> Any:
+    """The value that most have; of equally many the first."""
+    best = Counter(map(repr, values)).most_common(1)[0][0]
+    return next(value for value in values if repr(value) == best)
 
 
 def flat_settings(record: Record) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """One look for all figures: colours that colour-blind readers and grey printers can tell apart.
 
-Colour never stands alone: lines differ in dash and marker, bars in hatching.
+Colour never stands alone: lines differ in dash and marker as well.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ _THEMED = {INK: "var(--ink)", FAINT: "var(--faint)", GRID: "var(--grid)", PAPER:
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (9, 3)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
-HATCHES = ("", "///", "...", "\\\\\\", "xx", "++", "oo")
 SEQUENTIAL = "viridis"
 DIVERGING = "PuOr"
 
