@@ -160,7 +160,7 @@ def measure(
     adapter._mine = clock.wrap("mine", adapter._mine)  # type: ignore[method-assign]
     learner = adapter.learner
     learner.learn = clock.wrap("learn", learner.learn)  # type: ignore[method-assign]
-    learner._pull_text = clock.wrap("learn text", learner._pull_text)  # type: ignore[method-assign]
+    learner._pulled_text = clock.wrap("learn text", learner._pulled_text)  # type: ignore[method-assign]
     adapter._retain = clock.wrap("retain", adapter._retain)  # type: ignore[method-assign]
     adapter._score = clock.wrap("infer", adapter._score)  # type: ignore[method-assign]
     adapter._words = clock.wrap("infer text", adapter._words)  # type: ignore[method-assign]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -368,6 +369,7 @@ class SCAP(Adapter):
     ) -> dict[str, Any]:
         """What happened, as tensors; :func:`cliquetta.methods.scap.evidence.describe` reads it."""
         jacobian = self.text is not None and self.text.jacobian is not None
+        cost = {"jacobian_pays_off_after": self._pay_off()} if jacobian else {}
         visual = self.config.visual_inference if self.config.learns_visual else "none"
         return {
             "cliques": cliques,
@@ -377,4 +379,13 @@ class SCAP(Adapter):
             "top": top,
             "text_gradient": "jacobian" if jacobian else "vjp",
             "visual_prompts": visual,
+            **cost,
         }
+
+    def _pay_off(self) -> int | None:
+        """Batches after which the Jacobian has saved the time that it took; ``None``: unknown."""
+        seconds = self.learner.text_seconds
+        if self.text is None or not {"vjp", "jacobian"} <= seconds.keys():
+            return None
+        saved = seconds["vjp"] - seconds["jacobian"]
+        return math.ceil(self.text.jacobian_seconds / saved) if saved > 0 else None

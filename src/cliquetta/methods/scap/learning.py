@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -107,6 +108,9 @@ class Learner:
         self.scale, self.config, self.rows = scale, config, rows
         self.graph_rows = max(1, rows // (1 if tower is None else len(tower.blocks)))
         self.learns_text = config.learns_text and text is not None and len(text.start) > 0
+        self.text_seconds: dict[str, float] = {}
+        """Seconds of the last batch's text gradients by products (``vjp``) and of the first batch's
+        through the Jacobian; the device is waited for only until both are known."""
         self.reduce: Callable[[Tensor], Tensor] = lambda gradient: gradient
         """Sums visual gradients over processes that share the memberships; one has them all."""
         self.share: Callable[[int], slice] = lambda total: slice(0, total)
@@ -209,6 +213,19 @@ class Learner:
 
     def _pull_text(self, slopes: Tensor, asked: Tensor, owner: Tensor, count: int) -> Tensor:
         """Gradients of all cliques' text prompts from those of the logits, (Q, N)."""
+        assert self.text is not None
+        way = "vjp" if self.text.jacobian is None else "jacobian"
+        if way == "jacobian" and way in self.text_seconds:
+            return self._pulled_text(slopes, asked, owner, count)
+        _wait(slopes.device)
+        started = time.perf_counter()
+        found = self._pulled_text(slopes, asked, owner, count)
+        _wait(slopes.device)
+        self.text_seconds[way] = time.perf_counter() - started
+        return found
+
+    def _pulled_text(self, slopes: Tensor, asked: Tensor, owner: Tensor, count: int) -> Tensor:
+        """The same, untimed."""
         assert self.text is not None
         if self.config.text_scope == "shared":
             found = self.text.pull_shared(slopes, asked)
@@ -315,6 +332,12 @@ class Learner:
 def prefixes(visual: Tensor, config: SCAPConfig) -> dict[int, Prefix]:
     """Prompts (R, B, P, 2, D) as the prefix of every prompted block."""
     return {block: Prefix(visual[:, at]) for at, block in enumerate(config.blocks)}
+
+
+def _wait(device: torch.device) -> None:
+    """Let the device finish, so that a clock tells the truth."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _joined(parts: list[CliqueLosses]) -> CliqueLosses:
