@@ -9,7 +9,7 @@ import types
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_runs import NAMES, make_run, predictions
 from torchmetrics.classification import MulticlassCalibrationError
@@ -66,6 +66,7 @@ def test_confusion_is_that_of_all_answers_folded_to_the_changed_classes():
     assert found.difference.tolist() == [[1, -1, 0], [0, 0, 0], [0, 0, 0]]
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(*[st.integers(0, 3)] * 3), min_size=1, max_size=40), st.integers(1, 4))
 def test_confusion_keeps_every_answer(rows, limit):
     labels, before, after = (list(column) for column in zip(*rows, strict=True))
@@ -75,6 +76,7 @@ def test_confusion_keeps_every_answer(rows, limit):
     assert len(found.classes) <= limit
 
 
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0.26, 0.999)), min_size=1, max_size=60))
 def test_calibration_error_is_that_of_torchmetrics(rows):
     labels = [label for label, _ in rows]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from cliquetta.evaluation.metrics import BINS
 from cliquetta.evaluation.predictions import Predictions
@@ -41,17 +42,21 @@ class Reliability:
 
 
 def reliability(predictions: Predictions, bins: int = BINS) -> Reliability:
-    """Bins of the labelled answers; a bin holds its upper edge, as Guo et al. (2017) have it."""
+    """Bins of the labelled answers; a bin holds its lower edge, the last one both.
+
+    The edges are torchmetrics' own, so that the error is the one of the record; there, only
+    confidences of exactly 1 have a bin to themselves.
+    """
     known = predictions.labels >= 0
-    confidence = predictions.probabilities[known, 0].astype(np.float64)
+    confidence = predictions.probabilities[known, 0]
     right = predictions.correct[known].astype(np.float64)
-    edges = np.linspace(0, 1, bins + 1)
-    place = np.clip(np.digitize(confidence, edges, right=True) - 1, 0, bins - 1)
+    edges = torch.linspace(0, 1, bins + 1).numpy()
+    place = np.clip(np.digitize(confidence, edges) - 1, 0, bins - 1)
     count = np.bincount(place, minlength=bins)
     with np.errstate(invalid="ignore"):
         mean = np.bincount(place, confidence, bins) / count
         accuracy = np.bincount(place, right, bins) / count
-    return Reliability(edges, count, mean, accuracy)
+    return Reliability(edges.astype(np.float64), count, mean, accuracy)
 
 
 def reliability_figure(group: Group) -> Figure:
@@ -96,8 +101,9 @@ def _panel(upper: Axes, lower: Axes, run: ReportedRun, label: str) -> None:
     )
     upper.plot([0, 100], [0, 100], color=FAINT, linewidth=1, linestyle=(0, (3, 3)))
     upper.set_title(label if len(label) < 24 else label[:22] + "…")
+    error = run.metric("ece") or 100 * found.error
     box = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
-    upper.text(4, 97, f"ECE {100 * found.error:.1f} %", va="top", color=INK, bbox=box)
+    upper.text(4, 97, f"ECE {error:.1f} %", va="top", color=INK, bbox=box)
     upper.set(xlim=(0, 100), ylim=(0, 102), yticks=[0, 25, 50, 75, 100])
     lower.bar(centres, 100 * found.count / max(1, found.count.sum()), width * 0.94, color=FAINT)
     lower.set(xlim=(0, 100), xticks=[0, 50, 100])
