@@ -16,6 +16,7 @@ from cliquetta.methods.contract import Batch, Prediction
 from cliquetta.methods.scap import PRESETS, SCAP, SCAPConfig
 from cliquetta.methods.scap.cliques import mine_cliques
 from cliquetta.methods.scap.composition import compose_prompts, plan_passes
+from cliquetta.methods.scap.inference import encode_prompted
 from cliquetta.methods.scap.learning import Task
 from cliquetta.methods.scap.losses import attribute_features, concentration_loss
 from cliquetta.methods.scap.retention import propagate
@@ -79,7 +80,8 @@ def test_2_two_prompts_together_keep_keys_with_keys_and_values_with_values() -> 
     seen, none = torch.ones(1, 2, dtype=torch.bool), torch.zeros(1, 0, dtype=torch.bool)
     prompts, mask = compose_prompts(own, seen, own[:, :0], none, adapter.config)
     image = BATCHES[0][:1]
-    found = adapter._prompted(tower.run(tower.embed(image), 0, 1), prompts, mask)
+    hidden, start = tower.run(tower.embed(image), 0, 1), adapter.memory["start_prompt"]
+    found = encode_prompted(tower, hidden, prompts, mask, start, adapter.config)
 
     # block 1 by hand: its own projections of both keys, and of both values, before the image's
     block, x = tower.block(1), tower.run(tower.embed(image), 0, 1)

@@ -83,11 +83,13 @@ def prompted_features(
     image, chosen = passes.image.to(plain.device), chosen.to(plain.device)
     for part in chunks(len(chosen), rows):
         own = chosen[part]
-        features[own] = _encode(tower, hidden[image[own]], prompts[own], mask[own], start, config)
+        features[own] = encode_prompted(
+            tower, hidden[image[own]], prompts[own], mask[own], start, config
+        )
     return features
 
 
-def _encode(
+def encode_prompted(
     tower: VisionTower,
     hidden: Tensor,
     prompts: Tensor,
