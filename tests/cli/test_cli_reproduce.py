@@ -38,6 +38,8 @@ def test_components_beside_the_printed_numbers(reproduce, run: Run, tmp_path: Pa
     again = reproduce("components", "--json")
     assert json.loads(again.stdout) == saved
     assert [path.stat().st_mtime_ns for path in records] == times
+    quiet = reproduce("components", "--quiet")
+    assert "not comparable with the paper" in quiet.stderr and "(" in quiet.stdout
     assert run("compare", tmp_path / "runs").code == 0
 
 

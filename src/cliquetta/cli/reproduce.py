@@ -212,7 +212,7 @@ def _words(side: Side | None) -> tuple[str, str, str]:
 
 
 def _say_reasons(made: Sequence[Line], terminal: Terminal) -> None:
-    """Why differences in brackets mean nothing."""
+    """Why differences in brackets mean nothing; said also when quiet."""
     ran = [line for line in made if line.ours is not None]
     groups: dict[tuple[str, ...], list[str]] = {}
     for line in ran:
@@ -220,7 +220,7 @@ def _say_reasons(made: Sequence[Line], terminal: Terminal) -> None:
             groups.setdefault(line.reasons, []).append(line.item.row.label)
     for reasons, labels in groups.items():
         who = "" if len(labels) == len(ran) else f"{', '.join(dict.fromkeys(labels))}: "
-        terminal.say(f"{who}not comparable with the paper: {'; '.join(reasons)}.")
+        terminal.warn(f"{who}not comparable with the paper: {'; '.join(reasons)}.")
 
 
 def _save(
@@ -231,7 +231,7 @@ def _save(
     assert workplace.out is not None
     path = workplace.out / f"reproduce-{table.name}.json"
     write_atomically(path, json.dumps(document, indent=1, ensure_ascii=False).encode())
-    terminal.say(f"numbers: {path}; all runs: cliquetta compare {workplace.out}")
+    terminal.say(f"numbers: {path}; all runs: cliquetta compare {workplace.out} --split")
 
 
 def _curves(
