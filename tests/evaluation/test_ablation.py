@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 
 from cliquetta.errors import UnknownNameError
 from cliquetta.evaluation import sweep as sweeping
-from cliquetta.evaluation.ablation import ablation, curve, draw_curves
+from cliquetta.evaluation.ablation import _widen, ablation, curve, draw_curves
 from cliquetta.evaluation.clique_sizes import largest_cliques
 from cliquetta.evaluation.record import list_records
 from cliquetta.evaluation.sweep import Outcome, RunSpec, Workplace, sweep
@@ -138,3 +139,14 @@ def test_largest_cliques_against_a_literal_count(workplace: Workplace) -> None:
             largest.append(best if best > 1 else 0)
         assert expected == pytest.approx(statistics.mean(largest))
     assert sizes[30] >= sizes[5]
+
+
+def test_rounding_does_not_look_like_a_trend() -> None:
+    axis = Figure().subplots()
+    axis.plot([0, 1], [0.75167, 0.75165])
+    _widen(axis, 0.05)
+    low, high = axis.get_ylim()
+    assert high - low == pytest.approx(0.05) and low < 0.7516 < high
+    axis.set_ylim(0, 3)
+    _widen(axis, 2.0)
+    assert axis.get_ylim() == (0, 3)

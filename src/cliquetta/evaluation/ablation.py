@@ -227,6 +227,15 @@ def _draw(axis: Any, curve: Curve, name: str) -> None:
     other.plot(places, [point.nll for point in known], marker=".", color="#bbbbbb", linewidth=1)
     other.set_ylabel("NLL (grey)", color="#777777", fontsize=8)
     other.tick_params(labelsize=7, colors="#777777")
+    _widen(axis, 2.0)
+    _widen(other, 0.05)
+
+
+def _widen(axis: Any, span: float) -> None:
+    """Show at least ``span`` of the vertical axis: zoomed in, rounding would look like a trend."""
+    low, high = axis.get_ylim()
+    if high - low < span:
+        axis.set_ylim((low + high - span) / 2, (low + high + span) / 2)
 
 
 def label(value: Any) -> str:
