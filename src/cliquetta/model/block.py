@@ -75,7 +75,7 @@ class Block(nn.Module):
         attended = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal and mask is None and rows is None
         )
-        return self._rest(x if rows is None else _take(x, rows), attended)
+        return self._rest(x if rows is None else take_positions(x, rows), attended)
 
     def with_weights(
         self, x: Tensor, *, prefix: Prefix | None = None, mask: Tensor | None = None
@@ -101,7 +101,7 @@ class Block(nn.Module):
             q, k, v = self.qkv(normed).view(B, T, 3, self.heads, D // self.heads).unbind(dim=2)
             return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         weight, bias = self.qkv.weight, self.qkv.bias
-        q = F.linear(_take(normed, rows), weight[:D], bias[:D]).view(B, 1, self.heads, -1)
+        q = F.linear(take_positions(normed, rows), weight[:D], bias[:D]).view(B, 1, self.heads, -1)
         kv = F.linear(normed, weight[D:], bias[D:]).view(B, T, 2, self.heads, -1)
         k, v = kv.unbind(dim=2)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
@@ -158,6 +158,6 @@ class Block(nn.Module):
         return out.view_as(x)
 
 
-def _take(x: Tensor, rows: Tensor) -> Tensor:
+def take_positions(x: Tensor, rows: Tensor) -> Tensor:
     """Position ``rows[b]`` of sequence b, (B, 1, D)."""
     return x.gather(1, rows[:, None, None].expand(-1, 1, x.shape[-1]))

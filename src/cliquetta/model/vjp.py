@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cliquetta.model.block import Block, Prefix
+from cliquetta.model.block import Block, Prefix, take_positions
 from cliquetta.model.text import TextTower
 from cliquetta.model.vision import VisionTower
 
@@ -92,7 +92,7 @@ def record_block(
         packed = F.linear(normed, weight, bias)
     else:
         packed = F.linear(normed, weight[D:], bias[D:])
-        query = F.linear(_at(normed, rows), weight[:D], bias[:D])
+        query = F.linear(take_positions(normed, rows), weight[:D], bias[:D])
     extra = None
     if prefix is not None:
         tokens = prefix.tokens.to(packed.dtype)
@@ -103,7 +103,7 @@ def record_block(
             raise ValueError("a recorded prefix takes no mask")
     causal = causal and mask is None and rows is None
     attended = _attention(block, packed, query, extra, mask, causal)
-    y = (x if rows is None else _at(x, rows)) + block.out(attended)
+    y = (x if rows is None else take_positions(x, rows)) + block.out(attended)
     normed, second = _norm(block.ln_2, y)
     hidden = block.expand(normed)
     tape = BlockTape(first, packed, query, extra, mask, causal, second, hidden, rows)
@@ -129,11 +129,6 @@ def _attention(
         v = torch.cat([before[:, :, 1].transpose(1, 2), v], dim=2)
     out = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=mask, is_causal=causal)
     return out.transpose(1, 2).flatten(2)
-
-
-def _at(x: Tensor, rows: Tensor) -> Tensor:
-    """Position ``rows[b]`` of sequence b, (B, 1, D)."""
-    return x.gather(1, rows[:, None, None].expand(-1, 1, x.shape[-1]))
 
 
 def pull_block(
