@@ -137,3 +137,14 @@ def test_the_tower_traces_as_one_graph(tiny_clip):
     torch.testing.assert_close(
         compiled(embedded, ends), text.encode(embedded, ends), atol=1e-5, rtol=1e-5
     )
+
+
+def test_packed_tokens_give_what_padded_rows_give(clip):
+    ids = clip.tokenizer(TEXTS)
+    text, ends = clip.require_text(), ids.argmax(dim=1)
+    assert int(ends.sum()) + len(ids) < 0.8 * ids[:, : int(ends.max()) + 1].numel()  # it is used
+    for L in (int(ends.max()) + 1, 32):
+        embedded = text.tokens(ids[:, :L]).detach().requires_grad_()
+        assert_same_gradients(
+            text.encode_packed(embedded, ends), text.encode(embedded, ends), [embedded]
+        )

@@ -2,7 +2,8 @@
 
 Only the end-of-text position is read and the mask is causal, so whatever stands behind it never
 matters: sequences are cut there. Rows are sorted by length and run in chunks, each cut at its own
-longest end, which bounds memory and skips most of the padding.
+longest end, which bounds memory. Where that still leaves much padding, only the tokens that exist
+are run, one behind the other; they stand in rows for the attention alone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from cliquetta.model.config import TextConfig
 
 CHUNK_TOKENS = {"cuda": 32768, "cpu": 4096}
 """Tokens that run at once: on a GPU few launches count, on a CPU little padding does."""
+WORTH_PACKING = 0.8
+"""Share of real tokens in a chunk below which laying them into rows and back costs less."""
 
 
 class TextTower(nn.Module):
@@ -70,7 +73,11 @@ class TextTower(nn.Module):
             if context is not None and positions is not None:
                 own = context if context.ndim == 2 else context[rows]
                 x = place(x, own, positions[rows])
-            parts.append(self.encode(x, ends[rows], deep=deep))
+            real = int(ends[rows].sum()) + len(rows)
+            if not deep and real < WORTH_PACKING * len(rows) * length:
+                parts.append(self.encode_packed(x, ends[rows]))
+            else:
+                parts.append(self.encode(x, ends[rows], deep=deep))
         return torch.cat(parts)[order.argsort()]
 
     def encode(self, embeddings: Tensor, ends: Tensor, *, deep: Sequence[Tensor] = ()) -> Tensor:
@@ -83,11 +90,25 @@ class TextTower(nn.Module):
                 prompt = deep[index - 1].to(x.dtype)
                 prompt = prompt.expand(len(x), *prompt.shape[-2:])
                 x = torch.cat([x[:, :1], prompt, x[:, 1 + prompt.shape[1] :]], dim=1)
-            if index == last:
-                seen = torch.arange(L, device=x.device) <= ends[:, None]
-                x = block(x, mask=seen[:, None, None, :], rows=ends)
-            else:
+            if index < last:
                 x = block(x, causal=True)
+        return self._read_ends(x, ends)
+
+    def encode_packed(self, embeddings: Tensor, ends: Tensor) -> Tensor:
+        """What :meth:`encode` gives, without computing anything behind the ends."""
+        R, L, D = embeddings.shape
+        real = torch.arange(L, device=ends.device) <= ends[:, None]
+        slots = real.flatten().nonzero()[:, 0]
+        x = (embeddings + self.position[:L]).flatten(0, 1).index_select(0, slots)
+        for index in range(len(self.blocks) - 1):
+            x = self.block(index).packed(x, slots, R, L)
+        rows = x.new_zeros(R * L, D).index_copy_(0, slots, x).view(R, L, D)
+        return self._read_ends(rows, ends)
+
+    def _read_ends(self, x: Tensor, ends: Tensor) -> Tensor:
+        """Features (R, E) of the input (R, L, D) of the last block, at ``ends`` only."""
+        seen = torch.arange(x.shape[1], device=x.device) <= ends[:, None]
+        x = self.block(len(self.blocks) - 1)(x, mask=seen[:, None, None, :], rows=ends)
         normed: Tensor = self.ln_final(x[:, 0])
         return normed @ self.projection
 
