@@ -45,43 +45,60 @@ def spread(values: Sequence[float]) -> float:
 
 def paired_p(cells: Sequence[Cell]) -> tuple[float, str]:
     """P of the gains of one method over zero-shot on the same images, and what was paired."""
-    by_set: dict[str, list[float]] = defaultdict(list)
-    for cell in cells:
-        by_set[cell["set"]].append(cell["gain"])
-    if len(by_set) >= ENOUGH:
-        return sign_flip_p([mean(gains) for gains in by_set.values()]), f"{len(by_set)} sets"
+    gains = set_means(cells, "gain")
+    if len(gains) >= ENOUGH:
+        return sign_flip_p(list(gains.values())), f"{len(gains)} sets"
     return sign_flip_p([c["gain"] for c in cells]), f"{len(cells)} runs"
+
+
+def by_key(cells: Sequence[Cell], key: str) -> dict[str, list[Cell]]:
+    """Cells by one of their entries, in order of appearance."""
+    found: dict[str, list[Cell]] = defaultdict(list)
+    for cell in cells:
+        found[cell[key]].append(cell)
+    return dict(found)
+
+
+def set_means(cells: Sequence[Cell], what: str) -> dict[str, float]:
+    """For each set the mean over seeds: a set with fewer seeds counts as much as any other."""
+    return {name: mean(c[what] for c in group) for name, group in by_key(cells, "set").items()}
+
+
+def seed_spread(cells: Sequence[Cell]) -> float:
+    """Sd from seed to seed of the mean accuracy over the sets that have all seeds."""
+    found = {
+        name: {c["seed"]: c["top1"] for c in group} for name, group in by_key(cells, "set").items()
+    }
+    seeds = max(found.values(), key=len).keys()
+    whole = [values for values in found.values() if values.keys() >= seeds]
+    return spread([mean(values[seed] for values in whole) for seed in seeds])
 
 
 def summarise(cells: Sequence[Cell]) -> dict[str, Any]:
     """One row: a method over the sets and seeds of one setting.
 
-    ``mean`` is over sets and seeds, ``sd`` that of the mean over sets from seed to seed. Clean sets
-    stand apart: they count for nothing but their own columns, unless there is nothing else.
+    Means are over sets, of means over seeds. Clean sets stand apart: they count for nothing but
+    their own columns and the worst set, unless there is nothing else.
     """
     shifted = [c for c in cells if c["kind"] != "clean"] or list(cells)
     report = [c for c in shifted if c["kind"] == "report"]
-    by_seed: dict[int, list[float]] = defaultdict(list)
-    by_set: dict[str, list[Cell]] = defaultdict(list)
-    for cell in shifted:
-        by_seed[cell["seed"]].append(cell["top1"])
-    for cell in cells:
-        by_set[cell["set"]].append(cell)
-    gains = {name: mean(c["gain"] for c in group) for name, group in by_set.items()}
-    shifted_gains = [gains[name] for name in dict.fromkeys(c["set"] for c in shifted)]
+    by_set, gains = by_key(cells, "set"), set_means(cells, "gain")
+    shifted_gains = set_means(shifted, "gain").values()
+    worst = min(gains, key=lambda name: gains[name])
     p, unit = paired_p(shifted)
     return {
         "method": cells[0]["method"],
         "runs": len(cells),
-        "mean": mean(c["top1"] for c in shifted),
-        "sd": spread([mean(values) for values in by_seed.values()]),
+        "mean": mean(set_means(shifted, "top1").values()),
+        "sd": seed_spread(shifted),
         "gain": mean(shifted_gains),
-        "gain_sd_over_sets": spread(shifted_gains),
-        "gain_report": mean(c["gain"] for c in report) if report else None,
-        "worst": min(gains.values()),
+        "gain_sd_over_sets": spread(list(shifted_gains)),
+        "gain_report": mean(set_means(report, "gain").values()) if report else None,
+        "worst": gains[worst],
+        "worst_set": worst,
         "p": p,
         "paired": unit,
-        "ece": mean(c["ece"] for c in shifted),
+        "ece": mean(set_means(shifted, "ece").values()),
         "images_per_s": median(c["images_per_s"] for c in cells),
         "images": round(mean(c["images"] for c in cells)),
         "sets": {
@@ -104,30 +121,42 @@ def _mean_segments(group: Sequence[Cell]) -> list[float]:
 
 def group_settings(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
     """Cells by setting (world, stream, batch, views ...), in order of appearance."""
-    found: dict[str, list[Cell]] = defaultdict(list)
+    return by_key([cell for cell in cells if "top1" in cell], "setting")
+
+
+def with_fewer_images(cells: Sequence[Cell]) -> set[str]:
+    """Methods of one setting that saw fewer images than another did in the same run."""
+    most: dict[tuple[str, int], int] = defaultdict(int)
     for cell in cells:
-        if "top1" in cell:
-            found[cell["setting"]].append(cell)
-    return dict(found)
+        run = cell["set"], cell["seed"]
+        most[run] = max(most[run], cell["images"])
+    return {c["method"] for c in cells if c["images"] < most[c["set"], c["seed"]]}
+
+
+def grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table."""
+    rule = "|" + "---|" * len(head)
+    return [_line(head), rule, *(_line(row) for row in rows)]
+
+
+def _line(values: Sequence[str]) -> str:
+    return "| " + " | ".join(values) + " |"
 
 
 def markdown(cells: Sequence[Cell], skipped: Mapping[str, str]) -> str:
     """The table of one setting; zero-shot first, then by mean gain."""
-    by_method: dict[str, list[Cell]] = defaultdict(list)
-    for cell in cells:
-        by_method[cell["method"]].append(cell)
-    rows = [summarise(group) for group in by_method.values()]
+    rows = [summarise(group) for group in by_key(cells, "method").values()]
     rows.sort(key=lambda row: (row["method"] != "zero_shot", -row["gain"]))
     sets = list(dict.fromkeys(cell["set"] for cell in cells))
     kinds = {cell["set"]: cell["kind"] for cell in cells}
     mark = {"dev": " (dev)", "clean": " (clean)", "report": ""}
     head = ["method", "accuracy", "gain", "gain, not dev", "worst set", "p", "ECE", "images/s"]
     head += [name + mark[kinds[name]] for name in sets]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    most, size = max(row["runs"] for row in rows), max(row["images"] for row in rows)
+    table: list[list[str]] = []
+    most, fewer = max(row["runs"] for row in rows), with_fewer_images(cells)
     for row in rows:
         name = row["method"] if row["runs"] == most else f"{row['method']} (incomplete)"
-        if row["images"] < 0.95 * size:
+        if row["method"] in fewer:
             name += f" ({row['images']} images a set)"
         report = row["gain_report"]
         values = [
@@ -138,12 +167,12 @@ def markdown(cells: Sequence[Cell], skipped: Mapping[str, str]) -> str:
             f"{row['worst']:+.2f}",
             "" if row["method"] == "zero_shot" else f"{row['p']:.3g}",
             f"{row['ece']:.1f}",
-            _three_digits(row["images_per_s"]),
+            three_digits(row["images_per_s"]),
         ]
-        values += [_set_cell(row["sets"].get(name)) for name in sets]
-        lines.append("| " + " | ".join(values) + " |")
+        table.append([*values, *(_set_cell(row["sets"].get(name)) for name in sets)])
     units = ", ".join(sorted({row["paired"] for row in rows}))
-    lines += [
+    lines = [
+        *grid(head, table),
         "",
         "Accuracy in percent: mean over shifted sets and seeds ± sd of that mean over seeds. Gain: "
         "points over zero-shot on the same images ± sd over sets; (dev) sets are those on which "
@@ -164,6 +193,7 @@ def _set_cell(entry: Mapping[str, Any] | None) -> str:
     return text
 
 
-def _three_digits(value: float) -> str:
+def three_digits(value: float) -> str:
+    """A positive value with three digits or all of its whole ones."""
     digits = max(0, 2 - math.floor(math.log10(value))) if value > 0 else 0
     return f"{value:,.{digits}f}"
