@@ -31,8 +31,8 @@ from cliquetta.methods.confidence import (
     marginal_entropy,
     take_views,
 )
-from cliquetta.methods.contract import Prediction, Treatment, ViewSpec
-from cliquetta.methods.feature_level import FeatureLevel
+from cliquetta.methods.contract import Prediction, Treatment
+from cliquetta.methods.feature_level import FixedText
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
@@ -85,7 +85,7 @@ def class_features(
     paper="Zhang et al., Dual Memory Networks: A Versatile Adaptation Approach for "
     "Vision-Language Models, CVPR 2024",
 )
-class DMN(FeatureLevel):
+class DMN(FixedText):
     """log of the mixture of the text's answer and the dynamic memory's."""
 
     treatment = Treatment.SEQUENTIAL
@@ -95,18 +95,11 @@ class DMN(FeatureLevel):
         self, model: CLIP, prompts: ClassPrompts, config: DMNConfig, *, seed: int = 0
     ) -> None:
         super().__init__(model, prompts, config, seed=seed)
-        self.classifier = model.classifier(prompts)  # (N, E)
-        self.scale = model.scale
         N, E = self.classifier.shape
         self.group = max(1, min(64, ELEMENTS // (N * E)))
         empty = self.classifier.new_full((N, config.capacity), torch.inf)
         self.memory.declare("entropy", empty)
         self.memory.declare("keys", self.classifier.new_zeros(N, config.capacity, E))
-
-    @property
-    def views(self) -> ViewSpec | None:
-        """Crops if there is more than the plain view."""
-        return self.config.spec if self.config.view_count > 1 else None
 
     def _predict_features(self, features: Tensor) -> Prediction:
         groups = torch.split(features, self.group)

@@ -7,16 +7,25 @@ They can be asked with features that were encoded once and kept
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from cliquetta.methods.confidence import ViewsConfig, encode_views
-from cliquetta.methods.contract import Adapter, Batch, Prediction
+from cliquetta.methods.contract import Adapter, Batch, Prediction, ViewSpec
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
 
 
 class FeatureLevel(Adapter):
     """An adapter that reads features only: :meth:`predict` is encoding, then the same."""
+
+    @property
+    def views(self) -> ViewSpec | None:
+        """Those of the config, if it asks for more than the plain one."""
+        config = self.config
+        return config.spec if isinstance(config, ViewsConfig) and config.view_count > 1 else None
 
     def predict_features(self, features: Tensor) -> Prediction:
         """Answer images whose views have the unit features (B, V, E), in order.
@@ -45,3 +54,12 @@ class FeatureLevel(Adapter):
     @abstractmethod
     def _predict_features(self, features: Tensor) -> Prediction:
         """Answer unit features (B, V, E) of at least one image; no gradients are recorded."""
+
+
+class FixedText(FeatureLevel):
+    """One that leaves the class texts as they are: ``classifier`` (N, E) and CLIP's ``scale``."""
+
+    def __init__(self, model: CLIP, prompts: ClassPrompts, config: Any, *, seed: int = 0) -> None:
+        super().__init__(model, prompts, config, seed=seed)
+        self.classifier = model.classifier(prompts)
+        self.scale = model.scale

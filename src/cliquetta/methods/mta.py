@@ -20,11 +20,10 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.confidence import ViewsConfig, check_fraction
-from cliquetta.methods.contract import Prediction, Treatment, ViewSpec
-from cliquetta.methods.feature_level import FeatureLevel
+from cliquetta.methods.contract import Prediction, Treatment
+from cliquetta.methods.feature_level import FixedText
 from cliquetta.methods.registry import register
-from cliquetta.model.clip import CLIP, unit
-from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.model.clip import unit
 
 
 @dataclass(frozen=True)
@@ -122,23 +121,11 @@ def _advance(old: Tensor, new: Tensor, active: Tensor, tolerance: float) -> tupl
     paper="Zanella and Ben Ayed, On the Test-Time Zero-Shot Generalization of Vision-Language "
     "Models: Do We Really Need Prompt Learning?, CVPR 2024",
 )
-class MTA(FeatureLevel):
+class MTA(FixedText):
     """logits = scale · cos(mode of the views, text of the class)."""
 
     treatment = Treatment.INDEPENDENT
     config: MTAConfig
-
-    def __init__(
-        self, model: CLIP, prompts: ClassPrompts, config: MTAConfig, *, seed: int = 0
-    ) -> None:
-        super().__init__(model, prompts, config, seed=seed)
-        self.classifier = model.classifier(prompts)
-        self.scale = model.scale
-
-    @property
-    def views(self) -> ViewSpec:
-        """The plain view and random crops."""
-        return self.config.spec
 
     def _predict_features(self, features: Tensor) -> Prediction:
         probabilities = (self.scale * features @ self.classifier.T).softmax(dim=-1)

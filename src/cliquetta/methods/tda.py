@@ -34,8 +34,8 @@ from cliquetta.methods.confidence import (
     marginal_entropy,
     take_views,
 )
-from cliquetta.methods.contract import Prediction, Treatment, ViewSpec
-from cliquetta.methods.feature_level import FeatureLevel
+from cliquetta.methods.contract import Prediction, Treatment
+from cliquetta.methods.feature_level import FixedText
 from cliquetta.methods.presets import read_presets
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP
@@ -141,7 +141,7 @@ _TUNED = read_presets("tda", TDAConfig)
     presets={**_TUNED, "views": TDAConfig(view_count=64)},
     tuned_by_authors=frozenset(_TUNED),
 )
-class TDA(FeatureLevel):
+class TDA(FixedText):
     """CLIP's logits, plus what similar sure images were, minus what similar doubtful ones were."""
 
     treatment = Treatment.SEQUENTIAL
@@ -151,8 +151,6 @@ class TDA(FeatureLevel):
         self, model: CLIP, prompts: ClassPrompts, config: TDAConfig, *, seed: int = 0
     ) -> None:
         super().__init__(model, prompts, config, seed=seed)
-        self.classifier = model.classifier(prompts)  # (N, E)
-        self.scale = model.scale
         N, E = self.classifier.shape
         for name, capacity in (
             ("positive", config.positive_capacity),
@@ -163,11 +161,6 @@ class TDA(FeatureLevel):
             self.memory.declare(f"{name}.keys", self.classifier.new_zeros(N, capacity, E))
         masks = torch.zeros(N, config.negative_capacity, N, dtype=torch.bool, device=model.device)
         self.memory.declare("negative.masks", masks)
-
-    @property
-    def views(self) -> ViewSpec | None:
-        """AugMix views if there is more than the plain one."""
-        return self.config.spec if self.config.view_count > 1 else None
 
     def _predict_features(self, features: Tensor) -> Prediction:
         groups = torch.split(features, GROUP)

@@ -32,7 +32,7 @@ from cliquetta.methods.confidence import (
     near_one,
     take_views,
 )
-from cliquetta.methods.contract import Prediction, Treatment, ViewSpec
+from cliquetta.methods.contract import Prediction, Treatment
 from cliquetta.methods.feature_level import FeatureLevel
 from cliquetta.methods.presets import read_presets
 from cliquetta.methods.registry import register
@@ -163,11 +163,6 @@ class TPT(FeatureLevel):
         self.template = LearnableTemplate(model, prompts, rows=config.rows, by=type(self).__name__)
         self.classifier = self.template.features(self.template.start[None])[0]  # (N, E)
         self.scale = model.scale
-
-    @property
-    def views(self) -> ViewSpec:
-        """The plain view and random crops."""
-        return self.config.spec
 
     def _predict_features(self, features: Tensor) -> Prediction:
         kept = confident_views(self.scale * features @ self.classifier.T, self.config.kept)

@@ -26,10 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.methods.contract import Prediction, Treatment
-from cliquetta.methods.feature_level import FeatureLevel
+from cliquetta.methods.feature_level import FixedText
 from cliquetta.methods.registry import register
-from cliquetta.model.clip import CLIP
-from cliquetta.prompts.classes import ClassPrompts
 
 VARIANCE_FLOOR = 1e-6
 """A batch of equal images has no spread, and nothing may be divided by it. Usual: 1 / E."""
@@ -126,18 +124,11 @@ def transduce(features: Tensor, log_prior: Tensor, config: TransCLIPConfig) -> T
     summary="per batch: Gaussian classes, nearest neighbours and zero-shot answers in agreement",
     paper="Zanella et al., Boosting Vision-Language Models with Transduction, NeurIPS 2024",
 )
-class TransCLIP(FeatureLevel):
+class TransCLIP(FixedText):
     """logits = log of the assignments that a batch settles on."""
 
     treatment = Treatment.JOINT
     config: TransCLIPConfig
-
-    def __init__(
-        self, model: CLIP, prompts: ClassPrompts, config: TransCLIPConfig, *, seed: int = 0
-    ) -> None:
-        super().__init__(model, prompts, config, seed=seed)
-        self.classifier = model.classifier(prompts)  # (N, E)
-        self.scale = model.scale
 
     def _predict_features(self, features: Tensor) -> Prediction:
         features = features[:, 0]

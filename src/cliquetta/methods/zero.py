@@ -32,11 +32,9 @@ from cliquetta.methods.confidence import (
     kept_count,
     take_views,
 )
-from cliquetta.methods.contract import Prediction, Treatment, ViewSpec
-from cliquetta.methods.feature_level import FeatureLevel
+from cliquetta.methods.contract import Prediction, Treatment
+from cliquetta.methods.feature_level import FixedText
 from cliquetta.methods.registry import register
-from cliquetta.model.clip import CLIP
-from cliquetta.prompts.classes import ClassPrompts
 
 VOTES = {
     "hard": "one vote per view, for its first class (the paper)",
@@ -107,23 +105,11 @@ def elect(cosines: Tensor, scale: float, config: ZeroConfig) -> tuple[Tensor, Te
     paper="Farina et al., Frustratingly Easy Test-Time Adaptation of Vision-Language Models, "
     "NeurIPS 2024",
 )
-class Zero(FeatureLevel):
+class Zero(FixedText):
     """Majority vote of the confident views."""
 
     treatment = Treatment.INDEPENDENT
     config: ZeroConfig
-
-    def __init__(
-        self, model: CLIP, prompts: ClassPrompts, config: ZeroConfig, *, seed: int = 0
-    ) -> None:
-        super().__init__(model, prompts, config, seed=seed)
-        self.classifier = model.classifier(prompts)
-        self.scale = model.scale
-
-    @property
-    def views(self) -> ViewSpec:
-        """The plain view and random crops."""
-        return self.config.spec
 
     def _predict_features(self, features: Tensor) -> Prediction:
         logits, votes = elect(features @ self.classifier.T, self.scale, self.config)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from cliquetta.methods.contract import Prediction, Treatment
-from cliquetta.methods.feature_level import FeatureLevel
+from cliquetta.methods.feature_level import FixedText
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
@@ -36,7 +36,7 @@ class ZeroShotConfig:
     summary="CLIP as it is: cosine of image and class text",
     paper="Radford et al., Learning Transferable Visual Models From Natural Language, ICML 2021",
 )
-class ZeroShot(FeatureLevel):
+class ZeroShot(FixedText):
     """logits = scale · cos(image, text of the class)."""
 
     treatment = Treatment.INDEPENDENT
@@ -45,8 +45,7 @@ class ZeroShot(FeatureLevel):
         self, model: CLIP, prompts: ClassPrompts, config: ZeroShotConfig, *, seed: int = 0
     ) -> None:
         super().__init__(model, prompts, config, seed=seed)
-        self.classifier = model.classifier(prompts)  # (N, E)
-        self.scale = model.scale / config.temperature
+        self.scale /= config.temperature
 
     def _predict_features(self, features: Tensor) -> Prediction:
         return Prediction(self.scale * features[:, 0] @ self.classifier.T)
