@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from running import Run
 
-from cliquetta.cli.demo import Change, compare, summary
+from cliquetta.cli.demo import Comparison, _counts, summary
+from cliquetta.evaluation.paired import PairedTest
 from cliquetta.evaluation.predictions import Predictions
 from cliquetta.evaluation.record import load_predictions, load_record
+from cliquetta.report.changes import Changes, count_changes
 
 
 @pytest.fixture
@@ -150,22 +152,26 @@ def test_change_counts_by_hand() -> None:
     # labels are all 0:   stays right, repaired, broken, sideways, stays wrong
     before = predictions(0, 1, 0, 1, 2)
     after = predictions(0, 0, 3, 2, 2)
-    change = compare(before, after)
-    assert change == Change(images=5, changed=3, repaired=1, broken=1)
-    assert change.gain == 0
-    assert sum([change, change], Change(0, 0, 0, 0)) == Change(10, 6, 2, 2)
-    with pytest.raises(ValueError, match="same images"):
-        compare(before, predictions(0))
+    comparison = Comparison("fog:3", (), (before, after))
+    assert comparison.change == count_changes([(before, after)])
+    assert _counts(comparison.change) == {
+        "images": 5, "changed": 3, "repaired": 1, "broken": 1, "gain": 0.0
+    }  # fmt: skip
+    assert _counts(Comparison("fog:3", (), None).change) is None
 
 
 def test_summary_is_plain_about_what_changed() -> None:
-    nothing = summary(Change(100, 0, 0, 0), 40, "scap")
-    assert "40.00 % right and scap 40.00 %" in nothing and "nothing is gained or lost" in nothing
-    small = summary(Change(100, 10, 4, 3), 40, "scap")
-    assert "scap 41.00 %" in small and "3 from one wrong class to another" in small
+    def said(images: int, changed: int, repaired: int, broken: int, p: float) -> str:
+        test = PairedTest(images, repaired, broken, p)
+        return summary(Changes(images, images, changed, test), 4 * images // 10, "scap")
+
+    nothing = said(100, 0, 0, 0, 1.0)
+    assert "40.00 % right and scap 40.00 %" in nothing and "changed none of 100 ans" in nothing
+    assert said(100, 9, 4, 4, 1.0).endswith("In sum nothing is gained or lost.")
+    small = said(100, 10, 4, 3, 1.0)
+    assert "scap 41.00 %" in small and "3 from right to wrong, 3 otherwise" in small
     assert "a gain of 1.00 points, too small to tell from chance" in small
-    large = summary(Change(1000, 100, 10, 80), 400, "scap")
-    assert large.endswith("a loss of 7.00 points.")
+    assert said(1000, 100, 10, 80, 1e-9).endswith("a loss of 7.00 points (p = 1e-09).")
 
 
 def test_demo_compares_and_records(run: Run, tmp_path: Path) -> None:
@@ -198,11 +204,14 @@ def test_demo_table_fits_a_terminal_of_80_columns(capsys: pytest.CaptureFixture[
     from rich.console import Console
 
     from cliquetta.cli.console import Terminal
-    from cliquetta.cli.demo import Comparison, _row, table_columns
+    from cliquetta.cli.demo import _row, table_columns
     from cliquetta.evaluation.record import Record
 
     records = tuple(Record("run", {"method": m}, metrics={"top1": 76.5}) for m in ("a", "b"))
-    row = _row(Comparison("jpeg_compression:3", records, Change(2000, 1234, 1000, 231)))
+    before = predictions(*[1] * 1231, *[0] * 769)
+    answers = before, predictions(*[0] * 1000, *[1] * 462, *[0] * 538)
+    row = _row(Comparison("jpeg_compression:3", records, answers))
+    assert row[3:] == ["+38.45", "1231", "1000", "231"]
     columns = table_columns("scap")
     Terminal(out=Console(width=80)).table(columns, [row], right=columns[1:])
     lines = capsys.readouterr().out.splitlines()

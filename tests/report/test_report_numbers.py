@@ -28,12 +28,20 @@ ADAPTED = [0, 0, 1, 2, 3, 3, 3, 2]  # 1 repaired, 3 sideways, 4 broken, 7 broken
 
 
 def test_changes_are_counted_by_what_became_of_them():
-    changes = count_changes(predictions(LABELS, PLAIN), predictions(LABELS, ADAPTED))
+    pair = predictions(LABELS, PLAIN), predictions(LABELS, ADAPTED)
+    changes = count_changes([pair])
     assert (changes.images, changes.changed) == (8, 4)
     assert (changes.test.repaired, changes.test.broken) == (1, 2)
     assert changes.gain == pytest.approx(-12.5)
-    unknown = count_changes(predictions([-1] * 8, PLAIN), predictions([-1] * 8, ADAPTED))
-    assert (unknown.changed, unknown.test, unknown.gain) == (4, None, None)
+    unknown = predictions([-1] * 8, PLAIN), predictions([-1] * 8, ADAPTED)
+    both = count_changes([pair, unknown])
+    assert (both.images, both.labelled, both.changed) == (16, 8, 8)
+    assert both.gain == pytest.approx(-12.5)
+    twice = count_changes([pair, pair])
+    assert (twice.test.repaired, twice.test.broken, twice.gain) == (2, 4, pytest.approx(-12.5))
+    assert twice.test.p == changes.test.p  # the same pictures again are no new evidence
+    nothing = count_changes([unknown])
+    assert (nothing.changed, nothing.test, nothing.gain) == (4, None, None)
 
 
 def test_moves_name_both_classes():
@@ -54,7 +62,7 @@ def test_gain_runs_along_the_stream():
 
 def test_other_images_are_refused():
     with pytest.raises(ValueError, match="same images"):
-        count_changes(predictions(LABELS, PLAIN), predictions(LABELS[:4], PLAIN[:4]))
+        count_changes([(predictions(LABELS, PLAIN), predictions(LABELS[:4], PLAIN[:4]))])
 
 
 def test_confusion_is_that_of_all_answers_folded_to_the_changed_classes():

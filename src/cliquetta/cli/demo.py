@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,10 +16,10 @@ from cliquetta.cli.console import Terminal, count, number
 
 if TYPE_CHECKING:
     from cliquetta.data.dataset import Dataset
-    from cliquetta.evaluation.predictions import Predictions
     from cliquetta.evaluation.record import Record
     from cliquetta.evaluation.runner import Step
     from cliquetta.methods.contract import Adapter
+    from cliquetta.report.changes import Changes, Pair
 
 PLAIN = "zero_shot"
 _EXAMPLES = """
@@ -31,39 +30,20 @@ cliquetta demo --shifts fog:4,contrast:3 --images 256 --method zero_shot
 
 
 @dataclass(frozen=True)
-class Change:
-    """How the answers of a method differ from those of zero-shot on the same images."""
-
-    images: int
-    changed: int
-    """Images whose first answer differs."""
-    repaired: int
-    """Wrong before, right now."""
-    broken: int
-    """Right before, wrong now."""
-
-    @property
-    def gain(self) -> float:
-        """Difference of accuracy in points."""
-        return 100 * (self.repaired - self.broken) / self.images
-
-    def __add__(self, other: Change) -> Change:
-        return Change(
-            self.images + other.images,
-            self.changed + other.changed,
-            self.repaired + other.repaired,
-            self.broken + other.broken,
-        )
-
-
-@dataclass(frozen=True)
 class Comparison:
     """One shift: its runs, zero-shot first, and what lies between them."""
 
     shift: str
     records: tuple[Record, ...]
-    change: Change | None
+    answers: Pair | None
     """``None`` for zero-shot alone."""
+
+    @property
+    def change(self) -> Changes | None:
+        """How the answers differ."""
+        from cliquetta.report.changes import count_changes
+
+        return None if self.answers is None else count_changes([self.answers])
 
 
 def add_to(app: typer.Typer) -> None:
@@ -139,9 +119,10 @@ class _Runs:
 
         records = [self._run(*pair, dataset) for pair in zip(self.adapters, ticks, strict=True)]
         shift = dataset.id.partition("@")[2]
-        answers = [load_predictions(self.out / record.id) for record in records]
-        change = compare(*answers) if len(answers) == 2 else None
-        return Comparison(shift, tuple(records), change)
+        if len(records) == 1:
+            return Comparison(shift, tuple(records), None)
+        plain, adapted = (load_predictions(self.out / record.id) for record in records)
+        return Comparison(shift, tuple(records), (plain, adapted))
 
     def _run(self, adapter: Adapter, tick: Callable[[Step], None], dataset: Dataset) -> Record:
         from cliquetta.evaluation.evidence_log import EvidenceLimits, evaluate_with_evidence
@@ -165,19 +146,6 @@ class _Runs:
         )
 
 
-def compare(plain: Predictions, adapted: Predictions) -> Change:
-    """What changed from ``plain`` to ``adapted``, two runs over one stream."""
-    if plain.keys != adapted.keys:
-        raise ValueError("the runs did not see the same images in the same order")
-    right, now = plain.correct, adapted.correct
-    return Change(
-        len(plain),
-        int((plain.classes[:, 0] != adapted.classes[:, 0]).sum()),
-        int((~right & now).sum()),
-        int((right & ~now).sum()),
-    )
-
-
 def _ticker(progress: Progress, bar: TaskID) -> Callable[[Step], None]:
     def tick(step: Step) -> None:
         progress.update(bar, advance=len(step.batch), note=f"{number(step.accuracy, 1)} % right")
@@ -185,25 +153,15 @@ def _ticker(progress: Progress, bar: TaskID) -> Callable[[Step], None]:
     return tick
 
 
-def summary(change: Change, plain_right: int, method: str) -> str:
+def summary(change: Changes, plain_right: int, method: str) -> str:
     """In words what the method did to the answers, good or bad."""
-    now = plain_right + change.repaired - change.broken
-    sideways = change.changed - change.repaired - change.broken
-    sentence = (
-        f"Of {count(change.images, 'shifted image')}, {PLAIN} gets "
-        f"{number(100 * plain_right / change.images)} % right and {method} "
-        f"{number(100 * now / change.images)} %. {method} changed {count(change.changed, 'answer')}"
-        f": {change.repaired:,} from wrong to right, {change.broken:,} from right to wrong, "
-        f"{sideways:,} from one wrong class to another."
+    from cliquetta.report.changes import in_words
+
+    before = 100 * plain_right / change.images
+    return (
+        f"Of {count(change.images, 'shifted image')}, {PLAIN} gets {number(before)} % right and "
+        f"{method} {number(before + (change.gain or 0.0))} %. {in_words(change, method)}"
     )
-    if change.repaired == change.broken:
-        return f"{sentence} In sum nothing is gained or lost."
-    verdict = "a gain" if change.gain > 0 else "a loss"
-    sentence += f" That is {verdict} of {number(abs(change.gain))} points"
-    # McNemar's test: only the answers that changed sides count, each side as likely by chance.
-    if abs(change.repaired - change.broken) < 1.96 * math.sqrt(change.repaired + change.broken):
-        return f"{sentence}, too small to tell from chance on so few images."
-    return f"{sentence}."
 
 
 def _report(
@@ -213,14 +171,14 @@ def _report(
     page: Path | None,
     terminal: Terminal,
 ) -> None:
+    from cliquetta.report.changes import count_changes
+
     columns = table_columns(method)
     terminal.table(columns, [_row(c) for c in comparisons], right=columns[1:])
-    changes = [c.change for c in comparisons if c.change is not None]
-    if changes:
-        right = sum(
-            round(c.records[0].metrics["top1"] * c.records[0].images / 100) for c in comparisons
-        )
-        terminal.say(summary(sum(changes, Change(0, 0, 0, 0)), right, method))
+    pairs = [c.answers for c in comparisons if c.answers is not None]
+    if pairs:
+        right = sum(int(plain.correct.sum()) for plain, _ in pairs)
+        terminal.say(summary(count_changes(pairs), right, method))
     terminal.say("Records of the runs:")
     for record in (record for c in comparisons for record in c.records):
         terminal.say(f"  {out / record.id / 'record.json'}")
@@ -241,17 +199,33 @@ def table_columns(method: str) -> list[str]:
 def _row(comparison: Comparison) -> list[str]:
     row = [comparison.shift]
     row += [number(record.metrics["top1"]) for record in comparison.records]
-    change = comparison.change
-    if change is not None:
-        row += [f"{change.gain:+.2f}", *map(str, (change.changed, change.repaired, change.broken))]
+    found = _counts(comparison.change)
+    if found is not None:
+        row += [
+            f"{found['gain']:+.2f}",
+            *(str(found[k]) for k in ("changed", "repaired", "broken")),
+        ]
     return row
+
+
+def _counts(change: Changes | None) -> dict[str, Any] | None:
+    """A change as JSON types."""
+    if change is None or change.test is None:
+        return None
+    return {
+        "images": change.images,
+        "changed": change.changed,
+        "repaired": change.test.repaired,
+        "broken": change.test.broken,
+        "gain": change.gain,
+    }
 
 
 def _plain(comparison: Comparison, out: Path) -> dict[str, Any]:
     """A comparison as JSON types."""
     return {
         "shift": comparison.shift,
-        "change": None if comparison.change is None else asdict(comparison.change),
+        "change": _counts(comparison.change),
         "runs": [
             {
                 "method": record.method,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,13 +11,19 @@ import numpy.typing as npt
 
 from cliquetta.evaluation.paired import PairedTest, paired_test
 from cliquetta.evaluation.predictions import Predictions
+from cliquetta.report.markup import count, number
+
+Pair = tuple[Predictions, Predictions]
+"""Answers of zero-shot and of a method over one stream."""
 
 
 @dataclass(frozen=True)
 class Changes:
-    """Counts over one stream; ``test`` is ``None`` without labels."""
+    """Counts over streams; ``test`` is ``None`` without labels."""
 
     images: int
+    """In all streams: a picture under two shifts counts twice."""
+    labelled: int
     changed: int
     """Images whose first answer differs."""
     test: PairedTest | None
@@ -26,7 +33,7 @@ class Changes:
         """Difference of accuracy in points."""
         if self.test is None:
             return None
-        return 100 * (self.test.repaired - self.test.broken) / self.test.images
+        return 100 * (self.test.repaired - self.test.broken) / self.labelled
 
 
 @dataclass(frozen=True)
@@ -40,12 +47,40 @@ class Move:
     broken: int
 
 
-def count_changes(plain: Predictions, adapted: Predictions) -> Changes:
-    """What changed from ``plain`` to ``adapted``, two runs over one stream."""
-    _same(plain, adapted)
-    changed = int((plain.classes[:, 0] != adapted.classes[:, 0]).sum())
-    labelled = bool((plain.labels >= 0).any())
-    return Changes(len(plain), changed, paired_test([(plain, adapted)]) if labelled else None)
+def count_changes(pairs: Sequence[Pair]) -> Changes:
+    """What changed between the runs of each ``(plain, adapted)`` pair, all pairs together.
+
+    To the test a key that is in several pairs is one picture, seen several times.
+    """
+    images = labelled = changed = 0
+    for plain, adapted in pairs:
+        _same(plain, adapted)
+        images += len(plain)
+        labelled += int((plain.labels >= 0).sum())
+        changed += int((plain.classes[:, 0] != adapted.classes[:, 0]).sum())
+    return Changes(images, labelled, changed, paired_test(pairs) if labelled else None)
+
+
+def in_words(changes: Changes, label: str) -> str:
+    """What a method did to the answers, good or bad."""
+    if not changes.changed:
+        return f"{label} changed none of {count(changes.images, 'answer')}."
+    text = f"{label} changed {changes.changed:,} of {count(changes.images, 'answer')}"
+    test = changes.test
+    if test is None or changes.gain is None:
+        return text + "; without labels nobody can say which are right."
+    sideways = changes.changed - test.repaired - test.broken
+    text += (
+        f": {test.repaired:,} from wrong to right, {test.broken:,} from right to wrong, "
+        f"{sideways:,} otherwise."
+    )
+    if test.repaired == test.broken:
+        return text + " In sum nothing is gained or lost."
+    verdict = "gain" if changes.gain > 0 else "loss"
+    text += f" That is a {verdict} of {number(abs(changes.gain))} points"
+    if test.p >= 0.05:
+        return f"{text}, too small to tell from chance on these images (p = {test.p:.2g})."
+    return f"{text} (p = {test.p:.2g})."
 
 
 def moves(plain: Predictions, adapted: Predictions) -> list[Move]:

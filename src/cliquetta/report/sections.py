@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from cliquetta.evaluation.compare import MARKS, Cell, compare
-from cliquetta.report.changes import Changes, count_changes, moves
+from cliquetta.report.changes import count_changes, in_words, moves
 from cliquetta.report.confusion import changed_confusion, confusion_figure
 from cliquetta.report.curves import Curve, curve_figure
 from cliquetta.report.markup import Figures, cards, count, details, esc, number, table
@@ -70,43 +70,20 @@ def headline(groups: Sequence[Group]) -> str:
     pairs = [(group.baseline, run) for group in groups for run in group.adapted if group.baseline]
     if len(methods) != 1 or not pairs or not all(run.labelled for _, run in pairs):
         return ""
-    changes = [count_changes(base.predictions, run.predictions) for base, run in pairs]
-    tests = [change.test for change in changes if change.test is not None]
-    images = sum(test.images for test in tests)
+    changes = count_changes([(base.predictions, run.predictions) for base, run in pairs])
+    assert changes.test is not None
+    images, repaired, broken = changes.labelled, changes.test.repaired, changes.test.broken
     before = sum(float(base.predictions.correct.sum()) for base, _ in pairs)
-    repaired, broken = (sum(getattr(t, side) for t in tests) for side in ("repaired", "broken"))
     method = next(iter(methods))
     return cards(
         [
             (f"{100 * before / images:.1f} %", "right with zero_shot"),
             (f"{100 * (before + repaired - broken) / images:.1f} %", f"right with {method}"),
-            (f"{sum(change.changed for change in changes):,}", f"of {images:,} answers changed"),
+            (f"{changes.changed:,}", f"of {images:,} answers changed"),
             (f"{repaired:,}", "from wrong to right"),
             (f"{broken:,}", "from right to wrong"),
         ]
     )
-
-
-def in_words(changes: Changes, label: str) -> str:
-    """What a method did to the answers, good or bad."""
-    if not changes.changed:
-        return f"{label} changed none of {count(changes.images, 'answer')}."
-    text = f"{label} changed {changes.changed:,} of {count(changes.images, 'answer')}"
-    test = changes.test
-    if test is None or changes.gain is None:
-        return text + "; without labels nobody can say which are right."
-    sideways = changes.changed - test.repaired - test.broken
-    text += (
-        f": {test.repaired:,} from wrong to right, {test.broken:,} from right to wrong, "
-        f"{sideways:,} otherwise."
-    )
-    if test.repaired == test.broken:
-        return text + " In sum nothing is gained or lost."
-    verdict = "gain" if changes.gain > 0 else "loss"
-    text += f" That is a {verdict} of {number(abs(changes.gain))} points"
-    if test.p >= 0.05:
-        return f"{text}, too small to tell from chance on these images (p = {test.p:.2g})."
-    return f"{text} (p = {test.p:.2g})."
 
 
 def group_section(group: Group, figures: Figures, *, draw: bool) -> str:
@@ -115,7 +92,7 @@ def group_section(group: Group, figures: Figures, *, draw: bool) -> str:
     base = group.baseline
     if base is not None:
         for run in group.adapted:
-            changes = count_changes(base.predictions, run.predictions)
+            changes = count_changes([(base.predictions, run.predictions)])
             parts.append(f"<p>{esc(in_words(changes, group.labels[run.id]))}</p>")
     elif group.adapted:
         parts.append(
