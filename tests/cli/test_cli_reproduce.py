@@ -120,7 +120,7 @@ def test_an_ablation_is_a_table_a_curve_and_records(ablate, tmp_path: Path) -> N
 def test_without_matplotlib_the_numbers_remain(
     ablate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cliquetta.evaluation.ablation.can_draw", lambda: False)
+    monkeypatch.setattr("cliquetta.report.style.can_draw", lambda: False)
     answer = ablate(*TDA, "--dataset", "bundled", "--json")
     assert answer.code == 0
     assert json.loads(answer.stdout)["curves"][0]["field"] == "positive_alpha"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,12 @@ from PIL import Image
 
 from cliquetta.errors import UnknownNameError
 from cliquetta.evaluation import sweep as sweeping
-from cliquetta.evaluation.ablation import _widen, ablation, curve, draw_curves
+from cliquetta.evaluation.ablation import ablation, curve
 from cliquetta.evaluation.clique_sizes import largest_cliques
 from cliquetta.evaluation.record import list_records
 from cliquetta.evaluation.sweep import Outcome, RunSpec, Workplace, sweep
+from cliquetta.report.ablation_figure import _widen, ablation_figure
+from cliquetta.report.style import to_file
 from tiny import build_tiny_clip
 
 BASE = RunSpec("bundled", "tda", model="tiny", limit=30, batch_size=10)
@@ -105,17 +108,21 @@ def test_failed_runs_leave_a_gap(workplace: Workplace) -> None:
     assert found.plain()["points"][1]["top1"] is None
 
 
-def test_curves_are_drawn(workplace: Workplace, tmp_path: Path) -> None:
+def test_curves_are_drawn(workplace: Workplace) -> None:
     study = ablation(BASE, "positive_alpha", [1.0, 3.0])
     found = curve(study, sweep(study.specs, workplace))
-    widths = []
-    for count in (1, 3):
-        path = tmp_path / "figures" / f"{count}.png"
-        draw_curves([found] * count, path, names=["a", "b", "c"][:count], title="tda")
-        with Image.open(path) as picture:
-            picture.verify()
-            widths.append(picture.width)
-    assert widths[1] == 2 * widths[0]
+    sizes = []
+    for names in ("a", "abc"):
+        figure = ablation_figure(dict.fromkeys(names, found))
+        with Image.open(io.BytesIO(to_file(figure, "png"))) as picture:
+            sizes.append(picture.size)
+    assert sizes[1] == (2 * sizes[0][0], 2 * sizes[0][1])
+    axes = figure.axes[0]
+    drawn = axes.lines[0].get_ydata().tolist()
+    assert drawn == pytest.approx([point.mean for point in found.points])
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "3"]
+    assert {"zero_shot"} == {text.get_text() for text in axes.get_legend().get_texts()}
+    assert sum(axes.get_visible() for axes in figure.axes) == 6  # three panels, NLL beside each
 
 
 def test_largest_cliques_against_a_literal_count(workplace: Workplace) -> None:

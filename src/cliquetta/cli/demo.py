@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -91,7 +90,9 @@ def demo(
 
 def _make_page(comparisons: Sequence[Comparison], out: Path) -> Path | None:
     """The report of all runs, where matplotlib is there to draw it."""
-    if find_spec("matplotlib") is None:
+    from cliquetta.report.style import can_draw
+
+    if not can_draw():
         return None
     from cliquetta.report.files import write_page
     from cliquetta.report.page import Choices, build_page

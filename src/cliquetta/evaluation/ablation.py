@@ -6,7 +6,6 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from cliquetta.errors import UnknownNameError
@@ -167,75 +166,6 @@ def curve(ablation: Ablation, outcomes: Sequence[Outcome]) -> Curve:
         )
     mean = statistics.mean(plain.values()) if plain else None
     return Curve(ablation.field, ablation.default, tuple(points), mean)
-
-
-def can_draw() -> bool:
-    """Whether matplotlib is there."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
-def draw_curves(
-    curves: Sequence[Curve], path: Path, *, title: str = "", names: Sequence[str] = ()
-) -> None:
-    """Draw curves side by side, two in a row, into a PNG (needs matplotlib)."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    columns = min(2, len(curves))
-    rows = -(-len(curves) // columns)
-    figure = Figure(figsize=(4.6 * columns, 3.2 * rows + 0.3), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axis, shown, name in zip(axes, curves, names or [c.field for c in curves], strict=False):
-        _draw(axis, shown, name)
-    for axis in axes[len(curves) :]:
-        axis.set_visible(False)
-    if title:
-        figure.suptitle(title, fontsize=10)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150, format="png")
-
-
-def _draw(axis: Any, curve: Curve, name: str) -> None:
-    known = [point for point in curve.points if point.mean is not None]
-    places = range(len(known))  # evenly spaced: values may be words, and are rarely linear
-    axis.errorbar(
-        places,
-        [point.mean for point in known],
-        yerr=[point.sd or 0.0 for point in known],
-        marker="o",
-        color="#1f5fa8",
-        capsize=3,
-    )
-    axis.set_xticks(list(places), [label(point.value) for point in known])
-    defaults = [i for i, point in enumerate(known) if point.value == curve.default]
-    for place in defaults:
-        axis.axvline(place, color="#999999", linewidth=0.8, linestyle=":", label="default")
-    if curve.baseline is not None:
-        axis.axhline(
-            curve.baseline, color="#b04a2f", linewidth=1, linestyle="--", label="zero-shot"
-        )
-    if defaults or curve.baseline is not None:
-        axis.legend(fontsize=8)
-    axis.set_xlabel(name)
-    axis.set_ylabel("top-1 %")
-    other = axis.twinx()  # the likelihood shows what a method does where no answer changes
-    other.plot(places, [point.nll for point in known], marker=".", color="#bbbbbb", linewidth=1)
-    other.set_ylabel("NLL (grey)", color="#777777", fontsize=8)
-    other.tick_params(labelsize=7, colors="#777777")
-    _widen(axis, 2.0)
-    _widen(other, 0.05)
-
-
-def _widen(axis: Any, span: float) -> None:
-    """Show at least ``span`` of the vertical axis: zoomed in, rounding would look like a trend."""
-    low, high = axis.get_ylim()
-    if high - low < span:
-        axis.set_ylim((low + high - span) / 2, (low + high + span) / 2)
 
 
 def label(value: Any) -> str:

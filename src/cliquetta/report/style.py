@@ -9,6 +9,7 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -42,6 +43,11 @@ def line_look(place: int) -> dict[str, Any]:
 
 BASELINE_LOOK: dict[str, Any] = {"color": FAINT, "linestyle": (0, (3, 3)), "marker": ""}
 """Zero-shot, in every figure."""
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is there."""
+    return find_spec("matplotlib") is not None
 
 
 @contextmanager
