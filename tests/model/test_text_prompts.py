@@ -142,9 +142,19 @@ def test_the_tower_traces_as_one_graph(tiny_clip):
 def test_packed_tokens_give_what_padded_rows_give(clip):
     ids = clip.tokenizer(TEXTS)
     text, ends = clip.require_text(), ids.argmax(dim=1)
-    assert int(ends.sum()) + len(ids) < 0.8 * ids[:, : int(ends.max()) + 1].numel()  # it is used
-    for L in (int(ends.max()) + 1, 32):
-        embedded = text.tokens(ids[:, :L]).detach().requires_grad_()
+    for length in (int(ends.max()) + 1, 32):
+        embedded = text.tokens(ids[:, :length]).detach().requires_grad_()
         assert_same_gradients(
             text.encode_packed(embedded, ends), text.encode(embedded, ends), [embedded]
         )
+
+
+def test_packing_computes_real_tokens_only(clip, monkeypatch):
+    text, seen = clip.require_text(), []
+    monkeypatch.setattr("cliquetta.model.text.PACKED", "cpu")
+    handle = text.block(0).out.register_forward_hook(lambda m, x, y: seen.append(y.shape))
+    ids = clip.tokenizer(TEXTS)
+    packed = text(ids)
+    handle.remove()
+    assert seen == [(int(ids.argmax(dim=1).sum()) + len(ids), 32)]
+    torch.testing.assert_close(packed, literal(clip, ids), atol=1e-6, rtol=1e-5)

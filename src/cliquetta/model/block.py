@@ -77,19 +77,17 @@ class Block(nn.Module):
         )
         return self._rest(x if rows is None else take_positions(x, rows), attended)
 
-    def packed(self, x: Tensor, slots: Tensor, rows: int, length: int) -> Tensor:
+    def packed(self, x: Tensor, slots: Tensor, tokens: Tensor, length: int) -> Tensor:
         """Causal block over tokens (T, D) that lie one behind the other, (T, D).
 
-        ``slots`` (T,) says where each stands in ``rows`` sequences of ``length`` positions; only
-        the attention needs these rows, and a causal token never sees the empty slots behind it.
+        Only the attention needs rows of ``length`` positions: ``slots`` (T,) says where in them
+        each token stands, ``tokens`` (R * length,) which token a slot holds.
         """
-        projected = self.qkv(self.ln_1(x))
-        padded = projected.new_zeros(rows * length, projected.shape[-1])
-        padded.index_copy_(0, slots, projected)
-        parts = padded.view(rows, length, 3, self.heads, -1).unbind(dim=2)
+        rows = self.qkv(self.ln_1(x)).index_select(0, tokens)
+        parts = rows.view(-1, length, 3, self.heads, x.shape[1] // self.heads).unbind(dim=2)
         q, k, v = (part.transpose(1, 2) for part in parts)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        flat = attended.transpose(1, 2).reshape(rows * length, -1).index_select(0, slots)
+        flat = attended.transpose(1, 2).reshape(len(rows), -1).index_select(0, slots)
         return self.mlp((x + self.out(flat))[None])[0]
 
     def with_weights(

@@ -18,8 +18,8 @@ from cliquetta.model.config import TextConfig
 
 CHUNK_TOKENS = {"cuda": 32768, "cpu": 4096}
 """Tokens that run at once: on a GPU few launches count, on a CPU little padding does."""
-WORTH_PACKING = 0.8
-"""Share of real tokens in a chunk below which laying them into rows and back costs less."""
+PACKED = "cuda"
+"""Where leaving out the padding pays: on a CPU, sorted chunks have little of it."""
 
 
 class TextTower(nn.Module):
@@ -60,25 +60,38 @@ class TextTower(nn.Module):
         ``chunk`` rows run at a time, by default as many as ``CHUNK_TOKENS`` allows.
         """
         ends = ids.argmax(dim=-1)
-        N = len(ids)
+        N, longest = len(ids), int(ends.max()) + 1
         if context is not None and positions is None:
             positions = torch.arange(1, context.shape[-2] + 1, device=ids.device).expand(N, -1)
-        order = ends.argsort(stable=True)
         if chunk is None:
-            chunk = max(1, CHUNK_TOKENS.get(ids.device.type, 4096) // (int(ends.max()) + 1))
+            chunk = max(1, CHUNK_TOKENS.get(ids.device.type, 4096) // longest)
+        if chunk >= N:
+            return self._run_rows(ids[:, :longest], ends, context, positions, deep)
+        order = ends.argsort(stable=True)
         parts = []
         for rows in torch.split(order, chunk):
             length = int(ends[rows[-1]]) + 1
-            x = self.tokens(ids[rows, :length])
-            if context is not None and positions is not None:
-                own = context if context.ndim == 2 else context[rows]
-                x = place(x, own, positions[rows])
-            real = int(ends[rows].sum()) + len(rows)
-            if not deep and real < WORTH_PACKING * len(rows) * length:
-                parts.append(self.encode_packed(x, ends[rows]))
-            else:
-                parts.append(self.encode(x, ends[rows], deep=deep))
+            own = context if context is None or context.ndim == 2 else context[rows]
+            at = None if positions is None else positions[rows]
+            parts.append(self._run_rows(ids[rows, :length], ends[rows], own, at, deep))
         return torch.cat(parts)[order.argsort()]
+
+    def _run_rows(
+        self,
+        ids: Tensor,
+        ends: Tensor,
+        context: Tensor | None,
+        positions: Tensor | None,
+        deep: Sequence[Tensor],
+    ) -> Tensor:
+        """Features (R, E) of cut token ids (R, L), all at once."""
+        x = self.tokens(ids)
+        if context is not None and positions is not None:
+            x = place(x, context, positions)
+        # Gathering has a slow backward pass, so gradients take the padded way.
+        if x.device.type == PACKED and not deep and not x.requires_grad:
+            return self.encode_packed(x, ends)
+        return self.encode(x, ends, deep=deep)
 
     def encode(self, embeddings: Tensor, ends: Tensor, *, deep: Sequence[Tensor] = ()) -> Tensor:
         """Features (R, E) of embedded sequences (R, L, D) that end at ``ends`` (R,)."""
@@ -97,13 +110,14 @@ class TextTower(nn.Module):
     def encode_packed(self, embeddings: Tensor, ends: Tensor) -> Tensor:
         """What :meth:`encode` gives, without computing anything behind the ends."""
         R, L, D = embeddings.shape
-        real = torch.arange(L, device=ends.device) <= ends[:, None]
-        slots = real.flatten().nonzero()[:, 0]
+        real = (torch.arange(L, device=ends.device) <= ends[:, None]).flatten()
+        slots = real.nonzero()[:, 0]
+        # The empty slots of a row repeat a token: what stands behind the end is never seen.
+        tokens = real.cumsum(dim=0) - 1
         x = (embeddings + self.position[:L]).flatten(0, 1).index_select(0, slots)
         for index in range(len(self.blocks) - 1):
-            x = self.block(index).packed(x, slots, R, L)
-        rows = x.new_zeros(R * L, D).index_copy_(0, slots, x).view(R, L, D)
-        return self._read_ends(rows, ends)
+            x = self.block(index).packed(x, slots, tokens, L)
+        return self._read_ends(x.index_select(0, tokens).view(R, L, D), ends)
 
     def _read_ends(self, x: Tensor, ends: Tensor) -> Tensor:
         """Features (R, E) of the input (R, L, D) of the last block, at ``ends`` only."""
