@@ -26,6 +26,7 @@ from torch import Tensor
 from cliquetta.methods.contract import Batch
 from cliquetta.methods.scap import SCAP, SCAPConfig
 from cliquetta.methods.scap.cliques import Cliques
+from cliquetta.methods.scap.domain import DomainSCAP, DomainSCAPConfig
 from cliquetta.model.checkpoints.native import load_model
 from cliquetta.model.clip import CLIP
 from cliquetta.model.config import CLIPConfig, TextConfig, VisionConfig
@@ -192,6 +193,21 @@ def measure(
     return row
 
 
+def measure_domain(model: CLIP, batch: int, classes: int, repeats: int) -> dict[str, Any]:
+    """``scap_domain`` on a batch of the same size."""
+    prompts = ClassPrompts(class_names("imagenet")[:classes], allow_duplicates=True)
+    adapter = DomainSCAP(model, prompts, DomainSCAPConfig(), seed=0)
+    size = model.image_size
+    images = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(0))
+    images = images.to(model.device)
+    clock = Clock(model.device)
+    for _ in range(2):
+        adapter.predict(Batch(images))
+    for _ in range(repeats):
+        clock.time("total", lambda: adapter.predict(Batch(images)))
+    return {"ms": 1000 * clock.median("total"), "images/s": batch / clock.median("total")}
+
+
 def measure_reference(model: CLIP, batch: int, memberships: int, classes: int) -> dict[str, Any]:
     """The literal loop of tests/reference on the same planted batch."""
     sys.path.insert(0, str(ROOT / "tests"))
@@ -282,6 +298,11 @@ def main() -> None:
         row["of matmul"] = row["TFLOP/s"] / rate
     show(rows)
     b, m, n, _ = cases[0]
+    domain = measure_domain(model, b, n, repeats)
+    print(
+        f"\nscap_domain, batch {b}, N={n}: {domain['ms']:.1f} ms ({domain['images/s']:.4g} images/s)"
+        f", {domain['ms'] / rows[1]['ms']:.2f} times preset paper"
+    )
     reference = measure_reference(model, b, m, n)
     ratio = reference["ms"] / rows[1]["ms"]
     print(
@@ -302,6 +323,7 @@ def main() -> None:
                     "device": name,
                     "rate": rate,
                     "rows": rows,
+                    "scap_domain": domain,
                     "reference": reference,
                     "ratio": ratio,
                 },
