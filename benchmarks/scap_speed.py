@@ -300,8 +300,8 @@ def main() -> None:
     b, m, n, _ = cases[0]
     domain = measure_domain(model, b, n, repeats)
     print(
-        f"\nscap_domain, batch {b}, N={n}: {domain['ms']:.1f} ms ({domain['images/s']:.4g} images/s)"
-        f", {domain['ms'] / rows[1]['ms']:.2f} times preset paper"
+        f"\nscap_domain, batch {b}, N={n}: {domain['ms']:.1f} ms ({domain['images/s']:.4g} "
+        f"images/s), {domain['ms'] / rows[1]['ms']:.2f} times preset paper"
     )
     reference = measure_reference(model, b, m, n)
     ratio = reference["ms"] / rows[1]["ms"]
