@@ -16,7 +16,13 @@ from cliquetta.data.catalogue import get_dataset
 from cliquetta.data.dataset import ArrayDataset
 from cliquetta.methods.contract import Batch
 from cliquetta.methods.coop import CoOpConfig
-from cliquetta.methods.few_shot import SGDTraining, epoch_batches, learn
+from cliquetta.methods.few_shot import (
+    SGDTraining,
+    TextTraining,
+    epoch_batches,
+    feature_draw,
+    learn,
+)
 from cliquetta.methods.fitting import (
     FewShot,
     FitStep,
@@ -160,6 +166,40 @@ def test_a_loss_that_is_no_number_stops_the_fit(tiny_clip: CLIP) -> None:
             SGDTraining(epochs=1),
             seed=0,
         )
+
+
+@pytest.mark.parametrize("name", ["coop", "cocoop"])
+def test_a_pool_of_whole_images_fits_as_fresh_ones_do(tiny_clip: CLIP, name: str) -> None:
+    """Whole images that look the same in the mirror leave nothing to a crop's chance."""
+    options = {"words": "a photo of a", "crop_scale": WHOLE, "epochs": 4, "lr": 0.1}
+    config = method_config(name, options={**options, "batch_size": 4})
+    fresh, pooled = (
+        fit_method(name, tiny_clip, TWO, make_examples(2), replace(config, crop_pool=pool))
+        for pool in (None, 3)
+    )
+    for key, value in fresh.items():
+        torch.testing.assert_close(pooled[key], value, atol=1e-4, rtol=1e-3)
+    moved = fresh["context"] - tiny_clip.context("a photo of a")
+    assert moved.abs().max() > 1e-3
+
+
+def test_a_pool_is_encoded_once_and_every_image_gets_crops_of_its_own(
+    tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examples, config = make_examples(3), TextTraining(crop_pool=5, crop_scale=(0.3, 1.0))
+    rng = np.random.default_rng([7, 0xF0])
+    crops = examples.crops(np.arange(6), tiny_clip, rng, scale=(0.3, 1.0), count=5)
+    pool = torch.stack([tiny_clip.encode_image(crop, normalize=True) for crop in crops])
+    draw = feature_draw(tiny_clip, examples, config, seed=7)
+    monkeypatch.setattr(tiny_clip, "encode_image", lambda *_: pytest.fail("encoded again"))
+    rows, generator, seen = np.array([4, 0, 3]), np.random.default_rng(0), set()
+    for _ in range(40):
+        far = (draw(rows, generator)[:, None] - pool[rows]).abs().amax(dim=-1)
+        assert far.amin(dim=1).max() < 1e-5
+        seen |= set(enumerate(far.argmin(dim=1).tolist()))
+    assert len(seen) == 3 * 5
+    with pytest.raises(ValueError, match="crop_pool is at least 1"):
+        TextTraining(crop_pool=0)
 
 
 def test_equal_seeds_fit_equally_and_leave_the_world_alone(tiny_clip: CLIP) -> None:

@@ -21,14 +21,20 @@ from cliquetta.methods.contract import Prediction, Treatment
 from cliquetta.methods.coop import initial_context, prompt_tokens
 from cliquetta.methods.examples import FewShot
 from cliquetta.methods.feature_level import FeatureLevel
-from cliquetta.methods.few_shot import FewShotAdapter, OnStep, SGDTraining, initial_linear, learn
+from cliquetta.methods.few_shot import (
+    FewShotAdapter,
+    OnStep,
+    TextTraining,
+    initial_linear,
+    learn_text,
+)
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 
 
 @dataclass(frozen=True)
-class CoCoOpConfig(SGDTraining):
+class CoCoOpConfig(TextTraining):
     """The authors' defaults."""
 
     epochs: int | None = 10
@@ -113,12 +119,10 @@ def fit_cocoop(
     start = initial_parameters(model, config, torch.Generator().manual_seed(seed))
     tokens = prompt_tokens(model, prompts, len(start["context"]))
 
-    def loss(learned: Mapping[str, Tensor], pixels: Tensor, labels: Tensor) -> Tensor:
-        with torch.no_grad():
-            features = model.encode_image(pixels, normalize=True)
-        return F.cross_entropy(cocoop_logits(model, learned, tokens, features), labels)
+    def logits(learned: Mapping[str, Tensor], features: Tensor) -> Tensor:
+        return cocoop_logits(model, learned, tokens, features)
 
-    return learn(start, loss, model, few_shot, config, seed=seed, on_step=on_step)
+    return learn_text(start, logits, model, few_shot, config, seed=seed, on_step=on_step)
 
 
 @register(

@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.errors import UnknownNameError
 from cliquetta.methods.contract import Prediction, Treatment
 from cliquetta.methods.examples import FewShot
 from cliquetta.methods.feature_level import FeatureLevel
-from cliquetta.methods.few_shot import FewShotAdapter, OnStep, SGDTraining, learn, places_of
+from cliquetta.methods.few_shot import FewShotAdapter, OnStep, TextTraining, learn_text, places_of
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
@@ -34,7 +33,7 @@ INIT_STD = 0.02
 
 
 @dataclass(frozen=True)
-class CoOpConfig(SGDTraining):
+class CoOpConfig(TextTraining):
     """The authors' defaults; ``epochs`` follows the number of shots."""
 
     context: int = 16
@@ -118,13 +117,11 @@ def fit_coop(
         if not config.words:
             start = INIT_STD * torch.randn(start.shape, generator=generator).to(model.device)
 
-    def loss(learned: Mapping[str, Tensor], pixels: Tensor, labels: Tensor) -> Tensor:
-        with torch.no_grad():
-            features = model.encode_image(pixels, normalize=True)
-        return F.cross_entropy(coop_logits(model, learned["context"], tokens, features), labels)
+    def logits(learned: Mapping[str, Tensor], features: Tensor) -> Tensor:
+        return coop_logits(model, learned["context"], tokens, features)
 
     start_from = {"context": start}
-    return learn(start_from, loss, model, few_shot, config, seed=seed, on_step=on_step)
+    return learn_text(start_from, logits, model, few_shot, config, seed=seed, on_step=on_step)
 
 
 @register(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,8 @@ from cliquetta.model.clip import CLIP
 from cliquetta.model.preprocess import Preprocess
 
 Rows = npt.NDArray[np.int64]
+VIEWS_AT_ONCE = 512
+"""Images that are encoded together: bounds memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +109,24 @@ class FewShot:
         crops = crop_tensors(images, boxes, S, eight_bit=True).to(torch.uint8)
         pixels = model.preprocess.pixels(crops.flatten(0, 1).permute(0, 2, 3, 1))
         return pixels.view(n, count, 3, S, S)
+
+
+@torch.no_grad()
+def crop_features(
+    model: CLIP,
+    few_shot: FewShot,
+    generator: np.random.Generator,
+    *,
+    scale: tuple[float, float],
+    count: int,
+) -> Tensor:
+    """Raw features (n, count, E) of ``count`` random crops of each image."""
+    parts = []
+    step = max(1, VIEWS_AT_ONCE // count)
+    for rows in np.array_split(np.arange(len(few_shot)), math.ceil(len(few_shot) / step)):
+        crops = few_shot.crops(rows, model, generator, scale=scale, count=count)
+        parts.append(model.encode_image(crops.flatten(0, 1)).view(len(rows), count, -1))
+    return torch.cat(parts)
 
 
 def choose_shots(dataset: Dataset, shots: int, seed: int) -> Rows:

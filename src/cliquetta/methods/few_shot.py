@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.methods.contract import Adapter
-from cliquetta.methods.examples import FewShot, Rows
-from cliquetta.model.clip import CLIP
+from cliquetta.methods.examples import FewShot, Rows, crop_features
+from cliquetta.model.clip import CLIP, unit
 from cliquetta.prompts.classes import ClassPrompts
 
 
@@ -134,6 +135,21 @@ class SGDTraining:
 
 
 @dataclass(frozen=True)
+class TextTraining(SGDTraining):
+    """The same for learners that leave the image tower as it is, and so may encode crops once."""
+
+    crop_pool: int | None = None
+    """Crops of each image that are drawn and encoded before training, which then takes one of them
+    a step: many epochs become cheap. ``None``: fresh crops at every step, as the authors."""
+
+    def __post_init__(self) -> None:
+        """Check the values at the door."""
+        super().__post_init__()
+        if self.crop_pool is not None and self.crop_pool < 1:
+            raise ValueError(f"crop_pool is at least 1, got {self.crop_pool}")
+
+
+@dataclass(frozen=True)
 class FitStep:
     """What a fit reports after each step."""
 
@@ -146,7 +162,11 @@ class FitStep:
 
 OnStep = Callable[[FitStep], None]
 Loss = Callable[[Mapping[str, Tensor], Tensor, Tensor], Tensor]
-"""Parameters, pixels (B, 3, S, S), labels (B,) -> the loss."""
+"""Parameters, pixels (B, 3, S, S) or what else was drawn, labels (B,) -> the loss."""
+Draw = Callable[[Rows, np.random.Generator], Tensor]
+"""Rows of the examples -> what the loss sees of them."""
+Logits = Callable[[Mapping[str, Tensor], Tensor], Tensor]
+"""Parameters, unit image features (B, E) -> logits (B, N)."""
 
 
 def epoch_batches(
@@ -168,8 +188,13 @@ def learn(
     *,
     seed: int,
     on_step: OnStep | None = None,
+    draw: Draw | None = None,
 ) -> dict[str, Tensor]:
-    """The parameters after SGD on random crops of the examples, from ``start``."""
+    """The parameters after SGD on the examples, from ``start``.
+
+    The loss sees what ``draw`` gives, by default pixels of a random crop of each image.
+    """
+    draw = draw or crop_draw(model, few_shot, config)
     learned = {name: value.detach().clone().requires_grad_() for name, value in start.items()}
     optimiser = torch.optim.SGD(
         list(learned.values()),
@@ -184,10 +209,10 @@ def learn(
     for epoch in range(epochs):
         lr = optimiser.param_groups[0]["lr"] = config.lr_at(epoch, epochs)
         for rows in epoch_batches(n, size, generator, drop_last=True):
-            pixels = few_shot.crops(rows, model, generator, scale=config.crop_scale)[:, 0]
+            seen = draw(rows, generator)
             labels = few_shot.labels[torch.from_numpy(rows)].to(model.device)
             with torch.enable_grad():
-                value = loss(learned, pixels, labels)
+                value = loss(learned, seen, labels)
                 gradients = torch.autograd.grad(value, list(learned.values()))
             for parameter, gradient in zip(learned.values(), gradients, strict=True):
                 parameter.grad = gradient
@@ -197,6 +222,61 @@ def learn(
             if on_step is not None:
                 on_step(FitStep(step, steps, epoch, now, lr))
     return {name: value.detach() for name, value in learned.items()}
+
+
+def learn_text(
+    start: Mapping[str, Tensor],
+    logits: Logits,
+    model: CLIP,
+    few_shot: FewShot,
+    config: TextTraining,
+    *,
+    seed: int,
+    on_step: OnStep | None = None,
+) -> dict[str, Tensor]:
+    """:func:`learn` by cross-entropy of the logits of image features, which stay as they are."""
+
+    def loss(learned: Mapping[str, Tensor], features: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits(learned, features), labels)
+
+    draw = feature_draw(model, few_shot, config, seed=seed)
+    return learn(start, loss, model, few_shot, config, seed=seed, on_step=on_step, draw=draw)
+
+
+def crop_draw(model: CLIP, few_shot: FewShot, config: SGDTraining) -> Draw:
+    """Pixels (B, 3, S, S) of a fresh crop of each image."""
+
+    def draw(rows: Rows, generator: np.random.Generator) -> Tensor:
+        return few_shot.crops(rows, model, generator, scale=config.crop_scale)[:, 0]
+
+    return draw
+
+
+def feature_draw(model: CLIP, few_shot: FewShot, config: TextTraining, *, seed: int) -> Draw:
+    """Unit features (B, E) of a crop of each image, fresh or out of the pool."""
+    if config.crop_pool is None:
+        pixels = crop_draw(model, few_shot, config)
+
+        def fresh(rows: Rows, generator: np.random.Generator) -> Tensor:
+            with torch.no_grad():
+                return model.encode_image(pixels(rows, generator), normalize=True)
+
+        return fresh
+    pool = unit(
+        crop_features(
+            model,
+            few_shot,
+            np.random.default_rng([seed, 0xF0]),
+            scale=config.crop_scale,
+            count=config.crop_pool,
+        )
+    )
+
+    def pooled(rows: Rows, generator: np.random.Generator) -> Tensor:
+        picks = generator.integers(pool.shape[1], size=len(rows))
+        return pool[torch.from_numpy(rows), torch.from_numpy(picks)]
+
+    return pooled
 
 
 def finite(loss: float, step: int) -> float:

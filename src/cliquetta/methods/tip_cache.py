@@ -10,10 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods.examples import FewShot
+from cliquetta.methods.examples import VIEWS_AT_ONCE, FewShot, crop_features
 from cliquetta.model.clip import CLIP, unit
-
-_VIEWS_AT_ONCE = 512
 
 
 @dataclass(frozen=True)
@@ -72,15 +70,10 @@ def build_keys(
     model: CLIP, few_shot: FewShot, config: TipAdapterConfig, generator: np.random.Generator
 ) -> Tensor:
     """Unit mean of the raw features of each image's augmentations, (n, E)."""
-    keys = []
-    step = max(1, _VIEWS_AT_ONCE // config.augmentations)
-    for rows in np.array_split(np.arange(len(few_shot)), math.ceil(len(few_shot) / step)):
-        crops = few_shot.crops(
-            rows, model, generator, scale=config.crop_scale, count=config.augmentations
-        )
-        features = model.encode_image(crops.flatten(0, 1))
-        keys.append(features.view(len(rows), config.augmentations, -1).mean(dim=1))
-    return unit(torch.cat(keys))
+    features = crop_features(
+        model, few_shot, generator, scale=config.crop_scale, count=config.augmentations
+    )
+    return unit(features.mean(dim=1))
 
 
 @dataclass(frozen=True)
@@ -105,7 +98,7 @@ def validation_of(model: CLIP, few_shot: FewShot, classifier: Tensor) -> Validat
             "search=True chooses numbers by accuracy and needs a validation split for it: give "
             "FewShot(validation=...), and never the test set"
         )
-    parts = np.array_split(np.arange(len(held)), math.ceil(len(held) / _VIEWS_AT_ONCE))
+    parts = np.array_split(np.arange(len(held)), math.ceil(len(held) / VIEWS_AT_ONCE))
     features = torch.cat(
         [model.encode_image(held.pixels(rows, model), normalize=True) for rows in parts]
     )
