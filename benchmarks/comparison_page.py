@@ -1,13 +1,15 @@
 """The comparison page of all methods, written from recorded results.
 
     python benchmarks/comparison_page.py --bundled DIR .. --real DIR .. --more DIR .. --speed FILE
+    python benchmarks/comparison_page.py ... --corruptions DIR --shifts DIR   # and the README
     python benchmarks/comparison_page.py            # again, from the records that the page names
     python benchmarks/comparison_page.py --check    # 1 if the page is not what they say
 
 DIR is a folder written by ``accuracy.py``, FILE the ``methods_speed.json`` of ``methods_speed.py``.
 Folders of one option are put together; where two hold the same run, the later folder counts. The
 setting with most methods makes the large tables, others (streams, batch sizes) and ``--more``
-folders get a short one each. Paths are kept relative to the repository.
+folders get a short one each. With ``--corruptions DIR --shifts DIR`` (both worlds under shift, some
+methods) the README's first table is written, too. Paths are kept relative to the repository.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from comparison.headline import headline, insert
 from comparison.page import Records, write_page
 from comparison.settings import Setting
 from comparison.tables import Cell, by_key, group_settings
@@ -31,6 +34,7 @@ from cliquetta.methods.registry import list_methods
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "methods" / "README.md"
+README = ROOT / "README.md"
 PROGRAM = "python benchmarks/comparison_page.py"
 
 
@@ -91,7 +95,9 @@ def link(path: Path, out: Path) -> str:
 def sources(options: argparse.Namespace) -> list[str]:
     """A list of the folders, each with date, hardware and command as recorded."""
     lines = []
-    for folder in [*options.bundled, *options.real, *options.more]:
+    folders = [*options.bundled, *options.real, *options.more]
+    folders += [folder for folder in (options.corruptions, options.shifts) if folder is not None]
+    for folder in dict.fromkeys(folders):
         made = dict.fromkeys(str(cell["made"]) for cell in read_cells([folder]))
         lines.append(f"- [{folder.name}]({link(folder, options.out)})")
         lines += [f"  - {text}" for text in made]
@@ -119,13 +125,20 @@ def make_page(options: argparse.Namespace) -> str:
     return write_page(records, sources(options), command_of(options))
 
 
+def make_readme(options: argparse.Namespace) -> str:
+    """The README with its first table as the records have it."""
+    speed = None if options.speed is None else read_speed(options.speed)
+    table = headline(read_cells([options.corruptions]), read_cells([options.shifts]), speed)
+    return insert(options.readme.read_text(encoding="utf-8"), table)
+
+
 def command_of(options: argparse.Namespace) -> str:
     """The command that writes this page, from the root of the repository."""
     lines = [PROGRAM]
-    for name in ("bundled", "real", "more", "speed", "out"):
+    for name in ("bundled", "real", "more", "speed", "corruptions", "shifts", "out", "readme"):
         value = getattr(options, name)
         paths = value if isinstance(value, list) else [value]
-        if paths and paths[0] is not None and value != PAGE:
+        if paths and paths[0] is not None and value not in (PAGE, README):
             words = " ".join(shlex.quote(_from_root(path)) for path in paths)
             lines.append(f"--{name} {words}")
     return " \\\n    ".join(lines)
@@ -152,32 +165,46 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--real", type=Path, nargs="+", default=[], help="accuracy.py, real")
     parser.add_argument("--more", type=Path, nargs="+", default=[], help="short tables")
     parser.add_argument("--speed", type=Path, help="methods_speed.json")
+    parser.add_argument("--corruptions", type=Path, help="accuracy.py, micro; for the README")
+    parser.add_argument("--shifts", type=Path, help="accuracy.py, real; for the README")
+    parser.add_argument("--readme", type=Path, default=README, help="where the first table stands")
     parser.add_argument("--out", type=Path, default=PAGE, help="docs/methods/README.md")
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
     options = parser.parse_args(arguments)
     if not options.bundled:
-        if options.real or options.more or options.speed:
+        if options.real or options.more or options.speed or options.corruptions or options.shifts:
             parser.error("--bundled DIR is needed, too, or nothing: then the page's own records")
         kept = ["--out", str(options.out), *(["--check"] if options.check else [])]
+        kept += ["--readme", str(options.readme)]
         options = parser.parse_args([*named_inputs(options.out), *kept])
+    if (options.corruptions is None) != (options.shifts is None):
+        parser.error("the README's table needs both --corruptions DIR and --shifts DIR")
     return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_arguments(sys.argv[1:] if arguments is None else arguments)
-    page = make_page(options)
+    texts = {options.out: make_page(options)}
+    if options.corruptions is not None:
+        texts[options.readme] = make_readme(options)
     if options.check:
-        text = options.out.read_text(encoding="utf-8") if options.out.exists() else ""
-        if text == page:
-            return 0
-        changes = difflib.unified_diff(text.splitlines(), page.splitlines(), "page", "records", n=0)
-        print("\n".join(changes))
-        print(f"{options.out} is not what the records say: run {PROGRAM} and commit it")
-        return 1
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(page, encoding="utf-8")
-    print(f"wrote {options.out}")
+        return max(differs(path, text) for path, text in texts.items())
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        print(f"wrote {path}")
     return 0
+
+
+def differs(path: Path, wanted: str) -> int:
+    """1 and a printed diff if the file is not what the records say."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    if text == wanted:
+        return 0
+    changes = difflib.unified_diff(text.splitlines(), wanted.splitlines(), "page", "records", n=0)
+    print("\n".join(changes))
+    print(f"{path} is not what the records say: run {PROGRAM} and commit it")
+    return 1
 
 
 if __name__ == "__main__":

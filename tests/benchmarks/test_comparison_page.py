@@ -8,6 +8,7 @@ from pathlib import Path
 
 import comparison_page
 import pytest
+from comparison import headline
 from made_cells import make_cell, make_cells, write_folder
 
 from cliquetta.methods.registry import list_methods
@@ -145,3 +146,32 @@ def test_the_page_of_the_repository_is_what_its_records_say() -> None:
     for target in re.findall(r"\]\(([^)#]+)", text):
         assert (comparison_page.PAGE.parent / target).exists(), target
     assert text.count("](") > len(list_methods())
+
+
+def test_the_readme_gets_its_first_table(tmp_path: Path, records: list[str]) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{headline.BEGIN}\nold\n{headline.END}\nafter\n")
+    both = ["--corruptions", records[1], "--shifts", records[3], "--readme", str(readme)]
+    make(tmp_path, [*records, *both])
+    text = readme.read_text()
+    assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
+    # tent: 55.00 over noise and fog, fog alone where development shifts do not count
+    assert row(text, "tent") == [
+        "`tent`", "55.00 (+5.00)", "-1.00", "-1.5", "59.00 (-1.00)", "-1.00", "-1.5", "2.74 ×"
+    ]  # fmt: skip
+    assert row(text, "zero_shot")[1:5] == ["50.00", "–", "90.0", "60.00"]
+    assert "bundled set, 2 shifts" in text and "real tower, 1 shifts" in text
+    assert not re.search(r"`zero`|`tda`", text)  # not in both worlds
+    page = ["--out", str(tmp_path / "page.md"), "--readme", str(readme), "--check"]
+    assert comparison_page.main(page) == 0
+    readme.write_text(text.replace("55.00", "56.00"))
+    assert comparison_page.main(page) == 1
+
+
+def test_a_readme_without_marks_is_left_alone(tmp_path: Path, records: list[str]) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("no table here\n")
+    both = ["--corruptions", records[1], "--shifts", records[3], "--readme", str(readme)]
+    with pytest.raises(SystemExit, match="headline"):
+        comparison_page.main([*records, *both, "--out", str(tmp_path / "page.md")])
+    assert readme.read_text() == "no table here\n"
