@@ -62,7 +62,7 @@ class SessionRequest(_Model):
     """Each holds ``{}`` once for the class name; several are averaged."""
     model: str | None = None
     """One of ``/v1/models``; the first of them if left out."""
-    method: str = "scap"
+    method: str = "scap_domain"
     """One of ``/v1/methods``."""
     preset: str | None = None
     """One of the method's presets instead of its defaults."""
