@@ -63,6 +63,9 @@ def test_unknown_names_come_with_the_nearest(run: Run, photos: Path, tiny_file: 
     refused(run("models", "nothing-like-this"), "no model is named like")
     refused(run("demo", "--shifts", "smoke:3"), "unknown shift 'smoke'")
     refused(run("demo", "--shifts", "fog:9"), "1 to 5")
+    refused(run("demo", "--method", "scap,tend"), "unknown method 'tend'", "'tent'")
+    refused(run("demo", "--method", "scap,tent,scap"), "names scap twice")
+    refused(run("demo", "--method", ","), "no methods given")
 
 
 def test_unknown_option_and_command(run: Run) -> None:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from running import Run
 
-from cliquetta.cli.demo import Comparison, _counts, summary
+from cliquetta.cli.demo import Comparison, _counts, read_methods, summary
 from cliquetta.evaluation.paired import PairedTest
 from cliquetta.evaluation.predictions import Predictions
-from cliquetta.evaluation.record import load_predictions, load_record
-from cliquetta.report.changes import Changes, count_changes
+from cliquetta.evaluation.record import Record, load_predictions, load_record
+from cliquetta.report.changes import Changes
 
 
 @pytest.fixture
@@ -151,19 +151,22 @@ def predictions(*classes: int) -> Predictions:
 def test_change_counts_by_hand() -> None:
     # labels are all 0:   stays right, repaired, broken, sideways, stays wrong
     before = predictions(0, 1, 0, 1, 2)
-    after = predictions(0, 0, 3, 2, 2)
-    comparison = Comparison("fog:3", (), (before, after))
-    assert comparison.change == count_changes([(before, after)])
-    assert _counts(comparison.change) == {
-        "images": 5, "changed": 3, "repaired": 1, "broken": 1, "gain": 0.0
-    }  # fmt: skip
-    assert _counts(Comparison("fog:3", (), None).change) is None
+    after, best = predictions(0, 0, 3, 2, 2), predictions(0, 0, 0, 0, 2)
+    records = tuple(Record("run", {"method": m}) for m in ("zero_shot", "scap", "tent"))
+    changes = Comparison("fog:3", records, (before, after, best)).changes
+    assert {method: _counts(change) for method, change in changes.items()} == {
+        "scap": {"images": 5, "changed": 3, "repaired": 1, "broken": 1, "gain": 0.0},
+        "tent": {"images": 5, "changed": 2, "repaired": 2, "broken": 0, "gain": 40.0},
+    }
+    assert Comparison("fog:3", records[:1], (before,)).changes == {}
 
 
 def test_summary_is_plain_about_what_changed() -> None:
-    def said(images: int, changed: int, repaired: int, broken: int, p: float) -> str:
-        test = PairedTest(images, repaired, broken, p)
-        return summary(Changes(images, images, changed, test), 4 * images // 10, "scap")
+    def changes(images: int, changed: int, repaired: int, broken: int, p: float) -> Changes:
+        return Changes(images, images, changed, PairedTest(images, repaired, broken, p))
+
+    def said(images: int, *counts: float) -> str:
+        return " ".join(summary({"scap": changes(images, *counts)}, 4 * images // 10))
 
     nothing = said(100, 0, 0, 0, 1.0)
     assert "40.00 % right and scap 40.00 %" in nothing and "changed none of 100 ans" in nothing
@@ -172,32 +175,49 @@ def test_summary_is_plain_about_what_changed() -> None:
     assert "scap 41.00 %" in small and "3 from right to wrong, 3 otherwise" in small
     assert "a gain of 1.00 points, too small to tell from chance" in small
     assert said(1000, 100, 10, 80, 1e-9).endswith("a loss of 7.00 points (p = 1e-09).")
+    both = {"scap": changes(100, 0, 0, 0, 1.0), "tent": changes(100, 40, 5, 30, 1e-5)}
+    assert summary(both, 40) == [
+        "Of 100 shifted images, zero_shot gets 40.00 % right, scap 40.00 % and tent 15.00 %.",
+        "scap changed none of 100 answers.",
+        "tent changed 40 of 100 answers: 5 from wrong to right, 30 from right to wrong, "
+        "5 otherwise. That is a loss of 25.00 points (p = 1e-05).",
+    ]
 
 
 def test_demo_compares_and_records(run: Run, tmp_path: Path) -> None:
-    words = ("--images", "24", "--batch-size", "12", "--shifts", "fog:3,contrast:5")
-    answer = run("demo", "--method", "tent", "--out", tmp_path / "demo", *words)
+    words = ("--images", "12", "--batch-size", "6", "--shifts", "fog:3,contrast:5")
+    words += ("--method", "tent,scap_domain")
+    answer = run("demo", "--out", tmp_path / "demo", *words)
     assert answer.code == 0
-    assert "Of 48 shifted images, zero_shot gets" in answer.text
+    assert "Of 24 shifted images, zero_shot gets" in answer.text
+    assert "tent changed" in answer.text and "scap_domain changed" in answer.text
     assert "fog:3" in answer.text and "contrast:5" in answer.text
     records = sorted((tmp_path / "demo").glob("*/record.json"))
-    assert len(records) == 4
+    assert len(records) == 6
     assert all(record.parent.name in answer.text.replace(" ", "") for record in records)
-    again = run("demo", "--method", "tent", "--out", tmp_path / "demo", "--json", *words)
+    again = run("demo", "--out", tmp_path / "demo", "--json", *words)
     shown = json.loads(again.stdout)
     assert [entry["shift"] for entry in shown] == ["fog:3", "contrast:5"]
     for entry in shown:
-        plain, adapted = (run["top1"] for run in entry["runs"])
-        change = entry["change"]
-        assert adapted - plain == pytest.approx(
-            100 * (change["repaired"] - change["broken"]) / 24, abs=1e-4
-        )
+        methods = [run["method"] for run in entry["runs"]]
+        assert methods == ["zero_shot", "tent", "scap_domain"]
+        assert [change["method"] for change in entry["change"]] == methods[1:]
+        plain, *adapted = (run["top1"] for run in entry["runs"])
+        for top1, change in zip(adapted, entry["change"], strict=True):
+            gain = 100 * (change["repaired"] - change["broken"]) / 12
+            assert top1 - plain == pytest.approx(gain, abs=1e-4)
 
 
 def test_demo_of_zero_shot_alone(run: Run, tmp_path: Path) -> None:
     words = ("--images", "16", "--shifts", "fog:3", "--out", tmp_path / "demo", "--json")
     (entry,) = json.loads(run("demo", "--method", "zero_shot", *words).stdout)
-    assert entry["change"] is None and len(entry["runs"]) == 1
+    assert entry["change"] == [] and len(entry["runs"]) == 1
+
+
+def test_methods_of_the_demo() -> None:
+    assert read_methods("scap, scap_domain") == ["scap", "scap_domain"]
+    assert read_methods("zero_shot") == []
+    assert read_methods("tent,zero_shot,scap") == ["tent", "scap"]
 
 
 def test_demo_table_fits_a_terminal_of_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,14 +225,20 @@ def test_demo_table_fits_a_terminal_of_80_columns(capsys: pytest.CaptureFixture[
 
     from cliquetta.cli.console import Terminal
     from cliquetta.cli.demo import _row, table_columns
-    from cliquetta.evaluation.record import Record
 
-    records = tuple(Record("run", {"method": m}, metrics={"top1": 76.5}) for m in ("a", "b"))
+    def shown(*methods: str) -> list[str]:
+        names = ("zero_shot", *methods)
+        records = tuple(Record("run", {"method": m}, metrics={"top1": 76.5}) for m in names)
+        row = _row(Comparison("jpeg_compression:3", records, (before, after, worse)[: len(names)]))
+        columns = table_columns(methods)
+        Terminal(out=Console(width=80)).table(columns, [row], right=columns[1:])
+        lines = capsys.readouterr().out.splitlines()
+        # of the long name the end may stand on a line of its own, of numbers nothing
+        assert any(all(cell in line for cell in row[1:]) for line in lines)
+        return row
+
     before = predictions(*[1] * 1231, *[0] * 769)
-    answers = before, predictions(*[0] * 1000, *[1] * 462, *[0] * 538)
-    row = _row(Comparison("jpeg_compression:3", records, answers))
-    assert row[3:] == ["+38.45", "1231", "1000", "231"]
-    columns = table_columns("scap")
-    Terminal(out=Console(width=80)).table(columns, [row], right=columns[1:])
-    lines = capsys.readouterr().out.splitlines()
-    assert any(all(cell in line for cell in row) for line in lines)
+    after, worse = predictions(*[0] * 1000, *[1] * 462, *[0] * 538), predictions(*[1] * 2000)
+    assert shown("scap")[3:] == ["+38.45", "1231", "1000", "231"]
+    assert shown("scap_domain")[3:] == ["+38.45", "1231", "1000", "231"]
+    assert shown("scap", "scap_domain")[2:] == ["76.50", "+38.45", "76.50", "-38.45"]

@@ -106,6 +106,16 @@ def test_counts_add_up_to_the_description(run):
         assert all(clique["after"] is not None for clique in cliques)
 
 
+def test_domain_prompts_leave_a_line_about_every_batch(run):
+    evidence = load_evidence(run("scap_domain")[0])
+    assert [line["batch"] for line in evidence.counts] == [1, 2, 3, 4]
+    for line, batch in zip(evidence.counts, evidence.batches, strict=True):
+        assert line["images"] == len(batch.keys) == 10 and line["domain"] in range(4)
+        assert 0 <= line["believed"] <= 1 and 0 < line["doubt"] <= 1
+    believing = load_evidence(run("scap_domain", {"prior": "zero-shot", "full_doubt": 0.0})[0])
+    assert {(line["believed"], line["doubt"]) for line in believing.counts} == {(1.0, 1.0)}
+
+
 def test_maps_begin_with_plain_attention_and_end_with_all_prompts(run, tiny_clip, dataset):
     folder, _ = run(limits=EvidenceLimits(maps=8))
     images = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -17,9 +18,12 @@ from cliquetta.data.catalogue import get_dataset
 from cliquetta.evaluation.evidence_log import BatchEvidence, Evidence
 from cliquetta.evaluation.sweep import RunSpec, Workplace
 from cliquetta.model.checkpoints.native import save_model
+from cliquetta.report.evidence_section import Amounts, evidence_section
 from cliquetta.report.gallery import changed_tiles, clique_cards
+from cliquetta.report.markup import Figures
 from cliquetta.report.page import Choices, build_page
-from cliquetta.report.runs import load_runs
+from cliquetta.report.runs import load_runs, shown_groups
+from cliquetta.report.sections import headline
 
 LABELS = [0, 0, 1, 1, 2, 2, 3, 3] * 4
 PLAIN = [0, 1, 1, 0, 2, 3, 3, 3] * 4
@@ -165,6 +169,51 @@ def test_several_runs_are_compared(tmp_path):
     assert "scap changed 12 of 32 answers: 12 from wrong to right, 0 from right to wrong" in text
     assert "gain of 37.50 points (p = 0.00049)" in text  # 2 ** -11
     assert "tent changed 16 of 32 answers: 4 from wrong to right, 8 from right to wrong" in text
+
+
+def cards_of(folder: Path) -> list[tuple[str, str]]:
+    html = headline(shown_groups(load_runs([folder])[0]))
+    return re.findall(r"<li><b>([^<]*)</b><span>([^<]*)</span>", html)
+
+
+def test_figures_of_a_few_methods_head_the_page(tmp_path):
+    for shift in ("toy@fog:3", "toy@contrast:3"):
+        make_run(tmp_path, "zero_shot", LABELS, PLAIN, dataset=shift)
+        make_run(tmp_path, "scap", LABELS, LABELS, dataset=shift)
+    alone = [("62.5 %", "right with zero_shot"), ("100.0 %", "right with scap")]
+    assert cards_of(tmp_path) == [
+        *alone,
+        ("24", "of 64 answers changed"),
+        ("24", "from wrong to right"),
+        ("0", "from right to wrong"),
+    ]
+    make_run(tmp_path, "tent", LABELS, ADAPTED, dataset="toy@fog:3")
+    assert cards_of(tmp_path) == []  # tent did not see all images
+    make_run(tmp_path, "tent", LABELS, ADAPTED, dataset="toy@contrast:3")
+    assert cards_of(tmp_path) == [*alone, ("50.0 %", "right with tent")]
+    text = Reader(headline(shown_groups(load_runs([tmp_path])[0]))).text
+    assert "scap changed 24 of 64 answers: 24 from wrong to right" in text
+    assert "tent changed 32 of 64 answers: 8 from wrong to right, 16 from right to wrong" in text
+
+
+def test_domain_prompts_are_described_without_cliques(tmp_path):
+    make_run(tmp_path, "zero_shot", LABELS, PLAIN)
+    folder = make_run(tmp_path, "scap_domain", LABELS, ADAPTED)
+    (run,) = load_runs([folder])[0]
+    lines = ((0, 0.0, 0.5), (0, 0.2, 0.7), (2, 0.1, 0.9))
+    counts = tuple(
+        {"batch": 1 + place, "images": 4, "domain": domain, "believed": believed, "doubt": doubt}
+        for place, (domain, believed, doubt) in enumerate(lines)
+    )
+    evidence = replace(_evidence(), counts=counts)
+    plain = [replace(batch, description=None) for batch in evidence.batches]
+    evidence = replace(evidence, batches=tuple(plain))
+    html = evidence_section(run, "scap_domain", evidence, Amounts(), Figures())
+    text = Reader(html).text
+    assert text.startswith("3 batches with the prompts of 2 domains.")
+    assert "allowed 70 % of a full step" in text and "were believed to 10 %" in text
+    assert "Images whose answer changed" in text
+    assert "Cliques" not in text and "Attention" not in text
 
 
 def test_a_large_report_loses_its_galleries_first(page, evaluated):

@@ -57,10 +57,15 @@ class Terminal:
             whole = [row[place] for row in rows] if place == 0 or column in right else []
             widths.append(max(map(len, [*column.split(), *whole])))
         # Rather break long names than lose columns of numbers at the edge.
-        widths[0] = min(widths[0], max(12, self.out.width - sum(widths[1:]) - 3 * len(columns)))
-        for column, width in zip(columns, widths, strict=True):
+        room = self.out.width - sum(widths[1:]) - 3 * len(columns) - 1
+        tight, widths[0] = widths[0] > room, min(widths[0], max(12, room))
+        for place, (column, width) in enumerate(zip(columns, widths, strict=True)):
             justify: Any = "right" if column in right else "left"
-            table.add_column(escape(column), justify=justify, overflow="fold", min_width=width)
+            # Where it is tight, widths are given: rich would first narrow all columns alike.
+            given = width if tight and (place == 0 or column in right) else None
+            table.add_column(
+                escape(column), justify=justify, overflow="fold", min_width=width, width=given
+            )
         for row in rows:
             table.add_row(*(escape(cell) for cell in row))
         self.out.print(table)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,16 +16,19 @@ from cliquetta.cli.console import Terminal, count, number
 
 if TYPE_CHECKING:
     from cliquetta.data.dataset import Dataset
+    from cliquetta.evaluation.predictions import Predictions
     from cliquetta.evaluation.record import Record
     from cliquetta.evaluation.runner import Step
     from cliquetta.methods.contract import Adapter
-    from cliquetta.report.changes import Changes, Pair
+    from cliquetta.report.changes import Changes
 
 PLAIN = "zero_shot"
 _EXAMPLES = """
 cliquetta demo
 
-cliquetta demo --shifts fog:4,contrast:3 --images 256 --method zero_shot
+cliquetta demo --shifts fog:4,contrast:3 --images 512 --method tda,scap_domain
+
+cliquetta demo --method zero_shot
 """
 
 
@@ -34,15 +38,25 @@ class Comparison:
 
     shift: str
     records: tuple[Record, ...]
-    answers: Pair | None
-    """``None`` for zero-shot alone."""
+    answers: tuple[Predictions, ...]
+    """One per record."""
 
     @property
-    def change(self) -> Changes | None:
-        """How the answers differ."""
-        from cliquetta.report.changes import count_changes
+    def changes(self) -> Mapping[str, Changes]:
+        """How the answers of each method differ from those of zero-shot; by method."""
+        return _changes([self])
 
-        return None if self.answers is None else count_changes([self.answers])
+
+def _changes(comparisons: Sequence[Comparison]) -> dict[str, Changes]:
+    """Over all shifts, by method."""
+    from cliquetta.report.changes import count_changes
+
+    methods = [record.method for record in comparisons[0].records]
+    return {
+        method: count_changes([(c.answers[0], c.answers[place]) for c in comparisons])
+        for place, method in enumerate(methods)
+        if place
+    }
 
 
 def add_to(app: typer.Typer) -> None:
@@ -53,8 +67,9 @@ def add_to(app: typer.Typer) -> None:
 def demo(
     common: Common,
     method: Annotated[
-        str, typer.Option(help="Shown beside zero-shot; see `cliquetta methods`.")
-    ] = "scap",
+        str,
+        typer.Option(help="Shown beside zero-shot, several with commas; see `cliquetta methods`."),
+    ] = "scap,scap_domain",
     shifts: Annotated[
         str, typer.Option(help="name:severity, several with commas; see `cliquetta datasets`.")
     ] = "gaussian_noise:1,motion_blur:4,fog:4,jpeg_compression:3",
@@ -63,16 +78,16 @@ def demo(
     seed: Annotated[int, typer.Option(help="Of the order and of the method.")] = 0,
     out: Annotated[Path, typer.Option(help="Where the records of the runs go.")] = Path("demo"),
 ) -> None:
-    """Classify shifted images with plain CLIP and with an adapting method, side by side.
+    """Classify shifted images with plain CLIP and with adapting methods, side by side.
 
     Model and images come with the package: a small CLIP trained on CIFAR images, and a slice of
     CIFAR-10's test set that it never saw, with corruptions that it never saw either.
     """
     from cliquetta.cli.inputs import split_list
     from cliquetta.data.catalogue import get_dataset
-    from cliquetta.methods.registry import create_method, get_method
+    from cliquetta.methods.registry import create_method
 
-    names = [PLAIN] if method == PLAIN else [PLAIN, get_method(method).name]
+    names = [PLAIN, *read_methods(method)]
     wanted = split_list(shifts, "shifts")
     datasets = [get_dataset(f"bundled@{shift}") for shift in wanted]
     model = common.model("micro")
@@ -85,7 +100,20 @@ def demo(
         ticks = [_ticker(progress, bar) for bar in bars]
         comparisons = [runs.compare(dataset, ticks) for dataset in datasets]
     page = _make_page(comparisons, out)
-    _report(comparisons, method, out, page, common.terminal)
+    _report(comparisons, out, page, common.terminal)
+
+
+def read_methods(given: str) -> list[str]:
+    """The methods of ``a,b,c`` but zero-shot, which is always run."""
+    from cliquetta.cli.inputs import split_list
+    from cliquetta.methods.registry import get_method
+
+    named = Counter(part.strip() for part in given.split(","))
+    names = [get_method(name).name for name in split_list(given, "methods")]
+    twice = [name for name in names if named[name] > 1]
+    if twice:
+        raise ValueError(f"--method names {twice[0]} twice: name every method once")
+    return [name for name in names if name != PLAIN]
 
 
 def _make_page(comparisons: Sequence[Comparison], out: Path) -> Path | None:
@@ -119,11 +147,8 @@ class _Runs:
         from cliquetta.evaluation.record import load_predictions
 
         records = [self._run(*pair, dataset) for pair in zip(self.adapters, ticks, strict=True)]
-        shift = dataset.id.partition("@")[2]
-        if len(records) == 1:
-            return Comparison(shift, tuple(records), None)
-        plain, adapted = (load_predictions(self.out / record.id) for record in records)
-        return Comparison(shift, tuple(records), (plain, adapted))
+        answers = tuple(load_predictions(self.out / record.id) for record in records)
+        return Comparison(dataset.id.partition("@")[2], tuple(records), answers)
 
     def _run(self, adapter: Adapter, tick: Callable[[Step], None], dataset: Dataset) -> Record:
         from cliquetta.evaluation.evidence_log import EvidenceLimits, evaluate_with_evidence
@@ -154,32 +179,29 @@ def _ticker(progress: Progress, bar: TaskID) -> Callable[[Step], None]:
     return tick
 
 
-def summary(change: Changes, plain_right: int, method: str) -> str:
-    """In words what the method did to the answers, good or bad."""
+def summary(changes: Mapping[str, Changes], plain_right: int) -> list[str]:
+    """In words what the methods did to the answers, good or bad: all in one line, then each."""
     from cliquetta.report.changes import in_words
 
-    before = 100 * plain_right / change.images
-    return (
-        f"Of {count(change.images, 'shifted image')}, {PLAIN} gets {number(before)} % right and "
-        f"{method} {number(before + (change.gain or 0.0))} %. {in_words(change, method)}"
-    )
+    images = next(iter(changes.values())).images
+    before = 100 * plain_right / images
+    shares = [f"{PLAIN} gets {number(before)} % right"]
+    shares += [f"{name} {number(before + (c.gain or 0.0))} %" for name, c in changes.items()]
+    first = f"{', '.join(shares[:-1])} and {shares[-1]}"
+    lines = [in_words(change, method) for method, change in changes.items()]
+    return [f"Of {count(images, 'shifted image')}, {first}.", *lines]
 
 
 def _report(
-    comparisons: Sequence[Comparison],
-    method: str,
-    out: Path,
-    page: Path | None,
-    terminal: Terminal,
+    comparisons: Sequence[Comparison], out: Path, page: Path | None, terminal: Terminal
 ) -> None:
-    from cliquetta.report.changes import count_changes
-
-    columns = table_columns(method)
+    changes = _changes(comparisons)
+    columns = table_columns(list(changes))
     terminal.table(columns, [_row(c) for c in comparisons], right=columns[1:])
-    pairs = [c.answers for c in comparisons if c.answers is not None]
-    if pairs:
-        right = sum(int(plain.correct.sum()) for plain, _ in pairs)
-        terminal.say(summary(count_changes(pairs), right, method))
+    if changes:
+        right = sum(int(c.answers[0].correct.sum()) for c in comparisons)
+        for line in summary(changes, right):
+            terminal.say(line)
     terminal.say("Records of the runs:")
     for record in (record for c in comparisons for record in c.records):
         terminal.say(f"  {out / record.id / 'record.json'}")
@@ -191,28 +213,31 @@ def _report(
     terminal.document([_plain(c, out) | {"report": report} for c in comparisons])
 
 
-def table_columns(method: str) -> list[str]:
-    """Headers of the table; ``fixed`` are wrong answers set right, ``broken`` the reverse."""
-    columns = ["shift", *(f"{name} %" for name in dict.fromkeys((PLAIN, method)))]
-    return columns if method == PLAIN else [*columns, "gain", "changed", "fixed", "broken"]
+def table_columns(methods: Sequence[str]) -> list[str]:
+    """Headers of the table; ``fixed`` are wrong answers set right, ``broken`` the reverse.
+
+    These counts are for one method; of several the sentences below the table have them.
+    """
+    columns = ["shift", f"{PLAIN} %"]
+    for method in methods:
+        columns += [f"{method} %", "gain"]
+    return [*columns, "changed", "fixed", "broken"] if len(methods) == 1 else columns
 
 
 def _row(comparison: Comparison) -> list[str]:
-    row = [comparison.shift]
-    row += [number(record.metrics["top1"]) for record in comparison.records]
-    found = _counts(comparison.change)
-    if found is not None:
-        row += [
-            f"{found['gain']:+.2f}",
-            *(str(found[k]) for k in ("changed", "repaired", "broken")),
-        ]
+    plain, *adapted = (number(record.metrics["top1"]) for record in comparison.records)
+    found = [_counts(change) for change in comparison.changes.values()]
+    row = [comparison.shift, plain]
+    for top1, counts in zip(adapted, found, strict=True):
+        row += [top1, f"{counts['gain']:+.2f}"]
+    if len(found) == 1:
+        row += [str(found[0][key]) for key in ("changed", "repaired", "broken")]
     return row
 
 
-def _counts(change: Changes | None) -> dict[str, Any] | None:
+def _counts(change: Changes) -> dict[str, Any]:
     """A change as JSON types."""
-    if change is None or change.test is None:
-        return None
+    assert change.test is not None  # the bundled images have labels
     return {
         "images": change.images,
         "changed": change.changed,
@@ -223,10 +248,12 @@ def _counts(change: Changes | None) -> dict[str, Any] | None:
 
 
 def _plain(comparison: Comparison, out: Path) -> dict[str, Any]:
-    """A comparison as JSON types."""
+    """A comparison as JSON types: ``change`` has one entry per method, ``runs`` zero-shot too."""
     return {
         "shift": comparison.shift,
-        "change": _counts(comparison.change),
+        "change": [
+            {"method": method, **_counts(change)} for method, change in comparison.changes.items()
+        ],
         "runs": [
             {
                 "method": record.method,

@@ -22,7 +22,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from cliquetta.atomic import write_atomically
-from cliquetta.evaluation.explanation import Explanation, count_cliques, explain
+from cliquetta.evaluation.explanation import Explanation, count_batch, explain
 from cliquetta.evaluation.record import RECORD, STATE, Record, load_record
 from cliquetta.evaluation.runner import Step, evaluate, plan
 from cliquetta.evaluation.stream import Stream
@@ -82,7 +82,7 @@ class EvidenceLog:
 
     def __call__(self, step: Step) -> None:
         """Keep what is wanted of a batch."""
-        line = {"batch": step.number, **count_cliques(step.prediction)}
+        line = {"batch": step.number, **count_batch(step.prediction)}
         with (self.folder / _COUNTS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         if step.number in self.shown and len(step.batch):

@@ -51,9 +51,17 @@ class Explanation:
         return {name: value.cpu().contiguous() for name, value in found.items()}
 
 
-def count_cliques(prediction: Prediction) -> dict[str, int | float]:
-    """Counts over a batch, with the size of its largest clique; for other methods images only."""
-    if "cliques" not in prediction.evidence:
+def count_batch(prediction: Prediction) -> dict[str, int | float]:
+    """What one line can say of a batch: its images and, for some methods, more.
+
+    Of SCAP counts of cliques, with the size of the largest; of domain prompts the domain, how
+    much of the zero-shot marginal was believed, and the doubt of zero-shot CLIP.
+    """
+    evidence = prediction.evidence
+    if "domain" in evidence:
+        shares = {name: round(float(evidence[name]), 4) for name in ("believed", "doubt")}
+        return {"images": len(prediction.logits), "domain": int(evidence["domain"]), **shares}
+    if "cliques" not in evidence:
         return {"images": len(prediction.logits)}
     cliques = prediction.evidence["cliques"]
     largest = int(cliques.sets.sum(dim=1).max()) if len(cliques) else 0

@@ -42,7 +42,7 @@ def evidence_section(
     how: How = "auto",
 ) -> str:
     """Everything that a run left to look at."""
-    parts = [_counts(evidence), _changed(run, evidence, amounts.changed)]
+    parts = [_counts(evidence), _domains(evidence), _changed(run, evidence, amounts.changed)]
     parts.append(_gallery(run, evidence, amounts.cliques))
     parts.append(_attention(run, label, evidence, amounts.maps, kind, figures))
     parts.append(_embedding(run, label, evidence, how, figures))
@@ -61,13 +61,35 @@ def _counts(evidence: Evidence) -> str:
     inside = 100 * sum(line["images_with_clique"] for line in lines) / images
     retained = 100 * sum(line["images_with_retained"] for line in lines) / images
     text = (
-        f"{count(len(lines), 'batch').replace('batchs', 'batches')}: on average "
+        f"{_batches(len(lines))}: on average "
         f"{mean('cliques'):.1f} cliques in {mean('distinct_sets'):.1f} different sets of images, "
         f"{mean('mean_size'):.1f} images each, the largest {mean('max_size'):.1f}. "
         f"{inside:.0f} % of the images were in a clique; {retained:.0f} % were scored with a "
         "retained prompt."
     )
     return f"<p>{esc(text)}</p>"
+
+
+def _domains(evidence: Evidence) -> str:
+    """What domain prompts say of their batches."""
+    lines = [line for line in evidence.counts if "domain" in line]
+    if not lines:
+        return ""
+    doubt, believed = (
+        100 * statistics.mean(float(line[key]) for line in lines) for key in ("doubt", "believed")
+    )
+    domains = len({line["domain"] for line in lines})
+    text = (
+        f"{_batches(len(lines))} with the prompt{'' if domains == 1 else 's'} of "
+        f"{count(domains, 'domain')}. On average, plain CLIP's doubt allowed {doubt:.0f} % of a "
+        f"full step of learning, and its shares of the classes were believed to {believed:.0f} %; "
+        "the rest was taken for bias."
+    )
+    return f"<p>{esc(text)}</p>"
+
+
+def _batches(amount: int) -> str:
+    return f"{amount:,} batch{'' if amount == 1 else 'es'}"
 
 
 def _changed(run: ReportedRun, evidence: Evidence, limit: int) -> str:

@@ -51,7 +51,7 @@ class _Level:
 
 
 _LEVELS = (
-    _Level(Amounts(), 6, 24),
+    _Level(Amounts(), 8, 24),
     _Level(Amounts(4, 16, 3), 4, 16),
     _Level(Amounts(3, 8, 2), 2, 8),
     _Level(Amounts(2, 8, 1), 1, 4),

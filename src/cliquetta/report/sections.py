@@ -8,17 +8,20 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from cliquetta.evaluation.compare import MARKS, Cell, compare
+from cliquetta.evaluation.predictions import Predictions
 from cliquetta.report.changes import count_changes, in_words, moves
 from cliquetta.report.confusion import changed_confusion, confusion_figure
 from cliquetta.report.curves import Curve, curve_figure
 from cliquetta.report.markup import Figures, cards, count, details, esc, number, table
 from cliquetta.report.reliability import PANELS, reliability_figure
 from cliquetta.report.repeat import repeat_command
-from cliquetta.report.runs import Group, ReportedRun
+from cliquetta.report.runs import BASELINE, Group, ReportedRun
 from cliquetta.report.stream import accuracy_so_far, stream_figure
 
 _MOVES = 8
 """Moves between classes in the table."""
+_CARDS = 4
+"""Methods whose figures head a page."""
 _FOLDED = 8
 """Runs up to which commands are shown without a click."""
 
@@ -65,25 +68,42 @@ def _result_row(column: str, row: str, cell: Cell) -> list[str]:
 
 
 def headline(groups: Sequence[Group]) -> str:
-    """The figures to read first, for the one method of a page; nothing if there are several."""
-    methods = {run.run.name for group in groups for run in group.adapted}
-    pairs = [(group.baseline, run) for group in groups for run in group.adapted if group.baseline]
-    if len(methods) != 1 or not pairs or not all(run.labelled for _, run in pairs):
+    """The figures to read first: of one method what it changed, of a few how often each is right.
+
+    Nothing for many methods, or where not all of them saw the same images.
+    """
+    answers = [_answers(group) for group in groups if group.baseline and group.adapted]
+    plain, *methods = answers[0] if answers else (BASELINE,)
+    if not 1 <= len(methods) <= _CARDS or any(each.keys() != answers[0].keys() for each in answers):
         return ""
-    changes = count_changes([(base.predictions, run.predictions) for base, run in pairs])
-    assert changes.test is not None
-    images, repaired, broken = changes.labelled, changes.test.repaired, changes.test.broken
-    before = sum(float(base.predictions.correct.sum()) for base, _ in pairs)
-    method = next(iter(methods))
-    return cards(
-        [
-            (f"{100 * before / images:.1f} %", "right with zero_shot"),
-            (f"{100 * (before + repaired - broken) / images:.1f} %", f"right with {method}"),
-            (f"{changes.changed:,}", f"of {images:,} answers changed"),
-            (f"{repaired:,}", "from wrong to right"),
-            (f"{broken:,}", "from right to wrong"),
-        ]
-    )
+    if not all((run.labels >= 0).any() for each in answers for run in each.values()):
+        return ""
+    entries = [(_right([each[m] for each in answers]), f"right with {m}") for m in answers[0]]
+    pairs = [[(each[plain], each[method]) for each in answers] for method in methods]
+    changes = [count_changes(pair) for pair in pairs]
+    if len(changes) > 1:
+        # On one stream of images its own section says the same.
+        words = map(in_words, changes, methods) if len(answers) > 1 else ()
+        return cards(entries) + "".join(f"<p>{esc(sentence)}</p>" for sentence in words)
+    test = changes[0].test
+    assert test is not None
+    entries += [
+        (f"{changes[0].changed:,}", f"of {changes[0].images:,} answers changed"),
+        (f"{test.repaired:,}", "from wrong to right"),
+        (f"{test.broken:,}", "from right to wrong"),
+    ]
+    return cards(entries)
+
+
+def _answers(group: Group) -> dict[str, Predictions]:
+    """By method, zero-shot first."""
+    return {run.run.name: run.predictions for run in group.runs}
+
+
+def _right(streams: Sequence[Predictions]) -> str:
+    """Share of right answers among the labelled images of all streams."""
+    known = sum(int((each.labels >= 0).sum()) for each in streams)
+    return f"{100 * sum(int(each.correct.sum()) for each in streams) / known:.1f} %"
 
 
 def group_section(group: Group, figures: Figures, *, draw: bool) -> str:
