@@ -82,9 +82,7 @@ def main() -> int:
     rows += text_rows(ours, theirs, options.classes or (50 if on_cpu else 1000), rounds)
     setting = {
         "shape": shape,
-        "device": torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else platform.machine(),
+        "device": device_name(device),
         "threads": torch.get_num_threads(),
         "dtype": str(dtype).removeprefix("torch."),
         "torch": torch.__version__,
