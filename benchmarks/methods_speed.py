@@ -200,7 +200,7 @@ def main() -> int:
     options = parse_arguments()
     began = time.perf_counter()
     cuda = options.device.startswith("cuda")
-    if cuda:
+    if options.model == "ViT-B/16":
         model = vit_b16().to(options.device, pick_dtype(options.dtype))
         model.logit_scale.data = torch.tensor(100.0, device=options.device).log()
     else:
@@ -244,6 +244,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="fp32")
+    parser.add_argument(
+        "--model", choices=("micro", "ViT-B/16"), help="random ViT-B/16, or micro on a CPU"
+    )
     parser.add_argument("--classes", type=int, default=200)
     parser.add_argument("--batch", type=int, help="images a batch; 64, or 16 on a CPU")
     parser.add_argument("--view-batch", type=int, help="of view methods; 8, or 2 on a CPU")
@@ -254,6 +257,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="folder of methods_speed.md and .json")
     options = parser.parse_args()
     cuda = options.device.startswith("cuda")
+    options.model = options.model or ("ViT-B/16" if cuda else "micro")
     options.batch = options.batch or (64 if cuda else 16)
     options.view_batch = options.view_batch or (8 if cuda else 2)
     options.views = options.views or (64 if cuda else 8)
