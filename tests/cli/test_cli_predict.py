@@ -13,10 +13,15 @@ import pytest
 import torch
 from PIL import Image
 from running import Run
+from safetensors.torch import load_file
 
+from cliquetta.data.catalogue import get_dataset
 from cliquetta.data.images import open_image
+from cliquetta.methods.fitting import FewShot, fit_method
+from cliquetta.methods.registry import method_config
 from cliquetta.methods.state import read_header
 from cliquetta.model.clip import CLIP
+from cliquetta.model.factory import create_model
 from cliquetta.prompts.classes import ClassPrompts
 
 NAMES = ("airplane", "cat", "frog")
@@ -203,6 +208,27 @@ def test_fitted_file_takes_the_place_of_a_method(
     assert answer.code == 2 and "leave out" in answer.text
     answer, _ = predict(photos, "--fitted", fitted, "--method", "coop")
     assert answer.code == 2 and "fitted for tip_adapter" in answer.text
+
+
+def test_shifted_shots_have_other_noise_than_test_images(
+    run: Run, tiny_file: Path, tmp_path: Path
+) -> None:
+    id, out = "bundled-fewshot@gaussian_noise:3", tmp_path / "tip.safetensors"
+    made = run(
+        *("fit", "--method", "tip_adapter", "--dataset", id, "--shots", "1"),
+        *("--model", tiny_file, "--out", out),
+    )
+    assert made.code == 0
+    clip = create_model(str(tiny_file))
+    keys = {}
+    for noise_seed in (0, 1):
+        images = get_dataset(id, noise_seed=noise_seed)
+        few_shot = FewShot.from_dataset(images, 1, clip.preprocess, 0)
+        config = method_config("tip_adapter")
+        keys[noise_seed] = fit_method("tip_adapter", clip, images.prompts, few_shot, config)["keys"]
+    found = load_file(out)["keys"]
+    torch.testing.assert_close(found, keys[1])
+    assert not torch.allclose(found, keys[0], atol=1e-3)
 
 
 def test_fit_refuses_a_method_that_learns_nothing(

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from cliquetta.methods.fitting import FitStep
 
+NOISE_SEED = 1
+"""Image i of a shifted set would otherwise be fitted with the very noise of test image i."""
 _EXAMPLES = """
 cliquetta fit --method coop --dataset bundled-fewshot --shots 16 --out coop.safetensors
 
@@ -59,9 +61,9 @@ def fit(
     from cliquetta.methods.registry import method_config
 
     config = method_config(method, preset, read_settings(settings or ()))
-    images = get_dataset(dataset, root)
+    images = get_dataset(dataset, root, noise_seed=NOISE_SEED)
     clip = common.model(model)
-    held = None if validation is None else get_dataset(validation, root)
+    held = None if validation is None else get_dataset(validation, root, noise_seed=NOISE_SEED)
     few_shot = FewShot.from_dataset(images, shots, clip.preprocess, seed, validation=held)
     with common.terminal.progress() as progress:
         tensors = fit_method(

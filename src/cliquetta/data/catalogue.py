@@ -112,15 +112,15 @@ def list_datasets() -> list[DatasetEntry]:
     return [_ENTRIES[id] for id in sorted(_ENTRIES)]
 
 
-def get_dataset(id: str, root: Path | str | None = None) -> Dataset:
+def get_dataset(id: str, root: Path | str | None = None, *, noise_seed: int = 0) -> Dataset:
     """The data set of an id, with its part and its shift if they are written behind it.
 
     ``pacs/sketch@fog:3`` is the sketches of PACS in fog. ``folder:PATH``, ``csv:PATH``,
-    ``tar:PATH`` and ``hf:NAME`` take anybody's own data.
+    ``tar:PATH`` and ``hf:NAME`` take anybody's own data. ``noise_seed`` draws the noise of a shift.
     """
     base, shift = parse_dataset_id(id)
     dataset = _plain_dataset(base, None if root is None else _path(root))
-    return dataset if shift is None else ShiftedDataset(dataset, shift)
+    return dataset if shift is None else ShiftedDataset(dataset, shift, seed=noise_seed)
 
 
 def _plain_dataset(id: str, root: Path | None) -> Dataset:
