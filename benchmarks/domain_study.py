@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ from comparison.held import Held, Segment, cut_stream
 from comparison.worlds import MicroWorld, RealWorld, World
 from torch import Tensor
 
+from cliquetta.errors import UnknownNameError
 from cliquetta.methods.registry import create_method
+from cliquetta.methods.scap.domain_keys import signature
 from cliquetta.model.clip import CLIP, unit
 from cliquetta.prompts.catalogue import class_names
 from cliquetta.prompts.classes import ClassPrompts
@@ -130,11 +133,10 @@ def prompts_of(world: World, segment: Segment, study: Study) -> ClassPrompts:
 
 @torch.no_grad()
 def features(model: CLIP, pixels: Tensor) -> tuple[Tensor, Tensor]:
-    """Plain unit features, and mean and deviation over patches after the first block."""
+    """Plain unit features, and what the domain is told by."""
     tower = model.require_vit()
-    hidden = tower.embed(pixels)
-    early = tower.run(hidden, 0, 1)[:, 1:].float()
-    return unit(tower.pool(tower.run(hidden))), torch.cat([early.mean(1), early.std(1)], dim=1)
+    early = tower.run(tower.embed(pixels), 0, 1)
+    return unit(tower.pool(tower.run(early, 1))), signature(early)
 
 
 def stream_batches(segments: list[Segment], batch: int) -> list[tuple[Held, Any]]:
@@ -144,62 +146,83 @@ def stream_batches(segments: list[Segment], batch: int) -> list[tuple[Held, Any]
     ]
 
 
+def choose(streams: Sequence[Study], wanted: str, part: str) -> list[Study]:
+    """The streams named, or all; of them part ``i/n``."""
+    names = [study.name for study in streams]
+    for name in filter(None, wanted.split(",")):
+        if name not in names:
+            raise UnknownNameError("development stream", name, names)
+    chosen = [study for study in streams if not wanted or study.name in wanted.split(",")]
+    this, parts = map(int, part.split("/"))
+    if not 1 <= this <= parts:
+        raise SystemExit(f"--part is i/n with i from 1 to n, got {part}")
+    return chosen[this - 1 :: parts]
+
+
+def run(study: Study, seed: int, sets: Sets, candidates: Any, *, light: bool) -> dict[str, Any]:
+    """Everything that is kept of one stream; its accuracies are printed."""
+    world, began = sets.world, time.perf_counter()
+    segments = sets.cut(study, seed)
+    batches = stream_batches(segments, study.batch)
+    labels = torch.cat([held.labels[rows] for held, rows in batches])
+    prompts = prompts_of(world, segments[0], study)
+    kept: dict[str, Any] = {"labels": labels.numpy(), "batch": [len(rows) for _, rows in batches]}
+    if not light:
+        found = [features(world.model, held.batch(rows, None).images) for held, rows in batches]
+        plain, early = (torch.cat(parts).float().cpu() for parts in zip(*found, strict=True))
+        kept |= {"plain": plain.numpy().astype(HALF), "early": early[:SIGNED].numpy().astype(HALF)}
+    right = []
+    for one in candidates:
+        adapter = create_method(one.name, world.model, prompts, one.config, seed=seed)
+        answers = [adapter.predict(held.batch(rows, None)).logits.cpu() for held, rows in batches]
+        logits = torch.cat(answers)
+        kept[one.label] = logits.log_softmax(-1).numpy().astype(HALF)
+        right.append(100 * float((logits.argmax(-1) == labels).float().mean()))
+    gains = " ".join(f"{value - right[0]:+6.2f}" for value in right[1:])
+    seconds = time.perf_counter() - began
+    name = f"{study.name}|{seed}"
+    print(f"{name:22} {len(labels):5} {right[0]:6.2f} {gains}  {seconds:.0f}s", flush=True)
+    return {f"{name}|{what}": value for what, value in kept.items()}
+
+
 def main() -> None:
+    options = parse_arguments()
+    dtype = options.dtype or ("fp32" if options.world == "micro" else "bf16")
+    streams = choose(MICRO if options.world == "micro" else REAL, options.streams, options.part)
+    world: World
+    if options.world == "micro":
+        world = MicroWorld(options.device, dtype)
+    else:
+        world = RealWorld(options.shared, options.real, options.device, dtype)
+    candidates = parse_methods(options.methods, options, world)[0]
+    sets, kept = Sets(world), dict[str, Any]()
+    options.out.mkdir(parents=True, exist_ok=True)
+    for study in streams:
+        for seed in range(options.seeds):
+            kept |= run(study, seed, sets, candidates, light=options.light)
+        np.savez(options.out / f"{options.world}-{options.part.partition('/')[0]}.npz", **kept)
+    print("#", [one.label for one in candidates])
+
+
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--world", choices=("micro", "real"), default="micro")
     parser.add_argument("--methods", nargs="+", required=True, help="as accuracy.py takes them")
     parser.add_argument("--streams", default="", help="comma-separated; all if not given")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--part", default="1/1", help="which part of the streams, as 2/3")
-    parser.add_argument("--shared", type=Path)
-    parser.add_argument("--real", type=Path)
+    parser.add_argument("--shared", type=Path, help="real: as for accuracy.py")
+    parser.add_argument("--real", type=Path, help="real: as for accuracy.py")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default=None)
+    parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), help="micro fp32, real bf16")
     parser.add_argument("--light", action="store_true", help="keep no features")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="WORLD-PART.npz")
     options = parser.parse_args()
+    if options.world == "real" and (options.shared is None or options.real is None):
+        parser.error("--world real needs --shared DIR and --real DIR")
+    # What accuracy.py lets choose and parse_methods reads: all images, each method's own views.
     options.limits, options.views, options.view_kind = "", None, "own"
-    dtype = options.dtype or ("fp32" if options.world == "micro" else "bf16")
-    world: World
-    if options.world == "micro":
-        world = MicroWorld(options.device, dtype)
-    else:
-        world = RealWorld(options.shared, options.real, options.device, dtype)
-    candidates = list(parse_methods(options.methods, options, world)[0])
-    wanted = options.streams.split(",") if options.streams else []
-    studies = [
-        s for s in (MICRO if options.world == "micro" else REAL) if not wanted or s.name in wanted
-    ]
-    part, parts = map(int, options.part.split("/"))
-    sets, kept, began = Sets(world), dict[str, Any](), time.perf_counter()
-    options.out.mkdir(parents=True, exist_ok=True)
-    for study in studies[part - 1 :: parts]:
-        for seed in range(options.seeds):
-            segments = sets.cut(study, seed)
-            batches = stream_batches(segments, study.batch)
-            labels = torch.cat([h.labels[rows] for h, rows in batches])
-            prompts = prompts_of(world, segments[0], study)
-            key = f"{study.name}|{seed}"
-            kept[f"{key}|labels"] = labels.numpy()
-            kept[f"{key}|batch"] = np.array([len(rows) for _, rows in batches])
-            if not options.light:
-                found = [features(world.model, h.batch(rows, None).images) for h, rows in batches]
-                plain, early = (torch.cat(x) for x in zip(*found, strict=True))
-                kept[f"{key}|plain"] = plain.float().cpu().numpy().astype(HALF)
-                kept[f"{key}|early"] = early[:SIGNED].cpu().numpy().astype(HALF)
-            text = []
-            for one in candidates:
-                adapter = create_method(one.name, world.model, prompts, one.config, seed=seed)
-                logits = torch.cat(
-                    [adapter.predict(h.batch(r, None)).logits.cpu() for h, r in batches]
-                )
-                kept[f"{key}|{one.label}"] = logits.log_softmax(-1).numpy().astype(HALF)
-                text.append(100 * float((logits.argmax(-1) == labels).float().mean()))
-            row = " ".join(f"{x - text[0]:+6.2f}" for x in text[1:])
-            took = time.perf_counter() - began
-            print(f"{key:22} {len(labels):5} {text[0]:6.2f} {row}  {took:.0f}s", flush=True)
-        np.savez(options.out / f"{options.world}-{part}.npz", **kept)
-    print("#", [c.label for c in candidates])
+    return options
 
 
 if __name__ == "__main__":

@@ -107,6 +107,15 @@ class MicroWorld:
         return FewShot.from_dataset(train, SHOTS, self.model.preprocess)
 
 
+def real_kind(id: str) -> str:
+    """Role of a set of the real tower; a development corruption stays one on any pictures."""
+    base, shift = parse_dataset_id(id)
+    name = base.partition("/")[0]
+    if name in real_sets.DEVELOPMENT or (shift is not None and shift.name in MICRO_DEVELOPMENT):
+        return "dev"
+    return "clean" if name in real_sets.CLEAN and shift is None else "report"
+
+
 class RealWorld:
     """OpenAI's ViT-B/16 image tower with fixed text on real pictures."""
 
@@ -133,11 +142,7 @@ class RealWorld:
 
     def kind(self, id: str) -> str:
         """Which role a set has."""
-        base, shift = parse_dataset_id(id)
-        name = base.partition("/")[0]
-        if name in real_sets.DEVELOPMENT:
-            return "dev"
-        return "clean" if name in real_sets.CLEAN and shift is None else "report"
+        return real_kind(id)
 
     def prompts(self, dataset: Dataset) -> ClassPrompts:
         """Names with embeddings of the text bank."""
