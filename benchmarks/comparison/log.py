@@ -22,10 +22,15 @@ class Log:
             for line in path.read_text().splitlines() if path.exists() else []:
                 cell = json.loads(line)
                 self.cells[cell["key"]] = cell
+            results = folder / "results.json"
+            if results.exists():
+                self.skipped.update(json.loads(results.read_text())["not_run"])
 
     def add(self, cell: dict[str, Any]) -> None:
         """Keep a finished cell for good."""
         self.cells[cell["key"]] = cell
+        for what in (cell["method"], f"{cell['method']} on {cell['set']}"):
+            self.skipped.pop(what, None)
         if self.folder is not None:
             with (self.folder / "cells.jsonl").open("a") as file:
                 file.write(json.dumps(cell) + "\n")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from comparison.log import Log
 from comparison.tables import markdown, sign_flip_p, summarise, with_fewer_images
 from made_cells import make_cell, make_cells
 
@@ -50,3 +53,15 @@ def test_p_counts_sign_flips() -> None:
     assert sign_flip_p([0.0, 0.0]) == 1.0
     row = summarise([make_cell("tent", f"set{i}", s, 50, 1 + i) for i in range(6) for s in (0, 1)])
     assert (row["p"], row["paired"]) == (pytest.approx(2 / 64), "6 sets")
+
+
+def test_reasons_of_what_was_not_run_survive_a_restart(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    log.skipped.update({"coop": "needs text", "tent on fog:3": "out of memory"})
+    log.add(make_cell("zero_shot", "fog:3", 0, 50.0, 0.0))
+    log.tables()
+    again = Log(tmp_path)
+    assert again.skipped == {"coop": "needs text", "tent on fog:3": "out of memory"}
+    again.add(make_cell("tent", "fog:3", 0, 55.0, 5.0))
+    again.tables()
+    assert Log(tmp_path).skipped == {"coop": "needs text"}
