@@ -1,9 +1,9 @@
 """The causal text tower, with learnable context in place of template words.
 
 Only the end-of-text position is read and the mask is causal, so whatever stands behind it never
-matters: sequences are cut there. Rows are sorted by length and run in chunks, each cut at its own
-longest end, which bounds memory. Where that still leaves much padding, only the tokens that exist
-are run, one behind the other; they stand in rows for the attention alone.
+matters: sequences are cut there. What does not fit into one chunk is sorted by length first, and
+each chunk is cut at its own longest end, which bounds memory. On CUDA, unless gradients are wanted,
+only the tokens that exist are run, one behind the other; attention alone needs them in rows.
 """
 
 from __future__ import annotations

@@ -155,6 +155,7 @@ def test_learning_lowers_the_loss_that_it_is_given() -> None:
         {"vote": 1.5},
         {"least_even": 0.9},
         {"even_band": 0.0},
+        {"even_slope": -1.0},
         {"domains": 0},
         {"zero_shot_share": 2.0},
         {"prior": "balanced"},

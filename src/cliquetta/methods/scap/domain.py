@@ -101,7 +101,10 @@ class DomainSCAPConfig:
             raise ValueError(
                 f"scap_domain.prior is estimated, uniform or zero-shot, got {self.prior!r}"
             )
-        for name in ("learning_rate", "prompt_scale", "diversity", "full_doubt", "new_domain"):
+        for name in (
+            *("learning_rate", "prompt_scale", "diversity"),
+            *("full_doubt", "even_slope", "new_domain"),
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"scap_domain.{name} cannot be negative")
 
