@@ -36,8 +36,8 @@ from comparison.held import STREAMS, Held
 from comparison.log import Log
 from comparison.worlds import SHOTS, MicroWorld, RealWorld, World
 
+from cliquetta.methods._shared.state import plain_config
 from cliquetta.methods.registry import get_method
-from cliquetta.methods.state import plain_config
 
 
 def partners(ids: Sequence[str], world: World) -> dict[str, str | None]:

@@ -23,9 +23,9 @@ from PIL import Image
 
 from cliquetta.data.dataset import Dataset
 from cliquetta.data.feature_cache import Block
-from cliquetta.evaluation.features import FeatureStream
+from cliquetta.data.feature_stream import FeatureStream
+from cliquetta.data.stream import Stream
 from cliquetta.evaluation.runner import evaluate
-from cliquetta.evaluation.stream import Stream
 from cliquetta.methods.registry import create_method, method_config
 from cliquetta.model.clip import CLIP
 from cliquetta.model.config import CLIPConfig, VisionConfig

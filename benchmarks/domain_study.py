@@ -29,7 +29,7 @@ from torch import Tensor
 from cliquetta.errors import UnknownNameError
 from cliquetta.methods.registry import create_method
 from cliquetta.methods.scap.domain_keys import signature
-from cliquetta.model.clip import CLIP, unit
+from cliquetta.model.clip import CLIP, l2_normalize
 from cliquetta.prompts.catalogue import class_names
 from cliquetta.prompts.classes import ClassPrompts
 
@@ -136,7 +136,7 @@ def features(model: CLIP, pixels: Tensor) -> tuple[Tensor, Tensor]:
     """Plain unit features, and what the domain is told by."""
     tower = model.require_vit()
     early = tower.run(tower.embed(pixels), 0, 1)
-    return unit(tower.pool(tower.run(early, 1))), signature(early)
+    return l2_normalize(tower.pool(tower.run(early, 1))), signature(early)
 
 
 def stream_batches(segments: list[Segment], batch: int) -> list[tuple[Held, Any]]:

@@ -40,13 +40,14 @@ from torch import Tensor
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.data.dataset import Dataset
 from cliquetta.data.shifts import ShiftedDataset, parse_dataset_id
-from cliquetta.evaluation.stream import Stream
-from cliquetta.methods.contract import Adapter, Batch
-from cliquetta.methods.fitting import FewShot, fit_method
+from cliquetta.data.stream import Stream
+from cliquetta.methods._shared.fewshot_io import FewShot, fit_method
+from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import create_method, method_config
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model
 from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch
 
 Options = Mapping[str, Any]
 

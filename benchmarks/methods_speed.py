@@ -29,14 +29,14 @@ import torch
 from scap_speed import Clock, Planted, plant, vit_b16
 from torch import Tensor
 
-from cliquetta.methods.confidence import encode_views
-from cliquetta.methods.contract import Adapter, Batch, ViewSpec
+from cliquetta.methods.base import Adapter
 from cliquetta.methods.maple import initial_parameters
 from cliquetta.methods.registry import create_method, get_method, list_methods, method_config
-from cliquetta.model.clip import CLIP, unit
+from cliquetta.model.clip import CLIP, encode_views, l2_normalize
 from cliquetta.model.factory import create_model, pick_dtype
 from cliquetta.prompts.catalogue import class_names
 from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch, ViewSpec
 
 SHOTS = 16
 MEMBERSHIPS = 300
@@ -59,7 +59,7 @@ def random_tensors(name: str, model: CLIP, config: Any, classes: int) -> dict[st
     E = model.embed_dim
     if name.startswith("tip_adapter"):
         labels = torch.arange(classes).repeat_interleave(SHOTS)
-        return {"keys": unit(draw(len(labels), E)), "labels": labels}
+        return {"keys": l2_normalize(draw(len(labels), E)), "labels": labels}
     width = model.require_text().config.width
     if name == "coop":
         return {"context": draw(config.context, width)}
@@ -142,7 +142,7 @@ def measure(label: str, model: CLIP, prompts: ClassPrompts, pixels: Pixels, most
     )
     return {
         "method": label,
-        "treatment": wants.treatment.value,
+        "batch_dependence": wants.batch_dependence.value,
         "images": len(batch),
         "views": seen.shape[1],
         "ms": 1000 * whole,

@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cliquetta.methods.contract import Batch
 from cliquetta.methods.scap import SCAP, SCAPConfig
 from cliquetta.methods.scap.cliques import Cliques
 from cliquetta.methods.scap.domain import DomainSCAP, DomainSCAPConfig
@@ -33,6 +32,7 @@ from cliquetta.model.config import CLIPConfig, TextConfig, VisionConfig
 from cliquetta.model.initialise import initialise
 from cliquetta.prompts.catalogue import class_names
 from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch
 
 ROOT = Path(__file__).resolve().parent.parent
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}

@@ -33,15 +33,15 @@ from cliquetta.data.bundled import load_bundled
 from cliquetta.methods.registry import create_method
 from cliquetta.model.factory import create_model
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.serving.client import Client
-from cliquetta.serving.decoding import Upload, decode
+from cliquetta.serve.client import Client
+from cliquetta.serve.decoding import Upload, decode
 
 FAIREST, FASTEST = 2.0, 0.7
 """The aims: slowest by fastest session, and throughput by that of one session in process."""
 
 
 @dataclass
-class Outcome:
+class RunResult:
     """What one client saw."""
 
     seconds: float = 0.0
@@ -106,13 +106,13 @@ def start_server(folder: Path, workers: int) -> tuple[subprocess.Popen[bytes], s
 
 def drive(
     address: str, files: list[bytes], names: tuple[str, ...], options: argparse.Namespace
-) -> tuple[list[Outcome], float]:
-    """All clients at once; their outcomes and the seconds from first to last."""
-    outcomes = [Outcome() for _ in range(options.sessions)]
+) -> tuple[list[RunResult], float]:
+    """All clients at once; their results and the seconds from first to last."""
+    results = [RunResult() for _ in range(options.sessions)]
     barrier = threading.Barrier(options.sessions + 1)
     size = options.batch_size
 
-    def run(number: int, outcome: Outcome) -> None:
+    def run(number: int, result: RunResult) -> None:
         latencies = []
         try:
             with Client(address, retries=0) as client:
@@ -125,22 +125,20 @@ def drive(
                     answer = session.predict(files[first : first + size])
                     latencies.append(time.perf_counter() - sent)
                     assert len(answer.predictions) == size
-                outcome.seconds = time.perf_counter() - begin
+                result.seconds = time.perf_counter() - begin
         except Exception as error:
-            outcome.error = f"{type(error).__name__}: {error}"
+            result.error = f"{type(error).__name__}: {error}"
             barrier.abort()
-        outcome.latencies = tuple(latencies)
+        result.latencies = tuple(latencies)
 
-    threads = [
-        threading.Thread(target=run, args=(i, outcome)) for i, outcome in enumerate(outcomes)
-    ]
+    threads = [threading.Thread(target=run, args=(i, result)) for i, result in enumerate(results)]
     for thread in threads:
         thread.start()
     barrier.wait(300)
     start = time.perf_counter()
     for thread in threads:
         thread.join()
-    return outcomes, time.perf_counter() - start
+    return results, time.perf_counter() - start
 
 
 def main() -> None:
@@ -161,21 +159,21 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         server, address = start_server(Path(folder), options.cores)
         try:
-            outcomes, wall = drive(address, files, names, options)
+            results, wall = drive(address, files, names, options)
         finally:
             server.terminate()
             server.wait(60)
     after = in_process(files, names, options)
-    raise SystemExit(report(options, outcomes, wall, (before, after)))
+    raise SystemExit(report(options, results, wall, (before, after)))
 
 
 def report(
-    options: argparse.Namespace, outcomes: list[Outcome], wall: float, alone: tuple[float, float]
+    options: argparse.Namespace, results: list[RunResult], wall: float, alone: tuple[float, float]
 ) -> int:
     """Print the table; 1 if ``--check`` finds an aim missed."""
-    errors = [outcome.error for outcome in outcomes if outcome.error]
-    seconds = [outcome.seconds for outcome in outcomes]
-    latencies = np.array([one for outcome in outcomes for one in outcome.latencies])
+    errors = [result.error for result in results if result.error]
+    seconds = [result.seconds for result in results]
+    latencies = np.array([one for result in results for one in result.latencies])
     rate = options.sessions * options.batches * options.batch_size / wall
     single = sum(alone) / 2  # before and after, as other programs come and go
     share = 100 * rate / single

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from tiny import TINY_NAMES, build_tiny_clip, make_tiny_images
+from tests._helpers.tiny import TINY_NAMES, build_tiny_clip, make_tiny_images
 
 torch.set_num_threads(1)
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from cliquetta.evaluation.metrics import Metrics
-from cliquetta.methods.contract import Adapter
-from cliquetta.methods.fitting import fit_method
+from cliquetta.methods._shared.fewshot_io import fit_method
+from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import create_method, get_method, method_config
 from cliquetta.prompts.classes import ClassPrompts
 from comparison.contestants import BASELINE, Contestant

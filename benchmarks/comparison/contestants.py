@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cliquetta.methods.contract import Treatment
+from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.registry import get_method, list_methods, method_config
 from comparison.worlds import World
 
@@ -28,7 +28,7 @@ class Contestant:
     @property
     def independent(self) -> bool:
         """Whether neither order nor batch nor seed can change a prediction."""
-        return get_method(self.name).adapter.treatment is Treatment.INDEPENDENT
+        return get_method(self.name).adapter.batch_dependence is BatchDependence.INDEPENDENT
 
 
 def parse_methods(words: Sequence[str], options: argparse.Namespace, world: World) -> Any:

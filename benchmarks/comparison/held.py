@@ -18,10 +18,10 @@ from PIL import Image
 from torch import Tensor
 
 from cliquetta.data.dataset import ArrayDataset, Dataset
-from cliquetta.evaluation.orders import correlated
-from cliquetta.evaluation.stream import Stream
-from cliquetta.methods.contract import Batch, ViewSpec
+from cliquetta.data.samplers import correlated
+from cliquetta.data.stream import Stream
 from cliquetta.model.clip import CLIP
+from cliquetta.types import Batch, ViewSpec
 
 Indices = npt.NDArray[np.int64]
 

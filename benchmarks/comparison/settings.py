@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from cliquetta.methods.contract import Treatment
+from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.registry import MethodEntry, get_method
 from comparison.tables import Cell, by_key, summarise, with_fewer_images
 
@@ -70,7 +70,10 @@ class Setting:
 
     def complete(self, row: Mapping[str, Any]) -> bool:
         """Whether a method has every set and seed; one seed does where no seed can matter."""
-        if get_method(method_of(row["method"])).adapter.treatment is Treatment.INDEPENDENT:
+        if (
+            get_method(method_of(row["method"])).adapter.batch_dependence
+            is BatchDependence.INDEPENDENT
+        ):
             return len(row["sets"]) == len(self.kinds)
         return bool(row["runs"] == self.runs)
 
@@ -90,7 +93,7 @@ def method_of(label: str) -> str:
 
 def kind_of(entry: MethodEntry) -> str:
     """How a method treats a batch, or that it is fitted first."""
-    return "few shots" if entry.fit is not None else entry.adapter.treatment.value
+    return "few shots" if entry.fit is not None else entry.adapter.batch_dependence.value
 
 
 def needs_of(entry: MethodEntry, config: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from cliquetta.data.catalogue import get_dataset
 from cliquetta.data.corruptions import CORRUPTIONS, STANDARD
 from cliquetta.data.dataset import Dataset
 from cliquetta.data.shifts import Shift, ShiftedDataset, parse_dataset_id
-from cliquetta.methods.examples import FewShot
+from cliquetta.methods._shared.support_set import FewShot
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model
 from cliquetta.prompts.classes import ClassPrompts

@@ -21,28 +21,29 @@ if TYPE_CHECKING:
     from cliquetta.data.folder import folder_dataset as folder_dataset
     from cliquetta.data.images import ImageError as ImageError
     from cliquetta.data.images import open_image as open_image
+    from cliquetta.data.stream import Stream as Stream
     from cliquetta.data.views import attach_views as attach_views
     from cliquetta.errors import UnknownNameError as UnknownNameError
     from cliquetta.evaluation.record import Record as Record
     from cliquetta.evaluation.record import load_record as load_record
     from cliquetta.evaluation.runner import evaluate as evaluate
-    from cliquetta.evaluation.stream import Stream as Stream
-    from cliquetta.methods.contract import Adapter as Adapter
-    from cliquetta.methods.contract import Batch as Batch
-    from cliquetta.methods.contract import Prediction as Prediction
+    from cliquetta.methods._shared.state import load_state as load_state
+    from cliquetta.methods._shared.state import save_state as save_state
+    from cliquetta.methods.base import Adapter as Adapter
     from cliquetta.methods.registry import create_method as create_method
     from cliquetta.methods.registry import list_methods as list_methods
     from cliquetta.methods.registry import method_config as method_config
     from cliquetta.methods.registry import register as register
-    from cliquetta.methods.state import load_state as load_state
-    from cliquetta.methods.state import save_state as save_state
     from cliquetta.model.checkpoints.native import save_model as save_model
     from cliquetta.model.clip import CLIP as CLIP
     from cliquetta.model.factory import create_model as create_model
     from cliquetta.model.factory import list_models as list_models
     from cliquetta.prompts.classes import ClassPrompts as ClassPrompts
+    from cliquetta.types import Batch as Batch
+    from cliquetta.types import Prediction as Prediction
+    from cliquetta.types import ViewSpec as ViewSpec
 
-_HOMES = {
+_EXPORTS = {
     "data.catalogue": ("get_dataset", "list_datasets"),
     "data.dataset": ("ArrayDataset", "Dataset", "FileDataset"),
     "data.folder": ("folder_dataset",),
@@ -51,28 +52,29 @@ _HOMES = {
     "errors": ("UnknownNameError",),
     "evaluation.record": ("Record", "load_record"),
     "evaluation.runner": ("evaluate",),
-    "evaluation.stream": ("Stream",),
-    "methods.contract": ("Adapter", "Batch", "Prediction"),
+    "data.stream": ("Stream",),
+    "methods.base": ("Adapter",),
     "methods.registry": ("create_method", "list_methods", "method_config", "register"),
-    "methods.state": ("load_state", "save_state"),
+    "methods._shared.state": ("load_state", "save_state"),
     "model.checkpoints.native": ("save_model",),
     "model.clip": ("CLIP",),
     "model.factory": ("create_model", "list_models"),
     "prompts.classes": ("ClassPrompts",),
+    "types": ("Batch", "Prediction", "ViewSpec"),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-__all__ = sorted(_HOME_OF)
+_MODULE_OF = {name: home for home, names in _EXPORTS.items() for name in names}
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name from its home."""
-    if name not in _HOME_OF:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
     """Public names, imported already or not."""
-    return sorted({*globals(), *_HOME_OF})
+    return sorted({*globals(), *_MODULE_OF})

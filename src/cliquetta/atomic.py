@@ -1,11 +1,16 @@
-"""Files that are either the old ones or the new ones, never something in between."""
+"""Files that survive crashes and concurrent processes: atomic replacement, exclusive folders."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from cliquetta.errors import BusyError
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -34,3 +39,17 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextlib.contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, or raise :class:`BusyError` at once; a dead process holds none."""
+    lock = FileLock(folder / ".lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise BusyError(f"another process is working on {folder}") from None
+    try:
+        yield
+    finally:
+        lock.release()

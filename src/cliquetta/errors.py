@@ -18,3 +18,7 @@ class UnknownNameError(KeyError):
 
     def __str__(self) -> str:
         return self.message
+
+
+class BusyError(RuntimeError):
+    """Another process is working on the same files."""

@@ -9,9 +9,9 @@ from pathlib import Path
 import comparison_page
 import pytest
 from comparison import headline
-from made_cells import make_cell, make_cells, write_folder
 
 from cliquetta.methods.registry import list_methods
+from tests.benchmarks.made_cells import make_cell, make_cells, write_folder
 
 SPEED = {
     "about": "2026-01-02, a machine: a model, fp32, N=10, `python benchmarks/methods_speed.py`",

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from comparison.log import Log
 from comparison.tables import markdown, sign_flip_p, summarise, with_fewer_images
-from made_cells import make_cell, make_cells
+
+from tests.benchmarks.made_cells import make_cell, make_cells
 
 
 def row_of(method: str) -> dict:

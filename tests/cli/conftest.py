@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from running import Answer, Run
 from typer.testing import CliRunner
 
 from cliquetta.cli.main import app
 from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.clip import CLIP
+from tests._helpers.running import Answer, Run
 
 
 @pytest.fixture

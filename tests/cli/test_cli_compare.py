@@ -8,7 +8,8 @@ import json
 from pathlib import Path
 
 import pytest
-from running import Run
+
+from tests._helpers.running import Run
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from running import Run
+
+from tests._helpers.running import Run
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from running import Run
+
+from tests._helpers.running import Run
 
 
 def refused(answer, *words: str) -> bool:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from running import Run
 
 from cliquetta.cli.demo import Comparison, _counts, read_methods, summary
 from cliquetta.evaluation.paired import PairedTest
 from cliquetta.evaluation.predictions import Predictions
 from cliquetta.evaluation.record import Record, load_predictions, load_record
 from cliquetta.report.changes import Changes
+from tests._helpers.running import Run
 
 
 @pytest.fixture

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 from rich.progress import Progress
-from running import Run
 from typer.testing import CliRunner
 
 from cliquetta.cli.executing import _Bars
 from cliquetta.cli.main import app
-from cliquetta.evaluation.board import Report
+from cliquetta.evaluation.progress_actor import Report
 from cliquetta.evaluation.record import list_records
 from cliquetta.evaluation.sweep import RunSpec
-from teamwork import in_processes
+from tests._helpers.running import Run
+from tests._helpers.teamwork import in_processes
 
 
 def words(model: Path, out: Path, *more: str | Path) -> list[str]:

@@ -9,10 +9,10 @@ import time
 from dataclasses import dataclass
 
 import pytest
-from running import Run
 
 from cliquetta.cli.config_fields import config_fields
 from cliquetta.methods.registry import list_methods
+from tests._helpers.running import Run
 
 COMMANDS = ("demo", "predict", "evaluate", "fit", "methods", "models", "datasets")
 

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from running import Run
 from safetensors.torch import load_file
 
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.data.images import open_image
-from cliquetta.methods.fitting import FewShot, fit_method
+from cliquetta.methods._shared.fewshot_io import FewShot, fit_method
+from cliquetta.methods._shared.state import read_header
 from cliquetta.methods.registry import method_config
-from cliquetta.methods.state import read_header
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model
 from cliquetta.prompts.classes import ClassPrompts
+from tests._helpers.running import Run
 
 NAMES = ("airplane", "cat", "frog")
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from running import Run
 
 from cliquetta.cli import reproduce as reproducing
 from cliquetta.cli.ablate import split_values
+from tests._helpers.running import Run
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import shlex
 from pathlib import Path
 
 import pytest
-from running import Run
 
 from cliquetta.cli.main import app
 from cliquetta.methods.registry import list_methods
+from tests._helpers.running import Run
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -10,23 +10,24 @@ from pathlib import Path
 
 import pytest
 import torch
-from building import build_adapter, prepare
 from torch import Tensor
 
 from cliquetta.errors import UnknownNameError
-from cliquetta.methods.contract import Adapter, Batch, Treatment
+from cliquetta.methods._shared.state import load_state, save_state
+from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.registry import MethodEntry, create_method, list_methods, method_config
-from cliquetta.methods.state import load_state, save_state
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from tiny import build_tiny_clip
+from cliquetta.types import Batch
+from tests._helpers.building import build_adapter, prepare
+from tests._helpers.tiny import build_tiny_clip
 
 SAME = {"atol": 1e-3, "rtol": 1e-4}
 """Logits on a scale of 10 that differ by the order of floating-point sums only."""
 
 
-def every_method(*, but: Treatment | None = None) -> list[MethodEntry]:
-    return [entry for entry in list_methods() if entry.adapter.treatment is not but]
+def every_method(*, but: BatchDependence | None = None) -> list[MethodEntry]:
+    return [entry for entry in list_methods() if entry.adapter.batch_dependence is not but]
 
 
 def named(entry: MethodEntry) -> str:
@@ -160,7 +161,7 @@ def test_the_global_random_state_does_not_matter(adapter: Adapter, batch: Batch)
     assert torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("entry", every_method(but=Treatment.SEQUENTIAL), ids=named)
+@pytest.mark.parametrize("entry", every_method(but=BatchDependence.SEQUENTIAL), ids=named)
 def test_order_inside_a_batch_does_not_matter_unless_sequential(
     adapter: Adapter, batch: Batch
 ) -> None:
@@ -170,7 +171,7 @@ def test_order_inside_a_batch_does_not_matter_unless_sequential(
     torch.testing.assert_close(logits_of(adapter, [pick(batch, order)])[0], straight[order], **SAME)
 
 
-@pytest.mark.parametrize("entry", every_method(but=Treatment.JOINT), ids=named)
+@pytest.mark.parametrize("entry", every_method(but=BatchDependence.JOINT), ids=named)
 def test_splitting_a_batch_does_not_matter_unless_joint(adapter: Adapter, batch: Batch) -> None:
     whole = logits_of(adapter, [batch])[0]
     adapter.reset()

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from trees import TREES, cifar_pixels, cifar_rows, picture, pictures, split, write
 
 from cliquetta.data.benchmarks import BENCHMARKS, DataNotFoundError
 from cliquetta.data.catalogue import get_dataset, list_datasets
 from cliquetta.data.dataset import ArrayDataset, Dataset, FileDataset
 from cliquetta.data.shifts import ShiftedDataset
 from cliquetta.errors import UnknownNameError
+from tests._helpers.trees import TREES, cifar_pixels, cifar_rows, picture, pictures, split, write
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*a complete copy has:UserWarning")
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from trees import TREES, cifar_rows, picture, split, write
 
 from cliquetta.data.doctor import Finding, PartCount, examine
 from cliquetta.errors import UnknownNameError
+from tests._helpers.trees import TREES, cifar_rows, picture, split, write
 
 
 def one(root: Path, id: str, **options: bool) -> Finding:

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from trees import picture, pictures, write
 
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.data.dataset import UNKNOWN
 from cliquetta.data.huggingface import HuggingFaceDataset, parse_name
 from cliquetta.data.images import ImageError
 from cliquetta.data.labels import number_labels
+from cliquetta.data.stream import Stream
 from cliquetta.data.tar import find_shards, tar_dataset
 from cliquetta.errors import UnknownNameError
-from cliquetta.evaluation.stream import Stream
 from cliquetta.model.preprocess import Preprocess
+from tests._helpers.trees import picture, pictures, write
 
 
 def encoded(shade: int) -> bytes:

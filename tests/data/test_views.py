@@ -9,8 +9,8 @@ from PIL import Image
 
 from cliquetta.data.views import VIEW_KINDS, array_views, attach_views, check_spec, image_views
 from cliquetta.errors import UnknownNameError
-from cliquetta.methods.contract import Batch, ViewSpec
 from cliquetta.model.preprocess import Preprocess
+from cliquetta.types import Batch, ViewSpec
 
 PREPROCESS = Preprocess.openai(32)
 KEYS = ("one", "two", "three")

@@ -17,18 +17,18 @@ from cliquetta.evaluation import sweep as sweeping
 from cliquetta.evaluation.ablation import ablation, curve
 from cliquetta.evaluation.clique_sizes import largest_cliques
 from cliquetta.evaluation.record import list_records
-from cliquetta.evaluation.sweep import Outcome, RunSpec, Workplace, sweep
+from cliquetta.evaluation.sweep import RunContext, RunResult, RunSpec, sweep
 from cliquetta.report.ablation_figure import _widen, ablation_figure
 from cliquetta.report.style import to_file
-from tiny import build_tiny_clip
+from tests._helpers.tiny import build_tiny_clip
 
 BASE = RunSpec("bundled", "tda", model="tiny", limit=30, batch_size=10)
 
 
 @pytest.fixture
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workplace:
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunContext:
     monkeypatch.setattr(sweeping, "create_model", lambda name, **_: build_tiny_clip())
-    return Workplace(tmp_path)
+    return RunContext(tmp_path)
 
 
 def test_only_the_field_changes() -> None:
@@ -76,12 +76,12 @@ def test_bad_fields_and_values_are_refused() -> None:
         ablation(BASE, "positive_alpha", [])
 
 
-def test_a_curve_holds_what_the_records_say(workplace: Workplace) -> None:
+def test_a_curve_holds_what_the_records_say(context: RunContext) -> None:
     study = ablation(BASE, "positive_alpha", [0.0, 2.0, 50.0], seeds=(0, 1))
-    outcomes = sweep(study.specs, workplace)
-    found = curve(study, outcomes)
+    results = sweep(study.specs, context)
+    found = curve(study, results)
     records = {(r.method, r.settings["config"].get("positive_alpha"), r.seed): r for r in
-               list_records(workplace.out)}  # fmt: skip
+               list_records(context.out)}  # fmt: skip
     plain = [records["zero_shot", None, s].metrics["top1"] for s in (0, 1)]
     assert found.baseline == pytest.approx(statistics.mean(plain))
     for point in found.points:
@@ -94,23 +94,23 @@ def test_a_curve_holds_what_the_records_say(workplace: Workplace) -> None:
         assert point.nll == pytest.approx(statistics.mean(r.metrics["nll"] for r in own))
     assert found.best is not None
     assert found.best.mean == max(p.mean for p in found.points if p.mean is not None)
-    again = sweep(ablation(BASE, "positive_alpha", [2.0, 3.0], seeds=(0, 1)).specs, workplace)
-    assert len(list_records(workplace.out)) == 8 + 2  # only the new value was run
-    assert all(outcome.record for outcome in again)
+    again = sweep(ablation(BASE, "positive_alpha", [2.0, 3.0], seeds=(0, 1)).specs, context)
+    assert len(list_records(context.out)) == 8 + 2  # only the new value was run
+    assert all(result.record for result in again)
 
 
-def test_failed_runs_leave_a_gap(workplace: Workplace) -> None:
+def test_failed_runs_leave_a_gap(context: RunContext) -> None:
     study = ablation(BASE, "positive_alpha", [1.0, 3.0])
-    outcomes = sweep(study.specs[:2], workplace)
-    outcomes.append(Outcome(study.specs[2], error="lost"))
-    found = curve(study, outcomes)
+    results = sweep(study.specs[:2], context)
+    results.append(RunResult(study.specs[2], error="lost"))
+    found = curve(study, results)
     assert [p.mean is None for p in found.points] == [False, True]
     assert found.plain()["points"][1]["top1"] is None
 
 
-def test_curves_are_drawn(workplace: Workplace) -> None:
+def test_curves_are_drawn(context: RunContext) -> None:
     study = ablation(BASE, "positive_alpha", [1.0, 3.0])
-    found = curve(study, sweep(study.specs, workplace))
+    found = curve(study, sweep(study.specs, context))
     sizes = []
     for names in ("a", "abc"):
         figure = ablation_figure(dict.fromkeys(names, found))
@@ -125,10 +125,10 @@ def test_curves_are_drawn(workplace: Workplace) -> None:
     assert sum(axes.get_visible() for axes in figure.axes) == 6  # three panels, NLL beside each
 
 
-def test_largest_cliques_against_a_literal_count(workplace: Workplace) -> None:
+def test_largest_cliques_against_a_literal_count(context: RunContext) -> None:
     spec = replace(BASE, method="scap", options=(("threshold", 0.5), ("topk", 2)))
-    sizes = largest_cliques(workplace, spec, [5, 30])
-    adapter, stream = workplace.prepare(replace(spec, method="zero_shot", options=()))
+    sizes = largest_cliques(context, spec, [5, 30])
+    adapter, stream = context.prepare(replace(spec, method="zero_shot", options=()))
     images = torch.cat([batch.images for batch, _ in stream.batches()])
     model = adapter.model
     features = model.encode_image(images, normalize=True)

@@ -11,22 +11,22 @@ from pathlib import Path
 
 import pytest
 import ray
-from perils import PerilousPlace
 from typer.testing import CliRunner
 
 from cliquetta.cli.main import app
-from cliquetta.evaluation.board import Board, Report
 from cliquetta.evaluation.cluster import RayExecutor
+from cliquetta.evaluation.progress_actor import Board, Report
 from cliquetta.evaluation.record import PREDICTIONS, list_records
-from cliquetta.evaluation.sweep import Outcome, RunSpec, Workplace, sweep
+from cliquetta.evaluation.sweep import RunContext, RunResult, RunSpec, sweep
 from cliquetta.model.checkpoints.native import save_model
-from tiny import build_tiny_clip
+from tests._helpers.perils import PerilousPlace
+from tests._helpers.tiny import build_tiny_clip
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
     """Two workers on this machine; all tests here share them."""
-    here = str(Path(__file__).parent)
+    here = str(Path(__file__).parents[2])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("PYTHONPATH", here, prepend=os.pathsep)  # workers import the perils
@@ -49,8 +49,8 @@ class Grid:
 
     cells: list[RunSpec]
     folder: Path
-    serial: list[Outcome]
-    there: list[Outcome] = field(default_factory=list)
+    serial: list[RunResult]
+    there: list[RunResult] = field(default_factory=list)
     reports: list[tuple[RunSpec, Report]] = field(default_factory=list)
 
 
@@ -66,7 +66,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Grid:
         RunSpec("bundled", "scap", model=model, batch_size=16, limit=64, seed=1),
         RunSpec("bundlde", "zero_shot", model=model),
     ]
-    found = Grid(cells, folder, sweep(cells, Workplace(folder / "serial", device="cpu")))
+    found = Grid(cells, folder, sweep(cells, RunContext(folder / "serial", device="cpu")))
     place = PerilousPlace(folder / "ray", device="cpu", perils=folder)
     executor = RayExecutor(on_report=lambda spec, report: found.reports.append((spec, report)))
     found.there = sweep(cells, place, executor)
@@ -88,7 +88,7 @@ def test_records_and_predictions_are_those_of_a_serial_grid(grid: Grid) -> None:
 
 def test_a_killed_run_continues_from_its_last_state(grid: Grid) -> None:
     assert (grid.folder / "kill").exists()
-    resumed = [outcome.record.resumed for outcome in grid.there if outcome.record is not None]
+    resumed = [result.record.resumed for result in grid.there if result.record is not None]
     assert resumed == [1, 0, 0]
 
 
@@ -107,7 +107,7 @@ def test_all_runs_report_to_one_place(grid: Grid) -> None:
 
 
 def test_a_finished_grid_is_not_run_again(grid: Grid) -> None:
-    place = Workplace(grid.folder / "ray", device="cpu")
+    place = RunContext(grid.folder / "ray", device="cpu")
     assert sweep(grid.cells[:3], place, RayExecutor()) == grid.there[:3]
 
 
@@ -126,16 +126,16 @@ def test_the_command_runs_its_grid_there(grid: Grid, tmp_path: Path) -> None:
 
 def test_retries_end(grid: Grid, tmp_path: Path) -> None:
     place = PerilousPlace(tmp_path, device="cpu", perils=tmp_path / "no such folder")
-    (outcome,) = sweep(grid.cells[1:2], place, RayExecutor(retries=0))
-    assert outcome.error.startswith("FileNotFoundError")
+    (result,) = sweep(grid.cells[1:2], place, RayExecutor(retries=0))
+    assert result.error.startswith("FileNotFoundError")
 
 
 def test_what_the_cluster_cannot_give_is_refused(tmp_path: Path) -> None:
     spec = RunSpec("bundled", "zero_shot")
     with pytest.raises(ValueError, match="the cluster has 0"):
-        sweep([spec], Workplace(tmp_path), RayExecutor(gpus=0.5))
+        sweep([spec], RunContext(tmp_path), RayExecutor(gpus=0.5))
     with pytest.raises(ValueError, match="--device cuda"):
-        sweep([spec], Workplace(tmp_path, device="cuda:1"), RayExecutor())
+        sweep([spec], RunContext(tmp_path, device="cuda:1"), RayExecutor())
 
 
 def test_a_board_keeps_the_latest_report_until_it_is_taken() -> None:

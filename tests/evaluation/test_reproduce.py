@@ -25,18 +25,18 @@ from cliquetta.evaluation.published import (
 )
 from cliquetta.evaluation.record import Record, load_predictions
 from cliquetta.evaluation.reproduce import Item, Setting, absent, baselines, lines, plain, plan
-from cliquetta.evaluation.sweep import RunSpec, Workplace, sweep
+from cliquetta.evaluation.sweep import RunContext, RunSpec, sweep
 from cliquetta.methods.registry import get_method, method_config
 from cliquetta.prompts.catalogue import templates
-from tiny import build_tiny_clip
+from tests._helpers.tiny import build_tiny_clip
 
 BASE = RunSpec("", "scap", model="tiny", limit=24, batch_size=12)
 
 
 @pytest.fixture
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workplace:
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunContext:
     monkeypatch.setattr(sweeping, "create_model", lambda name, **_: build_tiny_clip())
-    return Workplace(tmp_path)
+    return RunContext(tmp_path)
 
 
 # --- the published numbers ---------------------------------------------------------------------
@@ -168,22 +168,22 @@ def test_absent_data_sets_come_with_a_reason(tmp_path: Path) -> None:
 # --- lines -------------------------------------------------------------------------------------
 
 
-def test_nothing_learned_is_zero_shot(workplace: Workplace) -> None:
+def test_nothing_learned_is_zero_shot(context: RunContext) -> None:
     items = plan(published_table("components"), Setting(BASE))
     none = items[0].specs[0]
-    scap, clip = sweep([none, *baselines(items)], workplace)
+    scap, clip = sweep([none, *baselines(items)], context)
     assert scap.record is not None and clip.record is not None
-    ours, theirs = (load_predictions(workplace.out / o.record.id) for o in (scap, clip))
+    ours, theirs = (load_predictions(context.out / o.record.id) for o in (scap, clip))
     assert ours.keys == theirs.keys
     assert np.array_equal(ours.classes[:, 0], theirs.classes[:, 0])
     np.testing.assert_allclose(ours.probabilities, theirs.probabilities, rtol=1e-4)
 
 
-def test_lines_put_both_sides_together(workplace: Workplace) -> None:
+def test_lines_put_both_sides_together(context: RunContext) -> None:
     table = published_table("ood")
     items = plan(table, Setting(BASE, seeds=(0, 1)), ["zero_shot", "tda", "coop"])
-    outcomes = sweep([spec for item in items for spec in item.specs], workplace)
-    clip, coop, tda = lines(table, items, outcomes)
+    results = sweep([spec for item in items for spec in item.specs], context)
+    clip, coop, tda = lines(table, items, results)
     top1 = [r.metrics["top1"] for r in tda.records]
     assert tda.ours == pytest.approx(np.mean(top1)) and tda.sd == pytest.approx(
         np.std(top1, ddof=1)

@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from streaming import Drift, DriftConfig, made_up_dataset
 from torch import Tensor
 
-from cliquetta.evaluation.lock import BusyError, exclusive
+from cliquetta.atomic import exclusive
+from cliquetta.data.stream import Stream
+from cliquetta.errors import BusyError
 from cliquetta.evaluation.record import (
     PREDICTIONS,
     STATE,
@@ -26,12 +27,12 @@ from cliquetta.evaluation.record import (
     run_id,
 )
 from cliquetta.evaluation.runner import Step, evaluate
-from cliquetta.evaluation.stream import Stream
-from cliquetta.methods.contract import Batch, Prediction
-from cliquetta.methods.state import read_header
+from cliquetta.methods._shared.state import read_header
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch, Prediction
+from tests._helpers.streaming import Drift, DriftConfig, made_up_dataset
 
 
 @pytest.fixture

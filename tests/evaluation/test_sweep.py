@@ -14,16 +14,16 @@ from cliquetta.evaluation import sweep as sweeping
 from cliquetta.evaluation.record import PREDICTIONS, list_records, load_record
 from cliquetta.evaluation.runner import Step
 from cliquetta.evaluation.sweep import (
-    Outcome,
+    RunContext,
+    RunResult,
     RunSpec,
     SerialExecutor,
-    Workplace,
     grid,
     run_cell,
     sweep,
 )
 from cliquetta.model.clip import CLIP
-from tiny import build_tiny_clip
+from tests._helpers.tiny import build_tiny_clip
 
 BASE = RunSpec("bundled", "zero_shot", model="tiny", limit=30, batch_size=10)
 
@@ -72,21 +72,21 @@ def test_a_grid_is_run_once(tmp_path: Path, loads: list[str]) -> None:
     cells = grid(BASE, datasets=["bundled", "bundled@fog:2"], methods=["zero_shot"], seeds=[0, 1])
     steps: list[tuple[RunSpec, Step]] = []
     executor = SerialExecutor(lambda spec, step: steps.append((spec, step)))
-    first = sweep(cells, Workplace(tmp_path), executor)
-    assert [outcome.spec for outcome in first] == cells
+    first = sweep(cells, RunContext(tmp_path), executor)
+    assert [result.spec for result in first] == cells
     assert len(steps) == 4 * 3
     assert len(list_records(tmp_path)) == 4
     assert loads == ["tiny"]
-    second = sweep(cells, Workplace(tmp_path), executor)
+    second = sweep(cells, RunContext(tmp_path), executor)
     assert second == first
     assert len(steps) == 4 * 3
 
 
 def test_equal_cells_run_once(tmp_path: Path, loads: list[str]) -> None:
-    seen: list[Outcome] = []
-    outcomes = sweep([BASE, BASE], Workplace(tmp_path), on_outcome=seen.append)
+    seen: list[RunResult] = []
+    results = sweep([BASE, BASE], RunContext(tmp_path), on_result=seen.append)
     assert len(seen) == 1
-    assert outcomes[0] == outcomes[1]
+    assert results[0] == results[1]
 
 
 def test_a_failing_cell_does_not_stop_the_others(tmp_path: Path, loads: list[str]) -> None:
@@ -95,7 +95,7 @@ def test_a_failing_cell_does_not_stop_the_others(tmp_path: Path, loads: list[str
         RunSpec("bundlde", "zero_shot", model="tiny", limit=30),
         BASE,
     ]
-    broken, misspelt, fine = sweep(cells, Workplace(tmp_path))
+    broken, misspelt, fine = sweep(cells, RunContext(tmp_path))
     assert broken.error == "ValueError: no such model"
     assert "did you mean 'bundled'" in misspelt.error
     assert fine.record is not None
@@ -104,16 +104,16 @@ def test_a_failing_cell_does_not_stop_the_others(tmp_path: Path, loads: list[str
 
 def test_a_broken_off_grid_continues(tmp_path: Path, loads: list[str]) -> None:
     cells = grid(BASE, datasets=["bundled"], methods=["tda"], seeds=[0, 1])
-    whole = sweep(cells, Workplace(tmp_path / "whole"))
+    whole = sweep(cells, RunContext(tmp_path / "whole"))
 
     def die(spec: RunSpec, step: Step) -> None:
         if spec == cells[2] and step.number == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sweep(cells, Workplace(tmp_path / "broken"), SerialExecutor(die))
+        sweep(cells, RunContext(tmp_path / "broken"), SerialExecutor(die))
     assert len(list_records(tmp_path / "broken")) == 3
-    resumed = sweep(cells, Workplace(tmp_path / "broken"))
+    resumed = sweep(cells, RunContext(tmp_path / "broken"))
     for left, right in zip(whole, resumed, strict=True):
         assert left.record is not None
         assert right.record is not None
@@ -127,16 +127,16 @@ def test_a_broken_off_grid_continues(tmp_path: Path, loads: list[str]) -> None:
 class Backwards:
     """Another executor: sends cells over the wire, last one first, and loses one."""
 
-    def run(self, workplace: Workplace, specs: Sequence[RunSpec]) -> Iterator[Outcome]:
+    def run(self, context: RunContext, specs: Sequence[RunSpec]) -> Iterator[RunResult]:
         for spec in list(reversed(specs))[:-1]:
-            there = pickle.loads(pickle.dumps((workplace, spec)))
+            there = pickle.loads(pickle.dumps((context, spec)))
             yield run_cell(*there)
 
 
 def test_another_executor_gives_the_same_records(tmp_path: Path, loads: list[str]) -> None:
     cells = [RunSpec("bundled", "zero_shot", model="tiny", limit=20, seed=s) for s in range(3)]
-    here = sweep(cells, Workplace(tmp_path / "a"))
-    there = sweep(cells, Workplace(tmp_path / "b"), Backwards())
+    here = sweep(cells, RunContext(tmp_path / "a"))
+    there = sweep(cells, RunContext(tmp_path / "b"), Backwards())
     assert there[0].error == "the executor returned nothing for this run"
     for left, right in zip(here[1:], there[1:], strict=True):
         assert left.record is not None
@@ -146,7 +146,7 @@ def test_another_executor_gives_the_same_records(tmp_path: Path, loads: list[str
 
 
 def test_a_spec_becomes_the_stream_and_method_it_describes(loads: list[str]) -> None:
-    place = Workplace(None)
+    place = RunContext(None)
     spec = RunSpec(
         "bundled>bundled@fog:1>bundled",
         "zero_shot",
@@ -171,15 +171,15 @@ def test_a_spec_becomes_the_stream_and_method_it_describes(loads: list[str]) -> 
 
 def test_methods_with_views_get_them(tmp_path: Path, loads: list[str]) -> None:
     spec = RunSpec("bundled", "mta", model="tiny", limit=4)
-    adapter, stream = Workplace(tmp_path).prepare(spec)
+    adapter, stream = RunContext(tmp_path).prepare(spec)
     assert stream.views == adapter.views is not None
-    record = Workplace(tmp_path).run(spec)
+    record = RunContext(tmp_path).run(spec)
     assert record.settings["stream"]["views"]["count"] == adapter.views.count
     assert load_record(tmp_path / record.id) == record
 
 
 def test_another_model_takes_the_place_of_the_last(loads: list[str]) -> None:
-    place = Workplace(None)
+    place = RunContext(None)
     first = place.prepare(BASE)[0].model
     assert place.prepare(BASE)[0].model is first
     other = place.prepare(RunSpec("bundled", "zero_shot", model="other", limit=3))[0].model

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from live_norms import double_clip, flat, literal_entropy, open_norms, unit_rows
 from torch import Tensor
 
 from cliquetta.methods.batclip import (
@@ -15,11 +14,12 @@ from cliquetta.methods.batclip import (
     inter_class_separation,
     projection_matching,
 )
-from cliquetta.methods.contract import Batch
 from cliquetta.methods.registry import get_method
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch
+from tests._helpers.live_layernorms import double_clip, flat, literal_entropy, open_norms, unit_rows
 
 
 def literal_loss(logits: Tensor, features: Tensor, text: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.methods.cache import affinity, follow_arrivals, store
+from cliquetta.methods._shared.cache import affinity, simulate_insertions, store
 
 Entry = tuple[float, int]
 
@@ -51,19 +51,19 @@ def test_every_moment_equals_the_lists(seed: int, classes: int, capacity: int) -
     kept = torch.full((classes, capacity), torch.inf)
     owner = torch.zeros(classes, capacity, dtype=torch.long)  # which image lies in the slot
     for rows in torch.arange(60).split([1, 9, 30, 4, 16]):
-        residence = follow_arrivals(kept, labels[rows], entropy[rows])
+        occupancy = simulate_insertions(kept, labels[rows], entropy[rows])
         for moment, row in enumerate(rows.tolist()):
             lists.offer(int(labels[row]), float(entropy[row]), row)
             for label in range(classes):
-                old = owner[label][residence.old[moment, label]].tolist()
+                old = owner[label][occupancy.old[moment, label]].tolist()
                 new = [
                     int(rows[e])
-                    for e in residence.new[moment].nonzero()[:, 0]
+                    for e in occupancy.new[moment].nonzero()[:, 0]
                     if labels[rows[e]] == label
                 ]
                 assert sorted(old + new) == sorted(lists.images(label))
-        kept = store(kept, entropy[rows], residence)
-        owner = store(owner, rows, residence)
+        kept = store(kept, entropy[rows], occupancy)
+        owner = store(owner, rows, occupancy)
         for label in range(classes):
             count = len(lists.images(label))
             assert owner[label][:count].tolist() == lists.images(label)
@@ -73,9 +73,9 @@ def test_every_moment_equals_the_lists(seed: int, classes: int, capacity: int) -
 
 def test_an_image_that_is_not_taken_in_does_not_meet_itself() -> None:
     full = torch.tensor([[0.1, 0.2]])
-    residence = follow_arrivals(full, torch.tensor([0, 0, 0]), torch.tensor([0.3, 0.2, 0.15]))
-    assert residence.new.tolist() == [[False] * 3, [False] * 3, [False, False, True]]
-    assert residence.old[:, 0].tolist() == [[True, True], [True, True], [True, False]]
+    occupancy = simulate_insertions(full, torch.tensor([0, 0, 0]), torch.tensor([0.3, 0.2, 0.15]))
+    assert occupancy.new.tolist() == [[False] * 3, [False] * 3, [False, False, True]]
+    assert occupancy.old[:, 0].tolist() == [[True, True], [True, True], [True, False]]
 
 
 def test_affinity_is_the_kernel_of_what_is_present() -> None:
@@ -83,8 +83,8 @@ def test_affinity_is_the_kernel_of_what_is_present() -> None:
     keys = torch.nn.functional.normalize(torch.randn(2, 2, 4, generator=generator), dim=-1)
     queries = torch.nn.functional.normalize(torch.randn(3, 4, generator=generator), dim=-1)
     entropy = torch.tensor([[0.1, 0.5], [0.4, torch.inf]])
-    residence = follow_arrivals(entropy, torch.tensor([0, 1, 0]), torch.tensor([0.2, 0.9, 0.7]))
-    old, new = affinity(queries, keys, queries, residence, 5.5)
+    occupancy = simulate_insertions(entropy, torch.tensor([0, 1, 0]), torch.tensor([0.2, 0.9, 0.7]))
+    old, new = affinity(queries, keys, queries, occupancy, 5.5)
     expected = torch.exp(-5.5 * (1 - queries[0] @ keys[0, 0]))
     torch.testing.assert_close(old[0, 0, 0], expected)
     assert old[:, 0, 1].tolist() == [0, 0, 0]  # pushed out by the first image

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import pytest
 import torch
-from live_norms import double_clip, flat, literal_transductive_loss, open_norms, unit_rows
 from torch import Tensor
 
+from cliquetta.methods._shared.layernorm import Adam, AdamState, minimize
 from cliquetta.methods.clipartt import CLIPArTT, CLIPArTTConfig, transductive_loss
-from cliquetta.methods.contract import Batch
-from cliquetta.methods.norms import Adam, Learned, descend
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from tiny import TINY_NAMES
+from cliquetta.types import Batch
+from tests._helpers.live_layernorms import (
+    double_clip,
+    flat,
+    literal_transductive_loss,
+    open_norms,
+    unit_rows,
+)
+from tests._helpers.tiny import TINY_NAMES
 
 
 def random_units(rows: int, seed: int) -> Tensor:
@@ -89,7 +95,7 @@ def test_the_first_gradient_equals_plain_autograd(
         texts = clipartt.pseudo_texts(features.detach())
         return transductive_loss(features, texts, clipartt.scale, 0.01)
 
-    moment = descend(Learned.begin(clipartt.tower.start), loss, 1, Adam(1e-3)).first / 0.1
+    moment = minimize(AdamState.begin(clipartt.tower.start), loss, 1, Adam(1e-3)).first / 0.1
     live = double_clip()
     norms = open_norms(live.visual)
     gradient = flat(list(torch.autograd.grad(live_step(live, tiny_prompts, images), norms)))
@@ -132,7 +138,7 @@ def test_steps_lower_the_loss(
         losses.append(float(value.detach()))
         return value
 
-    descend(Learned.begin(clipartt.tower.start), loss, 10, clipartt.adam)
+    minimize(AdamState.begin(clipartt.tower.start), loss, 10, clipartt.adam)
     assert losses[-1] < losses[0]
 
 

@@ -6,18 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from literal_features import cross_entropy, text_feature
-from separable import TWO, WHOLE, accuracy, make_examples, make_images
 from torch import Tensor
 
+from cliquetta.methods._shared.fewshot_io import create_fitted, fit_method, save_fitted
 from cliquetta.methods.cocoop import CoCoOpConfig, cocoop_logits, initial_parameters
-from cliquetta.methods.contract import Batch
 from cliquetta.methods.coop import prompt_tokens
-from cliquetta.methods.fitting import create_fitted, fit_method, save_fitted
 from cliquetta.methods.registry import create_method
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from tiny import build_tiny_clip
+from cliquetta.types import Batch
+from tests._helpers.literal_features import cross_entropy, text_feature
+from tests._helpers.separable import TWO, WHOLE, accuracy, make_examples, make_images
+from tests._helpers.tiny import build_tiny_clip
 
 FAST = CoCoOpConfig(epochs=8, batch_size=8, lr=0.05, hidden=8, crop_scale=(0.6, 1.0))
 

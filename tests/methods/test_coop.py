@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from literal_features import cross_entropy, text_feature
-from separable import TWO, WHOLE, accuracy, make_examples, make_images
 from torch import Tensor
 
 from cliquetta.errors import UnknownNameError
-from cliquetta.methods.contract import Batch
+from cliquetta.methods._shared.fewshot_io import create_fitted, fit_method, save_fitted
 from cliquetta.methods.coop import CoOpConfig, coop_logits, prompt_tokens
-from cliquetta.methods.fitting import create_fitted, fit_method, save_fitted
 from cliquetta.methods.registry import create_method, method_config
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from tiny import build_tiny_clip
+from cliquetta.types import Batch
+from tests._helpers.literal_features import cross_entropy, text_feature
+from tests._helpers.separable import TWO, WHOLE, accuracy, make_examples, make_images
+from tests._helpers.tiny import build_tiny_clip
 
 FAST = CoOpConfig(words="a photo of a", epochs=20, lr=0.1, crop_scale=(0.6, 1.0))
 

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from cliquetta.data.views import attach_views
-from cliquetta.methods.confidence import encode_views
-from cliquetta.methods.contract import Batch
 from cliquetta.methods.ctpt import CTPT, CTPTConfig, text_dispersion
 from cliquetta.methods.registry import get_method
 from cliquetta.methods.tpt import TPT, TPTConfig
-from cliquetta.model.clip import CLIP
+from cliquetta.model.clip import CLIP, encode_views
 from cliquetta.prompts.classes import ClassPrompts
-from tiny import TINY_NAMES
+from cliquetta.types import Batch
+from tests._helpers.tiny import TINY_NAMES
 
 PROMPTS = ClassPrompts(TINY_NAMES)
 

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from cliquetta.data.views import attach_views
 from cliquetta.errors import UnknownNameError
-from cliquetta.methods.contract import Batch
 from cliquetta.methods.dart import DART, DARTConfig
 from cliquetta.methods.registry import get_method, method_config
 from cliquetta.model.block import Prefix
 from cliquetta.model.clip import CLIP
 from cliquetta.model.tokenizer import Tokenizer
 from cliquetta.prompts.classes import ClassPrompts
-from tiny import TINY_NAMES, build_tiny_clip
+from cliquetta.types import Batch
+from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
 
 CONFIG = DARTConfig(view_count=12, kept=0.25)
 PROMPTS = ClassPrompts(TINY_NAMES)

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from literal_features import cross_entropy, image_feature, text_feature
-from separable import TWO, WHOLE, accuracy, make_examples, make_images
 from torch import Tensor
 
-from cliquetta.methods.contract import Batch
-from cliquetta.methods.fitting import create_fitted, fit_method, save_fitted
+from cliquetta.methods._shared.fewshot_io import create_fitted, fit_method, save_fitted
 from cliquetta.methods.maple import MaPLeConfig, initial_parameters, maple_logits, text_tokens
 from cliquetta.methods.registry import create_method, method_config
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from tiny import build_tiny_clip
+from cliquetta.types import Batch
+from tests._helpers.literal_features import cross_entropy, image_feature, text_feature
+from tests._helpers.separable import TWO, WHOLE, accuracy, make_examples, make_images
+from tests._helpers.tiny import build_tiny_clip
 
 FAST = MaPLeConfig(epochs=10, lr=0.05, batch_size=8, crop_scale=(0.6, 1.0))
 

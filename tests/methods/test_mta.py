@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from cliquetta.data.views import attach_views
-from cliquetta.methods.contract import Batch
 from cliquetta.methods.mta import MTA, MTAConfig, find_mode
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from tiny import TINY_NAMES, build_tiny_clip
+from cliquetta.types import Batch
+from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
 
 Array = npt.NDArray[np.float64]
 

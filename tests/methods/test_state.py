@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from cliquetta.atomic import write_atomically
-from cliquetta.methods.contract import Adapter, Batch, Prediction, Treatment
-from cliquetta.methods.state import (
+from cliquetta.methods._shared.state import (
     StateMismatchError,
     load_state,
     pack_state,
@@ -20,9 +19,11 @@ from cliquetta.methods.state import (
     save_state,
     unpack_state,
 )
+from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from tiny import TINY_NAMES, build_tiny_clip
+from cliquetta.types import Batch, Prediction
+from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +39,7 @@ class CountingConfig:
 class Counting(Adapter):
     """Remembers how many batches it has seen, in a tensor that is not contiguous."""
 
-    treatment = Treatment.JOINT
+    batch_dependence = BatchDependence.JOINT
 
     def __init__(
         self, model: CLIP, prompts: ClassPrompts, config: CountingConfig, *, seed: int = 0

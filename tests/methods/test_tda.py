@@ -9,15 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from clusters import gains_over_text, make_clusters, make_views
 from torch import Tensor
 
-from cliquetta.methods.contract import Batch
 from cliquetta.methods.registry import get_method
 from cliquetta.methods.tda import TDA, TDAConfig
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch
+from tests._helpers.clusters import gains_over_text, make_clusters, make_views
 
 Array = npt.NDArray[np.float64]
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from live_norms import double_clip, flat, literal_entropy, open_norms, unit_rows
 from torch import Tensor
 
-from cliquetta.methods.confidence import entropy
-from cliquetta.methods.contract import Batch
+from cliquetta.methods._shared.views import entropy
 from cliquetta.methods.tent import Tent, TentConfig
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch
+from tests._helpers.live_layernorms import double_clip, flat, literal_entropy, open_norms, unit_rows
 
 
 def test_a_stream_equals_a_training_loop(tiny_prompts: ClassPrompts, tiny_images: Tensor) -> None:

@@ -8,25 +8,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from separable import TWO, WHOLE, accuracy, make_examples, make_images
 
-from cliquetta.methods.contract import Batch
-from cliquetta.methods.fitting import FewShot, create_fitted, fit_method, save_fitted
+from cliquetta.methods._shared.fewshot_io import FewShot, create_fitted, fit_method, save_fitted
+from cliquetta.methods._shared.tip_cache import TipAdapterConfig, build_keys
 from cliquetta.methods.registry import create_method, get_method, method_config
 from cliquetta.methods.tip_adapter import TipAdapterFConfig
-from cliquetta.methods.tip_cache import TipAdapterConfig, build_keys
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch
+from tests._helpers.separable import TWO, WHOLE, accuracy, make_examples, make_images
 
 Array = np.ndarray
 
 
-def unit(x: Array) -> Array:
+def l2_normalize(x: Array) -> Array:
     return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
 
 def features_of(model: CLIP, images: torch.Tensor) -> Array:
-    return unit(model.encode_image(images).numpy().astype(np.float64))
+    return l2_normalize(model.encode_image(images).numpy().astype(np.float64))
 
 
 def numpy_logits(
@@ -52,8 +52,8 @@ def test_keys_are_unit_means_of_raw_features(tiny_clip: CLIP) -> None:
         rows, tiny_clip, np.random.default_rng(5), scale=config.crop_scale, count=6
     )
     raw = np.stack([tiny_clip.encode_image(views).numpy() for views in crops])
-    np.testing.assert_allclose(keys, unit(raw.mean(axis=1)), atol=1e-5)
-    assert np.abs(keys - unit(unit(raw).mean(axis=1))).max() > 1e-3
+    np.testing.assert_allclose(keys, l2_normalize(raw.mean(axis=1)), atol=1e-5)
+    assert np.abs(keys - l2_normalize(l2_normalize(raw).mean(axis=1))).max() > 1e-3
 
 
 def test_logits_are_those_of_plain_numpy(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> None:

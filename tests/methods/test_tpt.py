@@ -10,14 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.data.views import attach_views
-from cliquetta.methods.confidence import encode_views
-from cliquetta.methods.contract import Batch
 from cliquetta.methods.registry import get_method, method_config
 from cliquetta.methods.tpt import TPT, LearnableTemplate, TPTConfig
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
-from cliquetta.model.clip import CLIP
+from cliquetta.model.clip import CLIP, encode_views
 from cliquetta.prompts.classes import ClassPrompts
-from tiny import TINY_NAMES, build_tiny_clip
+from cliquetta.types import Batch
+from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
 
 CONFIG = TPTConfig(view_count=20, kept=0.25)
 ONE = ClassPrompts((*TINY_NAMES, "polar bear in the snow"))

@@ -6,14 +6,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from clusters import gains_over_text, make_clusters
 from torch import Tensor
 
-from cliquetta.methods.contract import Batch
 from cliquetta.methods.transclip import TransCLIP, TransCLIPConfig, transduce, update_variance
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch
+from tests._helpers.clusters import gains_over_text, make_clusters
 
 Array = npt.NDArray[np.float64]
 
@@ -23,7 +23,7 @@ def softmax(z: Array) -> Array:
     return e / e.sum(axis=-1, keepdims=True)
 
 
-def unit(x: Array) -> Array:
+def l2_normalize(x: Array) -> Array:
     return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
 
@@ -39,7 +39,7 @@ def numpy_transclip(f: Array, prior: Array, config: TransCLIPConfig) -> Array:
     mu = np.zeros((N, E))
     for k in range(N):
         best = sorted(range(B), key=lambda i: -prior[i, k])[: config.seeds]
-        mu[k] = unit(sum(prior[i, k] * f[i] for i in best))
+        mu[k] = l2_normalize(sum(prior[i, k] * f[i] for i in best))
     variance = np.full(E, 1 / E)
     z = prior.copy()
     tau = config.gaussian_temperature
@@ -54,7 +54,7 @@ def numpy_transclip(f: Array, prior: Array, config: TransCLIPConfig) -> Array:
                     exponent[k] = (likelihood + tau / (2 * config.neighbours) * near) / tau
                 z[i] = softmax(config.text_weight * np.log(prior[i]) + exponent)
         for k in range(N):
-            mu[k] = unit(sum(z[i, k] * f[i] for i in range(B)))
+            mu[k] = l2_normalize(sum(z[i, k] * f[i] for i in range(B)))
         residual = sum(z[i, k] * (f[i] - mu[k]) ** 2 for i in range(B) for k in range(N))
         variance = np.maximum(residual / B, 1e-6)
     return z

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import pytest
 import torch
-from live_norms import double_clip, flat, literal_transductive_loss, open_norms, unit_rows
 from torch import Tensor
 
 from cliquetta.errors import UnknownNameError
-from cliquetta.methods.contract import Batch
 from cliquetta.methods.registry import get_method
 from cliquetta.methods.watt import TEMPLATES, WATT, WATTConfig
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from tiny import TINY_NAMES
+from cliquetta.types import Batch
+from tests._helpers.live_layernorms import (
+    double_clip,
+    flat,
+    literal_transductive_loss,
+    open_norms,
+    unit_rows,
+)
+from tests._helpers.tiny import TINY_NAMES
 
 FEW = ("a photo of a {}", "art of the {}.", "a {} in a video game.")
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from cliquetta.data.views import attach_views
 from cliquetta.errors import UnknownNameError
-from cliquetta.methods.contract import Batch
 from cliquetta.methods.registry import method_config
 from cliquetta.methods.zero import (
     Zero,
@@ -23,7 +22,8 @@ from cliquetta.methods.zero import (
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from tiny import TINY_NAMES, build_tiny_clip
+from cliquetta.types import Batch
+from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
 
 
 def numpy_zero(

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.methods.contract import Batch
 from cliquetta.methods.registry import create_method
 from cliquetta.methods.zero_shot import ZeroShotConfig
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from tiny import TINY_NAMES
+from cliquetta.types import Batch
+from tests._helpers.tiny import TINY_NAMES
 
 TEMPLATES = ("a photo of a {}.", "a sketch of a {}.", "{}")
 

@@ -11,7 +11,6 @@ import time
 import pytest
 import torch
 import transformers
-from openai_module import OpenAIModule, bare_state
 from safetensors.torch import save_file
 
 from cliquetta.data.bundled import load_bundled
@@ -21,6 +20,7 @@ from cliquetta.model.checkpoints.hub import DownloadError, Fetcher
 from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.checkpoints.state import CheckpointError
 from cliquetta.model.factory import create_model, list_models, pick_device, pick_dtype
+from tests._helpers.openai_module import OpenAIModule, bare_state
 
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nothing listens
 

@@ -12,7 +12,6 @@ import zipfile
 import numpy as np
 import pytest
 import torch
-from openai_module import OpenAIModule, bare_state
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -20,6 +19,7 @@ from cliquetta.errors import UnknownNameError
 from cliquetta.model.checkpoints.open_clip_zoo import activation_of, split_name
 from cliquetta.model.checkpoints.state import CheckpointError
 from cliquetta.model.factory import create_model
+from tests._helpers.openai_module import OpenAIModule, bare_state
 
 TEXTS = ["cat", "a photo of a frog", "the ship."]
 

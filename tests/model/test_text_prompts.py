@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from literal_towers import text_features
 
 from cliquetta.model.checkpoints.state import Checkpoint, build, with_activation
+from tests._helpers.literal_towers import text_features
 
 TEXTS = ["cat", "a photo of a small frog.", "ship", "a truck, which is a type of thing on a road"]
 

@@ -14,10 +14,10 @@ from itertools import pairwise
 import ftfy
 import pytest
 import torch
-from texts import ODD, random_strings, words_in_templates
 from transformers import CLIPTokenizer
 
 from cliquetta.model.tokenizer import Tokenizer, clean
+from tests._helpers.texts import ODD, random_strings, words_in_templates
 
 START, END = "<|startoftext|>", "<|endoftext|>"
 # OpenAI's pattern ignores case, which makes the long s an s and U+0345, a mark, a letter; the

@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 import torch
-from literal_towers import image_features
 
 from cliquetta.model.block import Prefix
 from cliquetta.model.checkpoints.state import Checkpoint, build, with_activation
 from cliquetta.model.vision import TokenPrompts
+from tests._helpers.literal_towers import image_features
 
 
 @pytest.fixture(scope="module", params=["quick_gelu", "gelu"])

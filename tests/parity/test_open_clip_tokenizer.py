@@ -1,8 +1,5 @@
 """The tokeniser, the names and the templates against those that open_clip ships."""
 
-import sys
-from pathlib import Path
-
 import pytest
 from open_clip.tokenizer import SimpleTokenizer
 from open_clip.zero_shot_metadata import (
@@ -13,9 +10,7 @@ from open_clip.zero_shot_metadata import (
 
 from cliquetta.model.tokenizer import Tokenizer
 from cliquetta.prompts.catalogue import class_names, templates
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
-from texts import ODD, random_strings, words_in_templates
+from tests._helpers.texts import ODD, random_strings, words_in_templates
 
 pytestmark = pytest.mark.parity
 

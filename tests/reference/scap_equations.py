@@ -90,12 +90,12 @@ class Learned:
 # --- features -----------------------------------------------------------------------------------
 
 
-def precise(model: CLIP) -> torch.dtype:
+def working_dtype(model: CLIP) -> torch.dtype:
     """The dtype of all arithmetic outside the model."""
     return torch.float64 if model.dtype == torch.float64 else torch.float32
 
 
-def unit(x: Tensor) -> Tensor:
+def l2_normalize(x: Tensor) -> Tensor:
     """Rows of length one."""
     return F.normalize(x, dim=-1)
 
@@ -107,7 +107,7 @@ def image_features(model: CLIP, images: Tensor, prompt: Tensor | None, block: in
         features = model.visual(images)
     else:
         features = model.require_vit()(images, prefix={block: Prefix(prompt[None])})
-    return unit(features.to(precise(model)))
+    return l2_normalize(features.to(working_dtype(model)))
 
 
 def template_features(
@@ -115,21 +115,21 @@ def template_features(
 ) -> Tensor:
     """Eq. 6: unit features of all classes in one template."""
     ids = model.tokenizer(prompts.texts(template)).to(model.device)
-    return unit(model.require_text()(ids, context=context).to(precise(model)))
+    return l2_normalize(model.require_text()(ids, context=context).to(working_dtype(model)))
 
 
 def plain_classifier(model: CLIP, prompts: ClassPrompts) -> Tensor:
     """W^0: the unit mean of the unit features of all templates, or the fixed features."""
     if prompts.features is not None:
-        return unit(prompts.features.to(model.device, precise(model)))
+        return l2_normalize(prompts.features.to(model.device, working_dtype(model)))
     features = [template_features(model, prompts, template) for template in prompts.templates]
-    return unit(torch.stack(features).mean(dim=0))
+    return l2_normalize(torch.stack(features).mean(dim=0))
 
 
 def fixed_features(model: CLIP, prompts: ClassPrompts) -> Tensor | None:
     """u_fix: the unit mean of the unit features of all templates but the first, if any."""
     features = [template_features(model, prompts, template) for template in prompts.templates[1:]]
-    return unit(torch.stack(features).mean(dim=0)) if features else None
+    return l2_normalize(torch.stack(features).mean(dim=0)) if features else None
 
 
 def text_features(
@@ -144,7 +144,7 @@ def text_features(
     if u_fix is None:
         return u_learn
     rho = 0.5 if text_mix is None else text_mix
-    return unit((1 - rho) * u_learn + rho * u_fix)
+    return l2_normalize((1 - rho) * u_learn + rho * u_fix)
 
 
 # --- step 1: mine -------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def clique_loss(
     n = len(features)
     a = features.mean(dim=0)
     if settings.entropy == "mean-feature":
-        loss = entropy((scale * unit(a) @ text.T).log_softmax(dim=-1))
+        loss = entropy((scale * l2_normalize(a) @ text.T).log_softmax(dim=-1))
     else:
         log_p = (scale * features @ text.T).log_softmax(dim=-1)
         if settings.entropy == "mean-entropy":
@@ -332,7 +332,7 @@ def retain(
 
 def best_match(query: Tensor, keys: Sequence[Tensor], match: str) -> int:
     """Eq. 17: the key most similar to the query, the first on ties."""
-    scores = [float(query @ (unit(key) if match == "cosine" else key)) for key in keys]
+    scores = [float(query @ (l2_normalize(key) if match == "cosine" else key)) for key in keys]
     return scores.index(max(scores))
 
 

@@ -46,7 +46,7 @@ from torch import Tensor
 
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from reference.scap_equations import (
+from tests.reference.scap_equations import (
     Clique,
     Entry,
     ReferenceSettings,
@@ -58,11 +58,11 @@ from reference.scap_equations import (
     merge_passes,
     mine,
     plain_classifier,
-    precise,
     retain,
     running_mean,
     text_features,
     top_classes,
+    working_dtype,
 )
 
 __all__ = ["ReferenceResult", "ReferenceSCAP", "ReferenceSettings"]
@@ -109,7 +109,7 @@ class ReferenceSCAP:
         start_prefix: Tensor | None,
         start_context: Tensor | None,
     ) -> None:
-        dtype = precise(model)
+        dtype = working_dtype(model)
         has_context = start_context is not None and len(start_context) > 0
         self.learns_visual = settings.modalities in ("both", "image")
         self.learns_text = settings.modalities in ("both", "text") and has_context

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from reference import scap_equations as eq
-from reference.scap_reference import ReferenceResult, ReferenceSCAP, ReferenceSettings
-from tiny import TINY_NAMES, build_tiny_clip
+from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
+from tests.reference import scap_equations as eq
+from tests.reference.scap_reference import ReferenceResult, ReferenceSCAP, ReferenceSettings
 
 ONE_TEMPLATE = ClassPrompts(TINY_NAMES)
 SETTINGS = ReferenceSettings(threshold=0.9)
@@ -97,8 +97,8 @@ def test_mine_full_set_comes_first_and_once() -> None:
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_concentration_of_unit_features(n: int) -> None:
     generator = torch.Generator().manual_seed(n)
-    features = eq.unit(torch.randn(n, 6, generator=generator, dtype=torch.float64))
-    text = eq.unit(torch.randn(3, 6, generator=generator, dtype=torch.float64))
+    features = eq.l2_normalize(torch.randn(n, 6, generator=generator, dtype=torch.float64))
+    text = eq.l2_normalize(torch.randn(3, 6, generator=generator, dtype=torch.float64))
     losses = eq.clique_loss(features, text, 100.0, SETTINGS)
     a = features.mean(dim=0)
     torch.testing.assert_close(losses.concentration, n * (1 - a @ a))
@@ -226,13 +226,15 @@ def test_text_mixes_learnable_and_fixed_templates(model: CLIP, context: Tensor) 
     a, b, c = (
         model.encode_text([t.replace("{}", n) for n in TINY_NAMES]).double() for t in templates
     )
-    a, b, c = eq.unit(a), eq.unit(b), eq.unit(c)
+    a, b, c = eq.l2_normalize(a), eq.l2_normalize(b), eq.l2_normalize(c)
     u_fix = eq.fixed_features(model, prompts)
     mixed = eq.text_features(model, prompts, context.double(), u_fix, 0.3)
-    expected = eq.unit(0.7 * a + 0.3 * eq.unit((b + c) / 2))
+    expected = eq.l2_normalize(0.7 * a + 0.3 * eq.l2_normalize((b + c) / 2))
     torch.testing.assert_close(mixed, expected, rtol=0, atol=1e-6)
     half = eq.text_features(model, prompts, context.double(), u_fix, None)
-    torch.testing.assert_close(half, eq.unit(a + eq.unit((b + c) / 2)), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        half, eq.l2_normalize(a + eq.l2_normalize((b + c) / 2)), rtol=0, atol=1e-6
+    )
     alone = eq.text_features(model, ONE_TEMPLATE, context.double(), None, 0.9)
     torch.testing.assert_close(alone, a, rtol=0, atol=1e-6)
 
@@ -261,7 +263,7 @@ def zhou_by_iteration(A: np.ndarray, sigma: float, K: int, alpha: float) -> np.n
 def test_propagation_is_zhou_fixed_point(n: int, K: int, alpha: float) -> None:
     generator = torch.Generator().manual_seed(n + K)
     keys = torch.randn(n, 5, generator=generator, dtype=torch.float64)
-    keys = 0.9 * eq.unit(keys + 2)
+    keys = 0.9 * eq.l2_normalize(keys + 2)
     moved = eq.propagate(keys, 0.3, K, alpha)
     expected = torch.from_numpy(zhou_by_iteration(keys.numpy(), 0.3, K, alpha))
     torch.testing.assert_close(moved, expected)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from cliquetta.data.dataset import ArrayDataset
+from cliquetta.data.stream import Stream
 from cliquetta.evaluation.evidence_log import (
     EvidenceLimits,
     evaluate_with_evidence,
@@ -18,10 +19,9 @@ from cliquetta.evaluation.evidence_log import (
 )
 from cliquetta.evaluation.record import load_predictions
 from cliquetta.evaluation.runner import evaluate
-from cliquetta.evaluation.stream import Stream
 from cliquetta.methods.registry import create_method, method_config
-from cliquetta.report.attention import class_attention
-from tiny import TINY_NAMES
+from cliquetta.model.attention import class_attention
+from tests._helpers.tiny import TINY_NAMES
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_runs import NAMES, make_run
 from typer.testing import CliRunner
 
 from cliquetta.cli.main import app
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.evaluation.evidence_log import BatchEvidence, Evidence
-from cliquetta.evaluation.sweep import RunSpec, Workplace
+from cliquetta.evaluation.sweep import RunContext, RunSpec
 from cliquetta.model.checkpoints.native import save_model
 from cliquetta.report.evidence_section import Amounts, evidence_section
 from cliquetta.report.gallery import changed_tiles, clique_cards
@@ -24,6 +23,7 @@ from cliquetta.report.markup import Figures
 from cliquetta.report.page import Choices, build_page
 from cliquetta.report.runs import load_runs, shown_groups
 from cliquetta.report.sections import headline
+from tests._helpers.made_runs import NAMES, make_run
 
 LABELS = [0, 0, 1, 1, 2, 2, 3, 3] * 4
 PLAIN = [0, 1, 1, 0, 2, 3, 3, 3] * 4
@@ -67,7 +67,7 @@ def evaluated(tiny_clip, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("evaluated")
     model = folder / "tiny.safetensors"
     save_model(tiny_clip, model)
-    place = Workplace(folder / "runs", device="cpu", evidence=True)
+    place = RunContext(folder / "runs", device="cpu", evidence=True)
     for method in ("zero_shot", "scap"):
         options = (("learning_rate", 0.3), ("threshold", 0.6)) if method == "scap" else ()
         place.run(

@@ -7,16 +7,16 @@ import torch
 import transformers
 from torch import Tensor
 
-from cliquetta.model.block import Prefix
-from cliquetta.model.factory import create_model
-from cliquetta.report import attention
-from cliquetta.report.attention import (
+from cliquetta.model import attention
+from cliquetta.model.attention import (
     class_attention,
     difference,
     patch_grid,
     prompted_maps,
     rollout,
 )
+from cliquetta.model.block import Prefix
+from cliquetta.model.factory import create_model
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_runs import NAMES, make_run, predictions
 from torchmetrics.classification import MulticlassCalibrationError
 
 from cliquetta.report.changes import count_changes, moves, net_gain
@@ -21,6 +20,7 @@ from cliquetta.report.embedding import cohesion, embed, pca, tsne
 from cliquetta.report.reliability import reliability
 from cliquetta.report.runs import group_runs, load_runs, shown_groups
 from cliquetta.report.stream import accuracy_so_far, domain_starts
+from tests._helpers.made_runs import NAMES, make_run, predictions
 
 LABELS = [0, 0, 1, 1, 2, 2, 3, 3]
 PLAIN = [0, 1, 1, 0, 2, 3, 3, 3]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import shlex
 
 import pytest
-from made_runs import make_run
 from typer.testing import CliRunner
 
 from cliquetta.cli.main import app
 from cliquetta.evaluation.record import load_record
-from cliquetta.evaluation.sweep import RunSpec, Workplace
+from cliquetta.evaluation.sweep import RunContext, RunSpec
 from cliquetta.model.checkpoints.native import save_model
 from cliquetta.prompts.catalogue import templates
 from cliquetta.report.repeat import repeat_command
+from tests._helpers.made_runs import make_run
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_the_command_repeats_the_run(changes, tiny_clip, tmp_path):
     spec = RunSpec(
         **{"dataset": "bundled@fog:3", "model": str(model), "limit": 12, "batch_size": 6} | changes
     )
-    record = Workplace(tmp_path / "first", device="cpu").run(spec)
+    record = RunContext(tmp_path / "first", device="cpu").run(spec)
     found = repeat_command(record)
     assert found.remarks == ()
     words = shlex.split(found.command)

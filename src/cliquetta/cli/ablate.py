@@ -16,7 +16,7 @@ from cliquetta.cli.console import Terminal, number
 
 if TYPE_CHECKING:
     from cliquetta.evaluation.ablation import Curve
-    from cliquetta.evaluation.sweep import Outcome
+    from cliquetta.evaluation.sweep import RunResult
 
 _EXAMPLES = """
 cliquetta ablate --method scap --field threshold --values 0.6,0.7,0.8,0.9 --dataset bundled@fog:3
@@ -67,7 +67,7 @@ def ablate(
     from cliquetta.cli.executing import run_cells
     from cliquetta.cli.inputs import read_settings, split_list
     from cliquetta.evaluation.ablation import ablation, curve, zero_shot
-    from cliquetta.evaluation.sweep import RunSpec, Workplace
+    from cliquetta.evaluation.sweep import RunContext, RunSpec
 
     name, _, preset = method.partition(":")
     base = RunSpec(
@@ -83,19 +83,19 @@ def ablate(
     bases = [replace(base, dataset=id) for id in split_list(dataset, "data sets")]
     chosen, own_seeds = split_values(values), read_seeds(seeds)
     ablations = [ablation(each, field, chosen, own_seeds) for each in bases]
-    workplace = Workplace(out, root, common.place(), workers)
+    context = RunContext(out, root, common.place(), workers)
     for each in bases:
-        workplace.prepare(zero_shot(each))  # a bad name ends the command before the first run
+        context.prepare(zero_shot(each))  # a bad name ends the command before the first run
     specs = [spec for each in ablations for spec in each.specs]
-    outcomes = run_cells(specs, workplace, common.terminal)
-    curves = {e.dataset: curve(a, outcomes) for e, a in zip(bases, ablations, strict=True)}
+    results = run_cells(specs, context, common.terminal)
+    curves = {e.dataset: curve(a, results) for e, a in zip(bases, ablations, strict=True)}
     for id, shown in curves.items():
         show_curve(shown, common.terminal, title=f"{method} on {id}")
     stem = re.sub(r"[^A-Za-z0-9_.-]+", "_", f"ablate-{method}-{field}-{dataset}")[:80]
     titles = {f"{field} on {id}": shown for id, shown in curves.items()}
     document = [{"dataset": id, **shown.plain()} for id, shown in curves.items()]
     save_curves(titles, {"method": method, "curves": document}, out / stem, common.terminal)
-    finish(outcomes, common.terminal)
+    finish(results, common.terminal)
 
 
 def split_values(given: str) -> list[str]:
@@ -146,13 +146,13 @@ def save_curves(
     terminal.document(document)
 
 
-def finish(outcomes: Sequence[Outcome], terminal: Terminal) -> None:
+def finish(results: Sequence[RunResult], terminal: Terminal) -> None:
     """Warn of what looks wrong; end with the exit code of a grid that ran."""
     from cliquetta.cli.evaluate import warn_of_doubts
 
-    records = [outcome.record for outcome in outcomes if outcome.record is not None]
+    records = [result.record for result in results if result.record is not None]
     warn_of_doubts(records, terminal)
-    if len(records) < len(outcomes):
+    if len(records) < len(results):
         raise typer.Exit(FAILED)
     if any(record.skipped for record in records):
         raise typer.Exit(SKIPPED)

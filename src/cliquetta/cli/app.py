@@ -49,14 +49,14 @@ def show(
 ) -> None:
     """Try methods in a browser, on the bundled stream or on your own images."""
     try:
-        from cliquetta.serving import app
+        from cliquetta.app import interface
     except ImportError as error:
         raise ValueError(f"no {error.name}: pip install 'cliquetta[app]'") from error
-    from cliquetta.serving.app_desk import Desk
-    from cliquetta.serving.app_session import app_limits
-    from cliquetta.serving.auth import check_binding
-    from cliquetta.serving.building import served_methods
-    from cliquetta.serving.server import load_models, name_models
+    from cliquetta.app.desk import Desk
+    from cliquetta.app.session import app_limits
+    from cliquetta.serve.auth import check_binding
+    from cliquetta.serve.factory import served_methods
+    from cliquetta.serve.server import load_models, name_models
 
     tokens = read_tokens(token_file)
     check_binding(host, tokens)
@@ -64,7 +64,7 @@ def show(
     methods = served_methods(method)
     models = load_models(name_models(model or ["micro"]), common.model)
     common.terminal.say(f"http://{host}:{port}; Ctrl-C stops it")
-    app.serve(
+    interface.serve(
         lambda folder: Desk(models, methods, limits, folder),
         host=host,
         port=port,

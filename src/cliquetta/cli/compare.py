@@ -11,7 +11,7 @@ from cliquetta.cli.command import Common, command
 from cliquetta.cli.console import Terminal, count, number
 
 if TYPE_CHECKING:
-    from cliquetta.evaluation.compare import Cell, Comparison
+    from cliquetta.evaluation.comparison import Cell, Comparison
     from cliquetta.evaluation.tables import TextTable
 
 Format = Literal["terminal", "markdown", "csv", "latex"]
@@ -59,7 +59,7 @@ def compare(
     column. ▲ and ▼ mark methods that answer better or worse than the baseline (p < 0.05, exact
     paired test over images, not corrected for the number of cells).
     """
-    from cliquetta.evaluation.compare import compare as tabulate
+    from cliquetta.evaluation.comparison import compare as tabulate
     from cliquetta.evaluation.runs import find_runs
 
     finished, unfinished = find_runs(runs)
@@ -140,7 +140,7 @@ test_table.__test__ = False  # type: ignore[attr-defined]
 
 def footnotes(table: Comparison) -> list[str]:
     """What the signs in the table mean."""
-    from cliquetta.evaluation.compare import MARKS
+    from cliquetta.evaluation.comparison import MARKS
 
     lines = [f"{mark} {MARKS[mark]}" for mark in table.marks]
     if any(cell.better for cell in table.cells.values()):

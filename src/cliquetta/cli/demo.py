@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cliquetta.evaluation.predictions import Predictions
     from cliquetta.evaluation.record import Record
     from cliquetta.evaluation.runner import Step
-    from cliquetta.methods.contract import Adapter
+    from cliquetta.methods.base import Adapter
     from cliquetta.report.changes import Changes
 
 PLAIN = "zero_shot"
@@ -151,9 +151,9 @@ class _Runs:
         return Comparison(dataset.id.partition("@")[2], tuple(records), answers)
 
     def _run(self, adapter: Adapter, tick: Callable[[Step], None], dataset: Dataset) -> Record:
+        from cliquetta.data.stream import Stream
         from cliquetta.evaluation.evidence_log import EvidenceLimits, evaluate_with_evidence
         from cliquetta.evaluation.runner import evaluate
-        from cliquetta.evaluation.stream import Stream
         from cliquetta.methods.registry import name_of
 
         stream = Stream(

@@ -14,7 +14,7 @@ from cliquetta.cli.console import Terminal, count, number
 
 if TYPE_CHECKING:
     from cliquetta.evaluation.record import Record
-    from cliquetta.evaluation.sweep import Outcome
+    from cliquetta.evaluation.sweep import RunResult
 
 _EXAMPLES = """
 cliquetta evaluate --dataset bundled@fog:3 --method tda,scap --seeds 0,1,2
@@ -90,7 +90,7 @@ def evaluate(
     """
     from cliquetta.cli.executing import choose_executor, run_cells
     from cliquetta.cli.inputs import read_templates, split_list
-    from cliquetta.evaluation.sweep import RunSpec, Workplace, grid
+    from cliquetta.evaluation.sweep import RunContext, RunSpec, grid
 
     base = _base(method, fitted, settings or ())
     spec = RunSpec(
@@ -111,17 +111,17 @@ def evaluate(
         baseline=baseline,
     )
     device = common.device if ray else common.place()
-    workplace = Workplace(out, root, device, workers, features=features, evidence=evidence)
-    with choose_executor(workplace, common.terminal, ray=ray, gpus=ray_gpus) as choice:
+    context = RunContext(out, root, device, workers, features=features, evidence=evidence)
+    with choose_executor(context, common.terminal, ray=ray, gpus=ray_gpus) as choice:
         for first in {cell.dataset: cell for cell in reversed(specs)}.values():
             choice.checked.prepare(first)  # bad names end the command before the first run
-        outcomes = run_cells(specs, choice.workplace, choice.terminal, choice.executor)
+        results = run_cells(specs, choice.context, choice.terminal, choice.executor)
     if not choice.leads:
         return
-    _report(outcomes, out, common.terminal)
-    if any(outcome.record is None for outcome in outcomes):
+    _report(results, out, common.terminal)
+    if any(result.record is None for result in results):
         raise typer.Exit(FAILED)
-    if any(outcome.record and outcome.record.skipped for outcome in outcomes):
+    if any(result.record and result.record.skipped for result in results):
         raise typer.Exit(SKIPPED)
 
 
@@ -153,8 +153,8 @@ def _base(method: str | None, fitted: Path | None, settings: Sequence[str]) -> d
     }
 
 
-def _report(outcomes: Sequence[Outcome], out: Path, terminal: Terminal) -> None:
-    done = [(outcome.spec, outcome.record) for outcome in outcomes if outcome.record is not None]
+def _report(results: Sequence[RunResult], out: Path, terminal: Terminal) -> None:
+    done = [(result.spec, result.record) for result in results if result.record is not None]
     groups: dict[tuple[str, str], list[Record]] = {}
     for spec, record in done:
         name = spec.method + (f":{spec.preset}" if spec.preset else "")
@@ -180,7 +180,7 @@ def _report(outcomes: Sequence[Outcome], out: Path, terminal: Terminal) -> None:
         terminal.warn(f"{count(len(skipped), 'image')} could not be read: see the records")
     if done:
         terminal.say(f"{count(len(done), 'run')} recorded in {out}")
-    terminal.document([_plain(outcome, out) for outcome in outcomes])
+    terminal.document([_plain(result, out) for result in results])
 
 
 def warn_of_doubts(records: Sequence[Record], terminal: Terminal) -> None:
@@ -216,15 +216,15 @@ def _difference(records: Sequence[Record], plain: Sequence[Record] | None) -> st
     return f"{statistics.mean(gains):+.2f}" if gains else "–"
 
 
-def _plain(outcome: Outcome, out: Path) -> dict[str, Any]:
-    """An outcome as JSON types."""
-    record = outcome.record
+def _plain(result: RunResult, out: Path) -> dict[str, Any]:
+    """An result as JSON types."""
+    record = result.record
     answer: dict[str, Any] = {
-        "dataset": outcome.spec.dataset,
-        "method": outcome.spec.method,
-        "preset": outcome.spec.preset,
-        "seed": outcome.spec.seed,
-        "error": outcome.error or None,
+        "dataset": result.spec.dataset,
+        "method": result.spec.method,
+        "preset": result.spec.preset,
+        "seed": result.spec.seed,
+        "error": result.error or None,
     }
     if record is None:
         return answer

@@ -12,7 +12,7 @@ from rich.progress import Progress, TaskID
 from cliquetta.cli.console import Terminal
 
 if TYPE_CHECKING:
-    from cliquetta.evaluation.sweep import Executor, Outcome, RunSpec, Workplace
+    from cliquetta.evaluation.sweep import Executor, RunContext, RunResult, RunSpec
 
 
 class Moment(Protocol):
@@ -44,9 +44,9 @@ class Choice:
     """An executor, and what the command needs to know of it."""
 
     executor: MakeExecutor
-    workplace: Workplace
+    context: RunContext
     """Where the runs happen."""
-    checked: Workplace
+    checked: RunContext
     """One of this machine, on which names and settings are checked first."""
     terminal: Terminal
     leads: bool = True
@@ -55,11 +55,11 @@ class Choice:
 
 @contextmanager
 def choose_executor(
-    workplace: Workplace, terminal: Terminal, *, ray: str | None, gpus: float | None
+    context: RunContext, terminal: Terminal, *, ray: str | None, gpus: float | None
 ) -> Iterator[Choice]:
     """The executor that the options and the environment ask for."""
+    from cliquetta.evaluation.distributed import TeamExecutor, join_team, leave_team, team_size
     from cliquetta.evaluation.sweep import SerialExecutor
-    from cliquetta.evaluation.team import TeamExecutor, join_team, leave_team, team_size
 
     if gpus is not None and ray is None:
         raise ValueError("--ray-gpus is for --ray")
@@ -67,19 +67,19 @@ def choose_executor(
         from cliquetta.evaluation.cluster import RayExecutor
 
         where = ray
-        here = replace(workplace, device="cpu")
+        here = replace(context, device="cpu")
         yield Choice(
             lambda observe: RayExecutor(where, gpus=gpus, on_report=observe),
-            *(workplace, here, terminal),
+            *(context, here, terminal),
         )
         return
     if team_size() == 1:
-        yield Choice(SerialExecutor, workplace, workplace, terminal)
+        yield Choice(SerialExecutor, context, context, terminal)
         return
-    if workplace.evidence:
+    if context.evidence:
         raise ValueError("--evidence is kept by one process: run without torchrun")
-    team, device = join_team(workplace.device)
-    own = replace(workplace, device=device)
+    team, device = join_team(context.device)
+    own = replace(context, device=device)
     quiet = terminal if team.leads else replace(terminal, quiet=True)
     yield Choice(lambda observe: TeamExecutor(team, observe), own, own, quiet, team.leads)
     leave_team()  # not after an error: the others are ended by torchrun
@@ -87,24 +87,24 @@ def choose_executor(
 
 def run_cells(
     specs: Sequence[RunSpec],
-    workplace: Workplace,
+    context: RunContext,
     terminal: Terminal,
     executor: MakeExecutor | None = None,
-) -> list[Outcome]:
+) -> list[RunResult]:
     """Run a grid with bars for its runs, and for the batches of those under way."""
     from cliquetta.evaluation.sweep import SerialExecutor, sweep
 
     with terminal.progress() as progress:
         bars = _Bars(progress, len(specs))
-        workplace.on_encode = bars.encoding
+        context.on_encode = bars.encoding
 
-        def ended(outcome: Outcome) -> None:
-            bars.ended(str(outcome.spec))
-            if outcome.record is None:
-                terminal.warn(f"{outcome.spec} failed: {outcome.error}")
+        def ended(result: RunResult) -> None:
+            bars.ended(str(result.spec))
+            if result.record is None:
+                terminal.warn(f"{result.spec} failed: {result.error}")
 
         made = (executor or SerialExecutor)(bars.step)
-        return sweep(specs, workplace, made, on_outcome=ended)
+        return sweep(specs, context, made, on_result=ended)
 
 
 class _Bars:

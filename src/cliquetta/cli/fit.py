@@ -14,7 +14,7 @@ from cliquetta.cli.console import count
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cliquetta.methods.fitting import FitStep
+    from cliquetta.methods._shared.fewshot_io import FitStep
 
 NOISE_SEED = 1
 """Image i of a shifted set would otherwise be fitted with the very noise of test image i."""
@@ -57,7 +57,7 @@ def fit(
     """
     from cliquetta.cli.inputs import read_settings
     from cliquetta.data.catalogue import get_dataset
-    from cliquetta.methods.fitting import FewShot, fit_method, save_fitted
+    from cliquetta.methods._shared.fewshot_io import FewShot, fit_method, save_fitted
     from cliquetta.methods.registry import method_config
 
     config = method_config(method, preset, read_settings(settings or ()))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cliquetta.prompts.catalogue import class_names, list_class_lists, list_templates, templates
 
 if TYPE_CHECKING:  # what loads torch is imported when it is needed: `--help` does without
-    from cliquetta.methods.contract import Adapter
+    from cliquetta.methods.base import Adapter
     from cliquetta.model.clip import CLIP
     from cliquetta.prompts.classes import ClassPrompts
 
@@ -157,7 +157,7 @@ class MethodChoice:
 
     def build(self, model: CLIP, prompts: ClassPrompts, seed: int) -> Adapter:
         """The adapter for a model and a class list."""
-        from cliquetta.methods.fitting import create_fitted
+        from cliquetta.methods._shared.fewshot_io import create_fitted
         from cliquetta.methods.registry import create_method
 
         if self.fitted is not None:
@@ -169,7 +169,7 @@ def read_method(
     name: str | None, preset: str | None, settings: Sequence[str], fitted: Path | None
 ) -> MethodChoice:
     """The method that was asked for, zero-shot if none; a fitted file brings its settings along."""
-    from cliquetta.methods.fitting import load_fitted
+    from cliquetta.methods._shared.fewshot_io import load_fitted
     from cliquetta.methods.registry import method_config
 
     if fitted is None:

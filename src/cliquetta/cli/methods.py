@@ -39,7 +39,7 @@ def methods(
     rows = [
         (
             entry.name,
-            entry.adapter.treatment.value,
+            entry.adapter.batch_dependence.value,
             "yes" if entry.fit is not None else "",
             str(len(entry.presets) or ""),
             entry.summary,
@@ -57,7 +57,7 @@ def _summary(entry: MethodEntry) -> dict[str, Any]:
         "name": entry.name,
         "summary": entry.summary,
         "paper": entry.paper,
-        "treatment": entry.adapter.treatment.value,
+        "batch_dependence": entry.adapter.batch_dependence.value,
         "needs": sorted(entry.adapter.needs),
         "is_few_shot": entry.fit is not None,
         "presets": list(entry.presets),
@@ -67,13 +67,13 @@ def _summary(entry: MethodEntry) -> dict[str, Any]:
 
 def _show(entry: MethodEntry, terminal: Terminal) -> None:
     from cliquetta.cli.config_fields import config_fields
-    from cliquetta.methods.state import plain_config
+    from cliquetta.methods._shared.state import plain_config
 
     fields = config_fields(entry.config)
     terminal.say(f"{entry.name}: {entry.summary}")
     if entry.paper:
         terminal.say(entry.paper)
-    terminal.say(f"Treats the images of a batch as {entry.adapter.treatment.value}.")
+    terminal.say(f"Treats the images of a batch as {entry.adapter.batch_dependence.value}.")
     if entry.adapter.needs:
         terminal.say(f"Needs of the model: {', '.join(sorted(entry.adapter.needs))}.")
     rows = [(f.name, f.type, _plain(f.default), f.doc) for f in fields]

@@ -19,8 +19,8 @@ from cliquetta.cli.command import BAD_INPUT, SKIPPED, Common, command
 from cliquetta.cli.console import Terminal, count, number
 
 if TYPE_CHECKING:
-    from cliquetta.evaluation.stream import Skipped, Stream
-    from cliquetta.methods.contract import Adapter
+    from cliquetta.data.stream import Skipped, Stream
+    from cliquetta.methods.base import Adapter
     from cliquetta.prompts.classes import ClassPrompts
 
 _EXAMPLES = """
@@ -35,7 +35,7 @@ cliquetta predict monday/ --classes names.txt --method scap --state camera.safet
 
 
 @dataclass
-class Outcome:
+class RunResult:
     """What a prediction run did, for the summary."""
 
     images: int = 0
@@ -146,7 +146,7 @@ def predict(
     """
     from cliquetta.cli.inputs import find_inputs, read_method, read_prompts
     from cliquetta.data.dataset import FileDataset
-    from cliquetta.evaluation.stream import Stream
+    from cliquetta.data.stream import Stream
     from cliquetta.model.factory import MICRO
 
     prompts = read_prompts(classes, templates or ())
@@ -175,72 +175,72 @@ def predict(
         pin=adapter.model.device.type == "cuda",
     )
     table = PredictionTable(out, files.keys, prompts.names, min(top, len(prompts)))
-    outcome = _run(adapter, stream, table, common.terminal)
+    result = _run(adapter, stream, table, common.terminal)
     if state is not None:
         # After the table: whoever is stopped in between repeats the run and gets the same.
-        from cliquetta.methods.state import save_state
+        from cliquetta.methods._shared.state import save_state
 
-        save_state(adapter, state, notes={"images": before + outcome.images})
-    _report(outcome, out, state, prompts, common.terminal)
-    if outcome.skipped:
-        raise typer.Exit(SKIPPED if outcome.images else BAD_INPUT)
+        save_state(adapter, state, notes={"images": before + result.images})
+    _report(result, out, state, prompts, common.terminal)
+    if result.skipped:
+        raise typer.Exit(SKIPPED if result.images else BAD_INPUT)
 
 
 def _continue(adapter: Adapter, state: Path | None, terminal: Terminal) -> int:
     """Take up a saved state if there is one; returns how many images it has seen."""
     if state is None or not state.exists():
         return 0
-    from cliquetta.methods.state import load_state
+    from cliquetta.methods._shared.state import load_state
 
     images = int(load_state(adapter, state).notes.get("images", 0))
     terminal.say(f"continuing from {state}, which has seen {count(images, 'image')}")
     return images
 
 
-def _run(adapter: Adapter, stream: Stream, table: PredictionTable, terminal: Terminal) -> Outcome:
-    outcome = Outcome()
+def _run(adapter: Adapter, stream: Stream, table: PredictionTable, terminal: Terminal) -> RunResult:
+    result = RunResult()
     start = time.perf_counter()
     with table, terminal.progress() as progress:
         bar = progress.add_task("predict", total=stream.images, note="")
         for batch, _ in stream:
             probabilities = adapter.predict(batch).probabilities
-            fresh = stream.skipped[len(outcome.skipped) :]
-            outcome.found.update(table.write(batch.keys, probabilities, fresh))
-            outcome.images += len(batch)
-            outcome.skipped += fresh
-            note = f"{len(outcome.skipped)} skipped" if outcome.skipped else ""
+            fresh = stream.skipped[len(result.skipped) :]
+            result.found.update(table.write(batch.keys, probabilities, fresh))
+            result.images += len(batch)
+            result.skipped += fresh
+            note = f"{len(result.skipped)} skipped" if result.skipped else ""
             progress.update(bar, advance=len(batch) + len(fresh), note=note)
-    outcome.seconds = time.perf_counter() - start
-    return outcome
+    result.seconds = time.perf_counter() - start
+    return result
 
 
 def _report(
-    outcome: Outcome, out: Path, state: Path | None, prompts: ClassPrompts, terminal: Terminal
+    result: RunResult, out: Path, state: Path | None, prompts: ClassPrompts, terminal: Terminal
 ) -> None:
-    shown = outcome.found.most_common(10)
-    rows = [(name, f"{n:,}", number(100 * n / outcome.images, 1)) for name, n in shown]
+    shown = result.found.most_common(10)
+    rows = [(name, f"{n:,}", number(100 * n / result.images, 1)) for name, n in shown]
     if rows and not terminal.quiet:
-        title = "Predicted classes" if len(shown) == len(outcome.found) else "Most frequent classes"
+        title = "Predicted classes" if len(shown) == len(result.found) else "Most frequent classes"
         terminal.table(("class", "images", "%"), rows, title=title, right=("images", "%"))
-    rate = outcome.images / outcome.seconds if outcome.seconds else 0.0
-    terminal.say(f"{count(outcome.images, 'image')} in {out} ({rate:.0f} a second)")
+    rate = result.images / result.seconds if result.seconds else 0.0
+    terminal.say(f"{count(result.images, 'image')} in {out} ({rate:.0f} a second)")
     if state is not None:
         terminal.say(f"what was learned is in {state}: give it again to continue")
-    if outcome.skipped:
-        worst = "; nothing could be predicted" if not outcome.images else ""
+    if result.skipped:
+        worst = "; nothing could be predicted" if not result.images else ""
         terminal.warn(
-            f"{count(len(outcome.skipped), 'image')} could not be read and "
-            f"{'was' if len(outcome.skipped) == 1 else 'were'} skipped: see the column `error` of "
+            f"{count(len(result.skipped), 'image')} could not be read and "
+            f"{'was' if len(result.skipped) == 1 else 'were'} skipped: see the column `error` of "
             f"{out}{worst}"
         )
     terminal.document(
         {
             "out": str(out),
-            "images": outcome.images,
+            "images": result.images,
             "classes": len(prompts),
-            "skipped": [{"path": s.key, "reason": s.reason} for s in outcome.skipped],
-            "predicted": dict(outcome.found.most_common()),
-            "seconds": outcome.seconds,
+            "skipped": [{"path": s.key, "reason": s.reason} for s in result.skipped],
+            "predicted": dict(result.found.most_common()),
+            "seconds": result.seconds,
             "state": None if state is None else str(state),
         }
     )

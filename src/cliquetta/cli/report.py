@@ -49,7 +49,7 @@ def report(
     Cliques, attention and features are shown for runs made with `evaluate --evidence`.
     """
     from cliquetta.errors import UnknownNameError
-    from cliquetta.report.attention import KINDS
+    from cliquetta.model.attention import KINDS
     from cliquetta.report.embedding import MAPS
     from cliquetta.report.files import write_figures, write_page
     from cliquetta.report.page import Choices, build_page

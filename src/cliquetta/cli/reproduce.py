@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cliquetta.evaluation.protocols import Side
     from cliquetta.evaluation.published import PublishedTable
     from cliquetta.evaluation.reproduce import Line, Setting
-    from cliquetta.evaluation.sweep import Workplace
+    from cliquetta.evaluation.sweep import RunContext
 
 VALUES: dict[str, tuple[float, ...]] = {
     "threshold": (0.6, 0.7, 0.8, 0.9),
@@ -86,8 +86,8 @@ def reproduce(
     from cliquetta.cli.inputs import split_list
     from cliquetta.evaluation.published import published_table
     from cliquetta.evaluation.reproduce import FEW_IMAGES, STAND_IN_IMAGES, Setting
-    from cliquetta.evaluation.sweep import RunSpec, Workplace
-    from cliquetta.methods.fitting import load_fitted
+    from cliquetta.evaluation.sweep import RunContext, RunSpec
+    from cliquetta.methods._shared.fewshot_io import load_fitted
 
     wanted = published_table(table)
     if root is None and limit is None:
@@ -102,20 +102,20 @@ def reproduce(
     )
     files = {load_fitted(path).method: str(path) for path in fitted or ()}
     setting = Setting(base, root, shift, tuple(read_seeds(seeds)), files)
-    workplace = Workplace(out, root, common.place(), workers)
+    context = RunContext(out, root, common.place(), workers)
     if table in ("hyperparameters", "batch-size"):
         if method or fitted:
             raise ValueError(f"{table} is about SCAP alone: leave out --method and --fitted")
-        _curves(wanted, setting, workplace, common.terminal)
+        _curves(wanted, setting, context, common.terminal)
     else:
         only = split_list(method, "methods") if method else []
-        _table(wanted, setting, workplace, common.terminal, only)
+        _table(wanted, setting, context, common.terminal, only)
 
 
 def _table(
     table: PublishedTable,
     setting: Setting,
-    workplace: Workplace,
+    context: RunContext,
     terminal: Terminal,
     only: Sequence[str],
 ) -> None:
@@ -130,16 +130,16 @@ def _table(
         raise ValueError(f"nothing of {table.name} can be run: {'; '.join(reasons)}")
     cells = list(dict.fromkeys(specs))
     _announce(table, setting, len(cells), terminal)
-    outcomes = run_cells(cells, workplace, terminal)
-    made = lines(table, items, outcomes)
+    results = run_cells(cells, context, terminal)
+    made = lines(table, items, results)
     for dataset in dict.fromkeys(line.item.dataset for line in made):
         own = [line for line in made if line.item.dataset == dataset]
         _show(own, terminal, title=f"{table.title}: {dataset}")
     _explain(made, terminal)
     document = {"table": table.name, "title": table.title, "lines": [plain(m) for m in made]}
-    _save(document, workplace, table, terminal)
+    _save(document, context, table, terminal)
     terminal.document(document)
-    finish(outcomes, terminal)
+    finish(results, terminal)
 
 
 def _announce(table: PublishedTable, setting: Setting, runs: int, terminal: Terminal) -> None:
@@ -224,18 +224,18 @@ def _say_reasons(made: Sequence[Line], terminal: Terminal) -> None:
 
 
 def _save(
-    document: dict[str, Any], workplace: Workplace, table: PublishedTable, terminal: Terminal
+    document: dict[str, Any], context: RunContext, table: PublishedTable, terminal: Terminal
 ) -> None:
     from cliquetta.atomic import write_atomically
 
-    assert workplace.out is not None
-    path = workplace.out / f"reproduce-{table.name}.json"
+    assert context.out is not None
+    path = context.out / f"reproduce-{table.name}.json"
     write_atomically(path, json.dumps(document, indent=1, ensure_ascii=False).encode())
-    terminal.say(f"numbers: {path}; all runs: cliquetta compare {workplace.out} --split")
+    terminal.say(f"numbers: {path}; all runs: cliquetta compare {context.out} --split")
 
 
 def _curves(
-    table: PublishedTable, setting: Setting, workplace: Workplace, terminal: Terminal
+    table: PublishedTable, setting: Setting, context: RunContext, terminal: Terminal
 ) -> None:
     """The figures: one curve a field, or the batch size and the cliques that go with it."""
     from cliquetta.cli.ablate import finish, save_curves
@@ -253,8 +253,8 @@ def _curves(
     cells = list(dict.fromkeys(spec for each in ablations for spec in each.specs))
     cells += [spec for spec in item.specs if spec not in cells]
     _announce(table, setting, len(cells), terminal)
-    outcomes = run_cells(cells, workplace, terminal)
-    curves = {field: curve(each, outcomes) for field, each in zip(fields, ablations, strict=True)}
+    results = run_cells(cells, context, terminal)
+    curves = {field: curve(each, results) for field, each in zip(fields, ablations, strict=True)}
     named = {_show_figure(table, field, shown, terminal): shown for field, shown in curves.items()}
     document: dict[str, Any] = {
         "table": table.name,
@@ -262,18 +262,18 @@ def _curves(
         "curves": [{**c.plain(), **table.curves.get(field, {})} for field, c in curves.items()],
     }
     if table.name == "batch-size":
-        sizes = largest_cliques(workplace, base, [int(size) for size in VALUES["batch_size"]])
+        sizes = largest_cliques(context, base, [int(size) for size in VALUES["batch_size"]])
         columns = ("batch size", "largest clique, mean over batches")
         rows = [(str(size), number(mean, 1)) for size, mean in sizes.items()]
         terminal.table(columns, rows, right=columns)
         document["largest_clique"] = sizes
-    made = lines(table, [item], outcomes)
+    made = lines(table, [item], results)
     _show(made, terminal, title=f"with default values: {item.dataset}")
     _explain(made, terminal)
-    assert workplace.out is not None
+    assert context.out is not None
     document["lines"] = [plain(line) for line in made]
-    save_curves(named, document, workplace.out / f"reproduce-{table.name}", terminal)
-    finish(outcomes, terminal)
+    save_curves(named, document, context.out / f"reproduce-{table.name}", terminal)
+    finish(results, terminal)
 
 
 def _show_figure(table: PublishedTable, field: str, curve: Curve, terminal: Terminal) -> str:

@@ -12,7 +12,7 @@ from cliquetta.cli.command import Common, command
 from cliquetta.cli.inputs import read_settings
 
 if TYPE_CHECKING:
-    from cliquetta.serving.auth import Tokens
+    from cliquetta.serve.auth import Tokens
 
 TOKEN_VARIABLE = "CLIQUETTA_TOKEN"
 
@@ -58,13 +58,13 @@ def serve(
 ) -> None:
     """Serve predictions that adapt to each client, over HTTP."""
     try:
-        from cliquetta.serving import server
+        from cliquetta.serve import server
     except ImportError as error:
         raise ValueError(f"no {error.name}: pip install 'cliquetta[serve]'") from error
-    from cliquetta.serving.auth import check_binding
-    from cliquetta.serving.building import served_methods
-    from cliquetta.serving.engine import LOCAL_HOSTS, Settings
-    from cliquetta.serving.limits import Limits
+    from cliquetta.serve.auth import check_binding
+    from cliquetta.serve.factory import served_methods
+    from cliquetta.serve.limits import Limits
+    from cliquetta.serve.service import LOCAL_HOSTS, Settings
 
     tokens = read_tokens(token_file)
     check_binding(host, tokens)
@@ -85,7 +85,7 @@ def serve(
 
 def read_tokens(path: Path | None) -> Tokens | None:
     """The tokens of a file or of the environment; a command line would show them to everybody."""
-    from cliquetta.serving.auth import Tokens
+    from cliquetta.serve.auth import Tokens
 
     if path is not None:
         return Tokens(path.read_text(encoding="utf-8").splitlines())

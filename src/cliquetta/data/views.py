@@ -26,8 +26,8 @@ from cliquetta.data.crops import (
     zoom_crop_boxes,
 )
 from cliquetta.errors import UnknownNameError
-from cliquetta.methods.contract import Batch, ViewSpec
 from cliquetta.model.preprocess import Preprocess
+from cliquetta.types import Batch, ViewSpec
 
 VIEW_KINDS = {
     "resized-crop": "random area (8 to 100 %) and aspect ratio, bilinear, mirrored half the time",

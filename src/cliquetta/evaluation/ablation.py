@@ -10,7 +10,7 @@ from typing import Any
 
 from cliquetta.errors import UnknownNameError
 from cliquetta.evaluation.record import Record
-from cliquetta.evaluation.sweep import BASELINE, Outcome, RunSpec
+from cliquetta.evaluation.sweep import BASELINE, RunResult, RunSpec
 from cliquetta.methods.registry import get_method, method_config
 
 BATCH_SIZE = "batch_size"
@@ -144,9 +144,9 @@ class Curve:
         }
 
 
-def curve(ablation: Ablation, outcomes: Sequence[Outcome]) -> Curve:
+def curve(ablation: Ablation, results: Sequence[RunResult]) -> Curve:
     """What the runs of an ablation gave."""
-    found = {outcome.spec: outcome.record for outcome in outcomes}
+    found = {result.spec: result.record for result in results}
     before = [record for record in map(found.get, ablation.baselines) if record is not None]
     plain = {r.seed: r.metrics["top1"] for r in before if "top1" in r.metrics}
     points = []

@@ -10,23 +10,23 @@ from collections.abc import Sequence
 
 import torch
 
+from cliquetta.data.feature_stream import FeatureStream
 from cliquetta.evaluation.ablation import zero_shot
-from cliquetta.evaluation.features import FeatureStream
-from cliquetta.evaluation.sweep import RunSpec, Workplace
+from cliquetta.evaluation.sweep import RunContext, RunSpec
 from cliquetta.methods.registry import method_config
 from cliquetta.methods.scap.cliques import mine_cliques, similar_images, top_classes
 
 
 @torch.no_grad()
 def largest_cliques(
-    workplace: Workplace, spec: RunSpec, batch_sizes: Sequence[int]
+    context: RunContext, spec: RunSpec, batch_sizes: Sequence[int]
 ) -> dict[int, float]:
     """Members of the largest clique of a batch, on average over batches, by batch size.
 
     ``spec`` is a run of SCAP: its order, its threshold. A batch without cliques counts as 0.
     """
     config = method_config("scap", spec.preset, dict(spec.options))
-    adapter, stream = workplace.prepare(zero_shot(spec))
+    adapter, stream = context.prepare(zero_shot(spec))
     pixels = stream.stream if isinstance(stream, FeatureStream) else stream
     model = adapter.model
     features = torch.cat(

@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from cliquetta.evaluation.board import Board, Report
+from cliquetta.evaluation.progress_actor import Board, Report
 from cliquetta.evaluation.record import Record
 from cliquetta.evaluation.runner import Step
-from cliquetta.evaluation.sweep import Outcome, RunSpec, Workplace
+from cliquetta.evaluation.sweep import RunContext, RunResult, RunSpec
 
 LOCAL = "local"
 """The address that starts a cluster on this machine, for as long as the grid runs."""
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class RayExecutor:
-    """Runs cells as tasks of a Ray cluster (extra ``ray``); reports and outcomes come to one place.
+    """Runs cells as tasks of a Ray cluster (extra ``ray``); reports and results come to one place.
 
     A connection that exists already is used and left open; else one is opened for the grid.
     """
@@ -51,15 +51,15 @@ class RayExecutor:
     """How often a run is sent again that was lost with its worker, or failed on the way."""
     on_report: Callable[[RunSpec, Report], None] | None = None
 
-    def run(self, workplace: Workplace, specs: Sequence[RunSpec]) -> Iterator[Outcome]:
-        """Run all of ``specs`` at once, as far as there is room; outcomes as they come."""
-        if ":" in workplace.device:
+    def run(self, context: RunContext, specs: Sequence[RunSpec]) -> Iterator[RunResult]:
+        """Run all of ``specs`` at once, as far as there is room; results as they come."""
+        if ":" in context.device:
             raise ValueError(
                 f"the cluster chooses which GPU a run gets: write --device cuda, not "
-                f"{workplace.device}"
+                f"{context.device}"
             )
         with _connected(self.address) as ray:
-            grid = _Grid(ray, self, workplace, specs)
+            grid = _Grid(ray, self, context, specs)
             try:
                 yield from grid.run()
             finally:
@@ -70,14 +70,14 @@ class _Grid:
     """The tasks of one grid."""
 
     def __init__(
-        self, ray: Any, settings: RayExecutor, workplace: Workplace, specs: Sequence[RunSpec]
+        self, ray: Any, settings: RayExecutor, context: RunContext, specs: Sequence[RunSpec]
     ) -> None:
         self.ray = ray
         self.settings = settings
         self.specs = specs
-        self.place = ray.put(pickle.dumps(workplace))
+        self.place = ray.put(pickle.dumps(context))
         self.folder = str(Path.cwd())
-        share = self._gpu_share(workplace)
+        share = self._gpu_share(context)
         self.task = ray.remote(num_cpus=settings.cpus, num_gpus=share, max_retries=0)(_run_there)
         self.board = ray.remote(num_cpus=0)(Board).remote()
         self.reports = self.board.take.remote()
@@ -87,16 +87,16 @@ class _Grid:
         self.later: list[tuple[float, int]] = [(0.0, run) for run in range(len(specs))]
         """When to send which run."""
 
-    def _gpu_share(self, workplace: Workplace) -> float:
+    def _gpu_share(self, context: RunContext) -> float:
         present = self.ray.cluster_resources().get("GPU", 0)
         wanted = self.settings.gpus
         if wanted is None:
-            return 1.0 if present and workplace.device != "cpu" else 0.0
+            return 1.0 if present and context.device != "cpu" else 0.0
         if wanted > present:
             raise ValueError(f"a run is to have {wanted} GPUs, the cluster has {present:.0f}")
         return wanted
 
-    def run(self) -> Iterator[Outcome]:
+    def run(self) -> Iterator[RunResult]:
         """Send what is due and settle what has ended, until nothing is left."""
         while self.running or self.later:
             self._send_due()
@@ -107,9 +107,9 @@ class _Grid:
                 time.sleep(REPORT_SECONDS)
             self._pass_on_reports()
             for task in ready:
-                outcome = self._settle(task)
-                if outcome is not None:
-                    yield outcome
+                result = self._settle(task)
+                if result is not None:
+                    yield result
 
     def cancel(self) -> None:
         """Stop what is still running; its state stays in its folder."""
@@ -127,8 +127,8 @@ class _Grid:
             task = self.task.remote(self.place, spec, run, self.board, self.folder, threads)
             self.running[task] = run
 
-    def _settle(self, task: Any) -> Outcome | None:
-        """The outcome of a task that ended, or ``None`` if its run will be sent again."""
+    def _settle(self, task: Any) -> RunResult | None:
+        """The result of a task that ended, or ``None`` if its run will be sent again."""
         run = self.running.pop(task)
         spec = self.specs[run]
         try:
@@ -137,9 +137,9 @@ class _Grid:
             reason = next(iter(str(error).splitlines()), "")
             answer = _Failure(f"{type(error).__name__}: {reason}", final=False)
         if isinstance(answer, Record):
-            return Outcome(spec, answer)
+            return RunResult(spec, answer)
         if answer.final or self.attempts[run] >= self.settings.retries:
-            return Outcome(spec, error=answer.error)
+            return RunResult(spec, error=answer.error)
         # Not at once: a lost machine may hold the lock of the run's folder a little longer.
         self.later.append((time.monotonic() + 2.0 ** self.attempts[run], run))
         self.attempts[run] += 1
@@ -193,9 +193,9 @@ def _run_there(
 
 
 @lru_cache(maxsize=1)
-def _workplace(packed: bytes) -> Workplace:
-    """The same workplace for all runs of a worker process: its model is loaded once."""
-    found: Workplace = pickle.loads(packed)
+def _workplace(packed: bytes) -> RunContext:
+    """The same context for all runs of a worker process: its model is loaded once."""
+    found: RunContext = pickle.loads(packed)
     return found
 
 

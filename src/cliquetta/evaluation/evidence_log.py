@@ -22,11 +22,12 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from cliquetta.atomic import write_atomically
+from cliquetta.data.stream import Stream
 from cliquetta.evaluation.explanation import Explanation, count_batch, explain
 from cliquetta.evaluation.record import RECORD, STATE, Record, load_record
 from cliquetta.evaluation.runner import Step, evaluate, plan
-from cliquetta.evaluation.stream import Stream
-from cliquetta.methods.contract import Adapter, Batch
+from cliquetta.methods.base import Adapter
+from cliquetta.types import Batch
 
 FOLDER = "evidence"
 FORMAT = "cliquetta-evidence-1"

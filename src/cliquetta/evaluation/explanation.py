@@ -8,13 +8,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from cliquetta.methods.contract import Adapter, Batch, Prediction
+from cliquetta.methods.base import Adapter
 from cliquetta.methods.scap.adapter import SCAP
 from cliquetta.methods.scap.evidence import describe, summary
+from cliquetta.model.attention import Kind, prompted_maps
 from cliquetta.model.block import Prefix
-from cliquetta.model.clip import unit
+from cliquetta.model.clip import l2_normalize
 from cliquetta.model.vision import VisionTower
-from cliquetta.report.attention import Kind, prompted_maps
+from cliquetta.types import Batch, Prediction
 
 _CLIQUES = 4
 """Cliques of one image whose attention is shown."""
@@ -126,9 +127,9 @@ def _prompted_features(
                 block: Prefix(tokens[:, :, at].flatten(1, 2), seen)
                 for at, block in enumerate(adapter.config.blocks)
             }
-            features[own] = unit(tower.pool(tower.run(hidden[own], first, prefix=prefix)))
+            features[own] = l2_normalize(tower.pool(tower.run(hidden[own], first, prefix=prefix)))
         total += features
-    return unit(total)
+    return l2_normalize(total)
 
 
 def _cliques_of(description: dict[str, Any], place: int) -> list[int]:

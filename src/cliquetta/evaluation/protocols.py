@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cliquetta.data.catalogue import list_datasets
 from cliquetta.evaluation.published import PublishedRow, published_model
 from cliquetta.evaluation.record import Record
-from cliquetta.methods.contract import Treatment
+from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.registry import get_method
 from cliquetta.prompts.catalogue import list_templates, templates
 
@@ -34,14 +34,14 @@ def published_side(row: PublishedRow) -> Side:
 
 
 def _batch(row: PublishedRow) -> str:
-    if get_method(row.method).adapter.treatment is not Treatment.JOINT:
+    if get_method(row.method).adapter.batch_dependence is not BatchDependence.JOINT:
         return "any"
     return _or_dash(row.protocol.batch_size)
 
 
 def our_side(record: Record) -> Side:
     """The protocol of a run."""
-    joint = get_method(record.method).adapter.treatment is Treatment.JOINT
+    joint = get_method(record.method).adapter.batch_dependence is BatchDependence.JOINT
     return Side(
         str(_views(record)),
         template_name(record.settings["prompts"]["templates"]),
@@ -81,7 +81,7 @@ def reasons(row: PublishedRow, dataset: str, record: Record) -> tuple[str, ...]:
         found.append(f"templates: {ours} instead of {template_name(texts)}")
     if protocol.templates is None and protocol.shots is None:
         found.append("the published templates are not known")
-    joint = get_method(record.method).adapter.treatment is Treatment.JOINT
+    joint = get_method(record.method).adapter.batch_dependence is BatchDependence.JOINT
     if joint and protocol.batch_size not in (None, stream["batch_size"]):
         found.append(f"batch size {stream['batch_size']} instead of {protocol.batch_size}")
     return tuple(found)

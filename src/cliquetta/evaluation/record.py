@@ -17,10 +17,10 @@ from typing import Any, Literal
 import torch
 
 from cliquetta.atomic import write_atomically
-from cliquetta.evaluation.features import FeatureStream
+from cliquetta.data.feature_stream import FeatureStream
+from cliquetta.data.stream import Stream
 from cliquetta.evaluation.predictions import Predictions, read_predictions
-from cliquetta.evaluation.stream import Stream
-from cliquetta.methods.state import plain_config
+from cliquetta.methods._shared.state import plain_config
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 

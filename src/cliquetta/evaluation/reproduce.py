@@ -14,7 +14,7 @@ from cliquetta.evaluation.ablation import zero_shot
 from cliquetta.evaluation.protocols import Side, our_side, published_side, reasons
 from cliquetta.evaluation.published import PublishedRow, PublishedTable
 from cliquetta.evaluation.record import Record
-from cliquetta.evaluation.sweep import Outcome, RunSpec
+from cliquetta.evaluation.sweep import RunResult, RunSpec
 from cliquetta.methods.registry import get_method
 
 STAND_IN = "bundled"
@@ -172,9 +172,9 @@ def baselines(items: Sequence[Item]) -> list[RunSpec]:
     return list(dict.fromkeys(zero_shot(spec) for spec in specs))
 
 
-def lines(table: PublishedTable, items: Sequence[Item], outcomes: Sequence[Outcome]) -> list[Line]:
+def lines(table: PublishedTable, items: Sequence[Item], results: Sequence[RunResult]) -> list[Line]:
     """Every item with what its runs gave."""
-    found = {outcome.spec: outcome for outcome in outcomes}
+    found = {result.spec: result for result in results}
     made = [_line(item, [found[spec] for spec in item.specs if spec in found]) for item in items]
     label = table.reference or table.rows[0].label
     references = {line.item.dataset: line for line in made if line.item.row.label == label}
@@ -192,10 +192,10 @@ def _with_gain(line: Line, reference: Line | None) -> Line:
     )
 
 
-def _line(item: Item, outcomes: Sequence[Outcome]) -> Line:
-    records = tuple(outcome.record for outcome in outcomes if outcome.record is not None)
+def _line(item: Item, results: Sequence[RunResult]) -> Line:
+    records = tuple(result.record for result in results if result.record is not None)
     values = [record.metrics["top1"] for record in records if "top1" in record.metrics]
-    errors = dict.fromkeys(outcome.error for outcome in outcomes if outcome.error)
+    errors = dict.fromkeys(result.error for result in results if result.error)
     return Line(
         item,
         records,

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from cliquetta.evaluation.features import FeatureBatch, FeatureStream
-from cliquetta.evaluation.lock import exclusive
+from cliquetta.atomic import exclusive
+from cliquetta.data.feature_stream import FeatureBatch, FeatureStream
+from cliquetta.data.stream import Skipped, Stream
 from cliquetta.evaluation.metrics import Metrics
 from cliquetta.evaluation.predictions import PredictionLog
 from cliquetta.evaluation.record import (
@@ -32,14 +33,14 @@ from cliquetta.evaluation.record import (
     peak_memory,
     run_id,
 )
-from cliquetta.evaluation.stream import Skipped, Stream
-from cliquetta.methods.contract import Adapter, Batch, Prediction
-from cliquetta.methods.feature_level import FeatureLevel
+from cliquetta.methods._shared.feature_level import FeatureLevel
+from cliquetta.methods._shared.state import fitted_fingerprint, save_state, unpack_state
+from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import name_of
-from cliquetta.methods.state import fitted_fingerprint, save_state, unpack_state
+from cliquetta.types import Batch, Prediction
 
 if TYPE_CHECKING:
-    from cliquetta.evaluation.team import Team
+    from cliquetta.evaluation.distributed import Team
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,14 @@ from typing import Any, Protocol
 
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.data.dataset import Dataset
+from cliquetta.data.feature_stream import FeatureStream, OnEncode
+from cliquetta.data.stream import Order, Stream
 from cliquetta.evaluation.evidence_log import evaluate_with_evidence
-from cliquetta.evaluation.features import FeatureStream, OnEncode
 from cliquetta.evaluation.record import Record
 from cliquetta.evaluation.runner import Step, evaluate
-from cliquetta.evaluation.stream import Order, Stream
-from cliquetta.methods.contract import Adapter
-from cliquetta.methods.feature_level import FeatureLevel
-from cliquetta.methods.fitting import create_fitted
+from cliquetta.methods._shared.feature_level import FeatureLevel
+from cliquetta.methods._shared.fewshot_io import create_fitted
+from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import create_method, method_config
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model
@@ -94,7 +94,7 @@ def grid(
 
 
 @dataclass
-class Workplace:
+class RunContext:
     """Folders and device of one machine; keeps the last model and data set for the next run."""
 
     out: Path | None
@@ -110,7 +110,7 @@ class Workplace:
     evidence: bool = False
     """Keep what reports show (:mod:`cliquetta.evaluation.evidence_log`); needs ``out``."""
     on_encode: OnEncode | None = None
-    """Is told how far encoding is; stays behind when the workplace is sent elsewhere."""
+    """Is told how far encoding is; stays behind when the context is sent elsewhere."""
     _model: tuple[object, CLIP] | None = field(default=None, init=False, repr=False)
     _data: dict[str, Dataset] = field(default_factory=dict, init=False, repr=False)
 
@@ -181,7 +181,7 @@ def _adapter(spec: RunSpec, model: CLIP, prompts: ClassPrompts) -> Adapter:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunResult:
     """How a cell ended: with a record, or with what went wrong."""
 
     spec: RunSpec
@@ -190,9 +190,9 @@ class Outcome:
 
 
 class Executor(Protocol):
-    """Runs cells somewhere; yields one outcome per cell, in any order."""
+    """Runs cells somewhere; yields one result per cell, in any order."""
 
-    def run(self, workplace: Workplace, specs: Sequence[RunSpec]) -> Iterator[Outcome]:
+    def run(self, context: RunContext, specs: Sequence[RunSpec]) -> Iterator[RunResult]:
         """Run all of ``specs``; a cell that fails must not stop the others."""
         ...
 
@@ -203,36 +203,36 @@ class SerialExecutor:
 
     on_step: Callable[[RunSpec, Step], None] | None = None
 
-    def run(self, workplace: Workplace, specs: Sequence[RunSpec]) -> Iterator[Outcome]:
+    def run(self, context: RunContext, specs: Sequence[RunSpec]) -> Iterator[RunResult]:
         """Run ``specs`` in order."""
         for spec in specs:
-            yield run_cell(workplace, spec, self.on_step)
+            yield run_cell(context, spec, self.on_step)
 
 
 def run_cell(
-    workplace: Workplace, spec: RunSpec, on_step: Callable[[RunSpec, Step], None] | None = None
-) -> Outcome:
-    """One cell, its failure turned into an outcome."""
+    context: RunContext, spec: RunSpec, on_step: Callable[[RunSpec, Step], None] | None = None
+) -> RunResult:
+    """One cell, its failure turned into an result."""
     observe = None if on_step is None else lambda step: on_step(spec, step)
     try:
-        return Outcome(spec, workplace.run(spec, observe))
+        return RunResult(spec, context.run(spec, observe))
     except Exception as error:  # a grid of a hundred runs goes on without the one that failed
-        return Outcome(spec, error=f"{type(error).__name__}: {error}")
+        return RunResult(spec, error=f"{type(error).__name__}: {error}")
 
 
 def sweep(
     specs: Sequence[RunSpec],
-    workplace: Workplace,
+    context: RunContext,
     executor: Executor | None = None,
     *,
-    on_outcome: Callable[[Outcome], None] | None = None,
-) -> list[Outcome]:
-    """Run all cells and return their outcomes in the order of ``specs``; equal cells run once."""
+    on_result: Callable[[RunResult], None] | None = None,
+) -> list[RunResult]:
+    """Run all cells and return their results in the order of ``specs``; equal cells run once."""
     executor = SerialExecutor() if executor is None else executor
-    found: dict[RunSpec, Outcome] = {}
-    for outcome in executor.run(workplace, list(dict.fromkeys(specs))):
-        found[outcome.spec] = outcome
-        if on_outcome is not None:
-            on_outcome(outcome)
+    found: dict[RunSpec, RunResult] = {}
+    for result in executor.run(context, list(dict.fromkeys(specs))):
+        found[result.spec] = result
+        if on_result is not None:
+            on_result(result)
     lost = "the executor returned nothing for this run"
-    return [found.get(spec, Outcome(spec, error=lost)) for spec in specs]
+    return [found.get(spec, RunResult(spec, error=lost)) for spec in specs]

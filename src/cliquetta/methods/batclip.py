@@ -24,12 +24,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods.confidence import entropy
-from cliquetta.methods.contract import Adapter, Batch, Prediction, Treatment
-from cliquetta.methods.norms import Adam, Learned, NormTower, adam_step
+from cliquetta.methods._shared.layernorm import Adam, AdamState, LayerNormTower, adam_step
+from cliquetta.methods._shared.views import entropy
+from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.registry import register
-from cliquetta.model.clip import CLIP, unit
+from cliquetta.model.clip import CLIP, l2_normalize
 from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch, Prediction
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def batclip_loss(logits: Tensor, features: Tensor, text: Tensor) -> Tensor:
 class BATCLIP(Adapter):
     """logits = scale · cos(image, text), both under the norms learned so far; then one step."""
 
-    treatment = Treatment.JOINT
+    batch_dependence = BatchDependence.JOINT
     needs = frozenset({"norm"})
     config: BATCLIPConfig
 
@@ -104,11 +105,11 @@ class BATCLIP(Adapter):
         super().__init__(model, prompts, config, seed=seed)
         self.scale = model.scale
         self.adam = Adam(config.learning_rate, config.betas, weight_decay=config.weight_decay)
-        self.images = NormTower(model.require_vit())
-        Learned.begin(self.images.start).declare(self.memory, "image_norms")
+        self.images = LayerNormTower(model.require_vit())
+        AdamState.begin(self.images.start).declare(self.memory, "image_norms")
         if config.adapt_text:
-            self.texts = NormTower(model.require_text())
-            Learned.begin(self.texts.start).declare(self.memory, "text_norms")
+            self.texts = LayerNormTower(model.require_text())
+            AdamState.begin(self.texts.start).declare(self.memory, "text_norms")
             self.ids = [
                 model.tokenizer(prompts.texts(template)).to(model.device)
                 for template in prompts.templates
@@ -118,12 +119,12 @@ class BATCLIP(Adapter):
 
     def _predict(self, batch: Batch) -> Prediction:
         names = ["image_norms", "text_norms"] if self.config.adapt_text else ["image_norms"]
-        learned = [Learned.recall(self.memory, name) for name in names]
+        learned = [AdamState.recall(self.memory, name) for name in names]
         with torch.enable_grad():
             values = [part.values.detach().requires_grad_() for part in learned]
             features = self.images(values[0], batch.images)
             text = self.classifier(values[1]) if self.config.adapt_text else self.fixed
-            logits = self.scale * unit(features) @ text.T
+            logits = self.scale * l2_normalize(features) @ text.T
             loss = batclip_loss(logits, features, text)
             gradients = torch.autograd.grad(loss, values)
         for name, part, gradient in zip(names, learned, gradients, strict=True):
@@ -132,4 +133,6 @@ class BATCLIP(Adapter):
 
     def classifier(self, norms: Tensor) -> Tensor:
         """Unit text classifier (N, E) under flat LayerNorm parameters of the text tower."""
-        return unit(torch.stack([unit(self.texts(norms, ids)) for ids in self.ids]).mean(dim=0))
+        return l2_normalize(
+            torch.stack([l2_normalize(self.texts(norms, ids)) for ids in self.ids]).mean(dim=0)
+        )

@@ -22,11 +22,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cliquetta.methods.contract import Adapter, Batch, Prediction, Treatment
-from cliquetta.methods.norms import Adam, Learned, NormTower, descend
+from cliquetta.methods._shared.layernorm import Adam, AdamState, LayerNormTower, minimize
+from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.registry import register
-from cliquetta.model.clip import CLIP, unit
+from cliquetta.model.clip import CLIP, l2_normalize
 from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch, Prediction
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def transductive_loss(
 class CLIPArTT(Adapter):
     """logits = scale · cos(image under norms learned on this very batch, text)."""
 
-    treatment = Treatment.JOINT
+    batch_dependence = BatchDependence.JOINT
     needs = frozenset({"norm", "text"})
     config: CLIPArTTConfig
 
@@ -95,7 +96,7 @@ class CLIPArTT(Adapter):
         self.classifier = model.classifier(prompts)  # (N, E)
         self.scale = model.scale
         self.adam = Adam(config.learning_rate, config.betas)
-        self.tower = NormTower(model.require_vit())
+        self.tower = LayerNormTower(model.require_vit())
         self.top = min(config.top_classes, len(prompts))
         # the longest text that can come up must fit, now rather than in the middle of a stream
         lengths = torch.tensor([len(model.tokenizer.encode(name)) for name in prompts.names])
@@ -103,7 +104,7 @@ class CLIPArTT(Adapter):
 
     def _predict(self, batch: Batch) -> Prediction:
         def loss(norms: Tensor) -> Tensor:
-            features = unit(self.tower(norms, batch.images))
+            features = l2_normalize(self.tower(norms, batch.images))
             texts = self.pseudo_texts(features.detach())
             return transductive_loss(
                 features,
@@ -113,10 +114,10 @@ class CLIPArTT(Adapter):
                 detach=self.config.detach_targets,
             )
 
-        start = Learned.begin(self.tower.start)
-        norms = descend(start, loss, self.config.steps, self.adam).values
+        start = AdamState.begin(self.tower.start)
+        norms = minimize(start, loss, self.config.steps, self.adam).values
         with torch.no_grad():
-            features = unit(self.tower(norms, batch.images))
+            features = l2_normalize(self.tower(norms, batch.images))
             return Prediction((self.scale * features @ self.classifier.T).float())
 
     def mixed_text(self, classes: list[int]) -> str:

@@ -17,20 +17,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods.contract import Prediction, Treatment
-from cliquetta.methods.coop import initial_context, prompt_tokens
-from cliquetta.methods.examples import FewShot
-from cliquetta.methods.feature_level import FeatureLevel
-from cliquetta.methods.few_shot import (
+from cliquetta.methods._shared.feature_level import FeatureLevel
+from cliquetta.methods._shared.few_shot import (
     FewShotAdapter,
     OnStep,
     TextTraining,
     initial_linear,
     learn_text,
 )
+from cliquetta.methods._shared.support_set import FewShot
+from cliquetta.methods.base import BatchDependence
+from cliquetta.methods.coop import initial_context, prompt_tokens
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Prediction
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def fit_cocoop(
 class CoCoOp(FeatureLevel, FewShotAdapter):
     """logits = scale * cos(image, text with the context of that image)."""
 
-    treatment = Treatment.INDEPENDENT
+    batch_dependence = BatchDependence.INDEPENDENT
     needs = frozenset({"text", "text-prompts"})
 
     def __init__(

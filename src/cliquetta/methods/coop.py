@@ -19,13 +19,20 @@ import torch
 from torch import Tensor
 
 from cliquetta.errors import UnknownNameError
-from cliquetta.methods.contract import Prediction, Treatment
-from cliquetta.methods.examples import FewShot
-from cliquetta.methods.feature_level import FeatureLevel
-from cliquetta.methods.few_shot import FewShotAdapter, OnStep, TextTraining, learn_text, places_of
+from cliquetta.methods._shared.feature_level import FeatureLevel
+from cliquetta.methods._shared.few_shot import (
+    FewShotAdapter,
+    OnStep,
+    TextTraining,
+    learn_text,
+    places_of,
+)
+from cliquetta.methods._shared.support_set import FewShot
+from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Prediction
 
 ClassPosition = Literal["end", "middle", "front"]
 POSITIONS: tuple[ClassPosition, ...] = ("end", "middle", "front")
@@ -136,7 +143,7 @@ def fit_coop(
 class CoOp(FeatureLevel, FewShotAdapter):
     """logits = scale * cos(image, text with the learned context)."""
 
-    treatment = Treatment.INDEPENDENT
+    batch_dependence = BatchDependence.INDEPENDENT
     needs = frozenset({"text", "text-prompts"})
 
     def __init__(

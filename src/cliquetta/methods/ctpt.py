@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cliquetta.methods.presets import read_presets
+from cliquetta.methods._shared.presets import read_presets
 from cliquetta.methods.registry import register
 from cliquetta.methods.tpt import TPT, TPTConfig
 

@@ -28,7 +28,8 @@ import torch
 from torch import Tensor
 
 from cliquetta.errors import UnknownNameError
-from cliquetta.methods.confidence import (
+from cliquetta.methods._shared.presets import read_presets
+from cliquetta.methods._shared.views import (
     ViewsConfig,
     check_fraction,
     confident_views,
@@ -36,13 +37,13 @@ from cliquetta.methods.confidence import (
     mean_logits,
     near_one,
 )
-from cliquetta.methods.contract import Adapter, Batch, Prediction, Treatment, ViewSpec
-from cliquetta.methods.presets import read_presets
+from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.registry import register
 from cliquetta.methods.tpt import LearnableTemplate
 from cliquetta.model.block import Prefix
-from cliquetta.model.clip import CLIP, unit
+from cliquetta.model.clip import CLIP, l2_normalize
 from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch, Prediction, ViewSpec
 
 SCORES = {
     "plain": "the plain view under the learned prompts (the active code)",
@@ -103,7 +104,7 @@ class DARTConfig(ViewsConfig):
 class DART(Adapter):
     """One image after the other, with a memory of prompts."""
 
-    treatment = Treatment.SEQUENTIAL
+    batch_dependence = BatchDependence.SEQUENTIAL
     needs = frozenset({"text-prompts", "visual-prefix"})
     config: DARTConfig
 
@@ -174,7 +175,7 @@ class DART(Adapter):
         block = self.config.block
         prefix = {block: Prefix(visual[None])}
         parts = torch.split(hidden, self.config.chunk)
-        return unit(
+        return l2_normalize(
             torch.cat([self.tower.pool(self.tower.run(p, block, prefix=prefix)) for p in parts])
         )
 

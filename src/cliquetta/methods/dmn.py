@@ -23,19 +23,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods.cache import Residence, affinity, follow_arrivals, store
-from cliquetta.methods.confidence import (
+from cliquetta.methods._shared.cache import CacheOccupancy, affinity, simulate_insertions, store
+from cliquetta.methods._shared.feature_level import FixedText
+from cliquetta.methods._shared.views import (
     ViewsConfig,
     check_fraction,
     confident_views,
     marginal_entropy,
     take_views,
 )
-from cliquetta.methods.contract import Prediction, Treatment
-from cliquetta.methods.feature_level import FixedText
+from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Prediction
 
 ELEMENTS = 2**25
 """Numbers in the class features of the queries answered at once: bounds memory (128 MiB)."""
@@ -67,10 +68,15 @@ class DMNConfig(ViewsConfig):
 
 
 def class_features(
-    queries: Tensor, classes: Tensor, keys: Tensor, text: Tensor, residence: Residence, beta: float
+    queries: Tensor,
+    classes: Tensor,
+    keys: Tensor,
+    text: Tensor,
+    occupancy: CacheOccupancy,
+    beta: float,
 ) -> Tensor:
     """Unit feature (B, N, E) of every class as each query (B, E) sees it on arrival."""
-    old, new = affinity(queries, keys, queries, residence, beta)  # (B, N, K), (B, B)
+    old, new = affinity(queries, keys, queries, occupancy, beta)  # (B, N, K), (B, B)
     total = torch.einsum("bnk,nke->bne", old, keys)
     owner = F.one_hot(classes, len(text)).to(new.dtype)  # (B, N)
     total = total + torch.einsum("bj,jn,je->bne", new, owner, queries)
@@ -88,7 +94,7 @@ def class_features(
 class DMN(FixedText):
     """log of the mixture of the text's answer and the dynamic memory's."""
 
-    treatment = Treatment.SEQUENTIAL
+    batch_dependence = BatchDependence.SEQUENTIAL
     config: DMNConfig
 
     def __init__(
@@ -115,11 +121,11 @@ class DMN(FixedText):
         offered = marginal_entropy(sure)
 
         entropy, keys = memory["entropy"], memory["keys"]
-        residence = follow_arrivals(entropy, classes, offered)
-        memory["entropy"] = store(entropy, offered, residence)
-        memory["keys"] = store(keys, plain, residence)
+        occupancy = simulate_insertions(entropy, classes, offered)
+        memory["entropy"] = store(entropy, offered, occupancy)
+        memory["keys"] = store(keys, plain, occupancy)
 
-        seen = class_features(plain, classes, keys, self.classifier, residence, config.beta)
+        seen = class_features(plain, classes, keys, self.classifier, occupancy, config.beta)
         dynamic = (self.scale * (seen @ plain[:, :, None])[:, :, 0]).log_softmax(dim=-1)
         fixed = logits[:, 0].log_softmax(dim=-1)
         weight = config.memory_weight

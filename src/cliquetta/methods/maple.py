@@ -19,14 +19,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods.contract import Batch, Prediction, Treatment
+from cliquetta.methods._shared.few_shot import (
+    FewShotAdapter,
+    OnStep,
+    SGDTraining,
+    initial_linear,
+    learn,
+)
+from cliquetta.methods._shared.support_set import FewShot
+from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.coop import INIT_STD, initial_context, prompt_tokens
-from cliquetta.methods.examples import FewShot
-from cliquetta.methods.few_shot import FewShotAdapter, OnStep, SGDTraining, initial_linear, learn
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP
 from cliquetta.model.vision import TokenPrompts
 from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch, Prediction
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,7 @@ class MaPLeConfig(SGDTraining):
     depth: int = 9
     """Blocks with learned tokens, J; a tower with fewer blocks has them in all of its own."""
     context: int = 2
-    """Learned tokens in each block."""
+    """AdamState tokens in each block."""
     words: str = "a photo of a"
     """Words before the class name; the first ``context`` tokens are learned, the others stay.
     Empty: ``context`` random tokens."""
@@ -163,7 +170,7 @@ def fit_maple(
 class MaPLe(FewShotAdapter):
     """logits = scale * cos(prompted image, prompted text)."""
 
-    treatment = Treatment.INDEPENDENT
+    batch_dependence = BatchDependence.INDEPENDENT
     needs = frozenset({"text", "text-prompts", "visual-tokens"})
 
     def __init__(

@@ -19,11 +19,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cliquetta.methods.confidence import ViewsConfig, check_fraction
-from cliquetta.methods.contract import Prediction, Treatment
-from cliquetta.methods.feature_level import FixedText
+from cliquetta.methods._shared.feature_level import FixedText
+from cliquetta.methods._shared.views import ViewsConfig, check_fraction
+from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.registry import register
-from cliquetta.model.clip import unit
+from cliquetta.model.clip import l2_normalize
+from cliquetta.types import Prediction
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def _shift_mode(
     for _ in range(config.iterations):
         weight = inlierness * density(features, mode, h2)
         alive = weight.sum(dim=-1, keepdim=True) > 0
-        new = unit((weight[:, None] @ features)[:, 0])
+        new = l2_normalize((weight[:, None] @ features)[:, 0])
         mode, active = _advance(mode, torch.where(alive, new, mode), active, config.tolerance)
     return mode
 
@@ -124,7 +125,7 @@ def _advance(old: Tensor, new: Tensor, active: Tensor, tolerance: float) -> tupl
 class MTA(FixedText):
     """logits = scale · cos(mode of the views, text of the class)."""
 
-    treatment = Treatment.INDEPENDENT
+    batch_dependence = BatchDependence.INDEPENDENT
     config: MTAConfig
 
     def _predict_features(self, features: Tensor) -> Prediction:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from cliquetta.errors import UnknownNameError
-from cliquetta.methods.contract import Adapter
+from cliquetta.methods.base import Adapter
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 

@@ -14,7 +14,7 @@ feature is the mean of the confident views' unit features, not normalised again.
 α₊ and β₊ for each data set, and 64 AugMix views for ImageNet-A, -R, -V2 and -Sketch: these are
 presets (``imagenet-a``, ``pets``, ...), marked as tuned. The default is their ImageNet setting,
 one view; preset ``views`` is the same with 64. Ours: a batch is answered in one go with the
-results of one image after the other (:mod:`cliquetta.methods.cache`), in float32.
+results of one image after the other (:mod:`cliquetta.methods._shared.cache`), in float32.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods.cache import Residence, affinity, follow_arrivals, store
-from cliquetta.methods.confidence import (
+from cliquetta.methods._shared.cache import CacheOccupancy, affinity, simulate_insertions, store
+from cliquetta.methods._shared.feature_level import FixedText
+from cliquetta.methods._shared.presets import read_presets
+from cliquetta.methods._shared.views import (
     ViewsConfig,
     check_fraction,
     confident_views,
     marginal_entropy,
     take_views,
 )
-from cliquetta.methods.contract import Prediction, Treatment
-from cliquetta.methods.feature_level import FixedText
-from cliquetta.methods.presets import read_presets
+from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Prediction
 
 GROUP = 256
 """Images answered at once: bounds memory. Results do not depend on it but for rounding."""
@@ -112,21 +113,21 @@ def look(features: Tensor, classifier: Tensor, scale: float, kept: float) -> See
 
 
 def positive_logits(
-    seen: Seen, classes: Tensor, keys: Tensor, residence: Residence, beta: float
+    seen: Seen, classes: Tensor, keys: Tensor, occupancy: CacheOccupancy, beta: float
 ) -> Tensor:
     """Σ exp(-β(1 - f·k)) over the entries of each class, (B, N)."""
-    old, new = affinity(seen.features, keys, seen.features, residence, beta)
+    old, new = affinity(seen.features, keys, seen.features, occupancy, beta)
     return old.sum(dim=2) + new @ F.one_hot(classes, keys.shape[0]).to(new.dtype)
 
 
 def negative_logits(
-    seen: Seen, doubted: Tensor, keys: Tensor, masks: Tensor, residence: Residence, beta: float
+    seen: Seen, doubted: Tensor, keys: Tensor, masks: Tensor, occupancy: CacheOccupancy, beta: float
 ) -> Tensor:
     """Σ exp(-β(1 - f·k)) over the entries that speak against each class, (B, N).
 
     ``doubted`` (B, N) are the classes that the images could be, ``masks`` (N, K, N) the entries'.
     """
-    old, new = affinity(seen.features, keys, seen.features, residence, beta)
+    old, new = affinity(seen.features, keys, seen.features, occupancy, beta)
     return old.flatten(1) @ masks.flatten(0, 1).to(old.dtype) + new @ doubted.to(new.dtype)
 
 
@@ -144,7 +145,7 @@ _TUNED = read_presets("tda", TDAConfig)
 class TDA(FixedText):
     """CLIP's logits, plus what similar sure images were, minus what similar doubtful ones were."""
 
-    treatment = Treatment.SEQUENTIAL
+    batch_dependence = BatchDependence.SEQUENTIAL
     config: TDAConfig
 
     def __init__(
@@ -180,10 +181,10 @@ class TDA(FixedText):
         """Fill the positive cache and read it."""
         memory = self.memory
         entropy, keys = memory["positive.entropy"], memory["positive.keys"]
-        residence = follow_arrivals(entropy, classes, seen.entropy)
-        memory["positive.entropy"] = store(entropy, seen.entropy, residence)
-        memory["positive.keys"] = store(keys, seen.features, residence)
-        return positive_logits(seen, classes, keys, residence, self.config.positive_beta)
+        occupancy = simulate_insertions(entropy, classes, seen.entropy)
+        memory["positive.entropy"] = store(entropy, seen.entropy, occupancy)
+        memory["positive.keys"] = store(keys, seen.features, occupancy)
+        return positive_logits(seen, classes, keys, occupancy, self.config.positive_beta)
 
     def _negative(self, seen: Seen, classes: Tensor) -> Tensor:
         """Fill the negative cache with the doubtful images and read it."""
@@ -193,10 +194,10 @@ class TDA(FixedText):
         low, high = (edge * math.log2(len(self.prompts)) for edge in config.entropy_window)
         inside = (seen.entropy > low) & (seen.entropy < high)
         offered = seen.entropy.masked_fill(~inside, torch.inf)
-        residence = follow_arrivals(entropy, classes, offered)
+        occupancy = simulate_insertions(entropy, classes, offered)
         least, most = config.probability_window
         doubted = (seen.probabilities > least) & (seen.probabilities < most)
-        memory["negative.entropy"] = store(entropy, offered, residence)
-        memory["negative.keys"] = store(keys, seen.features, residence)
-        memory["negative.masks"] = store(masks, doubted, residence)
-        return negative_logits(seen, doubted, keys, masks, residence, config.negative_beta)
+        memory["negative.entropy"] = store(entropy, offered, occupancy)
+        memory["negative.keys"] = store(keys, seen.features, occupancy)
+        memory["negative.masks"] = store(masks, doubted, occupancy)
+        return negative_logits(seen, doubted, keys, masks, occupancy, config.negative_beta)

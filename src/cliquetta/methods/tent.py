@@ -18,12 +18,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cliquetta.methods.confidence import entropy
-from cliquetta.methods.contract import Adapter, Batch, Prediction, Treatment
-from cliquetta.methods.norms import Adam, Learned, NormTower, adam_step
+from cliquetta.methods._shared.layernorm import Adam, AdamState, LayerNormTower, adam_step
+from cliquetta.methods._shared.views import entropy
+from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.registry import register
-from cliquetta.model.clip import CLIP, unit
+from cliquetta.model.clip import CLIP, l2_normalize
 from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch, Prediction
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class TentConfig:
 class Tent(Adapter):
     """logits = scale · cos(image under the norms learned so far, text); then one step."""
 
-    treatment = Treatment.JOINT
+    batch_dependence = BatchDependence.JOINT
     needs = frozenset({"norm"})
     config: TentConfig
 
@@ -60,11 +61,11 @@ class Tent(Adapter):
         self.classifier = model.classifier(prompts)  # (N, E)
         self.scale = model.scale
         self.adam = Adam(config.learning_rate, config.betas)
-        self.tower = NormTower(model.require_vit())
-        Learned.begin(self.tower.start).declare(self.memory, "norms")
+        self.tower = LayerNormTower(model.require_vit())
+        AdamState.begin(self.tower.start).declare(self.memory, "norms")
 
     def _predict(self, batch: Batch) -> Prediction:
-        learned = Learned.recall(self.memory, "norms")
+        learned = AdamState.recall(self.memory, "norms")
         with torch.enable_grad():
             values = learned.values.detach().requires_grad_()
             logits = self.logits(values, batch.images)
@@ -75,4 +76,4 @@ class Tent(Adapter):
 
     def logits(self, norms: Tensor, images: Tensor) -> Tensor:
         """Logits (B, N) under flat LayerNorm parameters ``norms``."""
-        return self.scale * unit(self.tower(norms, images)) @ self.classifier.T
+        return self.scale * l2_normalize(self.tower(norms, images)) @ self.classifier.T

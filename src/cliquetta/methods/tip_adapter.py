@@ -26,10 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods.contract import Prediction, Treatment
-from cliquetta.methods.examples import FewShot
-from cliquetta.methods.feature_level import FeatureLevel
-from cliquetta.methods.few_shot import (
+from cliquetta.methods._shared.feature_level import FeatureLevel
+from cliquetta.methods._shared.few_shot import (
     FewShotAdapter,
     FitStep,
     OnStep,
@@ -37,9 +35,9 @@ from cliquetta.methods.few_shot import (
     finite,
     places_of,
 )
-from cliquetta.methods.presets import read_presets
-from cliquetta.methods.registry import register
-from cliquetta.methods.tip_cache import (
+from cliquetta.methods._shared.presets import read_presets
+from cliquetta.methods._shared.support_set import FewShot
+from cliquetta.methods._shared.tip_cache import (
     TipAdapterConfig,
     Validation,
     build_keys,
@@ -48,8 +46,11 @@ from cliquetta.methods.tip_cache import (
     tip_logits,
     validation_of,
 )
+from cliquetta.methods.base import BatchDependence
+from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Prediction
 
 PAPER = "Zhang et al., Tip-Adapter: Training-free Adaption of CLIP, ECCV 2022"
 
@@ -225,7 +226,7 @@ class TipAdapter(FeatureLevel, FewShotAdapter):
     ``alpha`` and ``beta`` are those that a search found, if there was one, else the config's.
     """
 
-    treatment = Treatment.INDEPENDENT
+    batch_dependence = BatchDependence.INDEPENDENT
 
     def __init__(
         self,

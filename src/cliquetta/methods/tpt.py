@@ -24,7 +24,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cliquetta.methods.confidence import (
+from cliquetta.methods._shared.feature_level import FeatureLevel
+from cliquetta.methods._shared.presets import read_presets
+from cliquetta.methods._shared.views import (
     ViewsConfig,
     check_fraction,
     confident_views,
@@ -32,12 +34,11 @@ from cliquetta.methods.confidence import (
     near_one,
     take_views,
 )
-from cliquetta.methods.contract import Prediction, Treatment
-from cliquetta.methods.feature_level import FeatureLevel
-from cliquetta.methods.presets import read_presets
+from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.registry import register
-from cliquetta.model.clip import CLIP, unit
+from cliquetta.model.clip import CLIP, l2_normalize
 from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Prediction
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ class LearnableTemplate:
         texts = self.model.encode_text(
             ids.flatten(0, 1), context=own.flatten(0, 1), normalize=True, chunk=B * C
         ).view(B, C, -1)
-        return texts if self.fixed is None else unit(texts + self.fixed[classes])
+        return texts if self.fixed is None else l2_normalize(texts + self.fixed[classes])
 
     @torch.no_grad()
     def _unit_texts(self, texts: list[str]) -> Tensor:
@@ -152,7 +153,7 @@ class LearnableTemplate:
 class TPT(FeatureLevel):
     """One context per image, one step, forgotten afterwards."""
 
-    treatment = Treatment.INDEPENDENT
+    batch_dependence = BatchDependence.INDEPENDENT
     needs = frozenset({"text-prompts"})
     config: TPTConfig
 

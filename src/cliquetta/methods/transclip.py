@@ -25,9 +25,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods.contract import Prediction, Treatment
-from cliquetta.methods.feature_level import FixedText
+from cliquetta.methods._shared.feature_level import FixedText
+from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.registry import register
+from cliquetta.types import Prediction
 
 VARIANCE_FLOOR = 1e-6
 """A batch of equal images has no spread, and nothing may be divided by it. Usual: 1 / E."""
@@ -127,7 +128,7 @@ def transduce(features: Tensor, log_prior: Tensor, config: TransCLIPConfig) -> T
 class TransCLIP(FixedText):
     """logits = log of the assignments that a batch settles on."""
 
-    treatment = Treatment.JOINT
+    batch_dependence = BatchDependence.JOINT
     config: TransCLIPConfig
 
     def _predict_features(self, features: Tensor) -> Prediction:

@@ -23,12 +23,13 @@ import torch
 from torch import Tensor
 
 from cliquetta.errors import UnknownNameError
+from cliquetta.methods._shared.layernorm import Adam, AdamState, LayerNormTower, minimize
+from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.clipartt import transductive_loss
-from cliquetta.methods.contract import Adapter, Batch, Prediction, Treatment
-from cliquetta.methods.norms import Adam, Learned, NormTower, descend
 from cliquetta.methods.registry import register
-from cliquetta.model.clip import CLIP, unit
+from cliquetta.model.clip import CLIP, l2_normalize
 from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch, Prediction
 
 MODES = ("sequential", "parallel")
 TEMPLATES = (
@@ -87,7 +88,7 @@ class WATTConfig:
 class WATT(Adapter):
     """logits = scale · cos(image under the averaged norms, mean text of the templates)."""
 
-    treatment = Treatment.JOINT
+    batch_dependence = BatchDependence.JOINT
     needs = frozenset({"norm", "text"})
     config: WATTConfig
 
@@ -105,21 +106,21 @@ class WATT(Adapter):
             for template in config.templates
         ]
         self.texts = torch.stack(one_by_one)  # (T, N, E)
-        self.classifier = unit(self.texts.mean(dim=0))
+        self.classifier = l2_normalize(self.texts.mean(dim=0))
         self.scale = model.scale
         self.adam = Adam(config.learning_rate, config.betas)
-        self.tower = NormTower(model.require_vit())
+        self.tower = LayerNormTower(model.require_vit())
 
     def _predict(self, batch: Batch) -> Prediction:
         norms = self.adapt(batch.images)
         with torch.no_grad():
-            features = unit(self.tower(norms, batch.images))
+            features = l2_normalize(self.tower(norms, batch.images))
             return Prediction((self.scale * features @ self.classifier.T).float())
 
     def adapt(self, images: Tensor) -> Tensor:
         """Flat LayerNorm parameters after all rounds on one batch."""
         parallel = self.config.mode == "parallel"
-        start = Learned.begin(self.tower.start)
+        start = AdamState.begin(self.tower.start)
         state = start
         average = start.values
         for round_ in range(self.config.rounds):
@@ -133,14 +134,14 @@ class WATT(Adapter):
             average = torch.stack(reached).mean(dim=0)
         return average
 
-    def _descend(self, state: Learned, images: Tensor, texts: Tensor) -> Learned:
+    def _descend(self, state: AdamState, images: Tensor, texts: Tensor) -> AdamState:
         """The steps under one template, whose class texts are ``texts`` (N, E)."""
 
         def loss(norms: Tensor) -> Tensor:
-            features = unit(self.tower(norms, images))
+            features = l2_normalize(self.tower(norms, images))
             likeliest = (features.detach() @ texts.T).argmax(dim=-1)
             return transductive_loss(
                 features, texts[likeliest], self.scale, self.config.temperature
             )
 
-        return descend(state, loss, self.config.steps, self.adam)
+        return minimize(state, loss, self.config.steps, self.adam)

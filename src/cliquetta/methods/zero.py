@@ -25,16 +25,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.errors import UnknownNameError
-from cliquetta.methods.confidence import (
+from cliquetta.methods._shared.feature_level import FixedText
+from cliquetta.methods._shared.views import (
     ViewsConfig,
     check_fraction,
     confident_views,
     kept_count,
     take_views,
 )
-from cliquetta.methods.contract import Prediction, Treatment
-from cliquetta.methods.feature_level import FixedText
+from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.registry import register
+from cliquetta.types import Prediction
 
 VOTES = {
     "hard": "one vote per view, for its first class (the paper)",
@@ -108,7 +109,7 @@ def elect(cosines: Tensor, scale: float, config: ZeroConfig) -> tuple[Tensor, Te
 class Zero(FixedText):
     """Majority vote of the confident views."""
 
-    treatment = Treatment.INDEPENDENT
+    batch_dependence = BatchDependence.INDEPENDENT
     config: ZeroConfig
 
     def _predict_features(self, features: Tensor) -> Prediction:

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from cliquetta.methods.contract import Prediction, Treatment
-from cliquetta.methods.feature_level import FixedText
+from cliquetta.methods._shared.feature_level import FixedText
+from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Prediction
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class ZeroShotConfig:
 class ZeroShot(FixedText):
     """logits = scale · cos(image, text of the class)."""
 
-    treatment = Treatment.INDEPENDENT
+    batch_dependence = BatchDependence.INDEPENDENT
 
     def __init__(
         self, model: CLIP, prompts: ClassPrompts, config: ZeroShotConfig, *, seed: int = 0

@@ -135,7 +135,7 @@ class CLIP(nn.Module):
             features = self.visual(pixels)
         else:
             features = self.require_vit()(pixels, prefix=prefix, tokens=tokens)
-        return unit(features) if normalize else precise(features)
+        return l2_normalize(features) if normalize else to_float32(features)
 
     def encode_text(
         self,
@@ -152,12 +152,12 @@ class CLIP(nn.Module):
         features = self.require_text()(
             ids.to(self.device), context=context, positions=positions, deep=deep, chunk=chunk
         )
-        return unit(features) if normalize else precise(features)
+        return l2_normalize(features) if normalize else to_float32(features)
 
     def context(self, words: str) -> Tensor:
         """Token embeddings (M, D) of the words before a class name, float32: a learner's start."""
         ids = torch.tensor(self.tokenizer.encode(words), dtype=torch.long, device=self.device)
-        return precise(self.require_text().tokens(ids).detach())
+        return to_float32(self.require_text().tokens(ids).detach())
 
     @torch.no_grad()
     def classifier(self, prompts: ClassPrompts) -> Tensor:
@@ -171,16 +171,27 @@ class CLIP(nn.Module):
                     f"text features are {prompts.features.shape[1]} wide, {self.id} wants "
                     f"{self.embed_dim}"
                 )
-            return unit(prompts.features.to(self.device))
+            return l2_normalize(prompts.features.to(self.device))
         parts = [self.encode_text(prompts.texts(t), normalize=True) for t in prompts.templates]
-        return unit(torch.stack(parts).mean(dim=0))
+        return l2_normalize(torch.stack(parts).mean(dim=0))
 
 
-def unit(features: Tensor) -> Tensor:
+def l2_normalize(features: Tensor) -> Tensor:
     """Rows of length one, float32 (float64 stays)."""
-    return F.normalize(precise(features), dim=-1)
+    return F.normalize(to_float32(features), dim=-1)
 
 
-def precise(features: Tensor) -> Tensor:
+def to_float32(features: Tensor) -> Tensor:
     """Half precision as float32; float64, which only tests use, stays."""
     return features if features.dtype == torch.float64 else features.float()
+
+
+@torch.no_grad()
+def encode_views(model: CLIP, views: Tensor, *, chunk: int) -> Tensor:
+    """Unit features (B, V, E) of views (B, V, 3, S, S), the views of all images in one batch.
+
+    At most ``chunk`` views are in the tower at once.
+    """
+    flat = views.flatten(0, 1)
+    features = [model.encode_image(part, normalize=True) for part in torch.split(flat, chunk)]
+    return torch.cat(features).view(*views.shape[:2], -1)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from cliquetta.evaluation.evidence_log import Evidence
-from cliquetta.report.attention import Kind
+from cliquetta.model.attention import Kind
 from cliquetta.report.style import DIVERGING, FAINT, SEQUENTIAL, new_figure
 
 if TYPE_CHECKING:

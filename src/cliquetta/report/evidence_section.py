@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass
 
 from cliquetta.evaluation.evidence_log import Evidence
-from cliquetta.report.attention import Kind
+from cliquetta.model.attention import Kind
 from cliquetta.report.attention_figure import attention_figure, image_maps
 from cliquetta.report.embedding import How, embed, embedding_figure
 from cliquetta.report.gallery import (

@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from cliquetta.evaluation.runs import Run
-from cliquetta.report.attention import Kind
+from cliquetta.model.attention import Kind
 from cliquetta.report.curves import find_curves
 from cliquetta.report.embedding import How
 from cliquetta.report.evidence_section import Amounts, evidence_section

@@ -7,7 +7,7 @@ import re
 import statistics
 from collections.abc import Mapping, Sequence
 
-from cliquetta.evaluation.compare import MARKS, Cell, compare
+from cliquetta.evaluation.comparison import MARKS, Cell, compare
 from cliquetta.evaluation.predictions import Predictions
 from cliquetta.report.changes import count_changes, in_words, moves
 from cliquetta.report.confusion import changed_confusion, confusion_figure

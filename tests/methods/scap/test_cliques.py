@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cliquetta.methods.scap.cliques import Cliques, mine_cliques, similar_images, top_classes
-from reference.scap_equations import mine
+from tests.reference.scap_equations import mine
 
 
 def as_listed(cliques: Cliques) -> list[tuple[int, frozenset[int]]]:

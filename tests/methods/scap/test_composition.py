@@ -13,8 +13,8 @@ from torch import Tensor
 from cliquetta.methods.scap.cliques import Cliques, mine_cliques
 from cliquetta.methods.scap.composition import compose_prompts, merge_passes, plan_passes
 from cliquetta.methods.scap.config import SCAPConfig
-from reference import scap_equations as oracle
-from reference.scap_equations import ReferenceSettings
+from tests.reference import scap_equations as oracle
+from tests.reference.scap_equations import ReferenceSettings
 
 CLASSES = 4
 

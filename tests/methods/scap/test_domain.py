@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from cliquetta.methods.contract import Batch
 from cliquetta.methods.scap.domain import (
     DomainSCAP,
     DomainSCAPConfig,
@@ -20,9 +19,10 @@ from cliquetta.methods.scap.domain import (
 )
 from cliquetta.methods.scap.domain_keys import DomainKeys, absorb, domain_distance, signature
 from cliquetta.model.block import Prefix
-from cliquetta.model.clip import unit
+from cliquetta.model.clip import l2_normalize
 from cliquetta.prompts.classes import ClassPrompts
-from methods.scap.scenes import NAMES, build_model, make_batches
+from cliquetta.types import Batch
+from tests._helpers.scenes import NAMES, build_model, make_batches
 
 MODEL = build_model(0)
 
@@ -85,7 +85,7 @@ def test_loss_by_hand() -> None:
 
 
 def test_vote_mixes_in_the_nearest_images_only() -> None:
-    features = unit(torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]]))
+    features = l2_normalize(torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]]))
     p = torch.tensor([[0.5, 0.5], [0.9, 0.1], [0.1, 0.9]])
     voted = clique_vote(p, features, neighbours=1, share=0.4)
     torch.testing.assert_close(voted[0], 0.6 * p[0] + 0.4 * p[1])

@@ -9,7 +9,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from methods.scap.scenes import Pair, between_similarities, build_model, listed, make_batches, pair
+from tests._helpers.scenes import (
+    Pair,
+    between_similarities,
+    build_model,
+    listed,
+    make_batches,
+    pair,
+)
 
 MODELS = {seed: build_model(seed) for seed in (0, 1)}
 
@@ -139,7 +146,7 @@ def test_random_worlds_agree_with_the_oracle(
     retention: bool,
     merge: str,
 ) -> None:
-    from methods.scap.scenes import NAMES
+    from tests._helpers.scenes import NAMES
 
     model = MODELS[world]
     batches = make_batches(seed, 2, size)
@@ -181,6 +188,6 @@ def test_fewer_classes_than_k_agree(names: tuple[str, ...]) -> None:
 
 
 def _batch(images: torch.Tensor) -> Any:
-    from cliquetta.methods.contract import Batch
+    from cliquetta.types import Batch
 
     return Batch(images)

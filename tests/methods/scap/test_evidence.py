@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from cliquetta.methods.contract import Batch, Prediction
 from cliquetta.methods.scap import SCAP, SCAPConfig
 from cliquetta.methods.scap.evidence import describe, summary
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
 from cliquetta.prompts.classes import ClassPrompts
-from methods.scap.scenes import NAMES, between_similarities, build_model, make_batches, pair
+from cliquetta.types import Batch, Prediction
+from tests._helpers.scenes import NAMES, between_similarities, build_model, make_batches, pair
 
 MODEL = build_model(0)
 BATCHES = make_batches(5, 2, 6)

@@ -14,8 +14,8 @@ from cliquetta.methods.scap.learning import Learned, Learner, Moments, Task, ada
 from cliquetta.methods.scap.text import PromptedText
 from cliquetta.model.block import Prefix
 from cliquetta.prompts.classes import ClassPrompts
-from methods.scap.scenes import NAMES, build_model, make_batches
-from reference.scap_equations import ReferenceSettings, clique_loss
+from tests._helpers.scenes import NAMES, build_model, make_batches
+from tests.reference.scap_equations import ReferenceSettings, clique_loss
 
 MODEL = build_model(0)
 PROMPTS = ClassPrompts(NAMES)

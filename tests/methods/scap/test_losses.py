@@ -16,7 +16,7 @@ from cliquetta.methods.scap.losses import (
     concentration_loss,
     entropy_loss,
 )
-from reference.scap_equations import ReferenceSettings, clique_loss
+from tests.reference.scap_equations import ReferenceSettings, clique_loss
 
 TWO = torch.eye(2).double()
 ONE_CLIQUE = torch.tensor([0, 0])

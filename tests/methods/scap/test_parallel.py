@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cliquetta.methods.contract import Batch
 from cliquetta.methods.scap import SCAP, SCAPConfig
 from cliquetta.methods.scap.parallel import split_memberships
 from cliquetta.model.vjp import VisualTape
 from cliquetta.prompts.classes import ClassPrompts
-from methods.scap.scenes import NAMES, between_similarities, build_model, make_batches
-from teamwork import in_processes
+from cliquetta.types import Batch
+from tests._helpers.scenes import NAMES, between_similarities, build_model, make_batches
+from tests._helpers.teamwork import in_processes
 
 MODEL = build_model(0)
 BATCHES = make_batches(3, 3, 9)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cliquetta.methods.contract import Batch
 from cliquetta.methods.scap import SCAP, SCAPConfig
 from cliquetta.prompts.classes import ClassPrompts
-from methods.scap.scenes import NAMES, between_similarities, build_model, make_batches
+from cliquetta.types import Batch
+from tests._helpers.scenes import NAMES, between_similarities, build_model, make_batches
 
 
 def test_evidence_tells_after_how_many_batches_the_jacobian_paid_off() -> None:

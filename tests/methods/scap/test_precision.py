@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.methods.contract import Batch
 from cliquetta.methods.scap import SCAP, SCAPConfig
 from cliquetta.methods.scap.learning import Task
 from cliquetta.prompts.classes import ClassPrompts
-from methods.scap.scenes import NAMES, build_model, make_batches
+from cliquetta.types import Batch
+from tests._helpers.scenes import NAMES, build_model, make_batches
 
 PROMPTS = ClassPrompts(NAMES, ("a photo of a {}.", "art of the {}."))
 BATCHES = [images.float() for images in make_batches(3, 4, 6)]

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from cliquetta.data.views import attach_views
 from cliquetta.errors import UnknownNameError
-from cliquetta.methods.contract import Batch, Prediction
 from cliquetta.methods.registry import create_method, get_method, method_config
 from cliquetta.methods.scap import PRESETS, SCAP, SCAPConfig
 from cliquetta.methods.scap.evidence import describe
@@ -20,7 +19,8 @@ from cliquetta.model.clip import CLIP, MissingCapabilityError
 from cliquetta.model.config import CLIPConfig, ResNetConfig, TextConfig
 from cliquetta.model.initialise import initialise
 from cliquetta.prompts.classes import ClassPrompts
-from methods.scap.scenes import NAMES, build_model, make_batches
+from cliquetta.types import Batch, Prediction
+from tests._helpers.scenes import NAMES, build_model, make_batches
 
 MODEL = build_model(0)
 PROMPTS = ClassPrompts(NAMES, ("a photo of a {}.", "art of the {}."))
@@ -168,7 +168,7 @@ OTHERWISE: dict[str, tuple[dict[str, Any], Any]] = {
 }
 
 
-def outcome(config: SCAPConfig) -> tuple[list[Tensor], SCAP]:
+def result(config: SCAPConfig) -> tuple[list[Tensor], SCAP]:
     adapter = SCAP(MODEL, PROMPTS, config)
     logits = []
     for images in BATCHES:
@@ -190,11 +190,11 @@ def test_every_field_changes_what_is_predicted(field: str) -> None:
     base = SCAPConfig(**{"threshold": 0.4, **beside})
     other = dataclasses.replace(base, **{field: value})
     assert base != other
-    before, old = outcome(base)
+    before, old = result(base)
     if field in ("view_kind", "view_zoom"):  # a wish: the stream makes the views
         assert old.views != SCAP(MODEL, PROMPTS, other).views
         return
-    after, _ = outcome(other)
+    after, _ = result(other)
     assert any((a - b).abs().max() > 1e-5 for a, b in zip(before, after, strict=True))
 
 

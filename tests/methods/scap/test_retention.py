@@ -21,8 +21,8 @@ from cliquetta.methods.scap.retention import (
     rounds,
     running_mean,
 )
-from reference import scap_equations as oracle
-from reference.scap_equations import ReferenceSettings
+from tests.reference import scap_equations as oracle
+from tests.reference.scap_equations import ReferenceSettings
 
 
 def empty_cache(classes: int, capacity: int, E: int = 5, V: int = 6) -> Cache:

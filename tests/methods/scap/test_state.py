@@ -17,16 +17,16 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from cliquetta.data.stream import Stream
 from cliquetta.evaluation.record import PREDICTIONS, list_records
 from cliquetta.evaluation.runner import evaluate
-from cliquetta.evaluation.stream import Stream
-from cliquetta.methods.contract import Batch
+from cliquetta.methods._shared.state import StateMismatchError, load_state, read_header, save_state
 from cliquetta.methods.scap import SCAP, SCAPConfig
-from cliquetta.methods.state import StateMismatchError, load_state, read_header, save_state
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from evaluation.streaming import made_up_dataset
-from methods.scap.scenes import NAMES, build_model, make_batches
+from cliquetta.types import Batch
+from tests._helpers.scenes import NAMES, build_model, make_batches
+from tests._helpers.streaming import made_up_dataset
 
 MODEL = build_model(0).float()
 BATCHES = [images.float() for images in make_batches(3, 6, 6)]
@@ -79,11 +79,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 torch.set_num_threads(1)
-from cliquetta.methods.contract import Batch
+from cliquetta.types import Batch
 from cliquetta.methods.scap import SCAP, SCAPConfig
-from cliquetta.methods.state import load_state, save_state
+from cliquetta.methods._shared.state import load_state, save_state
 from cliquetta.prompts.classes import ClassPrompts
-from methods.scap.scenes import NAMES, build_model, make_batches
+from tests._helpers.scenes import NAMES, build_model, make_batches
 folder = Path(sys.argv[1])
 prompts = ClassPrompts(NAMES, ("a photo of a {}.", "art of the {}."))
 adapter = SCAP(build_model(0).float(), prompts, SCAPConfig(threshold=0.4, capacity=2))

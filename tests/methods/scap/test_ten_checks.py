@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from cliquetta.data.dataset import ArrayDataset
+from cliquetta.data.stream import Stream
 from cliquetta.evaluation.record import load_predictions
 from cliquetta.evaluation.runner import Step, evaluate
-from cliquetta.evaluation.stream import Stream
-from cliquetta.methods.contract import Batch, Prediction
 from cliquetta.methods.scap import PRESETS, SCAP, SCAPConfig
 from cliquetta.methods.scap.cliques import mine_cliques
 from cliquetta.methods.scap.composition import compose_prompts, plan_passes
@@ -23,8 +22,9 @@ from cliquetta.methods.scap.retention import propagate
 from cliquetta.model.block import Prefix
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from evaluation.streaming import made_up_dataset
-from methods.scap.scenes import NAMES, between_similarities, build_model, make_batches
+from cliquetta.types import Batch, Prediction
+from tests._helpers.scenes import NAMES, between_similarities, build_model, make_batches
+from tests._helpers.streaming import made_up_dataset
 
 MODEL = build_model(0)
 PROMPTS = ClassPrompts(NAMES)

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.methods.contract import Batch
 from cliquetta.methods.scap import SCAP, SCAPConfig
 from cliquetta.methods.scap import text as text_module
 from cliquetta.methods.scap.text import PromptedText
 from cliquetta.prompts.classes import ClassPrompts
-from methods.scap.scenes import NAMES, build_model, make_batches
-from reference.scap_equations import fixed_features, text_features
+from cliquetta.types import Batch
+from tests._helpers.scenes import NAMES, build_model, make_batches
+from tests.reference.scap_equations import fixed_features, text_features
 
 MODEL = build_model(0)
 CLASSES = (*NAMES, "bird", "grey horse", "deer", "air plane")

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cliquetta.methods.confidence import confident_views, mean_logits
-from cliquetta.methods.contract import Adapter, Batch, Prediction, Treatment, ViewSpec
+from cliquetta.methods._shared.views import confident_views, mean_logits
+from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.registry import register
 from cliquetta.methods.scap.cliques import Cliques, mine_cliques, similar_images, top_classes
 from cliquetta.methods.scap.composition import (
@@ -24,9 +24,10 @@ from cliquetta.methods.scap.inference import composed_text, prompted_features
 from cliquetta.methods.scap.learning import Learned, Learner, Task
 from cliquetta.methods.scap.retention import Cache, best_entries, retain, running_mean
 from cliquetta.methods.scap.text import PromptedText
-from cliquetta.model.clip import CLIP, unit
+from cliquetta.model.clip import CLIP, l2_normalize
 from cliquetta.model.vision import VisionTower
 from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch, Prediction, ViewSpec
 
 MEMORY = {"cuda": 6 * 2**30, "cpu": 2**30}
 """Bytes of activations that one chunk of memberships may take, by device type."""
@@ -42,7 +43,7 @@ MEMORY = {"cuda": 6 * 2**30, "cpu": 2**30}
 class SCAP(Adapter):
     """Supportive Clique-based Attribute Prompting."""
 
-    treatment = Treatment.JOINT
+    batch_dependence = BatchDependence.JOINT
     config: SCAPConfig
 
     def __init__(
@@ -182,7 +183,7 @@ class SCAP(Adapter):
             return images[:0], self.model.encode_image(images, normalize=True)
         first = self.config.blocks[0]
         hidden = self.tower.run(self.tower.embed(images), 0, first)
-        return hidden, unit(self.tower.pool(self.tower.run(hidden, first)))
+        return hidden, l2_normalize(self.tower.pool(self.tower.run(hidden, first)))
 
     def _mine(self, features: Tensor) -> tuple[Tensor, Cliques]:
         """Top classes (b, k) and cliques of the batch (step 1), on the CPU: the one wait a batch.

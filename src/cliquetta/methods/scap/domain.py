@@ -23,15 +23,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from cliquetta.methods.contract import Adapter, Batch, Prediction, Treatment
+from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.registry import register
 from cliquetta.methods.scap.domain_keys import DomainKeys, absorb, domain_distance, signature
 from cliquetta.methods.scap.losses import entropy
 from cliquetta.model.block import Prefix
-from cliquetta.model.clip import CLIP, precise, unit
+from cliquetta.model.clip import CLIP, l2_normalize, to_float32
 from cliquetta.model.vision import VisionTower
 from cliquetta.model.vjp import VisualTape
 from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch, Prediction
 
 YOUNG = 32
 """Images that a domain must have seen before a batch is told apart from it."""
@@ -173,7 +174,7 @@ def clique_vote(p: Tensor, features: Tensor, neighbours: int, share: float) -> T
 class DomainSCAP(Adapter):
     """One retained prompt for each domain; text stays fixed."""
 
-    treatment = Treatment.JOINT
+    batch_dependence = BatchDependence.JOINT
     needs = frozenset({"visual-prefix"})
     config: DomainSCAPConfig
 
@@ -213,7 +214,7 @@ class DomainSCAP(Adapter):
         config, tower = self.config, self.tower
         hidden = tower.embed(batch.images)
         early = tower.run(hidden, 0, 1)
-        plain = unit(tower.pool(tower.run(early, 1)))
+        plain = l2_normalize(tower.pool(tower.run(early, 1)))
         zero_shot = (self.model.scale * plain @ self.classifier.T).softmax(dim=-1)
         domain = self._meet(signature(early), zero_shot)
         images = self._of("key_count", domain)
@@ -226,7 +227,7 @@ class DomainSCAP(Adapter):
             doubt = ((1 - confidence) / config.full_doubt).clamp_max(1)
         for _ in range(config.steps):
             self._step(domain, hidden, target, belief, doubt)
-        features = unit(tower.pool(tower.run(hidden, prefix=self._prefix(domain))))
+        features = l2_normalize(tower.pool(tower.run(hidden, prefix=self._prefix(domain))))
         p = (self.model.scale * features @ self.classifier.T).softmax(dim=-1)
         p = p.lerp(zero_shot, config.zero_shot_share * (1 - doubt))
         p = clique_vote(p, plain, config.neighbours, config.vote)
@@ -293,8 +294,8 @@ class DomainSCAP(Adapter):
         teachers = config.teachers + (1 - config.teachers) * float(belief)
         tape = VisualTape(self.tower, hidden, 0, self._prefix(domain))
         with torch.enable_grad():
-            rows = precise(tape.features).detach().requires_grad_()
-            logits = self.model.scale * unit(rows) @ self.classifier.T
+            rows = to_float32(tape.features).detach().requires_grad_()
+            logits = self.model.scale * l2_normalize(rows) @ self.classifier.T
             loss = domain_loss(logits, target, teachers, config.diversity)
         cotangents = torch.autograd.grad(loss, rows)[0]
         found = tape.pull(cotangents, torch.arange(len(hidden), device=hidden.device))

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
-from cliquetta.methods.contract import Prediction
 from cliquetta.methods.scap.cliques import Cliques
 from cliquetta.methods.scap.composition import Passes
 from cliquetta.methods.scap.learning import Learned
 from cliquetta.methods.scap.losses import CliqueLosses
+from cliquetta.types import Prediction
 
 KEYS = ("cliques", "learned", "passes", "retained", "top", "text_gradient", "visual_prompts")
 """What the adapter leaves in ``Prediction.evidence``."""

@@ -11,7 +11,7 @@ from cliquetta.methods.scap.config import SCAPConfig
 from cliquetta.methods.scap.losses import clique_sum
 from cliquetta.methods.scap.text import PromptedText
 from cliquetta.model.block import Prefix
-from cliquetta.model.clip import unit
+from cliquetta.model.clip import l2_normalize
 from cliquetta.model.vision import VisionTower
 from cliquetta.model.vjp import chunks
 
@@ -106,4 +106,4 @@ def encode_prompted(
         block: Prefix(tokens[:, :, at].reshape(R, S * P, 2, D), seen)
         for at, block in enumerate(config.blocks)
     }
-    return unit(tower.pool(tower.run(hidden, config.blocks[0], prefix=prefix)))
+    return l2_normalize(tower.pool(tower.run(hidden, config.blocks[0], prefix=prefix)))

@@ -21,7 +21,7 @@ from cliquetta.methods.scap.losses import (
 )
 from cliquetta.methods.scap.text import PromptedText
 from cliquetta.model.block import Prefix
-from cliquetta.model.clip import precise, unit
+from cliquetta.model.clip import l2_normalize, to_float32
 from cliquetta.model.vision import VisionTower
 from cliquetta.model.vjp import VisualTape, chunks
 
@@ -174,12 +174,12 @@ class Learner:
         if start is not None and self.tower is not None:
             first = config.blocks[0]
             tape = VisualTape(self.tower, task.hidden, first, prefixes(start[None], config))
-            raw = precise(tape.features)
+            raw = to_float32(tape.features)
         else:
             raw = task.plain
         with torch.enable_grad():
             rows = raw[task.image].detach().requires_grad_()
-            features = unit(rows)
+            features = l2_normalize(rows)
             asked, owner = queries(features, task.clique, U, config.entropy)
             logits = self.scale * asked @ self.start_text.T
             certainty = entropy_loss(logits, owner, U, config.entropy)
@@ -198,7 +198,7 @@ class Learner:
         grad_t = None
         if self.learns_text:
             grad_t = self._pull_text(slopes * self.scale, asked.detach(), owner, U)
-        return losses, grad_v, grad_t, unit(raw)
+        return losses, grad_v, grad_t, l2_normalize(raw)
 
     def _pull_visual(self, tape: VisualTape, task: Task, grad: Tensor, start: Tensor) -> Tensor:
         """Gradients (U, B, P, 2, D) of all cliques' visual prompts: one row per membership."""
@@ -312,7 +312,7 @@ class Learner:
             hidden, own = task.hidden[task.image[rows]], visual[task.clique[rows]]
         first = self.config.blocks[0]
         out = self.tower.run(hidden, first, prefix=prefixes(own, self.config))
-        return unit(self.tower.pool(out))
+        return l2_normalize(self.tower.pool(out))
 
     def _whole_cliques(self, task: Task) -> list[tuple[slice, slice]]:
         """Sets and memberships in parts of at most ``rows`` memberships, never splitting a set."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.scap.config import SCAPConfig
-from cliquetta.model.clip import unit
+from cliquetta.model.clip import l2_normalize
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def queries(features: Tensor, clique: Tensor, count: int, kind: str) -> tuple[Te
     gradient of the text cheap: it is a product of this and of the logits' gradient.
     """
     if kind == "mean-feature":
-        mean = unit(attribute_features(features, clique, count))
+        mean = l2_normalize(attribute_features(features, clique, count))
         return mean, torch.arange(count, device=features.device)
     return features, clique
 

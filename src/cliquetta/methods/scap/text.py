@@ -12,7 +12,7 @@ import time
 import torch
 from torch import Tensor
 
-from cliquetta.model.clip import CLIP, precise, unit
+from cliquetta.model.clip import CLIP, l2_normalize, to_float32
 from cliquetta.model.text import place
 from cliquetta.model.vjp import TextTape, chunks
 from cliquetta.prompts.classes import ClassPrompts
@@ -24,8 +24,8 @@ ROWS = 16384
 class PromptedText:
     """Features of a class list whose first template has a learnable context.
 
-    The feature of a class is unit((1 - mix) u_learn + mix u_fix): the prompted template mixed with
-    the unit mean of the other templates, if there are any.
+    The feature of a class is the unit vector of (1 - mix) u_learn + mix u_fix: the prompted
+    template mixed with the unit mean of the other templates, if there are any.
     """
 
     @torch.no_grad()
@@ -60,7 +60,7 @@ class PromptedText:
         """In use if not ``None``."""
         self._built: Tensor | None = None
         self.jacobian_seconds = 0.0
-        raw = precise(tower(self.ids, context=self.start))
+        raw = to_float32(tower(self.ids, context=self.start))
         self.start_features = self.mixed(raw)
         self._raw = raw
 
@@ -71,21 +71,21 @@ class PromptedText:
 
     def mixed(self, raw: Tensor) -> Tensor:
         """Unit features (..., N, E) of the tower's output."""
-        learned = unit(raw)
+        learned = l2_normalize(raw)
         if self.fixed is None:
             return learned
-        return unit((1 - self.mix) * learned + self.mix * self.fixed)
+        return l2_normalize((1 - self.mix) * learned + self.mix * self.fixed)
 
     def features(self, context: Tensor) -> Tensor:
         """Text features (N, E) under one context (M, D), or one per class (N, M, D)."""
-        return self.mixed(precise(self.tower(self.ids, context=context)))
+        return self.mixed(to_float32(self.tower(self.ids, context=context)))
 
     def features_of_each(self, contexts: Tensor) -> Tensor:
         """Text features (U, N, E) under each of U contexts, (U, M, D) or (U, N, M, D)."""
         U, N = len(contexts), self.classes
         rows = contexts if contexts.ndim == 4 else contexts[:, None].expand(-1, N, -1, -1)
         raw = self.tower(self.ids.repeat(U, 1), context=rows.flatten(0, 1))
-        return self.mixed(precise(raw).view(U, N, -1))
+        return self.mixed(to_float32(raw).view(U, N, -1))
 
     # --- gradients at the start context ---------------------------------------------------------
 

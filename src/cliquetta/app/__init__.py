@@ -1,0 +1,1 @@
+"""The web app: a page over the objects of :mod:`cliquetta.serve`."""

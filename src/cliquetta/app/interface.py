@@ -1,0 +1,228 @@
+"""The web app: widgets around a :class:`Desk`, and the server that shows them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# Before the import, which reads it: Gradio tells its makers of every start otherwise.
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+
+import gradio as gr
+from gradio import processing_utils
+
+from cliquetta.app.desk import FILES, SOURCES, STREAM, Desk, Pages, make_form
+from cliquetta.app.guard import server_settings, token_auth
+from cliquetta.app.pages import CSS, NOTHING_YET, notice
+from cliquetta.app.session import SHIFTS, AppSession, StreamChoice
+from cliquetta.data.bundled import load_bundled
+from cliquetta.data.corruptions import SEVERITIES
+from cliquetta.serve.auth import Tokens, check_binding
+from cliquetta.serve.service import LOCAL_HOSTS
+
+VISITORS = 32
+"""Sessions held in memory; those that were idle longest go first."""
+IDLE_SECONDS = 3600
+"""After which a session and the files of a visitor are deleted."""
+WAITING = 32
+"""Presses of buttons that may wait; batches run one at a time."""
+
+_WELCOME = "Choose images, classes and a method, then press Next batch."
+_ABOUT = (
+    "# CliqueTTA\nPlain CLIP and a method that adapts while it predicts, side by side. Images stay "
+    "on the machine that runs this page."
+)
+
+
+def build_app(desk: Desk) -> gr.Blocks:
+    """The page. Each visitor's session lives in a state of his own."""
+    with gr.Blocks(
+        title="CliqueTTA", analytics_enabled=False, delete_cache=(600, IDLE_SECONDS)
+    ) as app:
+        session = gr.State(None, time_to_live=IDLE_SECONDS, delete_callback=desk.forget)
+        gr.Markdown(_ABOUT)
+        with gr.Row():
+            with gr.Column(scale=1, min_width=300):
+                form = _form(desk)
+                with gr.Row():
+                    run = gr.Button("Next batch", variant="primary", min_width=120, elem_id="next")
+                    reset = gr.Button("Reset", min_width=80, elem_id="reset")
+            with gr.Column(scale=3):
+                told = gr.HTML(notice(_WELCOME), elem_id="notice")
+                kind, shown, files = _tabs(desk, session, form, told)
+        outputs = [session, told, *shown]
+
+        def on_next(now: AppSession | None, kind: str, *values: Any) -> list[Any]:
+            return _listed(*desk.next_batch(now, make_form(*values), kind))
+
+        def on_reset(now: AppSession | None) -> list[Any]:
+            return _listed(*desk.reset(now))
+
+        options = _work()
+        run.click(on_next, [session, kind, *form], outputs, **options).then(
+            list, None, files, **_quick()
+        )
+        reset.click(on_reset, [session], outputs, **options)
+    app.queue(max_size=WAITING, api_open=False)
+    return app
+
+
+def _form(desk: Desk) -> list[Any]:
+    """The choices, in the order of :func:`make_form`."""
+    first = StreamChoice()
+    most = min(64, desk.limits.images)
+    default = "scap" if "scap" in desk.methods else next(iter(desk.methods))
+    source = gr.Radio(list(SOURCES), value=STREAM, label="Images", elem_id="source")
+    with gr.Group() as bundled:
+        shift = gr.Dropdown(list(SHIFTS), value=first.shift, label="Shift", elem_id="shift")
+        severity = gr.Slider(
+            min(SEVERITIES), max(SEVERITIES), first.severity, step=1, label="Severity"
+        )
+    files = gr.File(
+        label=f"Images, at most {desk.limits.images}",
+        file_count="multiple",
+        visible=False,
+        elem_id="files",
+        height=160,
+    )
+    batch = gr.Slider(1, most, min(first.batch_size, most), step=1, label="Images per batch")
+    classes = gr.Textbox(
+        ", ".join(load_bundled().names),
+        label="Class names",
+        info="separated by commas or lines",
+        lines=2,
+        elem_id="classes",
+    )
+    names = list(desk.models)
+    method = gr.Dropdown(list(desk.methods), value=default, label="Method", elem_id="method")
+    model = gr.Dropdown(names, value=names[0], label="Model", elem_id="model")
+
+    def on_source(value: str) -> tuple[Any, Any]:
+        return gr.update(visible=value == STREAM), gr.update(visible=value == FILES)
+
+    source.change(on_source, source, [bundled, files], **_quick())
+    return [model, method, classes, source, shift, severity, batch, files]
+
+
+def _tabs(desk: Desk, session: Any, form: list[Any], told: Any) -> tuple[Any, list[Any], Any]:
+    """The tabs; returns the kind of attention, what :func:`_listed` fills, and the downloads."""
+    with gr.Tab("Predictions"):
+        predictions = gr.HTML(NOTHING_YET, elem_id="predictions")
+    with gr.Tab("Cliques"):
+        cliques = gr.HTML(NOTHING_YET, elem_id="cliques")
+    with gr.Tab("Attention"):
+        kind = gr.Radio(
+            [("class token", "class"), ("rollout", "rollout")],
+            value="class",
+            label="Map",
+            elem_id="kind",
+        )
+        gr.Markdown("Choose an image:")
+        pictures = gr.Gallery(
+            label="Choose an image",
+            show_label=False,
+            columns=8,
+            height="auto",
+            buttons=[],
+            object_fit="contain",
+            allow_preview=False,
+            interactive=False,
+            elem_id="pictures",
+        )
+        attention = gr.HTML(NOTHING_YET, elem_id="attention")
+    with gr.Tab("Memory"):
+        memory = gr.HTML(NOTHING_YET, elem_id="memory")
+    shown = [predictions, cliques, pictures, attention, memory]
+    with gr.Tab("Files"):
+        prepare = gr.Button("Prepare downloads", elem_id="prepare")
+        files = gr.File(
+            label="Predictions and state",
+            file_count="multiple",
+            interactive=False,
+            height=120,
+            elem_id="downloads",
+        )
+        upload = gr.UploadButton("Load a state", file_types=[".safetensors"], elem_id="load")
+    chosen = gr.State(0)
+
+    def on_select(now: AppSession | None, kind: str, event: gr.SelectData) -> tuple[int, str]:
+        place = int(event.index)
+        return place, desk.attention(now, place, kind)
+
+    def on_load(now: AppSession | None, kind: str, path: str, *values: Any) -> list[Any]:
+        return _listed(*desk.load_state(now, make_form(*values), Path(path), kind))
+
+    pictures.select(on_select, [session, kind], [chosen, attention], **_work())
+    kind.change(desk.attention, [session, chosen, kind], attention, **_work())
+    prepare.click(desk.files, [session], [files, told], **_work())
+    upload.upload(on_load, [session, kind, upload, *form], [session, told, *shown], **_work())
+    return kind, shown, files
+
+
+def _listed(session: AppSession | None, pages: Pages) -> list[Any]:
+    """The values of all widgets that a batch changes, in their order."""
+    return [
+        session,
+        pages.notice,
+        pages.predictions,
+        pages.cliques,
+        list(pages.pictures),
+        pages.attention,
+        pages.memory,
+    ]
+
+
+def _work() -> dict[str, Any]:
+    """Of events that compute: one at a time for all visitors, not offered as an API."""
+    return {"concurrency_limit": 1, "concurrency_id": "model", "api_visibility": "private"}
+
+
+def _quick() -> dict[str, Any]:
+    return {"queue": False, "api_visibility": "private", "show_progress": "hidden"}
+
+
+async def refuse_address(url: str) -> None:
+    """In place of Gradio's download of an address that a visitor sends instead of a file."""
+    raise ValueError(f"addresses are not fetched: {url[:100]}")
+
+
+def serve(
+    make_desk: Callable[[Path], Desk],
+    *,
+    host: str,
+    port: int,
+    tokens: Tokens | None = None,
+    open_browser: bool = False,
+) -> None:
+    """Show the app until the process is told to stop; nothing is left on disk."""
+    check_binding(host, tokens)
+    processing_utils.async_ssrf_protected_get = refuse_address
+    # Python remembers every different warning, and a visitor's file can make any number of them.
+    warnings.filterwarnings("ignore", module=r"PIL\.")
+    with tempfile.TemporaryDirectory(prefix="cliquetta-app-") as folder:
+        os.environ["GRADIO_TEMP_DIR"] = str(Path(folder) / "uploads")
+        desk = make_desk(Path(folder))
+        build_app(desk).launch(
+            server_name=host,
+            server_port=port,
+            share=False,
+            inbrowser=open_browser,
+            quiet=True,
+            auth=None if tokens is None else token_auth(tokens),
+            auth_message="Any name; the password is a token.",
+            app_kwargs=server_settings(LOCAL_HOSTS | {host} if tokens is None else None),
+            max_file_size=desk.limits.body_bytes,
+            state_session_capacity=VISITORS,
+            run_history=False,
+            footer_links=[],
+            enable_monitoring=False,
+            mcp_server=False,
+            pwa=False,
+            ssr_mode=False,
+            css=CSS,
+            theme=gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"]),
+        )

@@ -1,0 +1,249 @@
+"""Runs side by side: a row a method, a column a data set, and nothing unlike in one column."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cliquetta.errors import UnknownNameError
+from cliquetta.evaluation.paired import PairedTest, paired_test
+from cliquetta.evaluation.runs import Run
+from cliquetta.methods._shared.state import plain_config
+from cliquetta.methods.registry import get_method, method_config
+
+METRICS = ("top1", "top5", "mean_class", "ece", "nll")
+TUNED_BY_AUTHORS = "*"
+SEVERAL_SETTINGS = "‡"
+MARKS = {
+    TUNED_BY_AUTHORS: "constants that the method's authors set for this data set",
+    SEVERAL_SETTINGS: (
+        "one of several settings of its method scored on these labels: to quote the best of them "
+        "is to tune on test labels"
+    ),
+}
+
+
+class IncomparableError(ValueError):
+    """Runs that do not belong in one column; the message says which and why."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method on one data set, over its seeds."""
+
+    column: str
+    row: str
+    runs: tuple[Run, ...]
+    metric: str
+    mean: float | None
+    """``None`` where no image has a label."""
+    sd: float | None
+    """Over seeds; ``None`` for one."""
+    gain: float | None
+    """Mean difference of the metric to the baseline, over the seeds that both have."""
+    test: PairedTest | None
+    """Of the answers against the baseline's; ``None`` for the baseline itself."""
+    marks: str
+
+    @property
+    def better(self) -> str:
+        """▲ or ▼ where the answers differ from the baseline's beyond chance (p < 0.05)."""
+        if self.test is None or self.test.p >= 0.05:
+            return ""
+        return "▲" if self.test.repaired > self.test.broken else "▼"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A table of cells: the baseline first, then rows by name; columns as they were found."""
+
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    cells: Mapping[tuple[str, str], Cell]
+    """By row and column."""
+    metric: str
+    baseline: str
+
+    def average(self, row: str) -> float | None:
+        """Mean over all columns, for a row that has them all."""
+        means = [self.cells[row, c].mean for c in self.columns if (row, c) in self.cells]
+        known = [mean for mean in means if mean is not None]
+        return statistics.mean(known) if len(known) == len(self.columns) else None
+
+    @property
+    def marks(self) -> str:
+        """The marks in use."""
+        return "".join(m for m in MARKS if any(m in cell.marks for cell in self.cells.values()))
+
+
+def compare(
+    runs: Sequence[Run], *, baseline: str = "zero_shot", metric: str = "top1", split: bool = False
+) -> Comparison:
+    """Put runs into a table; runs of one data set under unlike conditions raise.
+
+    What must be equal in a column: preprocessing, class names, templates and the images. ``split``
+    gives every such group a column of its own instead. ``baseline`` is a method (with its preset)
+    that the others are tested against, seed by seed, on the same model.
+    """
+    if metric not in METRICS:
+        raise UnknownNameError("metric", metric, METRICS)
+    columns = _columns(runs, split=split)
+    labels = _row_labels(runs)
+    ordered = sorted(labels, key=lambda key: (not _is(baseline, labels[key]), labels[key]))
+    cells: dict[tuple[str, str], Cell] = {}
+    for column, members in columns.items():
+        for key in ordered:
+            own = tuple(run for run in members if run.row == key)
+            if own:
+                pairs = [] if _is(baseline, own[0].name) else _pairs(own, members, baseline)
+                marks = _marks(own[0], members)
+                cells[labels[key], column] = _cell(column, labels[key], own, pairs, metric, marks)
+    names = tuple(labels[key] for key in ordered)
+    return Comparison(names, tuple(columns), cells, metric, baseline)
+
+
+def _is(baseline: str, name: str) -> bool:
+    return name.split()[0] == baseline
+
+
+def _columns(runs: Sequence[Run], *, split: bool) -> dict[str, list[Run]]:
+    """Runs by data set; groups that cannot be compared apart, or refused."""
+    by_dataset: dict[str, list[Run]] = {}
+    for run in runs:
+        by_dataset.setdefault(run.record.dataset, []).append(run)
+    columns: dict[str, list[Run]] = {}
+    for dataset, members in by_dataset.items():
+        groups: dict[str, list[Run]] = {}
+        for run in members:
+            groups.setdefault(json.dumps(run.protocol, sort_keys=True), []).append(run)
+        if len(groups) > 1 and not split:
+            raise IncomparableError(_why(dataset, [group[0] for group in groups.values()]))
+        for number, group in enumerate(groups.values(), start=1):
+            columns[dataset if len(groups) == 1 else f"{dataset} #{number}"] = group
+    return columns
+
+
+def _why(dataset: str, firsts: Sequence[Run]) -> str:
+    """In one sentence what keeps runs apart, with an example of each side."""
+    aspects = [
+        aspect for aspect in firsts[0].protocol if len({run.protocol[aspect] for run in firsts}) > 1
+    ]
+    first, other = firsts[0], firsts[1]
+    shown = [a for a in aspects if first.protocol[a] != other.protocol[a]] or aspects
+    details = "; ".join(
+        f"{aspect}: {first.protocol[aspect]} in {first.record.id}, {other.protocol[aspect]} in "
+        f"{other.record.id}"
+        for aspect in shown
+    )
+    return (
+        f"runs on {dataset} with different {' and '.join(aspects)} do not belong in one column "
+        f"({details}): run them alike, compare them apart, or give each its own column with --split"
+    )
+
+
+def _row_labels(runs: Sequence[Run]) -> dict[str, str]:
+    """A label for every row: method and preset, options that differ from it, unlike conditions."""
+    first: dict[str, Run] = {}
+    for run in runs:
+        first.setdefault(run.row, run)
+    conditions = _varying([run.conditions for run in first.values()])
+    if "model" in conditions or "weights" not in conditions:
+        conditions = [name for name in conditions if name != "weights"]
+    labels = {}
+    for key, run in first.items():
+        kin = [other.setting for other in first.values() if other.name == run.name]
+        usual = _usual(run)
+        values = {n: v for n, v in run.setting.items() if n in usual and v != usual[n]}
+        values |= {n: run.setting.get(n) for n in _varying(kin) if n not in usual}
+        values |= {name: run.conditions[name] for name in conditions}
+        shown = [f"{name}={_brief(value)}" for name, value in values.items()]
+        labels[key] = " ".join([run.name, *shown])
+    return labels
+
+
+def _usual(run: Run) -> dict[str, Any]:
+    """The config of a run's preset, or nothing where the method or preset is not known here."""
+    try:
+        config = method_config(run.record.method, run.record.preset)
+    except UnknownNameError:
+        return {}
+    usual: dict[str, Any] = json.loads(json.dumps(plain_config(config)))
+    return usual
+
+
+def _varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names under which settings hold more than one value."""
+    names = dict.fromkeys(name for setting in settings for name in setting)
+    return [n for n in names if len({json.dumps(s.get(n), default=str) for s in settings}) > 1]
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "+".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _pairs(own: Sequence[Run], column: Sequence[Run], baseline: str) -> list[tuple[Run, Run]]:
+    """``(baseline run, run)`` for every seed that both have, on the same weights."""
+    pairs = []
+    for run in own:
+        weights = run.record.settings["model"]
+        partners = [
+            other
+            for other in column
+            if _is(baseline, other.name)
+            and other.record.seed == run.record.seed
+            and other.record.settings["model"] == weights
+        ]
+        if partners:  # batch size and order may differ: take the likest
+            same = [other for other in partners if other.conditions == run.conditions]
+            pairs.append(((same or partners)[0], run))
+    return pairs
+
+
+def _marks(run: Run, column: Sequence[Run]) -> str:
+    marks = ""
+    try:
+        if run.record.preset in get_method(run.record.method).tuned_by_authors:
+            marks += TUNED_BY_AUTHORS
+    except UnknownNameError:
+        pass  # a method of a plug-in that is not installed here
+    settings = {
+        json.dumps(other.setting, sort_keys=True)
+        for other in column
+        if other.record.method == run.record.method
+    }
+    return marks + (SEVERAL_SETTINGS if len(settings) > 1 else "")
+
+
+def _cell(
+    column: str,
+    row: str,
+    own: tuple[Run, ...],
+    pairs: Sequence[tuple[Run, Run]],
+    metric: str,
+    marks: str,
+) -> Cell:
+    values = [run.record.metrics[metric] for run in own if metric in run.record.metrics]
+    changes = [
+        run.record.metrics[metric] - before.record.metrics[metric]
+        for before, run in pairs
+        if metric in run.record.metrics and metric in before.record.metrics
+    ]
+    test = None
+    if changes:
+        test = paired_test([(before.predictions, run.predictions) for before, run in pairs])
+    return Cell(
+        column,
+        row,
+        own,
+        metric,
+        statistics.mean(values) if values else None,
+        statistics.stdev(values) if len(values) > 1 else None,
+        statistics.mean(changes) if changes else None,
+        test,
+        marks,
+    )

@@ -1,0 +1,1 @@
+"""What several methods share: configs, memory, optimisers, caches, views, few-shot fitting."""

@@ -1,0 +1,90 @@
+"""Feature caches of fixed size: of every class, the K least uncertain features seen so far.
+
+TDA and DMN offer each image to the cache of its predicted class. There it is taken in if there is
+room, or in place of the entry of highest entropy if its own is lower. Whatever the stream, a
+class therefore holds the K entries of lowest entropy offered so far, earlier ones first among
+equals. Which entry is present at which moment follows from ranks alone, so that a whole batch is
+answered at once, exactly as one image after the other would be.
+
+A cache is one tensor ``entropy`` (N, K), ascending per class and infinite where a slot is empty,
+and any number of tensors (N, K, ...) beside it, all zero at the start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class CacheOccupancy:
+    """Which entries a cache holds while a batch of B images arrives one by one."""
+
+    old: Tensor
+    """(B, N, K) bool: the entry of this slot at the start is present once image b has arrived."""
+    new: Tensor
+    """(B, B) bool: image e is present once image b has arrived (itself included, if taken in)."""
+    source: Tensor
+    """(N, K): what each slot holds in the end, as a row of the old slots with the batch behind."""
+
+
+def simulate_insertions(entropy: Tensor, classes: Tensor, offered: Tensor) -> CacheOccupancy:
+    """Follow images of ``classes`` (B,) with entropy ``offered`` (B,) into a cache, in order.
+
+    Infinite entropy means that an image is not offered to the cache.
+    """
+    N, K = entropy.shape
+    time = torch.arange(len(classes), device=entropy.device)
+    slots = torch.arange(K, device=entropy.device, dtype=torch.int32)
+
+    own = classes[:, None] == torch.arange(N, device=entropy.device)  # (B, N)
+    pushes = own[:, :, None] & (offered[:, None, None] < entropy)  # image b goes before the entry
+    old_rank = slots + pushes.cumsum(dim=0, dtype=torch.int32)  # (B, N, K)
+
+    rival = classes[:, None] == classes  # (B, B), row e, column j
+    lower = (offered < offered[:, None]) | ((offered == offered[:, None]) & (time < time[:, None]))
+    ahead = (entropy[classes] <= offered[:, None]).sum(dim=1, dtype=torch.int32)
+    new_rank = ahead[:, None] + (rival & lower).cumsum(dim=1, dtype=torch.int32)  # (e, b)
+
+    return CacheOccupancy(
+        old=(old_rank < K) & entropy.isfinite(),
+        new=((new_rank < K) & (time >= time[:, None])).T,
+        source=_final_slots(old_rank[-1], new_rank[:, -1], classes),
+    )
+
+
+def _final_slots(old_rank: Tensor, new_rank: Tensor, classes: Tensor) -> Tensor:
+    """Rows (N, K) of old slots and batch that end up in each slot, from the last ranks."""
+    N, K = old_rank.shape
+    owner = torch.cat(
+        [torch.arange(N, device=classes.device).repeat_interleave(K, output_size=N * K), classes]
+    )
+    rank = torch.cat([old_rank.flatten(), new_rank]).long()
+    # ranks are distinct within a class and cover 0 ... K - 1; the rest shares one slot to drop
+    place = torch.where(rank < K, owner * K + rank, N * K)
+    rows = torch.arange(len(owner), device=classes.device)
+    return (
+        torch.zeros(N * K + 1, dtype=torch.long, device=classes.device)
+        .scatter(0, place, rows)[:-1]
+        .view(N, K)
+    )
+
+
+def store(old: Tensor, arrivals: Tensor, occupancy: CacheOccupancy) -> Tensor:
+    """A cache tensor (N, K, ...) after the batch, from that before and the images' own (B, ...)."""
+    return torch.cat([old.flatten(0, 1), arrivals])[occupancy.source]
+
+
+def affinity(
+    queries: Tensor, keys: Tensor, arrivals: Tensor, occupancy: CacheOccupancy, sharpness: float
+) -> tuple[Tensor, Tensor]:
+    """exp(-sharpness (1 - f·k)) of each query with what the cache holds as it arrives, else 0.
+
+    Queries are (B, E), keys (N, K, E), features of the arriving images (B, E); the results are
+    (B, N, K) for the old entries and (B, B) for those of the batch.
+    """
+    old = ((queries @ keys.flatten(0, 1).T - 1) * sharpness).exp_().view(occupancy.old.shape)
+    new = ((queries @ arrivals.T - 1) * sharpness).exp_()
+    return old * occupancy.old, new * occupancy.new

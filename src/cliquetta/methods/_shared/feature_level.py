@@ -1,0 +1,66 @@
+"""Methods that need of an image nothing but the features of its views.
+
+They can be asked with features that were encoded once and kept
+(:mod:`cliquetta.data.feature_stream`): a data set of ImageNet's size then takes seconds.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cliquetta.methods._shared.views import ViewsConfig
+from cliquetta.methods.base import Adapter
+from cliquetta.model.clip import CLIP, encode_views
+from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch, Prediction, ViewSpec
+
+
+class FeatureLevel(Adapter):
+    """An adapter that reads features only: :meth:`predict` is encoding, then the same."""
+
+    @property
+    def views(self) -> ViewSpec | None:
+        """Those of the config, if it asks for more than the plain one."""
+        config = self.config
+        return config.spec if isinstance(config, ViewsConfig) and config.view_count > 1 else None
+
+    def predict_features(self, features: Tensor) -> Prediction:
+        """Answer images whose views have the unit features (B, V, E), in order.
+
+        V is that of :attr:`views`, or 1 without; (B, E) is taken as one view each.
+        """
+        if features.ndim == 2:
+            features = features[:, None]
+        E = self.model.embed_dim
+        if features.ndim != 3 or features.shape[2] != E or features.shape[1] == 0:
+            raise ValueError(
+                f"features must be (B, V, {E}) for {self.model.id}, got {tuple(features.shape)}"
+            )
+        if len(features) == 0:
+            return Prediction(torch.zeros(0, len(self.prompts), device=self.model.device))
+        with torch.no_grad():
+            return self._predict_features(features.to(self.model.device, non_blocking=True))
+
+    @torch.no_grad()
+    def _predict(self, batch: Batch) -> Prediction:
+        views = batch.images[:, None] if self.views is None else batch.views
+        assert views is not None
+        chunk = self.config.chunk if isinstance(self.config, ViewsConfig) else len(batch)
+        return self._predict_features(encode_views(self.model, views, chunk=chunk))
+
+    @abstractmethod
+    def _predict_features(self, features: Tensor) -> Prediction:
+        """Answer unit features (B, V, E) of at least one image; no gradients are recorded."""
+
+
+class FixedText(FeatureLevel):
+    """One that leaves the class texts as they are: ``classifier`` (N, E) and CLIP's ``scale``."""
+
+    def __init__(self, model: CLIP, prompts: ClassPrompts, config: Any, *, seed: int = 0) -> None:
+        super().__init__(model, prompts, config, seed=seed)
+        self.classifier = model.classifier(prompts)
+        self.scale = model.scale

@@ -1,0 +1,294 @@
+"""What the few-shot methods share: an adapter made from fitted tensors, and one SGD loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cliquetta.methods._shared.support_set import FewShot, Rows, crop_features
+from cliquetta.methods.base import Adapter
+from cliquetta.model.clip import CLIP, l2_normalize
+from cliquetta.prompts.classes import ClassPrompts
+
+
+class FewShotAdapter(Adapter):
+    """A classifier made from fitted tensors; it learns nothing more while it predicts."""
+
+    def __init__(
+        self,
+        model: CLIP,
+        prompts: ClassPrompts,
+        config: Any,
+        *,
+        seed: int = 0,
+        fitted: Mapping[str, Tensor],
+    ) -> None:
+        super().__init__(model, prompts, config, seed=seed)
+        refuse_fixed_text(type(self), prompts)
+        self.fitted = {name: value.detach().to(model.device) for name, value in fitted.items()}
+
+    def tensor(self, name: str, *shape: int | None) -> Tensor:
+        """The fitted tensor ``name`` after a check of its shape; ``None`` stands for any size."""
+        if name not in self.fitted:
+            raise ValueError(
+                f"fitted tensors of {type(self).__name__} lack {name!r}: were they made by another "
+                "method?"
+            )
+        value = self.fitted[name]
+        fits = value.ndim == len(shape) and all(
+            wanted in (None, found) for wanted, found in zip(shape, value.shape, strict=True)
+        )
+        if not fits:
+            wanted = ", ".join("any" if size is None else str(size) for size in shape)
+            raise ValueError(
+                f"fitted {name!r} is {tuple(value.shape)}, {self.model.id} with these classes and "
+                f"this config takes ({wanted}): fit again for them"
+            )
+        return value
+
+    @classmethod
+    def for_classes(
+        cls, fitted: Mapping[str, Tensor], known: Sequence[str], wanted: Sequence[str]
+    ) -> dict[str, Tensor]:
+        """Tensors for the class list ``wanted`` from those fitted on ``known``.
+
+        What is learned does not depend on the classes unless a subclass says so.
+        """
+        del known, wanted
+        return dict(fitted)
+
+
+def refuse_fixed_text(adapter: type[Adapter], prompts: ClassPrompts) -> None:
+    """A method that learns text cannot work with text features from outside."""
+    if "text-prompts" in adapter.needs and prompts.features is not None:
+        raise ValueError(
+            f"{adapter.__name__} learns the text side: give class names, not fixed text features"
+        )
+
+
+def places_of(known: Sequence[str], wanted: Sequence[str], *, by: str) -> list[int]:
+    """Where each ``wanted`` class stands among the ``known`` ones; all must be there, once."""
+    if tuple(known) == tuple(wanted):
+        return list(range(len(known)))
+    strange = [name for name in wanted if name not in known]
+    if strange:
+        raise ValueError(
+            f"{by} was fitted on {len(known)} classes without {strange[0]!r} and can only tell "
+            "those apart, or some of them: fit it again with the new class list"
+        )
+    if len(set(wanted)) != len(wanted):
+        raise ValueError(f"class names must differ for {by} to pick from the fitted ones")
+    return [list(known).index(name) for name in wanted]
+
+
+@dataclass(frozen=True)
+class SGDTraining:
+    """How the prompt learners are trained; the defaults are those of CoOp."""
+
+    epochs: int | None = None
+    """Passes over the examples; ``None``: 200 from 8 shots on, 100 from 2 on, 50 for one."""
+    batch_size: int = 32
+    """Images a step; a last, shorter batch of an epoch is left out."""
+    lr: float = 2e-3
+    """Learning rate at the start of the cosine, which is stepped once an epoch."""
+    momentum: float = 0.9
+    """Of SGD."""
+    weight_decay: float = 5e-4
+    """Of SGD."""
+    warmup_epochs: int = 1
+    """Epochs at ``warmup_lr`` before the cosine starts."""
+    warmup_lr: float = 1e-5
+    """Constant learning rate of the warm-up."""
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    """Share of the image's area that a random training crop has."""
+
+    def __post_init__(self) -> None:
+        """Check the values at the door."""
+        for name in ("epochs", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is at least 1, got {value}")
+        if self.warmup_epochs < 0 or not self.lr > 0:
+            raise ValueError("warmup_epochs is 0 or more and lr above 0")
+        low, high = self.crop_scale
+        if not 0 < low <= high <= 1:
+            raise ValueError(f"crop_scale is 0 < low <= high <= 1, got {self.crop_scale}")
+
+    def epochs_for(self, shots: int) -> int:
+        """The number of epochs for that many images a class."""
+        if self.epochs is not None:
+            return self.epochs
+        return 200 if shots >= 8 else 100 if shots >= 2 else 50
+
+    def lr_at(self, epoch: int, epochs: int) -> float:
+        """Learning rate of an epoch; the cosine starts after the warm-up and spans ``epochs``."""
+        if epoch < self.warmup_epochs:
+            return self.warmup_lr
+        return self.lr * (1 + math.cos(math.pi * (epoch - self.warmup_epochs) / epochs)) / 2
+
+
+@dataclass(frozen=True)
+class TextTraining(SGDTraining):
+    """The same for learners that leave the image tower as it is, and so may encode crops once."""
+
+    crop_pool: int | None = None
+    """Crops of each image that are drawn and encoded before training, which then takes one of them
+    a step: many epochs become cheap. ``None``: fresh crops at every step, as the authors."""
+
+    def __post_init__(self) -> None:
+        """Check the values at the door."""
+        super().__post_init__()
+        if self.crop_pool is not None and self.crop_pool < 1:
+            raise ValueError(f"crop_pool is at least 1, got {self.crop_pool}")
+
+
+@dataclass(frozen=True)
+class FitStep:
+    """What a fit reports after each step."""
+
+    step: int
+    steps: int
+    epoch: int
+    loss: float
+    lr: float
+
+
+OnStep = Callable[[FitStep], None]
+Loss = Callable[[Mapping[str, Tensor], Tensor, Tensor], Tensor]
+"""Parameters, pixels (B, 3, S, S) or what else was drawn, labels (B,) -> the loss."""
+Draw = Callable[[Rows, np.random.Generator], Tensor]
+"""Rows of the examples -> what the loss sees of them."""
+Logits = Callable[[Mapping[str, Tensor], Tensor], Tensor]
+"""Parameters, unit image features (B, E) -> logits (B, N)."""
+
+
+def epoch_batches(
+    count: int, size: int, generator: np.random.Generator, *, drop_last: bool
+) -> Iterator[Rows]:
+    """Indices of one shuffled pass; a short last batch is dropped unless it is the only one."""
+    order = generator.permutation(count)
+    stop = count - count % size if drop_last and count >= size else count
+    for first in range(0, stop, size):
+        yield order[first : min(first + size, stop)]
+
+
+def learn(
+    start: Mapping[str, Tensor],
+    loss: Loss,
+    model: CLIP,
+    few_shot: FewShot,
+    config: SGDTraining,
+    *,
+    seed: int,
+    on_step: OnStep | None = None,
+    draw: Draw | None = None,
+) -> dict[str, Tensor]:
+    """The parameters after SGD on the examples, from ``start``.
+
+    The loss sees what ``draw`` gives, by default pixels of a random crop of each image.
+    """
+    draw = draw or crop_draw(model, few_shot, config)
+    learned = {name: value.detach().clone().requires_grad_() for name, value in start.items()}
+    optimiser = torch.optim.SGD(
+        list(learned.values()),
+        lr=config.lr,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+    )
+    generator = np.random.default_rng([seed, 0xC0])
+    n, size = len(few_shot), config.batch_size
+    epochs = config.epochs_for(few_shot.shots)
+    step, steps = 0, epochs * max(1, n // size)
+    for epoch in range(epochs):
+        lr = optimiser.param_groups[0]["lr"] = config.lr_at(epoch, epochs)
+        for rows in epoch_batches(n, size, generator, drop_last=True):
+            seen = draw(rows, generator)
+            labels = few_shot.labels[torch.from_numpy(rows)].to(model.device)
+            with torch.enable_grad():
+                value = loss(learned, seen, labels)
+                gradients = torch.autograd.grad(value, list(learned.values()))
+            for parameter, gradient in zip(learned.values(), gradients, strict=True):
+                parameter.grad = gradient
+            optimiser.step()
+            step += 1
+            now = finite(float(value.detach()), step)
+            if on_step is not None:
+                on_step(FitStep(step, steps, epoch, now, lr))
+    return {name: value.detach() for name, value in learned.items()}
+
+
+def learn_text(
+    start: Mapping[str, Tensor],
+    logits: Logits,
+    model: CLIP,
+    few_shot: FewShot,
+    config: TextTraining,
+    *,
+    seed: int,
+    on_step: OnStep | None = None,
+) -> dict[str, Tensor]:
+    """:func:`learn` by cross-entropy of the logits of image features, which stay as they are."""
+
+    def loss(learned: Mapping[str, Tensor], features: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits(learned, features), labels)
+
+    draw = feature_draw(model, few_shot, config, seed=seed)
+    return learn(start, loss, model, few_shot, config, seed=seed, on_step=on_step, draw=draw)
+
+
+def crop_draw(model: CLIP, few_shot: FewShot, config: SGDTraining) -> Draw:
+    """Pixels (B, 3, S, S) of a fresh crop of each image."""
+
+    def draw(rows: Rows, generator: np.random.Generator) -> Tensor:
+        return few_shot.crops(rows, model, generator, scale=config.crop_scale)[:, 0]
+
+    return draw
+
+
+def feature_draw(model: CLIP, few_shot: FewShot, config: TextTraining, *, seed: int) -> Draw:
+    """Unit features (B, E) of a crop of each image, fresh or out of the pool."""
+    if config.crop_pool is None:
+        pixels = crop_draw(model, few_shot, config)
+
+        def fresh(rows: Rows, generator: np.random.Generator) -> Tensor:
+            with torch.no_grad():
+                return model.encode_image(pixels(rows, generator), normalize=True)
+
+        return fresh
+    pool = l2_normalize(
+        crop_features(
+            model,
+            few_shot,
+            np.random.default_rng([seed, 0xF0]),
+            scale=config.crop_scale,
+            count=config.crop_pool,
+        )
+    )
+
+    def pooled(rows: Rows, generator: np.random.Generator) -> Tensor:
+        picks = generator.integers(pool.shape[1], size=len(rows))
+        return pool[torch.from_numpy(rows), torch.from_numpy(picks)]
+
+    return pooled
+
+
+def finite(loss: float, step: int) -> float:
+    """The loss, unless it is no number any more."""
+    if not math.isfinite(loss):
+        raise ArithmeticError(f"the loss is {loss} at step {step}: lower lr, or fit in float32")
+    return loss
+
+
+def initial_linear(inputs: int, outputs: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Weight (outputs, inputs) and bias of a linear map, uniform in 1 / sqrt(inputs) as torch's."""
+    bound = inputs**-0.5
+    weight = torch.rand(outputs, inputs, generator=generator)
+    bias = torch.rand(outputs, generator=generator)
+    return (2 * weight - 1) * bound, (2 * bias - 1) * bound

@@ -1,0 +1,205 @@
+"""Few-shot methods from labelled images to a file, and from the file to an adapter.
+
+>>> few_shot = FewShot.from_dataset(dataset, 16, model.preprocess)      # doctest: +SKIP
+>>> tensors = fit_method("coop", model, prompts, few_shot)              # doctest: +SKIP
+>>> save_fitted("coop.safetensors", "coop", None, tensors, model, prompts)  # doctest: +SKIP
+>>> adapter = create_fitted("coop.safetensors", model, other_prompts)   # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from cliquetta.atomic import write_atomically
+from cliquetta.methods._shared.few_shot import FewShotAdapter, FitStep, OnStep, refuse_fixed_text
+from cliquetta.methods._shared.state import plain_config
+from cliquetta.methods._shared.support_set import FewShot
+from cliquetta.methods.base import Adapter
+from cliquetta.methods.registry import (
+    MethodEntry,
+    create_method,
+    get_method,
+    list_methods,
+    method_config,
+)
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+
+__all__ = [
+    "FewShot",
+    "FitStep",
+    "Fitted",
+    "create_fitted",
+    "fit_method",
+    "load_fitted",
+    "save_fitted",
+]
+
+FORMAT = "cliquetta-fitted-1"
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A file of :func:`save_fitted`, read and checked."""
+
+    method: str
+    config: Any
+    names: tuple[str, ...]
+    """Class names that it was fitted on."""
+    model: str
+    weights: str
+    dtype: str
+    tensors: Mapping[str, Tensor]
+    notes: Mapping[str, Any]
+    """What the writer added: data set, shots, seed."""
+
+
+def fit_method(
+    name: str,
+    model: CLIP,
+    prompts: ClassPrompts,
+    few_shot: FewShot,
+    config: Any = None,
+    *,
+    seed: int = 0,
+    on_step: OnStep | None = None,
+) -> dict[str, Tensor]:
+    """What the few-shot method ``name`` learns from labelled images: tensors for its adapter.
+
+    Equal arguments give equal tensors. ``on_step`` hears of every training step; a training-free
+    method has none.
+    """
+    entry = _few_shot_entry(name)
+    config = _config(entry, config)
+    model.require(entry.adapter.needs, by=entry.adapter.__name__)
+    refuse_fixed_text(entry.adapter, prompts)
+    _check_examples(few_shot, model, prompts)
+    if few_shot.validation is not None:
+        _check_examples(few_shot.validation, model, prompts)
+    assert entry.fit is not None  # _few_shot_entry saw to it
+    return dict(entry.fit(model, prompts, few_shot, config, seed=seed, on_step=on_step))
+
+
+def save_fitted(
+    path: Path | str,
+    method: str,
+    config: Any,
+    tensors: Mapping[str, Tensor],
+    model: CLIP,
+    prompts: ClassPrompts,
+    *,
+    notes: Mapping[str, Any] | None = None,
+) -> None:
+    """Write fitted tensors with what they belong to; the file is replaced whole or not at all.
+
+    ``config`` = ``None`` is the method's default; ``notes`` are JSON types of the caller's.
+    """
+    entry = _few_shot_entry(method)
+    header = {
+        "format": FORMAT,
+        "method": method,
+        "config": plain_config(_config(entry, config)),
+        "names": list(prompts.names),
+        "model": model.id,
+        "weights": model.fingerprint,
+        "dtype": str(model.dtype),
+        "versions": {"cliquetta": _own_version(), "torch": torch.__version__},
+        "notes": dict(notes or {}),
+    }
+    flat = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    metadata = {key: json.dumps(value) for key, value in header.items()}
+    write_atomically(Path(path), save(flat, metadata=metadata))
+
+
+def load_fitted(path: Path | str) -> Fitted:
+    """Read a file of :func:`save_fitted`; anything else is refused."""
+    try:
+        with safetensors.safe_open(str(path), framework="pt") as file:
+            metadata = file.metadata() or {}
+        tensors = load(Path(path).read_bytes())
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ValueError(f"{path} is not a readable fitted file ({error})") from error
+    try:
+        header = {key: json.loads(value) for key, value in metadata.items()}
+    except json.JSONDecodeError:
+        header = {}
+    if header.get("format") != FORMAT:
+        raise ValueError(f"{path} was not written by `cliquetta fit`")
+    return Fitted(
+        method=header["method"],
+        config=method_config(header["method"], options=header["config"]),
+        names=tuple(header["names"]),
+        model=header["model"],
+        weights=header["weights"],
+        dtype=header["dtype"],
+        tensors=tensors,
+        notes=header["notes"],
+    )
+
+
+def create_fitted(path: Path | str, model: CLIP, prompts: ClassPrompts, seed: int = 0) -> Adapter:
+    """The adapter of a fitted file, for this model and these classes.
+
+    Class names may differ from those that it was fitted on; methods that know their classes one by
+    one (Tip-Adapter, class-specific CoOp) take any selection of them and refuse others.
+    """
+    fitted = load_fitted(path)
+    # Weights of another dtype hash differently although they are the same model's.
+    same = fitted.weights == model.fingerprint or fitted.dtype != str(model.dtype)
+    if fitted.model != model.id or not same:
+        raise ValueError(
+            f"{path} was fitted on {fitted.model} (weights {fitted.weights}), this is {model.id} "
+            f"({model.fingerprint}): what was learned means nothing there; fit again"
+        )
+    adapter = get_method(fitted.method).adapter
+    assert issubclass(adapter, FewShotAdapter)  # save_fitted wrote no other
+    tensors = adapter.for_classes(fitted.tensors, fitted.names, prompts.names)
+    return create_method(fitted.method, model, prompts, fitted.config, seed=seed, fitted=tensors)
+
+
+def _few_shot_entry(name: str) -> MethodEntry:
+    entry = get_method(name)
+    if entry.fit is None:
+        known = ", ".join(other.name for other in list_methods() if other.fit is not None)
+        raise ValueError(f"{name} needs no fitting; few-shot methods are {known}")
+    return entry
+
+
+def _config(entry: MethodEntry, config: Any) -> Any:
+    if config is None:
+        return entry.config()
+    if not isinstance(config, entry.config):
+        raise TypeError(
+            f"{entry.name} takes a {entry.config.__name__}, got {type(config).__name__}"
+        )
+    return config
+
+
+def _check_examples(few_shot: FewShot, model: CLIP, prompts: ClassPrompts) -> None:
+    if few_shot.images.shape[-1] != model.image_size:
+        raise ValueError(
+            f"few-shot images are {few_shot.images.shape[-1]} pixels wide, {model.id} takes "
+            f"{model.image_size}: make them with FewShot.from_dataset(..., model.preprocess)"
+        )
+    highest = int(few_shot.labels.max())
+    if highest >= len(prompts):
+        raise ValueError(
+            f"a few-shot image has label {highest}, the class list holds {len(prompts)} names"
+        )
+
+
+def _own_version() -> str:
+    try:
+        return version("cliquetta")
+    except PackageNotFoundError:  # run from a source tree
+        return "source"

@@ -1,0 +1,164 @@
+"""What a method has learned, kept in a file: safetensors with a JSON header."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from cliquetta.atomic import write_atomically
+from cliquetta.methods.base import Adapter
+from cliquetta.methods.registry import name_of
+
+FORMAT = "cliquetta-state-1"
+_MEMORY = "memory."
+_EXTRA = "extra."
+
+
+class StateMismatchError(ValueError):
+    """A saved state that belongs to another method, model, class list or config."""
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """What lay beside the memory in a state file."""
+
+    header: Mapping[str, Any]
+    extra: Mapping[str, Tensor]
+    notes: Mapping[str, Any]
+
+
+def describe(adapter: Adapter) -> dict[str, Any]:
+    """What a state must agree on with the adapter that takes it up."""
+    return {
+        "method": name_of(adapter),
+        "config": plain_config(adapter.config),
+        "classes": adapter.prompts.fingerprint,
+        "model": adapter.model.id,
+        "weights": adapter.model.fingerprint,
+        "fitted": fitted_fingerprint(adapter),
+    }
+
+
+def fitted_fingerprint(adapter: Adapter) -> str | None:
+    """Hash of what a few-shot method was built from; ``None`` for the others."""
+    fitted: Mapping[str, Tensor] | None = getattr(adapter, "fitted", None)
+    if fitted is None:
+        return None
+    flat = {name: value.detach().cpu().contiguous() for name, value in fitted.items()}
+    return hashlib.sha256(save(dict(sorted(flat.items())))).hexdigest()[:16]
+
+
+def plain_config(config: Any) -> Any:
+    """A config dataclass as JSON types; tuples become lists."""
+    is_config = dataclasses.is_dataclass(config) and not isinstance(config, type)
+    values = dataclasses.asdict(config) if is_config else config
+    return json.loads(json.dumps(values, sort_keys=True, default=str))
+
+
+def save_state(
+    adapter: Adapter,
+    path: Path | str,
+    *,
+    extra: Mapping[str, Tensor] | None = None,
+    notes: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the adapter's memory; the file at ``path`` is replaced as a whole or not at all.
+
+    ``extra`` tensors and ``notes`` (JSON types) of the caller are kept beside it.
+    """
+    write_atomically(Path(path), pack_state(adapter, extra=extra, notes=notes))
+
+
+def pack_state(
+    adapter: Adapter,
+    *,
+    extra: Mapping[str, Tensor] | None = None,
+    notes: Mapping[str, Any] | None = None,
+) -> bytes:
+    """What :func:`save_state` writes, for callers who send it elsewhere than to a file."""
+    tensors = {_MEMORY + name: value for name, value in adapter.state_dict().items()}
+    tensors |= {_EXTRA + name: value for name, value in (extra or {}).items()}
+    header = {
+        "format": FORMAT,
+        **describe(adapter),
+        "seed": adapter.seed,
+        "torch": torch.__version__,
+        "notes": dict(notes or {}),
+    }
+    flat = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    metadata = {key: json.dumps(value) for key, value in header.items()}
+    return save(flat, metadata=metadata)
+
+
+def read_header(path: Path | str) -> dict[str, Any]:
+    """The header of a state file, without its tensors."""
+    try:
+        with safetensors.safe_open(str(path), framework="pt") as file:
+            metadata = file.metadata() or {}
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ValueError(f"{path} is not a readable state file ({error})") from error
+    return _parse_header(metadata, str(path))
+
+
+def load_state(adapter: Adapter, path: Path | str) -> SavedState:
+    """Let ``adapter`` continue from a file of :func:`save_state`; refuse one of another kind."""
+    return unpack_state(adapter, Path(path).read_bytes(), source=str(path))
+
+
+def unpack_state(adapter: Adapter, data: bytes, *, source: str = "the state") -> SavedState:
+    """Let ``adapter`` continue from :func:`pack_state`; ``source`` names the bytes in errors.
+
+    Bytes of any origin may come in: they are parsed as safetensors and JSON, nothing is executed,
+    and the adapter is as it was if they are refused.
+    """
+    try:
+        tensors = load(data)
+        size = int.from_bytes(data[:8], "little")
+        metadata = json.loads(data[8 : 8 + size]).get("__metadata__") or {}
+        header = _parse_header(metadata, source)
+    except (safetensors.SafetensorError, json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{source} is not a readable state file ({error})") from error
+    mine = describe(adapter)
+    for field, what in (
+        ("method", "another method"),
+        ("model", "another model"),
+        ("weights", "other weights of the model"),
+        ("classes", "another class list or other templates"),
+        ("config", "another config"),
+        ("fitted", "another few-shot fit"),
+    ):
+        if header.get(field) != mine[field]:
+            raise StateMismatchError(
+                f"{source} was saved with {what} ({_difference(header.get(field), mine[field])}); "
+                "build the adapter as it was, or start without the state"
+            )
+    adapter.load_state_dict(
+        {name[len(_MEMORY) :]: v for name, v in tensors.items() if name.startswith(_MEMORY)}
+    )
+    extra = {name[len(_EXTRA) :]: v for name, v in tensors.items() if name.startswith(_EXTRA)}
+    return SavedState(header, extra, header["notes"])
+
+
+def _parse_header(metadata: Mapping[str, str], source: str) -> dict[str, Any]:
+    """The JSON values of a safetensors header, if it is one of ours."""
+    if metadata.get("format") != json.dumps(FORMAT) or "notes" not in metadata:
+        raise ValueError(f"{source} is not a state of a method: it was not written by save_state")
+    return {key: json.loads(value) for key, value in metadata.items() if key != "format"}
+
+
+def _difference(saved: Any, mine: Any) -> str:
+    """Both values; of two configs only the fields that differ."""
+    if isinstance(saved, dict) and isinstance(mine, dict):
+        differing = sorted(k for k in saved.keys() | mine.keys() if saved.get(k) != mine.get(k))
+        return ", ".join(f"{k}: {saved.get(k)!r} there, {mine.get(k)!r} here" for k in differing)
+    return f"{saved!r} there, {mine!r} here"

@@ -1,0 +1,91 @@
+"""The contract of every method: a batch of pixels in, logits out, memory in between.
+
+Labels are not part of it. A method sees what a deployed classifier sees.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from cliquetta.methods._shared.memory import Memory
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch, Prediction, ViewSpec
+
+
+class BatchDependence(str, Enum):
+    """How a method treats the images of one batch; the contract tests hold it to its word."""
+
+    JOINT = "joint"
+    """Images of a batch inform each other; their order inside the batch does not matter."""
+    SEQUENTIAL = "sequential"
+    """One image after the other: splitting a batch changes nothing, order does."""
+    INDEPENDENT = "independent"
+    """Every image alone: neither splitting nor order changes a prediction."""
+
+
+class Adapter(ABC):
+    """A classifier that may learn from the unlabelled batches it predicts.
+
+    A subclass sets ``batch_dependence``, keeps everything that it remembers between batches in
+    ``self.memory`` and implements :meth:`_predict`. Reset, save and restore follow from that.
+    """
+
+    batch_dependence: ClassVar[BatchDependence]
+    needs: ClassVar[frozenset[str]] = frozenset()
+    """Capabilities of the model (``CLIP.capabilities``) without which the method cannot run."""
+
+    def __init__(self, model: CLIP, prompts: ClassPrompts, config: Any, *, seed: int = 0) -> None:
+        model.require(self.needs, by=type(self).__name__)
+        self.model = model
+        self.prompts = prompts
+        self.config = config
+        self.seed = seed
+        self.explain = False
+        """Gather evidence that costs extra time, too; never changes the logits."""
+        self.memory = Memory()
+
+    @property
+    def views(self) -> ViewSpec | None:
+        """The views that batches must carry, or ``None``."""
+        return None
+
+    def predict(self, batch: Batch) -> Prediction:
+        """Logits of every image of ``batch``; the method may learn from it."""
+        size = self.model.image_size
+        if batch.images.ndim != 4 or tuple(batch.images.shape[1:]) != (3, size, size):
+            raise ValueError(
+                f"images must be (B, 3, {size}, {size}) for {self.model.id}, got "
+                f"{tuple(batch.images.shape)}; preprocess them with model.preprocess"
+            )
+        if len(batch) == 0:
+            empty = torch.zeros(0, len(self.prompts), device=self.model.device)
+            return Prediction(empty)
+        if self.views is not None and batch.views is None:
+            raise ValueError(
+                f"{type(self).__name__} needs {self.views.count} views per image; attach them "
+                "with cliquetta.data.views.attach_views(batch, adapter.views, seed=...)"
+            )
+        return self._predict(batch.to(self.model.device))
+
+    @abstractmethod
+    def _predict(self, batch: Batch) -> Prediction:
+        """Predict a checked, non-empty batch that lies on the model's device."""
+
+    def reset(self) -> None:
+        """Forget the stream: the next batch is treated like the first."""
+        self.memory.reset()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything remembered, as named tensors (copies)."""
+        return self.memory.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from :meth:`state_dict` of an equally built adapter."""
+        self.memory.load_state_dict(state)

@@ -1,0 +1,220 @@
+"""The service from Python: sessions as objects, repeats that are safe, answers with types.
+
+>>> client = Client("http://127.0.0.1:8765")  # doctest: +SKIP
+>>> session = client.create_session(["cat", "dog"], method="scap_domain")  # doctest: +SKIP
+>>> session.predict(["a.jpg", "b.jpg"]).predictions[0].label  # doctest: +SKIP
+'cat'
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+from PIL import Image
+
+from cliquetta.prompts.classes import DEFAULT_TEMPLATE
+from cliquetta.serve.schema import (
+    BatchAnswer,
+    Health,
+    MethodInfo,
+    MethodList,
+    ModelInfo,
+    ModelList,
+    Option,
+    Problem,
+    SessionInfo,
+    SessionList,
+    SessionRequest,
+)
+
+Picture = str | Path | bytes | Image.Image
+"""A file of this machine, the bytes of one, or a picture."""
+
+
+class RemoteError(RuntimeError):
+    """The server refused; ``code`` is for programs."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        self.status = status
+        self.code = code
+        super().__init__(f"{message} ({code}, HTTP {status})")
+
+
+class Client:
+    """A server's sessions.
+
+    A request that finds the server busy or gone is repeated up to ``retries`` times, after the
+    pause that the server asks for or a growing one. Repeats change nothing twice: batches carry
+    their number, and all else that is repeated may be.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        timeout: float = 120.0,
+        retries: int = 5,
+    ) -> None:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout)
+        self._retries = retries
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the connections; sessions stay on the server."""
+        self._http.close()
+
+    def create_session(
+        self,
+        classes: Sequence[str],
+        *,
+        method: str = "scap_domain",
+        model: str | None = None,
+        preset: str | None = None,
+        options: Mapping[str, Option] | None = None,
+        templates: Sequence[str] = (DEFAULT_TEMPLATE,),
+        seed: int = 0,
+    ) -> RemoteSession:
+        """Start a session. A lost answer is not repeated: it might leave two of them."""
+        request = SessionRequest(
+            classes=list(classes),
+            templates=list(templates),
+            model=model,
+            method=method,
+            preset=preset,
+            options=dict(options or {}),
+            seed=seed,
+        )
+        answer = self.send("POST", "/v1/sessions", json=request.model_dump(), lost=False)
+        return RemoteSession(self, SessionInfo.model_validate_json(answer.content))
+
+    def session(self, id: str) -> RemoteSession:
+        """A session that exists already."""
+        answer = self.send("GET", f"/v1/sessions/{id}")
+        return RemoteSession(self, SessionInfo.model_validate_json(answer.content))
+
+    def sessions(self) -> list[SessionInfo]:
+        """All sessions of this client's token, oldest first."""
+        answer = self.send("GET", "/v1/sessions")
+        return SessionList.model_validate_json(answer.content).sessions
+
+    def models(self) -> list[ModelInfo]:
+        """The models that sessions may use."""
+        return ModelList.model_validate_json(self.send("GET", "/v1/models").content).models
+
+    def methods(self) -> list[MethodInfo]:
+        """The methods that sessions may use."""
+        return MethodList.model_validate_json(self.send("GET", "/v1/methods").content).methods
+
+    def health(self) -> Health:
+        """Whether the server answers."""
+        return Health.model_validate_json(self.send("GET", "/healthz").content)
+
+    def send(self, method: str, path: str, *, lost: bool = True, **content: Any) -> httpx.Response:
+        """One request with its repeats; ``lost`` says whether it may be sent again unanswered."""
+        for attempt in range(self._retries + 1):
+            last = attempt == self._retries
+            try:
+                answer = self._http.request(method, path, **content)
+            except httpx.TransportError as error:
+                unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+                if last or not (lost or unsent):
+                    raise
+                time.sleep(min(5.0, 0.2 * 2**attempt))
+                continue
+            if answer.is_success:
+                return answer
+            pause = answer.headers.get("retry-after")
+            if last or pause is None:
+                raise _error(answer)
+            time.sleep(float(pause))
+        raise AssertionError("the last attempt returns or raises")
+
+
+class RemoteSession:
+    """One session on a server, for one thread: its batches have an order."""
+
+    def __init__(self, client: Client, info: SessionInfo) -> None:
+        self._client = client
+        self._path = f"/v1/sessions/{info.id}"
+        self.id = info.id
+        self.classes = tuple(info.classes)
+        self.sequence = info.sequence
+        """Number of the last batch that was answered."""
+
+    def predict(
+        self, images: Sequence[Picture], *, top_k: int = 5, evidence: bool = False
+    ) -> BatchAnswer:
+        """Classify a batch, which the session learns from once, however often it is repeated."""
+        files = [("images", _file(place, image)) for place, image in enumerate(images)]
+        fields = {
+            "sequence": str(self.sequence + 1),
+            "top_k": str(top_k),
+            "evidence": "true" if evidence else "false",
+        }
+        answer = self._client.send("POST", f"{self._path}/batches", files=files, data=fields)
+        parsed = BatchAnswer.model_validate_json(answer.content)
+        self.sequence = parsed.sequence
+        return parsed
+
+    def info(self) -> SessionInfo:
+        """How the session stands on the server."""
+        answer = self._client.send("GET", self._path)
+        return SessionInfo.model_validate_json(answer.content)
+
+    def reset(self) -> None:
+        """Forget what was learned; batches go on counting."""
+        self._client.send("POST", f"{self._path}/reset")
+
+    def export_state(self) -> bytes:
+        """What was learned, as ``methods.state.load_state`` and other sessions read it."""
+        return self._client.send("GET", f"{self._path}/state").content
+
+    def import_state(self, state: bytes) -> None:
+        """Go on from a state that an equal session exported."""
+        headers = {"Content-Type": "application/octet-stream"}
+        self._client.send("PUT", f"{self._path}/state", content=state, headers=headers)
+
+    def delete(self) -> None:
+        """Remove the session from the server; one that is gone already is no error."""
+        try:
+            self._client.send("DELETE", self._path)
+        except RemoteError as error:
+            if error.status != 404:
+                raise
+
+
+def _file(place: int, image: Picture) -> tuple[str, bytes]:
+    """Name and bytes of an image; pictures are sent as PNG, which loses nothing."""
+    if isinstance(image, bytes):
+        return f"{place}", image
+    if isinstance(image, Image.Image):
+        buffer = io.BytesIO()
+        image.save(buffer, format="PNG")
+        return f"{place}.png", buffer.getvalue()
+    return Path(image).name, Path(image).read_bytes()
+
+
+def _error(answer: httpx.Response) -> RemoteError:
+    try:
+        problem = Problem.model_validate_json(answer.content)
+    except ValueError:
+        return RemoteError(answer.status_code, "unknown", answer.reason_phrase)
+    return RemoteError(answer.status_code, problem.code, problem.message)

@@ -1,0 +1,329 @@
+"""Sessions: one adapter each, a bounded number in memory, all of them on disk."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from cliquetta.errors import UnknownNameError
+from cliquetta.methods._shared.state import pack_state, unpack_state
+from cliquetta.methods.base import Adapter
+from cliquetta.methods.registry import MethodEntry
+from cliquetta.model.clip import CLIP
+from cliquetta.serve.batches import (
+    BatchRequest,
+    compute_batch,
+    find_repeated,
+    out_of_time,
+    render_answer,
+)
+from cliquetta.serve.deadline import Deadline, OutOfTimeError
+from cliquetta.serve.errors import ServiceError, conflict, invalid, not_found, too_large
+from cliquetta.serve.factory import as_refusal, build_adapter, check_request, resolve_config
+from cliquetta.serve.limits import Limits
+from cliquetta.serve.metrics import Metrics
+from cliquetta.serve.schema import SessionInfo, SessionRequest
+from cliquetta.serve.store import Answer, Progress, SessionSpec, Store
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Entry:
+    """A session in the list of all sessions."""
+
+    spec: SessionSpec
+    progress: Progress
+
+
+@dataclass
+class _Resident:
+    """The part of a session that is in memory only while it is in use."""
+
+    adapter: Adapter
+    answers: dict[int, Answer]
+
+    @property
+    def bytes(self) -> int:
+        """Size of its memory, of the start values beside it, and of its answers."""
+        memory = self.adapter.memory
+        tensors = sum(memory[name].nbytes for name in memory)
+        return 2 * tensors + sum(len(answer.packed) for answer in self.answers.values())
+
+
+class Sessions:
+    """All sessions of a server.
+
+    :meth:`predict`, :meth:`reset`, :meth:`export_state`, :meth:`import_state` and :meth:`delete`
+    of one session must not overlap (the scheduler sees to it); different sessions may.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, CLIP],
+        methods: Mapping[str, MethodEntry],
+        store: Store,
+        limits: Limits,
+        metrics: Metrics,
+    ) -> None:
+        self.models = models
+        self.methods = methods
+        self._store, self._limits, self._metrics = store, limits, metrics
+        self._lock = threading.Lock()
+        self._entries = {k.spec.id: _Entry(k.spec, k.progress) for k in store.scan()}
+        self._residents: OrderedDict[str, _Resident] = OrderedDict()
+        self._busy: set[str] = set()
+        self._coming: list[str] = []  # owners of sessions that are being built
+
+    @property
+    def count(self) -> int:
+        """Sessions on disk."""
+        return len(self._entries)
+
+    @property
+    def resident(self) -> int:
+        """Sessions in memory."""
+        return len(self._residents)
+
+    @staticmethod
+    def new_id() -> str:
+        """A name that cannot be guessed."""
+        return secrets.token_hex(16)
+
+    def owned_by(self, owner: str) -> list[SessionInfo]:
+        """The sessions of ``owner``, oldest first."""
+        with self._lock:
+            entries = [e for e in self._entries.values() if e.spec.owner == owner]
+        return [_info(entry) for entry in entries]
+
+    def info(self, owner: str, id: str) -> SessionInfo:
+        """One session of ``owner``; those of others do not exist for it."""
+        entry = self._entries.get(id)
+        if entry is None or entry.spec.owner != owner:
+            raise not_found("session")
+        return _info(entry)
+
+    def create(self, owner: str, id: str, request: SessionRequest) -> SessionInfo:
+        """Build a session and write it to disk."""
+        check_request(request, self._limits)
+        with self._room_for(owner):
+            try:
+                spec = self._spec(owner, id, request)
+                with Deadline(self._limits.batch_seconds):
+                    resident = _Resident(build_adapter(spec, self.models, self.methods), {})
+            except OutOfTimeError:
+                raise out_of_time(self._limits) from None
+            except Exception as error:
+                raise as_refusal(error) from error
+            if resident.bytes > self._limits.state_bytes:
+                raise too_large(
+                    f"this session would remember {resident.bytes:,} bytes, at most "
+                    f"{self._limits.state_bytes:,} are served"
+                )
+            entry = _Entry(spec, Progress())
+            with self._storage():
+                self._store.save(resident.adapter, spec, entry.progress, {})
+            with self._lock:
+                self._entries[id] = entry
+                self._residents[id] = resident
+                self._evict()
+        return _info(entry)
+
+    def predict(self, id: str, request: BatchRequest) -> tuple[bytes, bool]:
+        """The answer as JSON, and whether it is a repeat of one given before.
+
+        On return the answer and what was learned from the batch are on disk. On an exception the
+        session is as it was.
+        """
+        start = time.perf_counter()
+        digest = request.digest
+        with self._using(id) as (entry, resident):
+            known = find_repeated(entry.progress, resident.answers, request.sequence, digest)
+            if known is not None:
+                self._metrics.replays.inc()
+                return known.body, True
+            with self._whole(id):
+                decoded, prediction = compute_batch(resident.adapter, request, self._limits)
+                number = entry.progress.sequence + 1
+                body = render_answer(entry.spec, number, request, decoded, prediction)
+                answers = {**resident.answers, number: Answer.of(digest, body)}
+                for old in sorted(answers)[: -self._limits.replay]:
+                    del answers[old]
+                images = entry.progress.images + len(decoded.places)
+                self._commit(entry, resident, Progress(number, images), answers)
+            self._metrics.images.labels("predicted").inc(len(decoded.places))
+            self._metrics.images.labels("refused").inc(len(decoded.refused))
+            elapsed = time.perf_counter() - start
+            self._metrics.batch_seconds.labels(entry.spec.method).observe(elapsed)
+        return body, False
+
+    def reset(self, id: str) -> SessionInfo:
+        """Forget what was learned; batches go on counting."""
+        with self._using(id) as (entry, resident), self._whole(id):
+            resident.adapter.reset()
+            self._commit(entry, resident, entry.progress, resident.answers)
+            return _info(entry)
+
+    def export_state(self, id: str) -> bytes:
+        """What was learned, as a file that ``load_state`` reads."""
+        with self._using(id) as (_, resident):
+            return pack_state(resident.adapter)
+
+    def import_state(self, id: str, data: bytes) -> SessionInfo:
+        """Go on from a state of an equal session; batches go on counting."""
+        with self._using(id) as (entry, resident), self._whole(id):
+            try:
+                unpack_state(resident.adapter, data)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise invalid(str(error)) from error
+            self._commit(entry, resident, entry.progress, resident.answers)
+            return _info(entry)
+
+    def delete(self, id: str) -> None:
+        """Remove a session from memory and disk."""
+        with self._using(id, restore=False), self._storage():
+            self._store.delete(id)
+            with self._lock:
+                del self._entries[id]
+                self._residents.pop(id, None)
+
+    def _spec(self, owner: str, id: str, request: SessionRequest) -> SessionSpec:
+        model = next(iter(self.models)) if request.model is None else request.model
+        if model not in self.models:
+            raise UnknownNameError("model of this server", model, self.models)
+        if request.method not in self.methods:
+            raise UnknownNameError("method of this server", request.method, self.methods)
+        config = resolve_config(self.methods[request.method], request.preset, request.options)
+        return SessionSpec(
+            id=id,
+            owner=owner,
+            created=datetime.now(timezone.utc).isoformat(),
+            model=model,
+            method=request.method,
+            preset=request.preset,
+            config=config,
+            classes=tuple(request.classes),
+            templates=tuple(request.templates),
+            seed=request.seed,
+        )
+
+    def _commit(
+        self,
+        entry: _Entry,
+        resident: _Resident,
+        progress: Progress,
+        answers: dict[int, Answer],
+    ) -> None:
+        with self._storage():
+            self._store.save(resident.adapter, entry.spec, progress, answers)
+        entry.progress, resident.answers = progress, answers
+
+    @contextmanager
+    def _using(self, id: str, *, restore: bool = True) -> Iterator[tuple[_Entry, Any]]:
+        """A session in memory, from disk if need be, safe from eviction until the end."""
+        with self._lock:
+            entry = self._entries.get(id)
+            if entry is None:
+                raise not_found("session")
+            self._busy.add(id)
+            resident = self._residents.get(id)
+        try:
+            if resident is None and restore:
+                resident = self._restore(entry)
+            yield entry, resident
+        finally:
+            with self._lock:
+                self._busy.discard(id)
+                if id in self._residents:
+                    self._residents.move_to_end(id)
+                self._evict()
+
+    def _restore(self, entry: _Entry) -> _Resident:
+        """Read a session back; where it stands is what the disk says."""
+        with self._storage():
+            try:
+                adapter = build_adapter(entry.spec, self.models, self.methods)
+                entry.progress, answers = self._store.load(adapter, entry.spec.id)
+            except (ValueError, KeyError, TypeError) as error:
+                _log.warning("session %s cannot be taken up: %s", entry.spec.id, error)
+                message = "the server's models or methods have changed since this session was made"
+                raise conflict("not_served", message) from error
+        resident = _Resident(adapter, answers)
+        with self._lock:
+            self._residents[entry.spec.id] = resident
+        self._metrics.restores.inc()
+        return resident
+
+    def _evict(self) -> None:
+        """Put idle sessions out of memory, oldest use first, until the limits hold."""
+        total = sum(resident.bytes for resident in self._residents.values())
+        for id in [id for id in self._residents if id not in self._busy]:
+            fits = total <= self._limits.resident_bytes
+            if (fits and len(self._residents) <= self._limits.resident_sessions) or (
+                len(self._residents) == 1
+            ):
+                return
+            total -= self._residents.pop(id).bytes
+            self._metrics.evictions.inc()
+
+    @contextmanager
+    def _whole(self, id: str) -> Iterator[None]:
+        """Drop the half-changed memory of a session on any error; the disk has the whole one."""
+        try:
+            yield
+        except BaseException as error:
+            with self._lock:
+                self._residents.pop(id, None)
+            self._metrics.failures.labels(getattr(error, "code", "internal")).inc()
+            raise
+
+    @contextmanager
+    def _room_for(self, owner: str) -> Iterator[None]:
+        """Hold a place for one more session of ``owner``."""
+        with self._lock:
+            owners = [e.spec.owner for e in self._entries.values()] + self._coming
+            if len(owners) >= self._limits.sessions:
+                raise ServiceError(429, "too_many_sessions", "the server keeps no more sessions")
+            if owners.count(owner) >= self._limits.sessions_per_owner:
+                message = f"{owners.count(owner)} sessions are yours already: delete one"
+                raise ServiceError(429, "too_many_sessions", message)
+            self._coming.append(owner)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._coming.remove(owner)
+
+    @contextmanager
+    def _storage(self) -> Iterator[None]:
+        """Errors of the disk as a refusal that may be tried again."""
+        try:
+            yield
+        except OSError as error:
+            message = "the server cannot write to its disk; nothing was changed"
+            raise ServiceError(503, "storage", message, retry_after=10) from error
+
+
+def _info(entry: _Entry) -> SessionInfo:
+    spec, progress = entry.spec, entry.progress
+    return SessionInfo(
+        id=spec.id,
+        classes=list(spec.classes),
+        templates=list(spec.templates),
+        model=spec.model,
+        method=spec.method,
+        preset=spec.preset,
+        config=dict(spec.config),
+        seed=spec.seed,
+        created=spec.created,
+        sequence=progress.sequence,
+        images=progress.images,
+    )

@@ -1,0 +1,68 @@
+"""What every part of the package passes on: batches, predictions and the views a method wants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Preprocessed images and their names; ``views`` only when the method asked for them.
+
+    ``images`` is (B, 3, H, W). ``views`` is (B, V, 3, H, W) with view 0 equal to ``images``;
+    it is made per image from ``(seed, key)``, so that all methods of a comparison see the same.
+    """
+
+    images: Tensor
+    keys: tuple[str, ...] = ()
+    views: Tensor | None = None
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return self.images.shape[0]
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch on another device."""
+        views = None if self.views is None else self.views.to(device, non_blocking=True)
+        return Batch(self.images.to(device, non_blocking=True), self.keys, views)
+
+    def __getitem__(self, rows: slice) -> Batch:
+        """A part of the batch, in order."""
+        views = None if self.views is None else self.views[rows]
+        return Batch(self.images[rows], self.keys[rows], views)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a method answers: ``logits`` (B, N) on CLIP's scale, float32, always those scored.
+
+    ``evidence`` explains the answer to a report (cliques, prompts used, losses); nothing may be
+    computed from it that is scored.
+    """
+
+    logits: Tensor
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def probabilities(self) -> Tensor:
+        """Softmax of the logits, (B, N)."""
+        return self.logits.softmax(dim=-1)
+
+
+@dataclass(frozen=True)
+class ViewSpec:
+    """Which augmented views a method wants: ``count`` views of ``kind``, the first plain.
+
+    ``kind`` is a key of :data:`cliquetta.data.views.VIEW_KINDS` (``resized-crop``,
+    ``zoom-crop``, ``augmix``); ``zoom`` is the shorter side, as a multiple of the model's input
+    size, to which ``zoom-crop`` enlarges before it crops.
+    """
+
+    kind: str
+    count: int = 64
+    zoom: float = 1.15

@@ -1,0 +1,45 @@
+"""How the contract tests build a method: the one place to extend when a method needs more."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from cliquetta.data.views import attach_views
+from cliquetta.methods._shared.fewshot_io import FewShot, fit_method
+from cliquetta.methods.base import Adapter
+from cliquetta.methods.registry import MethodEntry, create_method, method_config
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch
+from tests._helpers.tiny import build_tiny_clip, make_tiny_images
+
+
+def build_adapter(
+    entry: MethodEntry, model: CLIP, prompts: ClassPrompts, *, seed: int = 0
+) -> Adapter:
+    """A fresh adapter with the method's own defaults; few-shot ones come fitted."""
+    fitted = None if entry.fit is None else fitted_tensors(entry.name, prompts.names)
+    return create_method(entry.name, model, prompts, seed=seed, fitted=fitted)
+
+
+@cache
+def fitted_tensors(method: str, names: tuple[str, ...]) -> dict[str, Tensor]:
+    """What a few-shot method learns from the ten tiny images in one epoch."""
+    config = method_config(method)
+    if hasattr(config, "epochs"):
+        config = dataclasses.replace(config, epochs=1)
+    images = make_tiny_images()
+    labels = torch.arange(len(images)) // 2 % len(names)
+    examples = FewShot(images, labels)
+    return fit_method(method, build_tiny_clip(), ClassPrompts(names), examples, config)
+
+
+def prepare(adapter: Adapter, batch: Batch) -> Batch:
+    """The batch as the adapter wants it: with views, if it asks for them."""
+    if adapter.views is None:
+        return batch
+    return attach_views(batch, adapter.views, seed=0, preprocess=adapter.model.preprocess)

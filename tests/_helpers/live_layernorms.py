@@ -1,0 +1,53 @@
+"""LayerNorm adaptation as a plain training loop would do it: weights changed in place by torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from cliquetta.model.clip import CLIP
+from tests._helpers.tiny import build_tiny_clip
+
+
+def double_clip() -> CLIP:
+    """A tiny CLIP of its own in float64, where the order of sums decides nothing."""
+    return build_tiny_clip().double()
+
+
+def open_norms(tower: nn.Module) -> list[nn.Parameter]:
+    """All LayerNorm parameters of a tower, made learnable."""
+    found = [p for m in tower.modules() if isinstance(m, nn.LayerNorm) for p in (m.weight, m.bias)]
+    for parameter in found:
+        parameter.requires_grad_(True)
+    return found
+
+
+def flat(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([t.detach().flatten() for t in tensors])
+
+
+def unit_rows(x: Tensor) -> Tensor:
+    return x / (x * x).sum(dim=-1, keepdim=True).sqrt()
+
+
+def literal_entropy(logits: Tensor) -> Tensor:
+    p = logits.exp() / logits.exp().sum(dim=-1, keepdim=True)
+    return -(p * p.log()).sum(dim=-1).mean()
+
+
+def literal_transductive_loss(
+    v: Tensor, t: Tensor, scale: float, temperature: float, *, detach: bool = False
+) -> Tensor:
+    """CLIPArTT's loss, entry by entry."""
+    B = len(v)
+    q = [
+        [((v[i] @ v[j] + t[i] @ t[j]) / 2 / temperature).exp() for j in range(B)] for i in range(B)
+    ]
+    loss = v.new_zeros(())
+    for image in range(B):
+        z = torch.stack([scale * (t[text] @ v[image]) for text in range(B)])
+        log_p = z - z.exp().sum().log()
+        for text in range(B):
+            target = q[text][image] / torch.stack(q[text]).sum()  # softmax along Q's own row
+            loss = loss - (target.detach() if detach else target) * log_p[text]
+    return loss / B

@@ -1,0 +1,126 @@
+"""Files that pretend to be images: damaged, cut, mislabelled, or far larger than they look."""
+
+from __future__ import annotations
+
+import random
+import struct
+import zlib
+from collections.abc import Iterator
+from functools import cache
+
+from tests._helpers.serve_setup import picture
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+_MAGIC = {
+    "JPEG": b"\xff\xd8\xff\xe0",
+    "PNG": b"\x89PNG\r\n\x1a\n",
+    "WEBP": b"RIFF\x24\x00\x00\x00WEBPVP8 ",
+    "GIF": b"GIF89a",
+    "BMP": b"BM",
+    "TIFF": b"II*\x00",
+}
+
+
+def malformed(count: int, seed: int = 0) -> Iterator[tuple[str, bytes]]:
+    """``count`` files with the kind of their defect, the bombs first."""
+    yield from bombs().items()
+    generator = random.Random(seed)
+    originals = {name: picture(3, size=40, format=name) for name in FORMATS}
+    makers = (_cut, _flipped, _relabelled, _scrambled, _shuffled, _random)
+    for number in range(count - len(bombs())):
+        make = makers[number % len(makers)]
+        name = FORMATS[number // len(makers) % len(FORMATS)]
+        yield f"{make.__name__} {name}", make(originals[name], name, generator)
+
+
+def _cut(data: bytes, name: str, generator: random.Random) -> bytes:
+    return data[: generator.randrange(len(data))]
+
+
+def _flipped(data: bytes, name: str, generator: random.Random) -> bytes:
+    damaged = bytearray(data)
+    for _ in range(generator.choice((1, 3, 30))):
+        damaged[generator.randrange(len(damaged))] ^= 1 << generator.randrange(8)
+    return bytes(damaged)
+
+
+def _relabelled(data: bytes, name: str, generator: random.Random) -> bytes:
+    """The head of one format on the body of another."""
+    other = _MAGIC[generator.choice([f for f in FORMATS if f != name])]
+    return other + data[len(other) :]
+
+
+def _scrambled(data: bytes, name: str, generator: random.Random) -> bytes:
+    """Random bytes in the header, where sizes and offsets are."""
+    damaged = bytearray(data)
+    for place in range(len(_MAGIC[name]), min(64, len(data))):
+        if generator.random() < 0.3:
+            damaged[place] = generator.randrange(256)
+    return bytes(damaged)
+
+
+def _shuffled(data: bytes, name: str, generator: random.Random) -> bytes:
+    """Pieces in another order, or twice."""
+    cuts = sorted(generator.sample(range(1, len(data)), 3))
+    pieces = [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+    return b"".join([pieces[0], *generator.choices(pieces, k=3)])
+
+
+def _random(data: bytes, name: str, generator: random.Random) -> bytes:
+    return _MAGIC[name] + generator.randbytes(generator.randrange(2000))
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def _png(width: int, height: int, *chunks: bytes) -> bytes:
+    header = _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return _MAGIC["PNG"] + header + b"".join(chunks) + _chunk(b"IEND", b"")
+
+
+@cache
+def bombs() -> dict[str, bytes]:
+    """Small files that claim, or hold, hundreds of millions of pixels or bytes."""
+    rows = zlib.compress(bytes(5200 * (5200 * 3 + 1)), 1)  # honest: 27 million black pixels
+    text = b"Comment\x00\x00" + zlib.compress(bytes(50_000_000), 1)
+    jpeg = bytearray(picture(3, format="JPEG"))
+    frame = jpeg.index(b"\xff\xc0")
+    jpeg[frame + 5 : frame + 9] = struct.pack(">HH", 65500, 65500)
+    progressive = picture(3, format="JPEG")
+    start, end = progressive.index(b"\xff\xda"), progressive.rindex(b"\xff\xd9")
+    return {
+        "png claims 50,000 x 50,000": _png(50_000, 50_000, _chunk(b"IDAT", zlib.compress(b"0"))),
+        "png holds 5,200 x 5,200": _png(5_200, 5_200, _chunk(b"IDAT", rows)),
+        "png with a comment of 50 MB": _png(40, 40, _chunk(b"zTXt", text)),
+        "jpeg claims 65,500 x 65,500": bytes(jpeg),
+        "jpeg of 1,000 scans": progressive[:start]
+        + progressive[start:end] * 1000
+        + progressive[end:],
+        "gif claims 65,535 x 65,535": b"GIF89a"
+        + struct.pack("<HHBBB", 65535, 65535, 0xF0, 0, 0)
+        + bytes(6)
+        + b",\x00\x00\x00\x00"
+        + struct.pack("<HHB", 65535, 65535, 0)
+        + b"\x02\x02\x4c\x01\x00;",
+        "webp claims 16,384 x 16,384": b"RIFF"
+        + struct.pack("<I", 22 + 8)
+        + b"WEBPVP8X"
+        + struct.pack("<I", 10)
+        + bytes(4)
+        + (16383).to_bytes(3, "little") * 2
+        + b"VP8L"
+        + struct.pack("<I", 0),
+        "bmp claims 60,000 x 60,000": b"BM"
+        + struct.pack("<IHHI", 54, 0, 0, 54)
+        + struct.pack("<IiiHHIIiiII", 40, 60_000, 60_000, 1, 24, 0, 0, 0, 0, 0, 0),
+        "tiff claims 60,000 x 60,000": b"II*\x00"
+        + struct.pack("<I", 8)
+        + struct.pack("<H", 5)
+        + struct.pack("<HHII", 256, 4, 1, 60_000)
+        + struct.pack("<HHII", 257, 4, 1, 60_000)
+        + struct.pack("<HHII", 258, 3, 1, 8)
+        + struct.pack("<HHII", 262, 3, 1, 1)
+        + struct.pack("<HHII", 273, 4, 1, 8)
+        + bytes(4),
+    }

@@ -1,0 +1,106 @@
+"""Small worlds for SCAP: a double-precision model, batches with cliques, the oracle beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cliquetta.methods.scap import SCAP, SCAPConfig
+from cliquetta.model.clip import CLIP
+from cliquetta.model.config import CLIPConfig, TextConfig, VisionConfig
+from cliquetta.model.initialise import initialise
+from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch, Prediction
+from tests.reference.scap_reference import ReferenceResult, ReferenceSCAP, ReferenceSettings
+
+NAMES = ("cat", "dog", "big red car", "ship", "tree frog", "old truck")
+
+
+def build_model(seed: int, layers: int = 3, scale: float = 30.0) -> CLIP:
+    """A random double-precision CLIP whose features spread, so that cliques differ."""
+    vision = VisionConfig(16, 4, 32, layers, 2, 64)
+    text = TextConfig(24, 512 + 256 + 2, 24, 2, 2, 48, merges=256)
+    model = initialise(CLIP(CLIPConfig(16, vision, text), id=f"scene-{seed}"), seed).double()
+    model.logit_scale.data = torch.tensor(scale).double().log()
+    tower = model.require_vit()
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.randn(64, 3, 16, 16, generator=generator).double()
+    tokens = tower.run(tower.embed(pixels))[:, 0]
+    # All random images share most of their feature; without that part they differ.
+    tower.ln_post.bias.data -= tower.ln_post(tokens).mean(dim=0)
+    return model
+
+
+def make_batches(seed: int, count: int, size: int) -> list[Tensor]:
+    """Batches of noisy copies of a few patterns."""
+    generator = torch.Generator().manual_seed(seed)
+    patterns = torch.randn(3, 3, 16, 16, generator=generator).double()
+    batches = []
+    for _ in range(count):
+        which = torch.randint(0, 3, (size,), generator=generator)
+        noise = torch.randn(size, 3, 16, 16, generator=generator).double()
+        batches.append(patterns[which] + 0.6 * noise)
+    return batches
+
+
+def between_similarities(model: CLIP, images: Tensor, quantile: float) -> float:
+    """A threshold in the middle of a gap, so that rounding decides no membership."""
+    features = model.encode_image(images, normalize=True)
+    values = (features @ features.T).flatten().sort().values
+    low, high = int(quantile * len(values)), len(values) - 1
+    inside = values[low : high + 1]
+    gaps = inside[1:] - inside[:-1]
+    wide = (gaps > 1e-6).nonzero()[:, 0]
+    if len(wide) == 0:
+        return float(values[-1]) + 1.0
+    return float((inside[wide[0]] + inside[wide[0] + 1]) / 2)
+
+
+@dataclass
+class Pair:
+    """The engine and the oracle, equally set up."""
+
+    engine: SCAP
+    oracle: ReferenceSCAP
+
+    def step(self, images: Tensor) -> tuple[Prediction, ReferenceResult]:
+        """Both on one batch."""
+        return self.engine.predict(Batch(images)), self.oracle.predict(images)
+
+
+def pair(
+    model: CLIP,
+    options: dict[str, Any],
+    *,
+    names: tuple[str, ...] = NAMES,
+    templates: tuple[str, ...] = ("a photo of a {}.",),
+    seed: int = 0,
+) -> Pair:
+    """Engine and oracle with the same options (``blocks`` of one is the oracle's block)."""
+    prompts = ClassPrompts(names, templates)
+    engine = SCAP(model, prompts, SCAPConfig(**options), seed=seed)
+    engine.explain = True
+    theirs = dict(options)
+    if "blocks" in theirs:
+        (theirs["prompt_block"],) = theirs.pop("blocks")
+    assert engine.text is not None
+    oracle = ReferenceSCAP(
+        model,
+        prompts,
+        ReferenceSettings(**theirs),
+        engine.memory["start_prompt"][0],
+        engine.text.start,
+    )
+    return Pair(engine, oracle)
+
+
+def listed(prediction: Prediction) -> list[tuple[int, frozenset[int]]]:
+    """The engine's cliques as the oracle writes them."""
+    cliques = prediction.evidence["cliques"]
+    return [
+        (int(label), frozenset(row.nonzero()[:, 0].tolist()))
+        for label, row in zip(cliques.classes, cliques.members, strict=True)
+    ]

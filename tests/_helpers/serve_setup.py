@@ -1,0 +1,139 @@
+"""What the serving tests share: images as bytes, a service in this process, a plain reference."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import uvicorn
+from PIL import Image
+from starlette.testclient import TestClient
+
+from cliquetta.data.views import image_views
+from cliquetta.methods.base import Adapter
+from cliquetta.methods.registry import create_method, method_config
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.serve.asgi import create_app
+from cliquetta.serve.limits import Limits
+from cliquetta.serve.service import Settings
+from cliquetta.serve.store import Store
+from cliquetta.types import Batch
+
+CLASSES = ["airplane", "cat", "frog", "ship", "truck"]
+STATEFUL = "tent"
+"""A method whose every answer depends on all batches before, and on their order."""
+FREE = Limits(rate=1e6, burst=10**6)
+
+
+def picture(seed: int, *, size: int = 32, format: str = "PNG") -> bytes:
+    """A smooth random picture as a file."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    image = Image.fromarray(coarse).resize((size, size), Image.Resampling.BILINEAR)
+    buffer = io.BytesIO()
+    image.save(buffer, format=format)
+    return buffer.getvalue()
+
+
+def batch_of(seed: int, count: int = 4) -> list[bytes]:
+    """Some pictures that no other seed has."""
+    return [picture(1000 * seed + i) for i in range(count)]
+
+
+class Local:
+    """A service in this process, spoken to over ASGI."""
+
+    def __init__(self, http: TestClient) -> None:
+        self.http = http
+
+    def create(self, method: str = STATEFUL, **more: Any) -> str:
+        answer = self.http.post("/v1/sessions", json={"classes": CLASSES, "method": method, **more})
+        assert answer.status_code == 201, answer.text
+        id: str = answer.json()["id"]
+        return id
+
+    def send(self, id: str, images: list[bytes], **fields: Any) -> Any:
+        files = [("images", (f"{i}.png", data)) for i, data in enumerate(images)]
+        data = {name: str(value) for name, value in fields.items()}
+        return self.http.post(f"/v1/sessions/{id}/batches", files=files, data=data)
+
+    def predict(self, id: str, images: list[bytes], **fields: Any) -> dict[str, Any]:
+        answer = self.send(id, images, top_k=len(CLASSES), **fields)
+        assert answer.status_code == 200, answer.text
+        body: dict[str, Any] = answer.json()
+        return body
+
+    def metric(self, name: str) -> float:
+        lines = self.http.get("/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+
+@contextmanager
+def local_service(
+    folder: Path, model: CLIP, *, limits: Limits = FREE, host: str = "127.0.0.1", **more: Any
+) -> Iterator[Local]:
+    """Serve ``model`` as ``tiny`` from ``folder`` until the block ends."""
+    settings = Settings(models={"tiny": model}, limits=limits, **{"workers": 2, **more})
+    with Store.open(folder) as store:
+        app = create_app(store, settings)
+        with TestClient(app, base_url=f"http://{host}", raise_server_exceptions=False) as http:
+            yield Local(http)
+
+
+@contextmanager
+def live_service(folder: Path, model: CLIP, *, limits: Limits = FREE, **more: Any) -> Iterator[str]:
+    """The same behind a real port of this machine; yields its address."""
+    settings = Settings(models={"tiny": model}, limits=limits, **{"workers": 2, **more})
+    with Store.open(folder) as store:
+        app = create_app(store, settings)
+        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        end = time.monotonic() + 30
+        while not server.started:
+            assert time.monotonic() < end, "the server did not start"
+            time.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.should_exit = True
+            thread.join(30)
+
+
+class Alone:
+    """The reference: the same method without any service around it."""
+
+    def __init__(self, model: CLIP, method: str = STATEFUL, **options: Any) -> None:
+        config = method_config(method, None, options)
+        self.adapter: Adapter = create_method(method, model, ClassPrompts(CLASSES), config)
+
+    def predict(self, images: list[bytes]) -> list[dict[str, float]]:
+        """Probability by class of every picture."""
+        opened = [Image.open(io.BytesIO(data)) for data in images]
+        keys = tuple(hashlib.sha256(data).hexdigest()[:16] for data in images)
+        preprocess, spec, views = self.adapter.model.preprocess, self.adapter.views, None
+        if spec is not None:
+            made = [
+                image_views(i, k, spec, 0, preprocess) for i, k in zip(opened, keys, strict=True)
+            ]
+            views = torch.stack(made)
+        pixels = torch.stack([preprocess(image) for image in opened])
+        rows = self.adapter.predict(Batch(pixels, keys, views)).probabilities
+        return [dict(zip(CLASSES, row.tolist(), strict=True)) for row in rows]
+
+
+def probabilities(answer: dict[str, Any]) -> list[dict[str, float]]:
+    """Probability by class of every prediction of an answer, as float32 numbers."""
+    return [
+        {entry["label"]: float(np.float32(entry["probability"])) for entry in one["top"]}
+        for one in answer["predictions"]
+    ]

@@ -1,0 +1,72 @@
+"""A made-up data set and a method with memory, for tests of streams and runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from cliquetta.data.dataset import ArrayDataset
+from cliquetta.methods.base import Adapter, BatchDependence
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch, Prediction, ViewSpec
+from tests._helpers.tiny import TINY_NAMES
+
+
+def made_up_dataset(
+    images: int = 50, side: int = 32, seed: int = 0, id: str = "made-up", labelled: bool = True
+) -> ArrayDataset:
+    """Coarse random patterns; labels in blocks, as folders would list them."""
+    generator = np.random.default_rng(seed)
+    coarse = generator.integers(0, 256, (images, 4, 4, 3), dtype=np.uint8)
+    pictures = coarse.repeat(side // 4, axis=1).repeat(side // 4, axis=2)
+    labels = (np.arange(images) * len(TINY_NAMES) // images).tolist()
+    return ArrayDataset(
+        id,
+        pictures,
+        names=TINY_NAMES,
+        keys=[f"{i:04d}" for i in range(images)],
+        labels=labels if labelled else None,
+    )
+
+
+@dataclass(frozen=True)
+class DriftConfig:
+    """Config of :class:`Drift`."""
+
+    rate: float = 0.1
+    """Share of a batch's mean logits in the running mean."""
+    views: int = 0
+    """Views wanted, 0 for none."""
+
+
+class Drift(Adapter):
+    """Zero-shot logits less their running mean, with noise: memory, order and chance matter."""
+
+    batch_dependence = BatchDependence.JOINT
+
+    def __init__(
+        self, model: CLIP, prompts: ClassPrompts, config: DriftConfig, *, seed: int = 0
+    ) -> None:
+        super().__init__(model, prompts, config, seed=seed)
+        self.classifier = model.classifier(prompts)
+        self.memory.declare("mean", torch.zeros(len(prompts)))
+        self.memory.declare("noise", torch.Generator().manual_seed(seed).get_state())
+
+    @property
+    def views(self) -> ViewSpec | None:
+        count = self.config.views
+        return ViewSpec("resized-crop", count) if count else None
+
+    @torch.no_grad()
+    def _predict(self, batch: Batch) -> Prediction:
+        features = self.model.encode_image(batch.images, normalize=True)
+        logits = self.model.scale * features @ self.classifier.T
+        generator = self.memory.generator("noise")
+        logits = logits + 0.1 * torch.randn(logits.shape, generator=generator)
+        self.memory.keep("noise", generator)
+        mean = self.memory["mean"]
+        self.memory["mean"] = mean + self.config.rate * (logits.mean(0) - mean)
+        return Prediction(logits - self.memory["mean"], {"path": "drift", "mean": mean})

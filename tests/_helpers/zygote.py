@@ -1,0 +1,40 @@
+"""Starts servers quickly: everything is imported once, each server is a fork.
+
+``python zygote.py MODEL FOLDER PORT`` answers every line on its standard input with a new server
+and the line ``PID``; the server before it must have been killed. It ends with its input.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+
+torch.set_num_threads(1)
+
+from cliquetta.model.factory import create_model  # noqa: E402
+from cliquetta.serve.limits import Limits  # noqa: E402
+from cliquetta.serve.server import load_models, serve  # noqa: E402
+from cliquetta.serve.service import Settings  # noqa: E402
+
+
+def main() -> None:
+    path, folder, port = sys.argv[1:]
+    settings = Settings(
+        models=load_models({"tiny": path}, create_model),
+        limits=Limits(rate=1e6, burst=10**6, resident_sessions=2),
+        workers=2,
+    )
+    for _ in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            serve(settings, folder, host="127.0.0.1", port=int(port))
+            os._exit(0)
+        print(child, flush=True)
+        os.waitpid(child, 0)
+        print("gone", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,456 @@
+"""The web app without its widgets: sessions, what they show, what they refuse."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from cliquetta.app import pages as app_pages
+from cliquetta.app import session as app_session
+from cliquetta.app.desk import FILES, STREAM, Desk, Form, make_form
+from cliquetta.app.evidence import attention_maps, cache_counts
+from cliquetta.app.guard import POLICY, server_settings, token_auth
+from cliquetta.app.session import (
+    AppSession,
+    Choices,
+    StreamChoice,
+    app_limits,
+    read_classes,
+)
+from cliquetta.cli.main import app as command
+from cliquetta.data.catalogue import get_dataset
+from cliquetta.data.dataset import ArrayDataset
+from cliquetta.data.stream import Stream
+from cliquetta.methods.registry import create_method
+from cliquetta.methods.scap.evidence import describe
+from cliquetta.model.block import Prefix
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.serve.auth import Tokens
+from cliquetta.serve.errors import ServiceError
+from cliquetta.serve.factory import served_methods
+from cliquetta.serve.limits import Limits
+from cliquetta.types import Batch, Prediction
+from tests._helpers.serve_setup import picture
+
+NAMES = ("airplane", "automobile", "bird", "cat", "frog", "truck")
+FOG = StreamChoice("fog", 3, 6)
+Make = Callable[..., AppSession]
+
+
+@pytest.fixture
+def make(tiny_clip: CLIP) -> Make:
+    def build(method: str = "tent", limits: Limits | None = None) -> AppSession:
+        choices = Choices("tiny", method, NAMES)
+        return AppSession({"tiny": tiny_clip}, choices, limits or Limits())
+
+    return build
+
+
+@pytest.fixture
+def desk(tiny_clip: CLIP, tmp_path: Path) -> Desk:
+    return Desk({"tiny": tiny_clip}, served_methods(), Limits(), tmp_path)
+
+
+def photos(folder: Path, seeds: range) -> list[Path]:
+    paths = [folder / f"photo{seed}.png" for seed in seeds]
+    for seed, path in zip(seeds, paths, strict=True):
+        path.write_bytes(picture(seed))
+    return paths
+
+
+def answers(shown: Any) -> list[tuple[str, float]]:
+    return [(row.after, row.after_probability) for row in shown.rows]
+
+
+FORM = Form("tiny", "tent", ",".join(NAMES), STREAM, FOG)
+
+
+# --- sessions -------------------------------------------------------------------------------------
+
+
+def test_answers_are_those_of_the_library(make: Make, tiny_clip: CLIP) -> None:
+    session = make("tent")
+    prompts = ClassPrompts(NAMES)
+    adapter = create_method("tent", tiny_clip, prompts)
+    classifier = tiny_clip.classifier(prompts)
+    stream = Stream(get_dataset("bundled@fog:3"), tiny_clip.preprocess, 6)
+    for (batch, labels), _ in zip(stream, range(2), strict=False):
+        shown = session.next_of_stream(FOG)
+        after = adapter.predict(batch).probabilities.max(dim=-1)
+        before = (tiny_clip.encode_image(batch.images, normalize=True) @ classifier.T).argmax(-1)
+        assert [row.name for row in shown.rows] == list(batch.keys)
+        assert [row.after for row in shown.rows] == [NAMES[i] for i in after.indices]
+        assert [row.after_probability for row in shown.rows] == after.values.tolist()
+        assert [row.before for row in shown.rows] == [NAMES[i] for i in before]
+        names = stream.names
+        expected = [names[i] if names[i] in NAMES else None for i in labels.tolist()]
+        assert [row.truth for row in shown.rows] == expected
+
+
+def test_labels_are_counted_and_never_change_an_answer(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = make("tda")
+    first = [honest.next_of_stream(replace(FOG, shift="none")) for _ in range(2)]
+    rows = [row for shown in first for row in shown.rows if row.truth is not None]
+    tally = honest.tally
+    assert 0 < tally.labelled == len(rows) < tally.images == 12
+    right = [sum(getattr(row, side) == row.truth for row in rows) for side in ("before", "after")]
+    assert [tally.right["before"], tally.right["after"]] == right
+    assert tally.curve[-1] == (len(rows), right[0] / len(rows), right[1] / len(rows))
+    base = get_dataset("bundled")
+    assert isinstance(base, ArrayDataset) and base.labels is not None
+    false = ArrayDataset(
+        base.id, base.images, names=base.names, keys=base.keys, labels=base.labels.flip(0)
+    )
+    monkeypatch.setattr(app_session, "get_dataset", lambda id: false)
+    misled = make("tda")
+    second = [misled.next_of_stream(replace(FOG, shift="none")) for _ in range(2)]
+    for one, other in zip(first, second, strict=True):
+        assert answers(one) == answers(other)
+        assert [row.truth for row in one.rows] != [row.truth for row in other.rows]
+
+
+def test_a_change_of_shift_goes_on_where_the_stream_was(make: Make) -> None:
+    session = make("zero_shot")
+    seen = [row.name for row in session.next_of_stream(FOG).rows]
+    seen += [row.name for row in session.next_of_stream(StreamChoice("snow", 5, 9)).rows]
+    assert len(set(seen)) == 15
+    session._place = 1999
+    assert len(session.next_of_stream(FOG).rows) == 1
+    with pytest.raises(ServiceError, match="reset to begin again"):
+        session.next_of_stream(FOG)
+    session.reset()
+    assert [row.name for row in session.next_of_stream(FOG).rows] == seen[:6]
+
+
+def test_bad_files_are_named_and_the_others_predicted(make: Make, tmp_path: Path) -> None:
+    good = photos(tmp_path, range(4))
+    text, cut = tmp_path / "notes.txt", tmp_path / "cut.png"
+    text.write_text("no picture")
+    cut.write_bytes(picture(9)[:60])
+    mixed, alone = make(), make()
+    shown = mixed.next_of_files([good[0], text, *good[1:], cut], 16)
+    assert answers(shown) == answers(alone.next_of_files(good, 16))
+    reasons = {entry.name: entry.reason for entry in shown.refused}
+    assert "not an image" in reasons["notes.txt"] and "truncated" in reasons["cut.png"]
+    table = list(csv.DictReader(io.StringIO(mixed.predictions_csv().decode())))
+    assert len(table) == 6
+    assert [row["image"] for row in table if row["error"]] == ["notes.txt", "cut.png"]
+    fine = [row for row in table if not row["error"]]
+    assert [row["prediction"] for row in fine] == [label for label, _ in answers(shown)]
+    assert all(0 < float(row["probability"]) <= 1 for row in fine)
+
+
+def test_files_are_taken_in_rounds(make: Make, tmp_path: Path) -> None:
+    files = photos(tmp_path, range(5))
+    session = make()
+    sizes = [len(session.next_of_files(files, 2).rows) for _ in range(3)]
+    assert sizes == [2, 2, 1]
+    with pytest.raises(ServiceError, match="drop others"):
+        session.next_of_files(files, 2)
+    assert len(session.next_of_files(files[:3], 2).rows) == 2
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        (Limits(images=2), "at most 2"),
+        (Limits(body_bytes=100), "fewer images a batch"),
+        (Limits(batch_seconds=1e-9), "longer than"),
+    ],
+)
+def test_limits(make: Make, tmp_path: Path, limits: Limits, words: str) -> None:
+    session = make()
+    session.limits = limits
+    before = session.adapter.state_dict()
+    with pytest.raises(ServiceError) as refusal:
+        session.next_of_files(photos(tmp_path, range(3)), 2)
+    assert words in refusal.value.message
+    assert session.batches == 0
+    for name, value in session.adapter.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_large_pictures_are_refused_one_by_one(make: Make, tmp_path: Path) -> None:
+    small, large = photos(tmp_path, range(2))
+    large.write_bytes(picture(1, size=64))
+    shown = make(limits=Limits(image_pixels=32 * 32)).next_of_files([large, small], 4)
+    assert [row.name for row in shown.rows] == [small.name]
+    assert [(entry.name, "too large" in entry.reason) for entry in shown.refused] == [
+        (large.name, True)
+    ]
+
+
+def test_a_failing_batch_leaves_everything_as_it_was(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, untroubled = make(), make()
+    first = session.next_of_stream(FOG), untroubled.next_of_stream(FOG)
+    assert answers(first[0]) == answers(first[1])
+    predict = session.adapter._predict
+
+    def fail(batch: Batch) -> Prediction:
+        predict(batch)  # learns
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(session.adapter, "_predict", fail)
+        with pytest.raises(ServiceError, match="not enough memory"):
+            session.next_of_stream(FOG)
+    assert answers(session.next_of_stream(FOG)) == answers(untroubled.next_of_stream(FOG))
+
+
+def test_a_state_goes_on_in_another_session(make: Make, tmp_path: Path) -> None:
+    files = photos(tmp_path, range(8))
+    whole, later = make("tent"), make("tent")
+    whole.next_of_files(files[:4], 4)
+    assert later.load_state(whole.state()) == 4
+    fresh = answers(make("tent").next_of_files(files[4:], 4))
+    continued = answers(later.next_of_files(files[4:], 4))
+    assert continued == answers(whole.next_of_files(files[4:], 4)) != fresh
+    with pytest.raises(ValueError, match="another method"):
+        make("tda").load_state(whole.state())
+    with pytest.raises(ValueError, match="readable state"):
+        later.load_state(b"0123456789")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [(" ,\n", "no class names"), ("a,b,c", "3 class names"), ("x" * 20, "10 characters")],
+)
+def test_class_names_are_checked(text: str, words: str) -> None:
+    with pytest.raises(ServiceError) as refusal:
+        read_classes(text, Limits(classes=2, class_length=10))
+    assert words in refusal.value.message
+
+
+def test_class_names_come_in_lines_or_with_commas() -> None:
+    assert read_classes("tabby cat, dog\n\nship,", Limits()) == ("tabby cat", "dog", "ship")
+
+
+def test_photographs_fit_and_every_limit_can_be_set() -> None:
+    assert app_limits({}).body_bytes > Limits().body_bytes
+    assert app_limits({"body_bytes": "7", "images": "3"}).body_bytes == 7
+    with pytest.raises(KeyError, match="images"):
+        app_limits({"image": "3"})
+
+
+# --- evidence -------------------------------------------------------------------------------------
+
+
+def test_caches_are_counted_class_by_class(make: Make) -> None:
+    scap, tda, tent = make("scap"), make("tda"), make("tent")
+    for session in (scap, tda, tent):
+        session.next_of_stream(FOG)
+    (retained,) = scap.tally.counts[-1].values()
+    assert retained.held == tuple(scap.adapter.memory["count"].tolist())
+    assert retained.capacity == scap.adapter.config.capacity and sum(retained.held) > 0
+    caches = tda.tally.counts[-1]
+    assert set(caches) == {"positive entries", "negative entries"}
+    held = caches["positive entries"].held
+    predicted = [row.before for row in tda.last.rows] if tda.last else []
+    assert list(held) == [min(3, predicted.count(name)) for name in NAMES]
+    assert cache_counts(tent.adapter) == {}
+
+
+@pytest.mark.parametrize("kind", ["class", "rollout"])
+def test_attention_is_that_of_the_passes_that_were_scored(make: Make, kind: Any) -> None:
+    session = make("scap")
+    session.next_of_stream(FOG)
+    shown = session.next_of_stream(FOG)
+    adapter: Any = session.adapter
+    tower, (block,) = adapter.tower, adapter.config.blocks
+    evidence = shown.prediction.evidence
+    width = evidence["passes"].width
+    assert evidence["prompt_mask"].any()
+    for place in range(len(shown.rows)):
+        maps = attention_maps(adapter, shown.pixels, shown.prediction, place, kind)
+        masks = evidence["prompt_mask"][place * width : (place + 1) * width]
+        prompts = evidence["prompts"][place * width : (place + 1) * width]
+        passes = [(p, m) for p, m in zip(prompts, masks, strict=True) if m.any()]
+        assert len(maps) == 1 + len(passes) and maps[0].to_prompts == maps[0].moved == 0
+        image = shown.pixels[place : place + 1]
+        for entry, found in zip([None, *passes], maps, strict=True):
+            prefix = None
+            if entry is not None:
+                own = entry[0][entry[1]]  # prompts of this pass alone, nothing masked
+                tokens = own.view(-1, *adapter.memory["start_prompt"].shape)[:, 0]
+                prefix = {block: Prefix(tokens.reshape(1, -1, *tokens.shape[2:]), None)}
+            weights = tower.attention(image, [block], prefix=prefix)[block]
+            row = weights.mean(dim=1)[0, 0]
+            if kind == "rollout":  # one prompted block, the last: half stays where it was
+                row = row / 2
+            np.testing.assert_allclose(found.grid.ravel(), row[-16:], atol=1e-6)
+            assert found.to_prompts == pytest.approx(float(row[:-17].sum()), abs=1e-6)
+
+
+def test_methods_without_evidence_say_so(make: Make) -> None:
+    session = make("tent")
+    assert app_pages.cliques_page(session) == app_pages.NOTHING_YET
+    session.next_of_stream(FOG)
+    assert "forms no cliques" in app_pages.cliques_page(session)
+    assert "keeps no cache" in app_pages.memory_page(session)
+    assert "plain attention only" in app_pages.attention_page(session, 0, "class")
+
+
+def test_galleries_show_every_clique_with_class_size_and_loss(make: Make) -> None:
+    session = make("scap")
+    shown = session.next_of_stream(FOG)
+    page = app_pages.cliques_page(session)
+    cliques = describe(shown.prediction)["cliques"]
+    assert cliques
+    heads = re.findall(r"<b>(\w+)</b> · (\d+) images? · loss ([\d.-]+) → ([\d.-]+)", page)
+    assert heads == [
+        (
+            NAMES[c["class"]],
+            str(c["size"]),
+            f"{c['before']['total']:.3f}",
+            f"{c['after']['total']:.3f}",
+        )
+        for c in cliques
+    ]
+    assert page.count("<img") == sum(c["size"] for c in cliques)
+
+
+def test_pages_mark_changes_and_hold_no_markup_of_a_visitor(
+    tiny_clip: CLIP, tmp_path: Path
+) -> None:
+    evil = ("<script>a</script>", "'onerror='b", "cat")
+    session = AppSession({"tiny": tiny_clip}, Choices("tiny", "tent", evil), Limits())
+    path = tmp_path / "<b>x.png"
+    path.write_bytes(picture(1))
+    shown = session.next_of_files([path, tmp_path / "<i>.png"][:1], 4)
+    changed = replace(shown.rows[0], before=evil[0], after=evil[1])
+    session.last = replace(shown, rows=(changed,))
+    page = app_pages.predictions_page(session)
+    assert page.count("cq-changed") == 1 and "changed</span>" in page
+    assert "cq-changed" not in app_pages._card(replace(changed, after=evil[0]), "", "tent")
+    told = app_pages.notice("<u>", bad=True, items=["<s>"])
+    for text in (page, told, app_pages.attention_page(session, 0, "class")):
+        assert not re.search(r"<(script|b>x|u>|s>)", text) and "='b" not in text
+
+
+# --- the desk -------------------------------------------------------------------------------------
+
+
+def test_visitors_do_not_meet(desk: Desk) -> None:
+    forms = FORM, replace(FORM, stream=replace(FOG, shift="snow"))
+    alone = []
+    for form in forms:
+        session, _ = desk.next_batch(None, form, "class")
+        session, pages = desk.next_batch(session, form, "class")
+        alone.append(pages.predictions)
+    sessions = [desk.next_batch(None, form, "class")[0] for form in forms]
+    mixed = [desk.next_batch(s, f, "class")[1] for s, f in zip(sessions, forms, strict=True)]
+    assert [pages.predictions for pages in mixed] == alone and alone[0] != alone[1]
+
+
+def test_another_method_starts_anew_and_says_so(desk: Desk) -> None:
+    session, pages = desk.next_batch(None, FORM, "class")
+    same, _ = desk.next_batch(session, replace(FORM, stream=replace(FOG, shift="snow")), "class")
+    assert same is session and same is not None and same.batches == 2
+    desk.files(session)
+    other, pages = desk.next_batch(session, replace(FORM, method="tda"), "class")
+    assert other is not session and other is not None and other.batches == 1
+    assert "starts anew" in pages.notice
+    assert list(desk.folder.iterdir()) == []  # the old session's files went with it
+
+
+def test_refusals_keep_what_was_shown(desk: Desk) -> None:
+    session, pages = desk.next_batch(None, FORM, "class")
+    for form, words in (
+        (replace(FORM, classes=""), "no class names"),
+        (replace(FORM, classes="cat,cat"), "given twice"),
+        (replace(FORM, source=FILES), "no images"),
+        (replace(FORM, model="huge"), "unknown model"),
+        (replace(FORM, method="coop"), "unknown method"),
+        (replace(FORM, stream=replace(FOG, shift="rain")), "unknown shift"),
+        (replace(FORM, stream=replace(FOG, batch_size=999)), "at most 256"),
+    ):
+        again, told = desk.next_batch(session, form, "class")
+        assert words in told.notice and "alert" in told.notice
+        assert again is session and told.predictions == pages.predictions
+
+
+def test_a_defect_is_no_trace_on_the_page(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr(AppSession, "next_of_stream", fail)
+    session, pages = desk.next_batch(None, FORM, "class")
+    assert session is None
+    assert "secret" not in pages.notice and "on our side" in pages.notice
+
+
+def test_files_come_and_go(desk: Desk, tmp_path: Path) -> None:
+    assert "run a batch first" in desk.files(None)[1]
+    session, _ = desk.next_batch(None, FORM, "class")
+    assert session is not None
+    (table, state), told = desk.files(session)
+    assert "ready" in told and Path(table).read_bytes() == session.predictions_csv()
+    fresh, pages = desk.load_state(None, FORM, Path(state), "class")
+    assert fresh is not None and "has seen 6 images" in pages.notice
+    for name, value in session.adapter.state_dict().items():
+        torch.testing.assert_close(fresh.adapter.state_dict()[name], value, rtol=0, atol=0)
+    kept, pages = desk.load_state(fresh, replace(FORM, method="tda"), Path(state), "class")
+    assert kept is fresh and "another method" in pages.notice
+    desk.forget(session)
+    assert not Path(state).exists()
+
+
+def test_reset_starts_over(desk: Desk) -> None:
+    session, first = desk.next_batch(None, FORM, "class")
+    desk.next_batch(session, FORM, "class")
+    session, pages = desk.reset(session)
+    assert pages.predictions == app_pages.NOTHING_YET
+    again = desk.next_batch(session, FORM, "class")[1]
+    assert (again.notice, again.predictions) == (first.notice, first.predictions)
+
+
+def test_widgets_become_a_form() -> None:
+    form = make_form("m", "tent", "a,b", FILES, "fog", 3.0, 16.0, ["/x/a.png"])
+    assert form == Form("m", "tent", "a,b", FILES, StreamChoice("fog", 3, 16), (Path("/x/a.png"),))
+    assert make_form("m", "tent", "a", STREAM, "fog", 3, 0, None).stream.batch_size == 1
+
+
+# --- authentication ------------------------------------------------------------
+
+
+def test_only_known_hosts_are_answered_and_pages_stay_home() -> None:
+    from fastapi import FastAPI
+    from starlette.testclient import TestClient
+
+    server = FastAPI(**server_settings({"127.0.0.1"}))
+    server.get("/")(lambda: "page")
+    answer = TestClient(server, base_url="http://127.0.0.1:7860").get("/")
+    assert answer.status_code == 200 and answer.headers["Content-Security-Policy"] == POLICY
+    assert TestClient(server, base_url="http://evil.example").get("/").status_code == 400
+    assert TestClient(server, base_url="http://127.0.0.1").get("/openapi.json").status_code == 404
+
+
+def test_tokens_are_passwords() -> None:
+    opens = token_auth(Tokens(["0123456789abcdef"]))
+    assert opens("anybody", "0123456789abcdef")
+    assert not opens("anybody", "0123456789abcdeX") and not opens("anybody", "")
+
+
+def test_command_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.delitem(sys.modules, "cliquetta.app.interface", raising=False)
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    result = CliRunner().invoke(command, ["app"])
+    assert result.exit_code == 2
+    assert "cliquetta[app]" in " ".join(result.output.split())

@@ -1,0 +1,229 @@
+"""Streams: seeded, resumable at any batch, patient with bad files."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from cliquetta.data.folder import folder_dataset
+from cliquetta.data.samplers import correlated, interleaved
+from cliquetta.data.shifts import Shift, ShiftedDataset
+from cliquetta.data.stream import Stream
+from cliquetta.data.views import image_views
+from cliquetta.errors import UnknownNameError
+from cliquetta.model.preprocess import Preprocess
+from cliquetta.types import ViewSpec
+from tests._helpers.streaming import made_up_dataset
+
+PREPROCESS = Preprocess.openai(32)
+
+
+def keys_of(stream: Stream, start: int = 0) -> list[str]:
+    return [key for batch, _ in stream.batches(start) for key in batch.keys]
+
+
+@pytest.mark.parametrize("order", ["shuffled", "given", "correlated"])
+def test_every_image_comes_once_with_its_label(order: str) -> None:
+    dataset = made_up_dataset(50)
+    stream = Stream(dataset, PREPROCESS, batch_size=8, order=order, seed=4)
+    assert len(stream) == 7
+    batches = list(stream)
+    assert [len(batch) for batch, _ in batches] == [8] * 6 + [2]
+    assert sorted(keys_of(stream)) == sorted(dataset.keys)
+    for batch, labels in batches:
+        for row, key in enumerate(batch.keys):
+            assert labels[row] == dataset.labels[int(key)]
+            assert torch.equal(batch.images[row], PREPROCESS(dataset.load(int(key))))
+
+
+def test_the_seed_decides_the_order() -> None:
+    dataset = made_up_dataset()
+    first = keys_of(Stream(dataset, PREPROCESS, seed=1))
+    assert first == keys_of(Stream(dataset, PREPROCESS, batch_size=7, seed=1))
+    assert first != keys_of(Stream(dataset, PREPROCESS, seed=2))
+    assert keys_of(Stream(dataset, PREPROCESS, order="given", seed=2)) == list(dataset.keys)
+
+
+@pytest.mark.parametrize("start", [0, 1, 5, 7])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_can_start_anywhere(start: int, workers: int) -> None:
+    stream = Stream(made_up_dataset(50), PREPROCESS, batch_size=8, workers=workers)
+    whole, part = list(stream), list(stream.batches(start))
+    assert len(part) == len(whole) - start
+    for (left, a), (right, b) in zip(whole[start:], part, strict=True):
+        assert left.keys == right.keys
+        assert torch.equal(left.images, right.images)
+        assert torch.equal(a, b)
+
+
+def test_views_do_not_depend_on_order_workers_or_company() -> None:
+    dataset, spec = made_up_dataset(40), ViewSpec("resized-crop", 4)
+
+    def views(**changes: object) -> dict[str, torch.Tensor]:
+        stream = Stream(dataset, PREPROCESS, views=spec, **changes)
+        return {
+            key: v for batch, _ in stream for key, v in zip(batch.keys, batch.views, strict=True)
+        }
+
+    plain = views(batch_size=40)
+    for other in (views(batch_size=7, seed=9), views(workers=2), views(order="given")):
+        assert all(torch.equal(plain[key], other[key]) for key in plain)
+    changed = views(view_seed=1)
+    assert torch.equal(changed["0003"][0], plain["0003"][0])
+    assert not torch.equal(changed["0003"][1:], plain["0003"][1:])
+
+
+def test_view_zero_is_the_image() -> None:
+    stream = Stream(made_up_dataset(10), PREPROCESS, views=ViewSpec("zoom-crop", 3))
+    for batch, _ in stream:
+        assert batch.views.shape == (10, 3, 3, 32, 32)
+        assert torch.equal(batch.views[:, 0], batch.images)
+
+
+def test_data_sets_follow_one_another_or_are_mixed() -> None:
+    a, b = made_up_dataset(20, id="a"), made_up_dataset(12, seed=1, id="b")
+    sequence = Stream([a, b, a], PREPROCESS, batch_size=8)
+    keys = keys_of(sequence)
+    assert sequence.id == "a>b>a"
+    assert sequence.images == 52
+    assert [key.partition("/")[0] for key in keys] == ["a"] * 20 + ["b"] * 12 + ["a"] * 20
+    mixed = Stream([a, b], PREPROCESS, order="mixed", batch_size=8)
+    domains = [key.partition("/")[0] for key in keys_of(mixed)]
+    assert mixed.id == "a+b"
+    assert domains.count("a") == 20
+    assert "b" in domains[:16]
+    assert "b" in domains[16:]
+    for batch, labels in mixed:
+        for row, key in enumerate(batch.keys):
+            name, _, index = key.partition("/")
+            dataset = {"a": a, "b": b}[name]
+            assert torch.equal(batch.images[row], PREPROCESS(dataset.load(int(index))))
+            assert labels[row] == dataset.labels[int(index)]
+
+
+def test_limit_holds_for_each_data_set() -> None:
+    a, b = made_up_dataset(20, id="a"), made_up_dataset(12, seed=1, id="b")
+    assert Stream([a, b], PREPROCESS, limit=5).images == 10
+    assert Stream(a, PREPROCESS, limit=500).images == 20
+
+
+def test_bad_files_are_reported_once_and_leave_their_places_empty(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for i in range(6):
+        (tmp_path / "cat").mkdir(exist_ok=True)
+        Image.new("RGB", (40, 36), (40 * i, 0, 0)).save(tmp_path / "cat" / f"{i}.png")
+    (tmp_path / "cat" / "2.png").write_bytes(b"")
+    (tmp_path / "cat" / "4.png").write_text("not an image")
+    (tmp_path / "cat" / "5.png").write_bytes((tmp_path / "cat" / "0.png").read_bytes()[:60])
+    for workers in (0, 2):
+        stream = Stream(
+            folder_dataset(tmp_path), PREPROCESS, batch_size=2, order="given", workers=workers
+        )
+        with caplog.at_level(logging.WARNING):
+            caplog.clear()
+            batches = list(stream) + list(stream)
+        assert [len(batch) for batch, _ in batches] == [2, 1, 0, 2, 1, 0]
+        assert [s.key for s in stream.skipped] == ["cat/2.png", "cat/4.png", "cat/5.png"]
+        assert "empty" in stream.skipped[0].reason
+        assert len(caplog.records) == 3
+
+
+def test_an_unreadable_batch_keeps_the_shape_of_its_views(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "0.png").write_bytes(b"")
+    stream = Stream(folder_dataset(tmp_path), PREPROCESS, views=ViewSpec("resized-crop", 5))
+    ((batch, labels),) = list(stream)
+    assert batch.images.shape == (0, 3, 32, 32)
+    assert batch.views.shape == (0, 5, 3, 32, 32)
+    assert labels.shape == (0,)
+
+
+def test_files_are_cropped_as_they_were_before_preprocessing(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8)
+    (tmp_path / "cat").mkdir()
+    Image.fromarray(noise).save(tmp_path / "cat" / "a.png")
+    spec = ViewSpec("resized-crop", 6)
+    stream = Stream(folder_dataset(tmp_path), PREPROCESS, views=spec, view_seed=3)
+    ((batch, _),) = list(stream)
+    expected = image_views(Image.fromarray(noise), "cat/a.png", spec, 3, PREPROCESS)
+    assert torch.equal(batch.views[0], expected)
+
+
+def test_arrays_of_another_size_are_preprocessed() -> None:
+    dataset = made_up_dataset(5, side=48)
+    ((batch, _),) = list(Stream(dataset, PREPROCESS, order="given"))
+    assert torch.equal(batch.images[3], PREPROCESS(dataset.load(3)))
+
+
+def test_shifted_sets_stream_like_any_other() -> None:
+    dataset = ShiftedDataset(made_up_dataset(20), Shift("contrast", 5))
+    ((batch, _),) = list(Stream(dataset, PREPROCESS, order="given"))
+    assert torch.equal(batch.images[4], PREPROCESS(dataset.load(4)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"order": "shufled"}, "did you mean 'shuffled'"),
+        ({"order": "mixed"}, "several data sets"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"limit": 0}, "limit must be at least 1"),
+        ({"dirichlet": 0.0}, "dirichlet must be above 0"),
+        ({"seed": -1}, "seeds are 0 or more"),
+        ({"views": ViewSpec("augmixx")}, "did you mean 'augmix'"),
+        ({"pin": True}, "needs CUDA"),
+    ],
+)
+def test_impossible_streams_are_refused(
+    changes: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises((ValueError, UnknownNameError), match=message):
+        Stream(made_up_dataset(), PREPROCESS, **changes)
+
+
+def test_a_stream_has_one_class_list_and_labels_if_they_are_needed() -> None:
+    other = made_up_dataset(id="b")
+    other.names = ("x", "y")
+    with pytest.raises(ValueError, match="share one class list"):
+        Stream([made_up_dataset(), other], PREPROCESS)
+    with pytest.raises(ValueError, match="needs labels"):
+        Stream(made_up_dataset(labelled=False), PREPROCESS, order="correlated")
+    with pytest.raises(ValueError, match="7 batches"):
+        Stream(made_up_dataset(50), PREPROCESS, batch_size=8).batches(9).__next__()
+
+
+def runs(labels: np.ndarray) -> int:
+    return 1 + int((labels[1:] != labels[:-1]).sum())
+
+
+@given(st.integers(0, 10_000), st.sampled_from([0.01, 0.1, 1.0, 10.0]), st.integers(1, 9))
+@settings(max_examples=30, deadline=None)
+def test_a_correlated_order_is_a_permutation(seed: int, delta: float, classes: int) -> None:
+    labels = np.random.default_rng(seed).integers(0, classes, 60)
+    order = correlated(labels, delta, np.random.default_rng(seed))
+    assert sorted(order) == list(range(60))
+
+
+def test_small_dirichlet_gives_long_bursts() -> None:
+    labels = np.arange(1000) % 10
+    lengths = [
+        np.mean([runs(labels[correlated(labels, d, np.random.default_rng(s))]) for s in range(5)])
+        for d in (0.01, 0.1, 1.0)
+    ]
+    shuffled = runs(np.random.default_rng(0).permutation(labels))
+    assert lengths[0] < lengths[1] < lengths[2] < shuffled / 5
+    assert lengths[0] < 20
+
+
+def test_interleaving_keeps_the_counts() -> None:
+    turns = interleaved([3, 0, 5], np.random.default_rng(0))
+    assert np.bincount(turns, minlength=3).tolist() == [3, 0, 5]

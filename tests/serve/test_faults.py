@@ -1,0 +1,155 @@
+"""A server that is killed again and again loses nothing that it acknowledged."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from safetensors.torch import load
+
+from cliquetta.methods._shared.state import pack_state, read_header
+from cliquetta.model.checkpoints.native import save_model
+from cliquetta.model.clip import CLIP
+from cliquetta.serve.client import Client, RemoteSession
+from tests._helpers.serve_setup import CLASSES, Alone, batch_of, probabilities
+
+CLIENTS = 3  # one more than the server keeps in memory
+
+
+class Server:
+    """A server process that can be killed and started again."""
+
+    def __init__(self, zygote: subprocess.Popen[str], port: int) -> None:
+        self._zygote = zygote
+        self.address = f"http://127.0.0.1:{port}"
+
+    def start(self) -> int:
+        """Start it and wait until it answers; returns its process id."""
+        assert self._zygote.stdin is not None and self._zygote.stdout is not None
+        self._zygote.stdin.write("\n")
+        self._zygote.stdin.flush()
+        pid = int(self._zygote.stdout.readline())
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            try:
+                assert httpx.get(f"{self.address}/healthz").status_code == 200
+                return pid
+            except httpx.TransportError:
+                time.sleep(0.02)
+        raise AssertionError("the server did not start")
+
+    def kill(self, pid: int) -> None:
+        """SIGKILL, and wait until it is gone."""
+        os.kill(pid, signal.SIGKILL)
+        assert self._zygote.stdout is not None
+        assert self._zygote.stdout.readline() == "gone\n"
+
+
+@contextmanager
+def servers(model: Path, folder: Path) -> Iterator[Server]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "tests._helpers.zygote", model, folder, str(port)]
+    source = str(Path(sys.modules["cliquetta"].__path__[0]).parent)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join((source, str(Path(__file__).parents[2]))),
+        "OMP_NUM_THREADS": "1",
+    }
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as zygote:
+        try:
+            yield Server(zygote, port)
+        finally:
+            zygote.kill()
+
+
+class Load:
+    """A client that sends batch after batch and keeps every answer."""
+
+    def __init__(self, number: int, session: RemoteSession) -> None:
+        self.number, self.session = number, session
+        self.answers: list[dict[str, Any]] = []
+        self.error: BaseException | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def batch(self, place: int) -> list[bytes]:
+        return batch_of(100 * self.number + place, 2)
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set() and len(self.answers) < 5000:
+                answer = self.session.predict(self.batch(len(self.answers)), top_k=len(CLASSES))
+                self.answers.append(answer.model_dump())
+        except BaseException as error:
+            self.error = error
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(60)
+        assert self.error is None, self.error
+        assert not self._thread.is_alive()
+
+
+def _check_disk(folder: Path, loads: list[Load], acknowledged: list[int]) -> None:
+    """Every acknowledged batch is on disk, and at most the one under way besides."""
+    kept = {
+        path.stem: read_header(path)["notes"]["progress"]["sequence"]
+        for path in folder.glob("*.safetensors")
+    }
+    for one, count in zip(loads, acknowledged, strict=True):
+        now = len(one.answers)  # may have grown by an answer that was in the wire
+        assert count <= kept[one.session.id] <= now + 1
+
+
+@pytest.mark.parametrize("kills", [5, pytest.param(25, marks=pytest.mark.slow)])
+def test_killed_servers_lose_nothing(tmp_path: Path, tiny_clip: CLIP, kills: int) -> None:
+    folder, model = tmp_path / "sessions", tmp_path / "tiny.safetensors"
+    save_model(tiny_clip, model)
+    moments = random.Random(kills)
+    with servers(model, folder) as server, Client(server.address, retries=60) as client:
+        pid = server.start()
+        loads = [Load(i, client.create_session(CLASSES, method="tent")) for i in range(CLIENTS)]
+        for _ in range(kills):
+            time.sleep(moments.uniform(0.05, 0.5))
+            acknowledged = [len(one.answers) for one in loads]
+            server.kill(pid)
+            _check_disk(folder, loads, acknowledged)
+            pid = server.start()
+        time.sleep(0.3)
+        for one in loads:
+            one.stop()
+        states = [one.session.export_state() for one in loads]
+        assert sum(len(one.answers) for one in loads) > kills
+        server.kill(pid)
+    for one, state in zip(loads, states, strict=True):
+        _check_stream(one, state, tiny_clip)
+
+
+def _check_stream(sent: Load, state: bytes, model: CLIP) -> None:
+    """Answers and state are those of a run that nobody killed."""
+    alone = Alone(model)
+    assert [answer["sequence"] for answer in sent.answers] == [
+        place + 1 for place in range(len(sent.answers))
+    ]
+    for place, answer in enumerate(sent.answers):
+        assert probabilities(answer) == alone.predict(sent.batch(place)), place
+    expected, found = load(pack_state(alone.adapter)), load(state)
+    assert expected.keys() == found.keys()
+    assert all(expected[name].equal(found[name]) for name in expected)

@@ -1,0 +1,107 @@
+"""The scheduler on its own: order, turns, refusals."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future
+
+import pytest
+
+from cliquetta.serve.errors import ServiceError
+from cliquetta.serve.scheduler import FairPool
+
+
+def make_pool(workers: int = 1, **more: float) -> FairPool:
+    values = {"queued": 100, "queued_per_session": 50, "wait_seconds": 30, **more}
+    return FairPool(workers, **values)  # type: ignore[arg-type]
+
+
+def held(pool: FairPool, session: str = "held") -> tuple[threading.Event, Future[bool]]:
+    """Keep one worker busy until the event is set; it has begun on return."""
+    gate, begun = threading.Event(), threading.Event()
+
+    def wait() -> bool:
+        begun.set()
+        return gate.wait(10)
+
+    future = pool.submit(session, wait)
+    assert begun.wait(10)
+    return gate, future
+
+
+def test_a_greedy_session_waits_its_turn() -> None:
+    pool, done = make_pool(), []
+    gate, _ = held(pool)
+    for i in range(10):
+        pool.submit("greedy", lambda i=i: done.append(("greedy", i)))
+    for name in ("a", "b"):
+        for i in range(2):
+            pool.submit(name, lambda name=name, i=i: done.append((name, i)))
+    gate.set()
+    pool.close()
+    assert done[:6] == [("greedy", 0), ("a", 0), ("b", 0), ("greedy", 1), ("a", 1), ("b", 1)]
+    assert done[6:] == [("greedy", i) for i in range(2, 10)]
+
+
+def test_one_session_never_runs_twice_at_once() -> None:
+    pool, done, inside, overlaps = make_pool(workers=4), [], set(), []
+
+    def work(session: str, i: int) -> None:
+        if session in inside:
+            overlaps.append(session)
+        inside.add(session)
+        time.sleep(0.001)
+        inside.discard(session)
+        done.append((session, i))
+
+    for i in range(20):
+        for session in "abc":
+            pool.submit(session, lambda s=session, i=i: work(s, i))
+    pool.close()
+    assert overlaps == []
+    for session in "abc":
+        assert [i for s, i in done if s == session] == list(range(20))
+
+
+def test_full_queues_refuse_at_once_and_recover() -> None:
+    pool = make_pool(queued=4, queued_per_session=2)
+    gate, _ = held(pool)
+    waiting = [pool.submit("a", lambda: 1), pool.submit("a", lambda: 2)]
+    with pytest.raises(ServiceError) as busy:
+        pool.submit("a", lambda: 3)
+    assert (busy.value.status_code, busy.value.code) == (429, "session_busy")
+    waiting.append(pool.submit("b", lambda: 4))
+    with pytest.raises(ServiceError) as full:
+        pool.submit("c", lambda: 5)
+    assert (full.value.status_code, full.value.code) == (503, "overloaded")
+    assert int((full.value.headers or {})["Retry-After"]) >= 1
+    gate.set()
+    assert [future.result(10) for future in waiting] == [1, 2, 4]
+    assert pool.submit("c", lambda: 6).result(10) == 6
+    pool.close()
+    with pytest.raises(ServiceError, match="shutting down"):
+        pool.submit("c", lambda: 7)
+
+
+def test_errors_reach_the_one_who_waits() -> None:
+    pool = make_pool()
+    with pytest.raises(ZeroDivisionError):
+        pool.submit("a", lambda: 1 // 0).result(10)
+    assert pool.submit("a", lambda: 1).result(10) == 1
+    pool.close()
+
+
+def test_what_waited_too_long_is_refused_and_what_was_cancelled_is_not_done() -> None:
+    pool, done = make_pool(wait_seconds=0.05), []
+    gate, _ = held(pool)
+    late = pool.submit("late", lambda: done.append("late"))
+    cancelled = pool.submit("cancelled", lambda: done.append("cancelled"))
+    assert cancelled.cancel()
+    time.sleep(0.1)
+    gate.set()
+    with pytest.raises(ServiceError, match="waited too long"):
+        late.result(10)
+    assert pool.submit("next", lambda: 1).result(10) == 1
+    pool.close()
+    assert done == []

@@ -1,0 +1,81 @@
+"""``cliquetta serve``: what it refuses, and what it hands to the server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cliquetta.cli.main import app
+from cliquetta.model.checkpoints.native import save_model
+from cliquetta.model.clip import CLIP
+from cliquetta.serve import server
+
+TOKEN = "0123456789abcdef0123"
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What the server was started with, instead of a server."""
+    calls: list[dict[str, Any]] = []
+
+    def record(settings: Any, folder: Path, *, host: str, port: int) -> None:
+        calls.append({"settings": settings, "folder": folder, "host": host, "port": port})
+
+    monkeypatch.setattr(server, "serve", record)
+    monkeypatch.delenv("CLIQUETTA_TOKEN", raising=False)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--host", "0.0.0.0"], "other machines"),
+        (["--limit", "image=3"], "did you mean 'images'"),
+        (["--limit", "images=-3"], "above 0"),
+        (["--method", "coop"], "unknown method that can be served"),
+        (["--model", "a=", "--method", "tent"], "NAME=PATH"),
+    ],
+)
+def test_refusals(started: list[dict[str, Any]], arguments: list[str], words: str) -> None:
+    result = CliRunner().invoke(app, ["serve", *arguments])
+    assert result.exit_code == 2
+    assert words in result.output
+    assert started == []
+
+
+def test_what_is_served(started: list[dict[str, Any]], tiny_clip: CLIP, tmp_path: Path) -> None:
+    path, tokens = tmp_path / "m.safetensors", tmp_path / "tokens.txt"
+    save_model(tiny_clip, path)
+    tokens.write_text(f"{TOKEN}\n\nanother-{TOKEN}\n")
+    options = ["--model", f"mine={path}", "--model", f"again={path}", "--method", "tent"]
+    where = ["--host", "0.0.0.0", "--port", "9999", "--state-dir", str(tmp_path / "kept")]
+    more = ["--token-file", str(tokens), "--limit", "images=7", "--workers", "3", "--device", "cpu"]
+    result = CliRunner().invoke(app, ["serve", *options, *where, *more])
+    assert result.exit_code == 0, result.output
+    (call,) = started
+    settings = call["settings"]
+    assert list(settings.models) == ["mine", "again"]
+    assert settings.models["mine"] is settings.models["again"]
+    assert settings.models["mine"].fingerprint == tiny_clip.fingerprint
+    assert list(settings.methods) == ["tent"]
+    assert (settings.limits.images, settings.workers, settings.hosts) == (7, 3, None)
+    assert settings.tokens.owner(f"Bearer {TOKEN}") != settings.tokens.owner(
+        f"Bearer another-{TOKEN}"
+    )
+    assert (call["host"], call["port"], call["folder"]) == ("0.0.0.0", 9999, tmp_path / "kept")
+
+
+def test_a_token_of_the_environment(
+    started: list[dict[str, Any]], tiny_clip: CLIP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_model(tiny_clip, tmp_path / "m.safetensors")
+    arguments = ["serve", "--device", "cpu", "--model", f"m={tmp_path / 'm.safetensors'}"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert started[0]["settings"].tokens is None
+    assert started[0]["settings"].hosts == {"localhost", "127.0.0.1", "::1"}
+    monkeypatch.setenv("CLIQUETTA_TOKEN", TOKEN)
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert started[1]["settings"].tokens.owner(f"Bearer {TOKEN}")

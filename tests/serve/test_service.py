@@ -1,0 +1,212 @@
+"""The service does what it says, and predicts what the library predicts."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.torch import load
+
+from cliquetta.methods._shared.state import load_state
+from cliquetta.model.clip import CLIP
+from cliquetta.serve.client import Client, RemoteError
+from tests._helpers.serve_setup import (
+    CLASSES,
+    Alone,
+    Local,
+    batch_of,
+    live_service,
+    local_service,
+    picture,
+    probabilities,
+)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("zero_shot", {}), ("tent", {}), ("dart", {"view_count": 4}), ("scap", {})],
+)
+def test_answers_are_those_of_the_library(
+    service: Local, tiny_clip: CLIP, method: str, options: dict[str, int]
+) -> None:
+    session, alone = service.create(method, options=options), Alone(tiny_clip, method, **options)
+    for number in range(3):
+        answer = service.predict(session, batch_of(number))
+        assert answer["sequence"] == number + 1
+        assert probabilities(answer) == alone.predict(batch_of(number))
+
+
+def test_top_k_and_labels(service: Local, tiny_clip: CLIP) -> None:
+    answer = service.send(service.create("zero_shot"), batch_of(1), top_k=2).json()
+    expected = Alone(tiny_clip, "zero_shot").predict(batch_of(1))
+    for one, row in zip(answer["predictions"], expected, strict=True):
+        best = sorted(row, key=lambda name: -row[name])
+        assert [entry["label"] for entry in one["top"]] == best[:2]
+        assert (one["label"], one["probability"]) == tuple(one["top"][0].values())
+    assert [one["name"] for one in answer["predictions"]] == ["0.png", "1.png", "2.png", "3.png"]
+
+
+def test_json_and_form_are_the_same_request(service: Local) -> None:
+    images = batch_of(2)
+    encoded = [
+        {"name": f"{i}.png", "data": base64.b64encode(data).decode()}
+        for i, data in enumerate(images)
+    ]
+    session = service.create()
+    by_form = service.send(session, images, sequence=1, top_k=3, evidence=True)
+    body = {"images": encoded, "sequence": 1, "top_k": 3, "evidence": True}
+    by_json = service.http.post(f"/v1/sessions/{session}/batches", json=body)
+    assert by_json.content == by_form.content
+    assert by_json.headers["Cliquetta-Replayed"] == "true"
+    assert isinstance(by_form.json()["evidence"]["loss"], float)
+
+
+def test_bad_images_are_named_and_the_others_predicted(service: Local, tiny_clip: CLIP) -> None:
+    good = batch_of(3, 3)
+    images = [good[0], b"not an image", good[1], b"", good[2][:60]]
+    answer = service.predict(service.create(), images)
+    assert [one["index"] for one in answer["predictions"]] == [0, 2]
+    assert [(bad["index"], bad["name"]) for bad in answer["errors"]] == [
+        (1, "1.png"),
+        (3, "3.png"),
+        (4, "4.png"),
+    ]
+    assert "not an image" in answer["errors"][0]["reason"]
+    assert "empty" in answer["errors"][1]["reason"]
+    assert "truncated" in answer["errors"][2]["reason"]
+    assert probabilities(answer) == Alone(tiny_clip).predict(good[:2])
+
+
+def test_a_batch_without_a_readable_image_teaches_nothing(service: Local, tiny_clip: CLIP) -> None:
+    session = service.create()
+    answer = service.predict(session, [b"x", b"y"])
+    assert answer["predictions"] == [] and len(answer["errors"]) == 2
+    again = service.predict(session, batch_of(1))
+    assert again["sequence"] == 2
+    assert probabilities(again) == Alone(tiny_clip).predict(batch_of(1))
+
+
+def test_state_travels_between_sessions_and_to_the_library(
+    service: Local, tiny_clip: CLIP, tmp_path: Path
+) -> None:
+    source, target = service.create(), service.create()
+    for number in range(2):
+        service.predict(source, batch_of(number))
+    state = service.http.get(f"/v1/sessions/{source}/state").content
+    headers = {"Content-Type": "application/octet-stream"}
+    moved = service.http.put(f"/v1/sessions/{target}/state", content=state, headers=headers)
+    assert moved.status_code == 200
+    (tmp_path / "state.safetensors").write_bytes(state)
+    alone = Alone(tiny_clip)
+    load_state(alone.adapter, tmp_path / "state.safetensors")
+    expected = alone.predict(batch_of(7))
+    assert probabilities(service.predict(source, batch_of(7))) == expected
+    assert probabilities(service.predict(target, batch_of(7))) == expected
+    assert expected != Alone(tiny_clip).predict(batch_of(7))
+
+
+def test_reset_forgets_and_goes_on_counting(service: Local, tiny_clip: CLIP) -> None:
+    session = service.create()
+    service.predict(session, batch_of(0))
+    info = service.http.post(f"/v1/sessions/{session}/reset").json()
+    assert info["sequence"] == 1 and info["images"] == 4
+    answer = service.predict(session, batch_of(1))
+    assert answer["sequence"] == 2
+    assert probabilities(answer) == Alone(tiny_clip).predict(batch_of(1))
+
+
+def test_sessions_are_listed_inspected_and_deleted(service: Local) -> None:
+    first = service.create("zero_shot", options={"temperature": 2.0}, seed=3)
+    second = service.create("tent", templates=["a {}.", "the {}"])
+    listed = service.http.get("/v1/sessions").json()["sessions"]
+    assert [info["id"] for info in listed] == [first, second]
+    info = service.http.get(f"/v1/sessions/{first}").json()
+    assert (info["config"], info["seed"]) == ({"temperature": 2.0}, 3)
+    assert service.http.delete(f"/v1/sessions/{first}").status_code == 204
+    assert service.http.get(f"/v1/sessions/{first}").status_code == 404
+    assert service.http.delete(f"/v1/sessions/{first}").status_code == 404
+    assert [i["id"] for i in service.http.get("/v1/sessions").json()["sessions"]] == [second]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"method": "tnet"}, "did you mean 'tent'"),
+        ({"model": "/etc/passwd"}, "unknown model of this server"),
+        ({"preset": "nope"}, "unknown preset"),
+        ({"options": {"learning": 1}}, "did you mean 'learning_rate'"),
+        ({"options": {"learning_rate": "fast"}}, "options.learning_rate"),
+        ({"options": {"learning_rate": -1}}, "above 0"),
+        ({"options": {"betas": [0.9, 0.9, 0.9]}}, "options.betas"),
+        ({"classes": ["a", "a"]}, "given twice"),
+        ({"classes": ["a", " "]}, "empty"),
+        ({"classes": []}, "classes"),
+        ({"templates": ["no place"]}, "template"),
+        ({"seed": -1}, "seed"),
+        ({"path": "x"}, "path"),
+    ],
+)
+def test_bad_requests_are_refused_with_the_remedy(
+    service: Local, change: dict[str, object], words: str
+) -> None:
+    request = {"classes": CLASSES, "method": "tent", **change}
+    answer = service.http.post("/v1/sessions", json=request)
+    assert answer.status_code == 422
+    assert words in answer.json()["message"]
+    assert service.http.get("/v1/sessions").json()["sessions"] == []
+
+
+def test_health_models_methods_and_metrics(service: Local, tiny_clip: CLIP) -> None:
+    assert service.http.get("/healthz").json()["status"] == "ok"
+    models = service.http.get("/v1/models").json()["models"]
+    assert [(m["name"], m["weights"]) for m in models] == [("tiny", tiny_clip.fingerprint)]
+    methods = {m["name"]: m for m in service.http.get("/v1/methods").json()["methods"]}
+    assert methods["tent"]["config"]["betas"] == [0.9, 0.999]
+    session = service.create()
+    service.predict(session, [*batch_of(0), b"bad"], sequence=1)
+    service.predict(session, [*batch_of(0), b"bad"], sequence=1)
+    assert service.metric('cliquetta_images_total{result="predicted"}') == 4
+    assert service.metric('cliquetta_images_total{result="refused"}') == 1
+    assert service.metric("cliquetta_replays_total") == 1
+    assert service.metric("cliquetta_sessions ") == 1
+
+
+def test_the_python_client(tiny_clip: CLIP, tmp_path: Path) -> None:
+    with live_service(tmp_path / "kept", tiny_clip) as address, Client(address) as client:
+        session = client.create_session(CLASSES, method="tent")
+        (tmp_path / "a.png").write_bytes(picture(1))
+        pixels = Image.fromarray(np.zeros((40, 30, 3), np.uint8))
+        answer = session.predict([tmp_path / "a.png", picture(2), pixels, b"?"], evidence=True)
+        assert [one.name for one in answer.predictions] == ["a.png", "1", "2.png"]
+        assert [bad.index for bad in answer.errors] == [3]
+        assert answer.evidence is not None and "loss" in answer.evidence
+        state = session.export_state()
+        session.reset()
+        assert load(session.export_state()).keys() == load(state).keys()
+        session.import_state(state)
+        assert load(session.export_state())["memory.norms.steps"] == 1
+        assert [info.id for info in client.sessions()] == [session.id]
+        assert client.session(session.id).sequence == session.sequence == 1
+        assert client.models()[0].name == "tiny" and client.health().status == "ok"
+        assert "zero_shot" in {method.name for method in client.methods()}
+        with pytest.raises(RemoteError, match="unknown method"):
+            client.create_session(CLASSES, method="nothing")
+        session.delete()
+        session.delete()
+        assert client.sessions() == []
+
+
+def test_a_restart_finds_every_session(tmp_path: Path, tiny_clip: CLIP) -> None:
+    alone = Alone(tiny_clip)
+    with local_service(tmp_path, tiny_clip) as service:
+        session = service.create()
+        first = service.predict(session, batch_of(0), sequence=1)
+    assert probabilities(first) == alone.predict(batch_of(0))
+    with local_service(tmp_path, tiny_clip) as service:
+        assert service.http.get(f"/v1/sessions/{session}").json()["sequence"] == 1
+        assert service.predict(session, batch_of(0), sequence=1) == first
+        second = service.predict(session, batch_of(1), sequence=2)
+    assert probabilities(second) == alone.predict(batch_of(1))

@@ -1,0 +1,83 @@
+"""The plan of the package: which room may import which, and no module in a circle."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import cliquetta
+
+ROOT = Path(cliquetta.__path__[0])
+ROOMS = (
+    ("types", "errors"),
+    ("atomic",),
+    ("prompts",),
+    ("model",),
+    ("data",),
+    ("methods",),
+    ("evaluation",),
+    ("report",),
+    ("serve",),
+    ("app",),
+    ("__init__",),
+    ("cli",),
+)
+"""From the ground up: a room imports from rooms before it only."""
+LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
+
+
+def modules() -> dict[str, Path]:
+    """Dotted names of all modules below the package, packages as ``name.__init__``."""
+    paths = sorted(ROOT.rglob("*.py"))
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in paths}
+
+
+def imports(path: Path, *, at_import_time: bool) -> Iterator[str]:
+    """Modules of ours that a file imports, without the package's own name."""
+    nodes = list(ast.parse(path.read_text(encoding="utf-8")).body)
+    while nodes:
+        node = nodes.pop()
+        guard = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        if at_import_time and (guard or inside):
+            continue
+        nodes.extend(ast.iter_child_nodes(node))  # type: ignore[arg-type]
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("cliquetta"):
+            assert node.module is not None
+            base = node.module.removeprefix("cliquetta").removeprefix(".")
+            yield from (f"{base}.{name.name}".removeprefix(".") for name in node.names)
+        if isinstance(node, ast.Import):
+            names = [name.name for name in node.names if name.name.startswith("cliquetta.")]
+            yield from (name.removeprefix("cliquetta.") for name in names)
+
+
+@pytest.mark.parametrize(("name", "path"), modules().items())
+def test_imports_point_to_lower_rooms_only(name: str, path: Path) -> None:
+    room = name.partition(".")[0]
+    for imported in imports(path, at_import_time=False):
+        target = imported.partition(".")[0]
+        if target in LEVEL and target != room:
+            assert LEVEL[target] < LEVEL[room], f"{name} imports {imported}"
+
+
+def test_every_room_has_its_place() -> None:
+    assert {name.partition(".")[0] for name in modules()} == set(LEVEL)
+
+
+def test_no_circle_of_modules() -> None:
+    known = modules()
+    graph: dict[str, set[str]] = {}
+    for name, path in known.items():
+        found = set()
+        for imported in imports(path, at_import_time=True):
+            candidates = (imported, imported.rpartition(".")[0], f"{imported}.__init__")
+            found |= {candidate for candidate in candidates if candidate in known}
+        graph[name] = found - {name}
+    try:
+        list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        raise AssertionError(" -> ".join(error.args[1])) from None
