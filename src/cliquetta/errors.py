@@ -1,4 +1,8 @@
-"""Errors that more than one part of the package raises."""
+"""Errors that more than one part of the package raises.
+
+A :class:`UserError` is bad input: its message says what to do, and a command prints it without a
+trace. Any other exception is a defect, except those of the operating system (``OSError``).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,11 @@ import difflib
 from collections.abc import Iterable
 
 
-class UnknownNameError(KeyError):
+class UserError(ValueError):
+    """Input that cannot be used; the message names the remedy."""
+
+
+class UnknownNameError(UserError, KeyError):
     """A name that nothing is registered under; the message names the nearest one."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cliquetta.errors import UserError
+
 # Before the import, which reads it: Gradio tells its makers of every start otherwise.
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 
@@ -187,7 +189,7 @@ def _quick() -> dict[str, Any]:
 
 async def refuse_address(url: str) -> None:
     """In place of Gradio's download of an address that a visitor sends instead of a file."""
-    raise ValueError(f"addresses are not fetched: {url[:100]}")
+    raise UserError(f"addresses are not fetched: {url[:100]}")
 
 
 def serve(

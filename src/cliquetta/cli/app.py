@@ -10,6 +10,7 @@ import typer
 from cliquetta.cli.command import Common, command
 from cliquetta.cli.inputs import read_settings
 from cliquetta.cli.serve import TOKEN_VARIABLE, read_tokens
+from cliquetta.errors import UserError
 
 _EXAMPLES = """
 cliquetta app
@@ -51,7 +52,7 @@ def show(
     try:
         from cliquetta.app import interface
     except ImportError as error:
-        raise ValueError(f"no {error.name}: pip install 'cliquetta[app]'") from error
+        raise UserError(f"no {error.name}: pip install 'cliquetta[app]'") from error
     from cliquetta.app.desk import Desk
     from cliquetta.app.session import app_limits
     from cliquetta.serve.auth import check_binding

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cliquetta.cli.console import Terminal
+from cliquetta.errors import BusyError, UserError
 
 if TYPE_CHECKING:
     from cliquetta.model.clip import CLIP
@@ -61,7 +62,7 @@ class Common:
         try:
             return str(pick_device(self.device))
         except RuntimeError:
-            raise ValueError(
+            raise UserError(
                 f"no device {self.device!r}: write auto, cpu, mps, cuda or cuda:N"
             ) from None
 
@@ -134,18 +135,16 @@ def _errors(common: Common) -> Iterator[None]:
         yield
     except (typer.Exit, typer.Abort, KeyboardInterrupt):
         raise
+    except UserError as error:
+        _stop(common, str(error), BAD_INPUT, error)
+    except BusyError as error:
+        _stop(common, str(error), FAILED, error)
     except OSError as error:
         _stop(common, _os_sentence(error), FAILED, error)
-    except (ValueError, KeyError) as error:
-        _stop(common, _sentence(error), BAD_INPUT, error)
-    except MemoryError as error:
-        _stop(common, "out of memory: try a smaller --batch-size", FAILED, error)
     except Exception as error:
-        # Named, not imported: their modules load torch, which `--help` does without.
-        if type(error).__name__ == "OutOfMemoryError":
+        # Torch's class by its name: importing torch is what `--help` does without.
+        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
             _stop(common, "out of memory: try a smaller --batch-size", FAILED, error)
-        if type(error).__name__ == "BusyError":
-            _stop(common, str(error), FAILED, error)
         sentence = f"{type(error).__name__}: {error}; this looks like a defect, --debug shows where"
         _stop(common, sentence, FAILED, error)
 
@@ -156,12 +155,6 @@ def _stop(common: Common, sentence: str, code: int, error: BaseException) -> Non
     common.terminal.fail(sentence)
     common.terminal.document({"error": sentence, "exit_code": code})
     raise typer.Exit(code) from error
-
-
-def _sentence(error: Exception) -> str:
-    """The message; a bare ``KeyError`` says nothing but a key."""
-    text = str(error)
-    return f"{type(error).__name__}: {text}" if type(error) is KeyError else text
 
 
 def _os_sentence(error: OSError) -> str:

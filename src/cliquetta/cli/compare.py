@@ -9,6 +9,7 @@ import typer
 
 from cliquetta.cli.command import Common, command
 from cliquetta.cli.console import Terminal, count, number
+from cliquetta.errors import UserError
 
 if TYPE_CHECKING:
     from cliquetta.evaluation.comparison import Cell, Comparison
@@ -66,7 +67,7 @@ def compare(
     if unfinished:
         common.terminal.warn(f"left out: {count(len(unfinished), 'unfinished run')}")
     if not finished:
-        raise ValueError("none of these runs is finished: give their command again to go on")
+        raise UserError("none of these runs is finished: give their command again to go on")
     table = tabulate(finished, baseline=baseline, metric=metric, split=split)
     present(table, common.terminal, format)
 

@@ -13,6 +13,7 @@ from rich.progress import Progress, TaskID
 
 from cliquetta.cli.command import Common, command
 from cliquetta.cli.console import Terminal, count, number
+from cliquetta.errors import UserError
 
 if TYPE_CHECKING:
     from cliquetta.data.dataset import Dataset
@@ -112,7 +113,7 @@ def read_methods(given: str) -> list[str]:
     names = [get_method(name).name for name in split_list(given, "methods")]
     twice = [name for name in names if named[name] > 1]
     if twice:
-        raise ValueError(f"--method names {twice[0]} twice: name every method once")
+        raise UserError(f"--method names {twice[0]} twice: name every method once")
     return [name for name in names if name != PLAIN]
 
 

@@ -11,6 +11,7 @@ import typer
 
 from cliquetta.cli.command import FAILED, SKIPPED, Common, command
 from cliquetta.cli.console import Terminal, count, number
+from cliquetta.errors import UserError
 
 if TYPE_CHECKING:
     from cliquetta.evaluation.record import Record
@@ -132,7 +133,7 @@ def read_seeds(given: str) -> list[int]:
     try:
         return [int(seed) for seed in split_list(given, "seeds")]
     except ValueError:
-        raise ValueError(f"--seeds takes whole numbers such as 0,1,2, got {given!r}") from None
+        raise UserError(f"--seeds takes whole numbers such as 0,1,2, got {given!r}") from None
 
 
 def _base(method: str | None, fitted: Path | None, settings: Sequence[str]) -> dict[str, Any]:
@@ -141,7 +142,7 @@ def _base(method: str | None, fitted: Path | None, settings: Sequence[str]) -> d
 
     names = [] if method is None else split_list(method, "methods")
     if len(names) > 1 and (settings or fitted):
-        raise ValueError(f"--set and --fitted are for one method, got {', '.join(names)}")
+        raise UserError(f"--set and --fitted are for one method, got {', '.join(names)}")
     name, _, preset = names[0].partition(":") if names else ("", "", "")
     choice = read_method(name or None, preset or None, settings, fitted)
     pairs = [setting.partition("=") for setting in settings]

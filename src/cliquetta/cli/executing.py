@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from rich.progress import Progress, TaskID
 
 from cliquetta.cli.console import Terminal
+from cliquetta.errors import UserError
 
 if TYPE_CHECKING:
     from cliquetta.evaluation.sweep import Executor, RunContext, RunResult, RunSpec
@@ -62,7 +63,7 @@ def choose_executor(
     from cliquetta.evaluation.sweep import SerialExecutor
 
     if gpus is not None and ray is None:
-        raise ValueError("--ray-gpus is for --ray")
+        raise UserError("--ray-gpus is for --ray")
     if ray is not None:
         from cliquetta.evaluation.cluster import RayExecutor
 
@@ -77,7 +78,7 @@ def choose_executor(
         yield Choice(SerialExecutor, context, context, terminal)
         return
     if context.evidence:
-        raise ValueError("--evidence is kept by one process: run without torchrun")
+        raise UserError("--evidence is kept by one process: run without torchrun")
     team, device = join_team(context.device)
     own = replace(context, device=device)
     quiet = terminal if team.leads else replace(terminal, quiet=True)

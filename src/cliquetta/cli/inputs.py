@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cliquetta.errors import UserError
 from cliquetta.prompts.catalogue import class_names, list_class_lists, list_templates, templates
 
 if TYPE_CHECKING:  # what loads torch is imported when it is needed: `--help` does without
@@ -41,10 +42,10 @@ def find_inputs(sources: Sequence[Path]) -> FoundImages:
             images = find_images(source)
             if not images:
                 kinds = ", ".join(sorted(EXTENSIONS))
-                raise ValueError(f"no images in {source}: looked for {kinds} in it and below")
+                raise UserError(f"no images in {source}: looked for {kinds} in it and below")
             found += images
         elif not source.exists():
-            raise ValueError(f"no such file or folder: {source}")
+            raise UserError(f"no such file or folder: {source}")
         elif source.suffix.lower() in {".csv", ".tsv"}:
             found += _paths_of_table(source)
         else:
@@ -60,13 +61,13 @@ def _paths_of_table(table: Path) -> list[Path]:
         columns = {name.strip().lower(): name for name in rows.fieldnames or ()}
         column = next((columns[name] for name in _PATH_COLUMNS if name in columns), None)
         if column is None:
-            raise ValueError(
+            raise UserError(
                 f"{table} has no column of paths: its first line must hold one named "
                 f"{' or '.join(_PATH_COLUMNS)}, found {', '.join(columns) or 'nothing'}"
             )
         values = [(row[column] or "").strip() for row in rows]
     if not any(values):
-        raise ValueError(f"{table} lists no images in its column {column!r}")
+        raise UserError(f"{table} lists no images in its column {column!r}")
     return [table.parent / value for value in values if value]
 
 
@@ -76,7 +77,7 @@ def read_classes(given: str | None) -> tuple[tuple[str, ...], bool]:
     Only a known list may: that of ImageNet holds two names twice.
     """
     if given is None or not given.strip():
-        raise ValueError(
+        raise UserError(
             "no class names: give --classes names.txt (one a line), --classes cat,dog,ship or "
             "--classes imagenet"
         )
@@ -85,17 +86,17 @@ def read_classes(given: str | None) -> tuple[tuple[str, ...], bool]:
         try:
             lines = path.read_text(encoding="utf-8-sig").splitlines()
         except UnicodeDecodeError:
-            raise ValueError(f"{path} is not UTF-8 text: class names go one a line") from None
+            raise UserError(f"{path} is not UTF-8 text: class names go one a line") from None
         names = tuple(line.strip() for line in lines if line.strip())
         if not names:
-            raise ValueError(f"no class names in {path}: write one a line")
+            raise UserError(f"no class names in {path}: write one a line")
         return names, False
     if "," in given:
         return tuple(name.strip() for name in given.split(",") if name.strip()), False
     if given in list_class_lists():
         return class_names(given), True
     if path.suffix or "/" in given:
-        raise ValueError(f"no file {given} with class names")
+        raise UserError(f"no file {given} with class names")
     return (given.strip(),), False
 
 
@@ -113,7 +114,7 @@ def read_templates(given: Sequence[str]) -> tuple[str, ...]:
         elif value in list_templates():
             found += templates(value)
         else:
-            raise ValueError(
+            raise UserError(
                 f"no template set or file {value!r}: write a template with {{}} for the class "
                 f"name, name a file of them, or one of {', '.join(list_templates())}"
             )
@@ -142,7 +143,7 @@ def read_settings(given: Sequence[str]) -> dict[str, str]:
     for setting in given:
         key, equals, value = setting.partition("=")
         if not equals or not key.strip():
-            raise ValueError(f"--set takes key=value, got {setting!r}")
+            raise UserError(f"--set takes key=value, got {setting!r}")
         pairs[key.strip()] = value.strip()
     return pairs
 
@@ -176,10 +177,10 @@ def read_method(
         name = name or "zero_shot"
         return MethodChoice(name, method_config(name, preset, read_settings(settings)))
     if preset is not None or settings:
-        raise ValueError(f"{fitted} was fitted with its settings: leave out --preset and --set")
+        raise UserError(f"{fitted} was fitted with its settings: leave out --preset and --set")
     found = load_fitted(fitted)
     if name not in (None, found.method):
-        raise ValueError(f"{fitted} was fitted for {found.method}: leave out --method {name}")
+        raise UserError(f"{fitted} was fitted for {found.method}: leave out --method {name}")
     return MethodChoice(found.method, found.config, fitted)
 
 
@@ -187,5 +188,5 @@ def split_list(given: str, what: str) -> list[str]:
     """The parts of ``a,b,c``, each once; empty lists are refused."""
     parts = list(dict.fromkeys(part.strip() for part in given.split(",") if part.strip()))
     if not parts:
-        raise ValueError(f"no {what} given")
+        raise UserError(f"no {what} given")
     return parts

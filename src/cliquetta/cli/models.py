@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from cliquetta.cli.command import Common, command
+from cliquetta.errors import UserError
 
 _EXAMPLES = """
 cliquetta models
@@ -31,7 +32,7 @@ def models(
 
     entries = list_models(pattern)
     if not entries:
-        raise ValueError(f"no model is named like {pattern!r}: `cliquetta models` lists all")
+        raise UserError(f"no model is named like {pattern!r}: `cliquetta models` lists all")
     rows = [
         (
             entry.name,

@@ -17,6 +17,7 @@ import typer
 
 from cliquetta.cli.command import BAD_INPUT, SKIPPED, Common, command
 from cliquetta.cli.console import Terminal, count, number
+from cliquetta.errors import UserError
 
 if TYPE_CHECKING:
     from cliquetta.data.stream import Skipped, Stream
@@ -151,7 +152,7 @@ def predict(
 
     prompts = read_prompts(classes, templates or ())
     if out.is_dir():
-        raise ValueError(f"--out {out} is a folder: name a file, such as {out / 'predictions.csv'}")
+        raise UserError(f"--out {out} is a folder: name a file, such as {out / 'predictions.csv'}")
     choice = read_method(method, preset, settings or (), fitted)
     inputs = find_inputs(paths)
     if inputs.repeated:

@@ -12,6 +12,7 @@ import typer
 
 from cliquetta.cli.command import Common, command
 from cliquetta.cli.console import Terminal, count, number
+from cliquetta.errors import UserError
 
 if TYPE_CHECKING:
     from cliquetta.evaluation.ablation import Curve
@@ -105,7 +106,7 @@ def reproduce(
     context = RunContext(out, root, common.place(), workers)
     if table in ("hyperparameters", "batch-size"):
         if method or fitted:
-            raise ValueError(f"{table} is about SCAP alone: leave out --method and --fitted")
+            raise UserError(f"{table} is about SCAP alone: leave out --method and --fitted")
         _curves(wanted, setting, context, common.terminal)
     else:
         only = split_list(method, "methods") if method else []
@@ -127,7 +128,7 @@ def _table(
     specs = [*baselines(items), *(spec for item in items for spec in item.specs)]
     if not specs:
         reasons = dict.fromkeys(item.missing for item in items)
-        raise ValueError(f"nothing of {table.name} can be run: {'; '.join(reasons)}")
+        raise UserError(f"nothing of {table.name} can be run: {'; '.join(reasons)}")
     cells = list(dict.fromkeys(specs))
     _announce(table, setting, len(cells), terminal)
     results = run_cells(cells, context, terminal)
@@ -246,7 +247,7 @@ def _curves(
 
     (item,) = plan(table, setting)
     if item.missing:
-        raise ValueError(f"{table.name} needs {item.dataset}: {item.missing}")
+        raise UserError(f"{table.name} needs {item.dataset}: {item.missing}")
     base = item.specs[0]
     fields = list(table.curves) or ["batch_size"]
     ablations = [ablation(base, field, VALUES[field], setting.seeds) for field in fields]

@@ -10,6 +10,7 @@ import typer
 
 from cliquetta.cli.command import Common, command
 from cliquetta.cli.inputs import read_settings
+from cliquetta.errors import UserError
 
 if TYPE_CHECKING:
     from cliquetta.serve.auth import Tokens
@@ -60,7 +61,7 @@ def serve(
     try:
         from cliquetta.serve import server
     except ImportError as error:
-        raise ValueError(f"no {error.name}: pip install 'cliquetta[serve]'") from error
+        raise UserError(f"no {error.name}: pip install 'cliquetta[serve]'") from error
     from cliquetta.serve.auth import check_binding
     from cliquetta.serve.factory import served_methods
     from cliquetta.serve.limits import Limits

@@ -14,7 +14,7 @@ from cliquetta.data.huggingface import hugging_face_dataset
 from cliquetta.data.shifts import ShiftedDataset, parse_dataset_id
 from cliquetta.data.tables import table_dataset
 from cliquetta.data.tar import tar_dataset
-from cliquetta.errors import UnknownNameError
+from cliquetta.errors import UnknownNameError, UserError
 
 FOLDER = "folder:"
 YOURS: dict[str, tuple[Callable[[str], Dataset], str]] = {
@@ -50,7 +50,7 @@ def _bundled(split: BundledSplit, id: str) -> Callable[[Path | None, str | None]
     def build(root: Path | None, part: str | None) -> Dataset:
         del root  # comes with the package
         if part is not None:
-            raise ValueError(f"{id} has no parts, got {part!r}")
+            raise UserError(f"{id} has no parts, got {part!r}")
         data = load_bundled(split)
         return ArrayDataset(
             id, data.images, names=data.names, keys=data.keys, labels=data.labels.tolist()
@@ -62,7 +62,7 @@ def _bundled(split: BundledSplit, id: str) -> Callable[[Path | None, str | None]
 def _entry(benchmark: Benchmark) -> DatasetEntry:
     def build(root: Path | None, part: str | None) -> Dataset:
         if root is None:
-            raise ValueError(
+            raise UserError(
                 f"{benchmark.id} is not part of the package: say where it lies with --root. "
                 f"{benchmark.get}"
             )

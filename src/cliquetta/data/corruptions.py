@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from cliquetta.data import distortions as kinds
 from cliquetta.data.distortions import Constants
 from cliquetta.data.filters import Draws, Floats
-from cliquetta.errors import UnknownNameError
+from cliquetta.errors import UnknownNameError, UserError
 
 Images = NDArray[np.uint8]
 Table = tuple[Constants, Constants, Constants, Constants, Constants]
@@ -54,7 +54,7 @@ class Corruption:
     def constants(self, severity: int, side: int) -> Constants:
         """The constants for pictures whose shorter side is ``side``."""
         if severity not in SEVERITIES:
-            raise ValueError(f"severity is {severity!r}: it must be 1, 2, 3, 4 or 5")
+            raise UserError(f"severity is {severity!r}: it must be 1, 2, 3, 4 or 5")
         share = math.log(max(side, 1) / _SMALL) / math.log(_LARGE / _SMALL)
         share = min(max(share, 0.0), 1.0)
         pairs = zip(self.small[severity - 1], self.large[severity - 1], strict=True)
@@ -64,7 +64,7 @@ class Corruption:
 def corrupt(image: Images, name: str, severity: int, generator: np.random.Generator) -> Images:
     """Corrupt one RGB picture (H, W, 3) of any size; the input is left alone."""
     if image.ndim != 3:
-        raise ValueError(f"corrupt takes one picture (H, W, 3), got shape {image.shape}")
+        raise UserError(f"corrupt takes one picture (H, W, 3), got shape {image.shape}")
     out: Images = _corrupt(image[None], _find(name), severity, [generator])[0]
     return out
 
@@ -80,7 +80,7 @@ def corrupt_batch(
     """
     numbers = range(len(images)) if indices is None else indices
     if len(numbers) != len(images):
-        raise ValueError(f"{len(images)} pictures but {len(numbers)} indices")
+        raise UserError(f"{len(images)} pictures but {len(numbers)} indices")
     corruption = _find(name)
     corruption.constants(severity, 1)
     out = np.empty_like(images)
@@ -105,7 +105,7 @@ def _corrupt(
     generators: Sequence[np.random.Generator],
 ) -> Images:
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or 0 in images.shape:
-        raise ValueError(
+        raise UserError(
             f"corruptions take 8-bit RGB pictures (uint8, last axis 3), got {images.dtype} "
             f"{images.shape}: convert with PIL's image.convert('RGB')"
         )

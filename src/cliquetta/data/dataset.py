@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from cliquetta.data.images import open_image
+from cliquetta.errors import UserError
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE, ClassPrompts
 
 UInt8Array = npt.NDArray[np.uint8]
@@ -50,19 +51,19 @@ class Dataset(ABC):
     def _check(self) -> None:
         """A data set that contradicts itself is refused at the door."""
         if not self.keys:
-            raise ValueError(f"data set {self.id} holds no images")
+            raise UserError(f"data set {self.id} holds no images")
         if len(set(self.keys)) != len(self.keys):
-            raise ValueError(f"keys of data set {self.id} must differ from one another")
+            raise UserError(f"keys of data set {self.id} must differ from one another")
         if self.labels is None:
             return
         if self.labels.shape != (len(self.keys),):
-            raise ValueError(
+            raise UserError(
                 f"data set {self.id} has {len(self.keys)} images and labels of shape "
                 f"{tuple(self.labels.shape)}"
             )
         low, high = int(self.labels.min()), int(self.labels.max())
         if low < UNKNOWN or high >= len(self.names):
-            raise ValueError(
+            raise UserError(
                 f"labels of data set {self.id} run from {low} to {high}, its class list holds "
                 f"{len(self.names)} names"
             )
@@ -116,9 +117,9 @@ class ArrayDataset(Dataset):
     ) -> None:
         super().__init__(id, names=names, keys=keys, labels=labels, templates=templates)
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3:
-            raise ValueError(f"images are (N, H, W, 3) uint8, got {images.shape} {images.dtype}")
+            raise UserError(f"images are (N, H, W, 3) uint8, got {images.shape} {images.dtype}")
         if len(images) != len(self.keys):
-            raise ValueError(f"{len(images)} images for {len(self.keys)} keys")
+            raise UserError(f"{len(images)} images for {len(self.keys)} keys")
         self.images = images
 
     def load(self, index: int) -> Image.Image:
@@ -157,7 +158,7 @@ class FileDataset(Dataset):
         keys = [path.as_posix() for path in self.paths] if keys is None else keys
         super().__init__(id, names=names, keys=keys, labels=labels, templates=templates)
         if len(self.paths) != len(self.keys):
-            raise ValueError(f"{len(self.paths)} files for {len(self.keys)} keys")
+            raise UserError(f"{len(self.paths)} files for {len(self.keys)} keys")
 
     def load(self, index: int) -> Image.Image:
         """Image ``index`` in RGB; raises :class:`ImageError` if it cannot be read."""

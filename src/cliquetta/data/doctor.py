@@ -13,7 +13,7 @@ from cliquetta.data.benchmarks import BENCHMARKS, Benchmark, DataNotFoundError
 from cliquetta.data.benchmarks.place import Listing, candidate_folders, near_misses, squeeze
 from cliquetta.data.images import ImageError, open_image
 from cliquetta.data.loader import map_ahead
-from cliquetta.errors import UnknownNameError
+from cliquetta.errors import UnknownNameError, UserError
 
 State = Literal["complete", "incomplete", "broken", "missing"]
 _ARCHIVES = (".tar", ".tgz", ".tar.gz", ".zip")
@@ -89,7 +89,7 @@ def examine(
     ``deep`` opens every image of the default part of what is found.
     """
     if not root.is_dir():
-        raise ValueError(f"no folder {root}")
+        raise UserError(f"no folder {root}")
     known = {benchmark.id: benchmark for benchmark in BENCHMARKS}
     for id in ids or ():
         if id not in known:

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from filelock import FileLock
 
 from cliquetta.atomic import write_atomically
+from cliquetta.errors import UserError
 
 FORMAT = "cliquetta-features-1"
 FEATURES = "features.npy"
@@ -226,7 +227,7 @@ class _Store:
     def _write(self, file: BinaryIO, rows: range, block: Block) -> None:
         _, views, width = self.layout.shape
         if block.features.shape != (len(rows), views, width):
-            raise ValueError(
+            raise UserError(
                 f"a block of {len(rows)} rows is {(len(rows), views, width)}, got "
                 f"{block.features.shape}"
             )

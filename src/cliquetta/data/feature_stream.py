@@ -18,6 +18,7 @@ from torch import Tensor
 from cliquetta.data.dataset import Dataset
 from cliquetta.data.feature_cache import Block, FeatureTable, Layout, open_table
 from cliquetta.data.stream import Skipped, Stream
+from cliquetta.errors import UserError
 from cliquetta.model.clip import CLIP, encode_views
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.types import ViewSpec
@@ -91,7 +92,7 @@ class FeatureStream:
         """Batches from number ``start`` on."""
         stream, size = self.stream, self.stream.batch_size
         if not 0 <= start <= len(self):
-            raise ValueError(f"the stream has {len(self)} batches, cannot start at {start}")
+            raise UserError(f"the stream has {len(self)} batches, cannot start at {start}")
         self.skipped = []
         tables = [self._table(number) for number in range(len(stream.domains))]
         for first in range(start * size, stream.images, size):

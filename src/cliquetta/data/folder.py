@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cliquetta.data.dataset import FileDataset
+from cliquetta.errors import UserError
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE
 
 EXTENSIONS = frozenset(
@@ -23,7 +24,7 @@ def natural_key(text: str) -> list[tuple[int, int, str]]:
 def find_images(folder: Path) -> list[Path]:
     """All files under ``folder`` that are named like images, in natural order; no hidden ones."""
     if not folder.is_dir():
-        raise ValueError(f"no folder {folder}")
+        raise UserError(f"no folder {folder}")
     found = [
         path
         for path in folder.rglob("*")
@@ -44,22 +45,22 @@ def folder_dataset(
     """
     paths = find_images(folder)
     if not paths:
-        raise ValueError(f"no images in {folder} (looked for {', '.join(sorted(EXTENSIONS))})")
+        raise UserError(f"no images in {folder} (looked for {', '.join(sorted(EXTENSIONS))})")
     keys = [path.relative_to(folder).as_posix() for path in paths]
     owners = [key.partition("/")[0] if "/" in key else "" for key in keys]
     classes = sorted(set(owners) - {""}, key=natural_key)
     id = f"folder:{folder.as_posix()}"
     if not classes:
         if names is None:
-            raise ValueError(f"{folder} has no sub-folders to name its classes: give class names")
+            raise UserError(f"{folder} has no sub-folders to name its classes: give class names")
         return FileDataset(id, paths, names=names, keys=keys, labels=None, templates=templates)
     if "" in owners:
         loose = keys[owners.index("")]
-        raise ValueError(f"{folder} holds class folders and loose images ({loose}); move those")
+        raise UserError(f"{folder} holds class folders and loose images ({loose}); move those")
     names = [name.replace("_", " ") for name in classes] if names is None else list(names)
     number = {name.replace("_", " ").lower(): label for label, name in enumerate(names)}
     unknown = [name for name in classes if name.replace("_", " ").lower() not in number]
     if unknown:
-        raise ValueError(f"folder {unknown[0]!r} of {folder} is not in the class list")
+        raise UserError(f"folder {unknown[0]!r} of {folder} is not in the class list")
     labels = [number[owner.replace("_", " ").lower()] for owner in owners]
     return FileDataset(id, paths, names=names, keys=keys, labels=labels, templates=templates)

@@ -12,7 +12,7 @@ from PIL import Image
 from cliquetta.data.dataset import Dataset
 from cliquetta.data.images import ImageError, open_image
 from cliquetta.data.labels import number_labels
-from cliquetta.errors import UnknownNameError
+from cliquetta.errors import UnknownNameError, UserError
 
 _OPTIONS = {
     "split": "part of the data set, test if not given",
@@ -65,7 +65,7 @@ def hugging_face_dataset(name: str) -> HuggingFaceDataset:
     try:
         import datasets
     except ImportError:
-        raise ValueError(
+        raise UserError(
             "data sets of Hugging Face need an extra: pip install 'cliquetta[hf-datasets]'"
         ) from None
     base, options = parse_name(name)
@@ -80,7 +80,7 @@ def hugging_face_dataset(name: str) -> HuggingFaceDataset:
         table = datasets.load_dataset(base, options.get("config"), split=split)
     image = options.get("image") or _column(table, datasets.Image, "image", base)
     if image is None:
-        raise ValueError(f"{base} has no column of images: name it with ?image=COLUMN")
+        raise UserError(f"{base} has no column of images: name it with ?image=COLUMN")
     label = options.get("label") or _column(table, datasets.ClassLabel, "label", base)
     # bytes are decoded by us, so that a bad picture is skipped like any other
     table = table.cast_column(image, datasets.Image(decode=False))
@@ -99,14 +99,14 @@ def parse_name(name: str) -> tuple[str, dict[str, str]]:
         if option not in _OPTIONS:
             raise UnknownNameError("option of a Hugging Face data set", option, _OPTIONS)
     if not base:
-        raise ValueError("hf: needs the name of a data set, such as hf:uoft-cs/cifar10?split=test")
+        raise UserError("hf: needs the name of a data set, such as hf:uoft-cs/cifar10?split=test")
     return base, options
 
 
 def _column(table: Table, kind: type, option: str, base: str) -> str | None:
     found = [name for name, feature in table.features.items() if isinstance(feature, kind)]
     if len(found) > 1:
-        raise ValueError(
+        raise UserError(
             f"{base} has several columns that could be the {option}: choose with "
             f"?{option}= one of {', '.join(found)}"
         )
@@ -116,7 +116,7 @@ def _column(table: Table, kind: type, option: str, base: str) -> str | None:
 def _labels(id: str, table: Table, column: str | None) -> tuple[tuple[str, ...], list[int] | None]:
     """Class list and labels: numbers with names in the column's type, or names as they stand."""
     if column is None:
-        raise ValueError(f"{id} has no column of classes: name it with label=COLUMN")
+        raise UserError(f"{id} has no column of classes: name it with label=COLUMN")
     if column not in table.features:
         raise UnknownNameError(f"column of {id}", column, table.features)
     names = getattr(table.features[column], "names", None)

@@ -24,13 +24,15 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from cliquetta.errors import UserError
+
 MAX_PIXELS = 100_000_000
 """Pictures of more pixels than this are refused before they are decoded."""
 
 Source = str | os.PathLike[str] | bytes | BinaryIO
 
 
-class ImageError(ValueError):
+class ImageError(UserError):
     """A picture that cannot be read; ``reason`` says why, without the name of the source."""
 
     def __init__(self, source: str, reason: str) -> None:

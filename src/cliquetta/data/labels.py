@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cliquetta.data.dataset import UNKNOWN
 from cliquetta.data.folder import natural_key
+from cliquetta.errors import UserError
 
 CLASS_FILES = ("classnames.txt", "classes.txt", "class_names.txt", "labels.txt")
 TEMPLATE_FILES = ("zeroshot_classification_templates.txt", "templates.txt")
@@ -33,7 +34,7 @@ def number_labels(
     numbers = bool(known) and all(value.isdecimal() for value in known)
     if names is None and (numbers or not known):
         what = "labels are numbers" if known else "there are no labels"
-        raise ValueError(
+        raise UserError(
             f"{source}: {what}, so that the classes have no names: write them, one a line, into "
             f"{CLASS_FILES[0]} beside it"
         )
@@ -43,12 +44,12 @@ def number_labels(
     if numbers:
         labels = [UNKNOWN if value is None else int(value) for value in said]
         if max(labels) >= len(names):
-            raise ValueError(f"{source}: label {max(labels)}, but {len(names)} class names")
+            raise UserError(f"{source}: label {max(labels)}, but {len(names)} class names")
         return names, labels
     number = {_plain(name): label for label, name in enumerate(names)}
     strangers = [value for value in known if _plain(value) not in number]
     if strangers:
-        raise ValueError(f"{source}: class {strangers[0]!r} is not in the class list")
+        raise UserError(f"{source}: class {strangers[0]!r} is not in the class list")
     return names, [UNKNOWN if value is None else number[_plain(value)] for value in said]
 
 

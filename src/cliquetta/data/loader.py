@@ -12,6 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import TypeVar
 
+from cliquetta.errors import UserError
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -25,7 +27,7 @@ def map_ahead(
     reaches the caller at its item's turn; a caller that stops early leaves no work behind.
     """
     if workers < 0 or ahead < 1:
-        raise ValueError(f"workers is 0 or more and ahead 1 or more, got {workers} and {ahead}")
+        raise UserError(f"workers is 0 or more and ahead 1 or more, got {workers} and {ahead}")
     if workers == 0:
         yield from map(function, items)
         return

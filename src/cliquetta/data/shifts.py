@@ -13,7 +13,7 @@ from PIL import Image
 
 from cliquetta.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt_batch
 from cliquetta.data.dataset import Dataset, UInt8Array
-from cliquetta.errors import UnknownNameError
+from cliquetta.errors import UnknownNameError, UserError
 
 DEFAULT_SEVERITY = 5
 _SHIFT = re.compile(r"(?P<name>[A-Za-z_]+)(?::(?P<severity>\d+))?")
@@ -31,7 +31,7 @@ class Shift:
         if self.name not in CORRUPTIONS:
             raise UnknownNameError("shift", self.name, CORRUPTIONS)
         if self.severity not in SEVERITIES:
-            raise ValueError(f"severity of {self.name} is 1 to 5, got {self.severity}")
+            raise UserError(f"severity of {self.name} is 1 to 5, got {self.severity}")
 
     def __str__(self) -> str:
         return f"{self.name}:{self.severity}"
@@ -52,7 +52,7 @@ def parse_dataset_id(id: str) -> tuple[str, Shift | None]:
     if not at or is_path:
         return id, None
     if found is None:
-        raise ValueError(f"a shift is written name:severity, got {behind!r} in {id!r}")
+        raise UserError(f"a shift is written name:severity, got {behind!r} in {id!r}")
     return base, Shift(found["name"], int(found["severity"] or DEFAULT_SEVERITY))
 
 

@@ -20,7 +20,7 @@ from cliquetta.data.images import ImageError
 from cliquetta.data.loader import map_ahead
 from cliquetta.data.samplers import Indices, correlated, interleaved
 from cliquetta.data.views import array_views, check_spec, image_views, preprocess_arrays
-from cliquetta.errors import UnknownNameError
+from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.types import Batch, ViewSpec
 
@@ -102,32 +102,32 @@ class Stream:
     def _check(self) -> None:
         """Refuse what cannot be streamed."""
         if not self.domains:
-            raise ValueError("no data set to stream")
+            raise UserError("no data set to stream")
         if self.order not in ORDERS:
             raise UnknownNameError("order", self.order, ORDERS)
         if self.order == "mixed" and len(self.domains) < 2:
-            raise ValueError("order 'mixed' interleaves several data sets, got one")
+            raise UserError("order 'mixed' interleaves several data sets, got one")
         for name, value in (("batch_size", self.batch_size), ("limit", self.limit)):
             if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+                raise UserError(f"{name} must be at least 1, got {value}")
         if self.seed < 0 or self.view_seed < 0:
-            raise ValueError(f"seeds are 0 or more, got {min(self.seed, self.view_seed)}")
+            raise UserError(f"seeds are 0 or more, got {min(self.seed, self.view_seed)}")
         if not self.dirichlet > 0:
-            raise ValueError(f"dirichlet must be above 0, got {self.dirichlet}")
+            raise UserError(f"dirichlet must be above 0, got {self.dirichlet}")
         if self.pin and not torch.cuda.is_available():
-            raise ValueError("pinned memory needs CUDA; set pin=False")
+            raise UserError("pinned memory needs CUDA; set pin=False")
         if self.views is not None:
             check_spec(self.views)
         first = self.domains[0]
         for domain in self.domains[1:]:
             if domain.names != first.names:
-                raise ValueError(
+                raise UserError(
                     f"data sets of one stream share one class list; {domain.id} and {first.id} "
                     "do not"
                 )
         unlabelled = [domain.id for domain in self.domains if domain.labels is None]
         if self.order == "correlated" and unlabelled:
-            raise ValueError(f"order 'correlated' needs labels, {unlabelled[0]} has none")
+            raise UserError(f"order 'correlated' needs labels, {unlabelled[0]} has none")
 
     def _arrange(self) -> tuple[Indices, Indices]:
         """Domain and image index of every place of the stream."""
@@ -189,7 +189,7 @@ class Stream:
     def batches(self, start: int = 0) -> Iterator[tuple[Batch, Tensor]]:
         """Batches from number ``start`` on."""
         if not 0 <= start <= len(self):
-            raise ValueError(f"the stream has {len(self)} batches, cannot start at {start}")
+            raise UserError(f"the stream has {len(self)} batches, cannot start at {start}")
         ends = range(start * self.batch_size, self.images, self.batch_size)
         return self.read([range(i, min(i + self.batch_size, self.images)) for i in ends])
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cliquetta.data.dataset import FileDataset
 from cliquetta.data.labels import CLASS_FILES, TEMPLATE_FILES, number_labels, read_beside
+from cliquetta.errors import UserError
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE
 
 PATH_COLUMNS = ("path", "file", "filename", "filepath", "file_name", "image")
@@ -24,7 +25,7 @@ def table_dataset(
     ``classnames.txt`` and ``templates.txt`` beside the table if they are not given.
     """
     if not table.is_file():
-        raise ValueError(f"no table {table}")
+        raise UserError(f"no table {table}")
     paths, said = _read(table)
     names = names or read_beside(table.parent, CLASS_FILES)
     names, labels = number_labels(said, names, str(table))
@@ -49,13 +50,13 @@ def _read(table: Path) -> tuple[list[str], list[str | None]]:
         with table.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file, delimiter=delimiter))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{table} is not a table in UTF-8 ({error})") from None
+        raise UserError(f"{table} is not a table in UTF-8 ({error})") from None
     if not rows:
-        raise ValueError(f"{table} has no rows below its header")
+        raise UserError(f"{table} has no rows below its header")
     columns = {name.strip().lower(): name for name in rows[0] if name}
     path_column = _column(columns, PATH_COLUMNS)
     if path_column is None:
-        raise ValueError(
+        raise UserError(
             f"{table} has no column of paths: name one of its columns "
             f"{' or '.join(PATH_COLUMNS)}; found {', '.join(columns)}"
         )
@@ -74,4 +75,4 @@ def _check_agreement(
 ) -> None:
     for path, label in zip(paths, labels, strict=True):
         if labels[first[path]] != label:
-            raise ValueError(f"{table} names {path} twice, with different classes")
+            raise UserError(f"{table} names {path} twice, with different classes")

@@ -15,6 +15,7 @@ from cliquetta.data.dataset import Dataset, file_stamps
 from cliquetta.data.folder import EXTENSIONS, natural_key
 from cliquetta.data.images import ImageError, open_image
 from cliquetta.data.labels import CLASS_FILES, TEMPLATE_FILES, number_labels, read_beside
+from cliquetta.errors import UserError
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE
 
 LABEL_KEYS = ("label", "cls", "class", "class_name")
@@ -84,7 +85,7 @@ def tar_dataset(
     shards = find_shards(path)
     samples = [sample for shard in shards for sample in _index(shard)]
     if not samples:
-        raise ValueError(f"no images in {path} (looked for {', '.join(sorted(EXTENSIONS))})")
+        raise UserError(f"no images in {path} (looked for {', '.join(sorted(EXTENSIONS))})")
     home = shards[0].parent
     beside = read_beside(home, CLASS_FILES) or read_beside(home.parent, CLASS_FILES)
     names, labels = number_labels(_said(samples), names or beside, str(path))
@@ -111,12 +112,12 @@ def find_shards(path: Path) -> list[Path]:
     elif path.is_dir():
         shards = sorted(path.glob("*.tar"), key=lambda shard: natural_key(shard.name))
         if not shards:
-            raise ValueError(f"no tar files in {path}")
+            raise UserError(f"no tar files in {path}")
     else:
         shards = [path]
     absent = [shard for shard in shards if not shard.is_file()]
     if absent:
-        raise ValueError(f"no tar file {absent[0]}")
+        raise UserError(f"no tar file {absent[0]}")
     return shards
 
 
@@ -140,7 +141,7 @@ def _index(shard: Path) -> list[_Sample]:
                     file = archive.extractfile(member)
                     sample.said = _class_in(kind, file.read() if file else b"") or sample.said
     except tarfile.ReadError as error:
-        raise ValueError(
+        raise UserError(
             f"{shard} cannot be read as an uncompressed tar file ({error}): a compressed one has "
             "to be read from the start for every image; uncompress it"
         ) from None

@@ -25,7 +25,7 @@ from cliquetta.data.crops import (
     resized_crop_boxes,
     zoom_crop_boxes,
 )
-from cliquetta.errors import UnknownNameError
+from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.types import Batch, ViewSpec
 
@@ -41,9 +41,9 @@ def check_spec(spec: ViewSpec) -> None:
     if spec.kind not in VIEW_KINDS:
         raise UnknownNameError("kind of views", spec.kind, VIEW_KINDS)
     if spec.count < 1:
-        raise ValueError(f"at least one view (the plain one), got {spec.count}")
+        raise UserError(f"at least one view (the plain one), got {spec.count}")
     if spec.kind == "zoom-crop" and spec.zoom < 1:
-        raise ValueError(f"zoom must be at least 1 for a crop to fit, got {spec.zoom}")
+        raise UserError(f"zoom must be at least 1 for a crop to fit, got {spec.zoom}")
 
 
 def array_views(
@@ -81,7 +81,7 @@ def attach_views(
     """
     check_spec(spec)
     if len(batch.keys) != len(batch):
-        raise ValueError(
+        raise UserError(
             f"views are tied to keys: the batch has {len(batch)} images and {len(batch.keys)} "
             "keys; make it with Batch(images, keys=...)"
         )
@@ -94,7 +94,7 @@ def attach_views(
         crops = crop_tensors(batch.images, boxes, S).to(batch.images.dtype)
         return Batch(batch.images, batch.keys, torch.cat([batch.images[:, None], crops], dim=1))
     if preprocess is None:
-        raise ValueError(
+        raise UserError(
             "augmix needs the normalisation: attach_views(..., preprocess=model.preprocess)"
         )
     pictures = preprocess.unnormalise(batch.images).movedim(-1, -3)

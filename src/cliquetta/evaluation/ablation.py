@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cliquetta.errors import UnknownNameError
+from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.evaluation.record import Record
 from cliquetta.evaluation.sweep import BASELINE, RunResult, RunSpec
 from cliquetta.methods.registry import get_method, method_config
@@ -50,7 +50,7 @@ def ablation(
     if field not in fields and field != BATCH_SIZE:
         raise UnknownNameError(f"option of {base.method}", field, [*fields, BATCH_SIZE])
     if not values:
-        raise ValueError(f"no values of {field} given")
+        raise UserError(f"no values of {field} given")
     options = dict(base.options)
     default: Any = base.batch_size
     if field in fields:
@@ -88,7 +88,7 @@ def _whole(value: Any) -> int:
     except ValueError:
         number = 0
     if number < 1:
-        raise ValueError(f"batch_size is a whole number of at least 1, got {value!r}")
+        raise UserError(f"batch_size is a whole number of at least 1, got {value!r}")
     return number
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from cliquetta.errors import UserError
 from cliquetta.evaluation.progress_actor import Board, Report
 from cliquetta.evaluation.record import Record
 from cliquetta.evaluation.runner import Step
@@ -54,7 +55,7 @@ class RayExecutor:
     def run(self, context: RunContext, specs: Sequence[RunSpec]) -> Iterator[RunResult]:
         """Run all of ``specs`` at once, as far as there is room; results as they come."""
         if ":" in context.device:
-            raise ValueError(
+            raise UserError(
                 f"the cluster chooses which GPU a run gets: write --device cuda, not "
                 f"{context.device}"
             )
@@ -93,7 +94,7 @@ class _Grid:
         if wanted is None:
             return 1.0 if present and context.device != "cpu" else 0.0
         if wanted > present:
-            raise ValueError(f"a run is to have {wanted} GPUs, the cluster has {present:.0f}")
+            raise UserError(f"a run is to have {wanted} GPUs, the cluster has {present:.0f}")
         return wanted
 
     def run(self) -> Iterator[RunResult]:
@@ -206,7 +207,7 @@ def _connected(address: str) -> Iterator[Any]:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anybody
         import ray
     except ImportError:
-        raise ValueError("--ray needs an extra: pip install 'cliquetta[ray]'") from None
+        raise UserError("--ray needs an extra: pip install 'cliquetta[ray]'") from None
     if ray.is_initialized():
         yield ray
         return

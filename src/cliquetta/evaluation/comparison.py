@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cliquetta.errors import UnknownNameError
+from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.evaluation.paired import PairedTest, paired_test
 from cliquetta.evaluation.runs import Run
 from cliquetta.methods._shared.state import plain_config
@@ -26,7 +26,7 @@ MARKS = {
 }
 
 
-class IncomparableError(ValueError):
+class IncomparableError(UserError):
     """Runs that do not belong in one column; the message says which and why."""
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from cliquetta.atomic import write_atomically
 from cliquetta.data.stream import Stream
+from cliquetta.errors import UserError
 from cliquetta.evaluation.explanation import Explanation, count_batch, explain
 from cliquetta.evaluation.record import RECORD, STATE, Record, load_record
 from cliquetta.evaluation.runner import Step, evaluate, plan
@@ -246,7 +247,7 @@ def load_evidence(run: Path | str) -> Evidence | None:
         return None
     about = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
     if about.get("format") != FORMAT:
-        raise ValueError(
+        raise UserError(
             f"{folder} holds evidence of format {about.get('format')!r}, this version reads "
             f"{FORMAT}: run again with --evidence"
         )

@@ -11,6 +11,8 @@ from torch import Tensor
 from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError
 
+from cliquetta.errors import UserError
+
 BINS = 15
 """Bins of equal width for the calibration error, as in Guo et al. (2017); C-TPT takes 20."""
 
@@ -42,7 +44,7 @@ class Metrics:
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Count a batch: ``logits`` (B, N), ``labels`` (B,) with -1 where unknown."""
         if logits.shape != (len(labels), self.classes):
-            raise ValueError(
+            raise UserError(
                 f"logits {tuple(logits.shape)} do not fit {len(labels)} labels of "
                 f"{self.classes} classes"
             )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from cliquetta.errors import UserError
 from cliquetta.evaluation.predictions import Predictions
 
 EXACT = 20_000
@@ -41,7 +42,7 @@ def paired_test(pairs: Sequence[tuple[Predictions, Predictions]]) -> PairedTest:
     for baseline, other in pairs:
         before, now = _right_by_key(baseline), _right_by_key(other)
         if before.keys() != now.keys():
-            raise ValueError("a paired test needs runs over the same images, these differ")
+            raise UserError("a paired test needs runs over the same images, these differ")
         for key, right in now.items():
             change = int(right) - int(before[key])
             totals[key] = totals.get(key, 0) + change

@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from cliquetta.errors import UserError
+
 TOP = 5
 """Answers kept per image."""
 
@@ -47,7 +49,7 @@ class PredictionLog:
         """Open ``path`` and drop whatever stands behind ``length`` bytes."""
         size = path.stat().st_size if path.exists() else 0
         if size < length:
-            raise ValueError(
+            raise UserError(
                 f"{path} has {size} bytes, {length} were written; it was cut from outside: delete "
                 f"the folder {path.parent} and run again"
             )

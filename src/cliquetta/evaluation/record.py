@@ -19,6 +19,7 @@ import torch
 from cliquetta.atomic import write_atomically
 from cliquetta.data.feature_stream import FeatureStream
 from cliquetta.data.stream import Stream
+from cliquetta.errors import UserError
 from cliquetta.evaluation.predictions import Predictions, read_predictions
 from cliquetta.methods._shared.state import plain_config
 from cliquetta.model.clip import CLIP
@@ -170,9 +171,9 @@ def load_record(folder: Path | str) -> Record:
         values["skipped"] = tuple(values["skipped"])
         return Record(**values)
     except FileNotFoundError:
-        raise ValueError(f"{folder} is not the folder of a run: it has no {RECORD}") from None
+        raise UserError(f"{folder} is not the folder of a run: it has no {RECORD}") from None
     except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not a record that this version can read ({error})") from error
+        raise UserError(f"{path} is not a record that this version can read ({error})") from error
 
 
 def list_records(root: Path | str) -> list[Record]:

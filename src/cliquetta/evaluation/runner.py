@@ -20,6 +20,7 @@ from torch import Tensor
 from cliquetta.atomic import exclusive
 from cliquetta.data.feature_stream import FeatureBatch, FeatureStream
 from cliquetta.data.stream import Skipped, Stream
+from cliquetta.errors import UserError
 from cliquetta.evaluation.metrics import Metrics
 from cliquetta.evaluation.predictions import PredictionLog
 from cliquetta.evaluation.record import (
@@ -145,16 +146,16 @@ def plan(adapter: Adapter, stream: Stream | FeatureStream, preset: str | None = 
 def _check(adapter: Adapter, stream: Stream | FeatureStream) -> None:
     """Refuse pairs that cannot be scored."""
     if isinstance(stream, FeatureStream) and not isinstance(adapter, FeatureLevel):
-        raise ValueError(
+        raise UserError(
             f"{name_of(adapter)} looks at pixels, not at features only; give it the Stream itself"
         )
     if stream.views != adapter.views:
-        raise ValueError(
+        raise UserError(
             f"the stream carries views {stream.views}, the method wants {adapter.views}; build "
             "it with Stream(..., views=adapter.views)"
         )
     if len(stream.names) != len(adapter.prompts):
-        raise ValueError(
+        raise UserError(
             f"{stream.id} labels {len(stream.names)} classes, the method tells "
             f"{len(adapter.prompts)} apart; build it with the prompts of the data set"
         )

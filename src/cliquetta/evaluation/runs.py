@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from cliquetta.errors import UserError
 from cliquetta.evaluation.predictions import Predictions
 from cliquetta.evaluation.record import (
     RECORD,
@@ -94,9 +95,9 @@ def find_runs(paths: Iterable[Path | str]) -> tuple[list[Run], list[Run]]:
         elif folder.is_dir():
             runs = [Run(record, folder / record.id) for record in list_records(folder)]
         else:
-            raise ValueError(f"no such folder: {path}")
+            raise UserError(f"no such folder: {path}")
         if not runs:
-            raise ValueError(f"no runs in {path}: `cliquetta evaluate --out {path}` makes some")
+            raise UserError(f"no runs in {path}: `cliquetta evaluate --out {path}` makes some")
         for run in runs:
             if found.setdefault(run.record.id, run).record.status != "finished":
                 found[run.record.id] = run

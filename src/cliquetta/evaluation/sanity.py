@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from cliquetta.errors import UserError
+
 FEW_IMAGES = 30
 """Below this many images chance itself swings too far to say anything."""
 
@@ -13,7 +15,7 @@ def near_chance(accuracy: float, *, classes: int, images: int) -> str | None:
     reaches on hard data, a quarter of the way from chance to perfect.
     """
     if not 0 <= accuracy <= 1:
-        raise ValueError(f"accuracy is a share between 0 and 1, got {accuracy}")
+        raise UserError(f"accuracy is a share between 0 and 1, got {accuracy}")
     if classes < 2 or images < FEW_IMAGES:
         return None
     chance = 1 / classes

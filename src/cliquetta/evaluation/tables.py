@@ -7,6 +7,8 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cliquetta.errors import UserError
+
 
 @dataclass(frozen=True)
 class TextTable:
@@ -21,7 +23,7 @@ class TextTable:
         """Every row has a cell for every column."""
         for row in self.rows:
             if len(row) != len(self.columns):
-                raise ValueError(f"{len(row)} cells for {len(self.columns)} columns: {row}")
+                raise UserError(f"{len(row)} cells for {len(self.columns)} columns: {row}")
 
 
 def to_markdown(table: TextTable) -> str:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from cliquetta.errors import UserError
 from cliquetta.methods._shared.memory import Memory
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
@@ -60,7 +61,7 @@ class Adapter(ABC):
         """Logits of every image of ``batch``; the method may learn from it."""
         size = self.model.image_size
         if batch.images.ndim != 4 or tuple(batch.images.shape[1:]) != (3, size, size):
-            raise ValueError(
+            raise UserError(
                 f"images must be (B, 3, {size}, {size}) for {self.model.id}, got "
                 f"{tuple(batch.images.shape)}; preprocess them with model.preprocess"
             )
@@ -68,7 +69,7 @@ class Adapter(ABC):
             empty = torch.zeros(0, len(self.prompts), device=self.model.device)
             return Prediction(empty)
         if self.views is not None and batch.views is None:
-            raise ValueError(
+            raise UserError(
                 f"{type(self).__name__} needs {self.views.count} views per image; attach them "
                 "with cliquetta.data.views.attach_views(batch, adapter.views, seed=...)"
             )

@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cliquetta.errors import UserError
 from cliquetta.methods._shared.layernorm import Adam, AdamState, LayerNormTower, adam_step
 from cliquetta.methods._shared.views import entropy
 from cliquetta.methods.base import Adapter, BatchDependence
@@ -98,7 +99,7 @@ class BATCLIP(Adapter):
         self, model: CLIP, prompts: ClassPrompts, config: BATCLIPConfig, *, seed: int = 0
     ) -> None:
         if config.adapt_text and (model.text is None or prompts.features is not None):
-            raise ValueError(
+            raise UserError(
                 "batclip learns the text tower's LayerNorms, but text is fixed here; give it a "
                 "model with a text tower and class names, or set adapt_text=False"
             )

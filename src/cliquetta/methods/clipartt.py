@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cliquetta.errors import UserError
 from cliquetta.methods._shared.layernorm import Adam, AdamState, LayerNormTower, minimize
 from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.registry import register
@@ -53,13 +54,13 @@ class CLIPArTTConfig:
         """Check the values at the door."""
         Adam(self.learning_rate, self.betas)
         if self.steps < 1 or self.top_classes < 1:
-            raise ValueError(
+            raise UserError(
                 f"steps and top_classes must be at least 1, got {self.steps}, {self.top_classes}"
             )
         if not self.temperature > 0:
-            raise ValueError(f"temperature must be above 0, got {self.temperature}")
+            raise UserError(f"temperature must be above 0, got {self.temperature}")
         if self.template.count("{}") != 1:
-            raise ValueError(f"a template holds {{}} once, got {self.template!r}")
+            raise UserError(f"a template holds {{}} once, got {self.template!r}")
 
 
 def transductive_loss(

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cliquetta.errors import UserError
 from cliquetta.methods._shared.feature_level import FeatureLevel
 from cliquetta.methods._shared.few_shot import (
     FewShotAdapter,
@@ -57,7 +58,7 @@ class CoCoOpConfig(TextTraining):
         for name in ("context", "hidden", "rows"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"{name} is at least 1, got {value}")
+                raise UserError(f"{name} is at least 1, got {value}")
 
 
 def image_context(learned: Mapping[str, Tensor], features: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from cliquetta.errors import UnknownNameError
+from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.methods._shared.feature_level import FeatureLevel
 from cliquetta.methods._shared.few_shot import (
     FewShotAdapter,
@@ -57,7 +57,7 @@ class CoOpConfig(TextTraining):
         """Check the values at the door."""
         super().__post_init__()
         if self.context < 1:
-            raise ValueError(f"context is at least one token, got {self.context}")
+            raise UserError(f"context is at least one token, got {self.context}")
         if self.position not in POSITIONS:
             raise UnknownNameError("position of the class name", self.position, POSITIONS)
 
@@ -79,7 +79,7 @@ def prompt_tokens(
         tail = len(tokens)
         tokens += [*[0] * (count - head), *name[length:], tokenizer.end]
         if len(tokens) > tokenizer.context_length:
-            raise ValueError(
+            raise UserError(
                 f"class {text[:-1]!r} with {count} context tokens takes {len(tokens)} tokens, the "
                 f"model's context holds {tokenizer.context_length}: use fewer context tokens"
             )

@@ -27,7 +27,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from cliquetta.errors import UnknownNameError
+from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.methods._shared.presets import read_presets
 from cliquetta.methods._shared.views import (
     ViewsConfig,
@@ -84,9 +84,9 @@ class DARTConfig(ViewsConfig):
         if self.score not in SCORES:
             raise UnknownNameError("score", self.score, SCORES)
         if not 0 <= self.recall <= 1:
-            raise ValueError(f"recall is a share, 0 to 1, got {self.recall}")
+            raise UserError(f"recall is a share, 0 to 1, got {self.recall}")
         if self.lr < 0 or self.inertia <= 0 or self.tokens < 1 or self.rows < 1:
-            raise ValueError(
+            raise UserError(
                 "lr is 0 or more, inertia above 0, tokens and rows at least 1, got "
                 f"{self.lr}, {self.inertia}, {self.tokens} and {self.rows}"
             )
@@ -114,7 +114,7 @@ class DART(Adapter):
         super().__init__(model, prompts, config, seed=seed)
         self.tower = model.require_vit()
         if not 0 <= config.block < len(self.tower.blocks):
-            raise ValueError(
+            raise UserError(
                 f"block {config.block} does not exist: {model.id} has blocks 0 to "
                 f"{len(self.tower.blocks) - 1}"
             )

@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cliquetta.errors import UserError
 from cliquetta.methods._shared.cache import CacheOccupancy, affinity, simulate_insertions, store
 from cliquetta.methods._shared.feature_level import FixedText
 from cliquetta.methods._shared.views import (
@@ -62,9 +63,9 @@ class DMNConfig(ViewsConfig):
         super().__post_init__()
         check_fraction("kept", self.kept)
         if self.capacity < 1:
-            raise ValueError(f"capacity is at least 1, got {self.capacity}")
+            raise UserError(f"capacity is at least 1, got {self.capacity}")
         if not self.memory_weight > 0:
-            raise ValueError(f"memory_weight must be above 0, got {self.memory_weight}")
+            raise UserError(f"memory_weight must be above 0, got {self.memory_weight}")
 
 
 def class_features(

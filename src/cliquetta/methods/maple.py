@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cliquetta.errors import UserError
 from cliquetta.methods._shared.few_shot import (
     FewShotAdapter,
     OnStep,
@@ -58,7 +59,7 @@ class MaPLeConfig(SGDTraining):
         """Check the values at the door."""
         super().__post_init__()
         if self.depth < 1 or self.context < 1:
-            raise ValueError("depth and context are at least 1")
+            raise UserError("depth and context are at least 1")
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def text_tokens(model: CLIP, prompts: ClassPrompts, config: MaPLeConfig) -> tupl
         return prompt_tokens(model, prompts, config.context)
     words = len(model.tokenizer.encode(config.words))
     if words < config.context:
-        raise ValueError(
+        raise UserError(
             f"{config.words!r} has {words} tokens, {config.context} are to be learned: give more "
             "words or none"
         )

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cliquetta.errors import UserError
 from cliquetta.methods._shared.feature_level import FixedText
 from cliquetta.methods._shared.views import ViewsConfig, check_fraction
 from cliquetta.methods.base import BatchDependence
@@ -47,7 +48,7 @@ class MTAConfig(ViewsConfig):
         super().__post_init__()
         check_fraction("neighbours", self.neighbours)
         if self.spread <= 0 or self.iterations < 1:
-            raise ValueError(
+            raise UserError(
                 f"spread is above 0 and iterations at least 1, got {self.spread} and "
                 f"{self.iterations}"
             )

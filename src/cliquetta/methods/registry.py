@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from cliquetta.errors import UnknownNameError
+from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.methods.base import Adapter
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
@@ -52,7 +52,7 @@ def register(
 
     def enter(adapter: A) -> A:
         if name in _ENTRIES:
-            raise ValueError(f"a method named {name!r} is registered already")
+            raise UserError(f"a method named {name!r} is registered already")
         _ENTRIES[name] = MethodEntry(
             name, adapter, config, summary, paper, dict(presets or {}), tuned_by_authors, fit
         )
@@ -133,7 +133,7 @@ def _convert(option: str, value: Any, current: Any, annotation: str) -> Any:
             kind = float if "float" in annotation else int if "int" in annotation else str
             return tuple(kind(part) for part in value.split(",") if part)
     except (KeyError, ValueError):
-        raise ValueError(f"{option} is {annotation}, {value!r} is not") from None
+        raise UserError(f"{option} is {annotation}, {value!r} is not") from None
     return value
 
 
@@ -157,10 +157,10 @@ def create_method(
         raise TypeError(f"{name} takes a {entry.config.__name__}, got {type(config).__name__}")
     if entry.fit is None:
         if fitted is not None:
-            raise ValueError(f"{name} is not fitted on labelled images: build it without `fitted`")
+            raise UserError(f"{name} is not fitted on labelled images: build it without `fitted`")
         return entry.adapter(model, prompts, config, seed=seed)
     if fitted is None:
-        raise ValueError(
+        raise UserError(
             f"{name} learns from labelled images first: fit it with `cliquetta fit --method {name} "
             "--shots 16 --dataset ... --out FILE` and use that file, or give `fitted`"
         )

@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cliquetta.errors import UserError
 from cliquetta.methods._shared.cache import CacheOccupancy, affinity, simulate_insertions, store
 from cliquetta.methods._shared.feature_level import FixedText
 from cliquetta.methods._shared.presets import read_presets
@@ -78,7 +79,7 @@ class TDAConfig(ViewsConfig):
         super().__post_init__()
         check_fraction("kept", self.kept)
         if self.positive_capacity < 1 or self.negative_capacity < 1:
-            raise ValueError(
+            raise UserError(
                 f"capacities are at least 1, got {self.positive_capacity} and "
                 f"{self.negative_capacity}"
             )

@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cliquetta.errors import UserError
 from cliquetta.methods._shared.feature_level import FeatureLevel
 from cliquetta.methods._shared.few_shot import (
     FewShotAdapter,
@@ -74,7 +75,7 @@ class TipAdapterFConfig(TipAdapterConfig):
         """Check the values at the door."""
         super().__post_init__()
         if self.epochs < 1 or self.batch_size < 1 or not self.lr > 0:
-            raise ValueError("epochs and batch_size are at least 1 and lr is above 0")
+            raise UserError("epochs and batch_size are at least 1 and lr is above 0")
 
 
 PRESETS = read_presets("tip_adapter", TipAdapterConfig)
@@ -241,7 +242,7 @@ class TipAdapter(FeatureLevel, FewShotAdapter):
         self.keys = self.tensor("keys", None, model.embed_dim)
         labels = self.tensor("labels", len(self.keys))
         if len(labels) and int(labels.max()) >= len(prompts):
-            raise ValueError(
+            raise UserError(
                 f"the cache knows class {int(labels.max())}, the class list holds {len(prompts)} "
                 "names: load it with create_fitted, or fit again"
             )

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cliquetta.errors import UserError
 from cliquetta.methods._shared.feature_level import FeatureLevel
 from cliquetta.methods._shared.presets import read_presets
 from cliquetta.methods._shared.views import (
@@ -61,7 +62,7 @@ class TPTConfig(ViewsConfig):
         super().__post_init__()
         check_fraction("kept", self.kept)
         if self.lr < 0 or self.steps < 1 or self.rows < 1:
-            raise ValueError(
+            raise UserError(
                 f"lr is 0 or more, steps and rows at least 1, got {self.lr}, {self.steps} and "
                 f"{self.rows}"
             )
@@ -76,7 +77,7 @@ class LearnableTemplate:
 
     def __init__(self, model: CLIP, prompts: ClassPrompts, *, rows: int, by: str) -> None:
         if prompts.features is not None:
-            raise ValueError(
+            raise UserError(
                 f"{by} learns text, but these class prompts are fixed text features; give names "
                 "and templates, or choose a method that works on features"
             )
@@ -86,7 +87,7 @@ class LearnableTemplate:
         self.ids = model.tokenizer(prompts.texts(first)).to(model.device)  # (N, L)
         found = self.ids[:, 1 : len(start) + 1]
         if not start or (found != torch.tensor(start, device=found.device)).any():
-            raise ValueError(
+            raise UserError(
                 f"{by} learns the words before the class name, of which {first!r} has none that "
                 "stand alone; put a template such as 'a photo of a {}.' first"
             )

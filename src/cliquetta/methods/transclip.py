@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cliquetta.errors import UserError
 from cliquetta.methods._shared.feature_level import FixedText
 from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.registry import register
@@ -54,9 +55,9 @@ class TransCLIPConfig:
     def __post_init__(self) -> None:
         """Check the values at the door."""
         if min(self.neighbours, self.seeds, self.rounds, self.inner) < 1:
-            raise ValueError("neighbours, seeds, rounds and inner must be at least 1")
+            raise UserError("neighbours, seeds, rounds and inner must be at least 1")
         if not self.gaussian_temperature > 0:
-            raise ValueError(
+            raise UserError(
                 f"gaussian_temperature must be above 0, got {self.gaussian_temperature}"
             )
 

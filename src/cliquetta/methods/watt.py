@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cliquetta.errors import UnknownNameError
+from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.methods._shared.layernorm import Adam, AdamState, LayerNormTower, minimize
 from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.clipartt import transductive_loss
@@ -69,13 +69,11 @@ class WATTConfig:
         if self.mode not in MODES:
             raise UnknownNameError("mode of watt", self.mode, list(MODES))
         if self.steps < 1 or self.rounds < 1:
-            raise ValueError(
-                f"steps and rounds must be at least 1, got {self.steps}, {self.rounds}"
-            )
+            raise UserError(f"steps and rounds must be at least 1, got {self.steps}, {self.rounds}")
         if not self.temperature > 0:
-            raise ValueError(f"temperature must be above 0, got {self.temperature}")
+            raise UserError(f"temperature must be above 0, got {self.temperature}")
         if not self.templates:
-            raise ValueError("no templates: give at least one, such as 'a photo of a {}'")
+            raise UserError("no templates: give at least one, such as 'a photo of a {}'")
 
 
 @register(
@@ -96,7 +94,7 @@ class WATT(Adapter):
         self, model: CLIP, prompts: ClassPrompts, config: WATTConfig, *, seed: int = 0
     ) -> None:
         if prompts.features is not None:
-            raise ValueError(
+            raise UserError(
                 "watt writes class names in its own templates, but the class list has fixed text "
                 "features; give it names only"
             )

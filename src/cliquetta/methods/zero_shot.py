@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from cliquetta.errors import UserError
 from cliquetta.methods._shared.feature_level import FixedText
 from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.registry import register
@@ -28,7 +29,7 @@ class ZeroShotConfig:
     def __post_init__(self) -> None:
         """Check the value at the door."""
         if not self.temperature > 0:
-            raise ValueError(f"temperature must be above 0, got {self.temperature}")
+            raise UserError(f"temperature must be above 0, got {self.temperature}")
 
 
 @register(

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cliquetta.errors import UserError
 from cliquetta.model.config import Activation
 
 
@@ -26,9 +27,9 @@ class Prefix:
     def __post_init__(self) -> None:
         """Check the shapes."""
         if self.tokens.ndim != 4 or self.tokens.shape[2] != 2:
-            raise ValueError(f"prefix tokens are (R, P, 2, D), got {tuple(self.tokens.shape)}")
+            raise UserError(f"prefix tokens are (R, P, 2, D), got {tuple(self.tokens.shape)}")
         if self.mask is not None and self.mask.shape != self.tokens.shape[:2]:
-            raise ValueError(
+            raise UserError(
                 f"prefix mask {tuple(self.mask.shape)} does not fit tokens "
                 f"{tuple(self.tokens.shape)}"
             )
@@ -132,7 +133,7 @@ class Block(nn.Module):
         pk = pk.view(R, P, H, D // H).transpose(1, 2).expand(B, -1, -1, -1)
         pv = pv.view(R, P, H, D // H).transpose(1, 2).expand(B, -1, -1, -1)
         if mask is not None:
-            raise ValueError("a prefix and an attention mask cannot be combined")
+            raise UserError("a prefix and an attention mask cannot be combined")
         if prefix.mask is not None:
             seen = torch.ones(B, P + T, dtype=torch.bool, device=k.device)
             seen[:, :P] = prefix.mask

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cliquetta.errors import UserError
 from cliquetta.model.block import Prefix
 from cliquetta.model.config import CLIPConfig, ResNetConfig, VisionConfig
 from cliquetta.model.preprocess import Preprocess
@@ -29,7 +30,7 @@ CAPABILITIES: Mapping[str, str] = {
 }
 
 
-class MissingCapabilityError(ValueError):
+class MissingCapabilityError(UserError):
     """A method needs something that the loaded model does not have."""
 
 
@@ -167,7 +168,7 @@ class CLIP(nn.Module):
         """
         if prompts.features is not None:
             if prompts.features.shape[1] != self.embed_dim:
-                raise ValueError(
+                raise UserError(
                     f"text features are {prompts.features.shape[1]} wide, {self.id} wants "
                     f"{self.embed_dim}"
                 )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from cliquetta.errors import UnknownNameError
+from cliquetta.errors import UnknownNameError, UserError
 
 OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
 OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -51,9 +51,9 @@ class Preprocess:
     def __post_init__(self) -> None:
         """Check the values at the door."""
         if self.size < 1:
-            raise ValueError(f"image size is at least 1, got {self.size}")
+            raise UserError(f"image size is at least 1, got {self.size}")
         if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
-            raise ValueError("mean and std hold three numbers, those of std above 0")
+            raise UserError("mean and std hold three numbers, those of std above 0")
         for name, value, known in (
             ("interpolation", self.interpolation, list(_FILTERS)),
             ("resize", self.resize, ["shorter", "squash"]),
@@ -103,12 +103,12 @@ class Preprocess:
         """Normalise uint8 pictures (N, size, size, 3) that already have the model's size."""
         data = torch.tensor(images) if isinstance(images, np.ndarray) else images
         if data.dtype != torch.uint8 or data.ndim != 4 or data.shape[3] != 3:
-            raise ValueError(
+            raise UserError(
                 f"pixels takes uint8 (N, {self.size}, {self.size}, 3), "
                 f"got {data.dtype} {tuple(data.shape)}"
             )
         if data.shape[1:3] != (self.size, self.size):
-            raise ValueError(
+            raise UserError(
                 f"pictures are {data.shape[1]} x {data.shape[2]}, the model takes {self.size} x "
                 f"{self.size}; open them as PIL images to have them resized"
             )

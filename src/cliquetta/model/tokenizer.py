@@ -14,6 +14,8 @@ import regex
 import torch
 from torch import Tensor
 
+from cliquetta.errors import UserError
+
 START = "<|startoftext|>"
 END = "<|endoftext|>"
 MERGES = 48894
@@ -75,9 +77,9 @@ class Tokenizer:
     ) -> None:
         merges = MERGES if merges is None else merges
         if not 0 <= merges <= MERGES:
-            raise ValueError(f"merges is 0 to {MERGES}, got {merges}")
+            raise UserError(f"merges is 0 to {MERGES}, got {merges}")
         if context_length < 2:
-            raise ValueError(
+            raise UserError(
                 f"a context of {context_length} has no room for the start and end tokens"
             )
         self.context_length = context_length
@@ -143,7 +145,7 @@ class Tokenizer:
             ids = [self.start, *self.encode(text), self.end]
             if len(ids) > self.context_length:
                 shown = text if len(text) <= 80 else text[:77] + "..."
-                raise ValueError(
+                raise UserError(
                     f"text {shown!r} takes {len(ids)} tokens with start and end, the model's "
                     f"context holds {self.context_length}: shorten the class name or template"
                 )

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from cliquetta.errors import UserError
 from cliquetta.model.block import Block, Prefix
 from cliquetta.model.config import VisionConfig
 
@@ -142,7 +143,7 @@ class VisionTower(nn.Module):
         end = len(self.blocks) if stop is None else stop
         outside = [index for index in prefix or {} if not start <= index < end]
         if outside:
-            raise ValueError(f"prefix at block {outside[0]}, but blocks {start} to {end - 1} run")
+            raise UserError(f"prefix at block {outside[0]}, but blocks {start} to {end - 1} run")
 
 
 def _per_row(prompt: Tensor, rows: int, dtype: torch.dtype) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cliquetta.errors import UserError
 from cliquetta.model.block import Block, Prefix, take_positions
 from cliquetta.model.text import TextTower
 from cliquetta.model.vision import VisionTower
@@ -100,7 +101,7 @@ def record_block(
         value = F.linear(tokens[:, :, 1], weight[2 * D :], bias[2 * D :])
         extra = torch.cat([key, value], dim=-1).expand(len(x), -1, -1)
         if mask is not None or prefix.mask is not None:
-            raise ValueError("a recorded prefix takes no mask")
+            raise UserError("a recorded prefix takes no mask")
     causal = causal and mask is None and rows is None
     attended = _attention(block, packed, query, extra, mask, causal)
     y = (x if rows is None else take_positions(x, rows)) + block.out(attended)
@@ -207,7 +208,7 @@ class VisualTape:
         self, tower: VisionTower, hidden: Tensor, start: int, prefix: Mapping[int, Prefix]
     ) -> None:
         if min(prefix) != start:
-            raise ValueError(f"the tape starts at block {start}, the first prefix at {min(prefix)}")
+            raise UserError(f"the tape starts at block {start}, the first prefix at {min(prefix)}")
         self.tower, self.start = tower, start
         self.tapes: list[BlockTape] = []
         last = len(tower.blocks) - 1

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from cliquetta.errors import UserError
+
 DEFAULT_TEMPLATE = "a photo of a {}."
 
 
@@ -31,20 +33,20 @@ class ClassPrompts:
         object.__setattr__(self, "names", tuple(self.names))
         object.__setattr__(self, "templates", tuple(self.templates))
         if not self.names:
-            raise ValueError("no class names: give at least one")
+            raise UserError("no class names: give at least one")
         blank = [i for i, name in enumerate(self.names) if not name.strip()]
         if blank:
-            raise ValueError(f"class name {blank[0]} is empty; remove the empty line")
+            raise UserError(f"class name {blank[0]} is empty; remove the empty line")
         twice = [name for name, count in Counter(self.names).items() if count > 1]
         if twice and not self.allow_duplicates:
-            raise ValueError(f"class names must differ, given twice: {', '.join(twice[:5])}")
+            raise UserError(f"class names must differ, given twice: {', '.join(twice[:5])}")
         if not self.templates:
-            raise ValueError(f"no templates: give at least one, such as {DEFAULT_TEMPLATE!r}")
+            raise UserError(f"no templates: give at least one, such as {DEFAULT_TEMPLATE!r}")
         for template in self.templates:
             if template.count("{}") != 1:
-                raise ValueError(f"a template holds {{}} once for the class name, got {template!r}")
+                raise UserError(f"a template holds {{}} once for the class name, got {template!r}")
         if self.features is not None and self.features.shape[0] != len(self.names):
-            raise ValueError(
+            raise UserError(
                 f"{self.features.shape[0]} text features for {len(self.names)} class names"
             )
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from cliquetta.errors import UserError
 from cliquetta.evaluation.paired import PairedTest, paired_test
 from cliquetta.evaluation.predictions import Predictions
 from cliquetta.report.markup import count, number
@@ -109,4 +110,4 @@ def net_gain(plain: Predictions, adapted: Predictions) -> npt.NDArray[np.int64]:
 
 def _same(plain: Predictions, adapted: Predictions) -> None:
     if plain.keys != adapted.keys:
-        raise ValueError("the runs did not see the same images in the same order")
+        raise UserError("the runs did not see the same images in the same order")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from cliquetta.errors import UnknownNameError
+from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.evaluation.evidence_log import Evidence
 from cliquetta.report.style import COLOURS, FAINT, MARKERS, PAPER, new_figure
 
@@ -99,7 +99,7 @@ def embed(evidence: Evidence, how: How = "auto") -> Embedding | None:
     both = np.concatenate([plain, prompted])
     available = importlib.util.find_spec("openTSNE") is not None
     if how == "tsne" and not available:
-        raise ValueError("a t-SNE map needs openTSNE: pip install 'cliquetta[tsne]', or take pca")
+        raise UserError("a t-SNE map needs openTSNE: pip install 'cliquetta[tsne]', or take pca")
     if len(plain) < 3:
         return None
     if how == "pca" or not available:

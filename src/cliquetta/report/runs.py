@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cliquetta.data.catalogue import get_dataset
+from cliquetta.errors import UserError
 from cliquetta.evaluation.evidence_log import Evidence, load_evidence
 from cliquetta.evaluation.predictions import Predictions
 from cliquetta.evaluation.record import Record, digest
@@ -100,7 +101,7 @@ def load_runs(
     """
     finished, unfinished = find_runs(paths)
     if not finished:
-        raise ValueError(
+        raise UserError(
             "no finished run to report on: "
             f"{len(unfinished)} unfinished; give `cliquetta evaluate` again to continue them"
         )

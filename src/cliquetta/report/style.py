@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from cliquetta.errors import UserError
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -57,7 +59,7 @@ def new_figure(width: float = 6.4, height: float = 3.4) -> Iterator[Figure]:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError:
-        raise ValueError(
+        raise UserError(
             "figures need matplotlib: install it with pip install 'cliquetta[report]'"
         ) from None
     with matplotlib.rc_context(_settings()):

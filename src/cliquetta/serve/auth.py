@@ -7,6 +7,7 @@ import hmac
 import ipaddress
 from collections.abc import Iterable
 
+from cliquetta.errors import UserError
 from cliquetta.serve.errors import ServiceError
 
 LOCAL = "local"
@@ -20,9 +21,9 @@ class Tokens:
     def __init__(self, tokens: Iterable[str]) -> None:
         given = [token.strip() for token in tokens if token.strip()]
         if not given:
-            raise ValueError("no tokens given: write one a line, made with `openssl rand -hex 24`")
+            raise UserError("no tokens given: write one a line, made with `openssl rand -hex 24`")
         if any(len(token) < _SHORTEST or not token.isascii() for token in given):
-            raise ValueError(
+            raise UserError(
                 f"a token has at least {_SHORTEST} ASCII characters: `openssl rand -hex 24`"
             )
         self._digests = sorted({_digest(token) for token in given})
@@ -57,7 +58,7 @@ def is_loopback(host: str) -> bool:
 def check_binding(host: str, tokens: Tokens | None) -> None:
     """Refuse to be reachable from other machines without tokens."""
     if tokens is None and not is_loopback(host):
-        raise ValueError(
+        raise UserError(
             f"{host} can be reached from other machines: give tokens with --token-file or "
             "CLIQUETTA_TOKEN, or bind to 127.0.0.1"
         )

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from cliquetta.errors import UnknownNameError
+from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.serve.errors import ServiceError
 
 _MB = 1024 * 1024
@@ -66,7 +66,7 @@ class Limits:
         """Check the values at the door."""
         for name, value in dataclasses.asdict(self).items():
             if not value > 0:
-                raise ValueError(f"limit {name} must be above 0, got {value}")
+                raise UserError(f"limit {name} must be above 0, got {value}")
 
     @classmethod
     def from_text(cls, given: Mapping[str, str]) -> Limits:
@@ -79,7 +79,7 @@ class Limits:
             try:
                 values[name] = kinds[name](text)
             except ValueError:
-                raise ValueError(f"limit {name} is a number, {text!r} is not") from None
+                raise UserError(f"limit {name} is a number, {text!r} is not") from None
         return cls(**values)
 
 

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from cliquetta.errors import UserError
 from cliquetta.serve.errors import ServiceError
 
 T = TypeVar("T")
@@ -40,7 +41,7 @@ class FairPool:
     ) -> None:
         """Start ``workers`` threads; each calls ``prepare`` once before its first job."""
         if workers < 1:
-            raise ValueError(f"at least one worker, got {workers}")
+            raise UserError(f"at least one worker, got {workers}")
         self._queued, self._per_session, self._wait = queued, queued_per_session, wait_seconds
         self._jobs: dict[str, deque[_Job]] = {}
         self._turns: deque[str] = deque()

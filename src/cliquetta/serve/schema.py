@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, EncodedBytes, EncoderProtocol, Field
 
+from cliquetta.errors import UserError
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE
 
 Option = bool | int | float | str | None | list[int | float | str]
@@ -31,7 +32,7 @@ class _StrictBase64(EncoderProtocol):
         try:
             return base64.b64decode(data, validate=True)
         except binascii.Error:
-            raise ValueError("not base64") from None
+            raise UserError("not base64") from None
 
     @classmethod
     def encode(cls, value: bytes) -> bytes:

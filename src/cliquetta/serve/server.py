@@ -8,6 +8,7 @@ from pathlib import Path
 
 import uvicorn
 
+from cliquetta.errors import UserError
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.asgi import create_app
 from cliquetta.serve.auth import check_binding
@@ -21,9 +22,9 @@ def name_models(given: Sequence[str]) -> dict[str, str]:
     for value in given:
         name, equals, source = value.partition("=")
         if not name or (equals and not source):
-            raise ValueError(f"a model is NAME or NAME=PATH, got {value!r}")
+            raise UserError(f"a model is NAME or NAME=PATH, got {value!r}")
         if name in sources:
-            raise ValueError(f"two models are named {name!r}")
+            raise UserError(f"two models are named {name!r}")
         sources[name] = source or name
     return sources
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import torch
 
+from cliquetta.errors import UserError
 from cliquetta.methods.registry import MethodEntry
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.auth import Tokens
@@ -57,9 +58,9 @@ class Settings:
     def __post_init__(self) -> None:
         """Check the values at the door."""
         if not self.models:
-            raise ValueError("no models to serve: name at least one, such as micro")
+            raise UserError("no models to serve: name at least one, such as micro")
         if self.tokens is None and self.hosts is None:
-            raise ValueError("a server without tokens answers to local names only: set hosts")
+            raise UserError("a server without tokens answers to local names only: set hosts")
 
 
 class Service:

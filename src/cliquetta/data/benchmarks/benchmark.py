@@ -9,11 +9,11 @@ from pathlib import Path
 
 from cliquetta.data.benchmarks.place import Layout, Listing, Place, find_places, near_misses
 from cliquetta.data.dataset import ArrayDataset, Dataset, FileDataset
-from cliquetta.errors import UnknownNameError
+from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.prompts.catalogue import class_names, template_choice, templates
 
 
-class DataNotFoundError(ValueError):
+class DataNotFoundError(UserError):
     """A data set that is not under the root; says where it was looked for and how to get it."""
 
 
@@ -78,7 +78,7 @@ class Benchmark:
         try:
             listing = layout.read(place)
         except ValueError as error:
-            raise ValueError(f"{self.id}: {error}") from error
+            raise UserError(f"{self.id}: {error}") from error
         if not listing.keys:
             raise DataNotFoundError(
                 f"{self.id}: none of its images are in {place.images} "

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cliquetta.data.benchmarks.place import Listing, Place
+from cliquetta.errors import UserError
 from cliquetta.prompts.catalogue import class_names
 
 _SIDE = 32
@@ -49,7 +50,7 @@ def read_cifar101(place: Place) -> Listing:
     images = _load_array(stem.with_name(f"{stem.name}_data.npy"))
     labels = _load_array(stem.with_name(f"{stem.name}_labels.npy"))
     if images.shape[1:] != (_SIDE, _SIDE, 3) or labels.shape != images.shape[:1]:
-        raise ValueError(f"{stem}_*.npy have shapes {images.shape} and {labels.shape}")
+        raise UserError(f"{stem}_*.npy have shapes {images.shape} and {labels.shape}")
     keys = [f"{place.part}/{i:04d}" for i in range(len(images))]
     return Listing(keys, labels.astype(int).tolist(), images=images.astype(np.uint8))
 
@@ -70,11 +71,11 @@ def _from_batches(batches: list[dict[str, Any]], field: str, names: tuple[str, .
 def _from_records(files: list[Path], lead: int, part: str, list_id: str) -> Listing:
     raw = np.concatenate([np.frombuffer(path.read_bytes(), np.uint8) for path in files])
     if len(raw) % (lead + _PIXELS):
-        raise ValueError(f"{files[0]} is cut off: it holds no whole number of records")
+        raise UserError(f"{files[0]} is cut off: it holds no whole number of records")
     records = raw.reshape(-1, lead + _PIXELS)
     labels = records[:, lead - 1].astype(int).tolist()
     if max(labels, default=0) >= len(class_names(list_id)):
-        raise ValueError(f"{files[0]} holds no labels of {list_id}")
+        raise UserError(f"{files[0]} holds no labels of {list_id}")
     keys = [f"{part}/{i:05d}" for i in range(len(records))]
     return Listing(keys, labels, images=_pictures(records[:, lead:]))
 
@@ -88,7 +89,7 @@ def _load_array(path: Path) -> npt.NDArray[Any]:
     try:
         return np.asarray(np.load(path, allow_pickle=False))
     except ValueError as error:
-        raise ValueError(f"{path} is not a whole array file ({error})") from None
+        raise UserError(f"{path} is not a whole array file ({error})") from None
 
 
 class _ArraysOnly(pickle.Unpickler):
@@ -124,4 +125,4 @@ def _unpickle(path: Path) -> dict[str, Any]:
         try:
             return dict(_ArraysOnly(file, encoding="latin1").load())
         except Exception as error:  # a damaged pickle raises errors of every kind
-            raise ValueError(f"{path} is not a batch of CIFAR ({error})") from None
+            raise UserError(f"{path} is not a batch of CIFAR ({error})") from None

@@ -14,6 +14,7 @@ from cliquetta.data.benchmarks.readers import (
     listed,
     text_lines,
 )
+from cliquetta.errors import UserError
 from cliquetta.prompts.catalogue import wnids
 
 _WNID = "n[0-9]*"
@@ -55,11 +56,11 @@ def _caffe_list(place: Place) -> list[tuple[str, int]]:
     path = place.need(_CAFFE)
     pairs = [line.split() for line in text_lines(path)]
     if any(len(pair) != 2 or not pair[1].isdecimal() for pair in pairs):
-        raise ValueError(f"{path} must hold a file name and a class number on each line")
+        raise UserError(f"{path} must hold a file name and a class number on each line")
     rows = [(name, int(label)) for name, label in pairs]
     # Kaggle's list of the same name counts images instead of naming classes.
     if max(label for _, label in rows) >= len(wnids("imagenet")):
-        raise ValueError(
+        raise UserError(
             f"{path} numbers the images, not their classes: put {_KAGGLE} or {_SYNSETS} beside it"
         )
     return rows

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cliquetta.data.benchmarks.place import Listing, Place, squeeze
 from cliquetta.data.benchmarks.readers import by_name, listed, text_lines
+from cliquetta.errors import UserError
 
 PETS_LIST = "annotations/test.txt"
 AIRCRAFT_LIST = "images_variant_{part}.txt"
@@ -59,5 +60,5 @@ def read_ucf(place: Place) -> Listing:
 
 def _known(label: int | None, said: str) -> int:
     if label is None:
-        raise ValueError(f"{said!r} is not one of the classes")
+        raise UserError(f"{said!r} is not one of the classes")
     return label

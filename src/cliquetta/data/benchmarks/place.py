@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cliquetta.data.dataset import UInt8Array
+from cliquetta.errors import UserError
 
 SPLIT_FOLDERS = (".", "splits", "split")
 """Where side files are looked for, below the folders that may hold them."""
@@ -31,7 +32,7 @@ class Place:
         """The first of some side files that is there; an error if none is."""
         found = next((path for name in names if (path := self.file(name))), None)
         if found is None:
-            raise ValueError(f"no {' or '.join(names)} beside {self.images}")
+            raise UserError(f"no {' or '.join(names)} beside {self.images}")
         return found
 
     def file(self, name: str) -> Path | None:

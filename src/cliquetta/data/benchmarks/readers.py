@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cliquetta.data.benchmarks.place import Listing, Place, squeeze
 from cliquetta.data.folder import find_images, natural_key
+from cliquetta.errors import UserError
 from cliquetta.prompts.catalogue import class_names, wnids
 
 LabelOf = Callable[[str], int | None]
@@ -72,7 +73,7 @@ def class_folders(
                 continue
             label = label_of(folder.name)
             if label is None:
-                raise ValueError(f"{folder} is not one of the classes{hint and '; '}{hint}")
+                raise UserError(f"{folder} is not one of the classes{hint and '; '}{hint}")
             pictures += [
                 (label, path.relative_to(place.images).as_posix(), path)
                 for path in find_images(folder)
@@ -105,7 +106,7 @@ def coop_split(
         for _, label, name in rows:
             if not 0 <= label < len(names) or squeeze(names[label]) != squeeze(name):
                 known = names[label] if 0 <= label < len(names) else "no class"
-                raise ValueError(
+                raise UserError(
                     f"{path} calls class {label} {name!r}, our list calls it {known!r}; "
                     "is it the split file of another data set?"
                 )
@@ -120,9 +121,9 @@ def _read_split(path: Path, part: str) -> list[tuple[str, int, str]]:
         split = json.loads(path.read_text(encoding="utf-8"))
         return [(str(file), int(label), str(name)) for file, label, name in split[part]]
     except KeyError:
-        raise ValueError(f"{path} has no part {part!r}") from None
+        raise UserError(f"{path} has no part {part!r}") from None
     except (ValueError, TypeError):
-        raise ValueError(
+        raise UserError(
             f"{path} is not a split file of CoOp (JSON of [path, label, class name]); "
             "was it downloaded whole?"
         ) from None

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cliquetta.errors import UserError
 from cliquetta.methods._shared.views import ViewsConfig
 from cliquetta.methods.base import Adapter
 from cliquetta.model.clip import CLIP, encode_views
@@ -37,7 +38,7 @@ class FeatureLevel(Adapter):
             features = features[:, None]
         E = self.model.embed_dim
         if features.ndim != 3 or features.shape[2] != E or features.shape[1] == 0:
-            raise ValueError(
+            raise UserError(
                 f"features must be (B, V, {E}) for {self.model.id}, got {tuple(features.shape)}"
             )
         if len(features) == 0:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cliquetta.errors import UserError
 from cliquetta.methods._shared.support_set import FewShot, Rows, crop_features
 from cliquetta.methods.base import Adapter
 from cliquetta.model.clip import CLIP, l2_normalize
@@ -37,7 +38,7 @@ class FewShotAdapter(Adapter):
     def tensor(self, name: str, *shape: int | None) -> Tensor:
         """The fitted tensor ``name`` after a check of its shape; ``None`` stands for any size."""
         if name not in self.fitted:
-            raise ValueError(
+            raise UserError(
                 f"fitted tensors of {type(self).__name__} lack {name!r}: were they made by another "
                 "method?"
             )
@@ -47,7 +48,7 @@ class FewShotAdapter(Adapter):
         )
         if not fits:
             wanted = ", ".join("any" if size is None else str(size) for size in shape)
-            raise ValueError(
+            raise UserError(
                 f"fitted {name!r} is {tuple(value.shape)}, {self.model.id} with these classes and "
                 f"this config takes ({wanted}): fit again for them"
             )
@@ -68,7 +69,7 @@ class FewShotAdapter(Adapter):
 def refuse_fixed_text(adapter: type[Adapter], prompts: ClassPrompts) -> None:
     """A method that learns text cannot work with text features from outside."""
     if "text-prompts" in adapter.needs and prompts.features is not None:
-        raise ValueError(
+        raise UserError(
             f"{adapter.__name__} learns the text side: give class names, not fixed text features"
         )
 
@@ -79,12 +80,12 @@ def places_of(known: Sequence[str], wanted: Sequence[str], *, by: str) -> list[i
         return list(range(len(known)))
     strange = [name for name in wanted if name not in known]
     if strange:
-        raise ValueError(
+        raise UserError(
             f"{by} was fitted on {len(known)} classes without {strange[0]!r} and can only tell "
             "those apart, or some of them: fit it again with the new class list"
         )
     if len(set(wanted)) != len(wanted):
-        raise ValueError(f"class names must differ for {by} to pick from the fitted ones")
+        raise UserError(f"class names must differ for {by} to pick from the fitted ones")
     return [list(known).index(name) for name in wanted]
 
 
@@ -114,12 +115,12 @@ class SGDTraining:
         for name in ("epochs", "batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"{name} is at least 1, got {value}")
+                raise UserError(f"{name} is at least 1, got {value}")
         if self.warmup_epochs < 0 or not self.lr > 0:
-            raise ValueError("warmup_epochs is 0 or more and lr above 0")
+            raise UserError("warmup_epochs is 0 or more and lr above 0")
         low, high = self.crop_scale
         if not 0 < low <= high <= 1:
-            raise ValueError(f"crop_scale is 0 < low <= high <= 1, got {self.crop_scale}")
+            raise UserError(f"crop_scale is 0 < low <= high <= 1, got {self.crop_scale}")
 
     def epochs_for(self, shots: int) -> int:
         """The number of epochs for that many images a class."""
@@ -146,7 +147,7 @@ class TextTraining(SGDTraining):
         """Check the values at the door."""
         super().__post_init__()
         if self.crop_pool is not None and self.crop_pool < 1:
-            raise ValueError(f"crop_pool is at least 1, got {self.crop_pool}")
+            raise UserError(f"crop_pool is at least 1, got {self.crop_pool}")
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from cliquetta.atomic import write_atomically
+from cliquetta.errors import UserError
 from cliquetta.methods._shared.few_shot import FewShotAdapter, FitStep, OnStep, refuse_fixed_text
 from cliquetta.methods._shared.state import plain_config
 from cliquetta.methods._shared.support_set import FewShot
@@ -128,13 +129,13 @@ def load_fitted(path: Path | str) -> Fitted:
             metadata = file.metadata() or {}
         tensors = load(Path(path).read_bytes())
     except (OSError, safetensors.SafetensorError) as error:
-        raise ValueError(f"{path} is not a readable fitted file ({error})") from error
+        raise UserError(f"{path} is not a readable fitted file ({error})") from error
     try:
         header = {key: json.loads(value) for key, value in metadata.items()}
     except json.JSONDecodeError:
         header = {}
     if header.get("format") != FORMAT:
-        raise ValueError(f"{path} was not written by `cliquetta fit`")
+        raise UserError(f"{path} was not written by `cliquetta fit`")
     return Fitted(
         method=header["method"],
         config=method_config(header["method"], options=header["config"]),
@@ -157,7 +158,7 @@ def create_fitted(path: Path | str, model: CLIP, prompts: ClassPrompts, seed: in
     # Weights of another dtype hash differently although they are the same model's.
     same = fitted.weights == model.fingerprint or fitted.dtype != str(model.dtype)
     if fitted.model != model.id or not same:
-        raise ValueError(
+        raise UserError(
             f"{path} was fitted on {fitted.model} (weights {fitted.weights}), this is {model.id} "
             f"({model.fingerprint}): what was learned means nothing there; fit again"
         )
@@ -171,7 +172,7 @@ def _few_shot_entry(name: str) -> MethodEntry:
     entry = get_method(name)
     if entry.fit is None:
         known = ", ".join(other.name for other in list_methods() if other.fit is not None)
-        raise ValueError(f"{name} needs no fitting; few-shot methods are {known}")
+        raise UserError(f"{name} needs no fitting; few-shot methods are {known}")
     return entry
 
 
@@ -187,13 +188,13 @@ def _config(entry: MethodEntry, config: Any) -> Any:
 
 def _check_examples(few_shot: FewShot, model: CLIP, prompts: ClassPrompts) -> None:
     if few_shot.images.shape[-1] != model.image_size:
-        raise ValueError(
+        raise UserError(
             f"few-shot images are {few_shot.images.shape[-1]} pixels wide, {model.id} takes "
             f"{model.image_size}: make them with FewShot.from_dataset(..., model.preprocess)"
         )
     highest = int(few_shot.labels.max())
     if highest >= len(prompts):
-        raise ValueError(
+        raise UserError(
             f"a few-shot image has label {highest}, the class list holds {len(prompts)} names"
         )
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from cliquetta.errors import UserError
 from cliquetta.methods._shared.memory import Memory
 from cliquetta.model.clip import to_float32
 
@@ -83,7 +84,7 @@ class Adam:
     def __post_init__(self) -> None:
         """Check the step at the door."""
         if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
+            raise UserError(f"learning_rate must be above 0, got {self.learning_rate}")
 
 
 class AdamState(NamedTuple):

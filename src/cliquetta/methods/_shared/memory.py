@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from cliquetta.errors import UserError
+
 
 class Memory:
     """Named tensors that know their start values, so that reset and restore need no code.
@@ -35,7 +37,7 @@ class Memory:
     def __setitem__(self, name: str, value: Tensor) -> None:
         start = self._start[name]
         if value.shape != start.shape or value.dtype != start.dtype:
-            raise ValueError(
+            raise UserError(
                 f"memory {name!r} holds {tuple(start.shape)} {start.dtype}, "
                 f"got {tuple(value.shape)} {value.dtype}"
             )
@@ -62,7 +64,7 @@ class Memory:
         """Take over ``state`` whole, or raise and keep everything as it was."""
         missing, extra = self._start.keys() - state.keys(), state.keys() - self._start.keys()
         if missing or extra:
-            raise ValueError(
+            raise UserError(
                 f"state does not fit: missing {sorted(missing)}, unknown {sorted(extra)}; it was "
                 "saved by another method or version"
             )
@@ -70,7 +72,7 @@ class Memory:
         for name, start in self._start.items():
             value = state[name]
             if value.shape != start.shape or value.dtype != start.dtype:
-                raise ValueError(
+                raise UserError(
                     f"state {name!r} is {tuple(value.shape)} {value.dtype}, this adapter keeps "
                     f"{tuple(start.shape)} {start.dtype}; it was saved with other classes or config"
                 )

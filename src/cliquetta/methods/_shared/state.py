@@ -16,6 +16,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from cliquetta.atomic import write_atomically
+from cliquetta.errors import UserError
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import name_of
 
@@ -24,7 +25,7 @@ _MEMORY = "memory."
 _EXTRA = "extra."
 
 
-class StateMismatchError(ValueError):
+class StateMismatchError(UserError):
     """A saved state that belongs to another method, model, class list or config."""
 
 
@@ -106,7 +107,7 @@ def read_header(path: Path | str) -> dict[str, Any]:
         with safetensors.safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}
     except (OSError, safetensors.SafetensorError) as error:
-        raise ValueError(f"{path} is not a readable state file ({error})") from error
+        raise UserError(f"{path} is not a readable state file ({error})") from error
     return _parse_header(metadata, str(path))
 
 
@@ -127,7 +128,7 @@ def unpack_state(adapter: Adapter, data: bytes, *, source: str = "the state") ->
         metadata = json.loads(data[8 : 8 + size]).get("__metadata__") or {}
         header = _parse_header(metadata, source)
     except (safetensors.SafetensorError, json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{source} is not a readable state file ({error})") from error
+        raise UserError(f"{source} is not a readable state file ({error})") from error
     mine = describe(adapter)
     for field, what in (
         ("method", "another method"),
@@ -152,7 +153,7 @@ def unpack_state(adapter: Adapter, data: bytes, *, source: str = "the state") ->
 def _parse_header(metadata: Mapping[str, str], source: str) -> dict[str, Any]:
     """The JSON values of a safetensors header, if it is one of ours."""
     if metadata.get("format") != json.dumps(FORMAT) or "notes" not in metadata:
-        raise ValueError(f"{source} is not a state of a method: it was not written by save_state")
+        raise UserError(f"{source} is not a state of a method: it was not written by save_state")
     return {key: json.loads(value) for key, value in metadata.items() if key != "format"}
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cliquetta.data.crops import Boxes, crop_tensors, resized_crop_boxes
 from cliquetta.data.dataset import Dataset
+from cliquetta.errors import UserError
 from cliquetta.model.clip import CLIP
 from cliquetta.model.preprocess import Preprocess
 
@@ -37,18 +38,18 @@ class FewShot:
         """Check the examples at the door."""
         shape = tuple(self.images.shape)
         if len(shape) != 4 or shape[1] != 3 or shape[2] != shape[3]:
-            raise ValueError(f"few-shot images are (n, 3, S, S), got {shape}")
+            raise UserError(f"few-shot images are (n, 3, S, S), got {shape}")
         if not (self.images.dtype == torch.uint8 or self.images.is_floating_point()):
-            raise ValueError(f"few-shot images are uint8 or float, got {self.images.dtype}")
+            raise UserError(f"few-shot images are uint8 or float, got {self.images.dtype}")
         if self.labels.shape != shape[:1] or self.labels.dtype != torch.int64:
-            raise ValueError(
+            raise UserError(
                 f"{shape[0]} few-shot images need {shape[0]} labels (int64), got "
                 f"{tuple(self.labels.shape)} {self.labels.dtype}"
             )
         if shape[0] == 0:
-            raise ValueError("no few-shot images: give at least one")
+            raise UserError("no few-shot images: give at least one")
         if int(self.labels.min()) < 0:
-            raise ValueError("few-shot images must all have a label, some have none (-1)")
+            raise UserError("few-shot images must all have a label, some have none (-1)")
 
     def __len__(self) -> int:
         """Number of images."""
@@ -77,7 +78,7 @@ class FewShot:
         held = None
         if validation is not None:
             if validation.names != dataset.names:
-                raise ValueError(
+                raise UserError(
                     f"{validation.id} and {dataset.id} must share one class list to validate"
                 )
             held = cls(*_read(validation, _labelled(validation), preprocess))
@@ -132,7 +133,7 @@ def crop_features(
 def choose_shots(dataset: Dataset, shots: int, seed: int) -> Rows:
     """Indices of ``shots`` images of every class, drawn at random, in the data set's order."""
     if shots < 1:
-        raise ValueError(f"shots is at least 1, got {shots}")
+        raise UserError(f"shots is at least 1, got {shots}")
     rows = _labelled(dataset)
     order = np.random.default_rng([seed, 0x5407]).permutation(rows)
     labels = _labels(dataset)[order]
@@ -140,7 +141,7 @@ def choose_shots(dataset: Dataset, shots: int, seed: int) -> Rows:
     for label, name in enumerate(dataset.names):
         own = order[labels == label]
         if len(own) < shots:
-            raise ValueError(
+            raise UserError(
                 f"{dataset.id} has {len(own)} images of {name!r}, {shots} were asked for: lower "
                 "the number of shots"
             )
@@ -150,7 +151,7 @@ def choose_shots(dataset: Dataset, shots: int, seed: int) -> Rows:
 
 def _labels(dataset: Dataset) -> Rows:
     if dataset.labels is None:
-        raise ValueError(f"{dataset.id} has no labels, which few-shot methods learn from")
+        raise UserError(f"{dataset.id} has no labels, which few-shot methods learn from")
     labels: Rows = dataset.labels.numpy()
     return labels
 

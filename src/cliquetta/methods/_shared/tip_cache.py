@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cliquetta.errors import UserError
 from cliquetta.methods._shared.support_set import VIEWS_AT_ONCE, FewShot, crop_features
 from cliquetta.model.clip import CLIP, l2_normalize
 
@@ -38,13 +39,13 @@ class TipAdapterConfig:
     def __post_init__(self) -> None:
         """Check the values at the door."""
         if self.alpha < 0 or self.beta < 0:
-            raise ValueError(f"alpha and beta are 0 or more, got {self.alpha} and {self.beta}")
+            raise UserError(f"alpha and beta are 0 or more, got {self.alpha} and {self.beta}")
         if self.augmentations < 1 or min(self.search_steps) < 1:
-            raise ValueError("augmentations and search_steps are at least 1")
+            raise UserError("augmentations and search_steps are at least 1")
         if min(self.search_beta, self.search_alpha) <= 0.1:
-            raise ValueError("search_beta and search_alpha are above 0.1, where the search starts")
+            raise UserError("search_beta and search_alpha are above 0.1, where the search starts")
         if not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
-            raise ValueError(f"crop_scale is 0 < low <= high <= 1, got {self.crop_scale}")
+            raise UserError(f"crop_scale is 0 < low <= high <= 1, got {self.crop_scale}")
 
 
 def affinities(features: Tensor, keys: Tensor, beta: float) -> Tensor:
@@ -94,7 +95,7 @@ def validation_of(model: CLIP, few_shot: FewShot, classifier: Tensor) -> Validat
     """The validation split of the examples, encoded; an error says so if there is none."""
     held = few_shot.validation
     if held is None:
-        raise ValueError(
+        raise UserError(
             "search=True chooses numbers by accuracy and needs a validation split for it: give "
             "FewShot(validation=...), and never the test set"
         )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cliquetta.errors import UserError
 from cliquetta.types import ViewSpec
 
 
@@ -31,7 +32,7 @@ class ViewsConfig:
     def __post_init__(self) -> None:
         """Check the values at the door."""
         if self.view_count < 1 or self.chunk < 1:
-            raise ValueError(
+            raise UserError(
                 f"view_count and chunk are at least 1, got {self.view_count} and {self.chunk}"
             )
 
@@ -44,7 +45,7 @@ class ViewsConfig:
 def check_fraction(name: str, value: float) -> None:
     """Refuse a share of views outside (0, 1]."""
     if not 0 < value <= 1:
-        raise ValueError(f"{name} is a share of the views, above 0 and at most 1, got {value}")
+        raise UserError(f"{name} is a share of the views, above 0 and at most 1, got {value}")
 
 
 def entropy(logits: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cliquetta.errors import UserError
 from cliquetta.methods._shared.views import confident_views, mean_logits
 from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.registry import register
@@ -55,23 +56,21 @@ class SCAP(Adapter):
         if config.learns_text:
             needs |= {"text-prompts"}
             if prompts.features is not None:
-                raise ValueError(
-                    "fixed text features cannot be prompted; set scap.modalities=image"
-                )
+                raise UserError("fixed text features cannot be prompted; set scap.modalities=image")
         model.require(frozenset(needs), by="scap")
         self.tower: VisionTower | None = None
         if isinstance(model.visual, VisionTower):
             self.tower = model.visual
             layers = len(self.tower.blocks)
             if config.blocks[-1] >= layers:
-                raise ValueError(f"scap.blocks {config.blocks}: {model.id} has {layers} blocks")
+                raise UserError(f"scap.blocks {config.blocks}: {model.id} has {layers} blocks")
         self.classifier = model.classifier(prompts)
         self.text = None if fixed_text else PromptedText(model, prompts, config.text_mix)
         self.learner = Learner(
             self.tower, self.text, self.classifier, model.scale, config, self._rows()
         )
         if config.modalities == "text" and not self.learner.learns_text:
-            raise ValueError(
+            raise UserError(
                 f"nothing to learn: template {prompts.templates[0]!r} has no words before the "
                 "class name; put another first, or set scap.modalities=image"
             )

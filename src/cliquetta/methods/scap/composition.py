@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cliquetta.errors import UserError
 from cliquetta.methods.scap.cliques import Cliques
 from cliquetta.methods.scap.config import SCAPConfig
 from cliquetta.methods.scap.losses import entropy
@@ -143,4 +144,4 @@ def merge_passes(logits: Tensor, top: Tensor, how: str) -> Tensor:
     if how == "max-confidence":
         best = entropy(logits.log_softmax(dim=-1)).argmin(dim=1)
         return logits[torch.arange(len(logits), device=logits.device), best]
-    raise ValueError(f"{how} merges one pass an image, got {logits.shape[1]}")
+    raise UserError(f"{how} merges one pass an image, got {logits.shape[1]}")

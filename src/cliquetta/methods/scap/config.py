@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args, get_origin, get_type_hints
 
-from cliquetta.errors import UnknownNameError
+from cliquetta.errors import UnknownNameError, UserError
 
 
 @dataclass(frozen=True)
@@ -118,25 +118,25 @@ class SCAPConfig:
             if get_origin(kind) is Literal and value not in get_args(kind):
                 raise UnknownNameError(f"value of scap.{name}", str(value), get_args(kind))
             if kind is float and not math.isfinite(value):
-                raise ValueError(f"scap.{name} must be a finite number, got {value}")
+                raise UserError(f"scap.{name} must be a finite number, got {value}")
         positive = ("topk", "prompt_length", "steps", "capacity", "neighbours", "views")
         for name in positive:
             if getattr(self, name) < 1:
-                raise ValueError(f"scap.{name} must be at least 1, got {getattr(self, name)}")
+                raise UserError(f"scap.{name} must be at least 1, got {getattr(self, name)}")
         for name in ("text_mix", "propagation", "text_retained_share", "confident_share"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"scap.{name} is a share in [0, 1], got {getattr(self, name)}")
+                raise UserError(f"scap.{name} is a share in [0, 1], got {getattr(self, name)}")
         if self.propagation == 1:
-            raise ValueError("scap.propagation must be below 1: the propagation diverges")
+            raise UserError("scap.propagation must be below 1: the propagation diverges")
         if not self.blocks or list(self.blocks) != sorted(set(self.blocks)) or self.blocks[0] < 0:
-            raise ValueError(f"scap.blocks are different blocks in order, got {self.blocks}")
+            raise UserError(f"scap.blocks are different blocks in order, got {self.blocks}")
         if self.bandwidth <= 0 or self.learning_rate <= 0:
-            raise ValueError("scap.bandwidth and scap.learning_rate must be positive")
+            raise UserError("scap.bandwidth and scap.learning_rate must be positive")
         for name in ("prompt_scale", "concentration"):
             if getattr(self, name) < 0:
-                raise ValueError(f"scap.{name} must not be negative, got {getattr(self, name)}")
+                raise UserError(f"scap.{name} must not be negative, got {getattr(self, name)}")
         if self.view_zoom < 1:
-            raise ValueError(f"scap.view_zoom is at least 1, the input size, got {self.view_zoom}")
+            raise UserError(f"scap.view_zoom is at least 1, the input size, got {self.view_zoom}")
 
     @property
     def learns_visual(self) -> bool:

@@ -23,6 +23,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from cliquetta.errors import UserError
 from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.registry import register
 from cliquetta.methods.scap.domain_keys import DomainKeys, absorb, domain_distance, signature
@@ -87,19 +88,19 @@ class DomainSCAPConfig:
         """Refuse settings that cannot mean anything."""
         for name in ("prompt_length", "steps", "neighbours", "full_batch", "domains"):
             if getattr(self, name) < 1:
-                raise ValueError(f"scap_domain.{name} must be at least 1")
+                raise UserError(f"scap_domain.{name} must be at least 1")
         if not 0 < self.teachers <= 1:
-            raise ValueError(f"scap_domain.teachers is a share in (0, 1], got {self.teachers}")
+            raise UserError(f"scap_domain.teachers is a share in (0, 1], got {self.teachers}")
         for name in ("vote", "zero_shot_share"):
             if not 0 <= getattr(self, name) <= 1:
                 value = getattr(self, name)
-                raise ValueError(f"scap_domain.{name} is a share in [0, 1], got {value}")
+                raise UserError(f"scap_domain.{name} is a share in [0, 1], got {value}")
         if not 0 <= self.least_even <= self.most_even:
-            raise ValueError("scap_domain.least_even must not be above most_even")
+            raise UserError("scap_domain.least_even must not be above most_even")
         if self.even_band <= 0:
-            raise ValueError("scap_domain.even_band must be above 0")
+            raise UserError("scap_domain.even_band must be above 0")
         if self.prior not in ("estimated", "uniform", "zero-shot"):
-            raise ValueError(
+            raise UserError(
                 f"scap_domain.prior is estimated, uniform or zero-shot, got {self.prior!r}"
             )
         for name in (
@@ -107,7 +108,7 @@ class DomainSCAPConfig:
             *("full_doubt", "even_slope", "new_domain"),
         ):
             if getattr(self, name) < 0:
-                raise ValueError(f"scap_domain.{name} cannot be negative")
+                raise UserError(f"scap_domain.{name} cannot be negative")
 
 
 def evenness(answers: Tensor) -> Tensor:

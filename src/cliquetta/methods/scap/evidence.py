@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from cliquetta.errors import UserError
 from cliquetta.methods.scap.cliques import Cliques
 from cliquetta.methods.scap.composition import Passes
 from cliquetta.methods.scap.learning import Learned
@@ -81,7 +82,7 @@ def _check(prediction: Prediction) -> None:
     """Refuse the evidence of another method."""
     missing = [key for key in KEYS if key not in prediction.evidence]
     if missing:
-        raise ValueError(
+        raise UserError(
             f"evidence without {', '.join(missing)} is not that of scap; describe predictions of "
             "an adapter of method 'scap'"
         )

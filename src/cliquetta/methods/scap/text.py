@@ -12,6 +12,7 @@ import time
 import torch
 from torch import Tensor
 
+from cliquetta.errors import UserError
 from cliquetta.model.clip import CLIP, l2_normalize, to_float32
 from cliquetta.model.text import place
 from cliquetta.model.vjp import TextTape, chunks
@@ -43,7 +44,7 @@ class PromptedText:
                 self.ids[:, 1 : M + 1] == model.tokenizer([words]).to(model.device)[:, 1 : M + 1]
             ).all()
         ):
-            raise ValueError(
+            raise UserError(
                 f"template {prompts.templates[0]!r}: the words before {{}} melt into the class "
                 "names and cannot be learned for all; put a blank between them"
             )

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from cliquetta.errors import UserError
 from cliquetta.model.clip import CLIP
 from cliquetta.model.config import Activation, CLIPConfig, TextConfig, VisionConfig
 from cliquetta.model.preprocess import Preprocess
@@ -23,7 +24,7 @@ _SCALES = ".scale"
 _LEVELS = 127
 
 
-class CheckpointError(ValueError):
+class CheckpointError(UserError):
     """A checkpoint that cannot be used; the message says what was found and what to do."""
 
 
@@ -123,7 +124,7 @@ def at_size(checkpoint: Checkpoint, image_size: int) -> Checkpoint:
     is_vit = isinstance(vision, VisionConfig)
     step = vision.patch_size if isinstance(vision, VisionConfig) else 32
     if image_size < step or image_size % step:
-        raise ValueError(f"image_size is a multiple of {step} for {checkpoint.id}: {image_size}")
+        raise UserError(f"image_size is a multiple of {step} for {checkpoint.id}: {image_size}")
     key = "visual.position" if is_vit else "visual.attnpool.positional_embedding"
     positions = checkpoint.state[key].float()
     old, new = vision.image_size // step, image_size // step
