@@ -7,6 +7,7 @@ import http.server
 import json
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,11 +16,12 @@ from safetensors.torch import save_file
 
 from cliquetta.data.bundled import load_bundled
 from cliquetta.errors import UnknownNameError
-from cliquetta.model.checkpoints import hub, openai
+from cliquetta.model.checkpoints import hub, open_clip_zoo, openai
 from cliquetta.model.checkpoints.hub import DownloadError, Fetcher
 from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.checkpoints.state import CheckpointError
 from cliquetta.model.factory import create_model, list_models, pick_device, pick_dtype
+from cliquetta.model.preprocess import Preprocess
 from tests._helpers.openai_module import OpenAIModule, bare_state
 
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nothing listens
@@ -115,8 +117,11 @@ class Files(http.server.BaseHTTPRequestHandler):
         data = self.server.files.get(self.path)
         if data is None:
             self.send_response(404)
-            if self.path.startswith("/owner/"):
+            repo = "/".join(self.path.split("/")[:3])
+            if any(known.startswith(f"{repo}/") for known in self.server.files):
                 self.send_header("X-Error-Code", "EntryNotFound")
+            else:
+                self.send_header("X-Error-Code", "RepoNotFound")
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
@@ -179,37 +184,32 @@ def test_a_damaged_download_is_not_kept(server, address, tmp_path):
     assert not list(tmp_path.rglob("*.pt*.part")) and not list(tmp_path.rglob("m.pt"))
 
 
-def test_an_openai_name_downloads(server, address, tmp_path, monkeypatch):
-    module = OpenAIModule()
-    torch.save(module.state_dict(), tmp_path / "source.pt")
-    data = (tmp_path / "source.pt").read_bytes()
-    server.files["/ViT-B-16.pt"] = data
-    place = (f"{address}/ViT-B-16.pt", hashlib.sha256(data).hexdigest())
-    monkeypatch.setattr(openai, "address", lambda name: place)
-    model = create_model("ViT-B/16", cache_dir=tmp_path / "cache")
-    assert model.id == "openai:ViT-B/16"
-    pixels = torch.randn(1, 3, 32, 32)
-    torch.testing.assert_close(
-        model.encode_image(pixels), module.visual(pixels), atol=1e-5, rtol=1e-5
-    )
-    same = create_model("openai:ViT-B/16", cache_dir=tmp_path / "cache", offline=True)
-    assert same.fingerprint == model.fingerprint
-
-
 def one_sentence(error):
     """No newline, and no chain of other exceptions behind it."""
     assert "\n" not in str(error.value)
-    assert error.value.__cause__ is None and error.value.__suppress_context__
+    assert error.value.__cause__ is None
+    assert error.value.__context__ is None or error.value.__suppress_context__
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """No downloads of the machine's own user are found."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
 
 
 def test_no_network(tmp_path, monkeypatch):
-    monkeypatch.setattr(openai, "address", lambda name: (f"{NOWHERE}/x.pt", "0" * 64))
-    with pytest.raises(DownloadError, match="check the network") as error:
-        create_model("ViT-B/16", cache_dir=tmp_path)
-    one_sentence(error)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", NOWHERE)
     for proxy in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.delenv(proxy, raising=False)
+    monkeypatch.setattr(openai, "address", lambda name: (f"{NOWHERE}/ViT-B-16.pt", "0" * 64))
+    with pytest.raises(DownloadError, match="none of its sources answers") as error:
+        create_model("ViT-B/16", cache_dir=tmp_path)
+    one_sentence(error)
+    for source in ("timm/vit_base_patch16_clip_224.openai (", "openai/clip-vit-base-patch16 ("):
+        assert source in str(error.value)
+    assert f"{NOWHERE}/ViT-B-16.pt (" in str(error.value)
+    assert "give the path of the file: openai:PATH/ViT-B-16.pt" in str(error.value)
     start = time.monotonic()
     with pytest.raises(DownloadError, match="cannot reach the Hugging Face hub for a/b") as error:
         create_model("hf:a/b", cache_dir=tmp_path)
@@ -250,14 +250,7 @@ def serve(server, repo, folder):
 
 
 def test_hub_repository_of_transformers(hub_server, tmp_path):
-    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
-    shape |= {"num_attention_heads": 2}
-    config = transformers.CLIPConfig(
-        text_config=shape,
-        vision_config=shape | {"image_size": 32, "patch_size": 16},
-        projection_dim=16,
-    )
-    transformers.CLIPModel(config).save_pretrained(tmp_path / "source")
+    tiny_transformers().save_pretrained(tmp_path / "source")
     serve(hub_server, "owner/clip", tmp_path / "source")
     model = create_model("hf:owner/clip", cache_dir=tmp_path / "cache")
     assert model.id == "hf:owner/clip"
@@ -278,3 +271,91 @@ def test_hub_repository_of_open_clip(hub_server, tmp_path):
     assert model.config.vision.activation == "gelu"
     with pytest.raises(CheckpointError, match=r"has no config.json: try hf-hub:owner/open"):
         create_model("hf:owner/open", cache_dir=tmp_path / "cache")
+
+
+# OpenAI's names
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """What each source of ``ViT-B/16`` serves, by address, and the model that is in it."""
+    folder = tmp_path_factory.mktemp("sources")
+    timm, hub = folder / "timm", folder / "hub"
+    timm.mkdir()
+    save_file(bare_state(OpenAIModule(seed=1)), timm / "open_clip_model.safetensors")
+    config = {"model_cfg": {"embed_dim": 24, "quick_gelu": True, "vision_cfg": {"width": 128}}}
+    (timm / "open_clip_config.json").write_text(json.dumps(config))
+    tiny_transformers().save_pretrained(hub)
+    torch.save(OpenAIModule(seed=3).state_dict(), folder / "ViT-B-16.pt")
+    repos = {timm: "timm/vit_base_patch16_clip_224.openai", hub: "openai/clip-vit-base-patch16"}
+    return [
+        (
+            {f"/{repo}/resolve/main/{path.name}": path.read_bytes() for path in place.iterdir()},
+            create_model(place),
+        )
+        for place, repo in repos.items()
+    ] + [
+        (
+            {"/ViT-B-16.pt": (folder / "ViT-B-16.pt").read_bytes()},
+            create_model(folder / "ViT-B-16.pt"),
+        )
+    ]
+
+
+def tiny_transformers():
+    """A random ``CLIPModel`` of one block per tower."""
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    shape |= {"num_attention_heads": 2}
+    vision = shape | {"image_size": 32, "patch_size": 16}
+    config = transformers.CLIPConfig(text_config=shape, vision_config=vision, projection_dim=16)
+    return transformers.CLIPModel(config)
+
+
+@pytest.fixture
+def openai_server(hub_server, address, sources, monkeypatch):
+    """Hub and OpenAI's address on the local server; ``ViT-B/16`` is small, and not there yet."""
+    small = replace(open_clip_zoo.ARCHITECTURES["ViT-B-16"], width=128, patch_size=8)
+    monkeypatch.setitem(open_clip_zoo.ARCHITECTURES, "ViT-B-16", small)
+    (data,) = sources[2][0].values()
+    place = (f"{address}/ViT-B-16.pt", hashlib.sha256(data).hexdigest())
+    monkeypatch.setattr(openai, "address", lambda name: place)
+    return hub_server
+
+
+@pytest.mark.parametrize("gone", [0, 1, 2])
+def test_an_openai_name_loads_from_the_first_source_that_answers(
+    openai_server, sources, tmp_path, gone
+):
+    for files, _ in sources[gone:]:
+        openai_server.files |= files
+    model = create_model("ViT-B/16", cache_dir=tmp_path / "cache")
+    wanted = sources[gone][1]
+    assert model.id == "openai:ViT-B/16"
+    assert model.fingerprint == wanted.fingerprint and model.config == wanted.config
+    assert model.preprocess == Preprocess.openai(32)
+    openai_server.files.clear()
+    same = create_model("openai:ViT-B/16", cache_dir=tmp_path / "cache", offline=True)
+    assert same.fingerprint == model.fingerprint
+
+
+def test_all_sources_gone(openai_server, tmp_path):
+    with pytest.raises(DownloadError, match="none of its sources answers") as error:
+        create_model("ViT-B/16", cache_dir=tmp_path)
+    one_sentence(error)
+    assert "no repository timm/vit_base_patch16_clip_224.openai" in str(error.value)
+    assert "no repository openai/clip-vit-base-patch16" in str(error.value)
+    assert "/ViT-B-16.pt (" in str(error.value) and "404" not in str(error.value).split("/ViT")[0]
+    assert str(error.value).endswith("give the path of the file: openai:PATH/ViT-B-16.pt")
+
+
+@pytest.mark.usefixtures("openai_server")
+def test_the_cache_of_openais_package_is_used(sources, home, tmp_path):
+    files, wanted = sources[2]
+    place = home / ".cache" / "clip" / "ViT-B-16.pt"
+    place.parent.mkdir(parents=True)
+    place.write_bytes(files["/ViT-B-16.pt"])
+    model = create_model("ViT-B/16", cache_dir=tmp_path / "cache", offline=True)
+    assert model.fingerprint == wanted.fingerprint
+    place.write_bytes(files["/ViT-B-16.pt"][:-1000])  # a download that was cut off
+    with pytest.raises(DownloadError, match="not in a cache"):
+        create_model("ViT-B/16", cache_dir=tmp_path / "cache", offline=True)

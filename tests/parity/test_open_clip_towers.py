@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from cliquetta.model.checkpoints.open_clip_zoo import ARCHITECTURES, activation_of
-from cliquetta.model.checkpoints.openai import IMAGE_SIZES, address
+from cliquetta.model.checkpoints.openai import NAMES, address, architecture_name
 from cliquetta.model.factory import create_model
 
 pytestmark = pytest.mark.parity
@@ -91,6 +91,9 @@ def test_our_table_of_releases_is_theirs():
 def test_our_addresses_are_openais():
     from open_clip.pretrained import _PRETRAINED
 
-    for name in IMAGE_SIZES:
-        plain = name.replace("/", "-").replace("@336px", "-336")
-        assert address(name)[0] == _PRETRAINED[plain]["openai"]["url"]
+    for name in NAMES:
+        release = _PRETRAINED[architecture_name(name)]["openai"]
+        assert address(name)[0] == release["url"]
+        assert ARCHITECTURES[architecture_name(name)].tags["openai"] == release["hf_hub"].rstrip(
+            "/"
+        )

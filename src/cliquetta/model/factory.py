@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import glob
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import get_args
@@ -14,7 +14,7 @@ import torch
 
 from cliquetta.errors import UnknownNameError
 from cliquetta.model.checkpoints import huggingface, open_clip, open_clip_zoo, openai
-from cliquetta.model.checkpoints.hub import Fetcher
+from cliquetta.model.checkpoints.hub import DownloadError, Fetcher
 from cliquetta.model.checkpoints.local import PICKLED, from_files, read_json, read_tensors
 from cliquetta.model.checkpoints.state import (
     Checkpoint,
@@ -26,6 +26,7 @@ from cliquetta.model.checkpoints.state import (
 )
 from cliquetta.model.clip import CLIP
 from cliquetta.model.config import Activation
+from cliquetta.model.preprocess import Preprocess
 
 MICRO = "micro"
 
@@ -36,12 +37,6 @@ _DTYPES = {
     "bf16": torch.bfloat16,
     "float16": torch.float16,
     "fp16": torch.float16,
-}
-_HF_MODELS = {
-    "openai/clip-vit-base-patch32": 224,
-    "openai/clip-vit-base-patch16": 224,
-    "openai/clip-vit-large-patch14": 224,
-    "openai/clip-vit-large-patch14-336": 336,
 }
 
 
@@ -60,14 +55,17 @@ class ModelEntry:
 
 def list_models(pattern: str = "*") -> list[ModelEntry]:
     """The known names that match a shell pattern, such as ``*B-16*``; any path or hub id loads."""
+    openai_architectures = {
+        name: open_clip_zoo.architecture(openai.architecture_name(name)) for name in openai.NAMES
+    }
     entries = [ModelEntry(MICRO, "bundled", 32, is_vit=True, is_bundled=True)]
     entries += [
-        ModelEntry(f"openai:{name}", "OpenAI", size, is_vit=name.startswith("ViT"))
-        for name, size in openai.IMAGE_SIZES.items()
+        ModelEntry(f"openai:{name}", "OpenAI", arch.image_size, arch.patch_size is not None)
+        for name, arch in openai_architectures.items()
     ]
     entries += [
-        ModelEntry(f"hf:{name}", "Hugging Face", size, is_vit=True)
-        for name, size in _HF_MODELS.items()
+        ModelEntry(f"hf:{repo}", "Hugging Face", openai_architectures[name].image_size, is_vit=True)
+        for name, repo in openai.HUB.items()
     ]
     entries += [
         ModelEntry(f"open_clip:{name}/{tag}", repo, arch.image_size, arch.patch_size is not None)
@@ -148,7 +146,7 @@ def _by_name(name: str, activation: Activation | None, fetcher: Fetcher) -> Chec
         return _open_clip(rest, activation, fetcher)
     if family == "local-dir":
         return from_files([Path(rest)], activation=activation)
-    if name in openai.IMAGE_SIZES:
+    if name in openai.NAMES:
         return _openai(name, activation or "quick_gelu", fetcher)
     paths = _existing(name)
     if paths:
@@ -156,7 +154,7 @@ def _by_name(name: str, activation: Activation | None, fetcher: Fetcher) -> Chec
     if name.startswith(("/", "./", "../", "~")) or name.endswith((".safetensors", *PICKLED)):
         raise CheckpointError(f"no such file or folder: {name}")
     known = [entry.name for entry in list_models()]
-    raise UnknownNameError("model", name, [*known[:14], *openai.IMAGE_SIZES, "a path"])
+    raise UnknownNameError("model", name, [*known[:14], *openai.NAMES, "a path"])
 
 
 def _existing(name: str) -> list[Path]:
@@ -169,13 +167,55 @@ def _existing(name: str) -> list[Path]:
 
 def _openai(name: str, activation: Activation, fetcher: Fetcher) -> Checkpoint:
     """One of OpenAI's models, or a local file that is one."""
-    if name in openai.IMAGE_SIZES:
-        path, id = fetcher.file(*openai.address(name)), f"openai:{name}"
-        return open_clip.from_open_clip(read_tensors([path])[0], id=id, activation=activation)
+    if name in openai.NAMES:
+        return _openai_release(name, activation, fetcher)
     paths = _existing(name)
     if paths:
         return from_files(paths, activation=activation)
-    raise UnknownNameError("OpenAI model", name, [*openai.IMAGE_SIZES, "a path"])
+    raise UnknownNameError("OpenAI model", name, [*openai.NAMES, "a path"])
+
+
+def _openai_release(name: str, activation: Activation, fetcher: Fetcher) -> Checkpoint:
+    """One of OpenAI's models, from the first source that has it.
+
+    An archive that was downloaded before needs no network. OpenAI's own address has gone
+    (openai/CLIP#516), so that the copies on the hub come before it.
+    """
+    id, (url, sha256) = f"openai:{name}", openai.address(name)
+
+    def from_archive(path: Path) -> Checkpoint:
+        return open_clip.from_open_clip(read_tensors([path])[0], id=id, activation=activation)
+
+    cached = fetcher.cached_file(url, sha256)
+    if cached is not None:
+        return from_archive(cached)
+    arch = openai.architecture_name(name)
+    copy = open_clip_zoo.architecture(arch).tags["openai"]
+    sources: dict[str, Callable[[], Checkpoint]] = {
+        copy: lambda: _open_clip_repo(copy, id, activation, fetcher, arch, "openai")
+    }
+    if name in openai.HUB:
+        sources[openai.HUB[name]] = lambda: _as_openai(_hugging_face(openai.HUB[name], fetcher), id)
+    sources[url] = lambda: from_archive(fetcher.file(url, sha256))
+    failures = []
+    for source, load in sources.items():
+        try:
+            return load()
+        except DownloadError as error:
+            failures.append(f"{source} ({error.reason})")
+        except CheckpointError as error:
+            failures.append(f"{source} ({error})")
+    remedy = "allow the network" if fetcher.is_offline else "check the network and run again"
+    raise DownloadError(
+        f"{id} is not in a cache and none of its sources answers: {'; '.join(failures)}; {remedy}, "
+        f"or give the path of the file: openai:PATH/{url.rsplit('/', 1)[1]}"
+    )
+
+
+def _as_openai(checkpoint: Checkpoint, id: str) -> Checkpoint:
+    """A copy in another format under its own name, with OpenAI's preprocessing."""
+    size = checkpoint.config.vision.image_size
+    return replace(checkpoint, id=id, preprocess=Preprocess.openai(size))
 
 
 def _hugging_face(name: str, fetcher: Fetcher) -> Checkpoint:

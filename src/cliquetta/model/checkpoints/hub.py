@@ -22,7 +22,14 @@ _TRUE = {"1", "true", "yes", "on"}
 
 
 class DownloadError(ConnectionError):
-    """A file that is not at hand and cannot be fetched; the message says how to go on."""
+    """A file that is not at hand and cannot be fetched; the message says how to go on.
+
+    ``reason`` is the cause alone, for a caller that has another source to try.
+    """
+
+    def __init__(self, message: str, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason or message
 
 
 @dataclass(frozen=True)
@@ -36,12 +43,20 @@ class Fetcher:
     on_progress: Callable[[int, int | None], None] | None = None
     """Called with the bytes at hand and in all, if known, while a file arrives."""
 
-    def file(self, url: str, sha256: str) -> Path:
-        """The file at ``url``, from the cache if it is there."""
-        path = self._folder() / sha256[:12] / url.rsplit("/", 1)[1]
+    def cached_file(self, url: str, sha256: str) -> Path | None:
+        """The file at ``url`` if we, or OpenAI's ``clip`` package, downloaded it before."""
+        path = self._path(url, sha256)
         if path.exists():
             return path
-        if self._is_offline():
+        theirs = Path.home() / ".cache" / "clip" / path.name
+        return theirs if theirs.exists() and _sha256(theirs) == sha256 else None
+
+    def file(self, url: str, sha256: str) -> Path:
+        """The file at ``url``, from the cache if it is there."""
+        path = self._path(url, sha256)
+        if path.exists():
+            return path
+        if self.is_offline:
             raise DownloadError(f"{path.name} is not in the cache ({path.parent}) and {_OFFLINE}")
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(path.name + ".part")
@@ -53,7 +68,8 @@ class Fetcher:
             except (OSError, urllib.error.URLError) as error:
                 raise DownloadError(
                     f"cannot download {url} ({_reason(error)}); check the network and run again "
-                    "(it goes on where it stopped), or give the path of a local file"
+                    "(it goes on where it stopped), or give the path of a local file",
+                    _reason(error),
                 ) from None
             if _sha256(part) != sha256:
                 part.unlink()
@@ -65,7 +81,7 @@ class Fetcher:
         """File ``name`` of a Hugging Face repository; ``None`` if the repository lacks it."""
         from huggingface_hub import constants, errors, hf_hub_download
 
-        local = self._is_offline() or not _answers(constants.ENDPOINT)
+        local = self.is_offline or not _answers(constants.ENDPOINT)
         try:
             path = hf_hub_download(
                 repo, name, revision=revision, cache_dir=self.cache_dir, local_files_only=local
@@ -73,11 +89,12 @@ class Fetcher:
         except errors.LocalEntryNotFoundError:
             if local and self._holds(repo):
                 return None  # the repository is cached, so it is this file that it lacks
-            if self._is_offline():
+            if self.is_offline:
                 raise DownloadError(f"{repo} is not in the cache and {_OFFLINE}") from None
             raise DownloadError(
                 f"cannot reach the Hugging Face hub for {repo}; check the network, or give the "
-                "path of a local folder"
+                "path of a local folder",
+                "the Hugging Face hub cannot be reached",
             ) from None
         except errors.EntryNotFoundError:
             return None
@@ -91,7 +108,8 @@ class Fetcher:
         except Exception as error:  # the client's transport, and so its errors, vary by release
             raise DownloadError(
                 f"cannot download {name} of {repo} ({_reason(error)}); check the network and run "
-                "again (it goes on where it stopped)"
+                "again (it goes on where it stopped)",
+                _reason(error),
             ) from None
         return Path(path)
 
@@ -109,7 +127,12 @@ class Fetcher:
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         return Path(stated) if stated else Path(base) / "cliquetta"
 
-    def _is_offline(self) -> bool:
+    def _path(self, url: str, sha256: str) -> Path:
+        return self._folder() / sha256[:12] / url.rsplit("/", 1)[1]
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether the network must not be used."""
         stated = (os.environ.get(key, "") for key in ("CLIQUETTA_OFFLINE", "HF_HUB_OFFLINE"))
         return self.offline or any(value.lower() in _TRUE for value in stated)
 

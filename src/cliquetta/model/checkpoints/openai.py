@@ -30,18 +30,15 @@ _FILES = {
         "3035c92b350959924f9f00213499208652fc7ea050643e8b385c2dac08641f02/ViT-L-14-336px.pt"
     ),
 }
-IMAGE_SIZES = {
-    "RN50": 224,
-    "RN101": 224,
-    "RN50x4": 288,
-    "RN50x16": 384,
-    "RN50x64": 448,
-    "ViT-B/32": 224,
-    "ViT-B/16": 224,
-    "ViT-L/14": 224,
-    "ViT-L/14@336px": 336,
+HUB = {
+    "ViT-B/32": "openai/clip-vit-base-patch32",
+    "ViT-B/16": "openai/clip-vit-base-patch16",
+    "ViT-L/14": "openai/clip-vit-large-patch14",
+    "ViT-L/14@336px": "openai/clip-vit-large-patch14-336",
 }
-"""OpenAI's names, with the side of the images that each takes."""
+"""OpenAI's own repositories on the Hugging Face hub, in the format of transformers."""
+NAMES = tuple(_FILES)
+"""OpenAI's names for its models."""
 
 _SETTINGS = ("input_resolution", "context_length", "vocab_size")
 """Scalars that OpenAI's archives carry beside the weights."""
@@ -77,8 +74,13 @@ class Rules:
 
 
 def address(name: str) -> tuple[str, str]:
-    """Where OpenAI keeps ``name``, and the SHA-256 of the file (a part of the address)."""
+    """Where OpenAI published ``name``, and the SHA-256 of the file (a part of the address)."""
     return f"{_BASE}/{_FILES[name]}", _FILES[name].split("/")[0]
+
+
+def architecture_name(name: str) -> str:
+    """open_clip's name of one of OpenAI's models: ``ViT-L-14-336`` for ``ViT-L/14@336px``."""
+    return name.replace("/", "-").replace("@336px", "-336")
 
 
 def is_openai_state(state: Mapping[str, Tensor]) -> bool:
