@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -55,6 +56,11 @@ class Block(nn.Module):
         self.fc = nn.Linear(width, hidden)
         self.proj = nn.Linear(hidden, width)
 
+    @property
+    def approximation(self) -> Literal["tanh", "none"]:
+        """Which GELU, as torch names it."""
+        return "tanh" if self.activation == "gelu_tanh" else "none"
+
     def forward(
         self,
         x: Tensor,
@@ -76,7 +82,7 @@ class Block(nn.Module):
         attended = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal and mask is None and rows is None
         )
-        return self._rest(x if rows is None else take_positions(x, rows), attended)
+        return self._rest(self.residual(x, rows), attended)
 
     def packed(self, x: Tensor, slots: Tensor, tokens: Tensor, length: int) -> Tensor:
         """Causal block over tokens (T, D) that lie one behind the other, (T, D).
@@ -106,19 +112,30 @@ class Block(nn.Module):
                 else (scores + mask)
             )
         weights = scores.float().softmax(dim=-1)
-        return self._rest(x, weights.to(v.dtype) @ v), weights
+        return self._rest(self.residual(x, None), weights.to(v.dtype) @ v), weights
 
     def heads_of(self, normed: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values (B, H, T, D/H) of the normed input; queries of ``rows`` only."""
         B, T, D = normed.shape
-        if rows is None:
+        query = self.single_query(normed, rows)
+        if query is None:
             q, k, v = self.qkv(normed).view(B, T, 3, self.heads, D // self.heads).unbind(dim=2)
-            return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        weight, bias = self.qkv.weight, self.qkv.bias
-        q = F.linear(take_positions(normed, rows), weight[:D], bias[:D]).view(B, 1, self.heads, -1)
-        kv = F.linear(normed, weight[D:], bias[D:]).view(B, T, 2, self.heads, -1)
-        k, v = kv.unbind(dim=2)
+        else:
+            q = query.view(B, 1, self.heads, -1)
+            kv = F.linear(normed, self.qkv.weight[D:], self.qkv.bias[D:])
+            k, v = kv.view(B, T, 2, self.heads, -1).unbind(dim=2)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+    def single_query(self, normed: Tensor, rows: Tensor | None) -> Tensor | None:
+        """The projected query (B, 1, D) of a sequence; ``None`` if every position asks."""
+        if rows is None:
+            return None
+        D = normed.shape[2]
+        return F.linear(take_positions(normed, rows), self.qkv.weight[:D], self.qkv.bias[:D])
+
+    def residual(self, x: Tensor, rows: Tensor | None) -> Tensor:
+        """What the attention's output is added to."""
+        return x if rows is None else take_positions(x, rows)
 
     def prepend(
         self, prefix: Prefix, k: Tensor, v: Tensor, mask: Tensor | None
@@ -143,8 +160,7 @@ class Block(nn.Module):
     def _rest(self, x: Tensor, attended: Tensor) -> Tensor:
         """Output projection, residuals and MLP after the attention."""
         B, _, T, _ = attended.shape
-        x = x + self.out(attended.transpose(1, 2).reshape(B, T, -1))
-        return self.mlp(x)
+        return self.mlp(x + self.out(attended.transpose(1, 2).reshape(B, T, -1)))
 
     def mlp(self, x: Tensor) -> Tensor:
         """``x`` plus the MLP of its norm."""
@@ -156,7 +172,7 @@ class Block(nn.Module):
         QuickGELU(u) = silu(cu) / c with c = 1.702: the matrix products absorb both factors, so
         that the activation is one fused kernel instead of three. For QuickGELU this is cu.
         """
-        if self.activation == "gelu":
+        if self.activation != "quick_gelu":
             return F.linear(normed, self.fc.weight, self.fc.bias)
         flat = normed.flatten(0, 1)
         scaled = torch.addmm(self.fc.bias, flat, self.fc.weight.t(), beta=QUICK, alpha=QUICK)
@@ -164,12 +180,36 @@ class Block(nn.Module):
 
     def contract(self, x: Tensor, hidden: Tensor) -> Tensor:
         """``x`` plus what the activated hidden layer projects to."""
-        if self.activation == "gelu":
-            return x + F.linear(F.gelu(hidden), self.proj.weight, self.proj.bias)
+        if self.activation != "quick_gelu":
+            active = F.gelu(hidden, approximate=self.approximation)
+            return x + F.linear(active, self.proj.weight, self.proj.bias)
         residual = (x + self.proj.bias).flatten(0, 1)
         active = F.silu(hidden).flatten(0, 1)
         out = torch.addmm(residual, active, self.proj.weight.t(), alpha=1 / QUICK)
         return out.view_as(x)
+
+
+class AttentionPool(Block):
+    """One token (B, 1, D) of all: a block whose only query is learned, and added to nothing.
+
+    SigLIP's pooling head, together with the tower's final norm, which is ``ln_1``.
+    """
+
+    def __init__(
+        self, width: int, heads: int, hidden: int, activation: Activation, eps: float
+    ) -> None:
+        super().__init__(width, heads, hidden, activation, eps)
+        self.probe = nn.Parameter(torch.zeros(width))
+
+    def single_query(self, normed: Tensor, rows: Tensor | None) -> Tensor:
+        """The projected probe for every sequence."""
+        B, _, D = normed.shape
+        query = F.linear(self.probe, self.qkv.weight[:D], self.qkv.bias[:D])
+        return query.expand(B, 1, D)
+
+    def residual(self, x: Tensor, rows: Tensor | None) -> Tensor:
+        """Nothing."""
+        return x.new_zeros(())
 
 
 def take_positions(x: Tensor, rows: Tensor) -> Tensor:

@@ -56,6 +56,7 @@ class CLIP(nn.Module):
             self.visual = ModifiedResNet(config.vision, config.embed_dim)
         self.text = None if config.text is None else TextTower(config.text, config.embed_dim)
         self.logit_scale = nn.Parameter(torch.tensor(100.0).log())
+        self.logit_bias = nn.Parameter(torch.tensor(-10.0)) if config.sigmoid else None
         self.requires_grad_(False)
         self.eval()
 
@@ -79,6 +80,11 @@ class CLIP(nn.Module):
     def scale(self) -> float:
         """What cosines are multiplied by: 100 for the released CLIPs."""
         return float(self.logit_scale.exp())
+
+    @property
+    def bias(self) -> float:
+        """What is added to scaled cosines: 0 except for sigmoid models (SigLIP)."""
+        return 0.0 if self.logit_bias is None else float(self.logit_bias)
 
     @property
     def capabilities(self) -> frozenset[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Activation = Literal["quick_gelu", "gelu"]
+Activation = Literal["quick_gelu", "gelu", "gelu_tanh"]
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,19 @@ class VisionConfig:
     """Width of the MLP's hidden layer."""
     activation: Activation = "quick_gelu"
     eps: float = 1e-5
+    pooling: Literal["class", "attention"] = "class"
+    """``class``: a class token is read (CLIP); ``attention``: a learned query reads the patches
+    (SigLIP)."""
 
     @property
     def patches(self) -> int:
         """Number of patch tokens."""
         return (self.image_size // self.patch_size) ** 2
+
+    @property
+    def class_tokens(self) -> int:
+        """Tokens before those of the patches: 1 or 0."""
+        return 1 if self.pooling == "class" else 0
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,7 @@ class ResNetConfig:
 
 @dataclass(frozen=True)
 class TextConfig:
-    """A causal text tower."""
+    """A text tower; by default causal, read at the end token of each text."""
 
     context_length: int
     vocab_size: int
@@ -52,6 +60,13 @@ class TextConfig:
     eps: float = 1e-5
     merges: int | None = None
     """Size of a reduced BPE vocabulary; ``None`` is OpenAI's whole one."""
+    causal: bool = True
+    """``False``: every token sees every other one, padding too, and the last is read (SigLIP)."""
+    end: int | None = None
+    """The end token of a causal tower; ``None`` is the highest id, which is CLIP's."""
+    start_tokens: int = 1
+    """Special tokens before the first word."""
+    projection_bias: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,3 +77,5 @@ class CLIPConfig:
     vision: VisionConfig | ResNetConfig
     text: TextConfig | None
     """``None`` when only image weights are at hand; text features then come from outside."""
+    sigmoid: bool = False
+    """Trained with a sigmoid per pair of image and text: logits have a bias."""

@@ -39,9 +39,13 @@ def _initialise_vision(tower: VisionTower, normal: Normal) -> None:
     width, layers = tower.config.width, tower.config.layers
     for index in range(layers):
         _initialise_block(tower.block(index), width, layers, normal)
-    normal(tower.projection, width**-0.5)
+    if tower.head is None:
+        normal(tower.projection, width**-0.5)
+        normal(tower.class_token, width**-0.5)
+    else:
+        _initialise_block(tower.head, width, layers, normal)
+        normal(tower.head.probe, width**-0.5)
     normal(tower.position, 0.02)
-    normal(tower.class_token, width**-0.5)
     normal(tower.patch.weight, tower.patch.weight[0].numel() ** -0.5)
 
 

@@ -1,9 +1,10 @@
-"""The causal text tower, with learnable context in place of template words.
+"""The text tower, with learnable context in place of template words.
 
-Only the end-of-text position is read and the mask is causal, so whatever stands behind it never
-matters: sequences are cut there. What does not fit into one chunk is sorted by length first, and
-each chunk is cut at its own longest end, which bounds memory. On CUDA, unless gradients are wanted,
-only the tokens that exist are run, one behind the other; attention alone needs them in rows.
+In a causal tower only the end-of-text position is read, so whatever stands behind it never matters:
+sequences are cut there. (SigLIP's tower is not causal and reads the last position.) What does not
+fit into one chunk is sorted by length first, and each chunk is cut at its own longest end, which
+bounds memory. On CUDA, unless gradients are wanted, only the tokens that exist are run, one behind
+the other; attention alone needs them in rows.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ class TextTower(nn.Module):
         )
         self.ln_final = nn.LayerNorm(config.width, eps=config.eps)
         self.projection = nn.Parameter(torch.zeros(config.width, embed_dim))
+        self.projection_bias = (
+            nn.Parameter(torch.zeros(embed_dim)) if config.projection_bias else None
+        )
 
     def block(self, index: int) -> Block:
         """Block ``index``, typed."""
@@ -55,14 +59,14 @@ class TextTower(nn.Module):
         """Features (N, E) of token ids (N, L), not normalised.
 
         ``context`` (M, D), shared by all rows, or (N, M, D), one per row, replaces the token
-        embeddings at ``positions`` (N, M), by default 1 ... M (right behind the start token).
-        ``deep[j - 1]`` (M', D) replaces hidden states 1 ... M' at the input of block j (MaPLe).
+        embeddings at ``positions`` (N, M), by default the first M words.
+        ``deep[j - 1]`` (M', D) replaces the first M' hidden words at the input of block j (MaPLe).
         ``chunk`` rows run at a time, by default as many as ``CHUNK_TOKENS`` allows.
         """
-        ends = ids.argmax(dim=-1)
+        ends = self.ends(ids)
         N, longest = len(ids), int(ends.max()) + 1
         if context is not None and positions is None:
-            positions = torch.arange(1, context.shape[-2] + 1, device=ids.device).expand(N, -1)
+            positions = self.word_positions(context.shape[-2]).expand(N, -1)
         if chunk is None:
             chunk = max(1, CHUNK_TOKENS.get(ids.device.type, 4096) // longest)
         if chunk >= N:
@@ -75,6 +79,19 @@ class TextTower(nn.Module):
             at = None if positions is None else positions[rows]
             parts.append(self._run_rows(ids[rows, :length], ends[rows], own, at, deep))
         return torch.cat(parts)[order.argsort()]
+
+    def ends(self, ids: Tensor) -> Tensor:
+        """The position (N,) at which each text (N, L) is read."""
+        if not self.config.causal:
+            return ids.new_full((len(ids),), ids.shape[1] - 1)
+        if self.config.end is None:
+            return ids.argmax(dim=-1)
+        return (ids == self.config.end).int().argmax(dim=-1)
+
+    def word_positions(self, count: int) -> Tensor:
+        """Positions (count,) of the first words of a text."""
+        first = self.config.start_tokens
+        return torch.arange(first, first + count, device=self.position.device)
 
     def _run_rows(
         self,
@@ -89,22 +106,22 @@ class TextTower(nn.Module):
         if context is not None and positions is not None:
             x = place(x, context, positions)
         # Gathering has a slow backward pass, so gradients take the padded way.
-        if x.device.type == PACKED and not deep and not x.requires_grad:
+        if x.device.type == PACKED and self.config.causal and not deep and not x.requires_grad:
             return self.encode_packed(x, ends)
         return self.encode(x, ends, deep=deep)
 
     def encode(self, embeddings: Tensor, ends: Tensor, *, deep: Sequence[Tensor] = ()) -> Tensor:
         """Features (R, E) of embedded sequences (R, L, D) that end at ``ends`` (R,)."""
-        L = embeddings.shape[1]
+        L, first = embeddings.shape[1], self.config.start_tokens
         x = embeddings + self.position[:L]
         last = len(self.blocks) - 1
         for index, block in enumerate(self.blocks):
             if 0 < index <= len(deep):
                 prompt = deep[index - 1].to(x.dtype)
                 prompt = prompt.expand(len(x), *prompt.shape[-2:])
-                x = torch.cat([x[:, :1], prompt, x[:, 1 + prompt.shape[1] :]], dim=1)
+                x = torch.cat([x[:, :first], prompt, x[:, first + prompt.shape[1] :]], dim=1)
             if index < last:
-                x = block(x, causal=True)
+                x = block(x, causal=self.config.causal)
         return self._read_ends(x, ends)
 
     def encode_packed(self, embeddings: Tensor, ends: Tensor) -> Tensor:
@@ -121,10 +138,19 @@ class TextTower(nn.Module):
 
     def _read_ends(self, x: Tensor, ends: Tensor) -> Tensor:
         """Features (R, E) of the input (R, L, D) of the last block, at ``ends`` only."""
-        seen = torch.arange(x.shape[1], device=x.device) <= ends[:, None]
-        x = self.block(len(self.blocks) - 1)(x, mask=seen[:, None, None, :], rows=ends)
-        normed: Tensor = self.ln_final(x[:, 0])
-        return normed @ self.projection
+        x = self.block(len(self.blocks) - 1)(x, mask=self.seen(ends, x.shape[1]), rows=ends)
+        return self.project(self.ln_final(x[:, 0]))
+
+    def seen(self, ends: Tensor, length: int) -> Tensor | None:
+        """What the read position of each text sees, as a mask (R, 1, 1, L); ``None``: all."""
+        if not self.config.causal:
+            return None
+        return (torch.arange(length, device=ends.device) <= ends[:, None])[:, None, None]
+
+    def project(self, normed: Tensor) -> Tensor:
+        """Features (R, E) of the read tokens after the final norm."""
+        features = normed @ self.projection
+        return features if self.projection_bias is None else features + self.projection_bias
 
 
 def place(embeddings: Tensor, context: Tensor, positions: Tensor) -> Tensor:

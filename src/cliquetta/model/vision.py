@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from cliquetta.errors import UserError
-from cliquetta.model.block import Block, Prefix
+from cliquetta.model.block import AttentionPool, Block, Prefix
 from cliquetta.model.config import VisionConfig
 
 
@@ -20,15 +20,15 @@ class TokenPrompts:
 
     ``layers[j]`` is (p, D) or (B, p, D). Entry 0 enters after the positional embedding and before
     ``ln_pre``; entry j > 0 replaces those tokens at the input of block j. ``position`` is
-    ``after-class`` (VPT) or ``end`` (MaPLe).
+    ``after-class`` (VPT; in front where there is no class token) or ``end`` (MaPLe).
     """
 
     layers: Sequence[Tensor]
     position: Literal["after-class", "end"] = "after-class"
 
-    def span(self, patches: int) -> slice:
-        """Where the prompt tokens stand in a sequence with ``patches`` patch tokens."""
-        first = 1 if self.position == "after-class" else 1 + patches
+    def span(self, config: VisionConfig) -> slice:
+        """Where the prompt tokens stand in the sequence of a tower."""
+        first = config.class_tokens + (0 if self.position == "after-class" else config.patches)
         return slice(first, first + self.layers[0].shape[-2])
 
 
@@ -39,16 +39,18 @@ class VisionTower(nn.Module):
         super().__init__()
         self.config = config
         width, patch = config.width, config.patch_size
-        self.patch = nn.Conv2d(3, width, kernel_size=patch, stride=patch, bias=False)
-        self.class_token = nn.Parameter(torch.zeros(width))
-        self.position = nn.Parameter(torch.zeros(config.patches + 1, width))
-        self.ln_pre = nn.LayerNorm(width, eps=config.eps)
-        self.blocks = nn.ModuleList(
-            Block(width, config.heads, config.hidden, config.activation, config.eps)
-            for _ in range(config.layers)
-        )
-        self.ln_post = nn.LayerNorm(width, eps=config.eps)
-        self.projection = nn.Parameter(torch.zeros(width, embed_dim))
+        shape = (width, config.heads, config.hidden, config.activation, config.eps)
+        has_class = config.pooling == "class"
+        self.patch = nn.Conv2d(3, width, kernel_size=patch, stride=patch, bias=not has_class)
+        if has_class:
+            self.class_token = nn.Parameter(torch.zeros(width))
+            self.ln_pre = nn.LayerNorm(width, eps=config.eps)
+        self.position = nn.Parameter(torch.zeros(config.patches + config.class_tokens, width))
+        self.blocks = nn.ModuleList(Block(*shape) for _ in range(config.layers))
+        self.head = None if has_class else AttentionPool(*shape)
+        if has_class:
+            self.ln_post = nn.LayerNorm(width, eps=config.eps)
+            self.projection = nn.Parameter(torch.zeros(width, embed_dim))
 
     def block(self, index: int) -> Block:
         """Block ``index``, typed."""
@@ -60,14 +62,15 @@ class VisionTower(nn.Module):
         """Hidden states (B, T, D) at the input of block 0."""
         patches = self.patch(pixels.to(self.patch.weight.dtype)).flatten(2).transpose(1, 2)
         B = patches.shape[0]
-        first = self.class_token.to(patches.dtype).expand(B, 1, -1)
-        x = torch.cat([first, patches], dim=1) + self.position
+        if self.head is None:
+            first = self.class_token.to(patches.dtype).expand(B, 1, -1)
+            patches = torch.cat([first, patches], dim=1)
+        x: Tensor = patches + self.position
         if tokens is not None:
-            span = tokens.span(self.config.patches)
+            span = tokens.span(self.config)
             prompt = _per_row(tokens.layers[0], B, x.dtype)
             x = torch.cat([x[:, : span.start], prompt, x[:, span.start :]], dim=1)
-        normed: Tensor = self.ln_pre(x)
-        return normed
+        return self.ln_pre(x) if self.head is None else x
 
     def run(
         self,
@@ -81,7 +84,7 @@ class VisionTower(nn.Module):
         """Hidden states at the input of block ``stop``, from those at the input of ``start``.
 
         Run to the end (``stop=None``) and only the class token is kept, (B, 1, D): nothing else
-        is read, so the last block computes nothing else.
+        is read, so the last block computes nothing else. A pooling head reads all tokens.
         """
         self._check(prefix, start, stop)
         last = len(self.blocks) - 1
@@ -89,13 +92,16 @@ class VisionTower(nn.Module):
             hidden = self._replace(hidden, index, tokens)
             entry = None if prefix is None else prefix.get(index)
             rows = None
-            if stop is None and index == last:
+            if stop is None and index == last and self.head is None:
                 rows = torch.zeros(len(hidden), dtype=torch.long, device=hidden.device)
             hidden = self.blocks[index](hidden, prefix=entry, rows=rows)
         return hidden
 
     def pool(self, hidden: Tensor) -> Tensor:
-        """Features (B, E) of the class token; not normalised."""
+        """Features (B, E) of what :meth:`run` leaves at the end; not normalised."""
+        if self.head is not None:
+            pooled: Tensor = self.head(hidden)
+            return pooled[:, 0]
         normed: Tensor = self.ln_post(hidden[:, 0])
         return normed @ self.projection
 
@@ -117,24 +123,28 @@ class VisionTower(nn.Module):
         prefix: Mapping[int, Prefix] | None = None,
         tokens: TokenPrompts | None = None,
     ) -> dict[int, Tensor]:
-        """Attention weights (B, heads, T, P + T) of the named blocks; prefix columns first."""
+        """Attention weights (B, heads, T, P + T) of the named blocks; prefix columns first.
+
+        A pooling head, if there is one, comes after the last block: (B, heads, 1, T).
+        """
         self._check(prefix, 0, None)
         found = {}
         hidden = self.embed(pixels, tokens)
         for index in range(max(blocks) + 1):
             hidden = self._replace(hidden, index, tokens)
             entry = None if prefix is None else prefix.get(index)
+            block = self.head if index == len(self.blocks) and self.head else self.block(index)
             if index in blocks:
-                hidden, found[index] = self.block(index).with_weights(hidden, prefix=entry)
+                hidden, found[index] = block.with_weights(hidden, prefix=entry)
             else:
-                hidden = self.blocks[index](hidden, prefix=entry)
+                hidden = block(hidden, prefix=entry)
         return found
 
     def _replace(self, hidden: Tensor, index: int, tokens: TokenPrompts | None) -> Tensor:
         """Fresh prompt tokens at the input of block ``index``, where there are any."""
         if tokens is None or index == 0 or index >= len(tokens.layers):
             return hidden
-        span = tokens.span(self.config.patches)
+        span = tokens.span(self.config)
         prompt = _per_row(tokens.layers[index], len(hidden), hidden.dtype)
         return torch.cat([hidden[:, : span.start], prompt, hidden[:, span.stop :]], dim=1)
 

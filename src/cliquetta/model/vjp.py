@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cliquetta.errors import UserError
-from cliquetta.model.block import Block, Prefix, take_positions
+from cliquetta.model.block import Block, Prefix
 from cliquetta.model.text import TextTower
 from cliquetta.model.vision import VisionTower
 
@@ -40,7 +40,7 @@ class BlockTape:
     packed: Tensor
     """Queries, keys and values side by side (B, T, 3 D); without queries if ``rows``."""
     query: Tensor | None
-    """Queries (B, 1, D) of ``rows``."""
+    """The single query (B, 1, D) of each row: that of ``rows``, or a pooling head's own."""
     extra: Tensor | None
     """Keys and values of the prefix (B, P, 2 D)."""
     mask: Tensor | None
@@ -88,12 +88,9 @@ def record_block(
     D = x.shape[-1]
     normed, first = _norm(block.ln_1, x)
     weight, bias = block.qkv.weight, block.qkv.bias
-    query = None
-    if rows is None:
-        packed = F.linear(normed, weight, bias)
-    else:
-        packed = F.linear(normed, weight[D:], bias[D:])
-        query = F.linear(take_positions(normed, rows), weight[:D], bias[:D])
+    query = block.single_query(normed, rows)
+    first_row = 0 if query is None else D
+    packed = F.linear(normed, weight[first_row:], bias[first_row:])
     extra = None
     if prefix is not None:
         tokens = prefix.tokens.to(packed.dtype)
@@ -104,7 +101,7 @@ def record_block(
             raise UserError("a recorded prefix takes no mask")
     causal = causal and mask is None and rows is None
     attended = _attention(block, packed, query, extra, mask, causal)
-    y = (x if rows is None else take_positions(x, rows)) + block.out(attended)
+    y = block.residual(x, rows) + block.out(attended)
     normed, second = _norm(block.ln_2, y)
     hidden = block.expand(normed)
     tape = BlockTape(first, packed, query, extra, mask, causal, second, hidden, rows)
@@ -141,11 +138,12 @@ def pull_block(
     tape. The gradient of the prefix is (R, P, 2, D).
     """
     D = grad.shape[-1]
-    derivative = (
-        torch.ops.aten.gelu_backward if block.activation == "gelu" else torch.ops.aten.silu_backward
-    )
-    # For QuickGELU the factor 1.702 inside silu and the one outside cancel in the derivative.
-    inner = derivative(grad @ block.proj.weight, _rows(tape.hidden, index))
+    inner, hidden = grad @ block.proj.weight, _rows(tape.hidden, index)
+    if block.activation == "quick_gelu":
+        # The factor 1.702 inside silu and the one outside cancel in the derivative.
+        inner = torch.ops.aten.silu_backward(inner, hidden)
+    else:
+        inner = torch.ops.aten.gelu_backward(inner, hidden, approximate=block.approximation)
     mid = grad + _norm_back(block.ln_2, tape.second, inner @ block.fc.weight, index)
     back = _pull_attention(block, tape, mid @ block.out.weight, index, through=through)
     weight = block.qkv.weight
@@ -155,8 +153,10 @@ def pull_block(
         prefix = torch.stack([key, value], dim=2)
     if back.packed is None:
         return None, prefix
-    if back.query is None or tape.rows is None:
+    if back.query is None:
         return mid + _norm_back(block.ln_1, tape.first, back.packed @ weight, index), prefix
+    if tape.rows is None:  # a pooling head: its query and its output owe nothing to one position
+        return _norm_back(block.ln_1, tape.first, back.packed @ weight[D:], index), prefix
     place = _rows(tape.rows, index)[:, None, None].expand(-1, 1, D)
     normed = (back.packed @ weight[D:]).scatter_add(1, place, back.query @ weight[:D])
     hidden = _norm_back(block.ln_1, tape.first, normed, index)
@@ -214,14 +214,18 @@ class VisualTape:
         last = len(tower.blocks) - 1
         for at in range(start, last + 1):
             rows = None
-            if at == last:
+            if at == last and tower.head is None:
                 rows = torch.zeros(len(hidden), dtype=torch.long, device=hidden.device)
             block = tower.block(at)
             hidden, tape = record_block(block, hidden, prefix=prefix.get(at), rows=rows)
             self.tapes.append(tape)
-        normed, self.post = _norm(tower.ln_post, hidden[:, 0])
-        self.features = normed @ tower.projection
-        """Features (b, E) at the start prompts, not normalised, in the tower's dtype."""
+        if tower.head is None:
+            normed, self.post = _norm(tower.ln_post, hidden[:, 0])
+            self.features = normed @ tower.projection
+            """Features (b, E) at the start prompts, not normalised, in the tower's dtype."""
+        else:
+            pooled, self.pooling = record_block(tower.head, hidden)
+            self.features = pooled[:, 0]
 
     @torch.no_grad()
     def pull(self, cotangents: Tensor, index: Tensor) -> dict[int, Tensor]:
@@ -232,8 +236,14 @@ class VisualTape:
         """
         tower = self.tower
         unit, size = _unit_rows(cotangents)
-        grad = (unit.to(tower.projection.dtype) @ tower.projection.t())[:, None]
-        grad = _norm_back(tower.ln_post, self.post, grad[:, 0], index)[:, None]
+        direction = unit.to(self.features.dtype)
+        if tower.head is None:
+            grad = direction @ tower.projection.t()
+            grad = _norm_back(tower.ln_post, self.post, grad, index)[:, None]
+        else:
+            back, _ = pull_block(tower.head, self.pooling, direction[:, None], index, through=True)
+            assert back is not None
+            grad = back
         found: dict[int, Tensor] = {}
         for offset in range(len(self.tapes) - 1, -1, -1):
             at = self.start + offset
@@ -259,13 +269,12 @@ class TextTape:
         last = len(tower.blocks) - 1
         for at in range(last + 1):
             if at < last:
-                x, tape = record_block(tower.block(at), x, causal=True)
+                x, tape = record_block(tower.block(at), x, causal=tower.config.causal)
             else:
-                seen = torch.arange(L, device=x.device) <= ends[:, None]
-                x, tape = record_block(tower.block(at), x, mask=seen[:, None, None], rows=ends)
+                x, tape = record_block(tower.block(at), x, mask=tower.seen(ends, L), rows=ends)
             self.tapes.append(tape)
         normed, self.final = _norm(tower.ln_final, x[:, 0])
-        self.features = normed @ tower.projection
+        self.features = tower.project(normed)
         """Features (n, E), not normalised, in the tower's dtype."""
 
     @torch.no_grad()

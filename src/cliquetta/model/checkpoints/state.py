@@ -113,7 +113,8 @@ def build(
         kind = dtype if state[key].is_floating_point() else None
         weights[key] = state[key].to(device=device, dtype=kind, copy=True).contiguous()
     # exp(logit_scale) is the temperature of all logits: 16 bits would shift it by up to 1 %.
-    weights["logit_scale"] = state["logit_scale"].to(device, torch.float32)
+    for key in {"logit_scale", "logit_bias"} & wanted.keys():
+        weights[key] = state[key].to(device, torch.float32)
     model.load_state_dict(weights, assign=True)
     return model.requires_grad_(False).eval()
 
@@ -128,9 +129,10 @@ def at_size(checkpoint: Checkpoint, image_size: int) -> Checkpoint:
     key = "visual.position" if is_vit else "visual.attnpool.positional_embedding"
     positions = checkpoint.state[key].float()
     old, new = vision.image_size // step, image_size // step
-    grid = positions[1:].T.reshape(1, -1, old, old)
+    first = vision.class_tokens if isinstance(vision, VisionConfig) else 1
+    grid = positions[first:].T.reshape(1, -1, old, old)
     grid = F.interpolate(grid, size=(new, new), mode="bicubic", antialias=True)
-    resized = torch.cat([positions[:1], grid.reshape(positions.shape[1], -1).T])
+    resized = torch.cat([positions[:first], grid.reshape(positions.shape[1], -1).T])
     return Checkpoint(
         replace(checkpoint.config, vision=replace(vision, image_size=image_size)),
         {**checkpoint.state, key: resized},
