@@ -1,10 +1,11 @@
-"""Adapt CLIP while it predicts: SCAP and the methods it is compared with.
+"""Adapt CLIP while it predicts, from the unlabelled images it is given.
 
->>> from cliquetta import Batch, ClassPrompts, create_method, create_model
+>>> from cliquetta import create_method, create_model
 >>> model = create_model("micro")
->>> method = create_method("zero_shot", model, ClassPrompts(("cat", "dog")))
+>>> method = create_method("scap_domain", model, ["cat", "dog"])
+>>> prediction = method.predict(["a.jpg", "b.jpg"])  # doctest: +SKIP
 
-Names are imported when they are first used, so that ``import cliquetta`` costs nothing.
+Names are imported when first used, so that ``import cliquetta`` is fast.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from cliquetta.data.catalogue import get_dataset as get_dataset
     from cliquetta.data.catalogue import list_datasets as list_datasets
     from cliquetta.data.dataset import ArrayDataset as ArrayDataset
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from cliquetta.data.stream import Stream as Stream
     from cliquetta.data.views import attach_views as attach_views
     from cliquetta.errors import UnknownNameError as UnknownNameError
+    from cliquetta.errors import UserError as UserError
     from cliquetta.evaluation.record import Record as Record
     from cliquetta.evaluation.record import load_record as load_record
     from cliquetta.evaluation.runner import evaluate as evaluate
@@ -49,7 +52,7 @@ _EXPORTS = {
     "data.folder": ("folder_dataset",),
     "data.images": ("ImageError", "open_image"),
     "data.views": ("attach_views",),
-    "errors": ("UnknownNameError",),
+    "errors": ("UnknownNameError", "UserError"),
     "evaluation.record": ("Record", "load_record"),
     "evaluation.runner": ("evaluate",),
     "data.stream": ("Stream",),
@@ -62,12 +65,19 @@ _EXPORTS = {
     "prompts.classes": ("ClassPrompts",),
     "types": ("Batch", "Prediction", "ViewSpec"),
 }
-_MODULE_OF = {name: home for home, names in _EXPORTS.items() for name in names}
+_MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
 __all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from its home."""
+    """Import a public name from its module."""
+    if name == "__version__":
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return version("cliquetta")
+        except PackageNotFoundError:
+            return "0+source"
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
@@ -76,5 +86,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Public names, imported already or not."""
+    """Public names, whether imported yet or not."""
     return sorted({*globals(), *_MODULE_OF})

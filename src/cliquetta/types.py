@@ -26,6 +26,11 @@ class Batch:
         """Number of images."""
         return self.images.shape[0]
 
+    def __repr__(self) -> str:
+        views = "" if self.views is None else f", views={self.views.shape[1]}"
+        keys = f", keys=({self.keys[0]!r}, ...)" if self.keys else ""
+        return f"Batch(images={tuple(self.images.shape)}{views}{keys})"
+
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""
         views = None if self.views is None else self.views.to(device, non_blocking=True)
@@ -47,6 +52,10 @@ class Prediction:
 
     logits: Tensor
     evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        evidence = f", evidence={sorted(self.evidence)}" if self.evidence else ""
+        return f"Prediction(logits={tuple(self.logits.shape)}{evidence})"
 
     @property
     def probabilities(self) -> Tensor:

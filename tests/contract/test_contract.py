@@ -194,12 +194,15 @@ def test_pixels_of_another_size_are_refused(adapter: Adapter) -> None:
         adapter.predict(Batch(torch.zeros(1, 3, 40, 40), ("a",)))
 
 
-def test_missing_views_are_asked_for(adapter: Adapter, batch: Batch) -> None:
-    if adapter.views is None:
-        assert adapter.predict(batch).logits.shape == (len(batch), len(adapter.prompts))
-        return
-    with pytest.raises(ValueError, match="attach_views"):
-        adapter.predict(batch)
+def test_missing_views_are_attached(adapter: Adapter, batch: Batch) -> None:
+    found = adapter.predict(batch).logits
+    adapter.reset()
+    assert torch.equal(found, adapter.predict(prepare(adapter, batch)).logits)
+
+
+def test_repr_is_one_readable_line(entry: MethodEntry, adapter: Adapter) -> None:
+    assert repr(adapter).startswith(f"{entry.adapter.__name__}(model='tiny', classes=5, config=")
+    assert "tensor" not in repr(adapter)
 
 
 def test_config_is_a_frozen_dataclass_of_plain_values(entry: MethodEntry) -> None:
@@ -270,4 +273,4 @@ def test_a_config_of_another_method_is_refused(
 
 def test_a_batch_has_no_place_for_labels(entry: MethodEntry) -> None:
     assert {field.name for field in dataclasses.fields(Batch)} == {"images", "keys", "views"}
-    assert list(inspect.signature(entry.adapter.predict).parameters) == ["self", "batch"]
+    assert list(inspect.signature(entry.adapter.predict).parameters) == ["self", "images"]

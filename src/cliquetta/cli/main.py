@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from cliquetta import __version__
 from cliquetta.cli import (
     ablate,
     compare,
@@ -51,15 +52,9 @@ for module in (
 
 
 def _version(wanted: bool) -> None:
-    if not wanted:
-        return
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        typer.echo(f"cliquetta {version('cliquetta')}")
-    except PackageNotFoundError:
-        typer.echo("cliquetta from a source tree")
-    raise typer.Exit
+    if wanted:
+        typer.echo(f"cliquetta {__version__}")
+        raise typer.Exit
 
 
 @app.callback()
@@ -68,10 +63,10 @@ def root(
         bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Adapt CLIP while it predicts: SCAP and its rivals, on your own images."""
+    """Adapt CLIP while it predicts, on your own images."""
     del version
 
 
 def main() -> None:
-    """What the installed command runs."""
+    """Entry point of the installed command."""
     app()

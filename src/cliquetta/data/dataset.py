@@ -72,6 +72,10 @@ class Dataset(ABC):
         """Number of images."""
         return len(self.keys)
 
+    def __repr__(self) -> str:
+        labels = "no labels" if self.labels is None else f"{len(self.names)} classes"
+        return f"{type(self).__name__}({self.id!r}, {len(self)} images, {labels})"
+
     @abstractmethod
     def load(self, index: int) -> Image.Image:
         """Image ``index`` in RGB; raises :class:`ImageError` if it cannot be read."""

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from cliquetta.errors import UserError
+from cliquetta.data.batch import Images, as_batch
 from cliquetta.methods._shared.memory import Memory
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
@@ -57,27 +57,34 @@ class Adapter(ABC):
         """The views that batches must carry, or ``None``."""
         return None
 
-    def predict(self, batch: Batch) -> Prediction:
-        """Logits of every image of ``batch``; the method may learn from it."""
-        size = self.model.image_size
-        if batch.images.ndim != 4 or tuple(batch.images.shape[1:]) != (3, size, size):
-            raise UserError(
-                f"images must be (B, 3, {size}, {size}) for {self.model.id}, got "
-                f"{tuple(batch.images.shape)}; preprocess them with model.preprocess"
-            )
+    def predict(self, images: Images) -> Prediction:
+        """Predict a batch; the method may learn from it.
+
+        Args:
+            images: A :class:`Batch`, paths, PIL images, uint8 arrays (H, W, 3), or preprocessed
+                pixels (B, 3, S, S); views are added where the method wants them.
+
+        Returns:
+            Logits of every image, in order.
+
+        Raises:
+            UserError: Something is not an image, or cannot be read.
+
+        """
+        batch = as_batch(images, self.model.preprocess, views=self.views, seed=self.seed)
         if len(batch) == 0:
-            empty = torch.zeros(0, len(self.prompts), device=self.model.device)
-            return Prediction(empty)
-        if self.views is not None and batch.views is None:
-            raise UserError(
-                f"{type(self).__name__} needs {self.views.count} views per image; attach them "
-                "with cliquetta.data.views.attach_views(batch, adapter.views, seed=...)"
-            )
+            return Prediction(torch.zeros(0, len(self.prompts), device=self.model.device))
         return self._predict(batch.to(self.model.device))
 
     @abstractmethod
     def _predict(self, batch: Batch) -> Prediction:
         """Predict a checked, non-empty batch that lies on the model's device."""
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(model={self.model.id!r}, classes={len(self.prompts)}, "
+            f"config={self.config}, seed={self.seed})"
+        )
 
     def reset(self) -> None:
         """Forget the stream: the next batch is treated like the first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -14,7 +14,10 @@ from torch import Tensor
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.methods.base import Adapter
 from cliquetta.model.clip import CLIP
-from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.prompts.classes import ClassPrompts, as_prompts
+
+DEFAULT_METHOD = "scap_domain"
+"""The method wherever naming one is optional."""
 
 A = TypeVar("A", bound=type[Adapter])
 
@@ -30,7 +33,7 @@ class MethodEntry:
     paper: str
     presets: Mapping[str, Any] = field(default_factory=dict)
     tuned_by_authors: frozenset[str] = frozenset()
-    """Presets whose constants the method's authors chose per data set."""
+    """Presets whose constants the method's authors chose per dataset."""
     fit: Callable[..., Mapping[str, Any]] | None = None
     """For few-shot methods: learns the tensors that the adapter is built from."""
 
@@ -140,17 +143,34 @@ def _convert(option: str, value: Any, current: Any, annotation: str) -> Any:
 def create_method(
     name: str,
     model: CLIP,
-    prompts: ClassPrompts,
+    classes: ClassPrompts | Sequence[str],
     config: Any = None,
     *,
     seed: int = 0,
     fitted: Mapping[str, Tensor] | None = None,
 ) -> Adapter:
-    """Build a method by name; ``config`` defaults to the method's own.
+    """Build a method by name.
 
-    ``fitted`` is what the ``fit`` of a few-shot method learned for these classes; it is needed
-    there and refused elsewhere.
+    >>> from cliquetta import create_model
+    >>> method = create_method("zero_shot", create_model("micro"), ["cat", "dog"])
+
+    Args:
+        name: One of :func:`list_methods`.
+        model: The CLIP to adapt.
+        classes: Class names, or a :class:`ClassPrompts` with templates.
+        config: The method's config; its defaults if not given.
+        seed: Of the method's own random draws and of the views it asks for.
+        fitted: What the ``fit`` of a few-shot method learned for these classes; needed there and
+            refused elsewhere.
+
+    Returns:
+        An adapter that has seen nothing yet.
+
+    Raises:
+        UserError: An unknown name, unusable class names, or a model that lacks what is needed.
+
     """
+    prompts = as_prompts(classes)
     entry = get_method(name)
     config = entry.config() if config is None else config
     if not isinstance(config, entry.config):

@@ -1,10 +1,11 @@
-"""A class list with the templates that turn it into text: what a classifier is asked to tell."""
+"""A class list with the templates that turn it into text."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -16,11 +17,11 @@ DEFAULT_TEMPLATE = "a photo of a {}."
 
 @dataclass(frozen=True, eq=False)
 class ClassPrompts:
-    """Class names with templates; immutable, hashable by content.
+    """Class names with templates; immutable, equal and hashed by content.
 
-    ``features`` (N, E) replaces the text tower where only embeddings are at hand; text then stays
-    fixed, and methods that learn text refuse to run. Names must differ from one another unless
-    ``allow_duplicates`` says that the list is what it is (the curated ImageNet names hold two).
+    ``features`` (N, E) replaces the text tower where only embeddings are available; text then
+    stays fixed, and methods that learn text refuse to run. Names must differ unless
+    ``allow_duplicates`` is set (the curated ImageNet list holds two names twice).
     """
 
     names: tuple[str, ...]
@@ -29,8 +30,12 @@ class ClassPrompts:
     allow_duplicates: bool = False
 
     def __post_init__(self) -> None:
-        """Check the list at the door."""
-        object.__setattr__(self, "names", tuple(self.names))
+        """Validate fields."""
+        given: object = self.names
+        names = () if isinstance(given, str) else tuple(self.names)
+        if isinstance(given, str) or not all(isinstance(name, str) for name in names):
+            raise UserError(f"class names are a list such as ['cat', 'dog'], got {given!r}")
+        object.__setattr__(self, "names", names)
         object.__setattr__(self, "templates", tuple(self.templates))
         if not self.names:
             raise UserError("no class names: give at least one")
@@ -54,8 +59,14 @@ class ClassPrompts:
         """Number of classes."""
         return len(self.names)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ClassPrompts) and self.fingerprint == other.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
     def texts(self, template: str) -> list[str]:
-        """Every class in one template; underscores of a name become blanks."""
+        """Every class in one template; underscores in names become spaces."""
         return [template.replace("{}", name.replace("_", " ")) for name in self.names]
 
     @property
@@ -65,3 +76,10 @@ class ClassPrompts:
         if self.features is not None:
             digest.update(self.features.detach().float().cpu().numpy().tobytes())
         return digest.hexdigest()[:16]
+
+
+def as_prompts(classes: ClassPrompts | Sequence[str]) -> ClassPrompts:
+    """Class names with the default template; prompts as they are."""
+    if isinstance(classes, ClassPrompts):
+        return classes
+    return ClassPrompts(classes)  # type: ignore[arg-type]  # made a tuple there
