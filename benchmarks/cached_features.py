@@ -23,7 +23,7 @@ from PIL import Image
 
 from cliquetta.data.dataset import Dataset
 from cliquetta.data.feature_cache import Block
-from cliquetta.data.feature_stream import FeatureStream
+from cliquetta.data.prepared import FeatureStream
 from cliquetta.data.stream import Stream
 from cliquetta.evaluation.runner import evaluate
 from cliquetta.methods.registry import create_method, method_config

@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from cliquetta.data.dataset import ArrayDataset, Dataset
-from cliquetta.data.samplers import correlated
+from cliquetta.data.samplers import Domain, SamplerOptions, correlated
 from cliquetta.data.stream import Stream
 from cliquetta.model.clip import CLIP
 from cliquetta.types import Batch, ViewSpec
@@ -148,7 +148,9 @@ def cut_stream(
     count = len(held) if limit is None else min(limit, len(held))
     labels = held.labels[:count].numpy()
     if kind == "correlated":
-        return [Segment(held, correlated(labels, DIRICHLET, generator))]
+        return [
+            Segment(held, correlated(Domain(held.id, labels), SamplerOptions(DIRICHLET), generator))
+        ]
     if kind == "long":
         ends = np.cumsum([len(part) for part in held.parts])
         rounds = [

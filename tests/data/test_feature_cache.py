@@ -18,7 +18,7 @@ from PIL import Image
 from cliquetta.data import feature_cache
 from cliquetta.data.dataset import Dataset, FileDataset
 from cliquetta.data.feature_cache import FEATURES, TABLE, Block, Layout, open_table
-from cliquetta.data.feature_stream import FeatureStream
+from cliquetta.data.prepared import FeatureStream
 from cliquetta.data.stream import Stream
 from cliquetta.evaluation.record import load_predictions
 from cliquetta.evaluation.runner import Step, evaluate

@@ -57,7 +57,7 @@ def test_the_next_batches_are_read_while_the_caller_is_busy(
     paths: list[Path], tiny_clip: CLIP, workers: int
 ) -> None:
     data = Watched(paths)
-    batches = Stream(data, tiny_clip.preprocess, 16, order="given", workers=workers).batches()
+    batches = Stream(data, tiny_clip.preprocess, 16, order="sequential", workers=workers).batches()
     next(batches)
     opened = settle(data)
     # the caller's batch, the one put together next, and what waits behind it
@@ -69,7 +69,7 @@ def test_the_next_batches_are_read_while_the_caller_is_busy(
 
 def test_nothing_is_read_ahead_without_workers(paths: list[Path], tiny_clip: CLIP) -> None:
     data = Watched(paths)
-    batches = Stream(data, tiny_clip.preprocess, 16, order="given").batches()
+    batches = Stream(data, tiny_clip.preprocess, 16, order="sequential").batches()
     next(batches)
     assert len(data.opened) == 16
 
@@ -86,7 +86,7 @@ def test_bad_files_count_when_their_batch_is_handed_over(
     paths: list[Path], tiny_clip: CLIP, caplog: pytest.LogCaptureFixture
 ) -> None:
     data = Watched(paths)
-    stream = Stream(data, tiny_clip.preprocess, 16, order="given", workers=2)
+    stream = Stream(data, tiny_clip.preprocess, 16, order="sequential", workers=2)
     batches = stream.batches()
     for number, skipped in enumerate(([], [], ["040.png", "041.png"])):
         batch, labels = next(batches)

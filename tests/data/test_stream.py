@@ -8,12 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image
 
 from cliquetta.data.folder import folder_dataset
-from cliquetta.data.samplers import correlated, interleaved
 from cliquetta.data.shifts import Shift, ShiftedDataset
 from cliquetta.data.stream import Stream
 from cliquetta.data.views import image_views
@@ -29,7 +26,7 @@ def keys_of(stream: Stream, start: int = 0) -> list[str]:
     return [key for batch, _ in stream.batches(start) for key in batch.keys]
 
 
-@pytest.mark.parametrize("order", ["shuffled", "given", "correlated"])
+@pytest.mark.parametrize("order", ["shuffled", "sequential", "correlated"])
 def test_every_image_comes_once_with_its_label(order: str) -> None:
     dataset = made_up_dataset(50)
     stream = Stream(dataset, PREPROCESS, batch_size=8, order=order, seed=4)
@@ -48,7 +45,7 @@ def test_the_seed_decides_the_order() -> None:
     first = keys_of(Stream(dataset, PREPROCESS, seed=1))
     assert first == keys_of(Stream(dataset, PREPROCESS, batch_size=7, seed=1))
     assert first != keys_of(Stream(dataset, PREPROCESS, seed=2))
-    assert keys_of(Stream(dataset, PREPROCESS, order="given", seed=2)) == list(dataset.keys)
+    assert keys_of(Stream(dataset, PREPROCESS, order="sequential", seed=2)) == list(dataset.keys)
 
 
 @pytest.mark.parametrize("start", [0, 1, 5, 7])
@@ -73,7 +70,7 @@ def test_views_do_not_depend_on_order_workers_or_company() -> None:
         }
 
     plain = views(batch_size=40)
-    for other in (views(batch_size=7, seed=9), views(workers=2), views(order="given")):
+    for other in (views(batch_size=7, seed=9), views(workers=2), views(order="sequential")):
         assert all(torch.equal(plain[key], other[key]) for key in plain)
     changed = views(view_seed=1)
     assert torch.equal(changed["0003"][0], plain["0003"][0])
@@ -125,7 +122,7 @@ def test_bad_files_are_reported_once_and_leave_their_places_empty(
     (tmp_path / "cat" / "5.png").write_bytes((tmp_path / "cat" / "0.png").read_bytes()[:60])
     for workers in (0, 2):
         stream = Stream(
-            folder_dataset(tmp_path), PREPROCESS, batch_size=2, order="given", workers=workers
+            folder_dataset(tmp_path), PREPROCESS, batch_size=2, order="sequential", workers=workers
         )
         with caplog.at_level(logging.WARNING):
             caplog.clear()
@@ -159,13 +156,13 @@ def test_files_are_cropped_as_they_were_before_preprocessing(tmp_path: Path) -> 
 
 def test_arrays_of_another_size_are_preprocessed() -> None:
     dataset = made_up_dataset(5, side=48)
-    ((batch, _),) = list(Stream(dataset, PREPROCESS, order="given"))
+    ((batch, _),) = list(Stream(dataset, PREPROCESS, order="sequential"))
     assert torch.equal(batch.images[3], PREPROCESS(dataset.load(3)))
 
 
 def test_shifted_sets_stream_like_any_other() -> None:
     dataset = ShiftedDataset(made_up_dataset(20), Shift("contrast", 5))
-    ((batch, _),) = list(Stream(dataset, PREPROCESS, order="given"))
+    ((batch, _),) = list(Stream(dataset, PREPROCESS, order="sequential"))
     assert torch.equal(batch.images[4], PREPROCESS(dataset.load(4)))
 
 
@@ -173,10 +170,13 @@ def test_shifted_sets_stream_like_any_other() -> None:
     ("changes", "message"),
     [
         ({"order": "shufled"}, "did you mean 'shuffled'"),
-        ({"order": "mixed"}, "several data sets"),
+        ({"order": "mixed"}, "several datasets"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"limit": 0}, "limit must be at least 1"),
-        ({"dirichlet": 0.0}, "dirichlet must be above 0"),
+        ({"gamma": 0.0}, "gamma must be above 0"),
+        ({"present": (4, 3)}, "a range such as 1-4"),
+        ({"order": "uneven", "present": (1, 99)}, "classes, not of 99"),
+        ({"length": 0}, "length must be at least 1"),
         ({"seed": -1}, "seeds are 0 or more"),
         ({"views": ViewSpec("augmixx")}, "did you mean 'augmix'"),
         ({"pin": True}, "needs CUDA"),
@@ -201,29 +201,34 @@ def test_a_stream_has_one_class_list_and_labels_if_they_are_needed() -> None:
         Stream(made_up_dataset(50), PREPROCESS, batch_size=8).batches(9).__next__()
 
 
-def runs(labels: np.ndarray) -> int:
-    return 1 + int((labels[1:] != labels[:-1]).sum())
+def test_the_old_name_of_an_order_still_works() -> None:
+    dataset = made_up_dataset(20)
+    with pytest.warns(UserWarning, match="now called 'sequential'"):
+        stream = Stream(dataset, PREPROCESS, order="given")
+    assert stream.settings() == Stream(dataset, PREPROCESS, order="sequential").settings()
 
 
-@given(st.integers(0, 10_000), st.sampled_from([0.01, 0.1, 1.0, 10.0]), st.integers(1, 9))
-@settings(max_examples=30, deadline=None)
-def test_a_correlated_order_is_a_permutation(seed: int, delta: float, classes: int) -> None:
-    labels = np.random.default_rng(seed).integers(0, classes, 60)
-    order = correlated(labels, delta, np.random.default_rng(seed))
-    assert sorted(order) == list(range(60))
+def test_a_long_stream_draws_its_noise_anew() -> None:
+    clean = made_up_dataset(10)
+    stream = Stream(
+        ShiftedDataset(clean, Shift("gaussian_noise", 3)), PREPROCESS, 5, order="long", length=25
+    )
+    batches = list(stream)
+    keys = [key for batch, _ in batches for key in batch.keys]
+    assert [len(batch) for batch, _ in batches] == [5] * 5
+    assert sorted(key.partition("#")[0] for key in keys[:10]) == sorted(clean.keys)
+    assert [key.partition("#")[2] for key in keys] == [""] * 10 + ["1"] * 10 + ["2"] * 5
+    pixels = {key: image for b, _ in batches for key, image in zip(b.keys, b.images, strict=True)}
+    again = ShiftedDataset(clean, Shift("gaussian_noise", 3), seed=1)
+    assert torch.equal(pixels["0004#1"], PREPROCESS(again.load(4)))
+    assert not torch.equal(pixels["0004#1"], pixels["0004"])
+    assert all(labels[i] == clean.labels[int(b.keys[i][:4])] for b, labels in batches for i in (0,))
+    assert stream.settings()["length"] == 25
 
 
-def test_small_dirichlet_gives_long_bursts() -> None:
-    labels = np.arange(1000) % 10
-    lengths = [
-        np.mean([runs(labels[correlated(labels, d, np.random.default_rng(s))]) for s in range(5)])
-        for d in (0.01, 0.1, 1.0)
-    ]
-    shuffled = runs(np.random.default_rng(0).permutation(labels))
-    assert lengths[0] < lengths[1] < lengths[2] < shuffled / 5
-    assert lengths[0] < 20
-
-
-def test_interleaving_keeps_the_counts() -> None:
-    turns = interleaved([3, 0, 5], np.random.default_rng(0))
-    assert np.bincount(turns, minlength=3).tolist() == [3, 0, 5]
+def test_settings_name_what_the_order_depends_on() -> None:
+    dataset = made_up_dataset(40)
+    plain = Stream(dataset, PREPROCESS, gamma=9.0, present=(2, 2), length=7).settings()
+    assert plain == Stream(dataset, PREPROCESS).settings()
+    assert Stream(dataset, PREPROCESS, order="uneven").settings()["present"] == [3, 3]
+    assert Stream(dataset, PREPROCESS, order="correlated", gamma=0.5).settings()["dirichlet"] == 0.5

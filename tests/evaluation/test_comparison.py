@@ -133,7 +133,7 @@ def test_average_needs_every_column(made) -> None:
     [
         ({"templates": ("a {}.",)}, "templates"),
         ({"limit": 20}, "images"),
-        ({"order": "given"}, "images"),
+        ({"order": "sequential"}, "images"),
     ],
 )
 def test_unlike_runs_are_not_put_into_one_column(made, changes, aspect: str) -> None:

@@ -165,12 +165,12 @@ def test_the_id_depends_on_every_setting(
         )
         return run_id(settings)
 
-    same = {identity(), identity(workers=2), identity(dirichlet=0.5)}
+    same = {identity(), identity(workers=2), identity(gamma=0.5)}
     other = {
         identity(DriftConfig(rate=0.2)),
         identity(seed=1),
         identity(batch_size=3),
-        identity(order="given"),
+        identity(order="sequential"),
         identity(limit=10),
     }
     assert len(same) == 1

@@ -60,8 +60,18 @@ def evaluate(
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
     order: Annotated[
-        str, typer.Option(help="shuffled, given, correlated, or mixed (for a+b).")
+        str,
+        typer.Option(
+            help="shuffled, sequential, correlated, uneven, recurring (a>b>a), long, mixed (a+b)."
+        ),
     ] = "shuffled",
+    gamma: Annotated[
+        float, typer.Option(help="Order correlated: Dirichlet concentration; small is bursty.")
+    ] = 0.1,
+    present: Annotated[
+        str, typer.Option(help="Order uneven: number of classes that occur, or a range 1-4.")
+    ] = "3",
+    length: Annotated[int, typer.Option(min=1, help="Order long: images of the stream.")] = 10_000,
     limit: Annotated[int | None, typer.Option(min=1, help="Only so many images.")] = None,
     templates: Annotated[
         list[str] | None,
@@ -91,6 +101,7 @@ def evaluate(
     """
     from cliquetta.cli.executing import choose_executor, run_cells
     from cliquetta.cli.inputs import read_templates, split_list
+    from cliquetta.data.samplers import get_sampler, parse_present
     from cliquetta.evaluation.sweep import RunContext, RunSpec, grid
 
     base = _base(method, fitted, settings or ())
@@ -99,7 +110,10 @@ def evaluate(
         dataset="",
         model=model,
         batch_size=batch_size,
-        order=order,  # type: ignore[arg-type]  # the stream refuses any other
+        order=get_sampler(order)[0],
+        gamma=gamma,
+        present=parse_present(present),
+        length=length,
         limit=limit,
         templates=read_templates(templates) if templates else None,
         dtype=common.dtype,

@@ -169,7 +169,7 @@ def predict(
         files,
         adapter.model.preprocess,
         batch_size,
-        order="given",
+        order="sequential",
         views=adapter.views,
         view_seed=seed,
         workers=workers,

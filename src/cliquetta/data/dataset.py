@@ -85,6 +85,11 @@ class Dataset(ABC):
         del indices
         return None
 
+    def redrawn(self, round: int) -> Dataset:
+        """The dataset as it is shown in a later round: what is random about it drawn anew."""
+        del round
+        return self
+
     @property
     def prompts(self) -> ClassPrompts:
         """The class list with the templates that this data set is usually asked with."""

@@ -81,6 +81,10 @@ class ShiftedDataset(Dataset):
         pictures = self.base.arrays(indices)
         return None if pictures is None else self._corrupt(pictures, indices)
 
+    def redrawn(self, round: int) -> ShiftedDataset:
+        """The same shift with noise of its own."""
+        return ShiftedDataset(self.base, self.shift, seed=self.seed + round) if round else self
+
     def _corrupt(self, pictures: UInt8Array, indices: Sequence[int]) -> UInt8Array:
         return corrupt_batch(
             pictures, self.shift.name, self.shift.severity, self.seed, indices=indices

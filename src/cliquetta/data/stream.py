@@ -1,15 +1,16 @@
-"""A stream: data sets in a seeded order, in batches, with the views that a method asked for.
+"""A stream: datasets in a seeded order, in batches, with the views that a method asked for.
 
 Labels travel beside the batches and never inside them.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,19 +19,11 @@ from torch import Tensor
 from cliquetta.data.dataset import UNKNOWN, Dataset, UInt8Array
 from cliquetta.data.images import ImageError
 from cliquetta.data.loader import map_ahead
-from cliquetta.data.samplers import Indices, correlated, interleaved
+from cliquetta.data.samplers import Domain, Indices, Places, SamplerOptions, get_sampler
 from cliquetta.data.views import array_views, check_spec, image_views, preprocess_arrays
-from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.errors import UserError
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.types import Batch, ViewSpec
-
-Order = Literal["shuffled", "given", "correlated", "mixed"]
-ORDERS = {
-    "shuffled": "at random; several data sets follow one another",
-    "given": "as listed by the data set",
-    "correlated": "classes in bursts (Dirichlet); several data sets follow one another",
-    "mixed": "images of several data sets interleaved at random",
-}
 
 # The unit of work of a loader thread. Fixed, so that results do not depend on their number.
 _CHUNK = 16
@@ -61,10 +54,27 @@ _Assembled = tuple[Batch, Tensor, Sequence[Skipped]]
 class Stream:
     """Yields ``(Batch, labels)``; labels are -1 where unknown. Can start at any batch.
 
-    ``dataset`` may be a sequence of data sets with one class list (``[a, b, a]``): they follow one
-    another, or are interleaved if ``order`` is ``mixed``. Equal arguments give equal streams;
-    ``seed`` decides the order only, views depend on ``view_seed`` and the image's key only.
-    A batch has fixed places: an unreadable file leaves its place empty, so the batch is shorter.
+    Equal arguments give equal streams. A batch has fixed places: an unreadable file leaves its
+    place empty, so the batch is shorter.
+
+    Args:
+        dataset: One dataset, or several with one class list (``[a, b, a]``).
+        preprocess: The model's preprocessing.
+        batch_size: Images per batch.
+        order: A key of :data:`cliquetta.data.samplers.SAMPLERS`.
+        seed: Decides the order only.
+        views: The views that batches carry; they depend on ``view_seed`` and the image's key only.
+        view_seed: Seed of the views.
+        gamma: Of order ``correlated``.
+        present: Of order ``uneven``: classes that occur, at least and at most.
+        length: Of order ``long``: images of the stream.
+        limit: Images per dataset, at most.
+        workers: Threads that read ahead.
+        pin: Put batches into pinned memory.
+
+    Raises:
+        UserError: If the arguments do not describe a stream.
+
     """
 
     def __init__(
@@ -73,11 +83,13 @@ class Stream:
         preprocess: Preprocess,
         batch_size: int = 64,
         *,
-        order: Order = "shuffled",
+        order: str = "shuffled",
         seed: int = 0,
         views: ViewSpec | None = None,
         view_seed: int = 0,
-        dirichlet: float = 0.1,
+        gamma: float = 0.1,
+        present: tuple[int, int] = (3, 3),
+        length: int = 10_000,
         limit: int | None = None,
         workers: int = 0,
         pin: bool = False,
@@ -85,35 +97,29 @@ class Stream:
         self.domains = (dataset,) if isinstance(dataset, Dataset) else tuple(dataset)
         self.preprocess = preprocess
         self.batch_size = batch_size
-        self.order = order
+        self.order, self.sampler = get_sampler(order)
+        self.options = SamplerOptions(gamma, present, length, limit, batch_size)
         self.seed = seed
         self.views = views
         self.view_seed = view_seed
-        self.dirichlet = dirichlet
-        self.limit = limit
         self.workers = workers
         self.pin = pin
         self._check()
         self.skipped: list[Skipped] = []
         """Unreadable files met since the last start, in order."""
         self._reported: set[str] = set()
-        self._domain_of, self._index_of = self._arrange()
+        domains = [Domain(domain.id, _labels(domain)) for domain in self.domains]
+        places = self.sampler.draw(domains, self.options, np.random.default_rng(seed))
+        self._arrange(places)
 
     def _check(self) -> None:
         """Refuse what cannot be streamed."""
         if not self.domains:
-            raise UserError("no data set to stream")
-        if self.order not in ORDERS:
-            raise UnknownNameError("order", self.order, ORDERS)
-        if self.order == "mixed" and len(self.domains) < 2:
-            raise UserError("order 'mixed' interleaves several data sets, got one")
-        for name, value in (("batch_size", self.batch_size), ("limit", self.limit)):
-            if value is not None and value < 1:
-                raise UserError(f"{name} must be at least 1, got {value}")
+            raise UserError("no dataset to stream")
+        if self.sampler.interleaves and len(self.domains) < 2:
+            raise UserError(f"order {self.order!r} interleaves several datasets, got one")
         if self.seed < 0 or self.view_seed < 0:
             raise UserError(f"seeds are 0 or more, got {min(self.seed, self.view_seed)}")
-        if not self.dirichlet > 0:
-            raise UserError(f"dirichlet must be above 0, got {self.dirichlet}")
         if self.pin and not torch.cuda.is_available():
             raise UserError("pinned memory needs CUDA; set pin=False")
         if self.views is not None:
@@ -122,31 +128,37 @@ class Stream:
         for domain in self.domains[1:]:
             if domain.names != first.names:
                 raise UserError(
-                    f"data sets of one stream share one class list; {domain.id} and {first.id} "
+                    f"datasets of one stream share one class list; {domain.id} and {first.id} "
                     "do not"
                 )
         unlabelled = [domain.id for domain in self.domains if domain.labels is None]
-        if self.order == "correlated" and unlabelled:
-            raise UserError(f"order 'correlated' needs labels, {unlabelled[0]} has none")
+        if self.sampler.needs_labels and unlabelled:
+            raise UserError(f"order {self.order!r} needs labels, {unlabelled[0]} has none")
 
-    def _arrange(self) -> tuple[Indices, Indices]:
-        """Domain and image index of every place of the stream."""
-        generator = np.random.default_rng(self.seed)
-        orders = [self._order_of(domain, generator)[: self.limit] for domain in self.domains]
-        turns = np.repeat(np.arange(len(orders)), [len(order) for order in orders])
-        indices = np.concatenate(orders)
-        if self.order == "mixed":
-            turns = interleaved([len(order) for order in orders], generator)
-            queues = [iter(order) for order in orders]
-            indices = np.array([next(queues[turn]) for turn in turns], dtype=np.int64)
-        return turns, indices
+    def _arrange(self, places: Places) -> None:
+        """Lay out the places: which image of which part, a dataset in one round, is where."""
+        pairs = np.stack([places.round, places.domain])
+        kinds, part_of = np.unique(pairs, axis=1, return_inverse=True)
+        self.parts = tuple(self.domains[domain].redrawn(round) for round, domain in kinds.T)
+        """The datasets as they are shown: one for every dataset and round."""
+        self._rounds = kinds[0]
+        self._lay_out(part_of.reshape(-1), places.image)
 
-    def _order_of(self, domain: Dataset, generator: np.random.Generator) -> Indices:
-        if self.order == "given":
-            return np.arange(len(domain), dtype=np.int64)
-        if self.order == "correlated" and domain.labels is not None:
-            return correlated(domain.labels.numpy(), self.dirichlet, generator)
-        return generator.permutation(len(domain))
+    def _lay_out(self, part_of: Indices, index_of: Indices) -> None:
+        self._part_of, self._index_of = part_of, index_of
+        self._label_of = np.empty_like(index_of)
+        for number, part in enumerate(self.parts):
+            own = part_of == number
+            self._label_of[own] = _labels(part)[index_of[own]]
+
+    def listing(self) -> Stream:
+        """All images of all parts, in the order in which they are listed; keys as here."""
+        lengths = [len(part) for part in self.parts]
+        found = copy.copy(self)
+        order = np.concatenate([np.arange(length) for length in lengths])
+        found._lay_out(np.repeat(np.arange(len(lengths)), lengths), order)
+        found.skipped, found._reported = [], set()
+        return found
 
     def __len__(self) -> int:
         """Number of batches."""
@@ -164,11 +176,12 @@ class Stream:
 
     @property
     def id(self) -> str:
-        """Ids of the data sets in their order, ``a>b>a``; ``a+b`` when interleaved."""
-        return ("+" if self.order == "mixed" else ">").join(domain.id for domain in self.domains)
+        """Ids of the datasets in their order, ``a>b>a``; ``a+b`` when interleaved."""
+        return ("+" if self.sampler.interleaves else ">").join(d.id for d in self.domains)
 
     def settings(self) -> dict[str, Any]:
         """Everything that decides what is shown and when, as plain JSON types."""
+        options = {name: getattr(self.options, name) for name in self.sampler.reads}
         return {
             "datasets": [
                 {"id": domain.id, "images": len(domain), "files": domain.fingerprint}
@@ -179,8 +192,9 @@ class Stream:
             "seed": self.seed,
             "views": None if self.views is None else asdict(self.views),
             "view_seed": self.view_seed if self.views is not None else None,
-            "dirichlet": self.dirichlet if self.order == "correlated" else None,
-            "limit": self.limit,
+            "dirichlet": options.pop("gamma", None),  # as records have always called it
+            "limit": self.options.limit,
+            **{name: list(v) if isinstance(v, tuple) else v for name, v in options.items()},
         }
 
     def __iter__(self) -> Iterator[tuple[Batch, Tensor]]:
@@ -214,30 +228,32 @@ class Stream:
                     yield batch, labels
 
     def origin(self, places: range) -> tuple[Indices, Indices]:
-        """Number of the data set, and index of the image in it, at places of the stream."""
-        part = slice(places.start, places.stop)
-        return self._domain_of[part], self._index_of[part]
+        """Number of the part, and index of the image in it, at places of the stream."""
+        where = slice(places.start, places.stop)
+        return self._part_of[where], self._index_of[where]
 
     def key(self, place: int) -> str:
-        """Name of the image at a place of the stream; with several data sets their id leads it."""
-        domain = self.domains[self._domain_of[place]]
-        key = domain.keys[self._index_of[place]]
-        return key if len(self.domains) == 1 else f"{domain.id}/{key}"
+        """Name of the image at a place of the stream.
 
-    def label(self, place: int) -> int:
-        """Label of the image at a place of the stream, or -1."""
-        labels = self.domains[self._domain_of[place]].labels
-        return UNKNOWN if labels is None else int(labels[self._index_of[place]])
+        With several datasets the id leads it; ``#n`` behind it says that it is shown again.
+        """
+        number = self._part_of[place]
+        part, round = self.parts[number], self._rounds[number]
+        key = part.keys[self._index_of[place]] + (f"#{round}" if round else "")
+        return key if len(self.domains) == 1 else f"{part.id}/{key}"
+
+    def labels(self, places: Sequence[int]) -> Tensor:
+        """Labels of the images at places of the stream, -1 where unknown."""
+        return torch.from_numpy(self._label_of[np.asarray(places, dtype=np.int64)])
 
     def _read(self, places: range) -> _Chunk:
         """Decode, preprocess and augment the images at ``places``; runs in a loader thread."""
         chunk = _Chunk({}, {}, [])
-        turns = self._domain_of[places.start : places.stop]
-        for turn in np.unique(turns):
-            rows = [place for place in places if self._domain_of[place] == turn]
-            arrays = self.domains[turn].arrays(self._index_of[rows].tolist())
+        for number in np.unique(self._part_of[places.start : places.stop]):
+            rows = [place for place in places if self._part_of[place] == number]
+            arrays = self.parts[number].arrays(self._index_of[rows].tolist())
             if arrays is None:
-                self._read_files(self.domains[turn], rows, chunk)
+                self._read_files(self.parts[number], rows, chunk)
             else:
                 self._read_arrays(arrays, rows, chunk)
         return chunk
@@ -286,9 +302,16 @@ class Stream:
             views = torch.stack([made[p] for p in places]) if places else _nothing(*shape)
         if self.pin:
             images, views = images.pin_memory(), None if views is None else views.pin_memory()
-        labels = torch.tensor([self.label(place) for place in places], dtype=torch.int64)
         skipped = [entry for chunk in chunks for entry in chunk.skipped]
-        return Batch(images, tuple(self.key(place) for place in places), views), labels, skipped
+        batch = Batch(images, tuple(self.key(place) for place in places), views)
+        return batch, self.labels(places), skipped
+
+
+def _labels(dataset: Dataset) -> Indices:
+    """Labels as an array, -1 throughout where there are none."""
+    if dataset.labels is None:
+        return np.full(len(dataset), UNKNOWN, dtype=np.int64)
+    return dataset.labels.numpy()
 
 
 def _nothing(*shape: int) -> Tensor:

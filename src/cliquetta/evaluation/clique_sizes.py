@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from cliquetta.data.feature_stream import FeatureStream
+from cliquetta.data.prepared import FeatureStream
 from cliquetta.evaluation.ablation import zero_shot
 from cliquetta.evaluation.sweep import RunContext, RunSpec
 from cliquetta.methods.registry import method_config

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 
 from cliquetta.atomic import write_atomically
-from cliquetta.data.feature_stream import FeatureStream
+from cliquetta.data.prepared import FeatureStream
 from cliquetta.data.stream import Stream
 from cliquetta.errors import UserError
 from cliquetta.evaluation.predictions import Predictions, read_predictions

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.atomic import exclusive
-from cliquetta.data.feature_stream import FeatureBatch, FeatureStream
+from cliquetta.data.prepared import FeatureBatch, FeatureStream
 from cliquetta.data.stream import Skipped, Stream
 from cliquetta.errors import UserError
 from cliquetta.evaluation.metrics import Metrics

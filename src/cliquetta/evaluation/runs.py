@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from cliquetta.data.samplers import RENAMED
 from cliquetta.errors import UserError
 from cliquetta.evaluation.predictions import Predictions
 from cliquetta.evaluation.record import (
@@ -56,10 +57,23 @@ class Run:
     def _images(self) -> str:
         """Which images were shown; the order decides where only some of them were."""
         stream = self.record.settings["stream"]
-        chosen = [stream["limit"], stream["order"], stream["dirichlet"]] if stream["limit"] else []
+        order = {"order": self.order, "dirichlet": stream["dirichlet"], **self._own_order()}
+        some = stream["limit"] or self._own_order()
+        chosen = [stream["limit"], *order.values()] if some else []
         number = f"{stream['limit']} of " if stream["limit"] else ""
         total = sum(domain["images"] for domain in stream["datasets"])
         return f"{number}{total} {digest([[d['files'] for d in stream['datasets']], chosen])}"
+
+    @property
+    def order(self) -> str:
+        """The order of the stream, by its name of today."""
+        order = str(self.record.settings["stream"]["order"])
+        return RENAMED.get(order, order)
+
+    def _own_order(self) -> dict[str, Any]:
+        """Settings that only some orders have."""
+        stream = self.record.settings["stream"]
+        return {name: stream[name] for name in ("present", "length") if name in stream}
 
     @property
     def conditions(self) -> dict[str, Any]:
@@ -70,8 +84,9 @@ class Run:
             "weights": model["fingerprint"],
             "dtype": model["dtype"],
             "batch_size": stream["batch_size"],
-            "order": stream["order"],
+            "order": self.order,
             "dirichlet": stream["dirichlet"],
+            **self._own_order(),
         }
 
     @property

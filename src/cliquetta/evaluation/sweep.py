@@ -13,8 +13,9 @@ from typing import Any, Protocol
 
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.data.dataset import Dataset
-from cliquetta.data.feature_stream import FeatureStream, OnEncode
-from cliquetta.data.stream import Order, Stream
+from cliquetta.data.prepared import FeatureStream, OnEncode
+from cliquetta.data.samplers import get_sampler
+from cliquetta.data.stream import Stream
 from cliquetta.evaluation.evidence_log import evaluate_with_evidence
 from cliquetta.evaluation.record import Record
 from cliquetta.evaluation.runner import Step, evaluate
@@ -45,8 +46,11 @@ class RunSpec:
     fitted: str | None = None
     """File of a few-shot method; it carries its own config."""
     batch_size: int = 64
-    order: Order = "shuffled"
-    dirichlet: float = 0.1
+    order: str = "shuffled"
+    """A key of :data:`cliquetta.data.samplers.SAMPLERS`; some read the next three fields."""
+    gamma: float = 0.1
+    present: tuple[int, int] = (3, 3)
+    length: int = 10_000
     limit: int | None = None
     templates: tuple[str, ...] | None = None
     """``None`` takes those of the data set."""
@@ -144,7 +148,9 @@ class RunContext:
             seed=spec.seed,
             views=adapter.views,
             view_seed=spec.seed,
-            dirichlet=spec.dirichlet,
+            gamma=spec.gamma,
+            present=spec.present,
+            length=spec.length,
             limit=spec.limit,
             workers=self.workers,
             pin=model.device.type == "cuda",
@@ -165,7 +171,7 @@ class RunContext:
         return self._model[1]
 
     def _load_data(self, spec: RunSpec) -> list[Dataset]:
-        ids = spec.dataset.split("+" if spec.order == "mixed" else ">")
+        ids = spec.dataset.split("+" if get_sampler(spec.order)[1].interleaves else ">")
         self._data = {
             id: self._data[id] if id in self._data else get_dataset(id, self.root)
             for id in dict.fromkeys(ids)

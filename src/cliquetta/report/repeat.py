@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
+from cliquetta.data.samplers import RENAMED
 from cliquetta.errors import UnknownNameError
 from cliquetta.evaluation.record import Record
 from cliquetta.methods._shared.state import plain_config
@@ -41,7 +42,14 @@ def repeat_command(record: Record) -> Repeat:
             f"{settings['fitted']}."
         )
     words += ["--model", str(model["id"]), "--seeds", str(record.seed)]
-    words += ["--batch-size", str(stream["batch_size"]), "--order", str(stream["order"])]
+    words += ["--batch-size", str(stream["batch_size"])]
+    words += ["--order", RENAMED.get(stream["order"], stream["order"])]
+    if stream["dirichlet"] is not None:
+        words += ["--gamma", str(stream["dirichlet"])]
+    if "present" in stream:
+        words += ["--present", "-".join(map(str, dict.fromkeys(stream["present"])))]
+    if "length" in stream:
+        words += ["--length", str(stream["length"])]
     if stream["limit"] is not None:
         words += ["--limit", str(stream["limit"])]
     for given in _templates(settings["prompts"]["templates"]):
@@ -53,8 +61,6 @@ def repeat_command(record: Record) -> Repeat:
     words.append("--no-baseline")
     if stream["seed"] != record.seed or stream["view_seed"] not in (None, record.seed):
         remarks.append("The order or the views had another seed than the method: use the library.")
-    if stream["dirichlet"] not in (None, 0.1):
-        remarks.append(f"The bursts had dirichlet={stream['dirichlet']}: use the library.")
     return Repeat(shlex.join(words), tuple(remarks))
 
 

@@ -1,7 +1,7 @@
 """Methods that need of an image nothing but the features of its views.
 
 They can be asked with features that were encoded once and kept
-(:mod:`cliquetta.data.feature_stream`): a data set of ImageNet's size then takes seconds.
+(:mod:`cliquetta.data.prepared`): a data set of ImageNet's size then takes seconds.
 """
 
 from __future__ import annotations

@@ -1,0 +1,293 @@
+"""Streams whose images were prepared once: pixels held on the device, or features encoded earlier.
+
+Both read every part of a stream once, as it is listed, into a table, and gather batches from it.
+Predictions are those from a plain :class:`Stream`; from features, up to rounding.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cliquetta.data.dataset import Dataset
+from cliquetta.data.feature_cache import Block, FeatureTable, Layout, open_table
+from cliquetta.data.samplers import Indices
+from cliquetta.data.stream import Skipped, Stream
+from cliquetta.errors import UserError
+from cliquetta.model.clip import CLIP, encode_views
+from cliquetta.model.preprocess import Preprocess
+from cliquetta.types import Batch, ViewSpec
+
+VIEWS_AT_ONCE = 256
+"""Views that are read or encoded at once, and in a block of a table."""
+
+OnEncode = Callable[[str, int, int], None]
+"""Id of the dataset, images encoded, images in all."""
+
+
+@dataclass(frozen=True)
+class FeatureBatch:
+    """Unit features (B, V, E) of images, and their names."""
+
+    features: Tensor
+    keys: tuple[str, ...]
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.keys)
+
+
+class _Table(Protocol):
+    """All images of a part, and those that could not be read."""
+
+    @property
+    def unreadable(self) -> Mapping[int, str]: ...
+
+
+T = TypeVar("T", bound=_Table)
+B = TypeVar("B", Batch, FeatureBatch)
+
+
+class PreparedStream(ABC, Generic[T, B]):
+    """``stream``, image for image, from tables."""
+
+    def __init__(self, stream: Stream, model: CLIP) -> None:
+        self.stream = stream
+        self.model = model
+        self.skipped: list[Skipped] = []
+        """Unreadable files met since the last start, in order."""
+
+    def __len__(self) -> int:
+        """Number of batches."""
+        return len(self.stream)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The class list that labels index."""
+        return self.stream.names
+
+    @property
+    def id(self) -> str:
+        """Ids of the datasets, as in :attr:`Stream.id`."""
+        return self.stream.id
+
+    @property
+    def views(self) -> ViewSpec | None:
+        """The views that batches carry."""
+        return self.stream.views
+
+    @property
+    def preprocess(self) -> Preprocess:
+        """How pixels were prepared."""
+        return self.stream.preprocess
+
+    def settings(self) -> dict[str, Any]:
+        """Those of the stream: where images come from changes no prediction."""
+        return self.stream.settings()
+
+    def batches(self, start: int = 0) -> Iterator[tuple[B, Tensor]]:
+        """Batches from number ``start`` on."""
+        stream, size = self.stream, self.stream.batch_size
+        if not 0 <= start <= len(self):
+            raise UserError(f"the stream has {len(self)} batches, cannot start at {start}")
+        self.skipped = []
+        tables = [self._table(number) for number in range(len(stream.parts))]
+        for first in range(start * size, stream.images, size):
+            places = range(first, min(first + size, stream.images))
+            parts, rows = stream.origin(places)
+            read = np.ones(len(places), dtype=bool)
+            for at, place in enumerate(places):  # an unreadable image leaves its place empty
+                reason = tables[parts[at]].unreadable.get(int(rows[at]))
+                if reason is not None:
+                    read[at] = False
+                    self.skipped.append(Skipped(stream.key(place), reason))
+            kept = [place for place, there in zip(places, read, strict=True) if there]
+            keys = tuple(stream.key(place) for place in kept)
+            yield self._gather(keys, parts[read], rows[read], tables), stream.labels(kept)
+
+    @abstractmethod
+    def _table(self, number: int) -> T:
+        """The table of one part of the stream."""
+
+    @abstractmethod
+    def _gather(
+        self, keys: tuple[str, ...], parts: Indices, rows: Indices, tables: Sequence[T]
+    ) -> B:
+        """The batch of some rows of the tables."""
+
+    def _shape(self, part: Dataset) -> dict[str, Any]:
+        """All on which the pixels and views of a part depend."""
+        stream = self.stream
+        shared = stream.views is not None and len(stream.domains) > 1
+        return {
+            "preprocessing": stream.preprocess.fingerprint,
+            "images": [part.fingerprint, part.contents()],
+            "views": None if stream.views is None else asdict(stream.views),
+            "view_seed": None if stream.views is None else stream.view_seed,
+            # Views are drawn from keys, which carry the id when there are several datasets.
+            "keys": part.id if shared else None,
+        }
+
+    def _read(
+        self, number: int, blocks: Sequence[range]
+    ) -> Iterator[tuple[Batch, Indices, dict[int, str]]]:
+        """Rows of a part as it is listed: what was read, at which rows of the block; the rest."""
+        listing = self.stream.listing()
+        before = sum(len(part) for part in self.stream.parts[:number])
+        places = [range(before + rows.start, before + rows.stop) for rows in blocks]
+        for block, (batch, _) in zip(places, listing.read(places), strict=True):
+            row = {listing.key(place): at for at, place in enumerate(block)}
+            first = block.start - before
+            unreadable = {
+                first + row[entry.key]: entry.reason
+                for entry in listing.skipped
+                if entry.key in row
+            }
+            yield batch, np.array([row[key] for key in batch.keys], dtype=np.int64), unreadable
+
+
+class FeatureStream(PreparedStream[FeatureTable, FeatureBatch]):
+    """Features in the place of pixels; they are encoded when first asked for.
+
+    Tables (:mod:`cliquetta.data.feature_cache`) are tied to the model's weights, the preprocessing,
+    the views and their seed, and the images; whichever of them changes, another table is made.
+    """
+
+    def __init__(
+        self, stream: Stream, model: CLIP, root: Path, *, on_encode: OnEncode | None = None
+    ) -> None:
+        super().__init__(stream, model)
+        self.root = root
+        self.on_encode = on_encode
+        self._tables: dict[int, FeatureTable] = {}
+
+    def _gather(
+        self, keys: tuple[str, ...], parts: Indices, rows: Indices, tables: Sequence[FeatureTable]
+    ) -> FeatureBatch:
+        features = np.empty((len(keys), *tables[0].features.shape[1:]), dtype=np.float32)
+        for number in np.unique(parts):
+            own = parts == number
+            features[own] = tables[number].take(rows[own])
+        return FeatureBatch(torch.from_numpy(features), keys)
+
+    def _table(self, number: int) -> FeatureTable:
+        part, tell = self.stream.parts[number], self.on_encode
+        if number not in self._tables:
+            self._tables[number] = open_table(
+                self.root,
+                self._layout(part),
+                lambda blocks: self._encode(number, blocks),
+                title=part.id,
+                on_progress=None if tell is None else lambda done, all: tell(part.id, done, all),
+            )
+        return self._tables[number]
+
+    def _layout(self, part: Dataset) -> Layout:
+        count = 1 if self.views is None else self.views.count
+        model = {"model": self.model.fingerprint, "dtype": str(self.model.dtype)}
+        shape = (len(part), count, self.model.embed_dim)
+        return Layout({**model, **self._shape(part)}, shape, max(1, VIEWS_AT_ONCE // count))
+
+    def _encode(self, number: int, blocks: Sequence[range]) -> Iterator[Block]:
+        """Features of rows of one part."""
+        for block, (batch, at, unreadable) in zip(blocks, self._read(number, blocks), strict=True):
+            views = batch.images[:, None] if batch.views is None else batch.views
+            features = np.zeros((len(block), views.shape[1], self.model.embed_dim), np.float32)
+            if len(batch):
+                views = views.to(self.model.device, non_blocking=True)
+                encoded = encode_views(self.model, views, chunk=VIEWS_AT_ONCE)
+                features[at] = encoded.float().cpu().numpy()
+            yield Block(features, unreadable)
+
+
+@dataclass(frozen=True, eq=False)
+class PixelTable:
+    """Preprocessed images of a part on the model's device, with their views if there are any."""
+
+    pixels: Tensor
+    """(n, 3, S, S), or (n, V, 3, S, S) with views."""
+    unreadable: dict[int, str]
+
+
+@dataclass
+class PixelStore:
+    """Tables that the runs of a grid share; the oldest are let go of where room is needed."""
+
+    room: int
+    """Bytes."""
+    _tables: dict[str, PixelTable] = field(default_factory=dict, init=False, repr=False)
+
+    @staticmethod
+    def bytes_of(stream: Stream, model: CLIP) -> int:
+        """What a stream needs: all of its parts at once, in the model's dtype."""
+        count = 1 if stream.views is None else stream.views.count
+        images = sum(len(part) for part in stream.parts)
+        return images * count * 3 * stream.preprocess.size**2 * model.dtype.itemsize
+
+    def fits(self, stream: Stream, model: CLIP) -> bool:
+        """Whether a stream can be held."""
+        return self.bytes_of(stream, model) <= self.room
+
+    def get(self, key: str, size: int, make: Callable[[], PixelTable]) -> PixelTable:
+        """The table of a key, made if there is none; used last, it is let go of last."""
+        table = self._tables.pop(key, None)
+        if table is None:
+            while self._tables and self._used() + size > self.room:
+                self._tables.pop(next(iter(self._tables)))
+            table = make()
+        self._tables[key] = table
+        return table
+
+    def _used(self) -> int:
+        return sum(t.pixels.numel() * t.pixels.itemsize for t in self._tables.values())
+
+
+class HeldStream(PreparedStream[PixelTable, Batch]):
+    """Pixels (and views) that are read, corrupted and preprocessed once for all runs of a grid."""
+
+    def __init__(self, stream: Stream, model: CLIP, store: PixelStore) -> None:
+        super().__init__(stream, model)
+        self.store = store
+
+    def _table(self, number: int) -> PixelTable:
+        part = self.stream.parts[number]
+        key = f"{self._shape(part)} {self.model.dtype} {self.model.device}"
+        size = PixelStore.bytes_of(self.stream, self.model) * len(part)
+        size //= sum(len(other) for other in self.stream.parts)
+        return self.store.get(key, size, lambda: self._hold(number))
+
+    def _hold(self, number: int) -> PixelTable:
+        count = 1 if self.views is None else self.views.count
+        size, images = self.preprocess.size, len(self.stream.parts[number])
+        shape = (images, *([] if self.views is None else [count]), 3, size, size)
+        pixels = torch.zeros(shape, dtype=self.model.dtype, device=self.model.device)
+        step, unreadable = max(1, VIEWS_AT_ONCE // count), dict[int, str]()
+        blocks = [range(at, min(at + step, images)) for at in range(0, images, step)]
+        for block, (batch, at, missing) in zip(blocks, self._read(number, blocks), strict=True):
+            unreadable |= missing
+            if len(batch):
+                made = batch.images if batch.views is None else batch.views
+                rows = torch.from_numpy(at + block.start).to(pixels.device)
+                pixels[rows] = made.to(pixels.device, pixels.dtype)
+        return PixelTable(pixels, unreadable)
+
+    def _gather(
+        self, keys: tuple[str, ...], parts: Indices, rows: Indices, tables: Sequence[PixelTable]
+    ) -> Batch:
+        first = tables[0].pixels
+        at = torch.from_numpy(rows).to(first.device)
+        if len(tables) == 1:
+            made = first[at]
+        else:
+            made = torch.empty((len(keys), *first.shape[1:]), dtype=first.dtype, device=at.device)
+            for number in np.unique(parts):
+                own = torch.from_numpy(np.flatnonzero(parts == number)).to(at.device)
+                made[own] = tables[number].pixels[at[own]]
+        return Batch(made, keys) if self.views is None else Batch(made[:, 0], keys, made)
