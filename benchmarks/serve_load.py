@@ -33,8 +33,9 @@ from cliquetta.data.bundled import load_bundled
 from cliquetta.methods.registry import create_method
 from cliquetta.model.factory import create_model
 from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.serve.batches import decode
 from cliquetta.serve.client import Client
-from cliquetta.serve.decoding import Upload, decode
+from cliquetta.serve.schema import Upload
 
 FAIREST, FASTEST = 2.0, 0.7
 """The aims: slowest by fastest session, and throughput by that of one session in process."""
@@ -61,14 +62,14 @@ def pictures(count: int) -> tuple[list[bytes], tuple[str, ...]]:
 
 
 def in_process(files: list[bytes], names: tuple[str, ...], options: argparse.Namespace) -> float:
-    """Images a second of one session without a service, with the better number of threads."""
+    """Images per second of one session without a service, with the better number of threads."""
     model = create_model("micro")
     adapter = create_method(options.method, model, ClassPrompts(names))
     size = options.batch_size
     batches = [files[i : i + size] for i in range(0, len(files) - size + 1, size)]
 
     def predict(batch: list[bytes]) -> None:
-        uploads = [Upload("", data) for data in batch]
+        uploads = [Upload(data=data) for data in batch]
         decoded = decode(uploads, model.preprocess, views=adapter.views, seed=0, max_pixels=10**6)
         adapter.predict(decoded.batch)
 

@@ -23,8 +23,7 @@ from cliquetta.methods.registry import create_method, method_config
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.serve.asgi import create_app
-from cliquetta.serve.limits import Limits
-from cliquetta.serve.service import Settings
+from cliquetta.serve.settings import Limits, Settings
 from cliquetta.serve.store import Store
 from cliquetta.types import Batch
 

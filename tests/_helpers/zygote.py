@@ -11,15 +11,13 @@ import sys
 
 import torch
 
-torch.set_num_threads(1)
-
-from cliquetta.model.factory import create_model  # noqa: E402
-from cliquetta.serve.limits import Limits  # noqa: E402
-from cliquetta.serve.server import load_models, serve  # noqa: E402
-from cliquetta.serve.service import Settings  # noqa: E402
+from cliquetta.model.factory import create_model
+from cliquetta.serve.server import serve
+from cliquetta.serve.settings import Limits, Settings, load_models
 
 
 def main() -> None:
+    torch.set_num_threads(1)
     path, folder, port = sys.argv[1:]
     settings = Settings(
         models=load_models({"tiny": path}, create_model),

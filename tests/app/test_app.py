@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,17 +18,12 @@ import torch
 from typer.testing import CliRunner
 
 from cliquetta.app import pages as app_pages
+from cliquetta.app import server as app_server
 from cliquetta.app import session as app_session
-from cliquetta.app.desk import FILES, STREAM, Desk, Form, make_form
+from cliquetta.app.desk import FILES, STREAM, Desk, Form, make_form, read_classes
 from cliquetta.app.evidence import attention_maps, cache_counts
-from cliquetta.app.guard import POLICY, server_settings, token_auth
-from cliquetta.app.session import (
-    AppSession,
-    Choices,
-    StreamChoice,
-    app_limits,
-    read_classes,
-)
+from cliquetta.app.server import POLICY, server_settings, token_auth
+from cliquetta.app.session import AppSession, StreamChoice
 from cliquetta.cli.main import app as command
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.data.dataset import ArrayDataset
@@ -38,8 +35,8 @@ from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.serve.auth import Tokens
 from cliquetta.serve.errors import ServiceError
-from cliquetta.serve.factory import served_methods
-from cliquetta.serve.limits import Limits
+from cliquetta.serve.schema import SessionRequest
+from cliquetta.serve.settings import Limits, Settings
 from cliquetta.types import Batch, Prediction
 from tests._helpers.serve_setup import picture
 
@@ -51,15 +48,15 @@ Make = Callable[..., AppSession]
 @pytest.fixture
 def make(tiny_clip: CLIP) -> Make:
     def build(method: str = "tent", limits: Limits | None = None) -> AppSession:
-        choices = Choices("tiny", method, NAMES)
-        return AppSession({"tiny": tiny_clip}, choices, limits or Limits())
+        settings = Settings({"tiny": tiny_clip}, limits=limits or Limits())
+        return AppSession(settings, SessionRequest(classes=NAMES, method=method))
 
     return build
 
 
 @pytest.fixture
 def desk(tiny_clip: CLIP, tmp_path: Path) -> Desk:
-    return Desk({"tiny": tiny_clip}, served_methods(), Limits(), tmp_path)
+    return Desk(Settings({"tiny": tiny_clip}), tmp_path)
 
 
 def photos(folder: Path, seeds: range) -> list[Path]:
@@ -158,7 +155,7 @@ def test_files_are_taken_in_rounds(make: Make, tmp_path: Path) -> None:
     session = make()
     sizes = [len(session.next_of_files(files, 2).rows) for _ in range(3)]
     assert sizes == [2, 2, 1]
-    with pytest.raises(ServiceError, match="drop others"):
+    with pytest.raises(ServiceError, match="add others"):
         session.next_of_files(files, 2)
     assert len(session.next_of_files(files[:3], 2).rows) == 2
 
@@ -167,7 +164,7 @@ def test_files_are_taken_in_rounds(make: Make, tmp_path: Path) -> None:
     ("limits", "words"),
     [
         (Limits(images=2), "at most 2"),
-        (Limits(body_bytes=100), "fewer images a batch"),
+        (Limits(body_bytes=100), "fewer images per batch"),
         (Limits(batch_seconds=1e-9), "longer than"),
     ],
 )
@@ -230,21 +227,27 @@ def test_a_state_goes_on_in_another_session(make: Make, tmp_path: Path) -> None:
     ("text", "words"),
     [(" ,\n", "no class names"), ("a,b,c", "3 class names"), ("x" * 20, "10 characters")],
 )
-def test_class_names_are_checked(text: str, words: str) -> None:
-    with pytest.raises(ServiceError) as refusal:
-        read_classes(text, Limits(classes=2, class_length=10))
-    assert words in refusal.value.message
+def test_class_names_are_checked(text: str, words: str, tiny_clip: CLIP, tmp_path: Path) -> None:
+    limits = Limits(classes=2, class_length=10)
+    desk = Desk(Settings({"tiny": tiny_clip}, limits=limits), tmp_path)
+    session, pages = desk.next_batch(None, replace(FORM, classes=text), "class")
+    assert session is None and words in pages.notice
 
 
 def test_class_names_come_in_lines_or_with_commas() -> None:
-    assert read_classes("tabby cat, dog\n\nship,", Limits()) == ("tabby cat", "dog", "ship")
+    assert read_classes("tabby cat, dog\n\nship,") == ["tabby cat", "dog", "ship"]
 
 
-def test_photographs_fit_and_every_limit_can_be_set() -> None:
-    assert app_limits({}).body_bytes > Limits().body_bytes
-    assert app_limits({"body_bytes": "7", "images": "3"}).body_bytes == 7
-    with pytest.raises(KeyError, match="images"):
-        app_limits({"image": "3"})
+def test_photographs_fit_and_every_limit_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Limits] = []
+    monkeypatch.setitem(sys.modules, "cliquetta.app.interface", ModuleType("interface"))
+    monkeypatch.setattr(app_server, "serve", lambda given, **_: started.append(given.limits))
+    run = CliRunner().invoke
+    assert run(command, ["app", "--device", "cpu"]).exit_code == 0
+    assert run(command, ["app", "--device", "cpu", "--limit", "body_bytes=7"]).exit_code == 0
+    assert started[0].body_bytes > Limits().body_bytes and started[1].body_bytes == 7
+    refused = run(command, ["app", "--limit", "image=3"])
+    assert refused.exit_code == 2 and "did you mean 'images'" in refused.output
 
 
 # --- evidence -------------------------------------------------------------------------------------
@@ -328,7 +331,8 @@ def test_pages_mark_changes_and_hold_no_markup_of_a_visitor(
     tiny_clip: CLIP, tmp_path: Path
 ) -> None:
     evil = ("<script>a</script>", "'onerror='b", "cat")
-    session = AppSession({"tiny": tiny_clip}, Choices("tiny", "tent", evil), Limits())
+    request = SessionRequest(classes=evil, method="tent")
+    session = AppSession(Settings({"tiny": tiny_clip}), request)
     path = tmp_path / "<b>x.png"
     path.write_bytes(picture(1))
     shown = session.next_of_files([path, tmp_path / "<i>.png"][:1], 4)
@@ -357,14 +361,14 @@ def test_visitors_do_not_meet(desk: Desk) -> None:
     assert [pages.predictions for pages in mixed] == alone and alone[0] != alone[1]
 
 
-def test_another_method_starts_anew_and_says_so(desk: Desk) -> None:
+def test_another_method_starts_over_and_says_so(desk: Desk) -> None:
     session, pages = desk.next_batch(None, FORM, "class")
     same, _ = desk.next_batch(session, replace(FORM, stream=replace(FOG, shift="snow")), "class")
     assert same is session and same is not None and same.batches == 2
     desk.files(session)
     other, pages = desk.next_batch(session, replace(FORM, method="tda"), "class")
     assert other is not session and other is not None and other.batches == 1
-    assert "starts anew" in pages.notice
+    assert "starts over" in pages.notice
     assert list(desk.folder.iterdir()) == []  # the old session's files went with it
 
 
@@ -391,7 +395,7 @@ def test_a_defect_is_no_trace_on_the_page(desk: Desk, monkeypatch: pytest.Monkey
     monkeypatch.setattr(AppSession, "next_of_stream", fail)
     session, pages = desk.next_batch(None, FORM, "class")
     assert session is None
-    assert "secret" not in pages.notice and "on our side" in pages.notice
+    assert "secret" not in pages.notice and "failed on the server" in pages.notice
 
 
 def test_files_come_and_go(desk: Desk, tmp_path: Path) -> None:
@@ -447,8 +451,6 @@ def test_tokens_are_passwords() -> None:
 
 
 def test_command_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     monkeypatch.delitem(sys.modules, "cliquetta.app.interface", raising=False)
     monkeypatch.setitem(sys.modules, "gradio", None)
     result = CliRunner().invoke(command, ["app"])

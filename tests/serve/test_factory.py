@@ -11,8 +11,9 @@ from pydantic import TypeAdapter
 
 from cliquetta.methods.registry import method_config
 from cliquetta.model.clip import CLIP
-from cliquetta.serve.evidence import summarise
-from cliquetta.serve.factory import resolve_config, served_methods
+from cliquetta.serve.batches import summarise
+from cliquetta.serve.factory import resolve_config
+from cliquetta.serve.settings import served_methods
 from tests._helpers.serve_setup import batch_of, local_service, probabilities
 
 METHODS = served_methods()

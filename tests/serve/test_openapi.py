@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from cliquetta.model.clip import CLIP
-from cliquetta.serve.limits import Limits
+from cliquetta.serve.settings import Limits
 from tests._helpers.serve_setup import CLASSES, Local, batch_of, live_service
 
 CHECKS = (

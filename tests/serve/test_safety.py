@@ -18,9 +18,9 @@ from cliquetta.methods.tent import Tent
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.auth import Tokens, check_binding, is_loopback
 from cliquetta.serve.errors import ServiceError
-from cliquetta.serve.limits import Limits, RateLimiter
-from cliquetta.serve.server import name_models, serve
-from cliquetta.serve.service import Settings
+from cliquetta.serve.limits import RateLimiter
+from cliquetta.serve.server import serve
+from cliquetta.serve.settings import Limits, Settings, name_models
 from cliquetta.types import Batch, Prediction
 from tests._helpers.serve_setup import (
     CLASSES,

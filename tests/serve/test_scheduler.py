@@ -9,7 +9,7 @@ from concurrent.futures import Future
 import pytest
 
 from cliquetta.serve.errors import ServiceError
-from cliquetta.serve.scheduler import FairPool
+from cliquetta.serve.service import FairPool
 
 
 def make_pool(workers: int = 1, **more: float) -> FairPool:

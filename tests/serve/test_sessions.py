@@ -14,7 +14,7 @@ from cliquetta import atomic
 from cliquetta.methods._shared import state
 from cliquetta.methods.tent import Tent
 from cliquetta.model.clip import CLIP
-from cliquetta.serve.limits import Limits
+from cliquetta.serve.settings import Limits
 from cliquetta.types import Batch, Prediction
 from tests._helpers.serve_setup import CLASSES, Alone, Local, batch_of, local_service, probabilities
 

@@ -1,27 +1,24 @@
-"""Between the widgets and a visitor's session: every press of a button, errors turned to words."""
+"""Between the widgets and a visitor's session: one method per button; errors become messages."""
 
 from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cliquetta.app import pages
 from cliquetta.app.figures import Picture, enlarged
-from cliquetta.app.session import AppSession, Choices, StreamChoice, read_classes
-from cliquetta.errors import UnknownNameError
-from cliquetta.methods.registry import MethodEntry
-from cliquetta.model.clip import CLIP
-from cliquetta.serve.errors import ServiceError, invalid
-from cliquetta.serve.factory import as_refusal
-from cliquetta.serve.limits import Limits
+from cliquetta.app.session import AppSession, StreamChoice
+from cliquetta.serve.errors import ServiceError, as_refusal, invalid
+from cliquetta.serve.schema import SessionRequest
+from cliquetta.serve.settings import Settings
+
+_log = logging.getLogger(__name__)
 
 STREAM, FILES = "Bundled stream", "My images"
 SOURCES = (STREAM, FILES)
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -50,19 +47,11 @@ class Pages:
 
 
 class Desk:
-    """Serves all visitors; what belongs to one is in the session that comes and goes with him."""
+    """Serves all visitors; what belongs to one is in the session that is passed in and out."""
 
-    def __init__(
-        self,
-        models: Mapping[str, CLIP],
-        methods: Mapping[str, MethodEntry],
-        limits: Limits,
-        folder: Path,
-    ) -> None:
+    def __init__(self, settings: Settings, folder: Path) -> None:
         """Files for download go below ``folder``."""
-        self.models = models
-        self.methods = methods
-        self.limits = limits
+        self.settings = settings
         self.folder = folder
 
     def next_batch(
@@ -83,14 +72,15 @@ class Desk:
     def load_state(
         self, session: AppSession | None, form: Form, path: Path, kind: str
     ) -> tuple[AppSession | None, Pages]:
-        """Let the chosen method go on from a downloaded state."""
+        """Let the chosen method continue from a downloaded state."""
 
         def run() -> tuple[AppSession, Pages]:
-            if path.stat().st_size > self.limits.state_bytes:
-                raise invalid(f"a state may have {self.limits.state_bytes:,} bytes")
+            most = self.settings.limits.state_bytes
+            if path.stat().st_size > most:
+                raise invalid(f"a state may have {most:,} bytes")
             current, _ = self._session(session, form)
             images = current.load_state(path.read_bytes())
-            words = f"{path.name} is loaded: {current.choices.method} has seen {images:,} images."
+            words = f"{path.name} is loaded: {current.request.method} has seen {images:,} images."
             return current, self._pages(current, pages.notice(words), kind)
 
         return self._told(session, run, kind)
@@ -110,7 +100,7 @@ class Desk:
         found = []
         for name, data in (
             ("predictions.csv", session.predictions_csv()),
-            (f"{session.choices.method}-state.safetensors", session.state()),
+            (f"{session.request.method}-state.safetensors", session.state()),
         ):
             (folder / name).write_bytes(data)
             found.append(str(folder / name))
@@ -121,23 +111,18 @@ class Desk:
         return pages.NOTHING_YET if session is None else pages.attention_page(session, place, kind)
 
     def forget(self, session: AppSession | None) -> None:
-        """A visitor has gone, or his session was replaced: delete his files."""
+        """A visitor has left, or the session was replaced: delete its files."""
         if session is not None:
             shutil.rmtree(self.folder / session.id, ignore_errors=True)
 
     def _session(self, session: AppSession | None, form: Form) -> tuple[AppSession, str]:
         """The session if it was built from these choices, else a new one and why."""
-        for kind, name, known in (
-            ("model", form.model, self.models),
-            ("method", form.method, self.methods),
-        ):
-            if name not in known:
-                raise UnknownNameError(kind, name, known)
-        choices = Choices(form.model, form.method, read_classes(form.classes, self.limits))
-        if session is not None and session.choices == choices:
+        classes = read_classes(form.classes)
+        request = SessionRequest(classes=classes, model=form.model, method=form.method)
+        if session is not None and session.request == request:
             return session, ""
-        fresh = AppSession(self.models, choices, self.limits)
-        changed = "Another model, method or class list: the method starts anew."
+        fresh = AppSession(self.settings, request)
+        changed = "The model, method or class list changed: the method starts over."
         return fresh, "" if session is None else changed
 
     def _told(
@@ -149,13 +134,11 @@ class Desk:
         """``run``, or the reason why not above what was shown before."""
         try:
             current, shown = run()
-        except ServiceError as error:
-            return session, self._refusal(session, error.message, kind)
-        except (ValueError, KeyError) as error:
+        except (ServiceError, ValueError, KeyError) as error:
             return session, self._refusal(session, as_refusal(error).message, kind)
         except Exception:
             _log.exception("a batch failed")
-            sentence = "That failed on our side; nothing was changed. The log says why."
+            sentence = "That failed on the server; nothing was changed. The reason is in its log."
             return session, self._refusal(session, sentence, kind)
         if current is not session:
             self.forget(session)
@@ -184,6 +167,14 @@ class Desk:
             pages.attention_page(session, place, kind),
             memory,
         )
+
+
+def read_classes(text: str) -> list[str]:
+    """Class names as typed, one per line or separated by commas."""
+    names = [part.strip() for part in text.replace(",", "\n").splitlines() if part.strip()]
+    if not names:
+        raise invalid("no class names: type at least one, separated by commas or lines")
+    return names
 
 
 def make_form(

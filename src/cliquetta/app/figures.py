@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -11,7 +10,9 @@ import numpy.typing as npt
 from PIL import Image
 
 from cliquetta.app.evidence import AttentionMap, Count
-from cliquetta.report.style import BASELINE_LOOK, SEQUENTIAL, line_look, new_figure, to_file
+from cliquetta.report.attention_figure import overlay
+from cliquetta.report.gallery import data_uri
+from cliquetta.report.style import BASELINE_LOOK, line_look, new_figure, to_file
 
 Picture = npt.NDArray[np.uint8]
 
@@ -30,44 +31,30 @@ def enlarged(picture: Picture, side: int = _SIDE) -> Picture:
 
 def thumbnail(picture: Picture, side: int = _SIDE) -> str:
     """A picture (S, S, 3) as the address of an image on a page."""
-    file = io.BytesIO()
-    Image.fromarray(enlarged(picture, side)).save(file, format="JPEG", quality=85)
-    return _address(file.getvalue(), "jpeg")
+    return data_uri(enlarged(picture, side))
 
 
 def overlays(picture: Picture, maps: Sequence[AttentionMap], side: int = 192) -> list[str]:
-    """The picture under each map, bright where attention lies; one scale for all."""
-    from matplotlib import colormaps
-
+    """The picture under each map, the brighter the more attention; one scale for all."""
     top = max((float(entry.grid.max()) for entry in maps), default=1.0) or 1.0
-    below = enlarged(picture, side).astype(np.float32) / 255
-    found = []
-    for entry in maps:
-        heat = Image.fromarray((entry.grid / top).astype(np.float32))
-        values = np.asarray(heat.resize((side, side), Image.Resampling.BICUBIC)).clip(0, 1)
-        colour = np.asarray(colormaps[SEQUENTIAL](values))[..., :3]
-        # what is looked at shows through, the rest sinks into the dark end of the scale
-        weight = 0.75 - 0.45 * values[..., None]
-        mixed = (1 - weight) * below + weight * colour
-        found.append(thumbnail(np.rint(mixed * 255).astype(np.uint8), side))
-    return found
+    return [thumbnail(overlay(picture, entry.grid / top), side) for entry in maps]
 
 
 def accuracy_figure(curve: Sequence[tuple[int, float, float]], method: str) -> str:
-    """Share of right answers so far, over the images of the stream."""
+    """Accuracy so far, over the images of the stream."""
     images, before, after = zip(*curve, strict=True)
     with new_figure(6.4, 2.6) as figure:
         axes = figure.add_subplot()
-        # zero-shot lies above, dashed and hollow, so that equal curves are both seen
+        # zero-shot is drawn on top, dashed and hollow, so that equal curves are both seen
         plain = BASELINE_LOOK | {"marker": "s", "markersize": 7, "fillstyle": "none", "zorder": 3}
         axes.plot(images, [100 * share for share in before], label="zero-shot", **plain)
         axes.plot(images, [100 * share for share in after], label=method, **line_look(0))
         axes.set_ylim(0, 105)
         axes.set_xlabel("images so far")
-        axes.set_ylabel("right, %")
+        axes.set_ylabel("accuracy, %")
         axes.set_xlim(left=0)
         axes.legend(loc="lower right")
-        return _address(to_file(figure, "png"), "png")
+        return _png(to_file(figure, "png"))
 
 
 def cache_figure(history: Sequence[Count], names: Sequence[str]) -> str:
@@ -92,7 +79,7 @@ def cache_figure(history: Sequence[Count], names: Sequence[str]) -> str:
                 ink = "white" if held < 0.6 * capacity else "black"
                 axes.text(first + column, row, str(held), ha="center", va="center", color=ink)
         figure.colorbar(drawn, ax=axes, label=f"entries, at most {capacity}", pad=0.02)
-        return _address(to_file(figure, "png"), "png")
+        return _png(to_file(figure, "png"))
 
 
 def cache_figures(history: Sequence[Mapping[str, Count]], names: Sequence[str]) -> dict[str, str]:
@@ -101,5 +88,5 @@ def cache_figures(history: Sequence[Mapping[str, Count]], names: Sequence[str]) 
     return {cache: cache_figure([then[cache] for then in history], names) for cache in caches}
 
 
-def _address(data: bytes, kind: str) -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+def _png(data: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}"

@@ -1,37 +1,33 @@
-"""The web app: widgets around a :class:`Desk`, and the server that shows them."""
+"""The page of the web app: Gradio widgets around a :class:`Desk`."""
 
 from __future__ import annotations
 
 import os
-import tempfile
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from cliquetta.errors import UserError
 
-# Before the import, which reads it: Gradio tells its makers of every start otherwise.
+# Before the import, which reads it: otherwise Gradio reports every start to its makers.
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 
 import gradio as gr
 from gradio import processing_utils
 
 from cliquetta.app.desk import FILES, SOURCES, STREAM, Desk, Pages, make_form
-from cliquetta.app.guard import server_settings, token_auth
 from cliquetta.app.pages import CSS, NOTHING_YET, notice
 from cliquetta.app.session import SHIFTS, AppSession, StreamChoice
 from cliquetta.data.bundled import load_bundled
 from cliquetta.data.corruptions import SEVERITIES
-from cliquetta.serve.auth import Tokens, check_binding
-from cliquetta.serve.service import LOCAL_HOSTS
+from cliquetta.serve.schema import DEFAULT_METHOD
 
 VISITORS = 32
-"""Sessions held in memory; those that were idle longest go first."""
+"""Sessions held in memory; the least recently used are dropped first."""
 IDLE_SECONDS = 3600
 """After which a session and the files of a visitor are deleted."""
 WAITING = 32
-"""Presses of buttons that may wait; batches run one at a time."""
+"""Clicks that may wait; batches run one at a time."""
 
 _WELCOME = "Choose images, classes and a method, then press Next batch."
 _ABOUT = (
@@ -41,7 +37,7 @@ _ABOUT = (
 
 
 def build_app(desk: Desk) -> gr.Blocks:
-    """The page. Each visitor's session lives in a state of his own."""
+    """The page. Each visitor's session is held in a state of its own."""
     with gr.Blocks(
         title="CliqueTTA", analytics_enabled=False, delete_cache=(600, IDLE_SECONDS)
     ) as app:
@@ -76,8 +72,9 @@ def build_app(desk: Desk) -> gr.Blocks:
 def _form(desk: Desk) -> list[Any]:
     """The choices, in the order of :func:`make_form`."""
     first = StreamChoice()
-    most = min(64, desk.limits.images)
-    default = "scap" if "scap" in desk.methods else next(iter(desk.methods))
+    most = min(64, desk.settings.limits.images)
+    methods = list(desk.settings.methods)
+    default = DEFAULT_METHOD if DEFAULT_METHOD in methods else methods[0]
     source = gr.Radio(list(SOURCES), value=STREAM, label="Images", elem_id="source")
     with gr.Group() as bundled:
         shift = gr.Dropdown(list(SHIFTS), value=first.shift, label="Shift", elem_id="shift")
@@ -85,7 +82,7 @@ def _form(desk: Desk) -> list[Any]:
             min(SEVERITIES), max(SEVERITIES), first.severity, step=1, label="Severity"
         )
     files = gr.File(
-        label=f"Images, at most {desk.limits.images}",
+        label=f"Images, at most {desk.settings.limits.images}",
         file_count="multiple",
         visible=False,
         elem_id="files",
@@ -99,8 +96,8 @@ def _form(desk: Desk) -> list[Any]:
         lines=2,
         elem_id="classes",
     )
-    names = list(desk.models)
-    method = gr.Dropdown(list(desk.methods), value=default, label="Method", elem_id="method")
+    names = list(desk.settings.models)
+    method = gr.Dropdown(methods, value=default, label="Method", elem_id="method")
     model = gr.Dropdown(names, value=names[0], label="Model", elem_id="model")
 
     def on_source(value: str) -> tuple[Any, Any]:
@@ -192,39 +189,34 @@ async def refuse_address(url: str) -> None:
     raise UserError(f"addresses are not fetched: {url[:100]}")
 
 
-def serve(
-    make_desk: Callable[[Path], Desk],
+def launch(
+    desk: Desk,
     *,
     host: str,
     port: int,
-    tokens: Tokens | None = None,
-    open_browser: bool = False,
+    open_browser: bool,
+    auth: Callable[[str, str], bool] | None,
+    app_kwargs: dict[str, Any],
 ) -> None:
-    """Show the app until the process is told to stop; nothing is left on disk."""
-    check_binding(host, tokens)
+    """Show the app until the process is stopped; ``app_kwargs`` go to the web server."""
     processing_utils.async_ssrf_protected_get = refuse_address
-    # Python remembers every different warning, and a visitor's file can make any number of them.
-    warnings.filterwarnings("ignore", module=r"PIL\.")
-    with tempfile.TemporaryDirectory(prefix="cliquetta-app-") as folder:
-        os.environ["GRADIO_TEMP_DIR"] = str(Path(folder) / "uploads")
-        desk = make_desk(Path(folder))
-        build_app(desk).launch(
-            server_name=host,
-            server_port=port,
-            share=False,
-            inbrowser=open_browser,
-            quiet=True,
-            auth=None if tokens is None else token_auth(tokens),
-            auth_message="Any name; the password is a token.",
-            app_kwargs=server_settings(LOCAL_HOSTS | {host} if tokens is None else None),
-            max_file_size=desk.limits.body_bytes,
-            state_session_capacity=VISITORS,
-            run_history=False,
-            footer_links=[],
-            enable_monitoring=False,
-            mcp_server=False,
-            pwa=False,
-            ssr_mode=False,
-            css=CSS,
-            theme=gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"]),
-        )
+    build_app(desk).launch(
+        server_name=host,
+        server_port=port,
+        auth=auth,
+        app_kwargs=app_kwargs,
+        share=False,
+        inbrowser=open_browser,
+        quiet=True,
+        auth_message="Any name; the password is a token.",
+        max_file_size=desk.settings.limits.body_bytes,
+        state_session_capacity=VISITORS,
+        run_history=False,
+        footer_links=[],
+        enable_monitoring=False,
+        mcp_server=False,
+        pwa=False,
+        ssr_mode=False,
+        css=CSS,
+        theme=gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"]),
+    )

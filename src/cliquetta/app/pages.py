@@ -8,9 +8,8 @@ from typing import Any
 
 from cliquetta.app.evidence import attention_maps, clique_description
 from cliquetta.app.figures import accuracy_figure, cache_figures, overlays, thumbnail
-from cliquetta.app.records import Row, Shown
-from cliquetta.app.session import AppSession
-from cliquetta.serve.decoding import Refused
+from cliquetta.app.session import AppSession, Row, Shown
+from cliquetta.serve.schema import ImageProblem
 
 MOST_CLIQUES = 60
 """Galleries on one page."""
@@ -51,11 +50,11 @@ def notice(text: str, *, bad: bool = False, items: Sequence[str] = ()) -> str:
 
 def batch_notice(session: AppSession, shown: Shown, opening: str = "") -> str:
     """What happened with a batch, and the score so far."""
-    tally, method = session.tally, session.choices.method
+    tally, method = session.tally, session.request.method
     words = [f"Batch {session.batches}: {_count(len(shown.rows), 'image')}."]
     words = [opening, *words] if opening else words
     changed = sum(row.changed for row in shown.rows)
-    words.append(f"{method} answers otherwise than zero-shot for {changed}.")
+    words.append(f"{method} differs from zero-shot on {changed}.")
     if tally.labelled:
         before, after = (100 * tally.right[side] / tally.labelled for side in ("before", "after"))
         words.append(
@@ -66,7 +65,7 @@ def batch_notice(session: AppSession, shown: Shown, opening: str = "") -> str:
     return told + refused_notice(shown.refused) if shown.refused else told
 
 
-def refused_notice(refused: Sequence[Refused]) -> str:
+def refused_notice(refused: Sequence[ImageProblem]) -> str:
     """Every file that could not be used, with the reason."""
     sentence = f"{_count(len(refused), 'file')} could not be used; the others were predicted."
     return notice(sentence, bad=True, items=[f"{entry.name}: {entry.reason}" for entry in refused])
@@ -78,7 +77,7 @@ def predictions_page(session: AppSession) -> str:
     if shown is None:
         return NOTHING_YET
     cards = [
-        _card(row, thumbnail(picture), session.choices.method)
+        _card(row, thumbnail(picture), session.request.method)
         for row, picture in zip(shown.rows, shown.pictures, strict=True)
     ]
     return f"<div class='cq-grid'>{''.join(cards)}</div>"
@@ -111,12 +110,12 @@ def cliques_page(session: AppSession) -> str:
         return NOTHING_YET
     description = clique_description(shown.prediction)
     if description is None:
-        return _quiet(f"{session.choices.method} forms no cliques; scap does.")
+        return _quiet(f"{session.request.method} forms no cliques; scap does.")
     cliques = description["cliques"]
     if not cliques:
         return _quiet("No images of this batch were similar enough to form a clique.")
     small = [thumbnail(picture, 96) for picture in shown.pictures]
-    names = session.choices.classes
+    names = session.request.classes
     members = {place for clique in cliques for place in clique["members"]}
     parts = [_quiet(f"{_count(len(cliques), 'clique')} of {_count(len(members), 'image')}.")]
     parts += [_clique(clique, shown.rows, small, names) for clique in cliques[:MOST_CLIQUES]]
@@ -156,13 +155,13 @@ def attention_page(session: AppSession, place: int, kind: str) -> str:
     chosen: Any = "rollout" if kind == "rollout" else "class"
     maps = attention_maps(session.adapter, shown.pixels, shown.prediction, place, chosen)
     if not maps:
-        return _quiet(f"{session.choices.model} has no attention to show: it is not a ViT.")
+        return _quiet(f"{session.request.model} has no attention to show: it is not a ViT.")
     row, picture = shown.rows[place], shown.pictures[place]
     cards = [_map_card("the image", "as the model sees it", thumbnail(picture, 192))]
     for entry, image in zip(maps, overlays(picture, maps), strict=True):
         moved = f"{100 * entry.moved:.1f}% of it moved, {100 * entry.to_prompts:.1f}% to prompts"
         cards.append(_map_card(entry.title, moved if entry.moved else "", image))
-    words = f"{row.name}: zero-shot says {row.before}, {session.choices.method} {row.after}."
+    words = f"{row.name}: zero-shot says {row.before}, {session.request.method} {row.after}."
     if len(maps) == 1:
         words += " No visual prompts were in this image's answer: plain attention only."
     return f"<p>{escape(words)}</p><div class='cq-grid'>{''.join(cards)}</div>"
@@ -177,11 +176,11 @@ def _map_card(title: str, below: str, image: str) -> str:
 
 def memory_page(session: AppSession) -> str:
     """What is kept over the batches, and how the score went."""
-    tally, method = session.tally, session.choices.method
+    tally, method = session.tally, session.request.method
     if not session.batches:
         return NOTHING_YET
     parts = []
-    figures = cache_figures(tally.counts, session.choices.classes)
+    figures = cache_figures(tally.counts, session.request.classes)
     for cache, figure in figures.items():
         count = tally.counts[-1][cache]
         total, filled = sum(count.held), sum(held > 0 for held in count.held)

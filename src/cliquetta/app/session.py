@@ -1,6 +1,6 @@
-"""One visitor of the web app: a method, what it has seen, and what it answered.
+"""One visitor of the web app: a session of the service, what it has seen and answered.
 
-Nothing here knows of widgets. Labels of the bundled stream stay on this side of the contract.
+Nothing here knows of widgets. Labels of the bundled stream never reach the method.
 """
 
 from __future__ import annotations
@@ -10,32 +10,30 @@ import io
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from cliquetta.app.evidence import cache_counts
-from cliquetta.app.records import Row, Shown, Tally
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from cliquetta.app.evidence import Count, cache_counts
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.data.corruptions import CORRUPTIONS
 from cliquetta.data.stream import Stream
 from cliquetta.methods._shared.state import pack_state, unpack_state
-from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import create_method
-from cliquetta.model.clip import CLIP
-from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.serve.batches import check_views, out_of_time
-from cliquetta.serve.deadline import Deadline, OutOfTimeError
-from cliquetta.serve.decoding import Refused, Upload, decode
+from cliquetta.serve.batches import CHEAPER, check_views, predict_finite, predict_images
 from cliquetta.serve.errors import invalid, too_large
-from cliquetta.serve.factory import is_out_of_memory
-from cliquetta.serve.limits import Limits
-from cliquetta.types import Batch
+from cliquetta.serve.factory import create_session
+from cliquetta.serve.limits import bounded
+from cliquetta.serve.schema import ImageProblem, SessionRequest, Upload
+from cliquetta.serve.settings import Settings
+from cliquetta.types import Batch, Prediction
 
 STREAM = "bundled"
 NO_SHIFT = "none"
 SHIFTS = (NO_SHIFT, *CORRUPTIONS)
-PLAIN = "zero_shot"
 
 _COLUMNS = (
     *("batch", "image", "zero_shot", "zero_shot_probability"),
@@ -44,17 +42,8 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Choices:
-    """What a session is built from; another choice is another session."""
-
-    model: str
-    method: str
-    classes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class StreamChoice:
-    """The bundled pictures and what is done to them; may change while a method goes on."""
+    """The bundled images and their shift; may change while a method goes on."""
 
     shift: str = "motion_blur"
     severity: int = 4
@@ -62,52 +51,83 @@ class StreamChoice:
 
     @property
     def id(self) -> str:
-        """The data set's id."""
+        """The dataset's id."""
         return STREAM if self.shift == NO_SHIFT else f"{STREAM}@{self.shift}:{self.severity}"
 
 
-def app_limits(given: Mapping[str, str]) -> Limits:
-    """The limits of the app: those of the service, but for what fits several photographs."""
-    return Limits.from_text({"body_bytes": str(128 * 2**20), **given})
+@dataclass(frozen=True)
+class Row:
+    """One image: what plain CLIP and what the method answered, and the truth where it is known."""
+
+    batch: int
+    name: str
+    before: str
+    before_probability: float
+    after: str
+    after_probability: float
+    truth: str | None = None
+
+    @property
+    def changed(self) -> bool:
+        """Whether the method's answer differs from plain CLIP's."""
+        return self.before != self.after
 
 
-def read_classes(text: str, limits: Limits) -> tuple[str, ...]:
-    """Class names as typed, one a line or with commas between; checked against the limits."""
-    parts = text.replace(",", "\n").splitlines()
-    names = tuple(part.strip() for part in parts if part.strip())
-    if not names:
-        raise invalid("no class names: type at least one, separated by commas or lines")
-    if len(names) > limits.classes:
-        raise too_large(f"{len(names)} class names, at most {limits.classes} are taken")
-    if any(len(name) > limits.class_length for name in names):
-        raise too_large(f"a class name may have {limits.class_length} characters")
-    return names
+@dataclass(frozen=True)
+class Shown:
+    """One batch and everything that is shown about it."""
+
+    rows: tuple[Row, ...]
+    refused: tuple[ImageProblem, ...]
+    pixels: Tensor
+    """(B, 3, S, S) as the model saw them."""
+    pictures: npt.NDArray[np.uint8]
+    """The same as pictures, (B, S, S, 3)."""
+    prediction: Prediction
+
+
+@dataclass
+class Tally:
+    """Right answers so far, and the same after every batch."""
+
+    images: int = 0
+    labelled: int = 0
+    changed: int = 0
+    right: dict[str, int] = field(default_factory=lambda: {"before": 0, "after": 0})
+    curve: list[tuple[int, float, float]] = field(default_factory=list)
+    """Labelled images so far, and the share that plain CLIP and the method got right."""
+    counts: list[Mapping[str, Count]] = field(default_factory=list)
+    """What the method's cache held after every batch."""
+
+    def add(self, rows: Sequence[Row], counts: Mapping[str, Count]) -> None:
+        """Count one batch."""
+        known = [row for row in rows if row.truth is not None]
+        self.images += len(rows)
+        self.labelled += len(known)
+        self.changed += sum(row.changed for row in rows)
+        self.right["before"] += sum(row.before == row.truth for row in known)
+        self.right["after"] += sum(row.after == row.truth for row in known)
+        if known:
+            before, after = (self.right[side] / self.labelled for side in ("before", "after"))
+            self.curve.append((self.labelled, before, after))
+        self.counts.append(counts)
 
 
 class AppSession:
     """A method at work for one visitor. A batch that fails leaves it as it was."""
 
-    def __init__(self, models: Mapping[str, CLIP], choices: Choices, limits: Limits) -> None:
+    def __init__(self, settings: Settings, request: SessionRequest) -> None:
         self.id = uuid.uuid4().hex
-        self.choices = choices
-        self.limits = limits
-        model = models[choices.model]
-        prompts = ClassPrompts(choices.classes)
-        with self._bounded():
-            self.plain: Adapter = create_method(PLAIN, model, prompts)
-            self.adapter: Adapter = create_method(choices.method, model, prompts)
-        size = sum(value.nbytes for value in self.adapter.state_dict().values())
-        if size > limits.state_bytes:
-            raise too_large(
-                f"{choices.method} would remember {size:,} bytes of these classes, at most "
-                f"{limits.state_bytes:,} are allowed: type fewer"
-            )
+        self.request = request
+        self.limits = settings.limits
+        _, self.adapter = create_session(request, settings, id=self.id, owner="visitor")
+        self.plain = create_method("zero_shot", self.adapter.model, self.adapter.prompts)
         self.adapter.explain = True
         self._begin()
 
     def _begin(self) -> None:
         self.tally = Tally()
-        self.rows: list[Row | Refused] = []
+        self.rows: list[Row | ImageProblem] = []
         self.last: Shown | None = None
         self.batches = 0
         self._place = 0
@@ -120,12 +140,11 @@ class AppSession:
         self._begin()
 
     def next_of_stream(self, choice: StreamChoice) -> Shown:
-        """Predict the next pictures of the bundled stream.
+        """Predict the next images of the bundled stream.
 
-        Places go on when the shift changes in mid-stream: no picture comes twice.
+        Positions continue when the shift changes in mid-stream: no image comes twice.
         """
-        if choice.batch_size > self.limits.images:
-            raise too_large(f"at most {self.limits.images} images a batch")
+        self._check_count(choice.batch_size)
         adapter = self.adapter
         check_views(adapter, choice.batch_size, self.limits)
         dataset = get_dataset(choice.id)
@@ -139,81 +158,69 @@ class AppSession:
         end = min(self._place + choice.batch_size, stream.images)
         if self._place >= end:
             raise invalid(f"all {stream.images:,} images were shown: reset to begin again")
-        with self._bounded():
+        with self._undone_on_error(), bounded(self.limits.batch_seconds, CHEAPER):
             batch, labels = next(stream.read([range(self._place, end)]))
+            prediction = predict_finite(adapter, batch)
             truths = [dataset.names[label] for label in labels.tolist()]
-            names = self.choices.classes
-            shown = self._predict(
-                batch, batch.keys, [truth if truth in names else None for truth in truths], ()
-            )
+            known = [truth if truth in self.request.classes else None for truth in truths]
+            shown = self._shown(batch, prediction, batch.keys, known)
         self._place = end
         return self._keep(shown)
 
     def next_of_files(self, files: Sequence[Path], batch_size: int) -> Shown:
         """Predict the next ``batch_size`` of these images; other images begin a new round."""
-        most = self.limits.images
         if not files:
-            raise invalid("no images: drop some, or choose the bundled stream")
-        if len(files) > most or batch_size > most:
-            raise too_large(f"{max(len(files), batch_size)} images, at most {most} are taken")
+            raise invalid("no images: add some, or choose the bundled stream")
+        self._check_count(max(len(files), batch_size))
         start = self._next_file if tuple(files) == self._files else 0
         if start >= len(files):
-            raise invalid("all of these images were predicted: drop others, or reset")
+            raise invalid("all of these images were predicted: add others, or reset")
         part = files[start : start + batch_size]
-        check_views(self.adapter, len(part), self.limits)
         uploads = self._read(part)
-        with self._bounded() as deadline:
-            decoded = decode(
-                uploads,
-                self.adapter.model.preprocess,
-                views=self.adapter.views,
-                seed=self.adapter.seed,
-                max_pixels=self.limits.image_pixels,
-                check=deadline.check,
-            )
+        with self._undone_on_error():
+            decoded, prediction = predict_images(self.adapter, uploads, self.limits)
             names = [uploads[place].name for place in decoded.places]
-            shown = self._predict(decoded.batch, names, [None] * len(names), decoded.refused)
+            unknown = [None] * len(names)
+            shown = self._shown(decoded.batch, prediction, names, unknown, decoded.refused)
         self._files, self._next_file = tuple(files), start + len(part)
         return self._keep(shown)
 
-    def _read(self, files: Sequence[Path]) -> list[Upload]:
-        size = sum(file.stat().st_size for file in files)
-        if size > self.limits.body_bytes:
-            raise too_large(
-                f"this batch has {size:,} bytes, at most {self.limits.body_bytes:,} are read: "
-                "take fewer images a batch"
-            )
-        return [Upload(file.name, file.read_bytes()) for file in files]
+    def _check_count(self, images: int) -> None:
+        if images > self.limits.images:
+            raise too_large(f"{images} images, at most {self.limits.images} are accepted")
 
-    def _predict(
+    def _read(self, files: Sequence[Path]) -> list[Upload]:
+        size, most = sum(file.stat().st_size for file in files), self.limits.body_bytes
+        if size > most:
+            raise too_large(
+                f"this batch has {size:,} bytes, at most {most:,} are read: use fewer images per "
+                "batch"
+            )
+        return [Upload(name=file.name, data=file.read_bytes()) for file in files]
+
+    def _shown(
         self,
         batch: Batch,
+        prediction: Prediction,
         names: Sequence[str],
         truths: Sequence[str | None],
-        refused: tuple[Refused, ...],
+        refused: tuple[ImageProblem, ...] = (),
     ) -> Shown:
-        before = self.plain.predict(Batch(batch.images, batch.keys)).probabilities.max(dim=-1)
-        prediction = self.adapter.predict(batch)
-        if not bool(prediction.logits.isfinite().all()):
-            raise invalid("the method's answer is not a number for these images")
-        after = prediction.probabilities.max(dim=-1)
-        classes = self.choices.classes
-        answers = zip(
-            before.indices.tolist(),
-            before.values.tolist(),
-            after.indices.tolist(),
-            after.values.tolist(),
-            strict=True,
-        )
+        plain = self.plain.predict(Batch(batch.images, batch.keys))
+        best = [answer.probabilities.max(dim=-1) for answer in (plain, prediction)]
+        labels, shares = ([getattr(b, k).tolist() for b in best] for k in ("indices", "values"))
+        classes = self.request.classes
         rows = tuple(
             Row(self.batches + 1, name, classes[c], p, classes[d], q, truth)
-            for name, truth, (c, p, d, q) in zip(names, truths, answers, strict=True)
+            for name, truth, c, p, d, q in zip(
+                names, truths, labels[0], shares[0], labels[1], shares[1], strict=True
+            )
         )
         pictures = self.adapter.model.preprocess.unnormalise(batch.images).cpu().numpy()
         return Shown(rows, refused, batch.images, pictures, prediction)
 
     def _keep(self, shown: Shown) -> Shown:
-        """Count a batch that went well."""
+        """Count a batch that succeeded."""
         self.batches += 1
         self.tally.add(shown.rows, cache_counts(self.adapter))
         self.rows += [*shown.rows, *shown.refused]
@@ -221,20 +228,12 @@ class AppSession:
         return shown
 
     @contextmanager
-    def _bounded(self) -> Iterator[Deadline]:
-        """Limit time; whatever goes wrong, the method's memory is as it was."""
-        adapter = getattr(self, "adapter", None)
-        memory = None if adapter is None else adapter.state_dict()
+    def _undone_on_error(self) -> Iterator[None]:
+        memory = self.adapter.state_dict()
         try:
-            with Deadline(self.limits.batch_seconds) as deadline:
-                yield deadline
-        except BaseException as error:
-            if adapter is not None and memory is not None:
-                adapter.load_state_dict(memory)
-            if isinstance(error, OutOfTimeError):
-                raise out_of_time(self.limits) from None
-            if isinstance(error, Exception) and is_out_of_memory(error):
-                raise too_large("not enough memory: fewer images or classes") from error
+            yield
+        except BaseException:
+            self.adapter.load_state_dict(memory)
             raise
 
     def predictions_csv(self) -> bytes:
@@ -243,7 +242,7 @@ class AppSession:
         table = csv.writer(file)
         table.writerow(_COLUMNS)
         for row in self.rows:
-            if isinstance(row, Refused):
+            if isinstance(row, ImageProblem):
                 table.writerow(["", row.name, "", "", "", "", "", row.reason])
                 continue
             before = [row.before, f"{row.before_probability:.6f}"]
@@ -256,10 +255,9 @@ class AppSession:
         return pack_state(self.adapter, notes={"images": self.tally.images})
 
     def load_state(self, data: bytes) -> int:
-        """Go on from a state; returns how many images it had seen. Counters start at zero."""
+        """Continue from a state; returns how many images it had seen. Counters start at zero."""
         if len(data) > self.limits.state_bytes:
             raise too_large(f"a state may have {self.limits.state_bytes:,} bytes")
-        notes: Mapping[str, Any] = unpack_state(self.adapter, data, source="the file").notes
+        images = unpack_state(self.adapter, data, source="the file").notes.get("images", 0)
         self._begin()
-        images = notes.get("images", 0)
         return images if isinstance(images, int) else 0

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from cliquetta.cli.command import Common, command
-from cliquetta.cli.inputs import read_settings
-from cliquetta.cli.serve import TOKEN_VARIABLE, read_tokens
+from cliquetta.cli.serve import Host, LimitPairs, Methods, Models, Port, TokenFile, offered
 from cliquetta.errors import UserError
 
+_BODY_BYTES = 128 * 2**20  # several photographs per batch; the service's default fits fewer
 _EXAMPLES = """
 cliquetta app
 
@@ -22,53 +21,28 @@ cliquetta app --host 0.0.0.0 --token-file tokens.txt --limit images=64
 
 
 def add_to(app: typer.Typer) -> None:
-    """Enter the command."""
+    """Register the command."""
     command(app, "app", examples=_EXAMPLES)(show)
 
 
 def show(
     common: Common,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(help="A model to choose from, micro if none; NAME=PATH. Repeat."),
-    ] = None,
-    method: Annotated[
-        list[str] | None,
-        typer.Option(help="A method to choose from, all if none. Repeat."),
-    ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535)] = 7860,
+    model: Models = None,
+    method: Methods = None,
+    host: Host = "127.0.0.1",
+    port: Port = 7860,
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
-    token_file: Annotated[
-        Path | None,
-        typer.Option(help=f"Tokens that are let in, one a line; or set {TOKEN_VARIABLE}."),
-    ] = None,
-    limit: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=VALUE of a limit (docs/app.md). Repeat."),
-    ] = None,
+    token_file: TokenFile = None,
+    limit: LimitPairs = None,
 ) -> None:
     """Try methods in a browser, on the bundled stream or on your own images."""
     try:
-        from cliquetta.app import interface
+        from cliquetta.app import interface, server
     except ImportError as error:
         raise UserError(f"no {error.name}: pip install 'cliquetta[app]'") from error
-    from cliquetta.app.desk import Desk
-    from cliquetta.app.session import app_limits
-    from cliquetta.serve.auth import check_binding
-    from cliquetta.serve.factory import served_methods
-    from cliquetta.serve.server import load_models, name_models
+    del interface
 
-    tokens = read_tokens(token_file)
-    check_binding(host, tokens)
-    limits = app_limits(read_settings(limit or []))
-    methods = served_methods(method)
-    models = load_models(name_models(model or ["micro"]), common.model)
+    limits = [f"body_bytes={_BODY_BYTES}", *(limit or [])]
+    settings = offered(common, model, method, host, token_file, limits)
     common.terminal.say(f"http://{host}:{port}; Ctrl-C stops it")
-    interface.serve(
-        lambda folder: Desk(models, methods, limits, folder),
-        host=host,
-        port=port,
-        tokens=tokens,
-        open_browser=open_browser,
-    )
+    server.serve(settings, host=host, port=port, open_browser=open_browser)

@@ -14,8 +14,30 @@ from cliquetta.errors import UserError
 
 if TYPE_CHECKING:
     from cliquetta.serve.auth import Tokens
+    from cliquetta.serve.settings import Settings
 
 TOKEN_VARIABLE = "CLIQUETTA_TOKEN"
+
+Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model", help="Model to offer: NAME or NAME=PATH (repeatable). [default: micro]"
+    ),
+]
+Methods = Annotated[
+    list[str] | None,
+    typer.Option("--method", help="Method to offer (repeatable). [default: all]"),
+]
+Host = Annotated[str, typer.Option(help="Address to listen on.")]
+Port = Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(help=f"File of accepted tokens, one per line; or set {TOKEN_VARIABLE}."),
+]
+LimitPairs = Annotated[
+    list[str] | None,
+    typer.Option("--limit", help="Set a limit: NAME=VALUE (repeatable); see docs/serving.md."),
+]
 
 _EXAMPLES = """
 cliquetta serve
@@ -27,65 +49,66 @@ cliquetta serve --host 0.0.0.0 --token-file tokens.txt --limit images=64 --limit
 
 
 def add_to(app: typer.Typer) -> None:
-    """Enter the command."""
+    """Register the command."""
     command(app, "serve", examples=_EXAMPLES)(serve)
 
 
 def serve(
     common: Common,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(help="A model that clients may name, micro if none; NAME=PATH. Repeat."),
-    ] = None,
-    method: Annotated[
-        list[str] | None,
-        typer.Option(help="A method that clients may name, all if none. Repeat."),
-    ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535)] = 8765,
-    state_dir: Annotated[Path, typer.Option(help="Where sessions are kept.")] = Path("sessions"),
-    token_file: Annotated[
-        Path | None,
-        typer.Option(help=f"Tokens that are let in, one a line; or set {TOKEN_VARIABLE}."),
-    ] = None,
+    state_dir: Annotated[Path, typer.Option(help="Directory of the sessions.")] = Path("sessions"),
+    model: Models = None,
+    method: Methods = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8765,
+    token_file: TokenFile = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Sessions worked on at one time; one a core if not given."),
+        typer.Option(min=1, help="Sessions that compute at one time. [default: one per core]"),
     ] = None,
-    limit: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=VALUE of a limit (docs/serving.md). Repeat."),
-    ] = None,
+    limit: LimitPairs = None,
 ) -> None:
     """Serve predictions that adapt to each client, over HTTP."""
     try:
         from cliquetta.serve import server
     except ImportError as error:
         raise UserError(f"no {error.name}: pip install 'cliquetta[serve]'") from error
-    from cliquetta.serve.auth import check_binding
-    from cliquetta.serve.factory import served_methods
-    from cliquetta.serve.limits import Limits
-    from cliquetta.serve.service import LOCAL_HOSTS, Settings
 
-    tokens = read_tokens(token_file)
-    check_binding(host, tokens)
-    limits = Limits.from_text(read_settings(limit or []))
-    methods = served_methods(method)
-    settings = Settings(
-        models=server.load_models(server.name_models(model or ["micro"]), common.model),
-        methods=methods,
-        tokens=tokens,
-        hosts=LOCAL_HOSTS | {host} if tokens is None else None,
-        limits=limits,
-        workers=workers or os.cpu_count() or 1,
-        threads=common.threads or 1,
-    )
+    settings = offered(common, model, method, host, token_file, limit, workers)
     common.terminal.say(f"http://{host}:{port}, sessions in {state_dir}; Ctrl-C stops it")
     server.serve(settings, state_dir, host=host, port=port)
 
 
+def offered(
+    common: Common,
+    model: list[str] | None,
+    method: list[str] | None,
+    host: str,
+    token_file: Path | None,
+    limit: list[str] | None,
+    workers: int | None = None,
+) -> Settings:
+    """What the operator offers, everything checked before a model is loaded."""
+    from cliquetta.serve import settings as known
+    from cliquetta.serve.auth import check_binding
+
+    tokens = read_tokens(token_file)
+    check_binding(host, tokens)
+    limits = known.Limits.from_text(read_settings(limit or []))
+    methods = known.served_methods(method)
+    models = known.load_models(known.name_models(model or ["micro"]), common.model)
+    return known.Settings(
+        models=models,
+        methods=methods,
+        tokens=tokens,
+        hosts=known.LOCAL_HOSTS | {host} if tokens is None else None,
+        limits=limits,
+        workers=workers or os.cpu_count() or 1,
+        threads=common.threads or 1,
+    )
+
+
 def read_tokens(path: Path | None) -> Tokens | None:
-    """The tokens of a file or of the environment; a command line would show them to everybody."""
+    """Tokens of a file or of the environment; a command line would show them to everyone."""
     from cliquetta.serve.auth import Tokens
 
     if path is not None:

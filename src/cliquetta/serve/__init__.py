@@ -1,1 +1,1 @@
-"""The HTTP service and the web app."""
+"""The HTTP service."""

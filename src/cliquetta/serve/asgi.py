@@ -1,29 +1,72 @@
-"""The HTTP service: sessions that adapt to one client each, behind one gate."""
+"""The HTTP service as an ASGI application: its routes, and the form of its refusals."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Path, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from cliquetta.serve.errors import ServiceError
-from cliquetta.serve.middleware import Gate, problem_response
-from cliquetta.serve.routes import open_router, router
-from cliquetta.serve.service import Service, Settings, own_version
+from cliquetta.methods._shared.state import plain_config
+from cliquetta.serve.errors import ServiceError, invalid_field
+from cliquetta.serve.metrics import CONTENT_TYPE
+from cliquetta.serve.middleware import AdmissionMiddleware, problem_response
+from cliquetta.serve.parsing import read_batch
+from cliquetta.serve.schema import (
+    BatchAnswer,
+    BatchRequest,
+    Health,
+    MethodInfo,
+    MethodList,
+    ModelInfo,
+    ModelList,
+    Problem,
+    SessionInfo,
+    SessionList,
+    SessionRequest,
+)
+from cliquetta.serve.service import Service, own_version
+from cliquetta.serve.settings import Settings
 from cliquetta.serve.store import Store
 
 _log = logging.getLogger(__name__)
 
+REPLAYED = "Cliquetta-Replayed"
+"""Header of an answer that was given before."""
+BINARY = "application/octet-stream"
+
+
+def _refusals(**texts: str) -> dict[int | str, dict[str, Any]]:
+    """Documentation of refusals by status: ``_refusals(s404="No such session")``."""
+    return {int(k[1:]): {"model": Problem, "description": text} for k, text in texts.items()}
+
+
+_ANY = _refusals(
+    s401="No token, or an unknown one",
+    s403="Sent by a page of another site",
+    s429="Too many requests; see Retry-After",
+    s503="Busy, out of time or out of disk; see Retry-After",
+)
+_BODY = _refusals(
+    s400="Not a request that can be parsed",
+    s408="The request took too long to arrive",
+    s413="Beyond a limit of the server",
+    s422="Understood, but not possible as asked",
+)
+_SESSION = _refusals(
+    s404="No such session of this client",
+    s409="Does not fit what happened before",
+)
 _CODES = {
     400: "bad_request",
     404: "not_found",
@@ -31,6 +74,159 @@ _CODES = {
     413: "too_large",
     415: "unsupported_media_type",
 }
+
+
+_BINARY_SCHEMA = {BINARY: {"schema": {"type": "string", "format": "binary"}}}
+
+
+def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+def _owner(request: Request) -> str:
+    owner: str = request.state.owner
+    return owner
+
+
+async def _session(
+    service: Annotated[Service, Depends(_service)],
+    owner: Annotated[str, Depends(_owner)],
+    session: Annotated[str, Path(description="Id of a session", examples=["0f3a"])],
+) -> str:
+    """The id of a session that exists and belongs to the asking client."""
+    return service.sessions.info(owner, session).id
+
+
+ServiceOf = Annotated[Service, Depends(_service)]
+OwnerOf = Annotated[str, Depends(_owner)]
+SessionOf = Annotated[str, Depends(_session)]
+
+open_router = APIRouter(tags=["server"])
+router = APIRouter(prefix="/v1", tags=["sessions"], responses=_ANY)
+
+
+@open_router.get("/healthz")
+async def health() -> Health:
+    """Whether the server answers."""
+    return Health(status="ok", version=own_version())
+
+
+@open_router.get(
+    "/metrics",
+    response_class=Response,
+    responses={**_ANY, 200: {"content": {"text/plain": {}}, "description": "Prometheus text"}},
+)
+async def metrics(service: ServiceOf) -> Response:
+    """Numbers for Prometheus."""
+    return Response(service.metrics.render(), media_type=CONTENT_TYPE)
+
+
+@router.get("/models", tags=["server"])
+async def list_models(service: ServiceOf) -> ModelList:
+    """The models that sessions may use; the first is the default."""
+    return ModelList(
+        models=[
+            ModelInfo(
+                name=name, id=model.id, image_size=model.image_size, weights=model.fingerprint
+            )
+            for name, model in service.settings.models.items()
+        ]
+    )
+
+
+@router.get("/methods", tags=["server"])
+async def list_methods(service: ServiceOf) -> MethodList:
+    """The methods that sessions may use, with their presets and defaults."""
+    return MethodList(
+        methods=[
+            MethodInfo(
+                name=entry.name,
+                summary=entry.summary,
+                presets=sorted(entry.presets),
+                config=plain_config(dataclasses.asdict(entry.config())),
+            )
+            for entry in service.settings.methods.values()
+        ]
+    )
+
+
+@router.post("/sessions", status_code=201, responses=_BODY)
+async def create_session(body: SessionRequest, service: ServiceOf, owner: OwnerOf) -> SessionInfo:
+    """Start a session: a class list, a model and a method that adapts to what it is sent."""
+    id = service.sessions.new_id()
+    return await service.run(id, partial(service.sessions.create, owner, id, body))
+
+
+@router.get("/sessions")
+async def list_sessions(service: ServiceOf, owner: OwnerOf) -> SessionList:
+    """The sessions of the asking client, oldest first."""
+    return SessionList(sessions=service.sessions.owned_by(owner))
+
+
+@router.get("/sessions/{session}", responses=_SESSION)
+async def inspect_session(session: SessionOf, service: ServiceOf, owner: OwnerOf) -> SessionInfo:
+    """How a session was made and how far it has come."""
+    return service.sessions.info(owner, session)
+
+
+@router.delete("/sessions/{session}", status_code=204, responses=_SESSION)
+async def delete_session(session: SessionOf, service: ServiceOf) -> None:
+    """Forget a session and all that it learned."""
+    await service.run(session, partial(service.sessions.delete, session))
+
+
+@router.post(
+    "/sessions/{session}/batches",
+    response_model=BatchAnswer,
+    responses={
+        **_SESSION,
+        **_BODY,
+        **_refusals(s415="Neither a form nor JSON"),
+    },
+    openapi_extra={"requestBody": {"required": True, "content": BatchRequest.body_schemas()}},
+)
+async def send_batch(request: Request, session: SessionOf, service: ServiceOf) -> Response:
+    """Classify a batch of images and learn from it.
+
+    Images that cannot be read are listed under ``errors``; the others are predicted. With
+    ``sequence`` (1 for the first batch, then one more each) a request may be repeated after a
+    lost answer: it is applied once, and the same answer comes back.
+    """
+    service.pool.check_room(session)  # before the images are read
+    batch = await read_batch(request, service.limits.images)
+    work = partial(service.sessions.predict, session, batch)
+    body, replayed = await service.run(session, work)
+    headers = {REPLAYED: "true"} if replayed else None
+    return Response(body, media_type="application/json", headers=headers)
+
+
+@router.post("/sessions/{session}/reset", responses=_SESSION)
+async def reset_session(session: SessionOf, service: ServiceOf) -> SessionInfo:
+    """Forget what was learned; batches go on counting."""
+    return await service.run(session, partial(service.sessions.reset, session))
+
+
+@router.get(
+    "/sessions/{session}/state",
+    response_class=Response,
+    responses={**_SESSION, 200: {"content": _BINARY_SCHEMA, "description": "safetensors"}},
+)
+async def export_state(session: SessionOf, service: ServiceOf) -> Response:
+    """What the session has learned, as a safetensors file."""
+    data = await service.run(session, partial(service.sessions.export_state, session))
+    return Response(data, media_type=BINARY)
+
+
+@router.put(
+    "/sessions/{session}/state",
+    responses={**_SESSION, **_BODY},
+    openapi_extra={"requestBody": {"required": True, "content": _BINARY_SCHEMA}},
+)
+async def import_state(request: Request, session: SessionOf, service: ServiceOf) -> SessionInfo:
+    """Go on from a state that an equal session exported."""
+    data = await request.body()
+    return await service.run(session, partial(service.sessions.import_state, session, data))
 
 
 def create_app(store: Store, settings: Settings) -> FastAPI:
@@ -56,12 +252,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     app.include_router(open_router)
     app.include_router(router)
     app.add_middleware(
-        Gate,
-        tokens=settings.tokens,
-        hosts=settings.hosts,
-        limits=settings.limits,
-        budget=service.budget,
-        metrics=service.metrics,
+        AdmissionMiddleware, settings=settings, budget=service.budget, metrics=service.metrics
     )
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -89,29 +280,26 @@ async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if not isinstance(error, ServiceError):
         code = _CODES.get(error.status_code, "refused")
-        refusal = ServiceError(error.status_code, code, str(error.detail))
-        refusal.headers = error.headers
-        error = refusal
+        headers = dict(error.headers or {})
+        error = ServiceError(error.status_code, code, str(error.detail), headers=headers)
     return problem_response(error)
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
-    """The first thing that is wrong with a request; what was sent is not repeated."""
+    """The first error of a request; what was sent is not repeated."""
     del request
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return problem_response(ServiceError(422, "invalid", f"{where}: {first['msg']}"))
+    return problem_response(invalid_field(error.errors()))
 
 
 async def _gone(request: Request, error: Exception) -> Response:
-    """Nobody reads this any more."""
+    """The client has disconnected; nobody reads this."""
     del request, error
     return Response(status_code=400)
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    """A defect: the trace goes to the log, its number to the client."""
+    """A defect: the trace goes to the log, its incident number to the client."""
     del request
     incident = secrets.token_hex(4)
     _log.error("incident %s", incident, exc_info=error)

@@ -1,11 +1,14 @@
-"""Who is asking: bearer tokens, and where a server without them may listen."""
+"""Who may ask: bearer tokens, where a server without them may listen, and which pages may send."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
 
 from cliquetta.errors import UserError
 from cliquetta.serve.errors import ServiceError
@@ -16,12 +19,12 @@ _SHORTEST = 16
 
 
 class Tokens:
-    """The tokens that are let in. Only their hashes are kept, and sessions belong to one each."""
+    """Accepted tokens. Only their hashes are kept; every session belongs to one of them."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
         given = [token.strip() for token in tokens if token.strip()]
         if not given:
-            raise UserError("no tokens given: write one a line, made with `openssl rand -hex 24`")
+            raise UserError("no tokens given: write one per line, made with `openssl rand -hex 24`")
         if any(len(token) < _SHORTEST or not token.isascii() for token in given):
             raise UserError(
                 f"a token has at least {_SHORTEST} ASCII characters: `openssl rand -hex 24`"
@@ -35,9 +38,9 @@ class Tokens:
         # All are compared, each in constant time: the answer's delay tells nothing about a token.
         found = [known for known in self._digests if hmac.compare_digest(known, digest)]
         if scheme.lower() != "bearer" or not found:
-            error = ServiceError(401, "unauthorized", "send Authorization: Bearer TOKEN")
-            error.headers = {"WWW-Authenticate": "Bearer"}
-            raise error
+            headers = {"WWW-Authenticate": "Bearer"}
+            message = "send Authorization: Bearer TOKEN"
+            raise ServiceError(401, "unauthorized", message, headers=headers)
         return found[0][:16]
 
 
@@ -62,3 +65,32 @@ def check_binding(host: str, tokens: Tokens | None) -> None:
             f"{host} can be reached from other machines: give tokens with --token-file or "
             "CLIQUETTA_TOKEN, or bind to 127.0.0.1"
         )
+
+
+def check_origin(headers: Headers, hosts: Collection[str] | None) -> None:
+    """Refuse what a web page of another site made a browser send.
+
+    ``hosts`` are the names under which a server without tokens may be addressed: a page that
+    points a name of its own at this machine is refused.
+    """
+    host = headers.get("host", "")
+    if hosts is not None and _host_name(host) not in hosts:
+        raise ServiceError(403, "forbidden", "this server is addressed by its local name only")
+    origin = headers.get("origin")
+    if origin is not None and _netloc(origin) != host:
+        raise ServiceError(403, "forbidden", "requests of other sites' pages are not answered")
+
+
+def _netloc(url: str) -> str:
+    try:
+        return urlsplit(url).netloc
+    except ValueError:
+        return ""
+
+
+def _host_name(host: str) -> str:
+    """The name in a ``Host`` header, without the port."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""

@@ -1,68 +1,138 @@
-"""One batch of one session: what was asked, what is computed, what is answered."""
+"""One batch of images from a client: decoded, predicted, answered.
+
+Images are decoded one by one and refused one by one, with the reason.
+"""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from cliquetta.data.images import ImageError, open_image
+from cliquetta.data.views import image_views
 from cliquetta.methods.base import Adapter
-from cliquetta.serve.deadline import Deadline, OutOfTimeError
-from cliquetta.serve.decoding import Decoded, Upload, decode
-from cliquetta.serve.errors import ServiceError, conflict, invalid, too_large
-from cliquetta.serve.evidence import summarise
-from cliquetta.serve.factory import is_out_of_memory
-from cliquetta.serve.limits import Limits
-from cliquetta.serve.schema import BatchAnswer, ImagePrediction, ImageProblem, Scored
+from cliquetta.model.preprocess import Preprocess
+from cliquetta.serve.errors import conflict, invalid, too_large
+from cliquetta.serve.limits import bounded
+from cliquetta.serve.schema import (
+    BatchAnswer,
+    BatchRequest,
+    ImagePrediction,
+    ImageProblem,
+    Scored,
+    Upload,
+)
+from cliquetta.serve.settings import Limits
 from cliquetta.serve.store import Answer, Progress, SessionSpec
-from cliquetta.types import Prediction
+from cliquetta.types import Batch, Prediction, ViewSpec
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+"""Pillow's decoders that a client's bytes may reach; others are large, rare or run programs."""
+
+_START_OF_SCAN = b"\xff\xda"
+_MOST_SCANS = 200  # of a JPEG: each costs a pass over all pixels, however few bytes it has
+_ADDRESS = re.compile(r"<[^<>]* at 0x[0-9a-fA-F]+>")
+CHEAPER = "send fewer images or choose a cheaper method"
+_NUMBERS = 512
+"""Tensors and lists of evidence up to this many entries are sent whole."""
+_DEEPEST = 4
 
 
 @dataclass(frozen=True)
-class BatchRequest:
-    """A batch as it was sent, in either form."""
+class Decoded:
+    """The usable images of a batch, their positions in the request, and the others."""
 
-    uploads: tuple[Upload, ...]
-    sequence: int | None = None
-    top_k: int = 5
-    evidence: bool = False
-
-    @property
-    def digest(self) -> str:
-        """Hash of everything that the answer depends on; tells a repeat from another batch."""
-        digest = hashlib.sha256(repr((self.top_k, self.evidence)).encode())
-        for upload in self.uploads:
-            digest.update(repr((upload.name, len(upload.data))).encode() + upload.data)
-        return digest.hexdigest()
+    batch: Batch
+    places: tuple[int, ...]
+    refused: tuple[ImageProblem, ...]
 
 
-def compute_batch(
-    adapter: Adapter, request: BatchRequest, limits: Limits
+def decode(
+    images: Sequence[Upload],
+    preprocess: Preprocess,
+    *,
+    views: ViewSpec | None,
+    seed: int,
+    max_pixels: int,
+    check: Callable[[], None] = lambda: None,
+) -> Decoded:
+    """Pixels (and views) of all images that can be read; ``check`` is called before each."""
+    pixels: list[Tensor] = []
+    places: list[int] = []
+    refused: list[ImageProblem] = []
+    for index, image in enumerate(images):
+        check()
+        try:
+            pixels.append(_pixels(image, preprocess, views, seed, max_pixels))
+            places.append(index)
+        except ImageError as error:
+            # a decoder's message without addresses of this process, and not too long
+            reason = _ADDRESS.sub("the data", error.reason)[:300]
+            refused.append(ImageProblem(index=index, name=image.name, reason=reason))
+    keys = tuple(images[place].key for place in places)
+    size = preprocess.size
+    stacked = torch.stack(pixels) if pixels else torch.empty(0, 3, size, size)
+    if views is None or not pixels:
+        batch = Batch(stacked, keys)
+    else:
+        batch = Batch(stacked[:, 0], keys, stacked)
+    return Decoded(batch, tuple(places), tuple(refused))
+
+
+def _pixels(
+    upload: Upload, preprocess: Preprocess, views: ViewSpec | None, seed: int, max_pixels: int
+) -> Tensor:
+    """Pixels (3, S, S) of one image, or its views (V, 3, S, S)."""
+    _check_header(upload.data, max_pixels)
+    image = open_image(upload.data, max_pixels=max_pixels, formats=FORMATS)
+    if views is None:
+        return preprocess(image)
+    return image_views(image, upload.key, views, seed, preprocess)
+
+
+def _check_header(data: bytes, max_pixels: int) -> None:
+    """Refuse what is expensive to decode before Pillow would look at it."""
+    if data[:2] == b"\xff\xd8" and data.count(_START_OF_SCAN) > _MOST_SCANS:
+        raise ImageError("image", f"a JPEG of more than {_MOST_SCANS} scans")
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP" and data[12:16] == b"VP8X":
+        # libwebp allocates the whole canvas when it is opened, not when it is decoded
+        width = int.from_bytes(data[24:27], "little") + 1
+        height = int.from_bytes(data[27:30], "little") + 1
+        if width * height > max_pixels:
+            reason = f"too large ({width} x {height}, more than {max_pixels:,} pixels)"
+            raise ImageError("image", reason)
+
+
+def predict_images(
+    adapter: Adapter, images: Sequence[Upload], limits: Limits
 ) -> tuple[Decoded, Prediction]:
     """Decode and predict, within the limits of time and memory."""
-    check_views(adapter, len(request.uploads), limits)
-    try:
-        with Deadline(limits.batch_seconds) as deadline:
-            decoded = decode(
-                request.uploads,
-                adapter.model.preprocess,
-                views=adapter.views,
-                seed=adapter.seed,
-                max_pixels=limits.image_pixels,
-                check=deadline.check,
-            )
-            prediction = adapter.predict(decoded.batch)
-    except OutOfTimeError:
-        raise out_of_time(limits) from None
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise too_large("not enough memory for this batch: send fewer images") from error
-        raise
+    check_views(adapter, len(images), limits)
+    with bounded(limits.batch_seconds, CHEAPER) as deadline:
+        decoded = decode(
+            images,
+            adapter.model.preprocess,
+            views=adapter.views,
+            seed=adapter.seed,
+            max_pixels=limits.image_pixels,
+            check=deadline.check,
+        )
+        return decoded, predict_finite(adapter, decoded.batch)
+
+
+def predict_finite(adapter: Adapter, batch: Batch) -> Prediction:
+    """Predict; an answer that is not finite is refused."""
+    prediction = adapter.predict(batch)
     if not bool(prediction.logits.isfinite().all()):
-        raise invalid("the method's answer is not a number with these options and images")
-    return decoded, prediction
+        raise invalid("the method's answer is not finite with these options and images")
+    return prediction
 
 
 def check_views(adapter: Adapter, images: int, limits: Limits) -> None:
@@ -73,17 +143,8 @@ def check_views(adapter: Adapter, images: int, limits: Limits) -> None:
     if needed > limits.view_bytes:
         raise too_large(
             f"{images} images in {adapter.views.count} views take {needed:,} bytes, at most "
-            f"{limits.view_bytes:,} are served: send fewer images"
+            f"{limits.view_bytes:,} are allowed: send fewer images"
         )
-
-
-def out_of_time(limits: Limits) -> ServiceError:
-    """What a client is told whose work was broken off."""
-    message = (
-        f"it took longer than {limits.batch_seconds:g} s and was not applied: send fewer images "
-        "or choose a cheaper method"
-    )
-    return ServiceError(503, "out_of_time", message, retry_after=5)
 
 
 def find_repeated(
@@ -97,7 +158,7 @@ def find_repeated(
         raise conflict("out_of_order", f"the next batch is number {expected}, got {sequence}")
     answer = answers.get(sequence)
     if answer is None:
-        message = f"batch {sequence} was answered; only the last answers are kept"
+        message = f"batch {sequence} was answered; only the last {len(answers)} answers are kept"
         raise conflict("answer_gone", message)
     if answer.digest != digest:
         raise conflict("sequence_used", f"number {sequence} was used for another batch")
@@ -118,20 +179,51 @@ def render_answer(
             Scored(label=spec.classes[c], probability=float(str(p)))
             for p, c in zip(row, classes, strict=True)
         ]
-        predictions.append(
-            ImagePrediction(
-                index=place,
-                name=request.uploads[place].name,
-                label=top[0].label,
-                probability=top[0].probability,
-                top=top,
-            )
-        )
+        name = request.images[place].name
+        predictions.append(ImagePrediction(index=place, name=name, **dict(top[0]), top=top))
     answer = BatchAnswer(
         session=spec.id,
         sequence=number,
         predictions=predictions,
-        errors=[ImageProblem(**asdict(refused)) for refused in decoded.refused],
+        errors=list(decoded.refused),
         evidence=summarise(dict(prediction.evidence)) if request.evidence else None,
     )
     return answer.model_dump_json().encode()
+
+
+def summarise(value: Any, depth: int = 0) -> Any:
+    """Evidence as JSON of bounded size: tensors whole if small, else shape, mean and extremes.
+
+    Numbers that JSON does not know (NaN, infinity) become ``None``.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Tensor):
+        return _summarise_tensor(value.detach())
+    if depth >= _DEEPEST:
+        return type(value).__name__
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return summarise(fields, depth)
+    if isinstance(value, Mapping):
+        return {str(key): summarise(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        items = list(value)
+        whole = [summarise(item, depth + 1) for item in items[:_NUMBERS]]
+        return whole if len(items) <= _NUMBERS else {"length": len(items), "first": whole}
+    return type(value).__name__
+
+
+def _summarise_tensor(value: Tensor) -> Any:
+    if value.numel() <= _NUMBERS:
+        return _finite(value.cpu().tolist())
+    numbers = value.float()
+    extremes = {name: float(getattr(numbers, name)()) for name in ("mean", "min", "max")}
+    return {"shape": list(value.shape), **{k: summarise(v) for k, v in extremes.items()}}
+
+
+def _finite(value: Any) -> Any:
+    """Nested lists of numbers with ``None`` for those that are not finite."""
+    return [_finite(item) for item in value] if isinstance(value, list) else summarise(value)

@@ -12,7 +12,6 @@ import io
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import httpx
@@ -20,6 +19,7 @@ from PIL import Image
 
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE
 from cliquetta.serve.schema import (
+    DEFAULT_METHOD,
     BatchAnswer,
     Health,
     MethodInfo,
@@ -69,12 +69,7 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -85,7 +80,7 @@ class Client:
         self,
         classes: Sequence[str],
         *,
-        method: str = "scap_domain",
+        method: str = DEFAULT_METHOD,
         model: str | None = None,
         preset: str | None = None,
         options: Mapping[str, Option] | None = None,

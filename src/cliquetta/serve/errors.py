@@ -1,10 +1,16 @@
-"""The one form in which the service says no."""
+"""How the service refuses: one exception for all refusals, and what other errors become."""
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Sequence
+from typing import Any
 
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+
+_log = logging.getLogger(__name__)
 
 
 class ServiceError(HTTPException):
@@ -14,12 +20,18 @@ class ServiceError(HTTPException):
     """
 
     def __init__(
-        self, status: int, code: str, message: str, *, retry_after: float | None = None
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        retry_after: float | None = None,
+        headers: dict[str, str] | None = None,
     ) -> None:
-        headers = None
+        found = dict(headers or {})
         if retry_after is not None:
-            headers = {"Retry-After": str(max(1, math.ceil(retry_after)))}
-        super().__init__(status, message, headers)
+            found["Retry-After"] = str(max(1, math.ceil(retry_after)))
+        super().__init__(status, message, found or None)
         self.code = code
         self.message = message
 
@@ -42,3 +54,21 @@ def too_large(message: str) -> ServiceError:
 def conflict(code: str, message: str) -> ServiceError:
     """A request that does not fit what happened before."""
     return ServiceError(409, code, message)
+
+
+def invalid_field(errors: Sequence[Any], prefix: str = "") -> ServiceError:
+    """The first of pydantic's complaints: where and why, without what was sent."""
+    where = ".".join(str(part) for part in errors[0]["loc"])
+    return invalid(f"{prefix}{where}: {errors[0]['msg']}" if where else str(errors[0]["msg"]))
+
+
+def as_refusal(error: Exception) -> ServiceError:
+    """What a client is told when a session cannot be built as asked."""
+    if isinstance(error, ServiceError):
+        return error
+    if isinstance(error, ValidationError):
+        return invalid_field(error.errors(), "options.")
+    if isinstance(error, ValueError | KeyError | TypeError | ArithmeticError):
+        return invalid(str(error))
+    _log.exception("a session could not be built", exc_info=error)
+    return invalid("the method cannot be built with these options on this model")

@@ -3,46 +3,78 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from datetime import datetime, timezone
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from cliquetta.errors import UnknownNameError
 from cliquetta.methods.base import Adapter
-from cliquetta.methods.registry import MethodEntry, create_method, list_methods, method_config
-from cliquetta.model.clip import CLIP
+from cliquetta.methods.registry import MethodEntry, create_method, method_config
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.serve.errors import ServiceError, conflict, invalid, too_large
-from cliquetta.serve.limits import Limits
+from cliquetta.serve.errors import as_refusal, conflict, too_large
+from cliquetta.serve.limits import bounded
 from cliquetta.serve.schema import Option, SessionRequest
+from cliquetta.serve.settings import Limits, Settings
 from cliquetta.serve.store import SessionSpec
 
-_log = logging.getLogger(__name__)
+
+def create_session(
+    request: SessionRequest, settings: Settings, *, id: str, owner: str
+) -> tuple[SessionSpec, Adapter]:
+    """A new session as asked, or a refusal that names the remedy."""
+    limits = settings.limits
+    _check_lists(request, limits)
+    try:
+        spec = _specify(request, settings, id, owner)
+        with bounded(limits.batch_seconds, "use fewer classes or a cheaper method"):
+            adapter = build_adapter(spec, settings)
+    except Exception as error:
+        raise as_refusal(error) from error
+    size = memory_bytes(adapter)
+    if size > limits.state_bytes:
+        raise too_large(
+            f"{spec.method} would remember {size:,} bytes for these classes and options, at most "
+            f"{limits.state_bytes:,} are allowed"
+        )
+    return spec, adapter
 
 
-def served_methods(allowed: Iterable[str] | None = None) -> dict[str, MethodEntry]:
-    """Methods that sessions may use: all that need no fit, or those of them named."""
-    known = {entry.name: entry for entry in list_methods() if entry.fit is None}
-    if allowed is None:
-        return known
-    for name in allowed:
-        if name not in known:
-            raise UnknownNameError("method that can be served", name, known)
-    return {name: known[name] for name in allowed}
+def memory_bytes(adapter: Adapter) -> int:
+    """Size of an adapter's memory and of the start values beside it."""
+    return 2 * sum(adapter.memory[name].nbytes for name in adapter.memory)
 
 
-def check_request(request: SessionRequest, limits: Limits) -> None:
-    """Refuse class lists and templates beyond the limits."""
+def _check_lists(request: SessionRequest, limits: Limits) -> None:
     for what, values, most in (
         ("class names", request.classes, limits.classes),
         ("templates", request.templates, limits.templates),
     ):
         if len(values) > most:
-            raise too_large(f"{len(values)} {what}, at most {most} are served")
+            raise too_large(f"{len(values)} {what}, at most {most} are allowed")
         if any(len(value) > limits.class_length for value in values):
             raise too_large(f"{what} may have {limits.class_length} characters each")
+
+
+def _specify(request: SessionRequest, settings: Settings, id: str, owner: str) -> SessionSpec:
+    model = next(iter(settings.models)) if request.model is None else request.model
+    if model not in settings.models:
+        raise UnknownNameError("model of this server", model, settings.models)
+    if request.method not in settings.methods:
+        raise UnknownNameError("method of this server", request.method, settings.methods)
+    return SessionSpec(
+        id=id,
+        owner=owner,
+        created=datetime.now(timezone.utc).isoformat(),
+        model=model,
+        method=request.method,
+        preset=request.preset,
+        config=resolve_config(settings.methods[request.method], request.preset, request.options),
+        classes=tuple(request.classes),
+        templates=tuple(request.templates),
+        seed=request.seed,
+    )
 
 
 def resolve_config(
@@ -60,40 +92,15 @@ def resolve_config(
     return plain
 
 
-def build_adapter(
-    spec: SessionSpec, models: Mapping[str, CLIP], methods: Mapping[str, MethodEntry]
-) -> Adapter:
+def build_adapter(spec: SessionSpec, settings: Settings) -> Adapter:
     """A fresh adapter of a session; the same spec gives the same adapter at any time."""
+    models, methods = settings.models, settings.methods
     for kind, name, known in (("model", spec.model, models), ("method", spec.method, methods)):
         if name not in known:
             raise conflict(
                 "not_served",
-                f"this session uses the {kind} {name!r}, which the server does not offer any more",
+                f"this session uses the {kind} {name!r}, which the server no longer offers",
             )
     prompts = ClassPrompts(spec.classes, spec.templates)
     config = TypeAdapter(methods[spec.method].config).validate_python(spec.config)
     return create_method(spec.method, models[spec.model], prompts, config, seed=spec.seed)
-
-
-def as_refusal(error: Exception) -> ServiceError:
-    """What a client is told when a session cannot be built as asked."""
-    if isinstance(error, ServiceError):
-        return error
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        return invalid(f"options.{where}: {first['msg']}" if where else first["msg"])
-    if is_out_of_memory(error):
-        return too_large("the session needs more memory than there is: fewer classes or options")
-    if isinstance(error, ValueError | KeyError | TypeError | ArithmeticError):
-        return invalid(str(error))
-    _log.exception("a session could not be built", exc_info=error)
-    return invalid("the method cannot be built with these options on this model")
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether an allocation failed; torch has an error of its own for CUDA only."""
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError)
-        and ("out of memory" in str(error) or "allocate memory" in str(error))
-    )

@@ -1,20 +1,19 @@
-"""What every request passes before anything of it is read: origin, token, rate, size, time."""
+"""What every request passes before it is read: origin, token, rate, size, time."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cliquetta.serve.auth import LOCAL, Tokens
+from cliquetta.serve.auth import LOCAL, check_origin
 from cliquetta.serve.errors import ServiceError
-from cliquetta.serve.limits import ByteBudget, Limits, RateLimiter
+from cliquetta.serve.limits import ByteBudget, RateLimiter
 from cliquetta.serve.metrics import Metrics
+from cliquetta.serve.settings import Settings
 
 OPEN_PATHS = frozenset({"/healthz", "/openapi.json"})
 """Answered without a token: they say nothing about clients."""
@@ -28,30 +27,18 @@ def problem_response(error: ServiceError) -> JSONResponse:
     return JSONResponse(body, error.status_code, headers=dict(error.headers or {}))
 
 
-class Gate:
-    """ASGI middleware; requests that it refuses never reach the application.
-
-    ``hosts`` are the names under which a server without tokens may be addressed: a web page that
-    points a name of its own at this machine is turned away.
-    """
+class AdmissionMiddleware:
+    """Admits requests, or refuses them before they reach the application."""
 
     def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        tokens: Tokens | None,
-        hosts: frozenset[str] | None,
-        limits: Limits,
-        budget: ByteBudget,
-        metrics: Metrics,
+        self, app: ASGIApp, *, settings: Settings, budget: ByteBudget, metrics: Metrics
     ) -> None:
-        self._app = app
-        self._tokens, self._hosts, self._limits = tokens, hosts, limits
-        self._limiter = RateLimiter(limits.rate, limits.burst)
+        self._app, self._settings, self._limits = app, settings, settings.limits
+        self._limiter = RateLimiter(self._limits.rate, self._limits.burst)
         self._budget, self._metrics = budget, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let one request through, or answer it here."""
+        """Pass one request on, or answer it here."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -72,10 +59,12 @@ class Gate:
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        body = _Body(receive, self._limit_of(scope), self._limits.body_seconds, self._budget)
+        is_state = scope["path"].endswith("/state")
+        most = self._limits.state_bytes if is_state else self._limits.body_bytes
+        body = _Body(receive, most, self._limits.body_seconds, self._budget)
         try:
             try:
-                self._check_origin(headers)
+                check_origin(headers, self._settings.hosts)
                 scope.setdefault("state", {})["owner"] = self._admit(scope, headers)
                 body.check_length(headers.get("content-length"))
             except ServiceError as error:
@@ -85,34 +74,21 @@ class Gate:
         finally:
             self._budget.give_back(body.count)
 
-    def _limit_of(self, scope: Scope) -> int:
-        is_state = scope["path"].endswith("/state")
-        return self._limits.state_bytes if is_state else self._limits.body_bytes
-
     def _admit(self, scope: Scope, headers: Headers) -> str:
-        """The owner that the request speaks for; its rate is counted here."""
+        """The owner of the request's token; its rate is counted here."""
         if scope["path"] in OPEN_PATHS:
             return LOCAL
         address = (scope.get("client") or ("unknown",))[0]
-        if self._tokens is None:
+        if self._settings.tokens is None:
             self._limiter.take(f"address {address}")
             return LOCAL
         try:
-            owner = self._tokens.owner(headers.get("authorization"))
+            owner = self._settings.tokens.owner(headers.get("authorization"))
         except ServiceError:
             self._limiter.take(f"address {address}")  # guessing is slow too
             raise
         self._limiter.take(f"owner {owner}")
         return owner
-
-    def _check_origin(self, headers: Headers) -> None:
-        """Turn away what a web page of somebody else made a browser send."""
-        host = headers.get("host", "")
-        if self._hosts is not None and _name_of(host) not in self._hosts:
-            raise ServiceError(403, "forbidden", "this server is addressed by its local name only")
-        origin = headers.get("origin")
-        if origin is not None and _netloc_of(origin) != host:
-            raise ServiceError(403, "forbidden", "requests of other sites' pages are not answered")
 
 
 class _Body:
@@ -133,7 +109,11 @@ class _Body:
         """The next part, as long as the limits hold."""
         if self._complete:
             return await self._source()
-        message = await _within(self._source, self._end - time.monotonic())
+        try:
+            left = max(self._end - time.monotonic(), 0.0)
+            message = await asyncio.wait_for(self._source(), left)
+        except asyncio.TimeoutError:
+            raise _closing(408, "too_slow", "the request took too long to arrive") from None
         part = len(message.get("body", b""))
         if self.count + part > self._most:
             raise self._too_large()
@@ -143,30 +123,28 @@ class _Body:
         return message
 
     def _too_large(self) -> ServiceError:
-        error = ServiceError(413, "too_large", f"a request may have {self._most:,} bytes")
-        error.headers = {"Connection": "close"}
-        return error
+        return _closing(413, "too_large", f"a request may have {self._most:,} bytes")
 
 
-async def _within(source: Callable[[], Awaitable[Message]], seconds: float) -> Message:
-    try:
-        return await asyncio.wait_for(source(), max(seconds, 0.0))
-    except asyncio.TimeoutError:
-        error = ServiceError(408, "too_slow", "the request took too long to arrive")
-        error.headers = {"Connection": "close"}
-        raise error from None
+def _closing(status: int, code: str, message: str) -> ServiceError:
+    """A refusal after which the connection cannot be used again."""
+    return ServiceError(status, code, message, headers={"Connection": "close"})
 
 
-def _netloc_of(url: str) -> str:
-    try:
-        return urlsplit(url).netloc
-    except ValueError:
-        return ""
+class CSPMiddleware:
+    """Sends a Content-Security-Policy with every answer."""
 
+    def __init__(self, app: ASGIApp, policy: str) -> None:
+        self._app, self._policy = app, policy
 
-def _name_of(host: str) -> str:
-    """The name of a ``Host`` header, without the port."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on and add the headers to its answer."""
+
+        async def mark(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["Content-Security-Policy"] = self._policy
+                headers["Referrer-Policy"] = "no-referrer"
+            await send(message)
+
+        await self._app(scope, receive, mark)

@@ -1,18 +1,20 @@
-"""What goes over the wire: requests and answers, shared by the service and its client."""
+"""The wire format: requests and answers, shared by the service, its client and its docs."""
 
 from __future__ import annotations
 
 import base64
-import binascii
+import hashlib
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, EncodedBytes, EncoderProtocol, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from cliquetta.errors import UserError
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE
 
 Option = bool | int | float | str | None | list[int | float | str]
 
+DEFAULT_METHOD = "scap_domain"
+_LONGEST_NAME = 255
 EXAMPLE_SESSION: dict[str, Any] = {
     "classes": ["cat", "dog", "ship"],
     "method": "zero_shot",
@@ -23,37 +25,33 @@ EXAMPLE_IMAGE = (  # a red PNG of one pixel
 )
 
 
-class _StrictBase64(EncoderProtocol):
-    """Base64 without room for anything else; pydantic's own drops what it does not know."""
+def _raw_bytes(value: Any) -> Any:
+    """Bytes of base64 text (strictly: pydantic's own decoder skips what it does not know)."""
+    if not isinstance(value, str):
+        return value  # a file of a form
+    try:
+        return base64.b64decode(value, validate=True)
+    except ValueError:
+        raise UserError("not base64") from None
 
-    @classmethod
-    def decode(cls, data: bytes) -> bytes:
-        """The bytes of base64 text."""
-        try:
-            return base64.b64decode(data, validate=True)
-        except binascii.Error:
-            raise UserError("not base64") from None
 
-    @classmethod
-    def encode(cls, value: bytes) -> bytes:
-        """Base64 text of bytes."""
-        return base64.b64encode(value)
-
-    @classmethod
-    def get_json_format(cls) -> str:
-        """The name in a JSON schema."""
-        return "base64"
+def _printable(name: Any) -> Any:
+    """A file name as a label: printable, short, never a path that is opened."""
+    if not isinstance(name, str):
+        return name
+    text = name.encode("utf-8", "replace").decode()
+    return "".join(c if c.isprintable() else "?" for c in text)[:_LONGEST_NAME]
 
 
 class _Model(BaseModel):
-    # protected_namespaces: ``model`` is a word of ours. NaN and infinity are not JSON.
+    # protected_namespaces: ``model`` is a field of ours. NaN and infinity are not JSON.
     model_config = ConfigDict(
         extra="forbid", protected_namespaces=(), allow_inf_nan=False, frozen=True
     )
 
 
 class SessionRequest(_Model):
-    """How a new session classifies and adapts; fixed for its life."""
+    """How a new session classifies and adapts; fixed for its lifetime."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE_SESSION]})
 
@@ -63,18 +61,18 @@ class SessionRequest(_Model):
     """Each holds ``{}`` once for the class name; several are averaged."""
     model: str | None = None
     """One of ``/v1/models``; the first of them if left out."""
-    method: str = "scap_domain"
+    method: str = DEFAULT_METHOD
     """One of ``/v1/methods``."""
     preset: str | None = None
     """One of the method's presets instead of its defaults."""
     options: dict[str, Option] = {}
-    """Values of the method's config to replace."""
+    """Fields of the method's config to override."""
     seed: Annotated[int, Field(ge=0, le=2**53)] = 0
-    """Of the method and of augmented views; beyond 2**53 not all readers of JSON are exact."""
+    """For the method and augmented views; JSON readers are not exact beyond 2**53."""
 
 
 class SessionInfo(_Model):
-    """A session as it stands."""
+    """A session and how far it has come."""
 
     id: str
     classes: list[str]
@@ -90,7 +88,7 @@ class SessionInfo(_Model):
     sequence: int
     """Number of the last batch; 0 before the first."""
     images: int
-    """Predicted in all batches."""
+    """Images predicted in all batches."""
 
 
 class SessionList(_Model):
@@ -99,29 +97,64 @@ class SessionList(_Model):
     sessions: list[SessionInfo]
 
 
-class JsonImage(_Model):
-    """An image inside a JSON request."""
+class Upload(_Model):
+    """One image of a batch."""
 
-    name: str = ""
-    """Comes back with the answer; never opened."""
-    data: Annotated[bytes, EncodedBytes(encoder=_StrictBase64)]
-    """The file's bytes in base64."""
+    name: Annotated[str, BeforeValidator(_printable)] = ""
+    """Returned with the answer; never opened."""
+    data: Annotated[
+        bytes,
+        BeforeValidator(_raw_bytes),
+        WithJsonSchema({"type": "string", "format": "base64"}),
+    ]
+    """The file: JPEG, PNG, WebP, GIF, BMP or TIFF; base64 in JSON."""
+
+    @property
+    def key(self) -> str:
+        """The key that its views are drawn with: equal bytes, equal views."""
+        return hashlib.sha256(self.data).hexdigest()[:16]
 
 
-class JsonBatch(_Model):
-    """A batch as JSON; the same as a form with files ``images``, a third larger."""
+class BatchRequest(_Model):
+    """A batch, as a form with files ``images`` or as JSON with base64, which is a third larger."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"images": [{"name": "a.png", "data": EXAMPLE_IMAGE}]}]}
     )
 
-    images: Annotated[list[JsonImage], Field(min_length=1)]
+    images: Annotated[list[Upload], Field(min_length=1)]
+    """At least one image."""
     sequence: Annotated[int, Field(ge=1, le=2**53)] | None = None
     """Number of this batch, 1 for the first: makes a repeat safe."""
     top_k: Annotated[int, Field(ge=1, le=2**31)] = 5
     """Classes to list per image."""
     evidence: bool = False
-    """Whether to tell what the answer rests on."""
+    """Whether to return what the answer is based on."""
+
+    @property
+    def digest(self) -> str:
+        """Hash of everything that the answer depends on; tells a repeat from another batch."""
+        digest = hashlib.sha256(repr((self.top_k, self.evidence)).encode())
+        for image in self.images:
+            digest.update(repr((image.name, len(image.data))).encode() + image.data)
+        return digest.hexdigest()
+
+    @classmethod
+    def body_schemas(cls) -> dict[str, Any]:
+        """The same schema for each content type, in one piece: references would point into it."""
+        schema = cls.model_json_schema()
+        image = schema.pop("$defs")["Upload"]
+        examples = {"example": schema.pop("examples")[0]}
+
+        def with_items(items: dict[str, Any]) -> dict[str, Any]:
+            images = {**schema["properties"]["images"], "items": items}
+            return {**schema, "properties": {**schema["properties"], "images": images}}
+
+        file = {"type": "string", "format": "binary"}
+        return {
+            "multipart/form-data": {"schema": with_items(file)},
+            "application/json": {"schema": with_items(image), **examples},
+        }
 
 
 class Scored(_Model):
@@ -132,7 +165,7 @@ class Scored(_Model):
 
 
 class ImagePrediction(_Model):
-    """The answer for one image; ``index`` is its place in the request, from 0."""
+    """The answer for one image; ``index`` is its position in the request, from 0."""
 
     index: int
     name: str

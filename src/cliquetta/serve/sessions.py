@@ -1,4 +1,4 @@
-"""Sessions: one adapter each, a bounded number in memory, all of them on disk."""
+"""All sessions of a server: one adapter each, a bounded number in memory, every one on disk."""
 
 from __future__ import annotations
 
@@ -7,30 +7,19 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from typing import Any
 
-from cliquetta.errors import UnknownNameError
 from cliquetta.methods._shared.state import pack_state, unpack_state
 from cliquetta.methods.base import Adapter
-from cliquetta.methods.registry import MethodEntry
-from cliquetta.model.clip import CLIP
-from cliquetta.serve.batches import (
-    BatchRequest,
-    compute_batch,
-    find_repeated,
-    out_of_time,
-    render_answer,
-)
-from cliquetta.serve.deadline import Deadline, OutOfTimeError
-from cliquetta.serve.errors import ServiceError, conflict, invalid, not_found, too_large
-from cliquetta.serve.factory import as_refusal, build_adapter, check_request, resolve_config
-from cliquetta.serve.limits import Limits
+from cliquetta.serve.batches import find_repeated, predict_images, render_answer
+from cliquetta.serve.errors import ServiceError, conflict, invalid, not_found
+from cliquetta.serve.factory import build_adapter, create_session, memory_bytes
 from cliquetta.serve.metrics import Metrics
-from cliquetta.serve.schema import SessionInfo, SessionRequest
+from cliquetta.serve.schema import BatchRequest, SessionInfo, SessionRequest
+from cliquetta.serve.settings import Settings
 from cliquetta.serve.store import Answer, Progress, SessionSpec, Store
 
 _log = logging.getLogger(__name__)
@@ -53,10 +42,9 @@ class _Resident:
 
     @property
     def bytes(self) -> int:
-        """Size of its memory, of the start values beside it, and of its answers."""
-        memory = self.adapter.memory
-        tensors = sum(memory[name].nbytes for name in memory)
-        return 2 * tensors + sum(len(answer.packed) for answer in self.answers.values())
+        """Size of its memory and of its answers."""
+        answers = sum(len(answer.packed) for answer in self.answers.values())
+        return memory_bytes(self.adapter) + answers
 
 
 class Sessions:
@@ -66,22 +54,14 @@ class Sessions:
     of one session must not overlap (the scheduler sees to it); different sessions may.
     """
 
-    def __init__(
-        self,
-        models: Mapping[str, CLIP],
-        methods: Mapping[str, MethodEntry],
-        store: Store,
-        limits: Limits,
-        metrics: Metrics,
-    ) -> None:
-        self.models = models
-        self.methods = methods
-        self._store, self._limits, self._metrics = store, limits, metrics
+    def __init__(self, settings: Settings, store: Store, metrics: Metrics) -> None:
+        self._settings, self._limits = settings, settings.limits
+        self._store, self._metrics = store, metrics
         self._lock = threading.Lock()
         self._entries = {k.spec.id: _Entry(k.spec, k.progress) for k in store.scan()}
         self._residents: OrderedDict[str, _Resident] = OrderedDict()
         self._busy: set[str] = set()
-        self._coming: list[str] = []  # owners of sessions that are being built
+        self._coming: list[str] = []  # owners of sessions under construction
 
     @property
     def count(self) -> int:
@@ -113,21 +93,9 @@ class Sessions:
 
     def create(self, owner: str, id: str, request: SessionRequest) -> SessionInfo:
         """Build a session and write it to disk."""
-        check_request(request, self._limits)
         with self._room_for(owner):
-            try:
-                spec = self._spec(owner, id, request)
-                with Deadline(self._limits.batch_seconds):
-                    resident = _Resident(build_adapter(spec, self.models, self.methods), {})
-            except OutOfTimeError:
-                raise out_of_time(self._limits) from None
-            except Exception as error:
-                raise as_refusal(error) from error
-            if resident.bytes > self._limits.state_bytes:
-                raise too_large(
-                    f"this session would remember {resident.bytes:,} bytes, at most "
-                    f"{self._limits.state_bytes:,} are served"
-                )
+            spec, adapter = create_session(request, self._settings, id=id, owner=owner)
+            resident = _Resident(adapter, {})
             entry = _Entry(spec, Progress())
             with self._storage():
                 self._store.save(resident.adapter, spec, entry.progress, {})
@@ -151,7 +119,7 @@ class Sessions:
                 self._metrics.replays.inc()
                 return known.body, True
             with self._whole(id):
-                decoded, prediction = compute_batch(resident.adapter, request, self._limits)
+                decoded, prediction = predict_images(resident.adapter, request.images, self._limits)
                 number = entry.progress.sequence + 1
                 body = render_answer(entry.spec, number, request, decoded, prediction)
                 answers = {**resident.answers, number: Answer.of(digest, body)}
@@ -195,26 +163,6 @@ class Sessions:
                 del self._entries[id]
                 self._residents.pop(id, None)
 
-    def _spec(self, owner: str, id: str, request: SessionRequest) -> SessionSpec:
-        model = next(iter(self.models)) if request.model is None else request.model
-        if model not in self.models:
-            raise UnknownNameError("model of this server", model, self.models)
-        if request.method not in self.methods:
-            raise UnknownNameError("method of this server", request.method, self.methods)
-        config = resolve_config(self.methods[request.method], request.preset, request.options)
-        return SessionSpec(
-            id=id,
-            owner=owner,
-            created=datetime.now(timezone.utc).isoformat(),
-            model=model,
-            method=request.method,
-            preset=request.preset,
-            config=config,
-            classes=tuple(request.classes),
-            templates=tuple(request.templates),
-            seed=request.seed,
-        )
-
     def _commit(
         self,
         entry: _Entry,
@@ -250,10 +198,10 @@ class Sessions:
         """Read a session back; where it stands is what the disk says."""
         with self._storage():
             try:
-                adapter = build_adapter(entry.spec, self.models, self.methods)
+                adapter = build_adapter(entry.spec, self._settings)
                 entry.progress, answers = self._store.load(adapter, entry.spec.id)
             except (ValueError, KeyError, TypeError) as error:
-                _log.warning("session %s cannot be taken up: %s", entry.spec.id, error)
+                _log.warning("session %s cannot be restored: %s", entry.spec.id, error)
                 message = "the server's models or methods have changed since this session was made"
                 raise conflict("not_served", message) from error
         resident = _Resident(adapter, answers)
@@ -263,7 +211,7 @@ class Sessions:
         return resident
 
     def _evict(self) -> None:
-        """Put idle sessions out of memory, oldest use first, until the limits hold."""
+        """Evict idle sessions, least recently used first, until the limits hold."""
         total = sum(resident.bytes for resident in self._residents.values())
         for id in [id for id in self._residents if id not in self._busy]:
             fits = total <= self._limits.resident_bytes
@@ -287,13 +235,13 @@ class Sessions:
 
     @contextmanager
     def _room_for(self, owner: str) -> Iterator[None]:
-        """Hold a place for one more session of ``owner``."""
+        """Reserve one more session for ``owner``."""
         with self._lock:
             owners = [e.spec.owner for e in self._entries.values()] + self._coming
             if len(owners) >= self._limits.sessions:
-                raise ServiceError(429, "too_many_sessions", "the server keeps no more sessions")
+                raise ServiceError(429, "too_many_sessions", "the server cannot keep more sessions")
             if owners.count(owner) >= self._limits.sessions_per_owner:
-                message = f"{owners.count(owner)} sessions are yours already: delete one"
+                message = f"you have {owners.count(owner)} sessions already: delete one"
                 raise ServiceError(429, "too_many_sessions", message)
             self._coming.append(owner)
         try:
@@ -304,7 +252,7 @@ class Sessions:
 
     @contextmanager
     def _storage(self) -> Iterator[None]:
-        """Errors of the disk as a refusal that may be tried again."""
+        """Disk errors as a refusal that may be retried."""
         try:
             yield
         except OSError as error:

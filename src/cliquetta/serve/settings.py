@@ -1,0 +1,157 @@
+"""What the operator decides: models, methods, tokens, limits. Clients can change none of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.methods.registry import MethodEntry, list_methods
+from cliquetta.model.clip import CLIP
+from cliquetta.serve.auth import Tokens
+
+LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+_MB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What clients may ask for; every value can be set with ``--limit NAME=VALUE``."""
+
+    body_bytes: int = 32 * _MB
+    """Size of one request, counted while it arrives."""
+    body_seconds: float = 60.0
+    """Time for a request to arrive in full."""
+    images: int = 256
+    """Images per batch."""
+    image_pixels: int = 25_000_000
+    """Width times height of one image, read from its header before it is decoded."""
+    view_bytes: int = 1024 * _MB
+    """Size of all augmented views of a batch, for the methods that ask for them.
+
+    They are counted before the first one is made.
+    """
+    state_bytes: int = 256 * _MB
+    """Size of one session's memory, and of an imported state."""
+    classes: int = 2000
+    """Class names per session."""
+    class_length: int = 200
+    """Characters per class name or template."""
+    templates: int = 100
+    """Templates per session."""
+    sessions: int = 1000
+    """Sessions on disk, of all clients together."""
+    sessions_per_owner: int = 200
+    """Sessions on disk per token (or of all clients of a server without tokens)."""
+    resident_sessions: int = 64
+    """Sessions held in memory.
+
+    The least recently used ones beyond it are on disk only, and restored when they are needed.
+    """
+    resident_bytes: int = 1024 * _MB
+    """Size of all sessions held in memory; one session is always held."""
+    batch_seconds: float = 60.0
+    """Work on one request, once it has begun.
+
+    The request is then refused and the session is as it was before.
+    """
+    wait_seconds: float = 60.0
+    """Time in the queue; a request that has waited longer is refused."""
+    queued: int = 128
+    """Requests waiting or running, of all sessions."""
+    queued_per_session: int = 8
+    """Requests waiting, per session."""
+    queued_bytes: int = 256 * _MB
+    """Size of all request bodies in memory at one time."""
+    replay: int = 4
+    """Answers kept with a session, for clients that repeat a batch."""
+    rate: float = 50.0
+    """Requests per second per token, or per address without tokens."""
+    burst: int = 100
+    """Requests that may come at once before ``rate`` counts."""
+
+    def __post_init__(self) -> None:
+        """Validate fields."""
+        for name, value in dataclasses.asdict(self).items():
+            if not value > 0:
+                raise UserError(f"limit {name} must be above 0, got {value}")
+
+    @classmethod
+    def from_text(cls, given: Mapping[str, str]) -> Limits:
+        """Defaults with values as typed on a command line: ``{"images": "64"}``."""
+        kinds = {name: type(value) for name, value in dataclasses.asdict(cls()).items()}
+        values = {}
+        for name, text in given.items():
+            if name not in kinds:
+                raise UnknownNameError("limit", name, kinds)
+            try:
+                values[name] = kinds[name](text)
+            except ValueError:
+                raise UserError(f"limit {name} is a number, {text!r} is not") from None
+        return cls(**values)
+
+
+def served_methods(allowed: Iterable[str] | None = None) -> dict[str, MethodEntry]:
+    """Methods that sessions may use: all that need no fit, or those of them named."""
+    known = {entry.name: entry for entry in list_methods() if entry.fit is None}
+    for name in allowed or ():
+        if name not in known:
+            raise UnknownNameError("method that can be served", name, known)
+    return {name: known[name] for name in (known if allowed is None else allowed)}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a server offers, to whom, and how much of it."""
+
+    models: Mapping[str, CLIP]
+    """By the names that clients use; the first is the default. All sessions share them."""
+    methods: Mapping[str, MethodEntry] = field(default_factory=served_methods)
+    """Methods that sessions may use."""
+    tokens: Tokens | None = None
+    """Accepted tokens; ``None`` accepts everyone."""
+    hosts: frozenset[str] | None = LOCAL_HOSTS
+    """Names in the ``Host`` header that are answered; any if ``None``, which needs tokens."""
+    limits: Limits = field(default_factory=Limits)
+    """What clients may ask for."""
+    workers: int = field(default_factory=lambda: os.cpu_count() or 1)
+    """Sessions that compute at one time."""
+    threads: int = 1
+    """Threads of one computation."""
+
+    def __post_init__(self) -> None:
+        """Validate fields."""
+        if not self.models:
+            raise UserError("no models to serve: name at least one, such as micro")
+        if self.tokens is None and self.hosts is None:
+            raise UserError("a server without tokens answers to local names only: set hosts")
+
+
+def name_models(given: Sequence[str]) -> dict[str, str]:
+    """Public name and source of each model: ``micro``, or ``NAME=SOURCE`` to hide a path."""
+    sources: dict[str, str] = {}
+    for value in given:
+        name, equals, source = value.partition("=")
+        if not name or (equals and not source):
+            raise UserError(f"a model is NAME or NAME=PATH, got {value!r}")
+        if name in sources:
+            raise UserError(f"two models are named {name!r}")
+        sources[name] = source or name
+    return sources
+
+
+def load_models(sources: Mapping[str, str], load: Callable[[str], CLIP]) -> dict[str, CLIP]:
+    """``load`` every model once, whatever the number of names it has."""
+    loaded = {source: _make_shareable(load(source)) for source in dict.fromkeys(sources.values())}
+    return {name: loaded[source] for name, source in sources.items()}
+
+
+def _make_shareable(model: CLIP) -> CLIP:
+    """Compute what a model caches now, before several threads may do so at once."""
+    model.requires_grad_(False).eval()
+    _ = model.fingerprint
+    if model.text is not None:
+        _ = model.tokenizer
+    return model
