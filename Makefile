@@ -1,63 +1,75 @@
-# Every target sets up its own environment the first time and is quick the second.
+# Every target sets up what it needs the first time, from the locks in constraints/, and is quick the
+# second. demo, test and docs add to one environment, .venv; the others have their own.
 PYTHON ?= python3
-VENV := .venv
-BIN := $(VENV)/bin
-CONSTRAINTS := constraints/cpu.txt
-# A marker newer than pyproject.toml means: installed, nothing to do.
-DEV := $(VENV)/.dev-installed
-PARITY := .venv-parity/.installed
-APP := .venv-app/.installed
+BIN := .venv/bin
+LOCKS := pyproject.toml constraints/torch.txt constraints/cuda.txt
+UV_VERSION := 0.13.7
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: help demo test lint types test-slow test-parity test-browser browser-tests bench clean
+.PHONY: help demo test lint types lock test-slow test-parity test-lowest test-browser \
+  browser-tests bench clean
 
 help:
 	@echo "make demo         adapt the bundled CLIP to a shifted stream, on this machine's CPU"
-	@echo "make test         lint, types and tests"
+	@echo "make test         lint, types, tests and the examples of docstrings"
 	@echo "make test-slow    the tests marked slow as well"
-	@echo "make test-parity  comparison with open_clip, in an environment of its own"
+	@echo "make test-parity  comparison with open_clip and torchvision"
+	@echo "make test-lowest  the tests with the lowest versions that pyproject.toml allows"
 	@echo "make test-browser the web app and the report in a headless browser"
 	@echo "make bench        the speed programs in benchmarks/"
+	@echo "make lock         renew the locked versions in constraints/"
 
-$(DEV): pyproject.toml $(CONSTRAINTS)
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "setting up $(VENV) (once; some minutes)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) torch
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[dev]"
+# $(call setup,ENVIRONMENT,LOCK): torch by itself, because only its CUDA builds need CUDA packages;
+# then everything else, and this package as an editable install. A marker newer than the locks
+# means: installed, nothing to do.
+PIP = $(1)/bin/python -m pip install --quiet --disable-pip-version-check
+LOCKED = $(PIP) --require-hashes --no-deps -r constraints
+NEEDS_CUDA := from importlib.metadata import requires; \
+  exit("nvidia" not in str(requires("torch")) or __import__("sys").platform != "linux")
+define setup
+	@test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
+	@echo "setting up $(1) for $(2) (once; some minutes)"
+	@$(LOCKED)/torch.txt
+	@if $(1)/bin/python -c '$(NEEDS_CUDA)'; then $(LOCKED)/cuda.txt; fi
+	@$(LOCKED)/$(2).txt
+	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
+endef
 
-demo: $(DEV)
+.venv/.demo .venv/.test .venv/.docs: .venv/.%: $(LOCKS) constraints/%.txt
+	$(call setup,.venv,$*)
+
+# Gradio wants an older Pillow than everything else, so the app has an environment of its own.
+.venv-%/.installed: $(LOCKS) constraints/%.txt
+	$(call setup,.venv-$*,$*)
+
+demo: .venv/.demo
 	@$(BIN)/cliquetta demo
 
-lint: $(DEV)
+lint: .venv/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(DEV)
+types: .venv/.test
 	$(BIN)/mypy
 
 test: lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow and not browser and not parity"
 
-test-slow: $(DEV)
+test-slow: .venv/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not browser and not parity"
 
-$(PARITY): pyproject.toml $(CONSTRAINTS)
-	@test -x .venv-parity/bin/python || $(PYTHON) -m venv .venv-parity
-	@.venv-parity/bin/python -m pip install --quiet -c $(CONSTRAINTS) torch
-	@.venv-parity/bin/python -m pip install --quiet -c $(CONSTRAINTS) -e . pytest hypothesis transformers open_clip_torch
-	@touch $@
-
-test-parity: $(PARITY)
+test-parity: .venv-parity/.installed
 	.venv-parity/bin/python -m pytest tests/parity -m parity
 
-# Gradio wants an older Pillow than everything else, so the app has an environment of its own.
-$(APP): pyproject.toml $(CONSTRAINTS)
-	@test -x .venv-app/bin/python || $(PYTHON) -m venv .venv-app
-	@echo "setting up .venv-app (once; some minutes)"
-	@.venv-app/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) torch
-	@.venv-app/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[app]" pytest playwright
-	@touch $@
+test-lowest: .venv-lowest/.installed
+	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -n 2 \
+	  -m "not slow and not browser and not parity"
+
+lock:
+	@test -x .venv-lock/bin/uv || { $(PYTHON) -m venv .venv-lock && \
+	  .venv-lock/bin/python -m pip install --quiet uv==$(UV_VERSION); }
+	UV=.venv-lock/bin/uv constraints/lock.sh
 
 # Chromium comes from Debian where it is missing and we may install it.
 CHROMIUM := command -v chromium >/dev/null || command -v google-chrome >/dev/null
@@ -67,12 +79,12 @@ test-browser:
 	@if $(CHROMIUM); then $(MAKE) --no-print-directory browser-tests; else \
 	  echo "test-browser: SKIPPED, no chromium here and none could be installed (apt, root)"; fi
 
-browser-tests: $(APP)
+browser-tests: .venv-app/.installed
 	OMP_NUM_THREADS=1 .venv-app/bin/python -m pytest tests/browser -m browser
 
-bench: $(DEV)
+bench: .venv/.test
 	$(BIN)/python benchmarks/towers.py
 	$(BIN)/python benchmarks/scap_speed.py
 
 clean:
-	rm -rf $(VENV) .venv-parity .venv-app build runs demo .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-* build runs demo .pytest_cache .mypy_cache .ruff_cache
