@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cliquetta.data.dataset import ArrayDataset as ArrayDataset
     from cliquetta.data.dataset import Dataset as Dataset
     from cliquetta.data.dataset import FileDataset as FileDataset
-    from cliquetta.data.folder import folder_dataset as folder_dataset
+    from cliquetta.data.files import folder_dataset as folder_dataset
     from cliquetta.data.images import ImageError as ImageError
     from cliquetta.data.images import open_image as open_image
     from cliquetta.data.stream import Stream as Stream
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _EXPORTS = {
     "data.catalogue": ("get_dataset", "list_datasets"),
     "data.dataset": ("ArrayDataset", "Dataset", "FileDataset"),
-    "data.folder": ("folder_dataset",),
+    "data.files": ("folder_dataset",),
     "data.images": ("ImageError", "open_image"),
     "data.views": ("attach_views",),
     "errors": ("UnknownNameError", "UserError"),

@@ -31,7 +31,7 @@ def write(path: Path, text: str) -> None:
 
 
 def split(path: Path, rows: Sequence[tuple[str, int, str]]) -> None:
-    """A split file of CoOp whose rows all go to the test part."""
+    """A split file of CoOp whose rows all go to the test split."""
     write(path, json.dumps({"train": [], "val": [], "test": rows}))
 
 

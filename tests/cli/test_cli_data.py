@@ -24,7 +24,7 @@ def root(tmp_path: Path) -> Path:
 def test_the_table_and_what_is_missing(run: Run, root: Path) -> None:
     answer = run("data", "doctor", root)
     assert answer.code == 0
-    for words in ("pacs", "incomplete", "2 / 9,991", "20 data sets not found", "other"):
+    for words in ("pacs", "incomplete", "2 / 9,991", "20 datasets not found", "other"):
         assert words in answer.text
 
 
@@ -33,7 +33,7 @@ def test_deep_names_damaged_files_and_ends_with_three(run: Run, root: Path) -> N
     assert answer.code == 3
     finding = json.loads(answer.stdout)["findings"][0]
     assert list(finding["opened"]["unreadable"]) == ["sketch/dog/2.png"]
-    assert finding["parts"]["sketch"] == {"found": 2, "expected": 3929, "absent": 0}
+    assert finding["splits"]["sketch"] == {"found": 2, "expected": 3929, "absent": 0}
 
 
 def test_missing_data_say_how_to_get_them(run: Run, root: Path) -> None:

@@ -33,7 +33,9 @@ def test_no_classes(run: Run, photos: Path, tmp_path: Path) -> None:
     assert refused(run("predict", photos, "--classes", ""), "no class names")
     assert refused(run("predict", photos, "--classes", ","), "no class names")
     (tmp_path / "names.txt").write_text("\n\n")
-    assert refused(run("predict", photos, "--classes", tmp_path / "names.txt"), "write one a line")
+    assert refused(
+        run("predict", photos, "--classes", tmp_path / "names.txt"), "write one per line"
+    )
     assert refused(run("predict", photos, "--classes", "names.text"), "no file names.text")
 
 
@@ -50,7 +52,7 @@ def test_class_name_of_200_words(run: Run, photos: Path, tiny_file: Path) -> Non
 
 
 def test_unknown_names_come_with_the_nearest(run: Run, photos: Path, tiny_file: Path) -> None:
-    ask = ("predict", photos, "--classes", "a,b", "--model", tiny_file)
+    ask = ("predict", photos, "--classes", "a,b", "--model", tiny_file, "--method", "zero_shot")
     assert refused(run(*ask, "--method", "zero_shott"), "did you mean 'zero_shot'")
     assert refused(run(*ask, "--set", "temprature=2"), "did you mean 'temperature'")
     assert refused(run(*ask, "--set", "temperature"), "key=value")

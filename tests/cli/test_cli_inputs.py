@@ -1,4 +1,4 @@
-"""What users type: class lists, templates, paths and settings."""
+"""What users type: paths and settings."""
 
 from __future__ import annotations
 
@@ -6,45 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cliquetta.cli.inputs import (
-    find_inputs,
-    read_classes,
-    read_prompts,
-    read_settings,
-    read_templates,
-    split_list,
-)
-from cliquetta.prompts.catalogue import class_names, templates
-
-
-def test_classes_of_a_file_a_list_or_a_known_list(tmp_path: Path) -> None:
-    path = tmp_path / "names.txt"
-    path.write_text("\ufeffgolden retriever\r\n\r\n  tabby cat \n", encoding="utf-8")
-    assert read_classes(str(path)) == (("golden retriever", "tabby cat"), False)
-    assert read_classes(" cat , dog,") == (("cat", "dog"), False)
-    assert read_classes("imagenet") == (class_names("imagenet"), True)
-    assert read_classes("cat") == (("cat",), False)
-
-
-def test_known_list_may_hold_duplicates_but_a_typed_one_may_not() -> None:
-    assert len(read_prompts("imagenet", ())) == 1000
-    with pytest.raises(ValueError, match="given twice: cat"):
-        read_prompts("cat,cat", ())
-
-
-def test_file_of_classes_that_is_not_text(tmp_path: Path) -> None:
-    (tmp_path / "names.txt").write_bytes(b"\xff\xfe\x00c")
-    with pytest.raises(ValueError, match="not UTF-8"):
-        read_classes(str(tmp_path / "names.txt"))
-
-
-def test_templates_of_text_file_or_set(tmp_path: Path) -> None:
-    (tmp_path / "t.txt").write_text("art of a {}.\n\na {} in the wild.\n")
-    found = read_templates(["my {}.", str(tmp_path / "t.txt"), "openai-7"])
-    assert found == ("my {}.", "art of a {}.", "a {} in the wild.", *templates("openai-7"))
-    assert read_templates([]) == ("a photo of a {}.",)
-    with pytest.raises(ValueError, match=r"holds \{\} once"):
-        read_prompts("a,b", ["{} and {}"])
+from cliquetta.cli.inputs import find_inputs, read_settings, split_list
 
 
 def test_settings_are_pairs() -> None:

@@ -38,6 +38,8 @@ def predict(run: Run, tiny_file: Path, tmp_path: Path):
 
     def call(*words: str | Path, classes: str = ",".join(NAMES)):
         out = tmp_path / "out.csv"
+        if not {"--method", "--fitted"} & set(words):
+            words = (*words, "--method", "zero_shot")
         words = (*words, "--classes", classes, "--model", tiny_file, "--out", out)
         return run("predict", *words), out
 

@@ -75,7 +75,7 @@ def test_what_is_no_image_is_refused_by_its_kind(wrong: object) -> None:
 
 
 def test_unreadable_files_and_pixels_of_another_size(tmp_path: Path) -> None:
-    with pytest.raises(ImageError, match="gone.png: no such file"):
+    with pytest.raises(ImageError, match=r"gone\.png: no such file"):
         as_batch([tmp_path / "gone.png"], PREPROCESS)
     with pytest.raises(UserError, match=r"\(B, 3, 16, 16\), got \(1, 3, 8, 8\)"):
         as_batch(torch.zeros(1, 3, 8, 8), PREPROCESS)

@@ -1,4 +1,4 @@
-"""Every known data set, read from a small folder in its official layout."""
+"""Every known dataset, read from a small folder in its official layout."""
 
 from __future__ import annotations
 
@@ -121,9 +121,9 @@ def test_parts_and_shifts_compose(tmp_path: Path) -> None:
     clean = get_dataset("cifar10", tmp_path)
     assert isinstance(clean, ArrayDataset) and clean.keys == cifar.keys
     assert not np.array_equal(cifar.arrays([0]), clean.arrays([0]))
-    with pytest.raises(UnknownNameError, match=r"part of pacs.*did you mean 'sketch'"):
+    with pytest.raises(UnknownNameError, match=r"split of pacs.*did you mean 'sketch'"):
         get_dataset("pacs/sketches", tmp_path)
-    with pytest.raises(ValueError, match="bundled has no parts"):
+    with pytest.raises(ValueError, match="bundled has no splits"):
         get_dataset("bundled/test")
     with pytest.raises(UnknownNameError, match="did you mean 'imagenet-a'"):
         get_dataset("imagenet_a", tmp_path)
@@ -238,7 +238,7 @@ def test_listed_twice_counts_once_and_absent_files_are_left_out(tmp_path: Path) 
 
 def test_coops_split_is_preferred_to_the_official_list(tmp_path: Path) -> None:
     TREES["pets"](tmp_path)
-    with pytest.raises(DataNotFoundError, match="no part 'train'"):
+    with pytest.raises(DataNotFoundError, match="no split 'train'"):
         get_dataset("pets/train", tmp_path)
     split_file = tmp_path / "oxford-iiit-pet/split_zhou_OxfordPets.json"
     rows = {"test": [["american_bulldog_100.jpg", 1, "american_bulldog"]],

@@ -1,4 +1,4 @@
-"""Data sets check themselves, and a hash tells them apart."""
+"""Datasets check themselves, and a hash tells them apart."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_files_are_read_when_asked_for(tmp_path: Path) -> None:
         dataset.load(1)
 
 
-def test_exif_orientation_is_the_data_sets_choice(tmp_path: Path) -> None:
+def test_exif_orientation_is_the_datasets_choice(tmp_path: Path) -> None:
     image = Image.fromarray(np.zeros((4, 6, 3), dtype=np.uint8))
     exif = image.getexif()
     exif[0x0112] = 6  # lies on its side

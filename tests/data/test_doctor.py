@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cliquetta.data.doctor import Finding, PartCount, examine
+from cliquetta.data.doctor import Finding, SplitCount, examine
 from cliquetta.errors import UnknownNameError
 from tests._helpers.trees import TREES, cifar_rows, picture, split, write
 
@@ -19,9 +19,9 @@ def one(root: Path, id: str, **options: bool) -> Finding:
 def test_all_trees_are_found_and_counted(tmp_path: Path) -> None:
     expected = {id: len(make(tmp_path)) for id, make in TREES.items()}
     report = examine(tmp_path)
-    assert {f.id: next(iter(f.parts.values())).found for f in report.findings} == expected
+    assert {f.id: next(iter(f.splits.values())).found for f in report.findings} == expected
     assert {finding.state for finding in report.findings} == {"incomplete"}
-    assert report.strangers == ()
+    assert report.unknown_folders == ()
 
 
 def test_an_empty_folder_has_everything_missing_and_says_how_to_get_it(tmp_path: Path) -> None:
@@ -34,9 +34,9 @@ def test_counts_classes_and_absent_files(tmp_path: Path) -> None:
     TREES["dtd"](tmp_path)
     (tmp_path / "dtd/dtd/images/banded/banded_0060.jpg").unlink()
     finding = one(tmp_path, "dtd")
-    assert finding.parts["test"] == PartCount(found=1, expected=1692, absent=1)
+    assert finding.splits["test"] == SplitCount(found=1, expected=1692, absent=1)
     assert len(finding.empty_classes) == 46 and "banded" in finding.empty_classes
-    assert "1 images, a complete copy has 1,692; 1 listed files are not there" in finding.problems
+    assert "1 images, a complete copy has 1,692; 1 listed files are missing" in finding.problems
     assert any("46 of 47 classes have no images" in problem for problem in finding.problems)
     assert finding.folder == str(tmp_path / "dtd/dtd/images")
 
@@ -50,7 +50,7 @@ def test_a_complete_copy_has_no_problems(tmp_path: Path) -> None:
     write(home / "data_batch_1.bin", "")
     finding = one(tmp_path, "cifar10", deep=True)
     assert finding.state == "complete" and finding.get == "" and finding.opened is None
-    assert finding.parts == {"test": PartCount(10_000, 10_000)}
+    assert finding.splits == {"test": SplitCount(10_000, 10_000)}
 
 
 def test_deep_finds_damaged_files_duplicates_and_contradictions(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_label_traps_are_named_where_they_lurk(tmp_path: Path) -> None:
 def test_unknown_folders_and_names(tmp_path: Path) -> None:
     for name in ("holiday photos", "splits", ".cache", "PACS"):
         (tmp_path / name).mkdir()
-    assert examine(tmp_path).strangers == ("holiday photos",)
+    assert examine(tmp_path).unknown_folders == ("holiday photos",)
     with pytest.raises(UnknownNameError, match="did you mean 'pets'"):
         examine(tmp_path, ids=["petz"])
     with pytest.raises(ValueError, match="no folder"):

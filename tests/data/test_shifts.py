@@ -1,16 +1,20 @@
-"""Shifts behind an id, the catalogue, and folders as data sets."""
+"""Shifts after an id, the catalogue, and folders as datasets."""
 
 from __future__ import annotations
 
+import tempfile
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from cliquetta.data.catalogue import get_dataset, list_datasets
 from cliquetta.data.corruptions import corrupt_batch
-from cliquetta.data.folder import find_images, folder_dataset
+from cliquetta.data.files import find_images, folder_dataset, natural_key, walk_images
 from cliquetta.data.shifts import Shift, ShiftedDataset, parse_dataset_id
 from cliquetta.errors import UnknownNameError
 
@@ -93,11 +97,18 @@ def test_sub_folders_are_classes_in_natural_order(tmp_path: Path) -> None:
 
 def test_given_names_fix_the_order_of_labels(tmp_path: Path) -> None:
     plant(tmp_path, "Golden_Retriever/a.png", "cat/b.png")
-    dataset = folder_dataset(tmp_path, names=["cat", "dog", "golden retriever"])
-    assert dataset.labels.tolist() == [0, 2]
+    names = ["cat", "dog", "golden retriever"]
+    assert folder_dataset(tmp_path, names, labelled=True).labels.tolist() == [0, 2]
     assert folder_dataset(tmp_path).names == ("cat", "Golden Retriever")
-    with pytest.raises(ValueError, match=r"'cat' of .* is not in the class list"):
-        folder_dataset(tmp_path, names=["golden retriever"])
+    with pytest.raises(ValueError, match=r"'cat' is not in the class list"):
+        folder_dataset(tmp_path, names[2:], labelled=True)
+
+
+def test_sub_folders_are_labels_only_where_asked(tmp_path: Path) -> None:
+    plant(tmp_path, "2024/june/a.png", "loose.png")
+    dataset = folder_dataset(str(tmp_path), ["cat", "dog"])
+    assert dataset.labels is None and dataset.keys == ("2024/june/a.png", "loose.png")
+    assert "no labels" in repr(dataset)
 
 
 def test_a_flat_folder_needs_names(tmp_path: Path) -> None:
@@ -106,9 +117,41 @@ def test_a_flat_folder_needs_names(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="give class names"):
         folder_dataset(tmp_path)
     assert folder_dataset(tmp_path, names=["cat"]).labels is None
+    (tmp_path / "classnames.txt").write_text("cat\n# horse\ndog\n")
+    dataset = get_dataset(f"folder:{tmp_path}")
+    assert dataset.names == ("cat", "dog") and dataset.labels is None
 
 
-def test_folders_that_are_no_data_sets_are_refused(tmp_path: Path) -> None:
+@given(
+    st.sets(
+        st.lists(st.sampled_from(["a", "b1", "b10", "b2", "b 2", "b-"]), max_size=2).map(
+            lambda steps: "/".join([*steps, "x.png"])
+        )
+    )
+)
+@settings(max_examples=40, deadline=None)
+def test_walking_sorts_like_whole_paths(names: set[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        plant(Path(folder), *names)
+        found = [path.relative_to(folder).as_posix() for path in walk_images(Path(folder))]
+    assert sorted(found) == sorted(names)
+    assert [natural_key(f) for f in found] == sorted(natural_key(name) for name in names)
+
+
+def test_links_are_followed_once_and_the_rest_is_counted(tmp_path: Path) -> None:
+    plant(tmp_path / "in", "a.png", "sub/b.png", ".hidden.png")
+    plant(tmp_path / "out", "c.png")
+    (tmp_path / "in/notes.txt").write_text("x")
+    (tmp_path / "in/sub/loop").symlink_to(tmp_path / "in")
+    (tmp_path / "in/linked").symlink_to(tmp_path / "out")
+    (tmp_path / "in/gone.png").symlink_to(tmp_path / "nowhere.png")
+    unused: Counter[str] = Counter()
+    found = [path.relative_to(tmp_path / "in") for path in walk_images(tmp_path / "in", unused)]
+    assert [path.as_posix() for path in found] == ["a.png", "linked/c.png", "sub/b.png"]
+    assert unused == {"hidden": 1, ".txt": 1, ".png": 1, "folders reached twice by links": 1}
+
+
+def test_folders_that_are_no_datasets_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no images"):
         folder_dataset(tmp_path)
     with pytest.raises(ValueError, match="no folder"):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from cliquetta.data.folder import folder_dataset
+from cliquetta.data.files import folder_dataset
 from cliquetta.data.shifts import Shift, ShiftedDataset
 from cliquetta.data.stream import Stream
 from cliquetta.data.views import image_views

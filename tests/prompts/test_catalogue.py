@@ -9,7 +9,7 @@ from cliquetta.model.tokenizer import Tokenizer
 from cliquetta.prompts import catalogue
 from cliquetta.prompts.catalogue import class_names, templates, wnids
 
-# id: (classes, first, last), from the papers of the data sets and CoOp's splits.
+# id: (classes, first, last), from the papers of the datasets and CoOp's splits.
 LISTS = {
     "imagenet": (1000, "tench", "toilet paper"),
     "imagenet-a": (200, "stingray", "acorn"),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from cliquetta.errors import UserError
+from cliquetta.prompts.catalogue import class_names, read_prompts, read_templates, templates
 from cliquetta.prompts.classes import ClassPrompts, as_prompts
 
 
@@ -33,3 +36,33 @@ def test_equal_content_is_equal_and_hashes_alike() -> None:
     ]
     assert len(set(made)) == 4
     assert made[0] == made[1] and made[4] == made[5] and made[0] != made[4]
+
+
+def test_classes_of_a_file_a_list_or_a_known_list(tmp_path: Path) -> None:
+    path = tmp_path / "names.txt"
+    path.write_text("\ufeffgolden retriever\r\n\r\n# horse\n  tabby cat \n", encoding="utf-8")
+    assert read_prompts(str(path)).names == ("golden retriever", "tabby cat")
+    assert read_prompts(" cat , dog,").names == ("cat", "dog")
+    assert read_prompts("imagenet").names == class_names("imagenet")
+    assert read_prompts("cat").names == ("cat",)
+
+
+def test_known_list_may_hold_duplicates_but_a_typed_one_may_not() -> None:
+    assert len(read_prompts("imagenet")) == 1000
+    with pytest.raises(ValueError, match="given twice: cat"):
+        read_prompts("cat,cat")
+
+
+def test_file_of_classes_that_is_not_text(tmp_path: Path) -> None:
+    (tmp_path / "names.txt").write_bytes(b"\xff\xfe\x00c")
+    with pytest.raises(ValueError, match="not UTF-8"):
+        read_prompts(str(tmp_path / "names.txt"))
+
+
+def test_templates_of_text_file_or_set(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("art of a {}.\n\na {} in the wild.\n")
+    found = read_templates(["my {}.", str(tmp_path / "t.txt"), "openai-7"])
+    assert found == ("my {}.", "art of a {}.", "a {} in the wild.", *templates("openai-7"))
+    assert read_templates([]) == ("a photo of a {}.",)
+    with pytest.raises(ValueError, match=r"holds \{\} once"):
+        read_prompts("a,b", ["{} and {}"])

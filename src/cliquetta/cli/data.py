@@ -26,29 +26,29 @@ cliquetta data doctor ~/data --json
 
 def add_to(app: typer.Typer) -> None:
     """Enter the command."""
-    group = typer.Typer(no_args_is_help=True, help="Look after data sets.")
+    group = typer.Typer(no_args_is_help=True, help="Look after datasets.")
     command(group, "doctor", examples=_EXAMPLES, compute=False)(doctor)
     app.add_typer(group, name="data")
 
 
 def doctor(
     common: Common,
-    root: Annotated[Path, typer.Argument(help="Folder of your data sets, or one of them.")],
+    root: Annotated[Path, typer.Argument(help="Folder of your datasets, or one of them.")],
     deep: Annotated[
         bool, typer.Option("--deep", help="Open every image: slow, finds damaged files.")
     ] = False,
     only: Annotated[
-        str | None, typer.Option(help="Data sets to look for, a,b,c; all if not given.")
+        str | None, typer.Option(help="Datasets to look for, a,b,c; all if not given.")
     ] = None,
     workers: Annotated[int, typer.Option(min=0, help="Threads that open images.")] = 4,
 ) -> None:
-    """Say which data sets are under ROOT, in which layout, and what is missing or wrong.
+    """Say which datasets are under ROOT, in which layout, and what is missing or wrong.
 
     Counts are held against those of a complete copy, labels against our class lists.
     """
     from cliquetta.data.doctor import examine
 
-    ids = None if only is None else split_list(only, "data sets")
+    ids = None if only is None else split_list(only, "datasets")
     with common.terminal.progress() as progress:
         bars = {}
 
@@ -70,7 +70,7 @@ def _show(common: Common, report: Report, *, named: bool) -> None:
     terminal = common.terminal
     there = [finding for finding in report.findings if finding.state != "missing"]
     missing = [finding for finding in report.findings if finding.state == "missing"]
-    columns = ("data set", "state", "images", "other parts", "where")
+    columns = ("dataset", "state", "images", "other splits", "where")
     if there:
         terminal.table(columns, [_row(finding) for finding in there], right=("images",))
     for finding in there:
@@ -78,22 +78,22 @@ def _show(common: Common, report: Report, *, named: bool) -> None:
             terminal.say(f"{finding.id}: {line}")
     if missing:
         ids = ", ".join(finding.id for finding in missing)
-        terminal.say(f"{count(len(missing), 'data set')} not found under {report.root}: {ids}")
+        terminal.say(f"{count(len(missing), 'dataset')} not found under {report.root}: {ids}")
         if named or not there:
             for finding in missing:
                 terminal.say(f"  {finding.id}: {finding.get}")
         else:
             terminal.say("How to get one: cliquetta data doctor ROOT --only ID")
-    if report.strangers:
+    if report.unknown_folders:
         terminal.say(
-            f"Not known: {', '.join(report.strangers)}; any folder of images can be used as "
+            f"Not known: {', '.join(report.unknown_folders)}; any folder of images can be used as "
             "folder:PATH"
         )
 
 
 def _row(finding: Finding) -> tuple[str, ...]:
-    counts = [f"{part.found:,} / {part.expected:,}" for part in finding.parts.values()]
-    names = list(finding.parts)
+    counts = [f"{split.found:,} / {split.expected:,}" for split in finding.splits.values()]
+    names = list(finding.splits)
     others = [f"{name} {number}" for name, number in zip(names[1:], counts[1:], strict=True)]
     return (
         finding.id,
@@ -105,7 +105,7 @@ def _row(finding: Finding) -> tuple[str, ...]:
 
 
 def _remarks(finding: Finding) -> list[str]:
-    lines = [f"to put right: {problem}" for problem in finding.problems]
+    lines = [f"to fix: {problem}" for problem in finding.problems]
     if finding.problems and finding.get:
         lines.append(finding.get)
     opened = finding.opened

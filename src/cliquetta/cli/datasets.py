@@ -19,7 +19,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def datasets(common: Common) -> None:
-    """List the known data sets and shifts."""
+    """List the known datasets and shifts."""
     from cliquetta.data.catalogue import YOURS, list_datasets
     from cliquetta.data.corruptions import CORRUPTIONS, SEVERITIES
 
@@ -30,12 +30,13 @@ def datasets(common: Common) -> None:
             f"{entry.classes:,}",
             f"{entry.expected['images']:,}" if "images" in entry.expected else "–",
             "yours, --root" if entry.needs_root else "in the package",
-            entry.summary + (f"; parts {', '.join(entry.parts)}" if len(entry.parts) > 1 else ""),
+            entry.summary
+            + (f"; splits {', '.join(entry.splits)}" if len(entry.splits) > 1 else ""),
         )
         for entry in entries
     ]
     rows += [(f"{prefix}...", "–", "–", "yours", what) for prefix, (_, what) in YOURS.items()]
-    columns = ("data set", "classes", "images", "files", "what it is")
+    columns = ("dataset", "classes", "images", "files", "what it is")
     common.terminal.table(columns, rows, right=("classes", "images"))
     common.terminal.say(
         f"Shifts go behind an id, as in bundled@fog:3, severity {min(SEVERITIES)} to "
@@ -49,7 +50,7 @@ def datasets(common: Common) -> None:
                     "summary": entry.summary,
                     "classes": entry.classes,
                     "expected": dict(entry.expected),
-                    "parts": dict(entry.parts),
+                    "splits": dict(entry.splits),
                     "source": entry.source,
                     "needs_root": entry.needs_root,
                 }

@@ -100,9 +100,10 @@ def evaluate(
     that are finished already are read, not repeated.
     """
     from cliquetta.cli.executing import choose_executor, run_cells
-    from cliquetta.cli.inputs import read_templates, split_list
+    from cliquetta.cli.inputs import split_list
     from cliquetta.data.samplers import get_sampler, parse_present
     from cliquetta.evaluation.sweep import RunContext, RunSpec, grid
+    from cliquetta.prompts.catalogue import read_templates
 
     base = _base(method, fitted, settings or ())
     spec = RunSpec(

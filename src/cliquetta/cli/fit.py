@@ -40,14 +40,14 @@ def fit(
     shots: Annotated[int, typer.Option(min=1, help="Images of each class.")] = 16,
     validation: Annotated[
         str | None,
-        typer.Option(help="Another data set with the same classes, for methods that search."),
+        typer.Option(help="Another dataset with the same classes, for methods that search."),
     ] = None,
     preset: Annotated[str | None, typer.Option(help="Named settings of the method.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="key=value of the method's config; repeat.")
     ] = None,
     model: Annotated[str, typer.Option(help="See `cliquetta models`, or a path.")] = "micro",
-    root: Annotated[Path | None, typer.Option(help="Where data sets of yours lie.")] = None,
+    root: Annotated[Path | None, typer.Option(help="Where datasets of yours lie.")] = None,
     seed: Annotated[int, typer.Option(help="Of the choice of images and of training.")] = 0,
 ) -> None:
     """Fit a few-shot method and keep what it learned in a file.

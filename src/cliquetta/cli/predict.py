@@ -145,10 +145,11 @@ def predict(
     An image that cannot be read is reported, skipped and named in the column `error`. The table
     appears when it is complete; until then rows are in a file ending in `.partial`.
     """
-    from cliquetta.cli.inputs import find_inputs, read_method, read_prompts
+    from cliquetta.cli.inputs import find_inputs, read_method
     from cliquetta.data.dataset import FileDataset
     from cliquetta.data.stream import Stream
     from cliquetta.model.factory import MICRO
+    from cliquetta.prompts.catalogue import read_prompts
 
     prompts = read_prompts(classes, templates or ())
     if out.is_dir():

@@ -41,7 +41,7 @@ def report(
         str, typer.Option(help="Map of features: pca, tsne, or auto (tsne where installed).")
     ] = "auto",
     root: Annotated[
-        Path | None, typer.Option(help="Where data sets lie, for class names of runs without.")
+        Path | None, typer.Option(help="Where datasets lie, for class names of runs without.")
     ] = None,
 ) -> None:
     """Make one self-contained page of runs: tables, figures, galleries, how to repeat them.

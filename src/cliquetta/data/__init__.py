@@ -1,1 +1,1 @@
-"""Data sets, readers, corruptions and views."""
+"""Datasets, readers, corruptions and views."""

@@ -74,7 +74,7 @@ def corrupt_batch(
 ) -> Images:
     """Corrupt a batch (N, H, W, 3); the picture with index i draws from ``(seed, i)``.
 
-    ``indices`` are the places of the pictures in their data set (0, 1, ... unless given): with
+    ``indices`` are the places of the pictures in their dataset (0, 1, ... unless given): with
     them, any subset in any order gives the same pictures as the whole set. Picture i equals
     ``corrupt(image, name, severity, numpy.random.default_rng((seed, i)))``.
     """

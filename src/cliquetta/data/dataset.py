@@ -1,4 +1,4 @@
-"""The contract of a data set: named images, their labels if known, and the class list."""
+"""The contract of a dataset: named images, their labels if known, and the class list."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cliquetta.prompts.classes import DEFAULT_TEMPLATE, ClassPrompts
 UInt8Array = npt.NDArray[np.uint8]
 
 UNKNOWN = -1
-"""The label of an image whose class nobody told us."""
+"""The label of an image whose class is unknown."""
 
 
 class Dataset(ABC):
@@ -49,22 +49,22 @@ class Dataset(ABC):
         self._check()
 
     def _check(self) -> None:
-        """A data set that contradicts itself is refused at the door."""
+        """Validate keys and labels."""
         if not self.keys:
-            raise UserError(f"data set {self.id} holds no images")
+            raise UserError(f"dataset {self.id} holds no images")
         if len(set(self.keys)) != len(self.keys):
-            raise UserError(f"keys of data set {self.id} must differ from one another")
+            raise UserError(f"keys of dataset {self.id} must differ from one another")
         if self.labels is None:
             return
         if self.labels.shape != (len(self.keys),):
             raise UserError(
-                f"data set {self.id} has {len(self.keys)} images and labels of shape "
+                f"dataset {self.id} has {len(self.keys)} images and labels of shape "
                 f"{tuple(self.labels.shape)}"
             )
         low, high = int(self.labels.min()), int(self.labels.max())
         if low < UNKNOWN or high >= len(self.names):
             raise UserError(
-                f"labels of data set {self.id} run from {low} to {high}, its class list holds "
+                f"labels of dataset {self.id} run from {low} to {high}, its class list holds "
                 f"{len(self.names)} names"
             )
 
@@ -81,7 +81,7 @@ class Dataset(ABC):
         """Image ``index`` in RGB; raises :class:`ImageError` if it cannot be read."""
 
     def arrays(self, indices: Sequence[int]) -> UInt8Array | None:
-        """Images (n, H, W, 3) at once where all lie in memory with one size, else ``None``."""
+        """Images (n, H, W, 3) at once where all are in memory with one size, else ``None``."""
         del indices
         return None
 
@@ -92,7 +92,7 @@ class Dataset(ABC):
 
     @property
     def prompts(self) -> ClassPrompts:
-        """The class list with the templates that this data set is usually asked with."""
+        """The class list with this dataset's usual templates."""
         return ClassPrompts(self.names, self.templates, allow_duplicates=True)
 
     @cached_property
@@ -103,10 +103,9 @@ class Dataset(ABC):
         return hashlib.sha256(listing.encode()).hexdigest()[:16]
 
     def contents(self) -> str:
-        """A text that changes when the pictures do, found without decoding them.
+        """A text that changes when the images do, found without decoding them.
 
-        :attr:`fingerprint` knows the list only; what is derived from pictures and kept is tied to
-        this as well.
+        :attr:`fingerprint` covers the list only; caches of what is derived from images need both.
         """
         return f"{self.id} {self.fingerprint}"
 

@@ -1,4 +1,4 @@
-"""A look over the user's data folder: what is there, in which layout, and what is wrong with it."""
+"""Check a data directory: what is there, in which layout, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _AHEAD = 64
 
 
 @dataclass(frozen=True)
-class PartCount:
-    """Images of one part."""
+class SplitCount:
+    """Images of one split."""
 
     found: int
     expected: int
     absent: int = 0
-    """Files that the split names and the disk does not hold."""
+    """Files that the split names and that are missing."""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """What opening every image of the default part showed."""
+    """What opening every image of the default split showed."""
 
     images: int
     unreadable: Mapping[str, str] = field(default_factory=dict)
@@ -45,19 +45,19 @@ class Opened:
 
 @dataclass(frozen=True)
 class Finding:
-    """What is known of one data set under the root."""
+    """What is known of one dataset under the root."""
 
     id: str
     state: State
     layout: str = ""
     folder: str = ""
-    parts: Mapping[str, PartCount] = field(default_factory=dict)
+    splits: Mapping[str, SplitCount] = field(default_factory=dict)
     empty_classes: tuple[str, ...] = ()
     """Classes without a single image."""
     problems: tuple[str, ...] = ()
-    """What has to be put right."""
+    """What has to be fixed."""
     notes: tuple[str, ...] = ()
-    """What goes wrong elsewhere and is dealt with here."""
+    """Pitfalls of this dataset that are handled here."""
     opened: Opened | None = None
     get: str = ""
     """How to get it, where it is missing or incomplete."""
@@ -65,15 +65,15 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """The findings on all data sets, and folders that belong to none."""
+    """The findings on all datasets, and folders that belong to none."""
 
     root: str
     findings: tuple[Finding, ...]
-    strangers: tuple[str, ...] = ()
+    unknown_folders: tuple[str, ...] = ()
 
 
 OnImage = Callable[[str, int, int], None]
-"""Called with a data set's id, the number of its images opened, and of all."""
+"""Called with a dataset's id, the number of its images opened, and of all."""
 
 
 def examine(
@@ -84,19 +84,19 @@ def examine(
     workers: int = 4,
     on_image: OnImage | None = None,
 ) -> Report:
-    """Look for every known data set (or those of ``ids``) under ``root``.
+    """Look for every known dataset (or those of ``ids``) under ``root``.
 
-    ``deep`` opens every image of the default part of what is found.
+    ``deep`` opens every image of the default split of what is found.
     """
     if not root.is_dir():
         raise UserError(f"no folder {root}")
     known = {benchmark.id: benchmark for benchmark in BENCHMARKS}
     for id in ids or ():
         if id not in known:
-            raise UnknownNameError("data set", id, known)
+            raise UnknownNameError("dataset", id, known)
     wanted = [known[id] for id in ids] if ids else list(BENCHMARKS)
     findings = [_examine_one(one, root, deep, workers, on_image) for one in wanted]
-    return Report(str(root), tuple(findings), _strangers(root) if not ids else ())
+    return Report(str(root), tuple(findings), _unknown_folders(root) if not ids else ())
 
 
 def _examine_one(
@@ -113,17 +113,17 @@ def _examine_one(
         return Finding(
             benchmark.id, "broken", layout.name, folder, problems=(str(error),), get=benchmark.get
         )
-    parts = _count_parts(benchmark, root, listing)
+    splits = _count_splits(benchmark, root, listing)
     opened = _open_all(benchmark.id, listing, workers, on_image) if deep else None
     seen = set(listing.labels)
     empty = tuple(name for label, name in enumerate(benchmark.names) if label not in seen)
-    problems = _problems(parts[benchmark.default_part], empty, len(benchmark.names), opened)
+    problems = _problems(splits[benchmark.default_split], empty, len(benchmark.names), opened)
     return Finding(
         benchmark.id,
         "incomplete" if problems else "complete",
         layout.name,
         folder,
-        parts,
+        splits,
         empty_classes=empty,
         problems=problems,
         notes=(*listing.notes, *benchmark.traps),
@@ -134,7 +134,7 @@ def _examine_one(
 
 def _absent(benchmark: Benchmark, root: Path) -> Finding:
     """What is nearly there: pictures without their split, archives that were never extracted."""
-    nearly = near_misses(root, benchmark.folders, benchmark.layouts, benchmark.default_part)
+    nearly = near_misses(root, benchmark.folders, benchmark.layouts, benchmark.default_split)
     names = {squeeze(name.split("/")[0]) for name in benchmark.folders}
     for path in sorted(root.iterdir()):
         ending = next((e for e in _ARCHIVES if path.name.lower().endswith(e)), None)
@@ -144,24 +144,24 @@ def _absent(benchmark: Benchmark, root: Path) -> Finding:
     return Finding(benchmark.id, state, problems=tuple(nearly), get=benchmark.get)
 
 
-def _count_parts(benchmark: Benchmark, root: Path, default: Listing) -> dict[str, PartCount]:
-    """Counts of every part that is there; parts beside the default one may be missing."""
+def _count_splits(benchmark: Benchmark, root: Path, default: Listing) -> dict[str, SplitCount]:
+    """Counts of every split that is there; splits beside the default one may be missing."""
     counts = {}
-    for part, expected in benchmark.parts.items():
+    for split, expected in benchmark.splits.items():
         try:
-            listing = default if part == benchmark.default_part else benchmark.list(root, part)
+            listing = default if split == benchmark.default_split else benchmark.list(root, split)
         except (ValueError, OSError):
             continue
-        counts[part] = PartCount(len(listing.keys), expected, listing.missing)
+        counts[split] = SplitCount(len(listing.keys), expected, listing.missing)
     return counts
 
 
 def _problems(
-    count: PartCount, empty: Sequence[str], classes: int, opened: Opened | None
+    count: SplitCount, empty: Sequence[str], classes: int, opened: Opened | None
 ) -> tuple[str, ...]:
     found = []
     if count.found != count.expected:
-        absent = f"; {count.absent:,} listed files are not there" if count.absent else ""
+        absent = f"; {count.absent:,} listed files are missing" if count.absent else ""
         found.append(f"{count.found:,} images, a complete copy has {count.expected:,}{absent}")
     if empty:
         shown = ", ".join(empty[:5]) + (", ..." if len(empty) > 5 else "")
@@ -213,19 +213,19 @@ def _contradictions(listing: Listing, groups: Iterable[Sequence[int]]) -> Iterab
                 yield listing.keys[first], listing.keys[other]
 
 
-def _strangers(root: Path) -> tuple[str, ...]:
-    """Folders under the root that no data set is called like."""
+def _unknown_folders(root: Path) -> tuple[str, ...]:
+    """Folders under the root that belong to no known dataset."""
     names = [
-        name.split("/")[0].format(part=part)
+        name.split("/")[0].format(split=split)
         for benchmark in BENCHMARKS
-        for part in benchmark.parts
+        for split in benchmark.splits
         for name in (
             *benchmark.folders,
             *(folder for layout in benchmark.layouts for folder in layout.folders),
         )
     ]
     if any(root == folder for folder in candidate_folders(root, names)):
-        return ()  # the root is itself a data set
+        return ()  # the root is itself a dataset
     ours = {*map(squeeze, names), "splits", "split"}
     return tuple(
         sorted(

@@ -1,6 +1,6 @@
 """Encoded features on disk: memory-mapped, checked block by block, shared by processes.
 
-A table lies in a folder named by the hash of all that it depends on. ``features.npy`` holds the
+A table is a folder named by the hash of all that it depends on. ``features.npy`` holds the
 rows, ``table.json`` a checksum for every block of them. A block counts if its checksum is written
 down and right. Everything follows from that: an interrupted build continues, a damaged block is
 made again, and a process that reads needs no lock, as only finished blocks are written down.
@@ -211,7 +211,7 @@ class _Store:
             return {}  # not there, or damaged: then nothing is known
 
     def _map(self) -> FloatArray | None:
-        """The file as it lies there, if its header and its length are right."""
+        """The mapped file, if its header and its length are right."""
         try:
             mapped: FloatArray = np.load(self.path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, EOFError):

@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, or saved to disk by its library (extra ``hf-datasets``)."""
+"""Datasets of the Hugging Face hub, or saved to disk by its library (extra ``hf-datasets``)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from urllib.parse import parse_qsl
 from PIL import Image
 
 from cliquetta.data.dataset import Dataset
+from cliquetta.data.files import number_labels
 from cliquetta.data.images import ImageError, open_image
-from cliquetta.data.labels import number_labels
 from cliquetta.errors import UnknownNameError, UserError
 
 _OPTIONS = {
-    "split": "part of the data set, test if not given",
+    "split": "part of the dataset, test if not given",
     "config": "name of a configuration",
     "image": "column of images, found by its type if not given",
     "label": "column of classes, found by its type if not given",
@@ -66,7 +66,7 @@ def hugging_face_dataset(name: str) -> HuggingFaceDataset:
         import datasets
     except ImportError:
         raise UserError(
-            "data sets of Hugging Face need an extra: pip install 'cliquetta[hf-datasets]'"
+            "datasets of Hugging Face need an extra: pip install 'cliquetta[hf-datasets]'"
         ) from None
     base, options = parse_name(name)
     split = options.get("split", "test")
@@ -88,7 +88,7 @@ def hugging_face_dataset(name: str) -> HuggingFaceDataset:
 
 
 def parse_name(name: str) -> tuple[str, dict[str, str]]:
-    """The data set's name and its options.
+    """The dataset's name and its options.
 
     >>> parse_name("zh-plus/tiny-imagenet?split=valid")
     ('zh-plus/tiny-imagenet', {'split': 'valid'})
@@ -97,9 +97,9 @@ def parse_name(name: str) -> tuple[str, dict[str, str]]:
     options = dict(parse_qsl(query, keep_blank_values=True))
     for option in options:
         if option not in _OPTIONS:
-            raise UnknownNameError("option of a Hugging Face data set", option, _OPTIONS)
+            raise UnknownNameError("option of a Hugging Face dataset", option, _OPTIONS)
     if not base:
-        raise UserError("hf: needs the name of a data set, such as hf:uoft-cs/cifar10?split=test")
+        raise UserError("hf: needs the name of a dataset, such as hf:uoft-cs/cifar10?split=test")
     return base, options
 
 
@@ -114,7 +114,7 @@ def _column(table: Table, kind: type, option: str, base: str) -> str | None:
 
 
 def _labels(id: str, table: Table, column: str | None) -> tuple[tuple[str, ...], list[int] | None]:
-    """Class list and labels: numbers with names in the column's type, or names as they stand."""
+    """Class list and labels: numbers with names in the column's type, or names."""
     if column is None:
         raise UserError(f"{id} has no column of classes: name it with label=COLUMN")
     if column not in table.features:

@@ -1,4 +1,4 @@
-"""Open a picture from anywhere as RGB, or say why it cannot be read.
+"""Open an image from anywhere as RGB, or say why it cannot be read.
 
 What is done with the kinds of picture that loaders disagree on:
 
@@ -50,7 +50,7 @@ def open_image(
 ) -> Image.Image:
     """The picture as 8-bit RGB, fully decoded; any size from 1 x 1 to ``max_pixels`` is accepted.
 
-    ``formats`` are Pillow's names of those that may be tried (all by default); images of strangers
+    ``formats`` are Pillow's names of those that may be tried (all by default); untrusted images
     should not reach the rarer decoders, of which one starts another program.
 
     Raises :class:`ImageError` for a file that is missing, empty, not an image, truncated or too

@@ -1,4 +1,4 @@
-"""A data set under a shift, written behind its id: ``bundled@gaussian_noise:3``."""
+"""A dataset under a shift, written after its id: ``bundled@gaussian_noise:3``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Shift:
     severity: int = DEFAULT_SEVERITY
 
     def __post_init__(self) -> None:
-        """Check name and severity at the door."""
+        """Validate fields."""
         if self.name not in CORRUPTIONS:
             raise UnknownNameError("shift", self.name, CORRUPTIONS)
         if self.severity not in SEVERITIES:
@@ -38,21 +38,21 @@ class Shift:
 
 
 def parse_dataset_id(id: str) -> tuple[str, Shift | None]:
-    """Split an id into the data set and its shift; without ``:n`` the severity is 5.
+    """Split an id into the dataset and its shift; without ``:n`` the severity is 5.
 
     >>> parse_dataset_id("bundled@fog:3")
     ('bundled', Shift(name='fog', severity=3))
     >>> parse_dataset_id("bundled")
     ('bundled', None)
     """
-    base, at, behind = id.rpartition("@")
-    found = _SHIFT.fullmatch(behind)
-    # A path may hold an @ of its own; behind any other id it can only mean a shift.
+    base, at, after = id.rpartition("@")
+    found = _SHIFT.fullmatch(after)
+    # A path may hold an @ of its own; after any other id it can only mean a shift.
     is_path = ":" in base and (found is None or found["name"] not in CORRUPTIONS)
     if not at or is_path:
         return id, None
     if found is None:
-        raise UserError(f"a shift is written name:severity, got {behind!r} in {id!r}")
+        raise UserError(f"a shift is written name:severity, got {after!r} in {id!r}")
     return base, Shift(found["name"], int(found["severity"] or DEFAULT_SEVERITY))
 
 
@@ -77,7 +77,7 @@ class ShiftedDataset(Dataset):
         return Image.fromarray(self._corrupt(picture, [index])[0])
 
     def arrays(self, indices: Sequence[int]) -> UInt8Array | None:
-        """Corrupted images (n, H, W, 3) of a base that lies in memory."""
+        """Corrupted images (n, H, W, 3) of a base that is in memory."""
         pictures = self.base.arrays(indices)
         return None if pictures is None else self._corrupt(pictures, indices)
 

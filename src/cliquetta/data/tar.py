@@ -1,4 +1,4 @@
-"""Tar shards as a data set, named as WebDataset names them; read in place, never unpacked."""
+"""Tar shards as a dataset, with WebDataset's naming; read in place, never unpacked."""
 
 from __future__ import annotations
 
@@ -12,14 +12,20 @@ from pathlib import Path
 from PIL import Image
 
 from cliquetta.data.dataset import Dataset, file_stamps
-from cliquetta.data.folder import EXTENSIONS, natural_key
+from cliquetta.data.files import (
+    CLASS_FILES,
+    EXTENSIONS,
+    TEMPLATE_FILES,
+    natural_key,
+    number_labels,
+    read_beside,
+)
 from cliquetta.data.images import ImageError, open_image
-from cliquetta.data.labels import CLASS_FILES, TEMPLATE_FILES, number_labels, read_beside
 from cliquetta.errors import UserError
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE
 
 LABEL_KEYS = ("label", "cls", "class", "class_name")
-"""Where the class stands in a sample's ``.json``."""
+"""Keys of the class in a sample's ``.json``."""
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
@@ -36,7 +42,7 @@ class _Sample:
 
 
 class TarDataset(Dataset):
-    """Images in uncompressed tar files, each read where it lies."""
+    """Images in uncompressed tar files, each read in place."""
 
     def __init__(
         self,

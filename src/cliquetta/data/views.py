@@ -76,7 +76,7 @@ def attach_views(
 ) -> Batch:
     """The batch with views cropped from its preprocessed pixels, on their device.
 
-    What lies outside the centre crop is out of reach here; prefer ``Stream(views=...)`` where the
+    What is outside the centre crop is out of reach here; prefer ``Stream(views=...)`` where the
     files are at hand. ``augmix`` works on 8-bit pictures and needs ``preprocess`` to find them.
     """
     check_spec(spec)

@@ -1,14 +1,17 @@
-"""Class lists and templates of the known data sets, as data files with content hashes."""
+"""Class lists and templates: those of known datasets (data files with hashes), and users' own."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, Literal
 
-from cliquetta.errors import UnknownNameError
+from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.prompts.classes import DEFAULT_TEMPLATE, ClassPrompts
 
 
 def list_class_lists() -> list[str]:
@@ -54,7 +57,7 @@ def templates(set_id: str) -> tuple[str, ...]:
 
 
 def template_choice(scheme: str, dataset: str) -> str:
-    """The id of the template set that a published method takes for a data set.
+    """The id of the template set that a published method takes for a dataset.
 
     Schemes are ``coop`` (one custom template each), ``tda`` and ``scap``.
     """
@@ -63,7 +66,7 @@ def template_choice(scheme: str, dataset: str) -> str:
         raise UnknownNameError("choice of templates", scheme, choices)
     sets = choices[scheme]["sets"]
     if dataset not in sets:
-        raise UnknownNameError(f"data set with templates of {scheme}", dataset, sets)
+        raise UnknownNameError(f"dataset with templates of {scheme}", dataset, sets)
     return str(sets[dataset])
 
 
@@ -115,3 +118,68 @@ def _template_set(set_id: str) -> dict[str, Any]:
     if set_id not in sets:
         raise UnknownNameError("template set", set_id, sets)
     return dict(sets[set_id])
+
+
+def read_prompts(classes: str | None, given_templates: Sequence[str] = ()) -> ClassPrompts:
+    """Class names and templates as users write them.
+
+    Args:
+        classes: A file with one name per line, ``cat,dog,ship``, or a known list.
+        given_templates: Texts with ``{}``, files with one per line, or known sets.
+
+    Raises:
+        UserError: No names, or templates that are neither.
+
+    """
+    if classes is None or not classes.strip(" ,"):
+        raise UserError(
+            "no class names: give --classes names.txt (one per line), --classes cat,dog,ship or "
+            "--classes imagenet"
+        )
+    texts = read_templates(given_templates)
+    if _is_file(classes):
+        names = text_lines(Path(classes))
+        if not names:
+            raise UserError(f"no class names in {classes}: write one per line")
+        return ClassPrompts(tuple(names), texts)
+    if classes in list_class_lists():
+        return ClassPrompts(class_names(classes), texts, allow_duplicates=True)
+    if "," not in classes and (Path(classes).suffix or "/" in classes):
+        raise UserError(f"no file {classes} with class names")
+    stripped = (name.strip() for name in classes.split(","))
+    return ClassPrompts(tuple(name for name in stripped if name), texts)
+
+
+def read_templates(given: Sequence[str]) -> tuple[str, ...]:
+    """Templates written out, in a file (one per line), or of a known set such as ``openai-80``."""
+    found: list[str] = []
+    for value in given:
+        if "{}" in value:
+            found.append(value)
+        elif _is_file(value):
+            found += text_lines(Path(value))
+        elif value in list_templates():
+            found += templates(value)
+        else:
+            raise UserError(
+                f"no template set or file {value!r}: write a template with {{}} for the class "
+                f"name, name a file of them, or one of {', '.join(list_templates())}"
+            )
+    return tuple(found) or (DEFAULT_TEMPLATE,)
+
+
+def text_lines(path: Path) -> list[str]:
+    """The lines of a text file that are neither empty nor comments (``# ...``)."""
+    try:
+        lines = (line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines())
+        return [line for line in lines if line and not line.startswith("#")]
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not UTF-8 text with one entry per line") from None
+
+
+def _is_file(text: str) -> bool:
+    """Whether it names one; text that cannot even be a path (too long, a NUL) does not."""
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):
+        return False

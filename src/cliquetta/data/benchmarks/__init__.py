@@ -1,4 +1,4 @@
-"""The known data sets: one :class:`Benchmark` each, in the order of the paper's tables."""
+"""The known datasets: one :class:`Benchmark` each, in the order of the paper's tables."""
 
 from cliquetta.data.benchmarks.benchmark import Benchmark, DataNotFoundError
 from cliquetta.data.benchmarks.cross_domain import CROSS_DOMAIN

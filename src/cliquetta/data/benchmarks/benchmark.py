@@ -1,4 +1,4 @@
-"""What makes a data set known: its places, layouts, parts, classes and counts, in one entry."""
+"""What makes a dataset known: its places, layouts, splits, classes and counts, in one entry."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from cliquetta.prompts.catalogue import class_names, template_choice, templates
 
 
 class DataNotFoundError(UserError):
-    """A data set that is not under the root; says where it was looked for and how to get it."""
+    """A dataset that is not under the root; says where it was looked for and how to get it."""
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One known data set. Adding one is adding one of these."""
+    """One known dataset. Adding one is adding one of these."""
 
     id: str
     summary: str
@@ -27,8 +27,8 @@ class Benchmark:
     """What its folder may be called under the root; case, ``-`` and ``_`` do not count."""
     layouts: tuple[Layout, ...]
     """From the most to the least trusted."""
-    parts: Mapping[str, int]
-    """Images of each part in a complete copy; the first part is meant when none is named."""
+    splits: Mapping[str, int]
+    """Images of each split in a complete copy; the first split is meant when none is named."""
     get: str
     """How to get it."""
     terms: str
@@ -36,12 +36,12 @@ class Benchmark:
     class_list: str
     """Id of its class list (:mod:`cliquetta.prompts.catalogue`)."""
     traps: tuple[str, ...] = ()
-    """What goes wrong elsewhere with its labels, and what is done here."""
+    """Pitfalls of its labels, and how they are handled."""
 
     @property
-    def default_part(self) -> str:
-        """The part that the bare id stands for."""
-        return next(iter(self.parts))
+    def default_split(self) -> str:
+        """The split that the bare id stands for."""
+        return next(iter(self.splits))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -50,31 +50,31 @@ class Benchmark:
 
     @property
     def templates(self) -> tuple[str, ...]:
-        """CoOp's template for this data set; the plain one where CoOp has none."""
+        """CoOp's template for this dataset; the plain one where CoOp has none."""
         try:
             return templates(template_choice("coop", self.id))
         except UnknownNameError:
             return templates("single")
 
-    def check_part(self, part: str | None) -> str:
-        """The name of a part, the default one for ``None``."""
-        if part is not None and part not in self.parts:
-            raise UnknownNameError(f"part of {self.id}", part, self.parts)
-        return part or self.default_part
+    def check_split(self, split: str | None) -> str:
+        """The name of a split, the default one for ``None``."""
+        if split is not None and split not in self.splits:
+            raise UnknownNameError(f"split of {self.id}", split, self.splits)
+        return split or self.default_split
 
-    def find(self, root: Path, part: str | None = None) -> tuple[Layout, Place]:
-        """The layout and place of ``part`` under ``root``."""
-        part = self.check_part(part)
+    def find(self, root: Path, split: str | None = None) -> tuple[Layout, Place]:
+        """The layout and place of ``split`` under ``root``."""
+        split = self.check_split(split)
         if not root.is_dir():
-            raise DataNotFoundError(f"no folder {root}: --root names the folder of your data sets")
-        found = next(find_places(root, self.folders, self.layouts, part), None)
+            raise DataNotFoundError(f"no folder {root}: --root is where your datasets are")
+        found = next(find_places(root, self.folders, self.layouts, split), None)
         if found is None:
-            raise DataNotFoundError(self._not_found(root, part))
+            raise DataNotFoundError(self._not_found(root, split))
         return found
 
-    def list(self, root: Path, part: str | None = None) -> Listing:
-        """The images of ``part`` with their labels."""
-        layout, place = self.find(root, part)
+    def list(self, root: Path, split: str | None = None) -> Listing:
+        """The images of ``split`` with their labels."""
+        layout, place = self.find(root, split)
         try:
             listing = layout.read(place)
         except ValueError as error:
@@ -86,17 +86,17 @@ class Benchmark:
             )
         return listing
 
-    def build(self, root: Path, part: str | None = None) -> Dataset:
-        """The data set; warns if the copy is not complete."""
-        part = self.check_part(part)
-        listing = self.list(root, part)
-        if len(listing.keys) != self.parts[part]:
+    def build(self, root: Path, split: str | None = None) -> Dataset:
+        """The dataset; warns if the copy is not complete."""
+        split = self.check_split(split)
+        listing = self.list(root, split)
+        if len(listing.keys) != self.splits[split]:
             warnings.warn(
                 f"{self.id}: {len(listing.keys):,} images found, a complete copy has "
-                f"{self.parts[part]:,}; cliquetta data doctor {root} says more",
+                f"{self.splits[split]:,}; cliquetta data doctor {root} says more",
                 stacklevel=1,
             )
-        id = self.id if part == self.default_part else f"{self.id}/{part}"
+        id = self.id if split == self.default_split else f"{self.id}/{split}"
         if listing.images is not None:
             return ArrayDataset(
                 id,
@@ -116,14 +116,14 @@ class Benchmark:
             exif=False,  # published numbers were taken on pixels as stored
         )
 
-    def _not_found(self, root: Path, part: str) -> str:
+    def _not_found(self, root: Path, split: str) -> str:
         """One sentence each: what was looked for, what was nearly there, how to get it."""
         looked = "; ".join(self._describe(layout) for layout in self.layouts)
-        special = [name.format(part=part) for one in self.layouts for name in one.folders]
+        special = [name.format(split=split) for one in self.layouts for name in one.folders]
         folders = ", ".join([*self.folders, *special])
-        nearly = near_misses(root, self.folders, self.layouts, part)
+        nearly = near_misses(root, self.folders, self.layouts, split)
         close = f" {'. '.join(nearly)}." if nearly else ""
-        what = self.id if part == self.default_part else f"{self.id}/{part}"
+        what = self.id if split == self.default_split else f"{self.id}/{split}"
         return (
             f"{what} is not under {root}. Looked in folders named {folders} for: "
             f"{looked}.{close} {self.get}"

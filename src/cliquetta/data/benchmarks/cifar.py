@@ -24,34 +24,34 @@ _BATCHES = {
 
 def read_cifar10_pickles(place: Place) -> Listing:
     """``cifar-10-batches-py``: dicts of rows, labels and file names."""
-    batches = [_unpickle(place.images / name) for name in _BATCHES[place.part]]
+    batches = [_unpickle(place.images / name) for name in _BATCHES[place.split]]
     return _from_batches(batches, "labels", class_names("cifar10"))
 
 
 def read_cifar100_pickles(place: Place) -> Listing:
-    """``cifar-100-python``: one dict a part, with fine and coarse labels."""
-    return _from_batches([_unpickle(place.images / place.part)], "fine_labels", _names("cifar100"))
+    """``cifar-100-python``: one dict per split, with fine and coarse labels."""
+    return _from_batches([_unpickle(place.images / place.split)], "fine_labels", _names("cifar100"))
 
 
 def read_cifar10_records(place: Place) -> Listing:
     """``cifar-10-batches-bin``: records of one byte of label and 3,072 of pixels."""
-    files = [place.images / f"{name}.bin" for name in _BATCHES[place.part]]
-    return _from_records(files, 1, place.part, "cifar10")
+    files = [place.images / f"{name}.bin" for name in _BATCHES[place.split]]
+    return _from_records(files, 1, place.split, "cifar10")
 
 
 def read_cifar100_records(place: Place) -> Listing:
     """``cifar-100-binary``: records of coarse label, fine label and pixels."""
-    return _from_records([place.images / f"{place.part}.bin"], 2, place.part, "cifar100")
+    return _from_records([place.images / f"{place.split}.bin"], 2, place.split, "cifar100")
 
 
 def read_cifar101(place: Place) -> Listing:
     """CIFAR-10.1: ``cifar10.1_v6_data.npy`` (N, 32, 32, 3) and its labels."""
-    stem = place.images / f"cifar10.1_{place.part}"
+    stem = place.images / f"cifar10.1_{place.split}"
     images = _load_array(stem.with_name(f"{stem.name}_data.npy"))
     labels = _load_array(stem.with_name(f"{stem.name}_labels.npy"))
     if images.shape[1:] != (_SIDE, _SIDE, 3) or labels.shape != images.shape[:1]:
         raise UserError(f"{stem}_*.npy have shapes {images.shape} and {labels.shape}")
-    keys = [f"{place.part}/{i:04d}" for i in range(len(images))]
+    keys = [f"{place.split}/{i:04d}" for i in range(len(images))]
     return Listing(keys, labels.astype(int).tolist(), images=images.astype(np.uint8))
 
 
@@ -68,7 +68,7 @@ def _from_batches(batches: list[dict[str, Any]], field: str, names: tuple[str, .
     return Listing(keys, labels, images=_pictures(rows))
 
 
-def _from_records(files: list[Path], lead: int, part: str, list_id: str) -> Listing:
+def _from_records(files: list[Path], lead: int, split: str, list_id: str) -> Listing:
     raw = np.concatenate([np.frombuffer(path.read_bytes(), np.uint8) for path in files])
     if len(raw) % (lead + _PIXELS):
         raise UserError(f"{files[0]} is cut off: it holds no whole number of records")
@@ -76,7 +76,7 @@ def _from_records(files: list[Path], lead: int, part: str, list_id: str) -> List
     labels = records[:, lead - 1].astype(int).tolist()
     if max(labels, default=0) >= len(class_names(list_id)):
         raise UserError(f"{files[0]} holds no labels of {list_id}")
-    keys = [f"{part}/{i:05d}" for i in range(len(records))]
+    keys = [f"{split}/{i:05d}" for i in range(len(records))]
     return Listing(keys, labels, images=_pictures(records[:, lead:]))
 
 

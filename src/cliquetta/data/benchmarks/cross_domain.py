@@ -1,4 +1,4 @@
-"""The ten data sets of the cross-domain benchmark, on CoOp's test splits."""
+"""The ten datasets of the cross-domain benchmark, on CoOp's test splits."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from cliquetta.data.benchmarks.readers import (
     class_folders,
     coop_split,
 )
-from cliquetta.data.folder import find_images
+from cliquetta.data.files import walk_images
 
 SPLITS = (
-    "The split file is linked from DATASETS.md of github.com/KaiyangZhou/CoOp, and most lie in "
+    "The split file is linked from DATASETS.md of github.com/KaiyangZhou/CoOp, and most are in "
     "splits/ of github.com/linzhiqiu/cross_modal_adaptation; put it beside the images or into "
     "ROOT/splits."
 )
@@ -34,7 +34,7 @@ def _coop(name: str, split: str, list_id: str, *inside: str, shows: str = "*") -
 
 def _by_file_name(place: Place) -> Callable[[str], Path]:
     """Finds pictures below class folders by file name alone."""
-    paths = {path.name: path for path in find_images(place.images)}
+    paths = {path.name: path for path in walk_images(place.images)}
     return lambda key: paths.get(Path(key).name, place.images / key)
 
 
@@ -115,7 +115,7 @@ CROSS_DOMAIN = (
                 ("images",),
                 ("*_*.jpg",),
                 (official.PETS_LIST,),
-                parts=("test",),
+                splits=("test",),
             ),
         ),
         {"test": 3_669, "val": 736, "train": 2_944},
@@ -133,9 +133,9 @@ CROSS_DOMAIN = (
             Layout(
                 "test/ or train/ with one folder a model",
                 class_folders(by_words("cars"), hint="folders are named by make, model and year"),
-                ("{part}", "car_data/{part}", "car_data/car_data/{part}"),
+                ("{split}", "car_data/{split}", "car_data/car_data/{split}"),
                 ("* */*.jpg",),
-                parts=("test",),
+                splits=("test",),
             ),
         ),
         {"test": 8_041, "val": 1_635, "train": 6_509},
@@ -160,7 +160,7 @@ CROSS_DOMAIN = (
                 ("SUN397", "."),
                 ("a/abbey",),
                 (official.SUN_LIST,),
-                parts=("test",),
+                splits=("test",),
             ),
         ),
         {"test": 19_850, "val": 3_970, "train": 15_880},
@@ -175,7 +175,7 @@ CROSS_DOMAIN = (
         ("eurosat", "eurosat-rgb", "eurosat/eurosat"),
         (
             _coop(
-                "2750/ with one folder a class",
+                "2750/ with one folder per class",
                 "EuroSAT",
                 "eurosat",
                 "2750",
@@ -232,7 +232,7 @@ CROSS_DOMAIN = (
                 ("UCF-101-midframes", "."),
                 ("Apply*",),
                 official.UCF_LISTS,
-                parts=("test",),
+                splits=("test",),
             ),
         ),
         {"test": 3_783, "val": 1_898, "train": 7_639},

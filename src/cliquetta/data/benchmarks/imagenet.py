@@ -12,10 +12,9 @@ from cliquetta.data.benchmarks.readers import (
     class_folders,
     first_of,
     listed,
-    text_lines,
 )
 from cliquetta.errors import UserError
-from cliquetta.prompts.catalogue import wnids
+from cliquetta.prompts.catalogue import text_lines, wnids
 
 _WNID = "n[0-9]*"
 _SYNSETS = "imagenet_2012_validation_synset_labels.txt"
@@ -150,22 +149,22 @@ IMAGENET = (
         ("imagenetv2", "imagenet-v2"),
         (
             Layout(
-                "imagenetv2-PART-format-val/ with folders 0 ... 999",
+                "imagenetv2-SPLIT-format-val/ with folders 0 ... 999",
                 _READ_V2,
-                inside=("imagenetv2-{part}-format-val", "imagenetv2-{part}", "{part}"),
+                inside=("imagenetv2-{split}-format-val", "imagenetv2-{split}", "{split}"),
                 shows=("[n0-9]*/*",),
             ),
             Layout(
                 "the same without a folder around it",
                 _READ_V2,
                 shows=("[n0-9]*/*",),
-                folders=("imagenetv2-{part}-format-val", "imagenetv2-{part}"),
+                folders=("imagenetv2-{split}-format-val", "imagenetv2-{split}"),
             ),
             Layout(
                 "folders 0 ... 999",
                 _READ_V2,
                 shows=("[n0-9]*/*",),
-                parts=("matched-frequency",),
+                splits=("matched-frequency",),
             ),
         ),
         {"matched-frequency": 10_000, "threshold0.7": 10_000, "top-images": 10_000},
@@ -217,15 +216,15 @@ IMAGENET = (
             Layout(
                 "val/images/",
                 _read_tiny,
-                inside=("{part}/images",),
+                inside=("{split}/images",),
                 shows=("*.JPEG",),
                 files=(_TINY,),
-                parts=("val",),
+                splits=("val",),
             ),
             Layout(
                 "val/ or train/ with one folder a WordNet id",
                 class_folders(by_wnid("tiny-imagenet"), hint="Tiny-ImageNet has 200"),
-                inside=("{part}",),
+                inside=("{split}",),
                 shows=(_WNID,),
             ),
         ),

@@ -6,11 +6,12 @@ import re
 from pathlib import Path
 
 from cliquetta.data.benchmarks.place import Listing, Place, squeeze
-from cliquetta.data.benchmarks.readers import by_name, listed, text_lines
+from cliquetta.data.benchmarks.readers import by_name, listed
 from cliquetta.errors import UserError
+from cliquetta.prompts.catalogue import text_lines
 
 PETS_LIST = "annotations/test.txt"
-AIRCRAFT_LIST = "images_variant_{part}.txt"
+AIRCRAFT_LIST = "images_variant_{split}.txt"
 SUN_LIST = "Testing_01.txt"
 UCF_LISTS = ("testlist01.txt", "ucfTrainTestlist/testlist01.txt")
 
@@ -25,8 +26,8 @@ def read_pets(place: Place) -> Listing:
 
 
 def read_aircraft(place: Place) -> Listing:
-    """``images_variant_PART.txt``: a number and a variant on each line."""
-    path = place.need(AIRCRAFT_LIST.format(part=place.part))
+    """``images_variant_SPLIT.txt``: a number and a variant on each line."""
+    path = place.need(AIRCRAFT_LIST.format(split=place.split))
     label_of = by_name("aircraft")
     pairs = [line.split(" ", 1) for line in text_lines(path)]
     rows = [(f"{number}.jpg", _known(label_of(name), name)) for number, name in pairs]

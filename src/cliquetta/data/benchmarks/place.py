@@ -1,4 +1,4 @@
-"""Where the files of a data set may lie under the user's root, and what was found there."""
+"""Where the files of a dataset may be under the user's root, and what was found there."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ COOP = "split_zhou_"
 
 @dataclass(frozen=True)
 class Place:
-    """One spot at which a layout was found."""
+    """A location at which a layout was found."""
 
     root: Path
     folder: Path
-    """The data set's own folder."""
+    """The dataset's own folder."""
     images: Path
     """The folder inside it that holds the pictures."""
-    part: str
-    """Which part is asked for, such as ``test`` or ``sketch``."""
+    split: str
+    """Which split is asked for, such as ``test`` or ``sketch``."""
 
     def need(self, *names: str) -> Path:
         """The first of some side files that is there; an error if none is."""
@@ -39,7 +39,7 @@ class Place:
         """A side file: beside the pictures, above them, or (splits of CoOp) at the root."""
         homes = [self.images, *self.images.parents]
         homes = homes[: homes.index(self.root)] if self.root in homes else homes[:1]
-        # At the root, names like val.txt could be any data set's.
+        # At the root, names like val.txt could be any dataset's.
         if self.folder == self.root or name.startswith(COOP):
             homes.append(self.root)
         paths = (home / sub / name for home in homes for sub in SPLIT_FOLDERS)
@@ -48,37 +48,37 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class Listing:
-    """The images of one part of a data set, in order."""
+    """The images of one split of a dataset, in order."""
 
     keys: Sequence[str]
-    """Names that do not depend on where the data lie."""
+    """Names that do not depend on the location."""
     labels: Sequence[int]
     paths: Sequence[Path] = ()
     images: UInt8Array | None = None
     """(N, H, W, 3) for data that come as arrays; ``paths`` is empty then."""
     missing: int = 0
-    """Files that a list names and the disk does not hold."""
+    """Files that a list names and that are missing."""
     notes: tuple[str, ...] = ()
-    """What was odd and how it was dealt with."""
+    """What was unusual and how it was handled."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One way in which copies of a data set are laid out."""
+    """One way in which copies of a dataset are laid out."""
 
     name: str
     """For people: what a folder in this layout looks like."""
     read: Callable[[Place], Listing]
     inside: tuple[str, ...] = (".",)
-    """Where the pictures may lie within the data set's folder; ``{part}`` stands for the part."""
+    """Where the images may be in the dataset's folder; ``{split}`` stands for the split."""
     shows: tuple[str, ...] = ()
     """Patterns below the pictures' folder that must match something."""
     files: tuple[str, ...] = ()
-    """Side files, of which one must be there (:meth:`Place.file`); ``{part}`` as above."""
-    parts: tuple[str, ...] | None = None
-    """The parts that this layout can tell apart; ``None`` for all."""
+    """Side files, of which one must be there (:meth:`Place.file`); ``{split}`` as above."""
+    splits: tuple[str, ...] | None = None
+    """The splits that this layout can tell apart; ``None`` for all."""
     folders: tuple[str, ...] = ()
-    """What the data set's folder is called in this layout, if not as the data set says."""
+    """What the dataset's folder is called in this layout, if not as the dataset says."""
 
 
 def squeeze(name: str) -> str:
@@ -115,44 +115,44 @@ def _descend(folder: Path, steps: Sequence[str]) -> Iterator[Path]:
 
 
 def find_places(
-    root: Path, folders: Sequence[str], layouts: Sequence[Layout], part: str
+    root: Path, folders: Sequence[str], layouts: Sequence[Layout], split: str
 ) -> Iterator[tuple[Layout, Place]]:
-    """Every spot under ``root`` at which one of ``layouts`` holds ``part``, best layout first."""
+    """Every location under ``root`` where one of ``layouts`` has ``split``, best layout first."""
     for layout in layouts:
-        if layout.parts is None or part in layout.parts:
-            for place in _places(root, folders, layout, part):
+        if layout.splits is None or split in layout.splits:
+            for place in _places(root, folders, layout, split):
                 if _has_files(layout, place):
                     yield layout, place
 
 
 def near_misses(
-    root: Path, folders: Sequence[str], layouts: Sequence[Layout], part: str
+    root: Path, folders: Sequence[str], layouts: Sequence[Layout], split: str
 ) -> list[str]:
-    """What is wanting where the pictures are there and a side file is not."""
+    """What is missing where the images are there and a side file is not."""
     found: list[str] = []
     for layout in layouts:
-        for place in _places(root, folders, layout, part):
-            if layout.parts is not None and part not in layout.parts:
-                found.append(f"{place.images} is there, but its layout has no part {part!r}")
+        for place in _places(root, folders, layout, split):
+            if layout.splits is not None and split not in layout.splits:
+                found.append(f"{place.images} is there, but its layout has no split {split!r}")
             elif not _has_files(layout, place):
                 wanted = " or ".join(layout.files)
                 found.append(f"{place.images} is there, but not {wanted}: put it in {place.folder}")
     return list(dict.fromkeys(found))
 
 
-def _places(root: Path, folders: Sequence[str], layout: Layout, part: str) -> Iterator[Place]:
-    names = [name.format(part=part) for name in layout.folders or folders]
+def _places(root: Path, folders: Sequence[str], layout: Layout, split: str) -> Iterator[Place]:
+    names = [name.format(split=split) for name in layout.folders or folders]
     for folder in candidate_folders(root, names):
-        shows = [pattern.format(part=part) for pattern in layout.shows]
+        shows = [pattern.format(split=split) for pattern in layout.shows]
         for inside in layout.inside:
-            images = folder / inside.format(part=part)
+            images = folder / inside.format(split=split)
             if images.is_dir() and all(_any(images, pattern) for pattern in shows):
-                yield Place(root, folder, images, part)
+                yield Place(root, folder, images, split)
 
 
 def _has_files(layout: Layout, place: Place) -> bool:
     return not layout.files or any(
-        place.file(name.format(part=place.part)) for name in layout.files
+        place.file(name.format(split=place.split)) for name in layout.files
     )
 
 

@@ -1,4 +1,4 @@
-"""Readers of the layouts that several data sets share: split files, lists, class folders."""
+"""Readers of the layouts that several datasets share: split files, lists, class folders."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from cliquetta.data.benchmarks.place import Listing, Place, squeeze
-from cliquetta.data.folder import find_images, natural_key
+from cliquetta.data.files import natural_key, walk_images
 from cliquetta.errors import UserError
 from cliquetta.prompts.catalogue import class_names, wnids
 
@@ -60,7 +60,7 @@ def first_of(*rules: LabelOf) -> LabelOf:
 def class_folders(
     label_of: LabelOf, *, leave_out: Sequence[str] = (), hint: str = ""
 ) -> Callable[[Place], Listing]:
-    """One folder a class. A folder that is no class is refused: labels would shift unseen."""
+    """One folder per class. A folder that is no class is refused: labels would shift unseen."""
 
     def read(place: Place) -> Listing:
         pictures: list[tuple[int, str, Path]] = []
@@ -76,7 +76,7 @@ def class_folders(
                 raise UserError(f"{folder} is not one of the classes{hint and '; '}{hint}")
             pictures += [
                 (label, path.relative_to(place.images).as_posix(), path)
-                for path in find_images(folder)
+                for path in walk_images(folder)
             ]
         pictures.sort(key=lambda picture: picture[0])  # stable: natural order within a class
         notes = (f"left out: {', '.join(dropped)}",) if dropped else ()
@@ -95,20 +95,20 @@ def coop_split(
 ) -> Callable[[Place], Listing]:
     """A split of CoOp: ``{"train" | "val" | "test": [[path, label, class name], ...]}``.
 
-    Every label is checked against our class list. ``locate`` says where a path of the split lies
-    in copies that are not laid out like the original.
+    Every label is checked against our class list. ``locate`` finds a path of the split in copies
+    that are not laid out like the original.
     """
 
     def read(place: Place) -> Listing:
         path = place.need(file)
-        rows = _read_split(path, place.part)
+        rows = _read_split(path, place.split)
         names = class_names(list_id)
         for _, label, name in rows:
             if not 0 <= label < len(names) or squeeze(names[label]) != squeeze(name):
                 known = names[label] if 0 <= label < len(names) else "no class"
                 raise UserError(
                     f"{path} calls class {label} {name!r}, our list calls it {known!r}; "
-                    "is it the split file of another data set?"
+                    "is it the split file of another dataset?"
                 )
         at = locate(place) if locate else place.images.joinpath
         return listed([(key, label) for key, label, _ in rows], at)
@@ -116,12 +116,12 @@ def coop_split(
     return read
 
 
-def _read_split(path: Path, part: str) -> list[tuple[str, int, str]]:
+def _read_split(path: Path, split: str) -> list[tuple[str, int, str]]:
     try:
-        split = json.loads(path.read_text(encoding="utf-8"))
-        return [(str(file), int(label), str(name)) for file, label, name in split[part]]
+        listed = json.loads(path.read_text(encoding="utf-8"))[split]
+        return [(str(file), int(label), str(name)) for file, label, name in listed]
     except KeyError:
-        raise UserError(f"{path} has no part {part!r}") from None
+        raise UserError(f"{path} has no split {split!r}") from None
     except (ValueError, TypeError):
         raise UserError(
             f"{path} is not a split file of CoOp (JSON of [path, label, class name]); "
@@ -154,9 +154,3 @@ def _on_disk(paths: Iterable[Path]) -> set[Path]:
     for folder in {path.parent for path in paths}:
         content[folder] = {p.name for p in folder.iterdir()} if folder.is_dir() else set()
     return {path for path in paths if path.name in content[path.parent]}
-
-
-def text_lines(path: Path) -> list[str]:
-    """The lines of a list that are neither empty nor comments."""
-    lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
-    return [line for line in lines if line and not line.startswith("#")]

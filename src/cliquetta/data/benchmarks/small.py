@@ -1,4 +1,4 @@
-"""Small data sets: CIFAR with its successor, PACS, and texture against shape."""
+"""Small datasets: CIFAR with its successor, PACS, and texture against shape."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _STIMULI = {
 
 def _png_copy(list_id: str) -> Layout:
     return Layout(
-        "test/ and train/ with one folder a class",
+        "test/ and train/ with one folder per class",
         class_folders(by_name(list_id)),
-        inside=("{part}",),
+        inside=("{split}",),
         shows=("*/*.png",),
     )
 
@@ -32,14 +32,14 @@ def _several(folders: dict[str, str], list_id: str) -> Callable[[Place], Listing
     read_one = class_folders(by_name(list_id))
 
     def read(place: Place) -> Listing:
-        wanted = folders if place.part == "all" else {place.part: folders[place.part]}
+        wanted = folders if place.split == "all" else {place.split: folders[place.split]}
         found = {
-            part: read_one(Place(place.root, place.folder, place.images / folder, part))
-            for part, folder in wanted.items()
+            split: read_one(Place(place.root, place.folder, place.images / folder, split))
+            for split, folder in wanted.items()
             if (place.images / folder).is_dir()
         }
         return Listing(
-            keys=[f"{part}/{key}" for part, one in found.items() for key in one.keys],
+            keys=[f"{split}/{key}" for split, one in found.items() for key in one.keys],
             labels=[label for one in found.values() for label in one.labels],
             paths=[path for one in found.values() for path in one.paths],
         )
@@ -81,13 +81,13 @@ SMALL = (
                 "cifar-100-python/ (pickles)",
                 cifar.read_cifar100_pickles,
                 (".", "cifar-100-python"),
-                ("meta", "{part}"),
+                ("meta", "{split}"),
             ),
             Layout(
                 "cifar-100-binary/",
                 cifar.read_cifar100_records,
                 (".", "cifar-100-binary"),
-                ("{part}.bin",),
+                ("{split}.bin",),
             ),
             _png_copy("cifar100"),
         ),
@@ -103,9 +103,9 @@ SMALL = (
         ("cifar10.1", "cifar-10.1", "cifar10.1/datasets", "cifar-10.1/datasets"),
         (
             Layout(
-                "cifar10.1_PART_data.npy and cifar10.1_PART_labels.npy",
+                "cifar10.1_SPLIT_data.npy and cifar10.1_SPLIT_labels.npy",
                 cifar.read_cifar101,
-                shows=("cifar10.1_{part}_data.npy", "cifar10.1_{part}_labels.npy"),
+                shows=("cifar10.1_{split}_data.npy", "cifar10.1_{split}_labels.npy"),
             ),
         ),
         {"v6": 2_000, "v4": 2_021},
@@ -120,7 +120,7 @@ SMALL = (
         ("pacs", "pacs/pacs", "pacs-data", "pacs/kfold"),
         (
             Layout(
-                f"{', '.join(_DOMAINS)} with one folder a class each",
+                f"{', '.join(_DOMAINS)} with one folder per class each",
                 _several({domain: domain for domain in _DOMAINS}, "pacs"),
                 shows=("*/dog",),
             ),

@@ -1,0 +1,222 @@
+"""Your own files as datasets: folders of images, and CSV tables of paths."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from cliquetta.data.dataset import UNKNOWN, FileDataset
+from cliquetta.errors import UserError
+from cliquetta.prompts.catalogue import text_lines
+from cliquetta.prompts.classes import DEFAULT_TEMPLATE
+
+EXTENSIONS = frozenset(
+    (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
+)
+CLASS_FILES = ("classnames.txt", "classes.txt", "class_names.txt", "labels.txt")
+TEMPLATE_FILES = ("zeroshot_classification_templates.txt", "templates.txt")
+PATH_COLUMNS = ("path", "file", "filename", "filepath", "file_name", "image")
+LABEL_COLUMNS = ("class", "label", "class_name", "category", "target")
+
+
+def natural_key(text: str) -> list[tuple[int, int, str]]:
+    """Sorts "2" before "10": runs of digits count as numbers."""
+    parts = re.split(r"(\d+)", text)
+    return [(1, int(part), "") if part.isdecimal() else (0, 0, part.lower()) for part in parts]
+
+
+def walk_images(folder: Path, unused: Counter[str] | None = None) -> Iterator[Path]:
+    """All images under ``folder`` in natural order, by suffix; nothing hidden.
+
+    Linked folders are followed, each folder once. ``unused`` counts what was left out, by kind.
+    """
+    if not folder.is_dir():
+        raise UserError(f"no folder {folder}")
+    unused = Counter() if unused is None else unused
+    seen: set[tuple[int, int]] = set()
+    pending = [iter([folder])]
+    while pending:
+        path = next(pending[-1], None)
+        if path is None:
+            pending.pop()
+        elif path != folder and path.name.startswith("."):
+            unused["hidden"] += 1
+        elif path.is_dir():
+            status = path.stat()
+            if (status.st_dev, status.st_ino) in seen:
+                unused["folders reached twice by links"] += 1
+                continue
+            seen.add((status.st_dev, status.st_ino))
+            try:
+                with os.scandir(path) as entries:
+                    # a folder sorts as the paths below it do
+                    keys = {e.name: f"{e.name}/" if e.is_dir() else e.name for e in entries}
+            except OSError:
+                unused["unreadable folders"] += 1
+                continue
+            names = sorted(keys, key=lambda name: natural_key(keys[name]))
+            pending.append(iter([path / name for name in names]))
+        elif path.suffix.lower() in EXTENSIONS and path.is_file():
+            yield path
+        else:
+            unused[path.suffix.lower() or "no suffix"] += 1
+
+
+def find_images(folder: Path) -> list[Path]:
+    """All images under ``folder``; an error if there are none."""
+    paths = list(walk_images(folder))
+    if not paths:
+        raise UserError(f"no images in {folder} (looked for {', '.join(sorted(EXTENSIONS))})")
+    return paths
+
+
+def folder_dataset(
+    folder: Path | str,
+    names: Sequence[str] | None = None,
+    templates: Sequence[str] | None = None,
+    *,
+    labelled: bool | None = None,
+) -> FileDataset:
+    """Images of a folder and its sub-folders.
+
+    Args:
+        folder: Where the images are.
+        names: Class names; those of the sub-folders if not given.
+        templates: Prompts with ``{}`` for the class name.
+        labelled: Whether a sub-folder names the class of its images; by default only where
+            ``names`` are not given. A folder without sub-folders has no labels.
+
+    Raises:
+        UserError: No images, no class names, or sub-folders that are not among ``names``.
+
+    """
+    folder = Path(folder)
+    paths = find_images(folder)
+    keys = [path.relative_to(folder).as_posix() for path in paths]
+    owners = [key.partition("/")[0] if "/" in key else None for key in keys]
+    labelled = (names is None if labelled is None else labelled) and any(owners)
+    if not labelled and names is None:
+        raise UserError(f"{folder} has no sub-folders to name its classes: give class names")
+    if labelled and None in owners:
+        loose = keys[owners.index(None)]
+        raise UserError(f"{folder} has class folders and loose images ({loose}); move those")
+    if labelled:
+        said = [None if owner is None else owner.replace("_", " ") for owner in owners]
+        names, labels = number_labels(said, names, f"folders of {folder}", numeric=False)
+    return FileDataset(
+        f"folder:{folder.as_posix()}",
+        paths,
+        names=names or (),
+        keys=keys,
+        labels=labels if labelled else None,
+        templates=templates or (DEFAULT_TEMPLATE,),
+    )
+
+
+@contextmanager
+def open_table(table: Path) -> Iterator[tuple[str, Iterator[Mapping[str, str]]]]:
+    """The name of the column of paths of a CSV or TSV file, and its rows that have one.
+
+    The first line names the columns, one of them as in :data:`PATH_COLUMNS`.
+    """
+    if not table.is_file():
+        raise UserError(f"no table {table}")
+    delimiter = "\t" if table.suffix.lower() in {".tsv", ".tab"} else ","
+    try:
+        with table.open(newline="", encoding="utf-8-sig") as file:
+            rows = csv.DictReader(file, delimiter=delimiter, restval="")
+            column = find_column(rows.fieldnames or (), PATH_COLUMNS)
+            if column is None:
+                raise UserError(
+                    f"{table} has no column of paths: name one of its columns "
+                    f"{' or '.join(PATH_COLUMNS)}; found {', '.join(rows.fieldnames or ())}"
+                )
+            yield column, (row for row in rows if row[column].strip())
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{table} is not a table in UTF-8 ({error})") from None
+
+
+def find_column(columns: Sequence[str], wanted: Sequence[str]) -> str | None:
+    """The first of ``wanted`` that is a column, whatever its case."""
+    known = {name.strip().lower(): name for name in columns}
+    return next((known[name] for name in wanted if name in known), None)
+
+
+def table_dataset(
+    table: Path, names: Sequence[str] | None = None, templates: Sequence[str] | None = None
+) -> FileDataset:
+    """The images that ``table`` names; relative paths count from its folder.
+
+    Classes are in one of :data:`LABEL_COLUMNS`, as names or numbers, if they are known. Class
+    list and templates default to ``classnames.txt`` and ``templates.txt`` beside the table.
+    """
+    said: dict[str, str | None] = {}
+    with open_table(table) as (column, rows):
+        for row in rows:
+            path, label = row[column].strip(), find_column(list(row), LABEL_COLUMNS)
+            value = (row[label].strip() or None) if label else None
+            if said.setdefault(path, value) != value:
+                raise UserError(f"{table} names {path} twice, with different classes")
+    if not said:
+        raise UserError(f"{table} lists no images")
+    names = names or read_beside(table.parent, CLASS_FILES)
+    names, labels = number_labels(list(said.values()), names, str(table))
+    return FileDataset(
+        f"csv:{table.as_posix()}",
+        [table.parent / path for path in said],
+        names=names,
+        keys=list(said),
+        labels=labels,
+        templates=templates or read_beside(table.parent, TEMPLATE_FILES) or (DEFAULT_TEMPLATE,),
+    )
+
+
+def read_beside(folder: Path, names: Sequence[str]) -> tuple[str, ...] | None:
+    """The lines of the first of some text files in ``folder``; ``None`` if there is none."""
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    return None if path is None else tuple(text_lines(path))
+
+
+def number_labels(
+    said: Sequence[str | None],
+    names: Sequence[str] | None,
+    source: str,
+    *,
+    numeric: bool = True,
+) -> tuple[tuple[str, ...], list[int] | None]:
+    """The class list, and a label for each of ``said``: a class name, a number, or unknown.
+
+    Numbers index the class list from 0 (if ``numeric``, else they are names). Without ``names``
+    the classes are what is said, in natural order. Labels are ``None`` if nothing is said.
+    """
+    known = [value for value in said if value is not None]
+    numbers = numeric and bool(known) and all(value.isdecimal() for value in known)
+    if names is None and (numbers or not known):
+        what = "labels are numbers" if known else "there are no labels"
+        raise UserError(
+            f"{source}: {what}, so the classes have no names: write them, one per line, into "
+            f"{CLASS_FILES[0]} beside it"
+        )
+    names = tuple(sorted(set(known), key=natural_key)) if names is None else tuple(names)
+    if not known:
+        return names, None
+    number = {_plain(name): label for label, name in enumerate(names)}
+    if numbers:
+        number = {str(label): label for label in range(len(names))}
+        said = [None if value is None else str(int(value)) for value in said]
+    labels = [UNKNOWN if value is None else number.get(_plain(value)) for value in said]
+    if None in labels:
+        raise UserError(
+            f"{source}: class {said[labels.index(None)]!r} is not in the class list of "
+            f"{len(names)} names"
+        )
+    return names, [UNKNOWN if label is None else label for label in labels]
+
+
+def _plain(name: str) -> str:
+    return name.strip().replace("_", " ").lower()
