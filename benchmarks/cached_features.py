@@ -89,7 +89,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, object]:
     model, data = build_model(), Nowhere(options.images, options.classes)
     text = torch.from_numpy(centres.astype(np.float32))
     prompts = ClassPrompts(data.names, features=text)
-    changes = {} if options.views is None else {"view_count": options.views}
+    changes = {} if options.views is None else {"views": options.views}
     config = method_config(options.method, None, changes)
     adapter = create_method(options.method, model, prompts, config)
     stream = Stream(data, model.preprocess, options.batch_size, views=adapter.views)

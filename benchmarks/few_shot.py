@@ -63,7 +63,7 @@ SHIFTS = (
 MILD: Options = {"crop_scale": (0.5, 1.0)}
 """Crops of 32-pixel pictures."""
 BASE: Mapping[str, Options] = {
-    "coop": {**MILD, "crop_pool": 4, "words": "a photo of a"},
+    "coop": {**MILD, "crop_pool": 4, "context_init": "a photo of a"},
     "tip_adapter": {},
     "tip_adapter_f": {"epochs": 5},
     "cocoop": {**MILD, "crop_pool": 4},

@@ -79,9 +79,8 @@ def build(label: str, model: CLIP, prompts: ClassPrompts, batch: int, views: int
     """The adapter of ``NAME[:PRESET]``, ready for the middle of a stream."""
     name, _, preset = label.partition(":")
     config = method_config(name, preset or None)
-    for field in ("view_count", "views"):
-        if getattr(config, field, 1) > 1:
-            config = dataclasses.replace(config, **{field: views})
+    if getattr(config, "views", 1) > 1:
+        config = dataclasses.replace(config, views=views)
     if name == "scap":
         planted = Planted(model, prompts, config, seed=0)
         planted.planted = plant(batch, MEMBERSHIPS * batch // 64, len(prompts), seed=0)

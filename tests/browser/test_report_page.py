@@ -96,7 +96,7 @@ def test_it_says_what_happened_and_how_to_repeat_it(page: Page) -> None:
         target = str(link.get_attribute("href"))
         assert page.locator(target).evaluate("part => part.getBoundingClientRect().top") < 900
     page.locator("summary").last.click()
-    assert "learning_rate" in page.inner_text("details[open]")
+    assert "lr" in page.inner_text("details[open]")
 
 
 def test_no_figure_holds_text_outside_of_its_frame(page: Page) -> None:

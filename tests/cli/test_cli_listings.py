@@ -83,9 +83,9 @@ def test_method_shows_its_options(run: Run) -> None:
     document = json.loads(run("methods", "zero_shot", "--json").stdout)
     (option,) = document["options"]
     assert option["name"] == "temperature"
-    assert option["type"] == "float"
+    assert option["type"] == "float, above 0"
     assert option["default"] == 1.0
-    assert "never the answer" in option["doc"]
+    assert "never the prediction" in option["doc"]
     text = run("methods", "zero_shot").text
     assert "temperature" in text and "1.0" in text and "Radford" in text
 

@@ -244,7 +244,7 @@ def test_fit_refuses_a_method_that_learns_nothing(
 
 
 def test_views_reach_a_method_that_needs_them(predict, photos: Path) -> None:
-    answer, out = predict(photos, "--method", "zero", "--set", "view_count=4")
+    answer, out = predict(photos, "--method", "zero", "--set", "views=4")
     assert answer.code == 0
     assert len(rows_of(out)) == 6
 

@@ -167,8 +167,8 @@ def feature_level() -> list[str]:
 
 def build(method: str, model: CLIP, prompts: ClassPrompts) -> FeatureLevel:
     config = method_config(method)
-    if hasattr(config, "view_count"):
-        config = replace(config, view_count=4)
+    if hasattr(config, "views"):
+        config = replace(config, views=4)
     adapter = create_method(method, model, prompts, config)
     assert isinstance(adapter, FeatureLevel)
     return adapter

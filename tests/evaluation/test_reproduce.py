@@ -87,7 +87,7 @@ def test_published_views_are_those_of_our_presets() -> None:
             for dataset in table.datasets:
                 preset = (row.preset or "").replace("{dataset}", dataset)
                 config = method_config(row.method, preset if preset in entry.presets else None)
-                count = config.views if row.method == "scap" else config.view_count
+                count = config.views
                 assert count == row.protocol.views, (row.label, dataset)
 
 

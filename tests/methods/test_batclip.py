@@ -116,6 +116,6 @@ def test_fixed_text_is_refused_unless_asked_for(
 
 def test_the_step_for_cifar_is_a_tuned_preset() -> None:
     entry = get_method("batclip")
-    assert entry.config().learning_rate == 5e-4
-    assert entry.presets["cifar10"].learning_rate == 1e-3
+    assert entry.config().lr == 5e-4
+    assert entry.presets["cifar10"].lr == 1e-3
     assert entry.tuned_by_authors == {"cifar10"}

@@ -19,7 +19,7 @@ from tests._helpers.literal_features import cross_entropy, text_feature
 from tests._helpers.separable import TWO, WHOLE, accuracy, make_examples, make_images
 from tests._helpers.tiny import build_tiny_clip
 
-FAST = CoCoOpConfig(epochs=8, batch_size=8, lr=0.05, hidden=8, crop_scale=(0.6, 1.0))
+FAST = CoCoOpConfig(epochs=8, batch_size=8, lr=0.05, hidden_dim=8, crop_scale=(0.6, 1.0))
 
 
 def literal_logits(
@@ -42,7 +42,7 @@ def literal_logits(
 
 def test_logits_and_gradients_are_those_of_the_literal_loop(tiny_prompts: ClassPrompts) -> None:
     model = build_tiny_clip().double()
-    start = initial_parameters(model, CoCoOpConfig(hidden=6), torch.Generator().manual_seed(1))
+    start = initial_parameters(model, CoCoOpConfig(hidden_dim=6), torch.Generator().manual_seed(1))
     fast = {name: value.double().requires_grad_() for name, value in start.items()}
     slow = {name: value.double().requires_grad_() for name, value in start.items()}
     images, labels = make_images(2, seed=0)
@@ -79,7 +79,9 @@ def test_few_rows_at_a_time_change_nothing(tiny_clip: CLIP, tiny_prompts: ClassP
     fitted = initial_parameters(tiny_clip, CoCoOpConfig(), torch.Generator().manual_seed(0))
     images = Batch(make_images(2, seed=0)[0])
     answers = [
-        create_method("cocoop", tiny_clip, tiny_prompts, CoCoOpConfig(rows=rows), fitted=fitted)
+        create_method(
+            "cocoop", tiny_clip, tiny_prompts, CoCoOpConfig(text_chunk=rows), fitted=fitted
+        )
         .predict(images)
         .logits
         for rows in (1, 12, 2048)

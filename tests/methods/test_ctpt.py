@@ -23,7 +23,7 @@ PROMPTS = ClassPrompts(TINY_NAMES)
 @pytest.fixture(scope="module")
 def batch(tiny_images: Tensor) -> Batch:
     plain = Batch(tiny_images[:4], ("a", "b", "c", "d"))
-    return attach_views(plain, TPTConfig(view_count=20).spec, seed=0)
+    return attach_views(plain, TPTConfig(views=20).spec, seed=0)
 
 
 def test_dispersion_by_hand() -> None:
@@ -35,7 +35,7 @@ def test_dispersion_by_hand() -> None:
 
 
 def test_the_gradient_is_that_of_entropy_minus_dispersion(tiny_clip: CLIP, batch: Batch) -> None:
-    adapter = CTPT(tiny_clip, PROMPTS, CTPTConfig(dispersion=3.0, rows=6))
+    adapter = CTPT(tiny_clip, PROMPTS, CTPTConfig(dispersion_weight=3.0, text_chunk=6))
     assert batch.views is not None
     features = encode_views(tiny_clip, batch.views, chunk=64)[:, :3]
     context = adapter.template.start.repeat(4, 1, 1)
@@ -73,7 +73,7 @@ def test_texts_spread_more_than_under_tpt(tiny_clip: CLIP, batch: Batch) -> None
 
 def test_without_dispersion_it_is_tpt_and_with_it_is_not(tiny_clip: CLIP, batch: Batch) -> None:
     tpt = TPT(tiny_clip, PROMPTS, TPTConfig()).predict(batch).logits
-    off = CTPT(tiny_clip, PROMPTS, CTPTConfig(dispersion=0.0)).predict(batch).logits
+    off = CTPT(tiny_clip, PROMPTS, CTPTConfig(dispersion_weight=0.0)).predict(batch).logits
     on = CTPT(tiny_clip, PROMPTS, CTPTConfig()).predict(batch).logits
     assert torch.equal(off, tpt)
     assert (on - tpt).abs().amax(dim=1).min() > 1e-3
@@ -86,7 +86,7 @@ def test_a_single_class_has_no_dispersion_and_no_nan(tiny_clip: CLIP, batch: Bat
 
 def test_the_two_scripts_are_marked_presets() -> None:
     entry = get_method("ctpt")
-    chosen = {name: (p.dispersion, p.view_kind) for name, p in entry.presets.items()}
+    chosen = {name: (p.dispersion_weight, p.view_kind) for name, p in entry.presets.items()}
     assert chosen == {"fine-grained": (50.0, "augmix"), "shift": (20.0, "augmix")}
     assert entry.tuned_by_authors == entry.presets.keys()
-    assert (entry.config().dispersion, entry.config().view_kind) == (50.0, "resized-crop")
+    assert (entry.config().dispersion_weight, entry.config().view_kind) == (50.0, "resized-crop")

@@ -38,7 +38,7 @@ from cliquetta.types import Batch
 from tests._helpers.separable import TWO, WHOLE, make_examples, make_images
 from tests._helpers.tiny import build_tiny_clip
 
-SHORT = CoOpConfig(context=3, epochs=2)
+SHORT = CoOpConfig(context_length=3, epochs=2)
 
 
 def test_shots_are_drawn_per_class_and_by_seed() -> None:
@@ -171,7 +171,7 @@ def test_a_loss_that_is_no_number_stops_the_fit(tiny_clip: CLIP) -> None:
 @pytest.mark.parametrize("name", ["coop", "cocoop"])
 def test_a_pool_of_whole_images_fits_as_fresh_ones_do(tiny_clip: CLIP, name: str) -> None:
     """Whole images that look the same in the mirror leave nothing to a crop's chance."""
-    options = {"words": "a photo of a", "crop_scale": WHOLE, "epochs": 4, "lr": 0.1}
+    options = {"context_init": "a photo of a", "crop_scale": WHOLE, "epochs": 4, "lr": 0.1}
     config = method_config(name, options={**options, "batch_size": 4})
     fresh, pooled = (
         fit_method(name, tiny_clip, TWO, make_examples(2), replace(config, crop_pool=pool))
@@ -198,7 +198,7 @@ def test_a_pool_is_encoded_once_and_every_image_gets_crops_of_its_own(
         assert far.amin(dim=1).max() < 1e-5
         seen |= set(enumerate(far.argmin(dim=1).tolist()))
     assert len(seen) == 3 * 5
-    with pytest.raises(ValueError, match="crop_pool is at least 1"):
+    with pytest.raises(ValueError, match="crop_pool must be at least 1"):
         TextTraining(crop_pool=0)
 
 

@@ -6,14 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.layernorm import (
-    Adam,
-    AdamState,
-    Float32LayerNorm,
-    LayerNormTower,
-    adam_step,
-    minimize,
-)
+from cliquetta.methods._shared.adam import Adam, AdamState, adam_step, minimize
+from cliquetta.methods._shared.layernorm import Float32LayerNorm, LayerNormTower
 from cliquetta.methods._shared.memory import Memory
 from cliquetta.model.clip import CLIP
 from tests._helpers.live_layernorms import double_clip, flat, open_norms
@@ -126,15 +120,10 @@ def test_descend_takes_adams_steps_down_the_loss() -> None:
 def test_what_is_learned_goes_through_a_memory() -> None:
     memory = Memory()
     AdamState.begin(torch.ones(3)).declare(memory, "norms")
-    moved = adam_step(AdamState.recall(memory, "norms"), torch.arange(3.0), Adam(1e-3))
-    moved.keep(memory, "norms")
-    for kept, value in zip(AdamState.recall(memory, "norms"), moved, strict=True):
+    moved = adam_step(AdamState.load(memory, "norms"), torch.arange(3.0), Adam(1e-3))
+    moved.store(memory, "norms")
+    for kept, value in zip(AdamState.load(memory, "norms"), moved, strict=True):
         assert torch.equal(kept, value)
     memory.reset()
     assert int(memory["norms.steps"]) == 0
     assert torch.equal(memory["norms.values"], torch.ones(3))
-
-
-def test_a_step_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="learning_rate"):
-        Adam(0.0)

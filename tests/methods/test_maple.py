@@ -108,7 +108,9 @@ def test_more_learned_tokens_than_words_are_refused(
     tiny_clip: CLIP, tiny_prompts: ClassPrompts
 ) -> None:
     with pytest.raises(ValueError, match="more words or none"):
-        text_tokens(tiny_clip, tiny_prompts, MaPLeConfig(words="a photo", context=9))
-    ids, places = text_tokens(tiny_clip, tiny_prompts, MaPLeConfig(words="", context=9))
+        text_tokens(tiny_clip, tiny_prompts, MaPLeConfig(context_init="a photo", context_length=9))
+    ids, places = text_tokens(
+        tiny_clip, tiny_prompts, MaPLeConfig(context_init="", context_length=9)
+    )
     assert places.tolist()[0] == list(range(1, 10))
     assert int(ids[0].argmax()) > 10

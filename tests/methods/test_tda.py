@@ -48,7 +48,9 @@ def numpy_tda(
         z = scale * views @ text.T
         p = softmax(z)
         if len(views) > 1:
-            order = np.argsort(-(p * np.log(p)).sum(axis=1))[: int(config.kept * len(views))]
+            order = np.argsort(-(p * np.log(p)).sum(axis=1))[
+                : int(config.selection_fraction * len(views))
+            ]
             views, z, p = views[order], z[order], p[order]
         f, z, p = views.mean(axis=0), z.mean(axis=0), p.mean(axis=0)
         entropy = -(p * np.log(p)).sum()
@@ -148,7 +150,7 @@ def test_the_window_compares_nats_with_bits(tiny_clip: CLIP, surest: float, insi
 
 def test_mean_features_of_views_are_not_normalised_again(tiny_clip: CLIP) -> None:
     features, _, text = make_clusters(30)
-    tda = build(tiny_clip, text, TDAConfig(view_count=40))
+    tda = build(tiny_clip, text, TDAConfig(views=40))
     tda.predict_features(make_views(features, 40))
     norms = tda.memory["positive.keys"].norm(dim=-1)[tda.memory["positive.entropy"].isfinite()]
     assert norms.max() < 0.99
@@ -192,10 +194,10 @@ def test_tuned_constants_are_presets_and_the_default_is_imagenets() -> None:
     assert len(entry.tuned_by_authors) == 15
     assert entry.presets["imagenet"] == TDAConfig() == entry.config()
     assert "views" not in entry.tuned_by_authors
-    assert entry.presets["views"] == TDAConfig(view_count=64)
+    assert entry.presets["views"] == TDAConfig(views=64)
     food, sketch = entry.presets["food101"], entry.presets["imagenet-sketch"]
-    assert (food.positive_alpha, food.positive_beta, food.view_count) == (1.0, 1.0, 1)
-    assert (sketch.positive_alpha, sketch.positive_beta, sketch.view_count) == (2.363, 7.45, 64)
+    assert (food.positive_alpha, food.positive_beta, food.views) == (1.0, 1.0, 1)
+    assert (sketch.positive_alpha, sketch.positive_beta, sketch.views) == (2.363, 7.45, 64)
     for name in entry.tuned_by_authors:  # the rest is the same everywhere
         preset = entry.presets[name]
         assert (preset.negative_alpha, preset.negative_beta) == (0.117, 1.0)
@@ -209,8 +211,3 @@ def test_views_are_asked_for_only_if_there_are_several(
     spec = TDA(tiny_clip, tiny_prompts, get_method("tda").presets["views"]).views
     assert spec is not None
     assert (spec.kind, spec.count) == ("augmix", 64)
-
-
-def test_capacities_are_checked() -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        TDAConfig(negative_capacity=0)

@@ -64,8 +64,3 @@ def test_predictions_become_more_certain(
     tent = Tent(tiny_clip, tiny_prompts, TentConfig())
     seen = [float(entropy(tent.predict(Batch(tiny_images)).logits).mean()) for _ in range(10)]
     assert seen[-1] < 0.95 * seen[0]
-
-
-def test_a_step_of_zero_is_refused() -> None:
-    with pytest.raises(ValueError, match="learning_rate"):
-        TentConfig(learning_rate=0.0)

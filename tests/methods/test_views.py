@@ -103,7 +103,5 @@ def test_cotangents_are_scaled_by_powers_of_two() -> None:
     assert torch.equal(scaled[2], torch.zeros(2))
 
 
-def test_impossible_views_are_refused() -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        ViewsConfig(view_count=0)
-    assert ViewsConfig(view_count=8).spec == ViewSpec("resized-crop", 8)
+def test_the_config_asks_for_its_views() -> None:
+    assert ViewsConfig(views=8).spec == ViewSpec("resized-crop", 8)

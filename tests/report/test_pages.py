@@ -69,7 +69,7 @@ def evaluated(tiny_clip, tmp_path_factory) -> Path:
     save_model(tiny_clip, model)
     place = RunContext(folder / "runs", device="cpu", evidence=True)
     for method in ("zero_shot", "scap"):
-        options = (("learning_rate", 0.3), ("threshold", 0.6)) if method == "scap" else ()
+        options = (("lr", 0.3), ("threshold", 0.6)) if method == "scap" else ()
         place.run(
             RunSpec("bundled@fog:3", method, str(model), limit=40, batch_size=20, options=options)
         )
@@ -118,7 +118,7 @@ def test_the_sections_of_a_run_with_evidence(page, evaluated):
                     "Cliques", "Attention", "Features", "How to repeat it"):  # fmt: skip
         assert heading in text
     assert "cliquetta evaluate --dataset bundled@fog:3 --method scap" in text
-    assert "--set learning_rate=0.3" in text
+    assert "--set lr=0.3" in text
     for record in evaluated.glob("*/record.json"):
         top1 = json.loads(record.read_text())["metrics"]["top1"]
         assert f"{top1:.2f}" in text

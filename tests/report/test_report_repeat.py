@@ -19,7 +19,7 @@ from tests._helpers.made_runs import make_run
 @pytest.mark.parametrize(
     "changes",
     [
-        {"method": "tent", "options": (("learning_rate", 0.004),)},
+        {"method": "tent", "options": (("lr", 0.004),)},
         {
             "method": "scap",
             "preset": "paper",

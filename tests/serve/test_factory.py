@@ -32,7 +32,7 @@ def test_sessions_of_every_method_go_on_after_a_restart(
     name: str, tmp_path: Path, tiny_clip: CLIP
 ) -> None:
     fields = {field.name for field in dataclasses.fields(METHODS[name].config)}
-    options = {"view_count": 3} if "view_count" in fields else {}
+    options = {"views": 3} if "views" in fields else {}
     with local_service(tmp_path, tiny_clip) as service:
         halted, whole = (service.create(name, options=options) for _ in range(2))
         first = service.predict(halted, batch_of(0, 2), evidence=True)

@@ -27,7 +27,7 @@ from tests._helpers.serve_setup import (
 
 @pytest.mark.parametrize(
     ("method", "options"),
-    [("zero_shot", {}), ("tent", {}), ("dart", {"view_count": 4}), ("scap", {})],
+    [("zero_shot", {}), ("tent", {}), ("dart", {"views": 4}), ("scap", {})],
 )
 def test_answers_are_those_of_the_library(
     service: Local, tiny_clip: CLIP, method: str, options: dict[str, int]
@@ -137,9 +137,9 @@ def test_sessions_are_listed_inspected_and_deleted(service: Local) -> None:
         ({"method": "tnet"}, "did you mean 'tent'"),
         ({"model": "/etc/passwd"}, "unknown model of this server"),
         ({"preset": "nope"}, "unknown preset"),
-        ({"options": {"learning": 1}}, "did you mean 'learning_rate'"),
-        ({"options": {"learning_rate": "fast"}}, "options.learning_rate"),
-        ({"options": {"learning_rate": -1}}, "above 0"),
+        ({"options": {"learning": 1}}, "did you mean 'lr'"),
+        ({"options": {"lr": "fast"}}, "options.lr"),
+        ({"options": {"lr": -1}}, "above 0"),
         ({"options": {"betas": [0.9, 0.9, 0.9]}}, "options.betas"),
         ({"classes": ["a", "a"]}, "given twice"),
         ({"classes": ["a", " "]}, "empty"),

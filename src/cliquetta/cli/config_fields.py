@@ -9,6 +9,8 @@ import textwrap
 from dataclasses import dataclass
 from typing import Any
 
+from cliquetta.methods._shared.config import describe, field_types
+
 
 @dataclass(frozen=True)
 class ConfigField:
@@ -27,10 +29,11 @@ def config_fields(config: type[Any]) -> list[ConfigField]:
     for parent in reversed(config.__mro__):
         if dataclasses.is_dataclass(parent):
             docs |= _field_docs(parent)
+    kinds = field_types(config)
     return [
         ConfigField(
             field.name,
-            field.type if isinstance(field.type, str) else field.type.__name__,
+            describe(kinds[field.name]),
             _default(field),
             docs.get(field.name, ""),
         )

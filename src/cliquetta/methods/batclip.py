@@ -25,7 +25,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.errors import UserError
-from cliquetta.methods._shared.layernorm import Adam, AdamState, LayerNormTower, adam_step
+from cliquetta.methods._shared.adam import Adam, AdamConfig, AdamState, adam_step
+from cliquetta.methods._shared.config import NonNegative, Positive
+from cliquetta.methods._shared.layernorm import LayerNormTower
 from cliquetta.methods._shared.views import entropy
 from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.registry import register
@@ -35,21 +37,20 @@ from cliquetta.types import Batch, Prediction
 
 
 @dataclass(frozen=True)
-class BATCLIPConfig:
+class BATCLIPConfig(AdamConfig):
     """Bimodal adaptation of LayerNorms, never reset."""
 
-    learning_rate: float = 5e-4
-    """Step of AdamW; the authors' for ImageNet-C."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """Decay of Adam's two moments."""
-    weight_decay: float = 0.01
-    """Decay of the parameters, apart from the gradient (AdamW)."""
+    lr: Positive = 5e-4
+    """Learning rate of AdamW; the default is the authors' for ImageNet-C."""
+    weight_decay: NonNegative = 0.01
+    """Weight decay of AdamW."""
     adapt_text: bool = True
-    """Learn the text tower's LayerNorms too; without it text stays fixed."""
+    """Also adapt the text tower's LayerNorms; otherwise the class texts stay fixed."""
 
-    def __post_init__(self) -> None:
-        """Check the optimiser at the door."""
-        Adam(self.learning_rate, self.betas, weight_decay=self.weight_decay)
+    @property
+    def adam(self) -> Adam:
+        """AdamW."""
+        return Adam(self.lr, self.betas, weight_decay=self.weight_decay)
 
 
 def class_means(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
@@ -85,7 +86,7 @@ def batclip_loss(logits: Tensor, features: Tensor, text: Tensor) -> Tensor:
     config=BATCLIPConfig,
     summary="one step per batch on the LayerNorms of both towers: certain, matched, separated",
     paper="Maharana et al., BATCLIP: Bimodal Online Test-Time Adaptation for CLIP, ICCV 2025",
-    presets={"cifar10": BATCLIPConfig(learning_rate=1e-3)},
+    presets={"cifar10": BATCLIPConfig(lr=1e-3)},
     tuned_by_authors=frozenset({"cifar10"}),
 )
 class BATCLIP(Adapter):
@@ -105,7 +106,6 @@ class BATCLIP(Adapter):
             )
         super().__init__(model, prompts, config, seed=seed)
         self.scale = model.scale
-        self.adam = Adam(config.learning_rate, config.betas, weight_decay=config.weight_decay)
         self.images = LayerNormTower(model.require_vit())
         AdamState.begin(self.images.start).declare(self.memory, "image_norms")
         if config.adapt_text:
@@ -120,7 +120,7 @@ class BATCLIP(Adapter):
 
     def _predict(self, batch: Batch) -> Prediction:
         names = ["image_norms", "text_norms"] if self.config.adapt_text else ["image_norms"]
-        learned = [AdamState.recall(self.memory, name) for name in names]
+        learned = [AdamState.load(self.memory, name) for name in names]
         with torch.enable_grad():
             values = [part.values.detach().requires_grad_() for part in learned]
             features = self.images(values[0], batch.images)
@@ -129,7 +129,7 @@ class BATCLIP(Adapter):
             loss = batclip_loss(logits, features, text)
             gradients = torch.autograd.grad(loss, values)
         for name, part, gradient in zip(names, learned, gradients, strict=True):
-            adam_step(part, gradient, self.adam).keep(self.memory, name)
+            adam_step(part, gradient, self.config.adam).store(self.memory, name)
         return Prediction(logits.detach().float(), {"loss": loss.detach()})
 
     def classifier(self, norms: Tensor) -> Tensor:

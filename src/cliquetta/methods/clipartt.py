@@ -22,8 +22,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cliquetta.errors import UserError
-from cliquetta.methods._shared.layernorm import Adam, AdamState, LayerNormTower, minimize
+from cliquetta.methods._shared.adam import AdamConfig, AdamState, minimize
+from cliquetta.methods._shared.config import Count, Positive, Template
+from cliquetta.methods._shared.layernorm import LayerNormTower
 from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP, l2_normalize
@@ -32,35 +33,19 @@ from cliquetta.types import Batch, Prediction
 
 
 @dataclass(frozen=True)
-class CLIPArTTConfig:
+class CLIPArTTConfig(AdamConfig, renamed={"top_classes": "topk"}):
     """Pseudo-texts of several classes; LayerNorms reset for every batch."""
 
-    steps: int = 10
-    """Steps of Adam per batch."""
-    learning_rate: float = 1e-3
-    """Step of Adam."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """Decay of Adam's two moments."""
-    top_classes: int = 3
-    """Classes named in the text of an image."""
-    temperature: float = 0.01
-    """Similarities are divided by it in the softmax of the targets."""
-    template: str = "a photo of a {}"
-    """Sentence around the joined class names."""
+    steps: Count = 10
+    """Adam steps per batch."""
+    topk: Count = 3
+    """Number of likeliest classes named in the text of an image."""
+    temperature: Positive = 0.01
+    """Divides the similarities in the softmax of the targets."""
+    template: Template = "a photo of a {}"
+    """Template around the joined class names."""
     detach_targets: bool = False
     """Treat the targets as constants, which the authors do not."""
-
-    def __post_init__(self) -> None:
-        """Check the values at the door."""
-        Adam(self.learning_rate, self.betas)
-        if self.steps < 1 or self.top_classes < 1:
-            raise UserError(
-                f"steps and top_classes must be at least 1, got {self.steps}, {self.top_classes}"
-            )
-        if not self.temperature > 0:
-            raise UserError(f"temperature must be above 0, got {self.temperature}")
-        if self.template.count("{}") != 1:
-            raise UserError(f"a template holds {{}} once, got {self.template!r}")
 
 
 def transductive_loss(
@@ -96,9 +81,8 @@ class CLIPArTT(Adapter):
         super().__init__(model, prompts, config, seed=seed)
         self.classifier = model.classifier(prompts)  # (N, E)
         self.scale = model.scale
-        self.adam = Adam(config.learning_rate, config.betas)
         self.tower = LayerNormTower(model.require_vit())
-        self.top = min(config.top_classes, len(prompts))
+        self.top = min(config.topk, len(prompts))
         # the longest text that can come up must fit, now rather than in the middle of a stream
         lengths = torch.tensor([len(model.tokenizer.encode(name)) for name in prompts.names])
         model.tokenizer([self.mixed_text(lengths.topk(self.top).indices.tolist())])
@@ -116,7 +100,7 @@ class CLIPArTT(Adapter):
             )
 
         start = AdamState.begin(self.tower.start)
-        norms = minimize(start, loss, self.config.steps, self.adam).values
+        norms = minimize(start, loss, self.config.steps, self.config.adam).values
         with torch.no_grad():
             features = l2_normalize(self.tower(norms, batch.images))
             return Prediction((self.scale * features @ self.classifier.T).float())

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.errors import UserError
+from cliquetta.methods._shared.config import Count
 from cliquetta.methods._shared.feature_level import FeatureLevel
 from cliquetta.methods._shared.few_shot import (
     FewShotAdapter,
@@ -36,29 +36,21 @@ from cliquetta.types import Prediction
 
 
 @dataclass(frozen=True)
-class CoCoOpConfig(TextTraining):
+class CoCoOpConfig(TextTraining, renamed={"hidden": "hidden_dim", "rows": "text_chunk"}):
     """The authors' defaults."""
 
-    epochs: int | None = 10
+    epochs: Count | None = 10
     """Passes over the examples; ``None``: by the number of shots, as CoOp."""
-    batch_size: int = 1
-    """Images a step; each costs a pass of all class texts."""
-    words: str = "a photo of a"
-    """Words whose embeddings the context starts from. Empty: ``context`` random tokens."""
-    context: int = 4
-    """Number of context tokens, when ``words`` is empty."""
-    hidden: int | None = None
+    batch_size: Count = 1
+    """Images per step; each costs a pass of all class texts."""
+    context_init: str = "a photo of a"
+    """Words whose embeddings initialise the context. Empty: ``context_length`` random tokens."""
+    context_length: Count = 4
+    """Number of context tokens, if ``context_init`` is empty."""
+    hidden_dim: Count | None = None
     """Width of the network's hidden layer; ``None``: a sixteenth of the features' width."""
-    rows: int = 2048
-    """Texts encoded at once when predicting: bounds memory, changes nothing else."""
-
-    def __post_init__(self) -> None:
-        """Check the values at the door."""
-        super().__post_init__()
-        for name in ("context", "hidden", "rows"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name} is at least 1, got {value}")
+    text_chunk: Count = 2048
+    """Texts encoded at once when predicting. Bounds memory only."""
 
 
 def image_context(learned: Mapping[str, Tensor], features: Tensor) -> Tensor:
@@ -95,11 +87,11 @@ def initial_parameters(
 ) -> dict[str, Tensor]:
     """Context and network before training."""
     width = model.require_text().config.width
-    hidden = config.hidden or max(1, model.embed_dim // 16)
+    hidden = config.hidden_dim or max(1, model.embed_dim // 16)
     down = initial_linear(model.embed_dim, hidden, generator)
     up = initial_linear(hidden, width, generator)
     start = {
-        "context": initial_context(model, config.words, config.context, generator),
+        "context": initial_context(model, config.context_init, config.context_length, generator),
         "down.weight": down[0],
         "down.bias": down[1],
         "up.weight": up[0],
@@ -159,7 +151,7 @@ class CoCoOp(FeatureLevel, FewShotAdapter):
             "up.bias": self.tensor("up.bias", width),
         }
         self.tokens = prompt_tokens(model, prompts, len(self.learned["context"]))
-        self.chunk: int = config.rows
+        self.chunk: int = config.text_chunk
 
     def _predict_features(self, features: Tensor) -> Prediction:
         return Prediction(self.classify(features[:, 0]))

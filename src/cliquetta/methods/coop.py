@@ -18,7 +18,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.errors import UserError
+from cliquetta.methods._shared.config import Count
 from cliquetta.methods._shared.feature_level import FeatureLevel
 from cliquetta.methods._shared.few_shot import (
     FewShotAdapter,
@@ -35,31 +36,22 @@ from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Prediction
 
 ClassPosition = Literal["end", "middle", "front"]
-POSITIONS: tuple[ClassPosition, ...] = ("end", "middle", "front")
 INIT_STD = 0.02
 
 
 @dataclass(frozen=True)
-class CoOpConfig(TextTraining):
+class CoOpConfig(TextTraining, renamed={"position": "class_position"}):
     """The authors' defaults; ``epochs`` follows the number of shots."""
 
-    context: int = 16
-    """Number of context tokens M, when ``words`` is empty."""
-    words: str = ""
-    """Words whose embeddings the context starts from, such as ``a photo of a``; they then decide
-    M. Empty: a normal of deviation 0.02."""
+    context_length: Count = 16
+    """Number of context tokens M, if ``context_init`` is empty."""
+    context_init: str = ""
+    """Words whose embeddings initialise the context, such as ``a photo of a``; they then set M.
+    Empty: drawn from a normal distribution of standard deviation 0.02."""
     class_specific: bool = False
-    """A context for every class instead of one for all; new class names cannot follow it."""
-    position: ClassPosition = "end"
-    """Where the class name stands: behind, in the middle of, or in front of the context."""
-
-    def __post_init__(self) -> None:
-        """Check the values at the door."""
-        super().__post_init__()
-        if self.context < 1:
-            raise UserError(f"context is at least one token, got {self.context}")
-        if self.position not in POSITIONS:
-            raise UnknownNameError("position of the class name", self.position, POSITIONS)
+    """One context per class instead of one for all; it cannot be used with new class names."""
+    class_position: ClassPosition = "end"
+    """Where the class name stands: after, in the middle of, or before the context."""
 
 
 def prompt_tokens(
@@ -117,11 +109,11 @@ def fit_coop(
 ) -> dict[str, Tensor]:
     """``context`` (M, D), or (N, M, D) if class-specific."""
     generator = torch.Generator().manual_seed(seed)
-    start = initial_context(model, config.words, config.context, generator)
-    tokens = prompt_tokens(model, prompts, len(start), config.position)
+    start = initial_context(model, config.context_init, config.context_length, generator)
+    tokens = prompt_tokens(model, prompts, len(start), config.class_position)
     if config.class_specific:
         start = start.repeat(len(prompts), 1, 1)
-        if not config.words:
+        if not config.context_init:
             start = INIT_STD * torch.randn(start.shape, generator=generator).to(model.device)
 
     def logits(learned: Mapping[str, Tensor], features: Tensor) -> Tensor:
@@ -136,7 +128,7 @@ def fit_coop(
     config=CoOpConfig,
     summary="context words learned from a few labelled images",
     paper="Zhou et al., Learning to Prompt for Vision-Language Models, IJCV 2022",
-    presets={"imagenet": CoOpConfig(words="a photo of a", epochs=50)},
+    presets={"imagenet": CoOpConfig(context_init="a photo of a", epochs=50)},
     tuned_by_authors=frozenset({"imagenet"}),
     fit=fit_coop,
 )
@@ -159,7 +151,7 @@ class CoOp(FeatureLevel, FewShotAdapter):
         width = model.require_text().config.width
         rows = (len(prompts),) if config.class_specific else ()
         context = self.tensor("context", *rows, None, width)
-        tokens = prompt_tokens(model, prompts, context.shape[-2], config.position)
+        tokens = prompt_tokens(model, prompts, context.shape[-2], config.class_position)
         with torch.no_grad():
             self.classifier = model.encode_text(
                 tokens[0], context=context, positions=tokens[1], normalize=True

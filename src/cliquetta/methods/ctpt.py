@@ -18,17 +18,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cliquetta.methods._shared.config import NonNegative
 from cliquetta.methods._shared.presets import read_presets
 from cliquetta.methods.registry import register
 from cliquetta.methods.tpt import TPT, TPTConfig
 
 
 @dataclass(frozen=True)
-class CTPTConfig(TPTConfig):
+class CTPTConfig(TPTConfig, renamed={"dispersion": "dispersion_weight"}):
     """C-TPT with its authors' defaults."""
 
-    dispersion: float = 50.0
-    """Weight of the dispersion; 0 is TPT."""
+    dispersion_weight: NonNegative = 50.0
+    """Weight of the text feature dispersion; 0 is TPT."""
 
 
 def text_dispersion(text: Tensor) -> Tensor:
@@ -54,4 +55,4 @@ class CTPT(TPT):
 
     def loss(self, features: Tensor, text: Tensor) -> Tensor:
         """Losses (B,): marginal entropy minus weighted dispersion."""
-        return super().loss(features, text) - self.config.dispersion * text_dispersion(text)
+        return super().loss(features, text) - self.config.dispersion_weight * text_dispersion(text)

@@ -22,16 +22,17 @@ Of several templates the first is learned and averaged with the fixed others, as
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.errors import UserError
+from cliquetta.methods._shared.config import Count, NonNegative, Positive, Rule, Weight
 from cliquetta.methods._shared.presets import read_presets
 from cliquetta.methods._shared.views import (
-    ViewsConfig,
-    check_fraction,
+    SelectiveConfig,
+    ViewKind,
     confident_views,
     marginal_entropy,
     mean_logits,
@@ -45,51 +46,38 @@ from cliquetta.model.clip import CLIP, l2_normalize
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch, Prediction, ViewSpec
 
-SCORES = {
-    "plain": "the plain view under the learned prompts (the active code)",
-    "views": "mean logits of the confident views under the learned prompts",
-    "mixed": "half the confident views before learning, half the plain view after",
-}
-
 
 @dataclass(frozen=True)
-class DARTConfig(ViewsConfig):
+class DARTConfig(
+    SelectiveConfig,
+    renamed={
+        "recall": "retained_weight",
+        "inertia": "ema_scale",
+        "tokens": "prompt_length",
+        "rows": "text_chunk",
+    },
+):
     """DART with its authors' defaults."""
 
-    view_kind: str = "zoom-crop"
-    """A key of ``cliquetta.data.views.VIEW_KINDS``; presets hold the zoom per data set."""
-    kept: float = 0.1
-    """Share of the views, those of lowest entropy, that the loss sees."""
-    lr: float = 5e-3
-    """AdamW's rate, for both kinds of prompts."""
-    weight_decay: float = 0.01
-    """AdamW's decay, PyTorch's default in the official code."""
-    block: int = 1
+    view_kind: ViewKind = "zoom-crop"
+    """How views are made; presets hold the zoom per dataset."""
+    lr: NonNegative = 5e-3
+    """Learning rate of AdamW, for both kinds of prompts."""
+    weight_decay: NonNegative = 0.01
+    """Weight decay of AdamW, PyTorch's default in the official code."""
+    block: Annotated[int, Rule("0 or more", lambda value: value >= 0)] = 1
     """Visual block, counted from 0, that takes the key/value prompt."""
-    tokens: int = 1
+    prompt_length: Count = 1
     """Key/value pairs of the visual prompt."""
-    recall: float = 0.1
-    """Share of the kept prompts in those that an image starts from."""
-    inertia: float = 5000.0
-    """Kept prompts move by 1 - exp(-max logit / inertia); larger is slower."""
+    retained_weight: Weight = 0.1
+    """Weight of the retained prompts in those that an image starts from."""
+    ema_scale: Positive = 5000.0
+    """Retained prompts move by 1 - exp(-max logit / ema_scale); larger is slower."""
     score: Literal["plain", "views", "mixed"] = "plain"
-    """Which logits are the answer; see ``SCORES``."""
-    rows: int = 1024
-    """Class texts in the text tower at once. Bounds memory only."""
-
-    def __post_init__(self) -> None:
-        """Check the values at the door."""
-        super().__post_init__()
-        check_fraction("kept", self.kept)
-        if self.score not in SCORES:
-            raise UnknownNameError("score", self.score, SCORES)
-        if not 0 <= self.recall <= 1:
-            raise UserError(f"recall is a share, 0 to 1, got {self.recall}")
-        if self.lr < 0 or self.inertia <= 0 or self.tokens < 1 or self.rows < 1:
-            raise UserError(
-                "lr is 0 or more, inertia above 0, tokens and rows at least 1, got "
-                f"{self.lr}, {self.inertia}, {self.tokens} and {self.rows}"
-            )
+    """Which logits are returned: of the plain view under the learned prompts (the active code), the
+    mean of the confident views, or half those before learning and half the plain view after."""
+    text_chunk: Count = 1024
+    """Class texts encoded at once. Bounds memory only."""
 
 
 @register(
@@ -118,11 +106,11 @@ class DART(Adapter):
                 f"block {config.block} does not exist: {model.id} has blocks 0 to "
                 f"{len(self.tower.blocks) - 1}"
             )
-        self.template = LearnableTemplate(model, prompts, rows=config.rows, by="DART")
+        self.template = LearnableTemplate(model, prompts, chunk=config.text_chunk, by="DART")
         self.scale = model.scale
         N, D = len(prompts), self.tower.config.width
         generator = torch.Generator().manual_seed(seed)
-        start = 2 * torch.rand(config.tokens, 2, D, generator=generator) - 1
+        start = 2 * torch.rand(config.prompt_length, 2, D, generator=generator) - 1
         start = start.to(model.device)
         self.memory.declare("visual", start)
         self.memory.declare("kept_visual", start.repeat(N, 1, 1, 1))
@@ -142,20 +130,20 @@ class DART(Adapter):
 
     def _next(self, views: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (N,) of the next image of the stream, from its views (V, 3, S, S)."""
-        recall = self.config.recall
+        retained = self.config.retained_weight
         hidden = self._before_prompt(views)
         visual = self.memory["visual"]
-        context = recall * self.memory["kept_context"] + (1 - recall) * self.template.start
+        context = retained * self.memory["kept_context"] + (1 - retained) * self.template.start
         text = self.template.features(context[None])[0]
         before = self.scale * self.encode(hidden, visual) @ text.T
-        sure_before = confident_views(before, self.config.kept)
+        sure_before = confident_views(before, self.config.selection_fraction)
         context, visual, loss = self.step(hidden[sure_before], context, visual, text)
 
         text = self.template.features(context[None])[0]
         after = self.scale * self.encode(hidden, visual) @ text.T
-        sure_after = confident_views(after, self.config.kept)
+        sure_after = confident_views(after, self.config.selection_fraction)
         named = mean_logits(after, sure_after).argmax()
-        visual = recall * self.memory["kept_visual"][named] + (1 - recall) * visual
+        visual = retained * self.memory["kept_visual"][named] + (1 - retained) * visual
         logits = self.scale * (self.encode(hidden[:1], visual) @ text.T)[0]
         if self.config.score == "views":
             logits = mean_logits(after, sure_after)
@@ -206,7 +194,7 @@ class DART(Adapter):
     def _remember(self, logits: Tensor, context: Tensor, visual: Tensor) -> None:
         """Move the kept prompts of the predicted class towards those of this image."""
         label = logits.argmax()
-        stay = torch.exp(-logits[label] / self.config.inertia)
+        stay = torch.exp(-logits[label] / self.config.ema_scale)
         for name, now in (("kept_context", context[label]), ("kept_visual", visual)):
             kept = self.memory[name].clone()
             kept[label] = stay * kept[label] + (1 - stay) * now

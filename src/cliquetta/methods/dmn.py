@@ -23,12 +23,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.errors import UserError
 from cliquetta.methods._shared.cache import CacheOccupancy, affinity, simulate_insertions, store
+from cliquetta.methods._shared.config import Count, Fraction, NonNegative, Positive
 from cliquetta.methods._shared.feature_level import FixedText
 from cliquetta.methods._shared.views import (
-    ViewsConfig,
-    check_fraction,
+    SelectiveConfig,
     confident_views,
     marginal_entropy,
     take_views,
@@ -44,28 +43,20 @@ ELEMENTS = 2**25
 
 
 @dataclass(frozen=True)
-class DMNConfig(ViewsConfig):
+class DMNConfig(SelectiveConfig):
     """The dynamic memory with its authors' defaults."""
 
-    view_count: int = 32
-    """Views per image, the plain one included."""
-    kept: float = 0.1
-    """ρ: share of the views, those of lowest entropy, that give class and entropy."""
-    capacity: int = 50
+    views: Count = 32
+    """Views per image, including the plain one."""
+    selection_fraction: Fraction = 0.1
+    """ρ: fraction of the views, those of lowest entropy, that give class and entropy."""
+    capacity: Count = 50
     """Images kept per class."""
-    beta: float = 5.5
+    beta: NonNegative = 5.5
     """β: how fast an entry's weight falls with its distance from the query."""
-    memory_weight: float = 1.0
-    """β₂: weight of the memory's answer beside the text's; the authors search it on labels."""
-
-    def __post_init__(self) -> None:
-        """Check the values at the door."""
-        super().__post_init__()
-        check_fraction("kept", self.kept)
-        if self.capacity < 1:
-            raise UserError(f"capacity is at least 1, got {self.capacity}")
-        if not self.memory_weight > 0:
-            raise UserError(f"memory_weight must be above 0, got {self.memory_weight}")
+    memory_weight: Positive = 1.0
+    """β₂: weight of the memory's prediction relative to the text's; the authors search it on
+    labels."""
 
 
 def class_features(
@@ -117,7 +108,7 @@ class DMN(FixedText):
         config, memory = self.config, self.memory
         plain = features[:, 0]
         logits = self.scale * features @ self.classifier.T  # (B, V, N)
-        sure = take_views(logits, confident_views(logits, config.kept))
+        sure = take_views(logits, confident_views(logits, config.selection_fraction))
         classes = sure.softmax(dim=-1).mean(dim=1).argmax(dim=-1)
         offered = marginal_entropy(sure)
 

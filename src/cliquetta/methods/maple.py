@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.errors import UserError
+from cliquetta.methods._shared.config import Count, Positive
 from cliquetta.methods._shared.few_shot import (
     FewShotAdapter,
     OnStep,
@@ -41,25 +42,19 @@ from cliquetta.types import Batch, Prediction
 class MaPLeConfig(SGDTraining):
     """The authors' setting from base to novel classes."""
 
-    epochs: int | None = 5
+    epochs: Count | None = 5
     """Passes over the examples; ``None``: by the number of shots, as CoOp."""
-    batch_size: int = 4
-    """Images a step."""
-    lr: float = 3.5e-3
-    """Learning rate at the start of the cosine."""
-    depth: int = 9
-    """Blocks with learned tokens, J; a tower with fewer blocks has them in all of its own."""
-    context: int = 2
-    """AdamState tokens in each block."""
-    words: str = "a photo of a"
-    """Words before the class name; the first ``context`` tokens are learned, the others stay.
-    Empty: ``context`` random tokens."""
-
-    def __post_init__(self) -> None:
-        """Check the values at the door."""
-        super().__post_init__()
-        if self.depth < 1 or self.context < 1:
-            raise UserError("depth and context are at least 1")
+    batch_size: Count = 4
+    """Images per step."""
+    lr: Positive = 3.5e-3
+    """Learning rate at the start of the cosine schedule."""
+    depth: Count = 9
+    """J: number of blocks with learned tokens, at most those of the smaller tower."""
+    context_length: Count = 2
+    """Learned tokens in each block."""
+    context_init: str = "a photo of a"
+    """Words before the class name; the first ``context_length`` tokens are learned, others stay.
+    Empty: ``context_length`` random tokens."""
 
 
 @dataclass(frozen=True)
@@ -86,16 +81,18 @@ def couple(learned: Mapping[str, Tensor]) -> Coupled:
 
 def text_tokens(model: CLIP, prompts: ClassPrompts, config: MaPLeConfig) -> tuple[Tensor, Tensor]:
     """Token ids of the class texts and the places of the learned tokens in them."""
-    if not config.words:
-        return prompt_tokens(model, prompts, config.context)
-    words = len(model.tokenizer.encode(config.words))
-    if words < config.context:
+    if not config.context_init:
+        return prompt_tokens(model, prompts, config.context_length)
+    words = len(model.tokenizer.encode(config.context_init))
+    if words < config.context_length:
         raise UserError(
-            f"{config.words!r} has {words} tokens, {config.context} are to be learned: give more "
-            "words or none"
+            f"{config.context_init!r} has {words} tokens, {config.context_length} are to be "
+            "learned: give more words or none"
         )
-    ids = model.tokenizer(prompts.texts(f"{config.words} {{}}.")).to(model.device)
-    places = torch.arange(1, config.context + 1, device=model.device).expand(len(prompts), -1)
+    ids = model.tokenizer(prompts.texts(f"{config.context_init} {{}}.")).to(model.device)
+    places = torch.arange(1, config.context_length + 1, device=model.device).expand(
+        len(prompts), -1
+    )
     return ids, places
 
 
@@ -125,8 +122,10 @@ def initial_parameters(
     """Tokens and maps before training."""
     text, image = model.require_text().config, model.require_vit().config
     depth = min(config.depth, text.layers, image.layers)
-    context = initial_context(model, config.words, config.context, generator)[: config.context]
-    deep = INIT_STD * torch.randn(depth - 1, config.context, text.width, generator=generator)
+    context = initial_context(model, config.context_init, config.context_length, generator)[
+        : config.context_length
+    ]
+    deep = INIT_STD * torch.randn(depth - 1, config.context_length, text.width, generator=generator)
     first = initial_linear(text.width, image.width, generator)
     other = initial_linear(text.width, image.width, generator)
     start = {
@@ -185,7 +184,7 @@ class MaPLe(FewShotAdapter):
     ) -> None:
         super().__init__(model, prompts, config, seed=seed, fitted=fitted)
         text, image = model.require_text().config, model.require_vit().config
-        depth, M = min(config.depth, text.layers, image.layers), config.context
+        depth, M = min(config.depth, text.layers, image.layers), config.context_length
         learned = {
             "context": self.tensor("context", M, text.width),
             "deep": self.tensor("deep", depth - 1, M, text.width),

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cliquetta.errors import UserError
+from cliquetta.methods._shared.config import Count, Fraction, NonNegative, Positive
 from cliquetta.methods._shared.feature_level import FixedText
-from cliquetta.methods._shared.views import ViewsConfig, check_fraction
+from cliquetta.methods._shared.views import ViewsConfig
 from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import l2_normalize
@@ -29,29 +29,26 @@ from cliquetta.types import Prediction
 
 
 @dataclass(frozen=True)
-class MTAConfig(ViewsConfig):
+class MTAConfig(
+    ViewsConfig,
+    renamed={
+        "neighbours": "neighbour_fraction",
+        "affinity": "affinity_weight",
+        "spread": "entropy_weight",
+    },
+):
     """MTA with its authors' defaults."""
 
-    neighbours: float = 0.3
-    """Share of the other views, the nearest ones, that set a view's bandwidth."""
-    affinity: float = 4.0
+    neighbour_fraction: Fraction = 0.3
+    """Fraction of the other views, the nearest ones, that set a view's bandwidth."""
+    affinity_weight: NonNegative = 4.0
     """λ: weight of the agreement between the predictions of the views."""
-    spread: float = 0.2
+    entropy_weight: Positive = 0.2
     """λ_y: weight of the entropy of the inlierness scores; larger is closer to uniform."""
-    iterations: int = 5
-    """Rounds of the alternation, and most iterations inside each of its two halves."""
-    tolerance: float = 1e-6
+    iterations: Count = 5
+    """Rounds of the alternation, and maximum iterations inside each of its two halves."""
+    tolerance: NonNegative = 1e-6
     """Change below which a half of the alternation stops."""
-
-    def __post_init__(self) -> None:
-        """Check the values at the door."""
-        super().__post_init__()
-        check_fraction("neighbours", self.neighbours)
-        if self.spread <= 0 or self.iterations < 1:
-            raise UserError(
-                f"spread is above 0 and iterations at least 1, got {self.spread} and "
-                f"{self.iterations}"
-            )
 
 
 SMALLEST = 1e-12
@@ -77,7 +74,7 @@ def density(features: Tensor, mode: Tensor, h2: Tensor) -> Tensor:
 
 def find_mode(features: Tensor, probabilities: Tensor, config: MTAConfig) -> tuple[Tensor, Tensor]:
     """Modes (B, E) and inlierness (B, V) of unit features (B, V, E), predictions (B, V, N)."""
-    h2 = squared_bandwidth(features, config.neighbours)
+    h2 = squared_bandwidth(features, config.neighbour_fraction)
     agreement = probabilities @ probabilities.transpose(1, 2)  # (B, V, V)
     mode = features[:, 0]
     inlierness = features.new_full(features.shape[:2], 1 / features.shape[1])
@@ -92,7 +89,7 @@ def _settle_inlierness(y: Tensor, kernel: Tensor, agreement: Tensor, config: MTA
     active = torch.ones(len(y), 1, dtype=torch.bool, device=y.device)
     for _ in range(config.iterations):
         support = (agreement @ y[:, :, None])[:, :, 0]
-        new = ((kernel + config.affinity * support) / config.spread).softmax(dim=-1)
+        new = ((kernel + config.affinity_weight * support) / config.entropy_weight).softmax(dim=-1)
         y, active = _advance(y, new, active, config.tolerance)
     return y
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.methods._shared.config import current_names, field_types, parse
 from cliquetta.methods.base import Adapter
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts, as_prompts
@@ -108,36 +109,13 @@ def method_config(
         config = entry.presets[preset]
     else:
         raise UnknownNameError(f"preset of {name}", preset, list(entry.presets))
-    fields = {f.name: f for f in dataclasses.fields(entry.config)}
+    kinds = field_types(entry.config)
     changes = {}
-    for key, value in (options or {}).items():
-        if key not in fields:
-            raise UnknownNameError(f"option of {name}", key, list(fields))
-        changes[key] = _convert(f"{name}.{key}", value, getattr(config, key), str(fields[key].type))
+    for key, value in current_names(entry.config, options or {}, warn=True).items():
+        if key not in kinds:
+            raise UnknownNameError(f"option of {name}", key, list(kinds))
+        changes[key] = parse(f"{name}.{key}", value, kinds[key])
     return dataclasses.replace(config, **changes)
-
-
-def _convert(option: str, value: Any, current: Any, annotation: str) -> Any:
-    """``value`` in the type that the annotation of a config field names."""
-    if not isinstance(value, str):
-        return tuple(value) if isinstance(value, list) else value
-    if value.lower() in {"none", "null"} and "None" in annotation:
-        return None
-    try:
-        if annotation.startswith("bool"):
-            return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[
-                value.lower()
-            ]
-        if annotation.startswith("int"):
-            return int(value)
-        if annotation.startswith("float"):
-            return float(value)
-        if annotation.startswith("tuple"):
-            kind = float if "float" in annotation else int if "int" in annotation else str
-            return tuple(kind(part) for part in value.split(",") if part)
-    except (KeyError, ValueError):
-        raise UserError(f"{option} is {annotation}, {value!r} is not") from None
-    return value
 
 
 def create_method(

@@ -26,13 +26,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.errors import UserError
 from cliquetta.methods._shared.cache import CacheOccupancy, affinity, simulate_insertions, store
+from cliquetta.methods._shared.config import Count, Interval, NonNegative
 from cliquetta.methods._shared.feature_level import FixedText
 from cliquetta.methods._shared.presets import read_presets
 from cliquetta.methods._shared.views import (
-    ViewsConfig,
-    check_fraction,
+    SelectiveConfig,
+    ViewKind,
     confident_views,
     marginal_entropy,
     take_views,
@@ -48,41 +48,30 @@ GROUP = 256
 
 
 @dataclass(frozen=True)
-class TDAConfig(ViewsConfig):
+class TDAConfig(SelectiveConfig):
     """TDA with its authors' setting for ImageNet."""
 
-    view_count: int = 1
-    """Views per image, the plain one included; 1 looks at the plain one only."""
-    view_kind: str = "augmix"
-    """A key of ``cliquetta.data.views.VIEW_KINDS``; unused with one view."""
-    kept: float = 0.1
-    """ρ: share of the views, those of lowest entropy, that count."""
-    positive_alpha: float = 2.0
+    views: Count = 1
+    """Views per image, including the plain one; 1 uses the plain one only."""
+    view_kind: ViewKind = "augmix"
+    """How views are made; unused with one view."""
+    positive_alpha: NonNegative = 2.0
     """α₊: weight of the positive cache."""
-    positive_beta: float = 5.0
-    """β₊: how fast an entry's say falls with its distance."""
-    positive_capacity: int = 3
+    positive_beta: NonNegative = 5.0
+    """β₊: how fast an entry's weight falls with its distance."""
+    positive_capacity: Count = 3
     """Entries per class of the positive cache."""
-    negative_alpha: float = 0.117
+    negative_alpha: NonNegative = 0.117
     """α₋: weight of the negative cache; 0 switches it off."""
-    negative_beta: float = 1.0
-    """β₋: how fast a negative entry's say falls with its distance."""
-    negative_capacity: int = 2
+    negative_beta: NonNegative = 1.0
+    """β₋: how fast a negative entry's weight falls with its distance."""
+    negative_capacity: Count = 2
     """Entries per class of the negative cache."""
-    entropy_window: tuple[float, float] = (0.2, 0.5)
-    """Entropy in nats over log2(N) between which an image enters the negative cache."""
-    probability_window: tuple[float, float] = (0.03, 1.0)
-    """Probabilities between which a negative entry speaks against a class."""
-
-    def __post_init__(self) -> None:
-        """Check the values at the door."""
-        super().__post_init__()
-        check_fraction("kept", self.kept)
-        if self.positive_capacity < 1 or self.negative_capacity < 1:
-            raise UserError(
-                f"capacities are at least 1, got {self.positive_capacity} and "
-                f"{self.negative_capacity}"
-            )
+    entropy_window: Interval = (0.2, 0.5)
+    """Entropy (nats, divided by log2 of the number of classes) between which an image enters the
+    negative cache."""
+    probability_window: Interval = (0.03, 1.0)
+    """Probabilities between which a negative entry counts against a class."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +129,7 @@ _TUNED = read_presets("tda", TDAConfig)
     config=TDAConfig,
     summary="caches of confident and of doubtful test features correct CLIP's logits; no training",
     paper="Karmanov et al., Efficient Test-Time Adaptation of Vision-Language Models, CVPR 2024",
-    presets={**_TUNED, "views": TDAConfig(view_count=64)},
+    presets={**_TUNED, "views": TDAConfig(views=64)},
     tuned_by_authors=frozenset(_TUNED),
 )
 class TDA(FixedText):
@@ -169,7 +158,7 @@ class TDA(FixedText):
         return Prediction(torch.cat([self._answer(self._look(group)) for group in groups]))
 
     def _look(self, features: Tensor) -> Seen:
-        return look(features, self.classifier, self.scale, self.config.kept)
+        return look(features, self.classifier, self.scale, self.config.selection_fraction)
 
     def _answer(self, seen: Seen) -> Tensor:
         """Logits (B, N) of one group, which enters the caches."""

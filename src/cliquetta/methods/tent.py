@@ -18,7 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.layernorm import Adam, AdamState, LayerNormTower, adam_step
+from cliquetta.methods._shared.adam import AdamConfig, AdamState, adam_step
+from cliquetta.methods._shared.config import Positive
+from cliquetta.methods._shared.layernorm import LayerNormTower
 from cliquetta.methods._shared.views import entropy
 from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.registry import register
@@ -28,17 +30,11 @@ from cliquetta.types import Batch, Prediction
 
 
 @dataclass(frozen=True)
-class TentConfig:
+class TentConfig(AdamConfig):
     """Entropy minimisation on visual LayerNorms, never reset."""
 
-    learning_rate: float = 1e-3
-    """Step of Adam; above 1e-3 LayerNorms drift, and long streams may ask for less."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """Decay of Adam's two moments."""
-
-    def __post_init__(self) -> None:
-        """Check the optimiser at the door."""
-        Adam(self.learning_rate, self.betas)
+    lr: Positive = 1e-3
+    """Learning rate of Adam; LayerNorms drift above 1e-3, long streams may need less."""
 
 
 @register(
@@ -60,18 +56,17 @@ class Tent(Adapter):
         super().__init__(model, prompts, config, seed=seed)
         self.classifier = model.classifier(prompts)  # (N, E)
         self.scale = model.scale
-        self.adam = Adam(config.learning_rate, config.betas)
         self.tower = LayerNormTower(model.require_vit())
         AdamState.begin(self.tower.start).declare(self.memory, "norms")
 
     def _predict(self, batch: Batch) -> Prediction:
-        learned = AdamState.recall(self.memory, "norms")
+        learned = AdamState.load(self.memory, "norms")
         with torch.enable_grad():
             values = learned.values.detach().requires_grad_()
             logits = self.logits(values, batch.images)
             loss = entropy(logits).mean()
             (gradient,) = torch.autograd.grad(loss, values)
-        adam_step(learned, gradient, self.adam).keep(self.memory, "norms")
+        adam_step(learned, gradient, self.config.adam).store(self.memory, "norms")
         return Prediction(logits.detach().float(), {"loss": loss.detach()})
 
     def logits(self, norms: Tensor, images: Tensor) -> Tensor:

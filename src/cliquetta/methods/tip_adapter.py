@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.errors import UserError
+from cliquetta.methods._shared.config import Count, NonNegative, Positive
 from cliquetta.methods._shared.feature_level import FeatureLevel
 from cliquetta.methods._shared.few_shot import (
     FewShotAdapter,
@@ -60,22 +61,16 @@ PAPER = "Zhang et al., Tip-Adapter: Training-free Adaption of CLIP, ECCV 2022"
 class TipAdapterFConfig(TipAdapterConfig):
     """The same, and how the keys are trained (AdamW, cosine per step)."""
 
-    epochs: int = 20
+    epochs: Count = 20
     """Passes over the labelled images."""
-    batch_size: int = 256
-    """Images a step."""
-    lr: float = 1e-3
-    """Learning rate at the start of the cosine."""
-    eps: float = 1e-4
-    """Of AdamW."""
-    weight_decay: float = 0.01
-    """Of AdamW."""
-
-    def __post_init__(self) -> None:
-        """Check the values at the door."""
-        super().__post_init__()
-        if self.epochs < 1 or self.batch_size < 1 or not self.lr > 0:
-            raise UserError("epochs and batch_size are at least 1 and lr is above 0")
+    batch_size: Count = 256
+    """Images per step."""
+    lr: Positive = 1e-3
+    """Learning rate at the start of the cosine schedule."""
+    eps: Positive = 1e-4
+    """Epsilon of AdamW."""
+    weight_decay: NonNegative = 0.01
+    """Weight decay of AdamW."""
 
 
 PRESETS = read_presets("tip_adapter", TipAdapterConfig)

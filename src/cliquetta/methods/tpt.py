@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 
 from cliquetta.errors import UserError
+from cliquetta.methods._shared.config import Count, NonNegative
 from cliquetta.methods._shared.feature_level import FeatureLevel
 from cliquetta.methods._shared.presets import read_presets
 from cliquetta.methods._shared.views import (
-    ViewsConfig,
-    check_fraction,
+    SelectiveConfig,
     confident_views,
     marginal_entropy,
     near_one,
@@ -43,29 +43,17 @@ from cliquetta.types import Prediction
 
 
 @dataclass(frozen=True)
-class TPTConfig(ViewsConfig):
+class TPTConfig(SelectiveConfig, renamed={"rows": "text_chunk"}):
     """TPT with its authors' defaults."""
 
-    kept: float = 0.1
-    """Share of the views, those of lowest entropy, that the loss sees."""
-    lr: float = 5e-3
-    """AdamW's rate. One step moves each coordinate by about this much."""
-    weight_decay: float = 0.01
-    """AdamW's decay, PyTorch's default in the official code."""
-    steps: int = 1
-    """Steps per image; the kept views are chosen before the first."""
-    rows: int = 1024
-    """Texts (images x classes) in the text tower at once. Bounds memory only."""
-
-    def __post_init__(self) -> None:
-        """Check the values at the door."""
-        super().__post_init__()
-        check_fraction("kept", self.kept)
-        if self.lr < 0 or self.steps < 1 or self.rows < 1:
-            raise UserError(
-                f"lr is 0 or more, steps and rows at least 1, got {self.lr}, {self.steps} and "
-                f"{self.rows}"
-            )
+    lr: NonNegative = 5e-3
+    """Learning rate of AdamW. One step moves each coordinate by about this much."""
+    weight_decay: NonNegative = 0.01
+    """Weight decay of AdamW, PyTorch's default in the official code."""
+    steps: Count = 1
+    """AdamW steps per image; views are selected before the first."""
+    text_chunk: Count = 1024
+    """Texts (images x classes) encoded at once. Bounds memory only."""
 
 
 class LearnableTemplate:
@@ -75,7 +63,7 @@ class LearnableTemplate:
     class; ``start`` (M, D) holds the embeddings of the words that stand before the class name.
     """
 
-    def __init__(self, model: CLIP, prompts: ClassPrompts, *, rows: int, by: str) -> None:
+    def __init__(self, model: CLIP, prompts: ClassPrompts, *, chunk: int, by: str) -> None:
         if prompts.features is not None:
             raise UserError(
                 f"{by} learns text, but these class prompts are fixed text features; give names "
@@ -92,7 +80,7 @@ class LearnableTemplate:
                 "stand alone; put a template such as 'a photo of a {}.' first"
             )
         self.model = model
-        self.rows = rows
+        self.chunk = chunk
         self.start = model.context(words)
         self.order = self.ids.argmax(dim=-1).argsort(stable=True)  # short texts first
         self.fixed: Tensor | None = None
@@ -125,7 +113,7 @@ class LearnableTemplate:
 
     def _chunks(self, images: int) -> Iterator[Tensor]:
         """Classes of similar text length, as many as fit with ``images`` contexts each."""
-        return iter(torch.split(self.order, max(1, self.rows // images)))
+        return iter(torch.split(self.order, max(1, self.chunk // images)))
 
     def _encode(self, context: Tensor, classes: Tensor) -> Tensor:
         """Unit classifiers (B, C, E) of some classes (C,)."""
@@ -162,12 +150,16 @@ class TPT(FeatureLevel):
         self, model: CLIP, prompts: ClassPrompts, config: TPTConfig, *, seed: int = 0
     ) -> None:
         super().__init__(model, prompts, config, seed=seed)
-        self.template = LearnableTemplate(model, prompts, rows=config.rows, by=type(self).__name__)
+        self.template = LearnableTemplate(
+            model, prompts, chunk=config.text_chunk, by=type(self).__name__
+        )
         self.classifier = self.template.features(self.template.start[None])[0]  # (N, E)
         self.scale = model.scale
 
     def _predict_features(self, features: Tensor) -> Prediction:
-        kept = confident_views(self.scale * features @ self.classifier.T, self.config.kept)
+        kept = confident_views(
+            self.scale * features @ self.classifier.T, self.config.selection_fraction
+        )
         context, loss = self.tune(take_views(features, kept))
         text = self.template.features(context)  # (B, N, E)
         logits = self.scale * torch.einsum("be,bne->bn", features[:, 0], text)

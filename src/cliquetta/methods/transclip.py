@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.errors import UserError
+from cliquetta.methods._shared.config import Count, MethodConfig, NonNegative, Positive
 from cliquetta.methods._shared.feature_level import FixedText
 from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.registry import register
@@ -36,30 +36,21 @@ VARIANCE_FLOOR = 1e-6
 
 
 @dataclass(frozen=True)
-class TransCLIPConfig:
+class TransCLIPConfig(MethodConfig, renamed={"seeds": "init_images", "inner": "inner_steps"}):
     """Transduction within each batch."""
 
-    text_weight: float = 1.0
-    """λ: exponent of the zero-shot answers."""
-    gaussian_temperature: float = 50.0
-    """τ: the Gaussian log-likelihood is divided by it."""
-    neighbours: int = 3
-    """Nearest neighbours of an image by cosine, itself excluded."""
-    seeds: int = 8
-    """Most confident images of a class that its first mean is made of."""
-    rounds: int = 10
+    text_weight: NonNegative = 1.0
+    """λ: exponent of the zero-shot probabilities."""
+    gaussian_temperature: Positive = 50.0
+    """τ: divides the Gaussian log-likelihood."""
+    neighbours: Count = 3
+    """Nearest neighbours of an image by cosine, excluding itself."""
+    init_images: Count = 8
+    """Most confident images of a class from which its mean is initialised."""
+    rounds: Count = 10
     """Updates of the means and the variance."""
-    inner: int = 5
+    inner_steps: Count = 5
     """Updates of the assignments in each round."""
-
-    def __post_init__(self) -> None:
-        """Check the values at the door."""
-        if min(self.neighbours, self.seeds, self.rounds, self.inner) < 1:
-            raise UserError("neighbours, seeds, rounds and inner must be at least 1")
-        if not self.gaussian_temperature > 0:
-            raise UserError(
-                f"gaussian_temperature must be above 0, got {self.gaussian_temperature}"
-            )
 
 
 def neighbour_affinity(features: Tensor, neighbours: int) -> Tensor:
@@ -107,13 +98,13 @@ def transduce(features: Tensor, log_prior: Tensor, config: TransCLIPConfig) -> T
     """Log assignments (B, N) of unit features (B, E), from zero-shot log-probabilities (B, N)."""
     affinity = neighbour_affinity(features, config.neighbours)
     links = (affinity + affinity.T) / (2 * config.neighbours)
-    means = first_means(features, log_prior.exp(), config.seeds)
+    means = first_means(features, log_prior.exp(), config.init_images)
     variance = torch.full_like(features[0], 1 / features.shape[1])
     logs = log_prior
     for _ in range(config.rounds):
         likelihood = gaussian_log_likelihood(features, means, variance)
         fixed = config.text_weight * log_prior + likelihood / config.gaussian_temperature
-        for _ in range(config.inner):
+        for _ in range(config.inner_steps):
             logs = (fixed + links @ logs.exp()).log_softmax(dim=-1)
         means = update_means(features, logs)
         variance = update_variance(features, means, logs.exp())

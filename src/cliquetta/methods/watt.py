@@ -18,12 +18,15 @@ templates of the class list; class lists with fixed features are refused.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from cliquetta.errors import UnknownNameError, UserError
-from cliquetta.methods._shared.layernorm import Adam, AdamState, LayerNormTower, minimize
+from cliquetta.errors import UserError
+from cliquetta.methods._shared.adam import AdamConfig, AdamState, minimize
+from cliquetta.methods._shared.config import Count, Positive, Template
+from cliquetta.methods._shared.layernorm import LayerNormTower
 from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.clipartt import transductive_loss
 from cliquetta.methods.registry import register
@@ -31,7 +34,6 @@ from cliquetta.model.clip import CLIP, l2_normalize
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch, Prediction
 
-MODES = ("sequential", "parallel")
 TEMPLATES = (
     "a photo of a {}",
     "itap of a {}",
@@ -45,33 +47,23 @@ TEMPLATES = (
 
 
 @dataclass(frozen=True)
-class WATTConfig:
+class WATTConfig(AdamConfig):
     """Weight averages over templates; LayerNorms reset for every batch."""
 
-    mode: str = "sequential"
+    mode: Literal["sequential", "parallel"] = "sequential"
     """``sequential`` carries weights from template to template, ``parallel`` starts each alike."""
-    steps: int = 2
-    """Steps of Adam under one template."""
-    rounds: int = 5
-    """How often all templates are gone through and averaged; 50 for ``parallel``."""
-    learning_rate: float = 1e-3
-    """Step of Adam."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """Decay of Adam's two moments."""
-    temperature: float = 0.01
-    """Similarities are divided by it in the softmax of the targets."""
-    templates: tuple[str, ...] = TEMPLATES
-    """Sentences to adapt under; their mean answers."""
+    steps: Count = 2
+    """Adam steps under each template."""
+    rounds: Count = 5
+    """Passes over all templates, each followed by averaging; 50 for ``parallel``."""
+    temperature: Positive = 0.01
+    """Divides the similarities in the softmax of the targets."""
+    templates: tuple[Template, ...] = TEMPLATES
+    """Templates to adapt under; the class texts used to predict are their mean."""
 
     def __post_init__(self) -> None:
-        """Check the values at the door."""
-        Adam(self.learning_rate, self.betas)
-        if self.mode not in MODES:
-            raise UnknownNameError("mode of watt", self.mode, list(MODES))
-        if self.steps < 1 or self.rounds < 1:
-            raise UserError(f"steps and rounds must be at least 1, got {self.steps}, {self.rounds}")
-        if not self.temperature > 0:
-            raise UserError(f"temperature must be above 0, got {self.temperature}")
+        """Check the fields."""
+        super().__post_init__()
         if not self.templates:
             raise UserError("no templates: give at least one, such as 'a photo of a {}'")
 
@@ -106,7 +98,6 @@ class WATT(Adapter):
         self.texts = torch.stack(one_by_one)  # (T, N, E)
         self.classifier = l2_normalize(self.texts.mean(dim=0))
         self.scale = model.scale
-        self.adam = Adam(config.learning_rate, config.betas)
         self.tower = LayerNormTower(model.require_vit())
 
     def _predict(self, batch: Batch) -> Prediction:
@@ -142,4 +133,4 @@ class WATT(Adapter):
                 features, texts[likeliest], self.scale, self.config.temperature
             )
 
-        return minimize(state, loss, self.config.steps, self.adam)
+        return minimize(state, loss, self.config.steps, self.config.adam)

@@ -24,11 +24,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.errors import UnknownNameError
+from cliquetta.methods._shared.config import Fraction
 from cliquetta.methods._shared.feature_level import FixedText
 from cliquetta.methods._shared.views import (
-    ViewsConfig,
-    check_fraction,
+    SelectiveConfig,
     confident_views,
     kept_count,
     take_views,
@@ -37,31 +36,22 @@ from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
-VOTES = {
-    "hard": "one vote per view, for its first class (the paper)",
-    "fp16-eps": "softmax of the cosines at temperature 2^-10 (the official code under autocast)",
-}
+Vote = Literal["hard", "fp16-eps"]
 FP16_EPS = 2.0**-10
 
 
 @dataclass(frozen=True)
-class ZeroConfig(ViewsConfig):
+class ZeroConfig(SelectiveConfig):
     """Zero with its authors' defaults."""
 
-    kept: float = 0.3
-    """γ: share of the views, those of lowest entropy, that vote."""
-    vote: Literal["hard", "fp16-eps"] = "hard"
-    """How a view votes; see ``VOTES``."""
-
-    def __post_init__(self) -> None:
-        """Check the values at the door."""
-        super().__post_init__()
-        check_fraction("kept", self.kept)
-        if self.vote not in VOTES:
-            raise UnknownNameError("vote", self.vote, VOTES)
+    selection_fraction: Fraction = 0.3
+    """γ: fraction of the views, those of lowest entropy, that vote."""
+    vote: Vote = "hard"
+    """``hard``: one vote per view, for its first class (the paper); ``fp16-eps``: softmax of the
+    cosines at temperature 2^-10 (the official code under autocast)."""
 
 
-def count_votes(cosines: Tensor, vote: Literal["hard", "fp16-eps"]) -> Tensor:
+def count_votes(cosines: Tensor, vote: Vote) -> Tensor:
     """Votes (B, N) of views (B, K, N)."""
     if vote == "hard":
         return F.one_hot(cosines.argmax(dim=-1), cosines.shape[-1]).sum(dim=1).float()
@@ -93,7 +83,7 @@ def elect(cosines: Tensor, scale: float, config: ZeroConfig) -> tuple[Tensor, Te
     """Logits (B, N) and votes (B, N) of images whose views have cosines (B, V, N)."""
     cosines = take_views(cosines, confident_views(scale * cosines, 1.0))  # surest first
     V = cosines.shape[1]
-    kept = kept_count(V, config.kept)
+    kept = kept_count(V, config.selection_fraction)
     votes = count_votes(cosines[:, :kept], config.vote)
     winner, top = decide(votes, cosines[:, kept:] if kept < V else cosines)
     return vote_logits(votes, winner, top), votes

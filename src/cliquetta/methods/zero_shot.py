@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from cliquetta.errors import UserError
+from cliquetta.methods._shared.config import MethodConfig, Positive
 from cliquetta.methods._shared.feature_level import FixedText
 from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.registry import register
@@ -20,16 +20,11 @@ from cliquetta.types import Prediction
 
 
 @dataclass(frozen=True)
-class ZeroShotConfig:
-    """What may be said about a classifier that learns nothing."""
+class ZeroShotConfig(MethodConfig):
+    """Settings of a classifier that learns nothing."""
 
-    temperature: float = 1.0
-    """Logits are divided by it: changes confidence, never the answer. C-TPT's is 1.16 for ViTs."""
-
-    def __post_init__(self) -> None:
-        """Check the value at the door."""
-        if not self.temperature > 0:
-            raise UserError(f"temperature must be above 0, got {self.temperature}")
+    temperature: Positive = 1.0
+    """Divides the logits: changes confidence, never the prediction. C-TPT uses 1.16 for ViTs."""
 
 
 @register(

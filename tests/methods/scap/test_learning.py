@@ -59,7 +59,7 @@ def learn_alone(
         context.requires_grad_()
     leaves = [leaf for leaf in (visual, context) if leaf is not None]
     kind = torch.optim.AdamW if config.optimiser == "adamw" else torch.optim.Adam
-    optimiser = kind(leaves, lr=config.learning_rate)
+    optimiser = kind(leaves, lr=config.lr)
     losses = []
     weights = ReferenceSettings(
         entropy=config.entropy,
@@ -109,7 +109,7 @@ LITERAL: list[dict[str, Any]] = [
     {"text_scope": "class"},
     {"text_scope": "class", "steps": 2},
     {"text_scope": "class", "entropy": "mean-entropy"},
-    {"optimiser": "adamw", "steps": 3, "learning_rate": 5e-3},
+    {"optimiser": "adamw", "steps": 3, "lr": 5e-3},
     {"entropy": "marginal", "concentration_form": "mean"},
 ]
 
@@ -175,7 +175,7 @@ def test_keys_are_mean_features_before_or_after() -> None:
     start = make_start(SCAPConfig())
     task = make_task(SCAPConfig())
     before = make_learner(SCAPConfig()).learn(task, start)
-    after = make_learner(SCAPConfig(key="updated", learning_rate=0.1)).learn(task, start)
+    after = make_learner(SCAPConfig(key="updated", lr=0.1)).learn(task, start)
     assert before.after is None
     tower = MODEL.require_vit()
     for u, members in enumerate(SETS):
@@ -215,7 +215,7 @@ def test_memberships_shared_between_processes_sum_to_the_whole() -> None:
 
 @pytest.mark.parametrize("optimiser", ["adam", "adamw"])
 def test_the_optimiser_equals_torch_over_three_steps(optimiser: str) -> None:
-    config = replace(SCAPConfig(), optimiser=optimiser, learning_rate=0.02)  # type: ignore[arg-type]
+    config = replace(SCAPConfig(), optimiser=optimiser, lr=0.02)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(4, 5, generator=generator).double()
     gradients = torch.randn(3, 4, 5, generator=generator).double()

@@ -27,7 +27,7 @@ class FeatureLevel(Adapter):
     def views(self) -> ViewSpec | None:
         """Those of the config, if it asks for more than the plain one."""
         config = self.config
-        return config.spec if isinstance(config, ViewsConfig) and config.view_count > 1 else None
+        return config.spec if isinstance(config, ViewsConfig) and config.views > 1 else None
 
     def predict_features(self, features: Tensor) -> Prediction:
         """Answer images whose views have the unit features (B, V, E), in order.

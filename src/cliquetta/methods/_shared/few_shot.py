@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -13,6 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.errors import UserError
+from cliquetta.methods._shared.config import (
+    Count,
+    CropScale,
+    Decay,
+    MethodConfig,
+    NonNegative,
+    Positive,
+    Rule,
+)
 from cliquetta.methods._shared.support_set import FewShot, Rows, crop_features
 from cliquetta.methods.base import Adapter
 from cliquetta.model.clip import CLIP, l2_normalize
@@ -90,37 +99,25 @@ def places_of(known: Sequence[str], wanted: Sequence[str], *, by: str) -> list[i
 
 
 @dataclass(frozen=True)
-class SGDTraining:
+class SGDTraining(MethodConfig, renamed={"context": "context_length", "words": "context_init"}):
     """How the prompt learners are trained; the defaults are those of CoOp."""
 
-    epochs: int | None = None
+    epochs: Count | None = None
     """Passes over the examples; ``None``: 200 from 8 shots on, 100 from 2 on, 50 for one."""
-    batch_size: int = 32
-    """Images a step; a last, shorter batch of an epoch is left out."""
-    lr: float = 2e-3
-    """Learning rate at the start of the cosine, which is stepped once an epoch."""
-    momentum: float = 0.9
-    """Of SGD."""
-    weight_decay: float = 5e-4
-    """Of SGD."""
-    warmup_epochs: int = 1
-    """Epochs at ``warmup_lr`` before the cosine starts."""
-    warmup_lr: float = 1e-5
+    batch_size: Count = 32
+    """Images per step; a shorter last batch of an epoch is dropped."""
+    lr: Positive = 2e-3
+    """Learning rate at the start of the cosine schedule, which is stepped once per epoch."""
+    momentum: Decay = 0.9
+    """Momentum of SGD."""
+    weight_decay: NonNegative = 5e-4
+    """Weight decay of SGD."""
+    warmup_epochs: Annotated[int, Rule("0 or more", lambda value: value >= 0)] = 1
+    """Epochs at ``warmup_lr`` before the cosine schedule starts."""
+    warmup_lr: NonNegative = 1e-5
     """Constant learning rate of the warm-up."""
-    crop_scale: tuple[float, float] = (0.08, 1.0)
-    """Share of the image's area that a random training crop has."""
-
-    def __post_init__(self) -> None:
-        """Check the values at the door."""
-        for name in ("epochs", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name} is at least 1, got {value}")
-        if self.warmup_epochs < 0 or not self.lr > 0:
-            raise UserError("warmup_epochs is 0 or more and lr above 0")
-        low, high = self.crop_scale
-        if not 0 < low <= high <= 1:
-            raise UserError(f"crop_scale is 0 < low <= high <= 1, got {self.crop_scale}")
+    crop_scale: CropScale = (0.08, 1.0)
+    """Fraction of the image's area that a random training crop covers."""
 
     def epochs_for(self, shots: int) -> int:
         """The number of epochs for that many images a class."""
@@ -139,15 +136,9 @@ class SGDTraining:
 class TextTraining(SGDTraining):
     """The same for learners that leave the image tower as it is, and so may encode crops once."""
 
-    crop_pool: int | None = None
-    """Crops of each image that are drawn and encoded before training, which then takes one of them
-    a step: many epochs become cheap. ``None``: fresh crops at every step, as the authors."""
-
-    def __post_init__(self) -> None:
-        """Check the values at the door."""
-        super().__post_init__()
-        if self.crop_pool is not None and self.crop_pool < 1:
-            raise UserError(f"crop_pool is at least 1, got {self.crop_pool}")
+    crop_pool: Count | None = None
+    """Number of crops per image that are encoded before training, which then draws from them: many
+    epochs become cheap. ``None``: fresh crops at every step, as the authors."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from cliquetta.atomic import write_atomically
 from cliquetta.errors import UserError
+from cliquetta.methods._shared.config import current_names
 from cliquetta.methods._shared.few_shot import FewShotAdapter, FitStep, OnStep, refuse_fixed_text
 from cliquetta.methods._shared.state import plain_config
 from cliquetta.methods._shared.support_set import FewShot
@@ -136,9 +137,12 @@ def load_fitted(path: Path | str) -> Fitted:
         header = {}
     if header.get("format") != FORMAT:
         raise UserError(f"{path} was not written by `cliquetta fit`")
+    method = header["method"]
     return Fitted(
-        method=header["method"],
-        config=method_config(header["method"], options=header["config"]),
+        method=method,
+        config=method_config(
+            method, options=current_names(get_method(method).config, header["config"])
+        ),
         names=tuple(header["names"]),
         model=header["model"],
         weights=header["weights"],

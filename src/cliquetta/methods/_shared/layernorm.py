@@ -8,17 +8,13 @@ the batch; the shared model stays as it was loaded.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cliquetta.errors import UserError
-from cliquetta.methods._shared.memory import Memory
 from cliquetta.model.clip import to_float32
 
 
@@ -70,74 +66,3 @@ class LayerNormTower:
         }
         features: Tensor = functional_call(self._tower, norms, (inputs,))
         return to_float32(features)
-
-
-@dataclass(frozen=True)
-class Adam:
-    """The settings of Adam; with ``weight_decay`` it is AdamW (decay apart from the gradient)."""
-
-    learning_rate: float
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Check the step at the door."""
-        if not self.learning_rate > 0:
-            raise UserError(f"learning_rate must be above 0, got {self.learning_rate}")
-
-
-class AdamState(NamedTuple):
-    """Parameters under Adam: the values, both moments and the number of steps taken."""
-
-    values: Tensor
-    first: Tensor
-    second: Tensor
-    steps: Tensor
-
-    @classmethod
-    def begin(cls, values: Tensor) -> AdamState:
-        """Before the first step."""
-        zero = torch.zeros_like(values)
-        return cls(values, zero, zero, torch.zeros((), dtype=torch.long, device=values.device))
-
-    @classmethod
-    def recall(cls, memory: Memory, name: str) -> AdamState:
-        """As kept in a method's memory under ``name``."""
-        return cls(*(memory[f"{name}.{part}"] for part in cls._fields))
-
-    def declare(self, memory: Memory, name: str) -> None:
-        """Enter a memory under ``name`` as the start."""
-        for part, value in zip(self._fields, self, strict=True):
-            memory.declare(f"{name}.{part}", value)
-
-    def keep(self, memory: Memory, name: str) -> None:
-        """Replace what the memory holds under ``name``."""
-        for part, value in zip(self._fields, self, strict=True):
-            memory[f"{name}.{part}"] = value
-
-
-@torch.no_grad()
-def adam_step(learned: AdamState, gradient: Tensor, adam: Adam) -> AdamState:
-    """One step of Adam; nothing is changed in place."""
-    beta1, beta2 = adam.betas
-    first = torch.lerp(learned.first, gradient, 1 - beta1)
-    second = beta2 * learned.second + (1 - beta2) * gradient.square()
-    steps = learned.steps + 1
-    count = steps.double()  # powers near one lose their digits in float32
-    size = (adam.learning_rate / (1 - beta1**count)).to(first.dtype)
-    spread = (second / (1 - beta2**count).to(second.dtype)).sqrt() + adam.eps
-    decayed = learned.values * (1 - adam.learning_rate * adam.weight_decay)
-    return AdamState(decayed - size * first / spread, first, second, steps)
-
-
-def minimize(
-    learned: AdamState, loss: Callable[[Tensor], Tensor], steps: int, adam: Adam
-) -> AdamState:
-    """``steps`` steps of Adam down ``loss``, a function of the parameters."""
-    for _ in range(steps):
-        with torch.enable_grad():
-            values = learned.values.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(loss(values), values)
-        learned = adam_step(learned, gradient, adam)
-    return learned

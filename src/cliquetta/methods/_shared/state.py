@@ -17,6 +17,7 @@ from torch import Tensor
 
 from cliquetta.atomic import write_atomically
 from cliquetta.errors import UserError
+from cliquetta.methods._shared.config import current_names
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import name_of
 
@@ -129,6 +130,7 @@ def unpack_state(adapter: Adapter, data: bytes, *, source: str = "the state") ->
         header = _parse_header(metadata, source)
     except (safetensors.SafetensorError, json.JSONDecodeError, RecursionError) as error:
         raise UserError(f"{source} is not a readable state file ({error})") from error
+    header["config"] = current_names(type(adapter.config), header["config"])
     mine = describe(adapter)
     for field, what in (
         ("method", "another method"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -11,41 +12,33 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.errors import UserError
+from cliquetta.methods._shared.config import Count, CropScale, MethodConfig, NonNegative, Rule
 from cliquetta.methods._shared.support_set import VIEWS_AT_ONCE, FewShot, crop_features
 from cliquetta.model.clip import CLIP, l2_normalize
 
+SearchEnd = Annotated[float, Rule("above 0.1, where the search starts", lambda value: value > 0.1)]
+
 
 @dataclass(frozen=True)
-class TipAdapterConfig:
+class TipAdapterConfig(MethodConfig):
     """What the authors start from on ImageNet and three more of their eleven data sets."""
 
-    alpha: float = 1.17
-    """Weight of the cache beside the text classifier."""
-    beta: float = 1.0
-    """Sharpness: how fast the say of a key falls with its distance."""
-    augmentations: int = 10
+    alpha: NonNegative = 1.17
+    """Weight of the cache relative to the text classifier."""
+    beta: NonNegative = 1.0
+    """Sharpness: how fast the weight of a key falls with its distance."""
+    augmentations: Count = 10
     """Random crops whose mean feature makes a key."""
-    crop_scale: tuple[float, float] = (0.5, 1.0)
-    """Share of the image's area that a crop has."""
+    crop_scale: CropScale = (0.5, 1.0)
+    """Fraction of the image's area that a crop covers."""
     search: bool = False
     """Choose alpha and beta by accuracy on the validation split, which must then be given."""
-    search_beta: float = 7.0
+    search_beta: SearchEnd = 7.0
     """Upper end of the search for beta, which starts at 0.1."""
-    search_alpha: float = 3.0
+    search_alpha: SearchEnd = 3.0
     """Upper end of the search for alpha, which starts at 0.1."""
-    search_steps: tuple[int, int] = (200, 20)
-    """Values tried for beta and alpha."""
-
-    def __post_init__(self) -> None:
-        """Check the values at the door."""
-        if self.alpha < 0 or self.beta < 0:
-            raise UserError(f"alpha and beta are 0 or more, got {self.alpha} and {self.beta}")
-        if self.augmentations < 1 or min(self.search_steps) < 1:
-            raise UserError("augmentations and search_steps are at least 1")
-        if min(self.search_beta, self.search_alpha) <= 0.1:
-            raise UserError("search_beta and search_alpha are above 0.1, where the search starts")
-        if not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
-            raise UserError(f"crop_scale is 0 < low <= high <= 1, got {self.crop_scale}")
+    search_steps: tuple[Count, Count] = (200, 20)
+    """Number of values tried for beta and for alpha."""
 
 
 def affinities(features: Tensor, keys: Tensor, beta: float) -> Tensor:

@@ -8,44 +8,45 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from cliquetta.errors import UserError
+from cliquetta.methods._shared.config import Count, Fraction, MethodConfig, Rule
 from cliquetta.types import ViewSpec
+
+ViewKind = Literal["resized-crop", "zoom-crop", "augmix"]
+Zoom = Annotated[float, Rule("at least 1, the input size", lambda value: value >= 1)]
 
 
 @dataclass(frozen=True)
-class ViewsConfig:
+class ViewsConfig(
+    MethodConfig, renamed={"view_count": "views", "zoom": "view_zoom", "kept": "selection_fraction"}
+):
     """Which views a method looks at, and how many go through the image tower at once."""
 
-    view_count: int = 64
-    """Views per image, the plain one included."""
-    view_kind: str = "resized-crop"
-    """A key of ``cliquetta.data.views.VIEW_KINDS``."""
-    zoom: float = 1.15
-    """For ``zoom-crop`` only: the shorter side before the crop, in multiples of the input size."""
-    chunk: int = 256
+    views: Count = 64
+    """Views per image, including the plain one."""
+    view_kind: ViewKind = "resized-crop"
+    """How views are made; see ``cliquetta.data.views.VIEW_KINDS``."""
+    view_zoom: Zoom = 1.15
+    """For ``zoom-crop`` only: shorter side before the crop, as a multiple of the input size."""
+    chunk: Count = 256
     """Views encoded at once. Bounds memory; results do not depend on it."""
-
-    def __post_init__(self) -> None:
-        """Check the values at the door."""
-        if self.view_count < 1 or self.chunk < 1:
-            raise UserError(
-                f"view_count and chunk are at least 1, got {self.view_count} and {self.chunk}"
-            )
 
     @property
     def spec(self) -> ViewSpec:
         """What to ask of the stream."""
-        return ViewSpec(self.view_kind, self.view_count, self.zoom)
+        return ViewSpec(self.view_kind, self.views, self.view_zoom)
 
 
-def check_fraction(name: str, value: float) -> None:
-    """Refuse a share of views outside (0, 1]."""
-    if not 0 < value <= 1:
-        raise UserError(f"{name} is a share of the views, above 0 and at most 1, got {value}")
+@dataclass(frozen=True)
+class SelectiveConfig(ViewsConfig):
+    """The same for methods that go on with the most confident views only."""
+
+    selection_fraction: Fraction = 0.1
+    """Fraction of the views, those of lowest entropy, that are used."""
 
 
 def entropy(logits: Tensor) -> Tensor:

@@ -357,7 +357,7 @@ class SCAP(Adapter):
             scored = self._score(hidden, plain, passes, prompts, mask, words, which)
             each.append(merge_passes(scored, top.to(plain.device), self.config.merge))
         logits = torch.stack(each, dim=1)
-        return mean_logits(logits, confident_views(logits, self.config.confident_share))
+        return mean_logits(logits, confident_views(logits, self.config.selection_fraction))
 
     def _evidence(
         self,

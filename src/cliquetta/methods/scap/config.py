@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Literal
 
-from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.errors import UserError
+from cliquetta.methods._shared.config import (
+    Count,
+    Decay,
+    Fraction,
+    MethodConfig,
+    NonNegative,
+    Positive,
+    Weight,
+)
+from cliquetta.methods._shared.views import ViewKind, Zoom
 
 
 @dataclass(frozen=True)
-class SCAPConfig:
+class SCAPConfig(
+    MethodConfig, renamed={"learning_rate": "lr", "confident_share": "selection_fraction"}
+):
     """Settings of SCAP. Where the paper is silent, the field says whose choice the default is."""
 
     # --- mining (Eq. 1-3)
-    topk: int = 3
+    topk: Count = 3
     """Classes per image that put it into candidate sets."""
     threshold: float = 0.8
     """t, cosine above which two images are similar. Never stated in the paper; the released
@@ -32,30 +43,30 @@ class SCAPConfig:
     """Which prompts are learned: the component ablation."""
     blocks: tuple[int, ...] = (1,)
     """Visual blocks that take a prompt; one block is the released choice, more are deep prompts."""
-    prompt_length: int = 1
+    prompt_length: Count = 1
     """Tokens of a visual prompt per block."""
-    prompt_scale: float = 1.0
+    prompt_scale: NonNegative = 1.0
     """Visual prompts start at U(-scale, scale)."""
     start: Literal["shared", "fresh"] = "shared"
     """One start prompt for the run, or a fresh draw for every clique."""
     text_scope: Literal["shared", "class"] = "shared"
     """One text context per clique for all classes (Eq. 6), or one for each class (released)."""
-    text_mix: float = 0.5
+    text_mix: Weight = 0.5
     """rho, share of the fixed templates in a text feature when there are several templates."""
 
     # --- learning (Eq. 5-10, 15)
     entropy: Literal["mean-feature", "mean-entropy", "marginal"] = "mean-feature"
     """Entropy of the mean feature's prediction (Eq. 7-9), mean of the members' entropies (released
     code), or entropy of their mean prediction (the paper's figure)."""
-    concentration: float = 1.0
+    concentration: NonNegative = 1.0
     """lambda, weight of the concentration loss; 1.0 is the ablation's optimum."""
     concentration_form: Literal["sum", "mean"] = "sum"
     """Squared distances to the mean feature summed over members (Eq. 10), or averaged."""
     optimiser: Literal["adam", "adamw"] = "adam"
     """AdamW (released code) decays by 0.01."""
-    learning_rate: float = 3e-3
+    lr: Positive = 3e-3
     """Of Adam on the prompts; as printed."""
-    steps: int = 1
+    steps: Count = 1
     """Not stated in the paper; one is what the released code and its relatives do."""
 
     # --- retention (Eq. 11-14)
@@ -65,13 +76,13 @@ class SCAPConfig:
     """Whether a batch is scored with what it has itself just taught."""
     key: Literal["start", "updated"] = "start"
     """Key of a clique: its mean feature before or after learning."""
-    capacity: int = 6
+    capacity: Count = 6
     """L, prompts kept per class."""
-    neighbours: int = 3
+    neighbours: Count = 3
     """K, edges kept per key of the retention graph."""
-    bandwidth: float = 0.3
+    bandwidth: Positive = 0.3
     """sigma of the graph's Gaussian kernel."""
-    propagation: float = 0.3
+    propagation: Decay = 0.3
     """alpha of the propagation; not stated in the paper, the released code's constant."""
     graph: Literal["zhou", "self"] = "zhou"
     """Propagation after Zhou et al. 2003 without self-loops, or the released rule, whose only
@@ -90,7 +101,7 @@ class SCAPConfig:
     """How the prompts of an image's cliques are joined (Eq. 16)."""
     retained_combination: Literal["concat", "mean"] = "concat"
     """How the retained prompt joins them (Eq. 17)."""
-    text_retained_share: float = 1.0
+    text_retained_share: Weight = 1.0
     """alpha_r, share of the running mean in the composed text prompt (Eq. 18)."""
     merge: Literal[
         "mean-probability", "top-1", "mean-logits", "own-class", "union", "max-confidence"
@@ -102,41 +113,20 @@ class SCAPConfig:
     """An image with no clique and no retained prompt: plain CLIP, or the start prompt."""
 
     # --- views (not in the paper's method; all published figures use them)
-    views: int = 1
+    views: Count = 1
     """Views whose predictions are aggregated; 64 for figures comparable with the paper's."""
-    view_kind: Literal["zoom-crop", "resized-crop", "augmix"] = "zoom-crop"
+    view_kind: ViewKind = "zoom-crop"
     """How views are made; the released code takes zoom crops."""
-    view_zoom: float = 410 / 224
+    view_zoom: Zoom = 410 / 224
     """Shorter side, in input sizes, that zoom crops are taken from (410 of 224 for ImageNet-A)."""
-    confident_share: float = 0.1
+    selection_fraction: Fraction = 0.1
     """Share of most confident views that are averaged (mean of logits)."""
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot mean anything."""
-        for name, kind in get_type_hints(SCAPConfig).items():
-            value = getattr(self, name)
-            if get_origin(kind) is Literal and value not in get_args(kind):
-                raise UnknownNameError(f"value of scap.{name}", str(value), get_args(kind))
-            if kind is float and not math.isfinite(value):
-                raise UserError(f"scap.{name} must be a finite number, got {value}")
-        positive = ("topk", "prompt_length", "steps", "capacity", "neighbours", "views")
-        for name in positive:
-            if getattr(self, name) < 1:
-                raise UserError(f"scap.{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("text_mix", "propagation", "text_retained_share", "confident_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"scap.{name} is a share in [0, 1], got {getattr(self, name)}")
-        if self.propagation == 1:
-            raise UserError("scap.propagation must be below 1: the propagation diverges")
+        """Check the fields."""
+        super().__post_init__()
         if not self.blocks or list(self.blocks) != sorted(set(self.blocks)) or self.blocks[0] < 0:
-            raise UserError(f"scap.blocks are different blocks in order, got {self.blocks}")
-        if self.bandwidth <= 0 or self.learning_rate <= 0:
-            raise UserError("scap.bandwidth and scap.learning_rate must be positive")
-        for name in ("prompt_scale", "concentration"):
-            if getattr(self, name) < 0:
-                raise UserError(f"scap.{name} must not be negative, got {getattr(self, name)}")
-        if self.view_zoom < 1:
-            raise UserError(f"scap.view_zoom is at least 1, the input size, got {self.view_zoom}")
+            raise UserError(f"blocks must be different and ascending, got {self.blocks}")
 
     @property
     def learns_visual(self) -> bool:
@@ -168,7 +158,7 @@ PRESETS: Mapping[str, SCAPConfig] = {
         concentration=100 / 512,
         concentration_form="mean",
         optimiser="adamw",
-        learning_rate=5e-3,
+        lr=5e-3,
         capacity=10,
         graph="self",
         replace_keys=False,

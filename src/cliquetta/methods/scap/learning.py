@@ -80,11 +80,11 @@ def adam_step(
     zero moments this is lr * g / (|g| + eps).
     """
     if config.optimiser == "adamw":
-        parameter = parameter * (1 - 0.01 * config.learning_rate)
+        parameter = parameter * (1 - 0.01 * config.lr)
     first = 0.9 * moments.first + 0.1 * gradient
     second = 0.999 * moments.second + 0.001 * gradient.square()
     size = (second / (1 - 0.999**step)).sqrt() + 1e-8
-    moved = parameter - config.learning_rate * (first / (1 - 0.9**step)) / size
+    moved = parameter - config.lr * (first / (1 - 0.9**step)) / size
     return moved, Moments(first, second)
 
 

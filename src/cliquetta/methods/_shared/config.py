@@ -1,0 +1,173 @@
+"""The config of a method: a frozen dataclass whose annotations say which values a field takes.
+
+>>> @dataclass(frozen=True)
+... class ExampleConfig(MethodConfig):
+...     lr: Positive = 1e-3
+...     steps: Count = 1
+>>> ExampleConfig(steps=0)
+Traceback (most recent call last):
+cliquetta.errors.UserError: steps must be at least 1, got 0
+
+All methods spell a setting alike: ``lr``, ``betas``, ``weight_decay``, ``steps``, ``views`` (how
+many), ``view_kind``, ``view_zoom``, ``selection_fraction``, ``temperature``, ``templates``.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+
+from cliquetta.errors import UnknownNameError, UserError
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A condition on the value of a field, and how an error states it after "must be"."""
+
+    text: str
+    holds: Callable[[Any], bool]
+
+
+Count = Annotated[int, Rule("at least 1", lambda value: value >= 1)]
+Positive = Annotated[float, Rule("above 0", lambda value: value > 0)]
+NonNegative = Annotated[float, Rule("0 or more", lambda value: value >= 0)]
+Fraction = Annotated[float, Rule("above 0 and at most 1", lambda value: 0 < value <= 1)]
+Weight = Annotated[float, Rule("between 0 and 1", lambda value: 0 <= value <= 1)]
+Decay = Annotated[float, Rule("0 or more and below 1", lambda value: 0 <= value < 1)]
+Template = Annotated[
+    str, Rule("a text with {} once, for the class name", lambda text: text.count("{}") == 1)
+]
+_ASCENDING = Rule("an interval, low end first", lambda ends: ends[0] <= ends[1])
+Interval = Annotated[tuple[float, float], _ASCENDING]
+CropScale = Annotated[tuple[Fraction, Fraction], _ASCENDING]
+
+
+@dataclass(frozen=True)
+class MethodConfig:
+    """Base of all configs: every field is checked against its annotation when one is built."""
+
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Earlier names of fields and the present ones; a subclass adds its own when it is defined:
+    ``class TPTConfig(ViewsConfig, renamed={"kept": "selection_fraction"})``."""
+
+    def __init_subclass__(cls, renamed: Mapping[str, str] | None = None) -> None:
+        super().__init_subclass__()
+        cls.renamed = {**cls.renamed, **(renamed or {})}
+
+    def __post_init__(self) -> None:
+        """Check every field; subclasses add conditions on several fields together."""
+        for name, hint in field_types(type(self)).items():
+            check(name, getattr(self, name), hint)
+
+
+def field_types(config: type[Any]) -> dict[str, Any]:
+    """Annotations of the fields of a dataclass, resolved, with their rules."""
+    hints = get_type_hints(config, include_extras=True)
+    return {name: hints[name] for name in config.__dataclass_fields__ if name in hints}
+
+
+def current_names(
+    config: type[Any], options: Mapping[str, Any], *, warn: bool = False
+) -> dict[str, Any]:
+    """``options`` under the present names of the fields of ``config``.
+
+    Files written by earlier versions are read through this; with ``warn`` the user is told.
+    """
+    renamed = getattr(config, "renamed", {})
+    found = {}
+    for name, value in options.items():
+        present = renamed.get(name, name)
+        if warn and present != name:
+            warnings.warn(
+                f"option {name!r} is now called {present!r}; the old name will go in the next "
+                "release",
+                stacklevel=1,
+            )
+        found[present] = value
+    return found
+
+
+def check(name: str, value: Any, hint: Any) -> None:
+    """Raise a :class:`UserError` unless ``value`` suits the annotation of field ``name``."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        check(name, value, arguments[0])
+        for rule in arguments[1:]:
+            if isinstance(rule, Rule) and not rule.holds(value):
+                raise UserError(f"{name} must be {rule.text}, got {value!r}")
+    elif origin is Literal:
+        if value not in arguments:
+            raise UnknownNameError(f"value of {name}", str(value), arguments)
+    elif origin in (Union, types.UnionType):
+        if value is not None:
+            check(name, value, _present(arguments))
+    elif origin is tuple:
+        kinds = arguments
+        if arguments[-1] is Ellipsis:
+            kinds = arguments[:1] * len(value) if isinstance(value, tuple) else ()
+        if not isinstance(value, tuple) or len(value) != len(kinds):
+            raise UserError(f"{name} must be {describe(hint)}, got {value!r}")
+        for part, kind in zip(value, kinds, strict=True):
+            check(name, part, kind)
+    elif hint in _KINDS:
+        kind, text = _KINDS[hint]
+        mistaken = isinstance(value, bool) and hint is not bool
+        if mistaken or not isinstance(value, kind) or (hint is float and not math.isfinite(value)):
+            raise UserError(f"{name} must be {text}, got {value!r}")
+
+
+_KINDS: dict[Any, tuple[Any, str]] = {
+    bool: (bool, "true or false"),
+    int: (int, "a whole number"),
+    float: ((int, float), "a finite number"),
+    str: (str, "text"),
+}
+_TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+def parse(name: str, text: Any, hint: Any) -> Any:
+    """The value that ``text``, as typed on a command line, has as field ``name``.
+
+    What is no text is passed on, lists (from JSON) as tuples.
+    """
+    if not isinstance(text, str):
+        return tuple(text) if isinstance(text, list) else text
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return parse(name, text, arguments[0])
+    if origin in (Union, types.UnionType):
+        missing = text.lower() in {"none", "null"}
+        return None if missing else parse(name, text, _present(arguments))
+    try:
+        if origin is tuple:
+            return tuple(parse(name, part, arguments[0]) for part in text.split(",") if part)
+        if hint is bool:
+            return _TRUTH[text.lower()]
+        return hint(text) if hint in (int, float) else text
+    except (KeyError, ValueError):
+        raise UserError(f"{name} is {describe(hint)}, {text!r} is not") from None
+
+
+def describe(hint: Any) -> str:
+    """An annotation for users: ``int, at least 1``."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        rules = [rule.text for rule in arguments[1:] if isinstance(rule, Rule)]
+        return ", ".join([describe(arguments[0]), *rules])
+    if origin is Literal:
+        return " | ".join(map(str, arguments))
+    if origin in (Union, types.UnionType):
+        return f"{describe(_present(arguments))}, or none"
+    if origin is tuple:
+        kinds = ["..." if part is Ellipsis else describe(part) for part in arguments]
+        return f"tuple[{'; '.join(kinds) if any(',' in k for k in kinds) else ', '.join(kinds)}]"
+    return getattr(hint, "__name__", str(hint))
+
+
+def _present(alternatives: tuple[Any, ...]) -> Any:
+    """The type of an optional field when it is not ``None``."""
+    return next(kind for kind in alternatives if kind is not types.NoneType)
