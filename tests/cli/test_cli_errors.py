@@ -69,7 +69,7 @@ def test_unknown_names_come_with_the_nearest(run: Run, photos: Path, tiny_file: 
         run("predict", photos, "--classes", "a,b", "--model", "x.safetensors"), "no such file"
     )
     assert refused(run("methods", "scapp"), "unknown method 'scapp'")
-    assert refused(run("models", "nothing-like-this"), "no model is named like")
+    assert refused(run("models", "nothing-like-this"), "no model matches")
     assert refused(run("demo", "--shifts", "smoke:3"), "unknown shift 'smoke'")
     assert refused(run("demo", "--shifts", "fog:9"), "1 to 5")
     assert refused(run("demo", "--method", "scap,tend"), "unknown method 'tend'", "'tent'")

@@ -65,7 +65,7 @@ def ablate(
     """
     from cliquetta.cli.evaluate import read_seeds
     from cliquetta.cli.executing import run_cells
-    from cliquetta.cli.inputs import read_settings, split_list
+    from cliquetta.cli.options import read_settings, split_list
     from cliquetta.evaluation.ablation import ablation, curve, zero_shot
     from cliquetta.evaluation.sweep import RunContext, RunSpec
 

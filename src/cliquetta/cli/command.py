@@ -1,16 +1,17 @@
-"""What every command shares: its common options, its exit codes, and one sentence per error."""
+"""What every command shares: common options, exit codes, and one sentence per error."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
+from typer.core import TyperCommand
 
 from cliquetta.cli.console import Terminal
 from cliquetta.errors import BusyError, UserError
@@ -22,8 +23,8 @@ FAILED = 1
 BAD_INPUT = 2
 SKIPPED = 3
 EXIT_CODES = (
-    "Exit codes: 0 done; 1 failed on the way (disk, network, memory); 2 the command or its input "
-    "was refused; 3 done, but images that could not be read were skipped."
+    "Exit codes: 0 success; 1 failure at run time (disk, network, memory); 2 invalid command or "
+    "input; 3 success, but unreadable images were skipped."
 )
 
 _PANEL = "Common options"
@@ -31,7 +32,7 @@ _PANEL = "Common options"
 
 @dataclass(frozen=True)
 class Common:
-    """The options that every command takes, and the terminal made of them."""
+    """The options that every command takes, and the terminal configured by them."""
 
     json: bool = False
     quiet: bool = False
@@ -42,18 +43,18 @@ class Common:
     terminal: Terminal = field(default_factory=Terminal)
 
     def model(self, name: str) -> CLIP:
-        """Load a model onto the chosen device, with a bar while a file arrives from the network."""
+        """Load a model onto the chosen device, with a progress bar for downloads."""
         from cliquetta.model.factory import create_model
 
         with self.terminal.progress() as progress:
             bars: list[Any] = []
 
-            def arrived(done: int, total: int | None) -> None:
+            def downloaded(done: int, total: int | None) -> None:
                 if not bars:
                     bars.append(progress.add_task(f"download {name}", note="bytes", total=total))
                 progress.update(bars[0], completed=done, total=total)
 
-            return create_model(name, device=self.place(), dtype=self.dtype, on_progress=arrived)
+            return create_model(name, device=self.place(), dtype=self.dtype, on_progress=downloaded)
 
     def place(self) -> str:
         """The device that was asked for, checked."""
@@ -63,11 +64,11 @@ class Common:
             return str(pick_device(self.device))
         except RuntimeError:
             raise UserError(
-                f"no device {self.device!r}: write auto, cpu, mps, cuda or cuda:N"
+                f"no device {self.device!r}: use auto, cpu, mps, cuda or cuda:N"
             ) from None
 
     def settle(self) -> None:
-        """Apply what concerns the whole process; torch is only loaded if it is asked for."""
+        """Apply what concerns the whole process; torch is loaded only if needed."""
         if self.threads is None:
             return
         import torch
@@ -80,25 +81,31 @@ def _option(kind: Any, help: str, *flags: str, least: int | None = None) -> Any:
 
 
 _OPTIONS: dict[str, tuple[Any, Any]] = {
-    "json": (_option(bool, "Answer with JSON on stdout.", "--json"), False),
-    "quiet": (_option(bool, "No progress, no chatter.", "--quiet", "-q"), False),
-    "debug": (_option(bool, "Show where an error came from.", "--debug"), False),
+    "json": (_option(bool, "Print one JSON document to stdout.", "--json"), False),
+    "quiet": (_option(bool, "No progress bars or messages.", "--quiet", "-q"), False),
+    "debug": (_option(bool, "Show tracebacks.", "--debug"), False),
 }
 _COMPUTE: dict[str, tuple[Any, Any]] = {
-    "device": (_option(str, "auto, cpu, cuda, cuda:1 or mps."), "auto"),
-    "dtype": (_option(str, "Of the weights: fp32, bf16 or fp16."), "fp32"),
-    "threads": (_option(int | None, "CPU threads; all cores if not given.", least=1), None),
+    "device": (_option(str, "Device: auto, cpu, cuda, cuda:N or mps."), "auto"),
+    "dtype": (_option(str, "Precision of the weights: fp32, bf16 or fp16."), "fp32"),
+    "threads": (_option(int | None, "CPU threads. (default: all cores)", least=1), None),
 }
 
 
 def command(
-    app: typer.Typer, name: str, *, examples: str, compute: bool = True
+    app: typer.Typer,
+    name: str,
+    *,
+    examples: str,
+    compute: bool = True,
+    renamed: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Enter a function as a command of ``app``.
+    """Register a function as a command of ``app``.
 
     Its first parameter, a :class:`Common`, is filled from the common options; those that concern
-    computing are left out for a command that loads no model (``compute=False``). Errors that the
-    user can do something about end it with one sentence and an exit code.
+    computation are left out for a command that loads no model (``compute=False``). ``renamed``
+    maps earlier option names to present ones: they work with a warning. A :class:`UserError` ends
+    the command with one sentence and an exit code.
     """
     shared = _OPTIONS | (_COMPUTE if compute else {})
 
@@ -122,10 +129,27 @@ def command(
         parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + added
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
-        app.command(name, epilog=f"Examples:\n\n{examples.strip()}\n\n{EXIT_CODES}")(run)
+        kind = type("Command", (_Command,), {"renamed": dict(renamed or {})})
+        epilog = f"Examples:\n\n{examples.strip()}\n\n{EXIT_CODES}"
+        app.command(name, cls=kind, epilog=epilog)(run)
         return function
 
     return enter
+
+
+class _Command(TyperCommand):
+    """A command that also takes the earlier names of its options."""
+
+    renamed: ClassVar[Mapping[str, str]] = {}
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words = list(args)
+        for place, word in enumerate(args):
+            option, equals, value = word.partition("=")
+            if option in self.renamed:
+                words[place] = self.renamed[option] + equals + value
+                typer.echo(f"{option} is now {self.renamed[option]}", err=True)
+        return super().parse_args(ctx, words)
 
 
 @contextmanager

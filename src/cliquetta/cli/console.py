@@ -1,4 +1,4 @@
-"""How commands talk: tables and sentences on stdout, progress and complaints on stderr."""
+"""Output of commands: tables and messages on stdout, progress and warnings on stderr."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Terminal:
     err: Console = field(default_factory=lambda: Console(stderr=True, highlight=False))
 
     def say(self, sentence: str) -> None:
-        """One line for the reader, left out when quiet or when a program reads."""
+        """A message; left out with ``quiet`` or ``json``."""
         if not (self.quiet or self.json):
             self.out.print(escape(sentence), soft_wrap=True)
 
     def warn(self, sentence: str) -> None:
-        """One line that also a quiet command must say."""
+        """A warning, also with ``quiet``."""
         self.err.print(f"[yellow]{escape(sentence)}[/yellow]", soft_wrap=True)
 
     def fail(self, sentence: str) -> None:
@@ -47,7 +47,7 @@ class Terminal:
         title: str | None = None,
         right: Sequence[str] = (),
     ) -> None:
-        """A table, also when quiet: it is the answer. ``right`` names the columns of numbers."""
+        """A table, also with ``quiet``: it is the result. ``right`` lists right-aligned columns."""
         if self.json:
             return
         table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
@@ -71,7 +71,7 @@ class Terminal:
         self.out.print(table)
 
     def document(self, value: Any) -> None:
-        """The answer for programs: one JSON document, only with ``json``."""
+        """The result as one JSON document; only with ``json``."""
         if self.json:
             self.out.file.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 

@@ -1,4 +1,4 @@
-"""``cliquetta data doctor``: what is in a data folder, and what is wrong with it."""
+"""``cliquetta data doctor``: check a directory of datasets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from cliquetta.cli.command import SKIPPED, Common, command
 from cliquetta.cli.console import count
-from cliquetta.cli.inputs import split_list
+from cliquetta.cli.options import Workers, split_list
 
 if TYPE_CHECKING:
     from cliquetta.data.doctor import Finding, Report
@@ -25,26 +25,26 @@ cliquetta data doctor ~/data --json
 
 
 def add_to(app: typer.Typer) -> None:
-    """Enter the command."""
-    group = typer.Typer(no_args_is_help=True, help="Look after datasets.")
+    """Register the command."""
+    group = typer.Typer(no_args_is_help=True, help="Check datasets.")
     command(group, "doctor", examples=_EXAMPLES, compute=False)(doctor)
     app.add_typer(group, name="data")
 
 
 def doctor(
     common: Common,
-    root: Annotated[Path, typer.Argument(help="Folder of your datasets, or one of them.")],
+    root: Annotated[Path, typer.Argument(help="Root directory of your datasets, or one of them.")],
     deep: Annotated[
-        bool, typer.Option("--deep", help="Open every image: slow, finds damaged files.")
+        bool, typer.Option("--deep", help="Open every image; slow, finds damaged files.")
     ] = False,
     only: Annotated[
-        str | None, typer.Option(help="Datasets to look for, a,b,c; all if not given.")
+        str | None, typer.Option(help="Datasets to look for, comma-separated. (default: all)")
     ] = None,
-    workers: Annotated[int, typer.Option(min=0, help="Threads that open images.")] = 4,
+    workers: Workers = 4,
 ) -> None:
-    """Say which datasets are under ROOT, in which layout, and what is missing or wrong.
+    """Report which datasets are under ROOT, in which layout, and what is missing or wrong.
 
-    Counts are held against those of a complete copy, labels against our class lists.
+    Counts are compared with those of a complete copy, labels with our class lists.
     """
     from cliquetta.data.doctor import examine
 
@@ -66,7 +66,7 @@ def doctor(
 
 
 def _show(common: Common, report: Report, *, named: bool) -> None:
-    """What is there as a table, what is wrong below it, what is missing at the end."""
+    """A table of what is there, then what is wrong and what is missing."""
     terminal = common.terminal
     there = [finding for finding in report.findings if finding.state != "missing"]
     missing = [finding for finding in report.findings if finding.state == "missing"]
@@ -86,8 +86,7 @@ def _show(common: Common, report: Report, *, named: bool) -> None:
             terminal.say("How to get one: cliquetta data doctor ROOT --only ID")
     if report.unknown_folders:
         terminal.say(
-            f"Not known: {', '.join(report.unknown_folders)}; any folder of images can be used as "
-            "folder:PATH"
+            f"Unknown folders: {', '.join(report.unknown_folders)}; use one as folder:PATH"
         )
 
 
@@ -115,7 +114,7 @@ def _remarks(finding: Finding) -> list[str]:
             f"{count(opened.duplicates, 'duplicate')}"
         )
         lines += [
-            f"the same picture in two classes: {first} and {second}"
+            f"the same image in two classes: {first} and {second}"
             for first, second in opened.contradictions[:5]
         ]
     return lines + [f"note: {note}" for note in finding.notes]

@@ -1,4 +1,4 @@
-"""``cliquetta datasets``: what can be evaluated, and the shifts to put it under."""
+"""``cliquetta datasets``: the known datasets and shifts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ cliquetta evaluate --dataset bundled@fog:3 --method zero_shot
 
 
 def add_to(app: typer.Typer) -> None:
-    """Enter the command."""
+    """Register the command."""
     command(app, "datasets", examples=_EXAMPLES, compute=False)(datasets)
 
 
@@ -29,17 +29,17 @@ def datasets(common: Common) -> None:
             entry.id,
             f"{entry.classes:,}",
             f"{entry.expected['images']:,}" if "images" in entry.expected else "–",
-            "yours, --root" if entry.needs_root else "in the package",
+            "--root" if entry.needs_root else "bundled",
             entry.summary
             + (f"; splits {', '.join(entry.splits)}" if len(entry.splits) > 1 else ""),
         )
         for entry in entries
     ]
-    rows += [(f"{prefix}...", "–", "–", "yours", what) for prefix, (_, what) in YOURS.items()]
-    columns = ("dataset", "classes", "images", "files", "what it is")
+    rows += [(f"{prefix}...", "–", "–", "your own", what) for prefix, (_, what) in YOURS.items()]
+    columns = ("dataset", "classes", "images", "files", "description")
     common.terminal.table(columns, rows, right=("classes", "images"))
     common.terminal.say(
-        f"Shifts go behind an id, as in bundled@fog:3, severity {min(SEVERITIES)} to "
+        f"A shift is appended to an id, as in bundled@fog:3, with severity {min(SEVERITIES)} to "
         f"{max(SEVERITIES)}: {', '.join(sorted(CORRUPTIONS))}."
     )
     common.terminal.document(

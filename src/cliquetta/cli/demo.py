@@ -61,7 +61,7 @@ def _changes(comparisons: Sequence[Comparison]) -> dict[str, Changes]:
 
 
 def add_to(app: typer.Typer) -> None:
-    """Enter the command."""
+    """Register the command."""
     command(app, "demo", examples=_EXAMPLES)(demo)
 
 
@@ -84,7 +84,7 @@ def demo(
     Model and images come with the package: a small CLIP trained on CIFAR images, and a slice of
     CIFAR-10's test set that it never saw, with corruptions that it never saw either.
     """
-    from cliquetta.cli.inputs import split_list
+    from cliquetta.cli.options import split_list
     from cliquetta.data.catalogue import get_dataset
     from cliquetta.methods.registry import create_method
 
@@ -106,7 +106,7 @@ def demo(
 
 def read_methods(given: str) -> list[str]:
     """The methods of ``a,b,c`` but zero-shot, which is always run."""
-    from cliquetta.cli.inputs import split_list
+    from cliquetta.cli.options import split_list
     from cliquetta.methods.registry import get_method
 
     named = Counter(part.strip() for part in given.split(","))

@@ -100,7 +100,7 @@ def evaluate(
     that are finished already are read, not repeated.
     """
     from cliquetta.cli.executing import choose_executor, run_cells
-    from cliquetta.cli.inputs import split_list
+    from cliquetta.cli.options import split_list
     from cliquetta.data.samplers import get_sampler, parse_present
     from cliquetta.evaluation.sweep import RunContext, RunSpec, grid
     from cliquetta.prompts.catalogue import read_templates
@@ -143,7 +143,7 @@ def evaluate(
 
 def read_seeds(given: str) -> list[int]:
     """The whole numbers of ``0,1,2``."""
-    from cliquetta.cli.inputs import split_list
+    from cliquetta.cli.options import split_list
 
     try:
         return [int(seed) for seed in split_list(given, "seeds")]
@@ -153,7 +153,7 @@ def read_seeds(given: str) -> list[int]:
 
 def _base(method: str | None, fitted: Path | None, settings: Sequence[str]) -> dict[str, Any]:
     """The fields of a run that belong to one method only; ``--set`` needs to know which."""
-    from cliquetta.cli.inputs import read_method, split_list
+    from cliquetta.cli.options import read_method, split_list
 
     names = [] if method is None else split_list(method, "methods")
     if len(names) > 1 and (settings or fitted):

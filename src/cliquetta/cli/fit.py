@@ -1,4 +1,4 @@
-"""``cliquetta fit``: let a few-shot method learn from labelled images, once."""
+"""``cliquetta fit``: train a few-shot method on labelled images."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rich.progress import Progress, TaskID
 
 from cliquetta.cli.command import Common, command
 from cliquetta.cli.console import count
+from cliquetta.cli.options import Model, Preset, Root, Settings, read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,34 +29,31 @@ cliquetta predict photos/ --classes names.txt --fitted coop.safetensors
 
 
 def add_to(app: typer.Typer) -> None:
-    """Enter the command."""
+    """Register the command."""
     command(app, "fit", examples=_EXAMPLES)(fit)
 
 
 def fit(
     common: Common,
-    method: Annotated[str, typer.Option(help="A few-shot method; see `cliquetta methods`.")],
-    dataset: Annotated[str, typer.Option(help="Labelled images; see `cliquetta datasets`.")],
-    out: Annotated[Path, typer.Option(help="Where the learned tensors go (.safetensors).")],
-    shots: Annotated[int, typer.Option(min=1, help="Images of each class.")] = 16,
+    method: Annotated[str, typer.Option(help="Few-shot method (see `cliquetta methods`).")],
+    dataset: Annotated[str, typer.Option(help="Labelled dataset (see `cliquetta datasets`).")],
+    out: Annotated[Path, typer.Option(help="Output file of the learned tensors (.safetensors).")],
+    shots: Annotated[int, typer.Option(min=1, help="Images per class.")] = 16,
     validation: Annotated[
         str | None,
-        typer.Option(help="Another dataset with the same classes, for methods that search."),
+        typer.Option(help="Dataset with the same classes, for methods that search settings."),
     ] = None,
-    preset: Annotated[str | None, typer.Option(help="Named settings of the method.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="key=value of the method's config; repeat.")
-    ] = None,
-    model: Annotated[str, typer.Option(help="See `cliquetta models`, or a path.")] = "micro",
-    root: Annotated[Path | None, typer.Option(help="Where datasets of yours lie.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the choice of images and of training.")] = 0,
+    preset: Preset = None,
+    settings: Settings = None,
+    model: Model = "micro",
+    root: Root = None,
+    seed: Annotated[int, typer.Option(help="Seed of the choice of images and of training.")] = 0,
 ) -> None:
-    """Fit a few-shot method and keep what it learned in a file.
+    """Fit a few-shot method and save what it learned.
 
-    `predict` and `evaluate` take the file with --fitted. The class list of later use may differ
-    from that of fitting, where the method allows it.
+    Pass the file to `predict` and `evaluate` with --fitted. The class list may then differ from
+    that of fitting, where the method allows it.
     """
-    from cliquetta.cli.inputs import read_settings
     from cliquetta.data.catalogue import get_dataset
     from cliquetta.methods._shared.fewshot_io import FewShot, fit_method, save_fitted
     from cliquetta.methods.registry import method_config
@@ -82,7 +80,7 @@ def fit(
 
 
 def _ticker(progress: Progress) -> Callable[[FitStep], None]:
-    """Moves a bar that appears with the first step; methods without training show none."""
+    """A progress bar that appears with the first step."""
     bars: list[TaskID] = []
 
     def tick(step: FitStep) -> None:

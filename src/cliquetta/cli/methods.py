@@ -1,4 +1,4 @@
-"""``cliquetta methods``: what can adapt CLIP, and every option of one method."""
+"""``cliquetta methods``: the methods, and the config of each."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ cliquetta methods zero_shot
 
 
 def add_to(app: typer.Typer) -> None:
-    """Enter the command."""
+    """Register the command."""
     command(app, "methods", examples=_EXAMPLES, compute=False)(methods)
 
 
 def methods(
     common: Common,
-    name: Annotated[str | None, typer.Argument(help="Show this method's options.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show the config of this method.")] = None,
 ) -> None:
-    """List the methods, or show the options, presets and paper of one."""
+    """List the methods, or show config, presets and paper of one."""
     from cliquetta.methods.registry import get_method, list_methods
 
     if name is not None:
@@ -46,9 +46,9 @@ def methods(
         )
         for entry in entries
     ]
-    columns = ("method", "batch", "few shots", "presets", "what it does")
+    columns = ("method", "batch", "few-shot", "presets", "description")
     common.terminal.table(columns, rows, right=("presets",))
-    common.terminal.say("`cliquetta methods NAME` shows a method's options and its paper.")
+    common.terminal.say("`cliquetta methods NAME` shows the config and paper of a method.")
     common.terminal.document([_summary(entry) for entry in entries])
 
 
@@ -73,19 +73,19 @@ def _show(entry: MethodEntry, terminal: Terminal) -> None:
     terminal.say(f"{entry.name}: {entry.summary}")
     if entry.paper:
         terminal.say(entry.paper)
-    terminal.say(f"Treats the images of a batch as {entry.adapter.batch_dependence.value}.")
+    terminal.say(f"Batch dependence: {entry.adapter.batch_dependence.value}.")
     if entry.adapter.needs:
-        terminal.say(f"Needs of the model: {', '.join(sorted(entry.adapter.needs))}.")
+        terminal.say(f"Requires of the model: {', '.join(sorted(entry.adapter.needs))}.")
     rows = [(f.name, f.type, _plain(f.default), f.doc) for f in fields]
     if rows:
-        title = "Options (--set key=value)"
-        terminal.table(("option", "type", "default", "what it does"), rows, title=title)
+        title = "Config (--set KEY=VALUE)"
+        terminal.table(("field", "type", "default", "description"), rows, title=title)
     differing = [
         (preset, _differences(entry, preset), "yes" if preset in entry.tuned_by_authors else "")
         for preset in entry.presets
     ]
     if differing:
-        columns = ("preset", "differs from the defaults in", "tuned by its authors")
+        columns = ("preset", "differs from the defaults in", "tuned by authors")
         terminal.table(columns, differing, title="Presets (--preset NAME)")
     defaults = plain_config(entry.config())
     terminal.document(

@@ -1,4 +1,4 @@
-"""``cliquetta models``: the names that a model can be loaded by."""
+"""``cliquetta models``: the models that load by name."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ cliquetta models '*ViT-B-16*'
 
 
 def add_to(app: typer.Typer) -> None:
-    """Enter the command."""
+    """Register the command."""
     command(app, "models", examples=_EXAMPLES, compute=False)(models)
 
 
 def models(
     common: Common,
-    pattern: Annotated[str, typer.Argument(help="Only names like this, * stands for any.")] = "*",
+    pattern: Annotated[str, typer.Argument(help="Only names that match (wildcard *).")] = "*",
 ) -> None:
     """List the models that load by name; any checkpoint of their families loads by its path."""
     from dataclasses import asdict
@@ -32,21 +32,21 @@ def models(
 
     entries = list_models(pattern)
     if not entries:
-        raise UserError(f"no model is named like {pattern!r}: `cliquetta models` lists all")
+        raise UserError(f"no model matches {pattern!r}: `cliquetta models` lists all")
     rows = [
         (
             entry.name,
             entry.source,
             str(entry.image_size),
-            "any method" if entry.is_vit else "plain encoding only",
-            "in the package" if entry.is_bundled else "downloaded when first used",
+            "all" if entry.is_vit else "zero_shot and caches",
+            "bundled" if entry.is_bundled else "downloaded on first use",
         )
         for entry in entries
     ]
-    columns = ("model", "from", "pixels", "takes", "weights")
+    columns = ("model", "source", "pixels", "methods", "weights")
     common.terminal.table(columns, rows, right=("pixels",))
     common.terminal.say(
-        "Also: a .safetensors or .pt file, a folder, hf:OWNER/NAME, hf-hub:OWNER/NAME, "
+        "Also: a .safetensors or .pt file, a directory, hf:OWNER/NAME, hf-hub:OWNER/NAME, "
         "open_clip:ARCHITECTURE/FILE."
     )
     common.terminal.document([asdict(entry) for entry in entries])

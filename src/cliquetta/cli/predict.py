@@ -1,4 +1,4 @@
-"""``cliquetta predict``: class names for anybody's images, in a CSV file."""
+"""``cliquetta predict``: predict the classes of images."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class PredictionTable:
 
 
 def add_to(app: typer.Typer) -> None:
-    """Enter the command."""
+    """Register the command."""
     command(app, "predict", examples=_EXAMPLES)(predict)
 
 
@@ -145,7 +145,7 @@ def predict(
     An image that cannot be read is reported, skipped and named in the column `error`. The table
     appears when it is complete; until then rows are in a file ending in `.partial`.
     """
-    from cliquetta.cli.inputs import find_inputs, read_method
+    from cliquetta.cli.options import find_inputs, read_method
     from cliquetta.data.dataset import FileDataset
     from cliquetta.data.stream import Stream
     from cliquetta.model.factory import MICRO

@@ -1,4 +1,4 @@
-"""``cliquetta report``: one page that shows what happened in recorded runs."""
+"""``cliquetta report``: one HTML page about recorded runs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import typer
 
 from cliquetta.cli.command import Common, command
 from cliquetta.cli.console import count
+from cliquetta.cli.options import Root
 
 _EXAMPLES = """
 cliquetta report runs --out report.html
@@ -20,31 +21,29 @@ cliquetta evaluate --dataset bundled@fog:3 --method scap --evidence && cliquetta
 
 
 def add_to(app: typer.Typer) -> None:
-    """Enter the command."""
+    """Register the command."""
     command(app, "report", examples=_EXAMPLES, compute=False)(report)
 
 
 def report(
     common: Common,
     runs: Annotated[
-        list[Path], typer.Argument(help="Folders of runs, of one run, or record.json files.")
+        list[Path], typer.Argument(help="Directories of runs, of one run, or record.json files.")
     ],
-    out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
-    title: Annotated[str, typer.Option(help="Of the page; made from the runs if empty.")] = "",
+    out: Annotated[Path, typer.Option(help="Output file.")] = Path("report.html"),
+    title: Annotated[str, typer.Option(help="Title of the page.")] = "",
     figures: Annotated[
-        Path | None, typer.Option(help="Folder for the figures as PNG and PDF, too.")
+        Path | None, typer.Option(help="Also save the figures to this directory, as PNG and PDF.")
     ] = None,
     attention: Annotated[
-        str, typer.Option(help="Maps of the class token's attention (class), or rollout.")
+        str, typer.Option(help="Attention maps: class (of the class token) or rollout.")
     ] = "class",
     map: Annotated[
-        str, typer.Option(help="Map of features: pca, tsne, or auto (tsne where installed).")
+        str, typer.Option(help="Embedding: pca, tsne, or auto (tsne where installed).")
     ] = "auto",
-    root: Annotated[
-        Path | None, typer.Option(help="Where datasets lie, for class names of runs without.")
-    ] = None,
+    root: Root = None,
 ) -> None:
-    """Make one self-contained page of runs: tables, figures, galleries, how to repeat them.
+    """Make one self-contained HTML page: tables, figures, galleries, commands to repeat the runs.
 
     Cliques, attention and features are shown for runs made with `evaluate --evidence`.
     """

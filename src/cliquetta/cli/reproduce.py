@@ -84,7 +84,7 @@ def reproduce(
     table in minutes, and its numbers cannot be compared with the printed ones.
     """
     from cliquetta.cli.evaluate import read_seeds
-    from cliquetta.cli.inputs import split_list
+    from cliquetta.cli.options import split_list
     from cliquetta.evaluation.published import published_table
     from cliquetta.evaluation.reproduce import FEW_IMAGES, STAND_IN_IMAGES, Setting
     from cliquetta.evaluation.sweep import RunContext, RunSpec

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cliquetta.cli.command import Common, command
-from cliquetta.cli.inputs import read_settings
+from cliquetta.cli.options import read_settings
 from cliquetta.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ TOKEN_VARIABLE = "CLIQUETTA_TOKEN"
 Models = Annotated[
     list[str] | None,
     typer.Option(
-        "--model", help="Model to offer: NAME or NAME=PATH (repeatable). [default: micro]"
+        "--model", help="Model to offer: NAME or NAME=PATH (repeatable). (default: micro)"
     ),
 ]
 Methods = Annotated[
     list[str] | None,
-    typer.Option("--method", help="Method to offer (repeatable). [default: all]"),
+    typer.Option("--method", help="Method to offer (repeatable). (default: all)"),
 ]
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Port = Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")]
@@ -63,7 +63,7 @@ def serve(
     token_file: TokenFile = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Sessions that compute at one time. [default: one per core]"),
+        typer.Option(min=1, help="Sessions that compute at one time. (default: one per core)"),
     ] = None,
     limit: LimitPairs = None,
 ) -> None:

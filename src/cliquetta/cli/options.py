@@ -1,11 +1,13 @@
-"""What users give on a command line, read and checked: images, class names, templates, options."""
+"""Options that several commands share, and how their values are parsed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from cliquetta.errors import UserError
 
@@ -13,6 +15,23 @@ if TYPE_CHECKING:  # what loads torch is imported when it is needed: `--help` do
     from cliquetta.methods.base import Adapter
     from cliquetta.model.clip import CLIP
     from cliquetta.prompts.classes import ClassPrompts
+
+Model = Annotated[str, typer.Option(help="Model name (see `cliquetta models`) or path.")]
+Preset = Annotated[str | None, typer.Option(help="Preset of the method's config.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Override a config field: KEY=VALUE (repeatable)."),
+]
+Fitted = Annotated[
+    Path | None, typer.Option(help="File written by `cliquetta fit`, instead of --method.")
+]
+Templates = Annotated[
+    list[str] | None,
+    typer.Option(help="Prompt with {}, file of prompts, or known set: openai-80 (repeatable)."),
+]
+Root = Annotated[Path | None, typer.Option(help="Root directory of your datasets.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Images per batch.")]
+Workers = Annotated[int, typer.Option(min=0, help="Threads that decode images.")]
 
 
 @dataclass(frozen=True)

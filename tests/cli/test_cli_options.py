@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cliquetta.cli.inputs import find_inputs, read_settings, split_list
+from cliquetta.cli.options import find_inputs, read_settings, split_list
 
 
 def test_settings_are_pairs() -> None:
