@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import uvicorn
 from PIL import Image
 from starlette.testclient import TestClient
 
@@ -23,6 +22,7 @@ from cliquetta.methods.registry import create_method, method_config
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.serve.asgi import create_app
+from cliquetta.serve.server import make_server, open_port
 from cliquetta.serve.settings import Limits, Settings
 from cliquetta.serve.store import Store
 from cliquetta.types import Batch
@@ -92,15 +92,15 @@ def live_service(folder: Path, model: CLIP, *, limits: Limits = FREE, **more: An
     """The same behind a real port of this machine; yields its address."""
     settings = Settings(models={"tiny": model}, limits=limits, **{"workers": 2, **more})
     with Store.open(folder) as store:
-        app = create_app(store, settings)
-        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
-        thread = threading.Thread(target=server.run, daemon=True)
+        server = make_server(create_app(store, settings), limits)
+        opened = open_port("127.0.0.1", 0)
+        thread = threading.Thread(target=server.run, args=([opened],), daemon=True)
         thread.start()
         end = time.monotonic() + 30
         while not server.started:
             assert time.monotonic() < end, "the server did not start"
             time.sleep(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
+        port = opened.getsockname()[1]
         try:
             yield f"http://127.0.0.1:{port}"
         finally:

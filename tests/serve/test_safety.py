@@ -96,6 +96,10 @@ def test_web_pages_of_others_are_turned_away(service: Local) -> None:
     assert get("/v1/sessions", headers={"Origin": "http://evil.org"}).status_code == 403
     assert get("/v1/sessions", headers={"Origin": "null"}).status_code == 403
     assert get("/v1/sessions", headers={"Origin": "http://127.0.0.1"}).status_code == 200
+    for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200)):
+        assert get("/v1/sessions", headers={"Sec-Fetch-Site": site}).status_code == status
+    link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    assert get("/docs", headers=link).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -139,8 +143,9 @@ def test_limits_of_a_batch(tmp_path: Path, tiny_clip: CLIP) -> None:
     limits = Limits(images=3, image_pixels=40 * 40, view_bytes=200_000, **MANY)
     with local_service(tmp_path, tiny_clip, limits=limits) as service:
         session = service.create()
-        refused = service.send(session, batch_of(0, 4))
-        assert refused.status_code == 413 and "at most 3" in refused.json()["message"]
+        for count in (4, 9):
+            refused = service.send(session, batch_of(0, count))
+            assert refused.status_code == 413 and "more than 3 images" in refused.json()["message"]
         answer = service.predict(session, [picture(1, size=40), picture(1, size=41)])
         assert [one["index"] for one in answer["predictions"]] == [0]
         assert "41 x 41" in answer["errors"][0]["reason"]
@@ -211,13 +216,18 @@ def test_rate_limit_refills_with_time() -> None:
 def test_rate_limit_holds_for_requests_and_for_guessed_tokens(
     tmp_path: Path, tiny_clip: CLIP
 ) -> None:
-    limits, tokens = Limits(rate=0.001, burst=3), Tokens([ALICE])
+    limits, tokens = Limits(rate=0.001, burst=3, wrong_token_rate=0.001), Tokens([ALICE])
     with local_service(tmp_path, tiny_clip, limits=limits, tokens=tokens, hosts=None) as service:
         get = service.http.get
-        guesses = [get("/v1/models", headers=bearer(f"{i:020}")).status_code for i in range(5)]
-        assert guesses == [401, 401, 401, 429, 429]
         known = [get("/v1/models", headers=bearer(ALICE)).status_code for _ in range(5)]
         assert known == [200, 200, 200, 429, 429]
+    limits = Limits(wrong_token_rate=0.001)
+    with local_service(tmp_path, tiny_clip, limits=limits, tokens=tokens, hosts=None) as service:
+        get = service.http.get
+        guesses = [get("/v1/models", headers=bearer(f"{i:020}")).status_code for i in range(12)]
+        assert guesses == [401] * 10 + [429, 429]
+        # were a right token answered now, a guesser would be told apart as fast as before
+        assert get("/v1/models", headers=bearer(ALICE)).status_code == 429
         assert get("/healthz").status_code == 200
 
 

@@ -12,6 +12,7 @@ from cliquetta.cli.main import app
 from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.clip import CLIP
 from cliquetta.serve import server
+from cliquetta.serve.errors import ServiceError
 
 TOKEN = "0123456789abcdef0123"
 
@@ -21,8 +22,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What the server was started with, instead of a server."""
     calls: list[dict[str, Any]] = []
 
-    def record(settings: Any, folder: Path, *, host: str, port: int) -> None:
-        calls.append({"settings": settings, "folder": folder, "host": host, "port": port})
+    def record(settings: Any, folder: Path, *, on_ready: Any, **where: Any) -> None:
+        on_ready()
+        calls.append({"settings": settings, "folder": folder, **where})
 
     monkeypatch.setattr(server, "serve", record)
     monkeypatch.delenv("CLIQUETTA_TOKEN", raising=False)
@@ -49,7 +51,7 @@ def test_refusals(started: list[dict[str, Any]], arguments: list[str], words: st
 def test_what_is_served(started: list[dict[str, Any]], tiny_clip: CLIP, tmp_path: Path) -> None:
     path, tokens = tmp_path / "m.safetensors", tmp_path / "tokens.txt"
     save_model(tiny_clip, path)
-    tokens.write_text(f"{TOKEN}\n\nanother-{TOKEN}\n")
+    tokens.write_text(f"# alice, {TOKEN[:-1]}\n{TOKEN}\n\n  # bob\nanother-{TOKEN}\n")
     options = ["--model", f"mine={path}", "--model", f"again={path}", "--method", "tent"]
     where = ["--host", "0.0.0.0", "--port", "9999", "--state-dir", str(tmp_path / "kept")]
     more = ["--token-file", str(tokens), "--limit", "images=7", "--workers", "3", "--device", "cpu"]
@@ -65,6 +67,8 @@ def test_what_is_served(started: list[dict[str, Any]], tiny_clip: CLIP, tmp_path
     assert settings.tokens.owner(f"Bearer {TOKEN}") != settings.tokens.owner(
         f"Bearer another-{TOKEN}"
     )
+    with pytest.raises(ServiceError):  # a comment is not a token
+        settings.tokens.owner(f"Bearer # alice, {TOKEN[:-1]}")
     assert (call["host"], call["port"], call["folder"]) == ("0.0.0.0", 9999, tmp_path / "kept")
 
 
@@ -79,3 +83,12 @@ def test_a_token_of_the_environment(
     monkeypatch.setenv("CLIQUETTA_TOKEN", TOKEN)
     assert CliRunner().invoke(app, arguments).exit_code == 0
     assert started[1]["settings"].tokens.owner(f"Bearer {TOKEN}")
+
+
+def test_a_port_in_use_is_said_before_any_address(tmp_path: Path) -> None:
+    with server.open_port("127.0.0.1", 0) as taken:
+        port = str(taken.getsockname()[1])
+        where = ["--port", port, "--state-dir", str(tmp_path), "--device", "cpu"]
+        result = CliRunner().invoke(app, ["serve", *where])
+    assert result.exit_code == 2
+    assert f"port {port} is in use" in result.output and "http://" not in result.output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -74,8 +75,9 @@ def serve(
         raise UserError(f"no {error.name}: pip install 'cliquetta[serve]'") from error
 
     settings = offered(common, model, method, host, token_file, limit, workers)
-    common.terminal.say(f"http://{host}:{port}, sessions in {state_dir}; Ctrl-C stops it")
-    server.serve(settings, state_dir, host=host, port=port)
+    said = f"http://{host}:{port}, sessions in {state_dir}; press Ctrl-C to stop"
+    ready = partial(common.terminal.say, said)
+    server.serve(settings, state_dir, host=host, port=port, on_ready=ready)
 
 
 def offered(

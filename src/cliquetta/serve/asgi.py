@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import mimetypes
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from importlib import resources
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Path, Request, Response
@@ -17,10 +19,11 @@ from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from cliquetta import __version__
 from cliquetta.methods._shared.state import plain_config
 from cliquetta.serve.errors import ServiceError, invalid_field
 from cliquetta.serve.metrics import CONTENT_TYPE
-from cliquetta.serve.middleware import AdmissionMiddleware, problem_response
+from cliquetta.serve.middleware import AdmissionMiddleware, CSPMiddleware, problem_response
 from cliquetta.serve.parsing import read_batch
 from cliquetta.serve.schema import (
     BatchAnswer,
@@ -35,7 +38,7 @@ from cliquetta.serve.schema import (
     SessionList,
     SessionRequest,
 )
-from cliquetta.serve.service import Service, own_version
+from cliquetta.serve.service import Service
 from cliquetta.serve.settings import Settings
 from cliquetta.serve.store import Store
 
@@ -44,6 +47,17 @@ _log = logging.getLogger(__name__)
 REPLAYED = "Cliquetta-Replayed"
 """Header of an answer that was given before."""
 BINARY = "application/octet-stream"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""What the pages of the service may load and do: nothing but talk to the service itself."""
+_PAGES = {
+    "/": "index.html",
+    "/docs": "docs.html",
+    "/docs.js": "docs.js",
+    "/style.css": "style.css",
+}
 
 
 def _refusals(**texts: str) -> dict[int | str, dict[str, Any]]:
@@ -109,7 +123,7 @@ router = APIRouter(prefix="/v1", tags=["sessions"], responses=_ANY)
 @open_router.get("/healthz")
 async def health() -> Health:
     """Whether the server answers."""
-    return Health(status="ok", version=own_version())
+    return Health(status="ok", version=__version__)
 
 
 @open_router.get(
@@ -241,16 +255,19 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
 
     app = FastAPI(
         title="CliqueTTA",
-        version=own_version(),
+        version=__version__,
         summary="CLIP that adapts to each client while it predicts.",
         lifespan=lifespan,
-        docs_url=None,  # those pages load scripts from other sites
+        docs_url=None,  # those pages load scripts from other sites; ours are in pages/
         redoc_url=None,
     )
     app.state.service = service
     app.openapi = partial(_document, app, settings)  # type: ignore[method-assign]
     app.include_router(open_router)
     app.include_router(router)
+    for path, name in _PAGES.items():
+        app.add_route(path, partial(_page, name), include_in_schema=False)
+    app.add_middleware(CSPMiddleware, policy=POLICY)
     app.add_middleware(
         AdmissionMiddleware, settings=settings, budget=service.budget, metrics=service.metrics
     )
@@ -259,6 +276,14 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _failed)
     return app
+
+
+async def _page(name: str, request: Request) -> Response:
+    """A static page of the service."""
+    del request
+    text = resources.files(__package__).joinpath("pages", name).read_text(encoding="utf-8")
+    kind = mimetypes.guess_type(name)[0]
+    return Response(text, media_type=kind)
 
 
 def _document(app: FastAPI, settings: Settings) -> dict[str, Any]:

@@ -19,10 +19,11 @@ _SHORTEST = 16
 
 
 class Tokens:
-    """Accepted tokens. Only their hashes are kept; every session belongs to one of them."""
+    """Accepted tokens, ``#`` lines left out. Only hashes are kept; each session belongs to one."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
-        given = [token.strip() for token in tokens if token.strip()]
+        given = [token.strip() for token in tokens]
+        given = [token for token in given if token and not token.startswith("#")]
         if not given:
             raise UserError("no tokens given: write one per line, made with `openssl rand -hex 24`")
         if any(len(token) < _SHORTEST or not token.isascii() for token in given):
@@ -77,7 +78,10 @@ def check_origin(headers: Headers, hosts: Collection[str] | None) -> None:
     if hosts is not None and _host_name(host) not in hosts:
         raise ServiceError(403, "forbidden", "this server is addressed by its local name only")
     origin = headers.get("origin")
-    if origin is not None and _netloc(origin) != host:
+    # Browsers say where a request comes from; following a link (navigate) does no harm.
+    foreign = headers.get("sec-fetch-site") in {"cross-site", "same-site"}
+    foreign = foreign and headers.get("sec-fetch-mode") != "navigate"
+    if foreign or (origin is not None and _netloc(origin) != host):
         raise ServiceError(403, "forbidden", "requests of other sites' pages are not answered")
 
 

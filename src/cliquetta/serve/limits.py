@@ -22,31 +22,37 @@ class RateLimiter:
         rate: float,
         burst: int,
         *,
+        unit: str = "requests",
         clients: int = 10_000,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._rate, self._burst, self._clients, self._clock = rate, burst, clients, clock
+        self._rate, self._burst, self._unit = rate, burst, unit
+        self._clients, self._clock = clients, clock
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def take(self, client: str) -> None:
-        """Count one request of ``client``, or refuse it and say when to come back."""
+    def take(self, client: str, cost: float = 1.0) -> None:
+        """Count a request of ``client``, or refuse it and say when to come back.
+
+        A request is refused while the bucket holds less than 1 (or less than its ``cost``).
+        """
         now = self._clock()
         with self._lock:
             level, then = self._buckets.pop(client, (float(self._burst), now))
             level = min(float(self._burst), level + (now - then) * self._rate)
-            allowed = level >= 1
-            self._buckets[client] = (level - 1 if allowed else level, now)
+            needed = max(cost, 1.0)
+            allowed = level >= needed
+            self._buckets[client] = (level - cost if allowed else level, now)
             if len(self._buckets) > self._clients:
                 self._buckets.popitem(last=False)
         if not allowed:
-            message = f"more than {self._rate:g} requests per second; slow down"
-            after = (1 - level) / self._rate
+            message = f"more than {self._rate:g} {self._unit} per second; slow down"
+            after = (needed - level) / self._rate
             raise ServiceError(429, "rate_limited", message, retry_after=after)
 
 
 class ByteBudget:
-    """Bytes of requests that are in memory at one time."""
+    """Bytes of requests and answers that are in memory at one time."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -62,7 +68,7 @@ class ByteBudget:
         """Reserve ``count`` bytes, or refuse at once."""
         with self._lock:
             if self._used + count > self._total:
-                message = "too many large requests at once"
+                message = "too many large requests or answers at once"
                 raise ServiceError(503, "overloaded", message, retry_after=1)
             self._used += count
 

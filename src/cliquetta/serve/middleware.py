@@ -15,8 +15,10 @@ from cliquetta.serve.limits import ByteBudget, RateLimiter
 from cliquetta.serve.metrics import Metrics
 from cliquetta.serve.settings import Settings
 
-OPEN_PATHS = frozenset({"/healthz", "/openapi.json"})
+OPEN_PATHS = frozenset({"/", "/docs", "/docs.js", "/style.css", "/healthz", "/openapi.json"})
 """Answered without a token: they say nothing about clients."""
+_WRONG_TOKENS = 10
+_PART = 65536
 
 
 def problem_response(error: ServiceError) -> JSONResponse:
@@ -35,6 +37,9 @@ class AdmissionMiddleware:
     ) -> None:
         self._app, self._settings, self._limits = app, settings, settings.limits
         self._limiter = RateLimiter(self._limits.rate, self._limits.burst)
+        self._guesses = RateLimiter(
+            self._limits.wrong_token_rate, _WRONG_TOKENS, unit="wrong tokens"
+        )
         self._budget, self._metrics = budget, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -42,19 +47,14 @@ class AdmissionMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        start, status = time.perf_counter(), 500
-
-        async def watched(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
+        start = time.perf_counter()
+        answer = _Answer(send, self._limits.answer_seconds, self._budget)
         try:
-            await self._pass(scope, receive, watched)
+            await self._pass(scope, receive, answer.send)
         finally:
+            self._budget.give_back(answer.count)
             route = getattr(scope.get("route"), "path", "none")
-            self._metrics.requests.labels(route, str(status)).inc()
+            self._metrics.requests.labels(route, str(answer.status)).inc()
             self._metrics.request_seconds.labels(route).observe(time.perf_counter() - start)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -82,10 +82,11 @@ class AdmissionMiddleware:
         if self._settings.tokens is None:
             self._limiter.take(f"address {address}")
             return LOCAL
+        self._guesses.take(address, cost=0)
         try:
             owner = self._settings.tokens.owner(headers.get("authorization"))
         except ServiceError:
-            self._limiter.take(f"address {address}")  # guessing is slow too
+            self._guesses.take(address)
             raise
         self._limiter.take(f"owner {owner}")
         return owner
@@ -124,6 +125,54 @@ class _Body:
 
     def _too_large(self) -> ServiceError:
         return _closing(413, "too_large", f"a request may have {self._most:,} bytes")
+
+
+class _Answer:
+    """An answer that is counted as memory and sent in parts, within its time.
+
+    Its head is held back until the first part, so that an answer without room can be refused.
+    """
+
+    def __init__(self, target: Send, seconds: float, budget: ByteBudget) -> None:
+        self._target, self._seconds, self._budget = target, seconds, budget
+        self._head: Message | None = None
+        self._end = 0.0
+        self._dropped = False
+        self.count, self.status = 0, 500
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the answer; after a refusal or at the end of its time, drop it."""
+        if self._dropped:
+            return
+        if message["type"] == "http.response.start":
+            self._head, self.status = message, message["status"]
+            return
+        body = message.get("body", b"")
+        try:
+            self._budget.take(len(body))
+        except ServiceError as error:
+            self._dropped, self.status = True, error.status_code
+            response = problem_response(error)
+            await self._target(
+                {"type": "http.response.start", "status": 503, "headers": response.raw_headers}
+            )
+            await self._target({"type": "http.response.body", "body": response.body})
+            return
+        self.count += len(body)
+        try:
+            await self._send_parts(message, body)
+        except asyncio.TimeoutError:
+            self._dropped = True  # incomplete: the server closes the connection
+
+    async def _send_parts(self, message: Message, body: bytes) -> None:
+        if self._head is not None:
+            self._end = time.monotonic() + self._seconds
+            head, self._head = self._head, None
+            await self._target(head)
+        for first in range(0, max(len(body), 1), _PART):
+            part = {**message, "body": body[first : first + _PART]}
+            part["more_body"] = message.get("more_body", False) or first + _PART < len(body)
+            await asyncio.wait_for(self._target(part), max(self._end - time.monotonic(), 0.0))
 
 
 def _closing(status: int, code: str, message: str) -> ServiceError:

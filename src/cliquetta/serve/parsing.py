@@ -6,6 +6,7 @@ import asyncio
 
 from pydantic import ValidationError
 from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from cliquetta.serve.errors import ServiceError, invalid, invalid_field, too_large
@@ -14,6 +15,7 @@ from cliquetta.serve.schema import BatchRequest
 
 async def read_batch(request: Request, most: int) -> BatchRequest:
     """The batch of a request in either form; more than ``most`` images are refused."""
+    too_many = too_large(f"more than {most} images: send fewer per batch")
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
         if kind == "multipart/form-data":
@@ -26,17 +28,19 @@ async def read_batch(request: Request, most: int) -> BatchRequest:
             raise ServiceError(415, "unsupported_media_type", message)
     except ValidationError as error:
         raise invalid_field(error.errors(include_url=False, include_input=False)) from None
+    except HTTPException as error:
+        if "Too many files" in str(error.detail):
+            raise too_many from None
+        raise
     if len(batch.images) > most:
-        raise too_large(f"{len(batch.images)} images, at most {most} are accepted per batch")
+        raise too_many
     return batch
 
 
 async def _read_form(request: Request, most: int) -> dict[str, object]:
-    # one file more than allowed, so that the refusal is ours
-    form = request.form(max_files=most + 1, max_fields=8, max_part_size=4096)
     images: list[dict[str, object]] = []
     values: dict[str, object] = {"images": images}
-    async with form as fields:
+    async with request.form(max_files=most, max_fields=8, max_part_size=4096) as fields:
         for name, value in fields.multi_items():
             if name == "images" and isinstance(value, UploadFile):
                 images.append({"name": value.filename or "", "data": await value.read()})

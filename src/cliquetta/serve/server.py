@@ -1,30 +1,124 @@
-"""Start the service: the store locked, the port opened."""
+"""Start the service: the store locked, the port opened, connections bounded."""
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import socket
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from cliquetta.errors import UserError
 from cliquetta.serve.asgi import create_app
 from cliquetta.serve.auth import check_binding
-from cliquetta.serve.settings import Settings
+from cliquetta.serve.settings import Limits, Settings
 from cliquetta.serve.store import Store
 
+_FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 5\r\n\r\n"
 
-def serve(settings: Settings, folder: Path | str, *, host: str, port: int) -> None:
-    """Serve until the process is stopped; every acknowledged answer is in ``folder``."""
+
+def serve(
+    settings: Settings,
+    folder: Path | str,
+    *,
+    host: str,
+    port: int,
+    on_ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve until the process is stopped; every acknowledged answer is in ``folder``.
+
+    ``on_ready`` is called once the port is open.
+    """
     check_binding(host, settings.tokens)
     # Python remembers every different warning, and a client's file can make any number of them.
     warnings.filterwarnings("ignore", module=r"PIL\.")
-    with Store.open(folder) as store:
-        uvicorn.run(
-            create_app(store, settings),
-            host=host,
-            port=port,
-            access_log=False,
-            server_header=False,
-            log_level="warning",
-            timeout_graceful_shutdown=30,
-        )
+    with Store.open(folder) as store, open_port(host, port) as opened:
+        on_ready()
+        make_server(create_app(store, settings), settings.limits).run(sockets=[opened])
+
+
+def open_port(host: str, port: int) -> socket.socket:
+    """Listen on an address, or say what to do where it is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=256)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise UserError(f"port {port} is in use: choose another one with --port") from None
+        raise UserError(f"cannot listen on {host}, port {port}: {error.strerror}") from None
+
+
+def make_server(app: ASGIApp, limits: Limits) -> uvicorn.Server:
+    """A server that closes connections beyond their number and their time."""
+
+    class Protocol(BoundedProtocol):
+        bounds = limits
+
+    config = uvicorn.Config(
+        app,
+        http=Protocol,
+        ws="none",
+        access_log=False,
+        server_header=False,
+        log_level="warning",
+        timeout_graceful_shutdown=30,
+    )
+    return uvicorn.Server(config)
+
+
+class BoundedProtocol(H11Protocol):
+    """HTTP with a cap on connections, and deadlines for heads of requests and stalled readers.
+
+    The middleware sees a request only once its head is complete, and an answer only until it is
+    in the transport's buffer; these bounds are for what comes before and after.
+    """
+
+    bounds: Limits
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Accept a connection, or close it at once if there are too many."""
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        super().connection_made(transport)
+        if len(self.connections) > self.bounds.connections:
+            transport.write(_FULL)
+            transport.close()
+        self._begin("head", self.bounds.header_seconds)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop all timers."""
+        for name in tuple(self._timers):
+            self._end(name)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Receive bytes; the deadline of a head ends where its request begins."""
+        before = self.cycle
+        if before is None or before.response_complete:
+            self._begin("head", self.bounds.header_seconds)
+        super().data_received(data)
+        if self.cycle is not before:
+            self._end("head")
+
+    def pause_writing(self) -> None:
+        """The client does not read: give it some time."""
+        self._begin("write", self.bounds.answer_seconds)
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        self._end("write")
+        super().resume_writing()
+
+    def _begin(self, name: str, seconds: float) -> None:
+        if name not in self._timers:
+            self._timers[name] = self.loop.call_later(seconds, self.transport.abort)
+
+    def _end(self, name: str) -> None:
+        timer = self._timers.pop(name, None)
+        if timer is not None:
+            timer.cancel()

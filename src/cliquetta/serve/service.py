@@ -10,7 +10,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
 import torch
@@ -24,14 +23,6 @@ from cliquetta.serve.settings import Settings
 from cliquetta.serve.store import Store
 
 T = TypeVar("T")
-
-
-def own_version() -> str:
-    """The version of the package; ``unknown`` where it runs from its sources uninstalled."""
-    try:
-        return version("cliquetta")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 class Service:

@@ -24,6 +24,15 @@ class Limits:
     """Size of one request, counted while it arrives."""
     body_seconds: float = 60.0
     """Time for a request to arrive in full."""
+    answer_seconds: float = 60.0
+    """Time for a client to read an answer in full."""
+    header_seconds: float = 10.0
+    """Time for the head of a request to arrive, from the connection or its first byte.
+
+    A connection that sends nothing, or its head byte by byte, is closed after it.
+    """
+    connections: int = 512
+    """Open connections; the process needs as many file descriptors and some more."""
     images: int = 256
     """Images per batch."""
     image_pixels: int = 25_000_000
@@ -64,13 +73,18 @@ class Limits:
     queued_per_session: int = 8
     """Requests waiting, per session."""
     queued_bytes: int = 256 * _MB
-    """Size of all request bodies in memory at one time."""
+    """Size of all requests and answers in memory at one time."""
     replay: int = 4
     """Answers kept with a session, for clients that repeat a batch."""
     rate: float = 50.0
     """Requests per second per token, or per address without tokens."""
     burst: int = 100
     """Requests that may come at once before ``rate`` counts."""
+    wrong_token_rate: float = 0.5
+    """Wrong tokens per second per address, ten at once; beyond it the address is refused.
+
+    A right token is refused with them: otherwise guessing would not be slowed.
+    """
 
     def __post_init__(self) -> None:
         """Validate fields."""

@@ -1,0 +1,115 @@
+"""Connections are bounded before a request begins and after an answer is made."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from cliquetta.model.clip import CLIP
+from cliquetta.serve.settings import Limits
+from tests._helpers.serve_setup import CLASSES, Local, live_service
+
+MANY = {"rate": 1e6, "burst": 10**6}
+
+
+def connect(address: str) -> socket.socket:
+    host, port = address.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
+@pytest.mark.parametrize("start", [b"", b"GET /healthz HTTP/1.1\r\nHost: 127"])
+def test_a_head_that_does_not_arrive_is_not_waited_for(
+    tmp_path: Path, tiny_clip: CLIP, start: bytes
+) -> None:
+    with live_service(tmp_path, tiny_clip, limits=Limits(header_seconds=0.4, **MANY)) as address:
+        with connect(address) as silent:
+            silent.sendall(start)
+            with contextlib.suppress(ConnectionResetError):
+                assert silent.recv(100) == b""  # closed by the server
+        # a byte now and then does not extend the time
+        with connect(address) as dripping, contextlib.suppress(ConnectionError):
+            for byte in b"GET /healthz HTTP/1.1\r\n" * 100:
+                dripping.sendall(bytes([byte]))
+                time.sleep(0.05)
+            raise AssertionError("the connection was kept")
+        with connect(address) as second:  # also on a connection that was used before
+            second.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            answer = b""
+            while not answer.endswith(b"}"):
+                answer += second.recv(4096)
+            assert answer.startswith(b"HTTP/1.1 200")
+            second.sendall(b"GET /healthz")
+            with contextlib.suppress(ConnectionResetError):
+                assert second.recv(4096) == b""
+        assert httpx.get(f"{address}/healthz").status_code == 200
+
+
+def test_connections_are_capped_and_silent_ones_make_room(tmp_path: Path, tiny_clip: CLIP) -> None:
+    limits = Limits(connections=5, header_seconds=1.0, **MANY)
+    with live_service(tmp_path, tiny_clip, limits=limits) as address, contextlib.ExitStack() as all:
+        for _ in range(5):
+            all.enter_context(connect(address))
+        time.sleep(0.2)
+        with connect(address) as beyond:
+            assert beyond.recv(100).startswith(b"HTTP/1.1 503")
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{address}/healthz").status_code == 200:
+                    return
+            time.sleep(0.1)
+        raise AssertionError("silent connections kept the server deaf")
+
+
+def body_bytes(address: str) -> float:
+    lines = httpx.get(f"{address}/metrics").text.splitlines()
+    return sum(float(line.split()[1]) for line in lines if line.startswith("cliquetta_body_bytes "))
+
+
+def test_answers_that_nobody_reads_are_counted_and_dropped(tmp_path: Path, tiny_clip: CLIP) -> None:
+    limits = Limits(answer_seconds=4.0, queued_bytes=25_000_000, **MANY)
+    request = {"classes": CLASSES, "method": "tda", "options": {"positive_capacity": 20_000}}
+    with live_service(tmp_path, tiny_clip, limits=limits) as address:
+        session = httpx.post(f"{address}/v1/sessions", json=request).json()["id"]
+        path = f"/v1/sessions/{session}/state"
+        state = httpx.get(address + path)
+        assert 9_000_000 < len(state.content) < 12_000_000  # more than a socket buffers
+        readers = []
+        for _ in range(4):
+            reader = connect(address)
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+            readers.append(reader)
+        while body_bytes(address) < 2 * len(state.content):
+            time.sleep(0.05)
+        assert body_bytes(address) <= 25_000_000
+        refused = httpx.get(address + path)
+        assert (refused.status_code, refused.json()["code"]) == (503, "overloaded")
+        assert "Retry-After" in refused.headers
+        while body_bytes(address) > 0:
+            time.sleep(0.05)
+        again = httpx.get(address + path)
+        assert again.status_code == 200 and len(again.content) == len(state.content)
+        for reader in readers:
+            reader.close()
+
+
+def test_the_pages_of_the_service_load_nothing_from_elsewhere(service: Local) -> None:
+    for path, kind in (
+        ("/", "text/html"),
+        ("/docs", "text/html"),
+        ("/docs.js", "text/javascript"),
+        ("/style.css", "text/css"),
+    ):
+        page = service.http.get(path)
+        assert page.status_code == 200 and page.headers["Content-Type"].startswith(kind)
+        policy = page.headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy
+        assert "http://" not in page.text and "https://" not in page.text
+        assert "<style" not in page.text and "onclick" not in page.text
+    assert "Content-Security-Policy" in service.http.get("/v1/models").headers
