@@ -146,7 +146,8 @@ def rewrite(folder, **changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "siglip"}, "not supported.*siglip"),
+        ({"model_type": "siglip2"}, "not supported.*NaFlex.*siglip2-base-patch16-256"),
+        ({"model_type": "align"}, "not supported.*'align'.*from_model"),
         ({"vision_config__hidden_act": "silu"}, "hidden_act 'silu'"),
         ({"text_config__eos_token_id": 7}, "token 7"),
         ({"text_config__vocab_size": 1000}, "1000 words"),

@@ -95,7 +95,7 @@ def attention_maps(
 
 
 def _no_prompts(tower: VisionTower) -> Tensor:
-    return torch.zeros(0, 1, 1, 2, tower.config.width, device=tower.projection.device)
+    return torch.zeros(0, 1, 1, 2, tower.config.width, device=tower.position.device)
 
 
 def _prompts_of(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import Enum
 from typing import Any, ClassVar
 
@@ -51,6 +52,7 @@ class Adapter(ABC):
         self.explain = False
         """Gather evidence that costs extra time, too; never changes the logits."""
         self.memory = Memory()
+        self._bias = model.bias
 
     @property
     def views(self) -> ViewSpec | None:
@@ -74,7 +76,16 @@ class Adapter(ABC):
         batch = as_batch(images, self.model.preprocess, views=self.views, seed=self.seed)
         if len(batch) == 0:
             return Prediction(torch.zeros(0, len(self.prompts), device=self.model.device))
-        return self._predict(batch.to(self.model.device))
+        return self._on_model_scale(self._predict(batch.to(self.model.device)))
+
+    def _on_model_scale(self, prediction: Prediction) -> Prediction:
+        """The same with the bias of a sigmoid model (SigLIP): its logits, where CLIP's have none.
+
+        A constant changes no softmax, so that what methods compute inside goes without it.
+        """
+        if not self._bias:
+            return prediction
+        return replace(prediction, logits=prediction.logits + self._bias)
 
     @abstractmethod
     def _predict(self, batch: Batch) -> Prediction:

@@ -60,23 +60,24 @@ def prompt_tokens(
     """Token ids (N, L) with room for ``count`` context tokens, and where they stand (N, count)."""
     tokenizer = model.tokenizer
     head = {"end": count, "middle": count // 2, "front": 0}[position]
-    ids = torch.zeros(len(prompts), tokenizer.context_length, dtype=torch.int64)
+    first = len(tokenizer.prefix)
+    ids = torch.full((len(prompts), tokenizer.context_length), tokenizer.pad)
     places = torch.zeros(len(prompts), count, dtype=torch.int64)
     for row, text in enumerate(prompts.texts("{}.")):
         name = tokenizer.encode(text)
         length = len(tokenizer.encode(text[:-1]))  # without the full stop
         if position == "end":
             length = len(name)
-        tokens = [tokenizer.start, *[0] * head, *name[:length]]
+        tokens = [*tokenizer.prefix, *[0] * head, *name[:length]]
         tail = len(tokens)
-        tokens += [*[0] * (count - head), *name[length:], tokenizer.end]
+        tokens += [*[0] * (count - head), *name[length:], *tokenizer.suffix]
         if len(tokens) > tokenizer.context_length:
             raise UserError(
                 f"class {text[:-1]!r} with {count} context tokens takes {len(tokens)} tokens, the "
                 f"model's context holds {tokenizer.context_length}: use fewer context tokens"
             )
         ids[row, : len(tokens)] = torch.tensor(tokens)
-        places[row, :head] = torch.arange(1, head + 1)
+        places[row, :head] = torch.arange(first, first + head)
         places[row, head:] = torch.arange(tail, tail + count - head)
     return ids.to(model.device), places.to(model.device)
 

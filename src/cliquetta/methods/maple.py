@@ -90,10 +90,8 @@ def text_tokens(model: CLIP, prompts: ClassPrompts, config: MaPLeConfig) -> tupl
             "learned: give more words or none"
         )
     ids = model.tokenizer(prompts.texts(f"{config.context_init} {{}}.")).to(model.device)
-    places = torch.arange(1, config.context_length + 1, device=model.device).expand(
-        len(prompts), -1
-    )
-    return ids, places
+    places = model.require_text().word_positions(config.context_length)
+    return ids, places.expand(len(prompts), -1)
 
 
 def text_features(model: CLIP, tokens: tuple[Tensor, Tensor], coupled: Coupled) -> Tensor:

@@ -73,7 +73,8 @@ class LearnableTemplate:
         words = first.split("{}")[0]
         start = model.tokenizer.encode(words)
         self.ids = model.tokenizer(prompts.texts(first)).to(model.device)  # (N, L)
-        found = self.ids[:, 1 : len(start) + 1]
+        tower = model.require_text()
+        found = self.ids[:, tower.word_positions(len(start))]
         if not start or (found != torch.tensor(start, device=found.device)).any():
             raise UserError(
                 f"{by} learns the words before the class name, of which {first!r} has none that "
@@ -82,7 +83,7 @@ class LearnableTemplate:
         self.model = model
         self.chunk = chunk
         self.start = model.context(words)
-        self.order = self.ids.argmax(dim=-1).argsort(stable=True)  # short texts first
+        self.order = tower.ends(self.ids).argsort(stable=True)  # short texts first
         self.fixed: Tensor | None = None
         if others:
             fixed = [self._unit_texts(prompts.texts(template)) for template in others]

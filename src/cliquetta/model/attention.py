@@ -1,7 +1,8 @@
 """Where the class token looks: attention maps of an image, plain and under prompts.
 
 A map is a row of 1 + T numbers that sum to one: what goes to prompts (0 without any), to the class
-token, and to each patch.
+token, and to each patch. SigLIP has no class token: its pooling query looks instead, and what goes
+to the class token is 0.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.model.block import Prefix
@@ -32,16 +34,19 @@ def class_attention(weights: Sequence[Tensor]) -> Tensor:
     return torch.stack(rows).mean(dim=0)
 
 
-def rollout(weights: Sequence[Tensor]) -> Tensor:
+def rollout(weights: Sequence[Tensor], share: Tensor | None = None) -> Tensor:
     """What the class token after the last block is made of (B, 1 + T), by attention rollout.
+
+    ``share`` (B, T) says what tokens after the last block count for, if not that one alone.
 
     Each block mixes half its input (the residual) with half its attention, mean over heads. Read
     from the last block to the first, one row is enough; what goes to a block's prefix stays there,
     since prompts are not made of patches.
     """
     tokens = weights[0].shape[2]
-    share = weights[0].new_zeros(weights[0].shape[0], tokens)
-    share[:, 0] = 1
+    if share is None:
+        share = weights[0].new_zeros(weights[0].shape[0], tokens)
+        share[:, 0] = 1
     prompts = share.new_zeros(len(share), 1)
     for block in reversed(weights):
         seen = _fold(torch.einsum("bt,bts->bs", share, block.mean(dim=1)), tokens)
@@ -83,7 +88,7 @@ def prompted_maps(
     """
     S, _, P, _, D = prompts.shape
     first, last = blocks[0], len(tower.blocks)
-    size = tower.config.patches + 1
+    size = tower.config.patches + tower.config.class_tokens
     per_row = tower.config.heads * size * (size + S * P) * (last - first) * 4
     step = max(1, _BYTES // per_row)
     found: dict[Kind, list[Tensor]] = {"class": [], "rollout": []}
@@ -96,8 +101,15 @@ def prompted_maps(
             for block, tokens in zip(blocks, together, strict=True)
         }
         images = pixels.expand(len(rows), *pixels.shape)
-        weights = tower.attention(images, range(first, last), prefix=prefix if S else None)
+        read = range(first, last if tower.head is None else last + 1)
+        weights = tower.attention(images, read, prefix=prefix if S else None)
         ordered = [weights[index] for index in range(first, last)]
-        found["class"].append(class_attention(ordered))
-        found["rollout"].append(rollout(ordered))
+        if tower.head is None:
+            found["class"].append(class_attention(ordered))
+            found["rollout"].append(rollout(ordered))
+        else:
+            pooled = weights[last].mean(dim=1)[:, 0]
+            found["class"].append(F.pad(pooled, (2, 0)))
+            prompts_share, share = rollout(ordered, pooled).tensor_split([1], dim=1)
+            found["rollout"].append(torch.cat([prompts_share, F.pad(share, (1, 0))], dim=1))
     return {kind: torch.cat(parts) for kind, parts in found.items()}

@@ -16,7 +16,7 @@ from cliquetta.model.config import CLIPConfig, ResNetConfig, VisionConfig
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.model.resnet import ModifiedResNet
 from cliquetta.model.text import TextTower
-from cliquetta.model.tokenizer import Tokenizer
+from cliquetta.model.tokenizer import TextTokenizer, Tokenizer, is_clip_vocabulary
 from cliquetta.model.vision import TokenPrompts, VisionTower
 from cliquetta.prompts.classes import ClassPrompts
 
@@ -41,7 +41,12 @@ class CLIP(nn.Module):
     """
 
     def __init__(
-        self, config: CLIPConfig, *, id: str = "clip", preprocess: Preprocess | None = None
+        self,
+        config: CLIPConfig,
+        *,
+        id: str = "clip",
+        preprocess: Preprocess | None = None,
+        tokenizer: TextTokenizer | None = None,
     ) -> None:
         super().__init__()
         self.config = config
@@ -49,6 +54,7 @@ class CLIP(nn.Module):
         self.image_size = config.vision.image_size
         self.embed_dim = config.embed_dim
         self.preprocess = preprocess or Preprocess.openai(self.image_size)
+        self._tokenizer = tokenizer
         self.visual: VisionTower | ModifiedResNet
         if isinstance(config.vision, VisionConfig):
             self.visual = VisionTower(config.vision, config.embed_dim)
@@ -61,9 +67,17 @@ class CLIP(nn.Module):
         self.eval()
 
     @cached_property
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> TextTokenizer:
         """Text to token ids, with the vocabulary of this model."""
         text = self.require_text().config
+        if self._tokenizer is not None:
+            return self._tokenizer
+        if text.merges is None and not is_clip_vocabulary(text.vocab_size):
+            raise UserError(
+                f"{self.id} has a vocabulary of its own ({text.vocab_size} tokens) and came "
+                "without its tokenizer: put tokenizer.json or spiece.model beside the weights, or "
+                "give text features with ClassPrompts(features=...)"
+            )
         return Tokenizer(text.context_length, merges=text.merges)
 
     @property

@@ -228,11 +228,14 @@ def _hugging_face(name: str, fetcher: Fetcher) -> Checkpoint:
         raise CheckpointError(f"{repo} has no {huggingface.CONFIG_FILE}: try hf-hub:{repo}")
     values = read_json(config)
     huggingface.config_from(values)  # refuse another model before its weights arrive
-    preprocessor = fetcher.hub_file(repo, huggingface.PREPROCESS_FILE, revision or None)
-    index = fetcher.hub_file(repo, huggingface.INDEX_FILE, revision or None)
+
+    def find(name: str) -> Path | None:
+        return fetcher.hub_file(repo, name, revision or None)
+
+    preprocessor, index = find(huggingface.PREPROCESS_FILE), find(huggingface.INDEX_FILE)
     if index is not None:
         shards = sorted(set(read_json(index)["weight_map"].values()))
-        found = [fetcher.hub_file(repo, shard, revision or None) for shard in shards]
+        found = [find(shard) for shard in shards]
         state = read_safetensors([path for path in found if path is not None])[0]
     else:
         state = _first_weights(repo, huggingface.WEIGHT_FILES, revision or None, fetcher)
@@ -241,6 +244,7 @@ def _hugging_face(name: str, fetcher: Fetcher) -> Checkpoint:
         values,
         id=f"hf:{name}",
         preprocessor=None if preprocessor is None else read_json(preprocessor),
+        find=find,
     )
 
 

@@ -1,9 +1,14 @@
-"""CLIP's byte-level BPE: text to token ids, equal to OpenAI's tokeniser on any text."""
+"""Text to token ids: what all tokenizers share, and CLIP's own byte-level BPE.
+
+The BPE is equal to OpenAI's tokeniser on any text. Tokenizers that come with a checkpoint are in
+:mod:`cliquetta.model.pretrained_tokenizer`.
+"""
 
 from __future__ import annotations
 
 import gzip
 import html
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from importlib.resources import files
@@ -21,6 +26,9 @@ END = "<|endoftext|>"
 MERGES = 48894
 """Merges of OpenAI's vocabulary: 49408 = 2 * 256 bytes + 48894 merges + 2 specials."""
 
+_VOCABULARY = 2 * 256 + MERGES + 2
+_ADDED = 1024
+"""A fine-tuning may have added a few words."""
 _WORD_END = "</w>"
 _CACHED_WORDS = 1 << 16
 
@@ -31,6 +39,11 @@ _PIECE = regex.compile(
     regex.IGNORECASE,
 )
 _BLANKS = regex.compile(r"\s+")
+
+
+def is_clip_vocabulary(size: int) -> bool:
+    """Whether a text tower with ``size`` embeddings spells in OpenAI's vocabulary."""
+    return _VOCABULARY <= size < _VOCABULARY + _ADDED
 
 
 def clean(text: str) -> str:
@@ -63,7 +76,49 @@ def _all_merges() -> tuple[tuple[str, str], ...]:
     return tuple((left, right) for left, right in pairs)
 
 
-class Tokenizer:
+class TextTokenizer(ABC):
+    """Texts as rows of ``context_length`` ids: special tokens around the text's own, padding."""
+
+    context_length: int
+    prefix: tuple[int, ...]
+    """Special tokens before a text."""
+    suffix: tuple[int, ...]
+    """Special tokens after it."""
+    pad: int
+    """Fills the rest of a row."""
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int:
+        """Number of ids."""
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """The ids of ``text`` without special tokens or padding."""
+
+    def lengths(self, texts: Sequence[str]) -> list[int]:
+        """Tokens that each text takes in a row, special tokens included."""
+        texts = [texts] if isinstance(texts, str) else texts
+        extra = len(self.prefix) + len(self.suffix)
+        return [len(self.encode(text)) + extra for text in texts]
+
+    def __call__(self, texts: Sequence[str]) -> Tensor:
+        """Rows of ids (N, context_length), int64; a text that does not fit is refused by name."""
+        texts = [texts] if isinstance(texts, str) else texts
+        rows = torch.full((len(texts), self.context_length), self.pad, dtype=torch.int64)
+        for row, text in zip(rows, texts, strict=True):
+            ids = [*self.prefix, *self.encode(text), *self.suffix]
+            if len(ids) > self.context_length:
+                shown = text if len(text) <= 80 else text[:77] + "..."
+                raise UserError(
+                    f"text {shown!r} takes {len(ids)} tokens with start and end, the model's "
+                    f"context holds {self.context_length}: shorten the class name or template"
+                )
+            row[: len(ids)] = torch.tensor(ids)
+        return rows
+
+
+class Tokenizer(TextTokenizer):
     """Turns texts into rows of ``context_length`` ids: start, the text's tokens, end, padding.
 
     Ids are, in order: the 256 bytes, the 256 bytes that end a word, one per merge, start, end.
@@ -95,6 +150,7 @@ class Tokenizer:
         self._ranks = {pair: rank for rank, pair in enumerate(learnt)}
         self._bytes = {symbol: byte for byte, symbol in enumerate(self._byte_symbols)}
         self._word = lru_cache(maxsize=_CACHED_WORDS)(self._encode_word)
+        self.prefix, self.suffix = (self.start,), (self.end,)
 
     def __reduce__(self) -> tuple[type[Tokenizer], tuple[int, int], dict[str, int]]:
         """Copies and pickles carry the settings only; tables and cache are built again."""
@@ -131,26 +187,6 @@ class Tokenizer:
             out += bytes(self._bytes[c] for c in symbol.removesuffix(_WORD_END))
             out += b" " if ends_word else b""
         return out.decode("utf-8", errors="replace")
-
-    def lengths(self, texts: Sequence[str]) -> list[int]:
-        """Tokens that each text takes in a row, start and end included."""
-        texts = [texts] if isinstance(texts, str) else texts
-        return [len(self.encode(text)) + 2 for text in texts]
-
-    def __call__(self, texts: Sequence[str]) -> Tensor:
-        """Rows of ids (N, context_length), int64; a text that does not fit is refused by name."""
-        texts = [texts] if isinstance(texts, str) else texts
-        rows = torch.full((len(texts), self.context_length), self.pad, dtype=torch.int64)
-        for row, text in zip(rows, texts, strict=True):
-            ids = [self.start, *self.encode(text), self.end]
-            if len(ids) > self.context_length:
-                shown = text if len(text) <= 80 else text[:77] + "..."
-                raise UserError(
-                    f"text {shown!r} takes {len(ids)} tokens with start and end, the model's "
-                    f"context holds {self.context_length}: shorten the class name or template"
-                )
-            row[: len(ids)] = torch.tensor(ids)
-        return rows
 
     def _encode_word(self, word: str) -> tuple[int, ...]:
         """The ids of one piece: its bytes, joined by the earliest learnt merge until none fits."""

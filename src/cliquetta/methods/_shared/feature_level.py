@@ -44,7 +44,8 @@ class FeatureLevel(Adapter):
         if len(features) == 0:
             return Prediction(torch.zeros(0, len(self.prompts), device=self.model.device))
         with torch.no_grad():
-            return self._predict_features(features.to(self.model.device, non_blocking=True))
+            features = features.to(self.model.device, non_blocking=True)
+            return self._on_model_scale(self._predict_features(features))
 
     @torch.no_grad()
     def _predict(self, batch: Batch) -> Prediction:

@@ -82,7 +82,7 @@ class SCAP(Adapter):
             return 1
         budget = MEMORY.get(self.model.device.type, MEMORY["cpu"])
         vision = self.tower.config
-        element = self.tower.projection.element_size()
+        element = self.tower.position.element_size()
         per_row = (vision.patches + 1) * (8 * vision.width + 2 * vision.hidden) * element
         return max(1, budget // per_row)
 

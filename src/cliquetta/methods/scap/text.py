@@ -39,16 +39,14 @@ class PromptedText:
         """Start context (M, D): embeddings of the template's words before the class name."""
         self.ids = model.tokenizer(prompts.texts(prompts.templates[0])).to(model.device)
         M = len(self.start)
-        if not bool(
-            (
-                self.ids[:, 1 : M + 1] == model.tokenizer([words]).to(model.device)[:, 1 : M + 1]
-            ).all()
-        ):
+        self._words = tower.word_positions(M)
+        found, wanted = self.ids[:, self._words], model.tokenizer([words]).to(model.device)
+        if not bool((found == wanted[:, self._words]).all()):
             raise UserError(
                 f"template {prompts.templates[0]!r}: the words before {{}} melt into the class "
                 "names and cannot be learned for all; put a blank between them"
             )
-        self.ends = self.ids.argmax(dim=-1)
+        self.ends = tower.ends(self.ids)
         others = prompts.templates[1:]
         self.fixed: Tensor | None = None
         self.mix = 0.0
@@ -187,8 +185,7 @@ class PromptedText:
         return _through_unit(learned, cotangents) / size
 
     def _positions(self, rows: int) -> Tensor:
-        M = len(self.start)
-        return torch.arange(1, M + 1, device=self.ids.device).expand(rows, -1)
+        return self._words.expand(rows, -1)
 
     def _tape(self, classes: Tensor) -> TextTape:
         """The forward pass of some classes at the start context, cut at their longest end."""

@@ -1,8 +1,10 @@
-"""Checkpoints of ``transformers.CLIPModel``: config.json and its key names."""
+"""Checkpoints of transformers: ``CLIPModel``, ``MetaClip2Model`` and ``SiglipModel``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -14,6 +16,7 @@ from cliquetta.model.checkpoints.state import (
     State,
     check_vocabulary,
     dequantise,
+    with_tokenizer,
 )
 from cliquetta.model.config import Activation, CLIPConfig, TextConfig, VisionConfig
 from cliquetta.model.preprocess import OPENAI_MEAN, OPENAI_STD, Preprocess
@@ -23,8 +26,13 @@ PREPROCESS_FILE = "preprocessor_config.json"
 INDEX_FILE = "model.safetensors.index.json"
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
-_ACTIVATIONS: Mapping[str, Activation] = {"quick_gelu": "quick_gelu", "gelu": "gelu"}
+_ACTIVATIONS: Mapping[str, Activation] = {
+    "quick_gelu": "quick_gelu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
 _FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+_HALF = (0.5, 0.5, 0.5)
 _END = 49407
 _LEGACY_END = 2
 """Early configs name 2; transformers then pools at the highest id, which is the end token."""
@@ -53,13 +61,25 @@ _VISION = {
     "layer_norm_eps": 1e-5,
     "projection_dim": 512,
 }
+_SIGLIP = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "hidden_act": "gelu_pytorch_tanh",
+    "layer_norm_eps": 1e-6,
+}
+_SIGLIP_TEXT = {**_SIGLIP, "vocab_size": 32000, "max_position_embeddings": 64}
+_SIGLIP_VISION = {**_SIGLIP, "image_size": 224, "patch_size": 16}
 
 _NAMES = {
     "vision_model.embeddings.class_embedding": "visual.class_token",
     "vision_model.embeddings.patch_embedding.weight": "visual.patch.weight",
+    "vision_model.embeddings.patch_embedding.bias": "visual.patch.bias",
     "vision_model.embeddings.position_embedding.weight": "visual.position",
     "text_model.embeddings.token_embedding.weight": "text.tokens.weight",
     "text_model.embeddings.position_embedding.weight": "text.position",
+    "text_model.head.bias": "text.projection_bias",
 }
 _PARTS = (
     ("vision_model.encoder.layers.", "visual.blocks."),
@@ -69,6 +89,10 @@ _PARTS = (
     ("text_model.final_layer_norm.", "text.ln_final."),
     (".layer_norm1.", ".ln_1."),
     (".layer_norm2.", ".ln_2."),
+    ("vision_model.head.", "visual.head."),
+    (".head.layernorm.", ".head.ln_2."),
+    (".attention.in_proj_", ".qkv."),
+    (".attention.out_proj.", ".out."),
     (".self_attn.out_proj.", ".out."),
     (".mlp.fc1.", ".fc."),
     (".mlp.fc2.", ".proj."),
@@ -81,12 +105,19 @@ def from_huggingface(
     *,
     id: str,
     preprocessor: Mapping[str, Any] | None = None,
+    find: Callable[[str], Path | None] = lambda name: None,
 ) -> Checkpoint:
-    """The checkpoint of a ``CLIPModel`` or ``CLIPVisionModelWithProjection``."""
+    """The checkpoint of one of these models, or of a ``CLIPVisionModelWithProjection``.
+
+    ``find`` looks beside the weights for the tokenizer of a model with a vocabulary of its own.
+    """
     shapes = config_from(config)
+    preprocess = preprocess_from(config, preprocessor or {})
+    checkpoint = Checkpoint(shapes, rename(dequantise(state)), id, preprocess)
+    if config["model_type"] in ("siglip", "metaclip_2"):
+        return with_tokenizer(checkpoint, find)
     check_vocabulary(shapes.text)
-    preprocess = _preprocess(shapes.vision.image_size, preprocessor or {})
-    return Checkpoint(shapes, rename(dequantise(state)), id, preprocess)
+    return checkpoint
 
 
 def config_from(config: Mapping[str, Any]) -> CLIPConfig:
@@ -95,10 +126,17 @@ def config_from(config: Mapping[str, Any]) -> CLIPConfig:
     if kind == "clip_vision_model":
         vision = {**_VISION, **config}
         return CLIPConfig(vision["projection_dim"], _vision_config(vision), None)
-    if kind != "clip":
+    if kind == "siglip":
+        return _siglip_config(config)
+    if kind == "siglip2":
         raise CheckpointError(
-            f"not supported: a Hugging Face model of type {kind!r} (only 'clip' is; SigLIP, CoCa, "
-            "Chinese-CLIP and others have other towers, pooling or text rules)"
+            "not supported: SigLIP 2 with variable resolution (NaFlex); use one of fixed "
+            "resolution, such as hf:google/siglip2-base-patch16-256"
+        )
+    if kind not in ("clip", "metaclip_2"):
+        raise CheckpointError(
+            f"not supported: a Hugging Face model of type {kind!r} (only 'clip', 'metaclip_2' and "
+            "'siglip' are); load it with its own library and pass it to cliquetta.from_model"
         )
     # Early configs keep what was really set in a second dictionary.
     text = {**_TEXT, **config.get("text_config", {}), **(config.get("text_config_dict") or {})}
@@ -107,7 +145,22 @@ def config_from(config: Mapping[str, Any]) -> CLIPConfig:
     return CLIPConfig(
         embed_dim=config.get("projection_dim", 512),
         vision=_vision_config(vision),
-        text=_text_config(text),
+        text=_text_config(text, end=text["eos_token_id"] if kind == "metaclip_2" else None),
+    )
+
+
+def _siglip_config(config: Mapping[str, Any]) -> CLIPConfig:
+    """The shapes of a ``SiglipModel``; SigLIP 2 of fixed resolution is one."""
+    text = {**_SIGLIP_TEXT, **config.get("text_config", {}), "eos_token_id": None}
+    vision = {**_SIGLIP_VISION, **config.get("vision_config", {})}
+    if not vision.get("vision_use_head", True):
+        raise CheckpointError("not supported: a SigLIP image tower without its pooling head")
+    tower = _text_config(text, end=None)
+    return CLIPConfig(
+        embed_dim=vision["hidden_size"],
+        vision=replace(_vision_config(vision), pooling="attention"),
+        text=replace(tower, causal=False, start_tokens=0, projection_bias=True),
+        sigmoid=True,
     )
 
 
@@ -121,14 +174,25 @@ def rename(state: Mapping[str, Tensor]) -> State:
             out[_name(key.replace(".self_attn.q_proj.", ".qkv."))] = _fused(state, key)
         elif ".self_attn.k_proj." in key or ".self_attn.v_proj." in key:
             continue
-        elif key in ("visual_projection.weight", "text_projection.weight"):
+        elif key in (
+            "visual_projection.weight",
+            "text_projection.weight",
+            "text_model.head.weight",
+        ):
             tower = key.partition("_")[0]
             out[f"{tower}.projection"] = tensor.T
         else:
             out[_name(key)] = tensor
-    if "logit_scale" in out:
-        out["logit_scale"] = out["logit_scale"].reshape(())
-    elif "text.tokens.weight" not in out:  # an image tower alone: the value that CLIPs end at
+    if "visual.head.probe" in out:
+        out["visual.head.probe"] = out["visual.head.probe"].flatten()
+        for kind in ("weight", "bias"):
+            if f"visual.ln_post.{kind}" in out:  # the norm before the head: ours is part of it
+                out[f"visual.head.ln_1.{kind}"] = out.pop(f"visual.ln_post.{kind}")
+    for key in {"logit_scale", "logit_bias"} & out.keys():
+        out[key] = out[key].reshape(())
+    if (
+        "logit_scale" not in out and "text.tokens.weight" not in out
+    ):  # an image tower alone: the value that CLIPs end at
         out["logit_scale"] = torch.tensor(100.0).log()
     return out
 
@@ -163,8 +227,8 @@ def _vision_config(values: Mapping[str, Any]) -> VisionConfig:
     )
 
 
-def _text_config(values: Mapping[str, Any]) -> TextConfig:
-    if values["eos_token_id"] not in (_LEGACY_END, _END, None):
+def _text_config(values: Mapping[str, Any], *, end: int | None) -> TextConfig:
+    if end is None and values["eos_token_id"] not in (_LEGACY_END, _END, None):
         raise CheckpointError(
             f"not supported: text that ends with token {values['eos_token_id']}; CLIP's end token "
             f"is {_END}"
@@ -178,22 +242,30 @@ def _text_config(values: Mapping[str, Any]) -> TextConfig:
         hidden=values["intermediate_size"],
         activation=_activation(values),
         eps=values["layer_norm_eps"],
+        end=end,
     )
 
 
 def _activation(values: Mapping[str, Any]) -> Activation:
     name = values["hidden_act"]
     if name not in _ACTIVATIONS:
-        raise CheckpointError(f"not supported: hidden_act {name!r}, only quick_gelu and gelu")
+        known = ", ".join(_ACTIVATIONS)
+        raise CheckpointError(f"not supported: hidden_act {name!r}, only {known}")
     return _ACTIVATIONS[name]
 
 
-def _preprocess(size: int, values: Mapping[str, Any]) -> Preprocess:
-    """Normalisation and filter of ``preprocessor_config.json``; the crop is transformers'."""
+def preprocess_from(config: Mapping[str, Any], values: Mapping[str, Any]) -> Preprocess:
+    """The preprocessing of a ``preprocessor_config.json``; what it leaves out is the family's."""
+    shapes = config_from(config)
+    is_siglip = config.get("model_type") == "siglip"
+    size = values.get("size")
+    # A height and a width are the target itself; an edge is that of the shorter side, then cropped.
+    squash = "height" in size if isinstance(size, Mapping) else is_siglip
     return Preprocess(
-        size,
-        mean=tuple(values.get("image_mean") or OPENAI_MEAN),
-        std=tuple(values.get("image_std") or OPENAI_STD),
+        shapes.vision.image_size,
+        mean=tuple(values.get("image_mean") or (_HALF if is_siglip else OPENAI_MEAN)),
+        std=tuple(values.get("image_std") or (_HALF if is_siglip else OPENAI_STD)),
         interpolation=cast(Any, _FILTERS.get(values.get("resample", 3), "bicubic")),
+        resize="squash" if squash else "shorter",
         crop_rounding="floor",
     )

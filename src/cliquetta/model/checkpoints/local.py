@@ -35,6 +35,10 @@ def from_files(
     if paths[0].is_dir():
         paths = _weights_in(folder)
     state, metadata, is_archive = read_tensors(paths)
+
+    def find(name: str) -> Path | None:
+        return folder / name if (folder / name).exists() else None
+
     if metadata.get("format") == native.FORMAT:
         return native.from_native(state, metadata)
     if any(key.startswith(("vision_model.", "text_model.")) for key in state):
@@ -45,7 +49,9 @@ def from_files(
                 f"{huggingface.CONFIG_FILE} beside it"
             )
         preprocessor = _json_beside(folder, huggingface.PREPROCESS_FILE)
-        return huggingface.from_huggingface(state, config, id=id, preprocessor=preprocessor)
+        return huggingface.from_huggingface(
+            state, config, id=id, preprocessor=preprocessor, find=find
+        )
     config = _json_beside(folder, open_clip.CONFIG_FILE)
     if activation is None and config is None:
         activation = guess_activation(state, metadata, paths[0].name, is_archive=is_archive)

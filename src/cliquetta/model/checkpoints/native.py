@@ -92,4 +92,5 @@ def config_from(values: Mapping[str, Any]) -> CLIPConfig:
         embed_dim=values["embed_dim"],
         vision=tower,
         text=None if text is None else TextConfig(**text),
+        sigmoid=values.get("sigmoid", False),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,8 @@ from cliquetta.errors import UserError
 from cliquetta.model.clip import CLIP
 from cliquetta.model.config import Activation, CLIPConfig, TextConfig, VisionConfig
 from cliquetta.model.preprocess import Preprocess
-from cliquetta.model.tokenizer import MERGES
+from cliquetta.model.pretrained_tokenizer import find_tokenizer
+from cliquetta.model.tokenizer import TextTokenizer, is_clip_vocabulary
 
 State = dict[str, Tensor]
 
@@ -92,6 +93,8 @@ class Checkpoint:
     """Weights under our key names, not quantised."""
     id: str
     preprocess: Preprocess
+    tokenizer: TextTokenizer | None = None
+    """``None``: CLIP's own, or none that came with the weights."""
 
 
 def build(
@@ -105,7 +108,12 @@ def build(
     if image_size is not None and image_size != checkpoint.config.vision.image_size:
         checkpoint = at_size(checkpoint, image_size)
     with torch.device("meta"):  # nothing is initialised: every weight comes from the checkpoint
-        model = CLIP(checkpoint.config, id=checkpoint.id, preprocess=checkpoint.preprocess)
+        model = CLIP(
+            checkpoint.config,
+            id=checkpoint.id,
+            preprocess=checkpoint.preprocess,
+            tokenizer=checkpoint.tokenizer,
+        )
     wanted, state = model.state_dict(), checkpoint.state
     check_fit(state, {key: tuple(tensor.shape) for key, tensor in wanted.items()}, checkpoint.id)
     weights = {}
@@ -133,11 +141,11 @@ def at_size(checkpoint: Checkpoint, image_size: int) -> Checkpoint:
     grid = positions[first:].T.reshape(1, -1, old, old)
     grid = F.interpolate(grid, size=(new, new), mode="bicubic", antialias=True)
     resized = torch.cat([positions[:first], grid.reshape(positions.shape[1], -1).T])
-    return Checkpoint(
-        replace(checkpoint.config, vision=replace(vision, image_size=image_size)),
-        {**checkpoint.state, key: resized},
-        checkpoint.id,
-        replace(checkpoint.preprocess, size=image_size),
+    return replace(
+        checkpoint,
+        config=replace(checkpoint.config, vision=replace(vision, image_size=image_size)),
+        state={**checkpoint.state, key: resized},
+        preprocess=replace(checkpoint.preprocess, size=image_size),
     )
 
 
@@ -151,12 +159,21 @@ def with_activation(checkpoint: Checkpoint, activation: Activation) -> Checkpoin
     return replace(checkpoint, config=config)
 
 
+def with_tokenizer(checkpoint: Checkpoint, find: Callable[[str], Path | None]) -> Checkpoint:
+    """The checkpoint with the tokenizer that ``find`` finds beside it, if there is one."""
+    text = checkpoint.config.text
+    tokenizer = None if text is None else find_tokenizer(find, text)
+    if text is None or tokenizer is None:
+        return checkpoint
+    text = replace(text, start_tokens=len(tokenizer.prefix))
+    return replace(checkpoint, config=replace(checkpoint.config, text=text), tokenizer=tokenizer)
+
+
 def check_vocabulary(text: TextConfig | None) -> None:
     """Text must be spelt in OpenAI's vocabulary; a fine-tuning may have added a few words."""
-    words = MERGES + 514
-    if text is not None and not words <= text.vocab_size < words + 1024:
+    if text is not None and not is_clip_vocabulary(text.vocab_size):
         raise CheckpointError(
-            f"not supported: a text tower of {text.vocab_size} words; CLIP's vocabulary has {words}"
+            f"not supported: a text tower of {text.vocab_size} words; CLIP's vocabulary has 49408"
         )
 
 

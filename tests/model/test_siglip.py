@@ -1,0 +1,357 @@
+"""SigLIP: our towers, tokens and logits against ``transformers.SiglipModel``."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from cliquetta.data.views import attach_views
+from cliquetta.errors import UserError
+from cliquetta.methods.registry import create_method
+from cliquetta.model.attention import prompted_maps
+from cliquetta.model.block import Prefix
+from cliquetta.model.checkpoints.native import load_model, save_model
+from cliquetta.model.checkpoints.state import CheckpointError
+from cliquetta.model.clip import CAPABILITIES
+from cliquetta.model.factory import create_model
+from cliquetta.model.pretrained_tokenizer import PretrainedTokenizer, canonicalize
+from cliquetta.model.vision import TokenPrompts
+from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch
+from tests._helpers.siglip import save_siglip, tiny_siglip, word_tokenizer
+
+NAMES = ("airplane", "cat", "frog", "ship", "truck")
+TEXTS = ["a photo of a cat", "the frog", "a sketch of a green truck"]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    theirs = tiny_siglip()
+    folder = save_siglip(theirs, tmp_path_factory.mktemp("siglip"))
+    return create_model(f"hf:{folder}"), theirs
+
+
+@pytest.fixture(scope="module")
+def pixels():
+    return torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+def close(ours, theirs, atol=1e-5):
+    assert theirs.std() > 0.01
+    torch.testing.assert_close(ours, theirs, atol=atol, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_features_and_logits(pair, pixels):
+    ours, theirs = pair
+    ids = ours.tokenizer(TEXTS)
+    assert ids.shape == (3, 64)
+    close(ours.encode_image(pixels), theirs.get_image_features(pixels).pooler_output)
+    close(ours.encode_text(TEXTS), theirs.get_text_features(ids).pooler_output)
+    wanted = theirs(input_ids=ids, pixel_values=pixels).logits_per_image
+    cosines = ours.encode_image(pixels, normalize=True) @ ours.encode_text(TEXTS, normalize=True).T
+    close(ours.scale * cosines + ours.bias, wanted)
+
+
+@torch.no_grad()
+def test_zero_shot_logits_are_the_models_own(pair, pixels):
+    ours, theirs = pair
+    prompts = ClassPrompts(NAMES, ("a photo of a {}",))
+    found = create_method("zero_shot", ours, prompts).predict(Batch(pixels)).logits
+    ids = ours.tokenizer(prompts.texts("a photo of a {}"))
+    close(found, theirs(input_ids=ids, pixel_values=pixels).logits_per_image, atol=1e-4)
+    adapter = create_method("zero_shot", ours, prompts)
+    features = ours.encode_image(pixels, normalize=True)
+    torch.testing.assert_close(adapter.predict_features(features).logits, found)
+
+
+@torch.no_grad()
+def test_hidden_states_and_attention(pair, pixels):
+    ours, theirs = pair
+    theirs = copy.deepcopy(theirs)
+    theirs.vision_model.config._attn_implementation = "eager"
+    output = theirs.vision_model(pixels, output_hidden_states=True, output_attentions=True)
+    tower = ours.require_vit()
+    hidden = tower.embed(pixels)
+    for boundary, wanted in enumerate(output.hidden_states):
+        close(tower.run(hidden, 0, boundary), wanted)
+    found = tower.attention(pixels, [0, 2, 3])
+    for index in (0, 2):
+        torch.testing.assert_close(found[index], output.attentions[index], atol=1e-6, rtol=1e-5)
+    head, states = theirs.vision_model.head, output.last_hidden_state
+    probe = head.probe.expand(len(pixels), -1, -1)
+    _, weights = head.attention(probe, states, states, average_attn_weights=False)
+    torch.testing.assert_close(found[3], weights, atol=1e-6, rtol=1e-5)
+
+
+def prefixed(theirs, pixels, prefix):
+    """Features of transformers' tower with (P, 2, D) prompts per block, by its own layers."""
+    hidden = theirs.vision_model.embeddings(pixels)
+    for index, layer in enumerate(theirs.vision_model.encoder.layers):
+        normed, attention = layer.layer_norm1(hidden), layer.self_attn
+        keys = values = normed
+        if index in prefix:
+            tokens = prefix[index].expand(len(pixels), -1, -1, -1)
+            keys = torch.cat([tokens[:, :, 0], normed], dim=1)
+            values = torch.cat([tokens[:, :, 1], normed], dim=1)
+        q, k, v = (
+            projection(x).unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)
+            for projection, x in (
+                (attention.q_proj, normed),
+                (attention.k_proj, keys),
+                (attention.v_proj, values),
+            )
+        )
+        weights = (q @ k.mT * attention.scale).softmax(dim=-1)
+        hidden = hidden + attention.out_proj((weights @ v).transpose(1, 2).flatten(2))
+        hidden = hidden + layer.mlp(layer.layer_norm2(hidden))
+    return theirs.vision_model.head(theirs.vision_model.post_layernorm(hidden))
+
+
+@pytest.mark.parametrize("blocks", [(0,), (2,), (0, 1, 2)])
+def test_gradients_of_prefix_prompts(pair, pixels, blocks):
+    ours, theirs = pair
+    draw = torch.Generator().manual_seed(2)
+    prompts = [torch.randn(2, 2, 64, generator=draw).requires_grad_() for _ in blocks]
+    by_block = dict(zip(blocks, prompts, strict=True))
+    found = ours.encode_image(pixels, prefix={b: Prefix(p[None]) for b, p in by_block.items()})
+    wanted = prefixed(theirs, pixels, by_block)
+    close(found, wanted)
+    weights = torch.randn(found.shape, generator=draw)
+    a = torch.autograd.grad((found * weights).sum(), prompts)
+    b = torch.autograd.grad((wanted * weights).sum(), prompts)
+    for x, y in zip(a, b, strict=True):
+        assert y.abs().max() > 1e-3
+        torch.testing.assert_close(x, y, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("position", ["after-class", "end"])
+def test_prompt_tokens_stand_beside_the_patches(pair, pixels, position):
+    ours, theirs = pair
+    prompt = torch.randn(2, 64, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        found = ours.encode_image(pixels, tokens=TokenPrompts([prompt], position))
+        patches, tokens = theirs.vision_model.embeddings(pixels), prompt.expand(3, -1, -1)
+        both = [tokens, patches] if position == "after-class" else [patches, tokens]
+        states = theirs.vision_model.encoder(torch.cat(both, dim=1)).last_hidden_state
+        close(found, theirs.vision_model.head(theirs.vision_model.post_layernorm(states)))
+
+
+def test_gradients_of_text_context(pair):
+    ours, theirs = pair
+    context = ours.context("a photo of a")
+    a, b = context.clone().requires_grad_(), context.clone().requires_grad_()
+    found = ours.encode_text(["a photo of a frog"], context=a)
+    ids = ours.tokenizer(["a photo of a frog"])
+    embedded = theirs.text_model.embeddings.token_embedding(ids)
+    embedded = torch.cat([b[None], embedded[:, 4:]], dim=1)
+    states = embedded + theirs.text_model.embeddings.position_embedding.weight
+    states = theirs.text_model.encoder(states).last_hidden_state
+    wanted = theirs.text_model.head(theirs.text_model.final_layer_norm(states)[:, -1])
+    close(found, wanted)
+    weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(4))
+    torch.testing.assert_close(
+        *(torch.autograd.grad((x * weights).sum(), y)[0] for x, y in ((found, a), (wanted, b))),
+        atol=1e-5,
+        rtol=1e-5,
+    )
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["scap", "scap_domain", "tent", "tpt", "tda", "batclip", "clipartt", "watt", "dart", "mta"],
+)
+def test_methods_run(pair, method):
+    model, _ = pair
+    prompts = ClassPrompts(NAMES, ("a photo of a {}", "a sketch of a {}"))
+    adapter = create_method(method, model, prompts)
+    draw = torch.Generator().manual_seed(5)
+    for _ in range(2):
+        batch = Batch(torch.randn(4, 3, 32, 32, generator=draw), tuple("abcd"))
+        if adapter.views is not None:
+            batch = attach_views(batch, adapter.views, seed=0, preprocess=model.preprocess)
+        logits = adapter.predict(batch).logits
+        assert logits.shape == (4, 5) and logits.isfinite().all()
+
+
+def test_capabilities_are_those_of_a_vit(pair):
+    assert pair[0].capabilities == CAPABILITIES.keys()
+
+
+@torch.no_grad()
+def test_attention_maps(pair, pixels):
+    tower = pair[0].require_vit()
+    prompts = torch.randn(2, 1, 2, 2, 64, generator=torch.Generator().manual_seed(6))
+    chosen = torch.tensor([[False, False], [True, True]])
+    maps = prompted_maps(tower, pixels[0], prompts, (1,), chosen)
+    for found in maps.values():
+        assert found.shape == (2, 2 + 16)
+        torch.testing.assert_close(found.sum(dim=1), torch.ones(2))
+        assert (found[:, 1] == 0).all()  # no class token
+    assert maps["rollout"][0, 0] == 0 and maps["rollout"][1, 0] > 0
+    head = tower.attention(pixels[:1], [3])[3].mean(dim=1)[0, 0]
+    torch.testing.assert_close(maps["class"][0, 2:], head)
+
+
+@torch.no_grad()
+def test_positions_interpolate_without_a_class_token(pair, tmp_path):
+    folder = save_siglip(tiny_siglip(), tmp_path)
+    large = create_model(folder, image_size=64)
+    assert large.require_vit().position.shape == (64, 64)
+    assert large.encode_image(torch.zeros(1, 3, 64, 64)).shape == (1, 64)
+
+
+# Preprocessing
+
+
+@pytest.mark.parametrize("resample", [2, 3])
+def test_preprocessing_is_that_of_transformers(tmp_path, resample):
+    save_siglip(tiny_siglip(), tmp_path)
+    processor = transformers.SiglipImageProcessorPil(
+        size={"height": 32, "width": 32}, resample=resample
+    )
+    processor.save_pretrained(tmp_path)
+    ours = create_model(tmp_path).preprocess
+    rng = np.random.default_rng(0)
+    for shape in ((50, 70), (33, 20), (32, 32)):
+        image = Image.fromarray(rng.integers(0, 256, (*shape, 3), dtype=np.uint8))
+        wanted = processor(image, return_tensors="pt").pixel_values[0]
+        torch.testing.assert_close(ours(image), wanted, atol=1e-6, rtol=0)
+    (tmp_path / "preprocessor_config.json").unlink()
+    plain = create_model(tmp_path).preprocess
+    assert (plain.mean, plain.std, plain.resize) == ((0.5,) * 3, (0.5,) * 3, "squash")
+
+
+# Tokenizers
+
+
+def test_canonical_text():
+    assert canonicalize(" A photo,  of_a\n (Cat)! ") == "a photo of a cat"
+
+
+def test_tokenizer_json_of_gemmas_kind(pair):
+    ids = pair[0].tokenizer(["A photo, of the cat!"])[0].tolist()
+    assert ids == [4, 5, 6, 14, 9, 1, *[0] * 58]
+    assert pair[0].tokenizer.lengths(["the cat"]) == [3]
+
+
+def test_a_folder_without_its_tokenizer(tmp_path, pixels):
+    save_siglip(tiny_siglip(), tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    model = create_model(tmp_path)
+    with pytest.raises(UserError, match=r"vocabulary of its own \(64 tokens\).*tokenizer.json"):
+        model.encode_text(["a cat"])
+    prompts = ClassPrompts(("x", "y"), features=torch.randn(2, 64))
+    assert create_method("zero_shot", model, prompts).predict(Batch(pixels)).logits.shape == (3, 2)
+
+
+def test_a_tokenizer_of_another_vocabulary(tmp_path):
+    save_siglip(tiny_siglip(vocab_size=3000), tmp_path)
+    word_tokenizer(tmp_path / "tokenizer.json")
+    with pytest.raises(
+        UserError, match="another vocabulary: it has 64 tokens, the text tower 3000"
+    ):
+        create_model(tmp_path)
+
+
+def test_a_damaged_tokenizer(tmp_path):
+    save_siglip(tiny_siglip(), tmp_path)
+    (tmp_path / "tokenizer.json").write_text('{"version": "1.0", "model"')
+    with pytest.raises(UserError, match="not a readable tokenizer") as error:
+        create_model(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_library_names_the_extra(tmp_path, monkeypatch):
+    save_siglip(tiny_siglip(), tmp_path)
+    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
+    with pytest.raises(UserError, match=r"needs the package tokenizers: pip install .*\[siglip\]"):
+        create_model(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def sentencepiece_file(tmp_path_factory):
+    """A small SentencePiece model with the special tokens of SigLIP's vocabularies."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    path = tmp_path_factory.mktemp("pieces") / "spiece.model"
+    with path.open("wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(
+                [f"a {kind} of a {name}" for name in NAMES for kind in ("photo", "big sketch")] * 20
+            ),
+            model_writer=file,
+            vocab_size=60,
+            hard_vocab_limit=False,
+            pad_id=0,
+            eos_id=1,
+            unk_id=2,
+            bos_id=-1,
+            minloglevel=2,
+        )
+    return path
+
+
+def test_sentencepiece_ids_are_those_of_transformers(sentencepiece_file, pair):
+    pytest.importorskip("google.protobuf")
+    theirs = transformers.SiglipTokenizer(str(sentencepiece_file))
+    ours = PretrainedTokenizer(sentencepiece_file, pair[0].config.text)
+    texts = ["A photo, of a cat!", "ship", "a  big (sketch) of a truck.", "zebra"]
+    wanted = theirs(texts, padding="max_length", max_length=64, return_tensors="pt").input_ids
+    assert torch.equal(ours(texts), wanted)
+    assert ours(["ship"])[0, -1] == 1  # padded with the end token
+    again = copy.deepcopy(ours)
+    assert torch.equal(again(texts), wanted)
+
+
+@torch.no_grad()
+def test_a_folder_with_a_sentencepiece_model(sentencepiece_file, tmp_path):
+    theirs = tiny_siglip()
+    theirs.save_pretrained(tmp_path)
+    (tmp_path / "spiece.model").write_bytes(sentencepiece_file.read_bytes())
+    ours = create_model(tmp_path)
+    ids = ours.tokenizer(["a photo of a cat"])
+    close(ours.encode_text(["a photo of a cat"]), theirs.get_text_features(ids).pooler_output)
+    (tmp_path / "spiece.model").write_bytes(sentencepiece_file.read_bytes()[:200])
+    with pytest.raises(UserError, match="not a readable tokenizer"):
+        create_model(tmp_path)
+
+
+# Refusals
+
+
+def test_half_a_checkpoint(tmp_path):
+    save_siglip(tiny_siglip(), tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    del state["vision_model.head.probe"]
+    save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"visual.head.probe is missing"):
+        create_model(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(CheckpointError, match="not a readable safetensors file"):
+        create_model(tmp_path)
+
+
+def test_an_image_tower_without_its_head(tmp_path):
+    save_siglip(tiny_siglip(), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["vision_config"]["vision_use_head"] = False
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="without its pooling head"):
+        create_model(tmp_path)
+
+
+def test_our_own_file_keeps_the_weights_and_says_that_tokens_are_missing(pair, tmp_path):
+    ours, _ = pair
+    save_model(ours, tmp_path / "m.safetensors")
+    again = load_model(tmp_path / "m.safetensors")
+    assert again.fingerprint == ours.fingerprint and again.bias == ours.bias
+    with pytest.raises(UserError, match="vocabulary of its own"):
+        again.encode_text(["a cat"])
