@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import torch
 import transformers
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
+XLM = ("<s>", "<pad>", "</s>", "<unk>")
+"""Special tokens of XLM-V's vocabulary, in order."""
 WORDS = ["a", "photo", "of", "sketch", "airplane", "cat", "frog", "ship", "truck", "green", "the"]
 
 
@@ -36,12 +41,17 @@ def tiny_siglip(seed=0, *, text_width=48, vocab_size=64):
 
 
 def word_tokenizer(path, *, specials=("<pad>", "<eos>", "<bos>", "<unk>"), size=64):
-    """A ``tokenizer.json`` with one token per word, under Gemma's special tokens."""
+    """A ``tokenizer.json`` with one token per word, under Gemma's special tokens or XLM-V's."""
     vocabulary = {token: index for index, token in enumerate([*specials, *WORDS])}
     vocabulary |= {f"<unused{index}>": index for index in range(len(vocabulary), size)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    if "<s>" in specials:
+        pairs = [(token, specials.index(token)) for token in ("<s>", "</s>")]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A </s>", special_tokens=pairs
+        )
     tokenizer.save(str(path))
 
 
@@ -49,4 +59,100 @@ def save_siglip(model, folder):
     """The folder of a SigLIP 2: weights, config, tokenizer."""
     model.save_pretrained(folder)
     word_tokenizer(folder / "tokenizer.json", size=model.config.text_config.vocab_size)
+    return folder
+
+
+def open_clip_layout(state):
+    """The weights of a ``SiglipModel`` under the names that open_clip and timm give them."""
+    out = {}
+    for key, tensor in state.items():
+        tower, _, rest = key.partition("_model.")
+        if rest.startswith("encoder.layers."):
+            _, _, index, part = rest.split(".", 3)
+            place = (
+                f"visual.trunk.blocks.{index}"
+                if tower == "vision"
+                else f"text.transformer.resblocks.{index}"
+            )
+            for theirs, (timm, own) in LAYERS.items():
+                if part.startswith(theirs):
+                    name = timm if tower == "vision" else own
+                    out[f"{place}.{name}{part.removeprefix(theirs)}"] = tensor
+            if part.startswith("self_attn.q_proj."):
+                kind = part.rsplit(".", 1)[1]
+                parts = [state[key.replace("q_proj", f"{letter}_proj")] for letter in "qkv"]
+                name = f"attn.qkv.{kind}" if tower == "vision" else f"attn.in_proj_{kind}"
+                out[f"{place}.{name}"] = torch.cat(parts)
+        elif "in_proj" in key:
+            kind, width = key.rsplit("_", 1)[1], tensor.shape[0] // 3
+            out[f"visual.trunk.attn_pool.q.{kind}"] = tensor[:width]
+            out[f"visual.trunk.attn_pool.kv.{kind}"] = tensor[width:]
+        else:
+            name = next(
+                own + key.removeprefix(theirs)
+                for theirs, own in OTHERS.items()
+                if key.startswith(theirs)
+            )
+            out[name] = tensor[None] if name == "visual.trunk.pos_embed" else tensor
+    return {key: tensor.clone() for key, tensor in out.items()}
+
+
+LAYERS = {
+    "layer_norm1.": ("norm1.", "ln_1."),
+    "layer_norm2.": ("norm2.", "ln_2."),
+    "self_attn.out_proj.": ("attn.proj.", "attn.out_proj."),
+    "mlp.fc1.": ("mlp.fc1.", "mlp.c_fc."),
+    "mlp.fc2.": ("mlp.fc2.", "mlp.c_proj."),
+}
+OTHERS = {
+    "vision_model.embeddings.patch_embedding.": "visual.trunk.patch_embed.proj.",
+    "vision_model.embeddings.position_embedding.weight": "visual.trunk.pos_embed",
+    "vision_model.post_layernorm.": "visual.trunk.norm.",
+    "vision_model.head.probe": "visual.trunk.attn_pool.latent",
+    "vision_model.head.attention.out_proj.": "visual.trunk.attn_pool.proj.",
+    "vision_model.head.layernorm.": "visual.trunk.attn_pool.norm.",
+    "vision_model.head.mlp.": "visual.trunk.attn_pool.mlp.",
+    "text_model.embeddings.token_embedding.": "text.token_embedding.",
+    "text_model.embeddings.position_embedding.weight": "text.positional_embedding",
+    "text_model.final_layer_norm.": "text.ln_final.",
+    "text_model.head.": "text.text_projection.",
+    "logit_": "logit_",
+}
+
+
+def save_open_clip_siglip(model, folder, tokenizer="owner/tokenizer"):
+    """The folder of a SigLIP 2 in open_clip's format, without its tokenizer."""
+    folder.mkdir(exist_ok=True)
+    save_file(open_clip_layout(model.state_dict()), folder / "open_clip_model.safetensors")
+    vision, text = model.config.vision_config, model.config.text_config
+    config = {
+        "embed_dim": vision.hidden_size,
+        "init_logit_bias": -10,
+        "custom_text": True,
+        "vision_cfg": {
+            "image_size": vision.image_size,
+            "timm_model_name": "vit_base_patch32_siglip_256",
+            "timm_model_pretrained": False,
+            "timm_pool": "map",
+            "timm_proj": "none",
+        },
+        "text_cfg": {
+            "context_length": 64,
+            "vocab_size": text.vocab_size,
+            "hf_tokenizer_name": tokenizer,
+            "tokenizer_kwargs": {"clean": "canonicalize"},
+            "width": text.hidden_size,
+            "heads": text.num_attention_heads,
+            "layers": text.num_hidden_layers,
+            "no_causal_mask": True,
+            "proj_bias": True,
+            "pool_type": "last",
+            "norm_kwargs": {"eps": 1e-6},
+            "act_kwargs": {"approximate": "tanh"},
+        },
+    }
+    preprocess = {"mean": [0.5] * 3, "std": [0.5] * 3, "resize_mode": "squash"}
+    (folder / "open_clip_config.json").write_text(
+        json.dumps({"model_cfg": config, "preprocess_cfg": preprocess})
+    )
     return folder

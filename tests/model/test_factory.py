@@ -23,6 +23,12 @@ from cliquetta.model.checkpoints.state import CheckpointError
 from cliquetta.model.factory import create_model, list_models, pick_device, pick_dtype
 from cliquetta.model.preprocess import Preprocess
 from tests._helpers.openai_module import OpenAIModule, bare_state
+from tests._helpers.siglip import (
+    save_open_clip_siglip,
+    save_siglip,
+    tiny_siglip,
+    word_tokenizer,
+)
 
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nothing listens
 
@@ -271,6 +277,23 @@ def test_hub_repository_of_open_clip(hub_server, tmp_path):
     assert model.config.vision.activation == "gelu"
     with pytest.raises(CheckpointError, match=r"has no config.json: try hf-hub:owner/open"):
         create_model("hf:owner/open", cache_dir=tmp_path / "cache")
+
+
+def test_hub_repositories_of_siglip(hub_server, tmp_path):
+    """Tokenizer files come from the repository, or from the one that its config names."""
+    theirs = tiny_siglip()
+    serve(hub_server, "owner/siglip", save_siglip(theirs, tmp_path / "hf"))
+    serve(hub_server, "owner/open", save_open_clip_siglip(theirs, tmp_path / "open", "owner/words"))
+    (tmp_path / "words").mkdir()
+    word_tokenizer(tmp_path / "words" / "tokenizer.json")
+    serve(hub_server, "owner/words", tmp_path / "words")
+    cache = tmp_path / "cache"
+    first = create_model("hf:owner/siglip", cache_dir=cache)
+    second = create_model("hf-hub:owner/open", cache_dir=cache)
+    assert first.fingerprint == second.fingerprint
+    assert first.tokenizer(["the cat"]).equal(second.tokenizer(["the cat"]))
+    offline = create_model("hf-hub:owner/open", cache_dir=cache, offline=True)
+    assert offline.tokenizer(["the cat"]).equal(second.tokenizer(["the cat"]))
 
 
 # OpenAI's names

@@ -152,7 +152,6 @@ def test_open_clip_folder(gelu_module, pixels, tmp_path, custom_text):
         ({"vision_cfg": {"timm_model_name": "vit_base"}}, "vision_cfg.timm_model_name"),
         ({"text_cfg": {"hf_model_name": "roberta-base"}}, "text_cfg.hf_model_name"),
         ({"multimodal_cfg": {"width": 8}}, "model_cfg.multimodal_cfg"),
-        ({"init_logit_bias": -10}, "model_cfg.init_logit_bias"),
         ({"embed_dim": 25}, "another shape.*embed_dim = 25"),
     ],
 )
@@ -279,7 +278,6 @@ def test_checkpoints_of_another_shape(module, tmp_path):
 @pytest.mark.parametrize(
     ("key", "what"),
     [
-        ("logit_bias", "SigLIP"),
         ("text_decoder.x", "CoCa"),
         ("visual.trunk.blocks.0.w", "timm image tower"),
         ("text.transformer.embeddings.w", "Hugging Face text tower"),

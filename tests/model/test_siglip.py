@@ -25,7 +25,12 @@ from cliquetta.model.pretrained_tokenizer import PretrainedTokenizer, canonicali
 from cliquetta.model.vision import TokenPrompts
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
-from tests._helpers.siglip import save_siglip, tiny_siglip, word_tokenizer
+from tests._helpers.siglip import (
+    save_open_clip_siglip,
+    save_siglip,
+    tiny_siglip,
+    word_tokenizer,
+)
 
 NAMES = ("airplane", "cat", "frog", "ship", "truck")
 TEXTS = ["a photo of a cat", "the frog", "a sketch of a green truck"]
@@ -206,6 +211,49 @@ def test_positions_interpolate_without_a_class_token(pair, tmp_path):
     large = create_model(folder, image_size=64)
     assert large.require_vit().position.shape == (64, 64)
     assert large.encode_image(torch.zeros(1, 3, 64, 64)).shape == (1, 64)
+
+
+# open_clip's format
+
+
+def wide_siglip():
+    """One with image heads of 64 channels, as open_clip's configs leave unsaid."""
+    theirs = tiny_siglip()
+    config = theirs.config.vision_config
+    config.num_attention_heads = 1
+    for layer in theirs.vision_model.encoder.layers:
+        layer.self_attn.num_heads, layer.self_attn.head_dim = 1, 64
+        layer.self_attn.scale = 64**-0.5
+    theirs.vision_model.head.attention.num_heads = 1
+    theirs.vision_model.head.attention.head_dim = 64
+    return theirs
+
+
+@torch.no_grad()
+def test_an_open_clip_folder(tmp_path, pixels):
+    theirs = wide_siglip()
+    folder = save_open_clip_siglip(theirs, tmp_path / "open")
+    word_tokenizer(folder / "tokenizer.json")
+    ours = create_model(folder)
+    ids = ours.tokenizer(TEXTS)
+    close(ours.encode_image(pixels), theirs.get_image_features(pixels).pooler_output)
+    close(ours.encode_text(TEXTS), theirs.get_text_features(ids).pooler_output)
+    assert (ours.scale, ours.bias) == (pytest.approx(np.exp(2)), -3)
+    assert ours.preprocess.resize == "squash" and ours.preprocess.mean == (0.5,) * 3
+
+
+def test_open_clip_weights_without_a_config(tmp_path):
+    folder = save_open_clip_siglip(wide_siglip(), tmp_path / "open")
+    (folder / "open_clip_config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"weights of a SigLIP: put open_clip_config.json"):
+        create_model(folder)
+    with pytest.raises(CheckpointError, match="another shape: ViT-B-16-SigLIP is 768 wide"):
+        create_model(f"open_clip:ViT-B-16-SigLIP/{folder}")
+    state = load_file(folder / "open_clip_model.safetensors")
+    del state["visual.trunk.pos_embed"]
+    save_file(state, folder / "open_clip_model.safetensors")
+    with pytest.raises(CheckpointError, match=r"not a whole SigLIP checkpoint: visual.trunk.pos"):
+        create_model(f"open_clip:ViT-B-16-SigLIP/{folder}")
 
 
 # Preprocessing

@@ -9,7 +9,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from cliquetta.model.checkpoints.open_clip_zoo import ARCHITECTURES, activation_of
+from cliquetta.model.checkpoints.open_clip_zoo import (
+    ARCHITECTURES,
+    activation_of,
+    siglip_config,
+)
 from cliquetta.model.checkpoints.openai import NAMES, address, architecture_name
 from cliquetta.model.factory import create_model
 
@@ -73,14 +77,22 @@ def test_our_table_of_releases_is_theirs():
     for name, architecture in ARCHITECTURES.items():
         config = open_clip.get_model_config(name)
         vision = config["vision_cfg"]
-        assert architecture.width == vision["width"]
-        assert architecture.patch_size == vision["patch_size"]
+        is_siglip = "timm_model_name" in vision
+        if is_siglip:
+            ours = siglip_config(name)
+            assert ours["vision_cfg"]["timm_model_name"] == vision["timm_model_name"]
+            stated = (config["text_cfg"].get("act_kwargs") or {}).get("approximate", "none")
+            assert ours["text_cfg"]["act_kwargs"]["approximate"] == stated
+        else:
+            assert architecture.width == vision["width"]
+            assert architecture.patch_size == vision["patch_size"]
         assert architecture.image_size == vision["image_size"]
         for tag, repo in architecture.tags.items():
             release = _PRETRAINED[name][tag]
             assert release["hf_hub"].rstrip("/") == repo, (name, tag)
-            expected = "quick_gelu" if release.get("quick_gelu", False) else "gelu"
-            assert activation_of(name, tag, None) == expected, (name, tag)
+            if not is_siglip:
+                expected = "quick_gelu" if release.get("quick_gelu", False) else "gelu"
+                assert activation_of(name, tag, None) == expected, (name, tag)
             known = architecture.preprocess.get(tag, {})
             openai_mean = open_clip.OPENAI_DATASET_MEAN
             assert tuple(known.get("mean", openai_mean)) == tuple(release["mean"]), (name, tag)

@@ -63,9 +63,10 @@ def list_models(pattern: str = "*") -> list[ModelEntry]:
         ModelEntry(f"openai:{name}", "OpenAI", arch.image_size, arch.patch_size is not None)
         for name, arch in openai_architectures.items()
     ]
+    hub = {repo: openai_architectures[name].image_size for name, repo in openai.HUB.items()}
     entries += [
-        ModelEntry(f"hf:{repo}", "Hugging Face", openai_architectures[name].image_size, is_vit=True)
-        for name, repo in openai.HUB.items()
+        ModelEntry(f"hf:{repo}", "Hugging Face", size, is_vit=True)
+        for repo, size in {**hub, **huggingface.RELEASES}.items()
     ]
     entries += [
         ModelEntry(f"open_clip:{name}/{tag}", repo, arch.image_size, arch.patch_size is not None)
@@ -254,10 +255,8 @@ def _open_clip(name: str, activation: Activation | None, fetcher: Fetcher) -> Ch
     open_clip_zoo.architecture(arch)
     paths = _existing(rest) if rest else []
     if paths:
-        state = read_tensors(paths)[0]
-        kind = activation or open_clip_zoo.activation_of(arch, None, None)
         id = f"open_clip:{arch}/{paths[0].name}"
-        return open_clip.from_open_clip(state, id=id, activation=kind, arch=arch)
+        return from_files(paths, activation=activation, id=id, arch=arch)
     arch, tag = open_clip_zoo.split_name(name)
     repo = open_clip_zoo.architecture(arch).tags[tag]
     return _open_clip_repo(repo, f"open_clip:{name}", activation, fetcher, arch, tag)
@@ -279,8 +278,14 @@ def _open_clip_repo(
     if activation is None and arch is not None:
         activation = open_clip_zoo.activation_of(arch, tag, config)
     state = _first_weights(repo, open_clip.WEIGHT_FILES, None, fetcher)
+
+    def find(name: str) -> Path | None:
+        other = open_clip.tokenizer_name(config)
+        found = fetcher.hub_file(repo, name)
+        return fetcher.hub_file(other, name) if found is None and other else found
+
     return open_clip.from_open_clip(
-        state, id=id, activation=activation, arch=arch, tag=tag, config=config
+        state, id=id, activation=activation, arch=arch, tag=tag, config=config, find=find
     )
 
 

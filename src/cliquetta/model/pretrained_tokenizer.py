@@ -32,15 +32,15 @@ def canonicalize(text: str) -> str:
 class PretrainedTokenizer(TextTokenizer):
     """The vocabulary in a file, with the special tokens that a text tower was trained with.
 
-    SigLIP's towers (not causal) take canonicalised text, an end token and padding: its own token
-    in Gemma's vocabulary (SigLIP 2), the end token again in the older ones. Other towers take the
-    special tokens of the file's post-processor.
+    With SigLIP's vocabularies that is canonicalised text, an end token and padding: a token of its
+    own in Gemma's vocabulary (SigLIP 2), the end token again in the older ones. Other towers take
+    the special tokens of the file's post-processor.
     """
 
     def __init__(self, path: Path, text: TextConfig) -> None:
         self.path, self.text = path, text
         self.context_length = text.context_length
-        self.is_canonical = not text.causal
+        self.is_canonical = not text.causal or text.end == _END
         self._encode, self._vocab_size, token = _read(path)
         if abs(self._vocab_size - text.vocab_size) > _MARGIN:
             raise UserError(

@@ -10,7 +10,8 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from cliquetta.model.checkpoints import huggingface, native, open_clip, openai
+from cliquetta.model.checkpoints import huggingface, native, open_clip, openai, timm_siglip
+from cliquetta.model.checkpoints.open_clip_zoo import activation_of
 from cliquetta.model.checkpoints.pickled import read_pt
 from cliquetta.model.checkpoints.state import Checkpoint, CheckpointError, State, read_safetensors
 from cliquetta.model.config import Activation
@@ -19,11 +20,16 @@ PICKLED = (".pt", ".pth", ".bin", ".ckpt")
 
 
 def from_files(
-    paths: Sequence[Path], *, activation: Activation | None = None, id: str | None = None
+    paths: Sequence[Path],
+    *,
+    activation: Activation | None = None,
+    id: str | None = None,
+    arch: str | None = None,
 ) -> Checkpoint:
     """A local checkpoint: a folder, a file, or the shards of one checkpoint.
 
-    ``activation`` settles what a bare state dict leaves open (see :func:`guess_activation`).
+    ``activation``, or open_clip's name of the architecture, settles what a bare state dict leaves
+    open (see :func:`guess_activation`).
     """
     if not paths:
         raise CheckpointError("no files of a checkpoint were given")
@@ -53,9 +59,13 @@ def from_files(
             state, config, id=id, preprocessor=preprocessor, find=find
         )
     config = _json_beside(folder, open_clip.CONFIG_FILE)
-    if activation is None and config is None:
+    if activation is None and arch is not None:
+        activation = activation_of(arch, None, config)
+    elif activation is None and config is None and timm_siglip.SIGN not in state:
         activation = guess_activation(state, metadata, paths[0].name, is_archive=is_archive)
-    return open_clip.from_open_clip(state, id=id, activation=activation, config=config)
+    return open_clip.from_open_clip(
+        state, id=id, activation=activation, arch=arch, config=config, find=find
+    )
 
 
 def guess_activation(

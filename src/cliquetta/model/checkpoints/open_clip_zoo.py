@@ -7,6 +7,7 @@ MetaCLIP, DFN).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,6 +51,70 @@ _EPOCHS = {"laion400m_e31": "laion400m_e31", "laion400m_e32": "laion400m_e32"}
 _QUICK = frozenset({"openai", "metaclip_400m", "metaclip_fullcc", "dfn2b", "dfn5b"})
 _HALF = (0.5, 0.5, 0.5)
 _SQUASHED = {"dfn5b": {"resize_mode": "squash"}}
+
+SIGLIP_PREPROCESS: Mapping[str, Any] = {"mean": _HALF, "std": _HALF, "resize_mode": "squash"}
+_SIGLIP = re.compile(r"ViT-(B|L|SO400M|gopt)-(14|16|32)-SigLIP(2?)(?:-i18n)?(?:-(\d+))?$")
+_SIGLIP_WIDTHS = {"B": 768, "L": 1024, "SO400M": 1152, "gopt": 1536}
+_TIMM_SHAPES = {"B": "base", "L": "large", "SO400M": "so400m", "gopt": "giantopt"}
+
+
+def siglip_config(arch: str) -> dict[str, Any]:
+    """What open_clip's config of a SigLIP says, as far as its weights do not."""
+    match = _SIGLIP.match(arch)
+    if match is None:
+        raise UnknownNameError("SigLIP of open_clip", arch, _siglips())
+    shape, patch, second, size = match.groups()
+    size = int(size or 224)
+    timm = f"vit_{_TIMM_SHAPES[shape]}_patch{patch}_siglip_{size}"
+    return {
+        "vision_cfg": {"image_size": size, "timm_model_name": timm},
+        "text_cfg": {
+            "act_kwargs": {"approximate": "tanh" if second else "none"},
+            "hf_tokenizer_name": f"timm/{arch}",
+        },
+    }
+
+
+def _siglips() -> dict[str, Architecture]:
+    """SigLIP (English and multilingual) and SigLIP 2, at every released resolution."""
+    names = [f"ViT-B-16-SigLIP{part}" for part in ("", "-256", "-384", "-512", "-i18n-256")]
+    names += ["ViT-L-16-SigLIP-256", "ViT-L-16-SigLIP-384"]
+    names += ["ViT-SO400M-14-SigLIP", "ViT-SO400M-14-SigLIP-384", "ViT-SO400M-16-SigLIP-i18n-256"]
+    names += ["ViT-B-32-SigLIP2-256", "ViT-B-16-SigLIP2"]
+    for shape in ("ViT-B-16", "ViT-L-16", "ViT-SO400M-16"):
+        names += [f"{shape}-SigLIP2-{size}" for size in (256, 384, 512)]
+    names += ["ViT-SO400M-14-SigLIP2", "ViT-SO400M-14-SigLIP2-378"]
+    names += ["ViT-gopt-16-SigLIP2-256", "ViT-gopt-16-SigLIP2-384"]
+    found = {}
+    for name in names:
+        match = _SIGLIP.match(name)
+        assert match is not None
+        shape, patch, _, size = match.groups()
+        found[name] = Architecture(
+            int(size or 224),
+            int(patch),
+            _SIGLIP_WIDTHS[shape],
+            {"webli": f"timm/{name}"},
+            preprocess={"webli": SIGLIP_PREPROCESS},
+        )
+    return found
+
+
+def _worldwide(shape: str, width: int) -> dict[str, Architecture]:
+    """MetaCLIP 2 at both of its resolutions."""
+    tag, found = "metaclip2_worldwide", {}
+    for size in (224, 378):
+        repo = f"timm/vit_{'huge' if shape == 'H' else 'gigantic'}_patch14_clip_{size}.{tag}"
+        found[f"ViT-{shape}-14-worldwide{'' if size == 224 else '-378'}"] = Architecture(
+            size,
+            14,
+            width,
+            {tag: repo},
+            frozenset({tag}) if (shape, size) == ("H", 224) else frozenset(),
+            {} if size == 224 else {tag: {"resize_mode": "squash"}},
+        )
+    return found
+
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "RN50": Architecture(
@@ -131,6 +196,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         | {"laion2b_s39b_b160k": "laion/CLIP-ViT-bigG-14-laion2B-39B-b160k"},
         _QUICK,
     ),
+    **_worldwide("H", 1280),
+    **_worldwide("bigG", 1664),
+    **_siglips(),
 }
 
 
@@ -151,8 +219,15 @@ def architecture(arch: str) -> Architecture:
     return ARCHITECTURES[plain]
 
 
-def activation_of(arch: str, tag: str | None, config: Mapping[str, Any] | None) -> Activation:
-    """QuickGELU if the name, the tag's training or the config says so; else GELU."""
+def activation_of(
+    arch: str, tag: str | None, config: Mapping[str, Any] | None
+) -> Activation | None:
+    """QuickGELU if the name, the tag's training or the config says so; else GELU.
+
+    ``None`` for SigLIP, whose towers may differ (see :func:`siglip_config`).
+    """
+    if _SIGLIP.match(arch):
+        return None
     trained = tag is not None and tag in architecture(arch).quick
     stated = bool((config or {}).get("model_cfg", {}).get("quick_gelu", False))
     return "quick_gelu" if arch.endswith(QUICK) or trained or stated else "gelu"

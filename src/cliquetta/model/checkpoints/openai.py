@@ -71,6 +71,12 @@ class Rules:
     text_heads: int | None = None
     vision_eps: float = 1e-5
     text_eps: float = 1e-5
+    text_activation: Activation | None = None
+    """``None``: that of the image tower."""
+    text_end: int | None = None
+    """The token at which a text is read; ``None`` is the highest."""
+    image_size: int | None = None
+    """Where patches do not fill the image, its stated side."""
 
 
 def address(name: str) -> tuple[str, str]:
@@ -112,9 +118,11 @@ def rename(state: Mapping[str, Tensor]) -> State:
             for pattern, ours in _NAMES:
                 name = re.sub(pattern, ours, name)
         out[name] = tensor
-    if "logit_scale" in out:
-        out["logit_scale"] = out["logit_scale"].reshape(())
-    elif "text.tokens.weight" not in out:  # an image tower alone: the value that CLIPs end at
+    for key in {"logit_scale", "logit_bias"} & out.keys():
+        out[key] = out[key].reshape(())
+    if (
+        "logit_scale" not in out and "text.tokens.weight" not in out
+    ):  # an image tower alone: the value that CLIPs end at
         out["logit_scale"] = torch.tensor(100.0).log()
     return out
 
@@ -122,13 +130,14 @@ def rename(state: Mapping[str, Tensor]) -> State:
 def config_from(state: Mapping[str, Tensor], rules: Rules) -> CLIPConfig:
     """The shapes of cleaned OpenAI weights."""
     try:
-        text = _text_config(state, rules) if "token_embedding.weight" in state else None
+        text = text_config(state, rules) if "token_embedding.weight" in state else None
+        sigmoid = "logit_bias" in state
         if "visual.class_embedding" in state:
             embed_dim = state["visual.proj"].shape[1]
-            return CLIPConfig(embed_dim, _vision_config(state, rules), text)
+            return CLIPConfig(embed_dim, _vision_config(state, rules), text, sigmoid)
         if "visual.attnpool.c_proj.weight" in state:
             embed_dim = state["visual.attnpool.c_proj.weight"].shape[0]
-            return CLIPConfig(embed_dim, _resnet_config(state), text)
+            return CLIPConfig(embed_dim, _resnet_config(state), text, sigmoid)
     except KeyError as error:
         raise CheckpointError(f"not a whole CLIP checkpoint: {error.args[0]} is missing") from None
     found = ", ".join(sorted({key.split(".")[0] for key in state})[:6])
@@ -140,11 +149,11 @@ def _vision_config(state: Mapping[str, Tensor], rules: Rules) -> VisionConfig:
     width, patch = kernel.shape[0], kernel.shape[-1]
     blocks = "visual.transformer.resblocks."
     return VisionConfig(
-        image_size=_side(state["visual.positional_embedding"]) * patch,
+        image_size=square_side(len(state["visual.positional_embedding"]) - 1) * patch,
         patch_size=patch,
         width=width,
-        layers=_count(state, blocks),
-        heads=rules.vision_heads or _heads(width),
+        layers=count(state, blocks),
+        heads=rules.vision_heads or default_heads(width),
         hidden=state[f"{blocks}0.mlp.c_fc.weight"].shape[0],
         activation=rules.activation,
         eps=rules.vision_eps,
@@ -153,43 +162,44 @@ def _vision_config(state: Mapping[str, Tensor], rules: Rules) -> VisionConfig:
 
 def _resnet_config(state: Mapping[str, Tensor]) -> ResNetConfig:
     width = state["visual.layer1.0.conv1.weight"].shape[0]
-    stages = [_count(state, f"visual.layer{stage}.") for stage in range(1, 5)]
+    stages = [count(state, f"visual.layer{stage}.") for stage in range(1, 5)]
     return ResNetConfig(
-        image_size=_side(state["visual.attnpool.positional_embedding"]) * 32,
+        image_size=square_side(len(state["visual.attnpool.positional_embedding"]) - 1) * 32,
         width=width,
         layers=(stages[0], stages[1], stages[2], stages[3]),
         heads=width * 32 // 64,
     )
 
 
-def _text_config(state: Mapping[str, Tensor], rules: Rules) -> TextConfig:
+def text_config(state: Mapping[str, Tensor], rules: Rules) -> TextConfig:
+    """The shapes of the text tower."""
     vocab_size, width = state["token_embedding.weight"].shape
     return TextConfig(
         context_length=state["positional_embedding"].shape[0],
         vocab_size=vocab_size,
         width=width,
-        layers=_count(state, "transformer.resblocks."),
+        layers=count(state, "transformer.resblocks."),
         heads=rules.text_heads or max(1, width // 64),
         hidden=state["transformer.resblocks.0.mlp.c_fc.weight"].shape[0],
-        activation=rules.activation,
+        activation=rules.text_activation or rules.activation,
         eps=rules.text_eps,
+        end=rules.text_end,
     )
 
 
-def _heads(width: int) -> int:
+def default_heads(width: int) -> int:
+    """A head per 64 channels, and 16 beyond 1024, as every release has it."""
     return max(1, width // 64) if width <= 1024 else 16
 
 
-def _count(state: Mapping[str, Tensor], prefix: str) -> int:
+def count(state: Mapping[str, Tensor], prefix: str) -> int:
     """How many numbered modules there are behind ``prefix``."""
     return len({k[len(prefix) :].split(".")[0] for k in state if k.startswith(prefix)})
 
 
-def _side(positions: Tensor) -> int:
-    """Side of the square grid behind the class position."""
-    side = math.isqrt(positions.shape[0] - 1)
-    if side * side + 1 != positions.shape[0]:
-        raise CheckpointError(
-            f"{positions.shape[0] - 1} patch positions are no square: not supported"
-        )
+def square_side(patches: int) -> int:
+    """Side of a square grid of patches."""
+    side = math.isqrt(patches)
+    if side * side != patches:
+        raise CheckpointError(f"{patches} patch positions are no square: not supported")
     return side
