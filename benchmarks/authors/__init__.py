@@ -1,0 +1,1 @@
+"""Our methods beside their authors' code, on the same weights, pixels, views and features."""
