@@ -59,7 +59,7 @@ def tda(repository: Repository) -> Iterator[Row]:
                 *(config["positive"], config["negative"], loader),
                 *(SimpleNamespace(encode_image=torch.clone), data.text.T.contiguous()),
             )
-            adapter = feature_method("tda", data, preset, view_count=shape[3])
+            adapter = feature_method("tda", data, preset, views=shape[3])
             parts = torch.split(data.views, 37)
             ours = torch.cat([adapter.predict_features(part).logits for part in parts])
             yield compare(f"{name}, {shape[0]} classes, {shape[3]} views", ours, torch.cat(theirs))
@@ -82,7 +82,7 @@ def mta(repository: Repository) -> Iterator[Row]:
             )
             for views in data.views
         ]
-        ours = feature_method("mta", data, view_count=64).predict_features(data.views).logits
+        ours = feature_method("mta", data, views=64).predict_features(data.views).logits
         yield compare(f"synthetic, {shape[0]} classes", ours, torch.cat(answers))
     yield from _on_views(
         "mta",
@@ -113,7 +113,7 @@ def zero(repository: Repository) -> Iterator[Row]:
     ):
         data = synthetic(shape, noise=spread, view_noise=spread)
         theirs = torch.cat([answer(v, data.text, torch.tensor(100.0)) for v in data.views])
-        ours = feature_method("zero", data, view_count=64).predict_features(data.views)
+        ours = feature_method("zero", data, views=64).predict_features(data.views)
         yield compare(f"synthetic, {shape[0]} classes", ours.logits, theirs)
     yield from _on_views("zero", answer)
 
@@ -125,7 +125,7 @@ def _on_views(name: str, answer: Any) -> Iterator[Row]:
         data = inputs(1, 16, shift=shift, views=ViewSpec("resized-crop", 64))
         prompts = ClassPrompts(data.names)
         adapter = create_method(
-            name, model, prompts, method_config(name, options={"view_count": 64})
+            name, model, prompts, method_config(name, options={"views": 64})
         )
         text, scale = model.classifier(prompts), torch.tensor(model.scale)
         rows = []
@@ -173,7 +173,7 @@ def dmn(repository: Repository) -> Iterator[Row]:
         for weight in (1.0, 0.3, 10.0):
             theirs = (torch.cat(plain) + weight * torch.cat(remembered)) / (1 + weight)
             adapter = feature_method(
-                "dmn", data, view_count=V, capacity=capacity, memory_weight=weight
+                "dmn", data, views=V, capacity=capacity, memory_weight=weight
             )
             parts = torch.split(data.views, 33)
             ours = torch.cat([adapter.predict_features(part).logits for part in parts])

@@ -82,7 +82,7 @@ def _tune(repository: Repository, name: str, steps: int) -> Row:
         tuning(network, views, optimizer, scaler, settings)
         with torch.no_grad():
             theirs.append(network(views[:1]))
-    config = method_config(name, options={"view_count": VIEWS, "steps": steps})
+    config = method_config(name, options={"views": VIEWS, "steps": steps})
     ours = predict(create_method(name, model, ClassPrompts(data.names), config), data)
     return compare(f"{steps} steps, 24 images of {VIEWS} views", ours, torch.cat(theirs))
 
@@ -128,7 +128,7 @@ def dart(repository: Repository, openai: Repository) -> Iterator[Row]:
         target=None,
     )
     means = repository.module("utils/ema.py", "dart_ema")
-    config = method_config("dart", options={"view_count": VIEWS, "lr": settings.lr})
+    config = method_config("dart", options={"views": VIEWS, "lr": settings.lr})
     prompts = ClassPrompts(data.names, ("a photo of a {}",))
     adapter = create_method("dart", model, prompts, config)
     network.image_prompts.data.copy_(adapter.memory["visual"][None])

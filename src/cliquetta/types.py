@@ -69,9 +69,11 @@ class ViewSpec:
 
     ``kind`` is a key of :data:`cliquetta.data.views.VIEW_KINDS` (``resized-crop``,
     ``zoom-crop``, ``augmix``); ``zoom`` is the shorter side, as a multiple of the model's input
-    size, to which ``zoom-crop`` enlarges before it crops.
+    size, to which ``zoom-crop`` enlarges before it crops; ``min_area`` is the smallest crop of the
+    other kinds, as a fraction of the image's area.
     """
 
     kind: str
     count: int = 64
     zoom: float = 1.15
+    min_area: float = 0.08

@@ -101,3 +101,17 @@ def test_what_cannot_be_made_is_refused() -> None:
     batch = Batch(torch.zeros(2, 3, 32, 32), ("a", "b"))
     with pytest.raises(ValueError, match=r"preprocess=model\.preprocess"):
         attach_views(batch, ViewSpec("augmix", 2), seed=0)
+
+
+@pytest.mark.parametrize("min_area", [0.08, 0.5])
+def test_crops_are_not_smaller_than_asked(min_area: float) -> None:
+    """Of a ramp, a crop of area a and aspect at most 4/3 shows at least sqrt(3a/4) of its range."""
+    ramp = np.broadcast_to(np.arange(256, dtype=np.uint8)[None, :, None], (256, 256, 3))
+    views = image_views(
+        Image.fromarray(ramp), "ramp", ViewSpec("resized-crop", 65, 1.0, min_area), 0, PREPROCESS
+    )
+    shown = PREPROCESS.unnormalise(views[1:]).float()
+    spans = (shown.amax(dim=(1, 2, 3)) - shown.amin(dim=(1, 2, 3))) / 255
+    least = (0.75 * min_area) ** 0.5
+    assert float(spans.min()) > 0.9 * least
+    assert float(spans.min()) < least + 0.25

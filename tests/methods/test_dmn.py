@@ -129,7 +129,7 @@ def test_it_beats_zero_shot_where_classes_lie_beside_their_texts(tiny_clip: CLIP
 def test_the_weight_of_the_memory_is_a_constant() -> None:
     entry = get_method("dmn")
     assert entry.config().memory_weight == 1.0
-    assert not entry.presets  # nothing searched on labels
+    assert {preset.memory_weight for preset in entry.presets.values()} == {1.0}  # none searched
 
 
 def test_views_are_asked_for(

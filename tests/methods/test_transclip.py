@@ -35,7 +35,7 @@ def numpy_transclip(f: Array, prior: Array, config: TransCLIPConfig) -> Array:
     variance = np.full(E, 1 / E)
     z = prior.copy()
     tau = config.gaussian_temperature
-    for _ in range(config.rounds):
+    for step in range(config.rounds + 1):
         for _ in range(config.inner_steps):
             old = z.copy()
             for i in range(B):
@@ -45,6 +45,8 @@ def numpy_transclip(f: Array, prior: Array, config: TransCLIPConfig) -> Array:
                     near = sum((w[i, j] + w[j, i]) * old[j, k] for j in range(B))
                     exponent[k] = (likelihood + tau / (2 * config.neighbours) * near) / tau
                 z[i] = softmax(config.text_weight * np.log(prior[i]) + exponent)
+        if step == config.rounds:
+            break
         for k in range(N):
             mu[k] = l2_normalize(sum(z[i, k] * f[i] for i in range(B)))
         residual = sum(z[i, k] * (f[i] - mu[k]) ** 2 for i in range(B) for k in range(N))

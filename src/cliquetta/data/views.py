@@ -30,7 +30,7 @@ from cliquetta.model.preprocess import Preprocess
 from cliquetta.types import Batch, ViewSpec
 
 VIEW_KINDS = {
-    "resized-crop": "random area (8 to 100 %) and aspect ratio, bilinear, mirrored half the time",
+    "resized-crop": "random area (8 to 100 % unless told otherwise) and aspect ratio, bilinear, mirrored half the time",
     "zoom-crop": "shorter side enlarged to zoom x size, random crop, mirrored half the time",
     "augmix": "resized-crop, then AugMix of severity 1 mixed after normalisation",
 }
@@ -44,6 +44,8 @@ def check_spec(spec: ViewSpec) -> None:
         raise UserError(f"at least one view (the plain one), got {spec.count}")
     if spec.kind == "zoom-crop" and spec.zoom < 1:
         raise UserError(f"zoom must be at least 1 for a crop to fit, got {spec.zoom}")
+    if not 0 < spec.min_area <= 1:
+        raise UserError(f"min_area must be above 0 and at most 1, got {spec.min_area}")
 
 
 def array_views(
@@ -124,7 +126,8 @@ class _Plan:
         if spec.kind == "zoom-crop":
             self.boxes = zoom_crop_boxes(height, width, count, generator, size=size, zoom=spec.zoom)
         else:
-            self.boxes = resized_crop_boxes(height, width, count, generator)
+            area = (spec.min_area, 1.0)
+            self.boxes = resized_crop_boxes(height, width, count, generator, scale=area)
         if spec.kind == "augmix":
             self.recipe = draw_recipe(count, generator)
 

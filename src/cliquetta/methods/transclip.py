@@ -48,7 +48,7 @@ class TransCLIPConfig(MethodConfig, renamed={"seeds": "init_images", "inner": "i
     init_images: Count = 8
     """Most confident images of a class from which its mean is initialised."""
     rounds: Count = 10
-    """Updates of the means and the variance."""
+    """Updates of the means and the variance; the assignments are updated once more after them."""
     inner_steps: Count = 5
     """Updates of the assignments in each round."""
 
@@ -101,13 +101,14 @@ def transduce(features: Tensor, log_prior: Tensor, config: TransCLIPConfig) -> T
     means = first_means(features, log_prior.exp(), config.init_images)
     variance = torch.full_like(features[0], 1 / features.shape[1])
     logs = log_prior
-    for _ in range(config.rounds):
+    for updates_left in range(config.rounds, -1, -1):
         likelihood = gaussian_log_likelihood(features, means, variance)
         fixed = config.text_weight * log_prior + likelihood / config.gaussian_temperature
         for _ in range(config.inner_steps):
             logs = (fixed + links @ logs.exp()).log_softmax(dim=-1)
-        means = update_means(features, logs)
-        variance = update_variance(features, means, logs.exp())
+        if updates_left:
+            means = update_means(features, logs)
+            variance = update_variance(features, means, logs.exp())
     return logs
 
 

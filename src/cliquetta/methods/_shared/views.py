@@ -32,13 +32,15 @@ class ViewsConfig(
     """How views are made; see ``cliquetta.data.views.VIEW_KINDS``."""
     view_zoom: Zoom = 1.15
     """For ``zoom-crop`` only: shorter side before the crop, as a multiple of the input size."""
+    view_min_area: Fraction = 0.08
+    """For the other kinds: smallest crop, as a fraction of the image's area."""
     chunk: Count = 256
     """Views encoded at once. Bounds memory; results do not depend on it."""
 
     @property
     def spec(self) -> ViewSpec:
         """What to ask of the stream."""
-        return ViewSpec(self.view_kind, self.views, self.view_zoom)
+        return ViewSpec(self.view_kind, self.views, self.view_zoom, self.view_min_area)
 
 
 @dataclass(frozen=True)
