@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 import transformers
@@ -226,7 +227,7 @@ def milliseconds(run: Run, device: torch.device) -> float:
     return 1000 * (time.perf_counter() - before)
 
 
-def print_table(setting: dict[str, object], rows: list[Row]) -> None:
+def print_table(setting: dict[str, Any], rows: list[Row]) -> None:
     print(", ".join(f"{key} {value}" for key, value in setting.items()))
     print(f"{'work':28}{'':17}{'ms':>10}  {'':17}{'ms':>10}{'ratio':>8}{'aim':>6}{'differ':>10}")
     for row in rows:

@@ -58,13 +58,13 @@ def image_feature(model: CLIP, pixels: Tensor, layers: list[Tensor]) -> Tensor:
         for r in range(side)
         for c in range(side)
     ]
-    x = torch.stack([tower.class_token, *patches]) + tower.position
-    x = norm(torch.cat([x, layers[0]]), tower.ln_pre)
-    for index, block in enumerate(tower.blocks):
+    x = torch.stack([tower.class_token, *patches]) + tower.position  # type: ignore[list-item]
+    x = norm(torch.cat([x, layers[0]]), tower.ln_pre)  # type: ignore[arg-type]
+    for index, block in enumerate(tower.blocks):  # type: ignore[arg-type]
         if 0 < index < len(layers):
             x = torch.cat([x[: -len(layers[index])], layers[index]])
         x = block_output(x, block, causal=False)
-    feature = norm(x[0], tower.ln_post) @ tower.projection
+    feature = norm(x[0], tower.ln_post) @ tower.projection  # type: ignore[arg-type]
     return feature / feature.norm()
 
 

@@ -7,23 +7,27 @@ the weights. Everything is differentiable.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
+from torch import Tensor
 
 
-def norm(x, weight, bias, eps=1e-5):
+def norm(x: Tensor, weight: Any, bias: Any, eps: float = 1e-5) -> Any:
     mean = x.mean(dim=-1, keepdim=True)
     variance = ((x - mean) ** 2).mean(dim=-1, keepdim=True)
     return (x - mean) / torch.sqrt(variance + eps) * weight + bias
 
 
-def activate(x, name):
+def activate(x: Tensor, name: str) -> Any:
     if name == "quick_gelu":
         return x / (1 + torch.exp(-1.702 * x))
     return x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
 
 
-def block(x, w, at, config, *, prefix=None, causal=False):
+def block(
+    x: Tensor, w: Any, at: Any, config: Any, *, prefix: Any = None, causal: bool = False
+) -> Any:
     """Hidden states (T, D) after the block at ``at``, and its attention (heads, T, P + T)."""
     D = x.shape[1]
     size = D // config.heads
@@ -54,7 +58,14 @@ def block(x, w, at, config, *, prefix=None, causal=False):
     return x + hidden @ w[f"{at}.proj.weight"].T + w[f"{at}.proj.bias"], torch.stack(maps)
 
 
-def image_features(model, pixels, *, prefix=None, tokens=None, position="after-class"):
+def image_features(
+    model: Any,
+    pixels: Tensor,
+    *,
+    prefix: Any = None,
+    tokens: Any = None,
+    position: str = "after-class",
+) -> Any:
     """Features (E,) of one image (3, S, S).
 
     ``prefix`` maps a block to (P, 2, D); ``tokens`` lists (p, D) per block.
@@ -81,13 +92,15 @@ def image_features(model, pixels, *, prefix=None, tokens=None, position="after-c
     return pooled @ w["visual.projection"]
 
 
-def _insert(x, tokens, position):
+def _insert(x: Tensor, tokens: Tensor, position: str) -> Any:
     if position == "after-class":
         return torch.cat([x[:1], tokens, x[1:]])
     return torch.cat([x, tokens])
 
 
-def text_features(model, ids, *, context=None, positions=None, deep=()):
+def text_features(
+    model: Any, ids: Any, *, context: Any = None, positions: Any = None, deep: Any = ()
+) -> Any:
     """Features (E,) of one row of ids (L,), all of it, padding included."""
     w, config = dict(model.state_dict()), model.config.text
     rows = [w["text.tokens.weight"][i] for i in ids]

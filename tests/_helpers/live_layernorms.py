@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -22,7 +24,7 @@ def open_norms(tower: nn.Module) -> list[nn.Parameter]:
     return found
 
 
-def flat(tensors: list[Tensor]) -> Tensor:
+def flat(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([t.detach().flatten() for t in tensors])
 
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 WORDS = 49408
 
 
 class QuickGELU(nn.Module):
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Any:
         return x * torch.sigmoid(1.702 * x)
 
 
 class ResidualBlock(nn.Module):
-    def __init__(self, width, heads, activation):
+    def __init__(self, width: int, heads: int, activation: Any) -> None:
         super().__init__()
         self.attn = nn.MultiheadAttention(width, heads)
         self.ln_1 = nn.LayerNorm(width)
@@ -29,27 +30,36 @@ class ResidualBlock(nn.Module):
         )
         self.ln_2 = nn.LayerNorm(width)
 
-    def forward(self, x, mask):
+    def forward(self, x: Tensor, mask: Tensor) -> Any:
         y = self.ln_1(x)
         x = x + self.attn(y, y, y, need_weights=False, attn_mask=mask)[0]
         return x + self.mlp(self.ln_2(x))
 
 
 class Transformer(nn.Module):
-    def __init__(self, width, layers, heads, activation):
+    def __init__(self, width: int, layers: int, heads: int, activation: Any) -> None:
         super().__init__()
         self.resblocks = nn.ModuleList(
             ResidualBlock(width, heads, activation) for _ in range(layers)
         )
 
-    def forward(self, x, mask):
+    def forward(self, x: Tensor, mask: Tensor) -> Any:
         for block in self.resblocks:
             x = block(x, mask)
         return x
 
 
 class Visual(nn.Module):
-    def __init__(self, size, patch, width, layers, heads, embed_dim, activation):
+    def __init__(
+        self,
+        size: int,
+        patch: Any,
+        width: int,
+        layers: int,
+        heads: int,
+        embed_dim: Any,
+        activation: Any,
+    ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, width, patch, patch, bias=False)
         self.class_embedding = nn.Parameter(torch.randn(width))
@@ -59,7 +69,7 @@ class Visual(nn.Module):
         self.ln_post = nn.LayerNorm(width)
         self.proj = nn.Parameter(torch.randn(width, embed_dim) * width**-0.5)
 
-    def forward(self, pixels):
+    def forward(self, pixels: Tensor) -> Any:
         x = self.conv1(pixels).flatten(2).permute(2, 0, 1)
         first = self.class_embedding.expand(1, x.shape[1], -1)
         x = torch.cat([first, x]) + self.positional_embedding[:, None]
@@ -70,7 +80,16 @@ class Visual(nn.Module):
 class OpenAIModule(nn.Module):
     """Takes pixels and ids, returns both features; ``logit_scale`` only rides along."""
 
-    def __init__(self, *, width=128, layers=2, activation="quick_gelu", size=32, patch=8, seed=0):
+    def __init__(
+        self,
+        *,
+        width: int = 128,
+        layers: int = 2,
+        activation: str = "quick_gelu",
+        size: int = 32,
+        patch: int = 8,
+        seed: int = 0,
+    ) -> None:
         torch.manual_seed(seed)
         super().__init__()
         heads, embed_dim, context = width // 64, 24, 77
@@ -90,10 +109,10 @@ class OpenAIModule(nn.Module):
         for parameter in self.parameters():
             parameter.requires_grad_(False)
             if parameter.ndim == 1:
-                parameter += 0.1 * torch.randn_like(parameter)
+                parameter += 0.1 * torch.randn_like(parameter)  # type: ignore[misc]
         self.eval()
 
-    def forward(self, pixels, ids):
+    def forward(self, pixels: Tensor, ids: Any) -> Any:
         length = ids.shape[1]
         mask = torch.full((length, length), float("-inf")).triu(1)
         x = self.token_embedding(ids) + self.positional_embedding[:length]
@@ -102,7 +121,7 @@ class OpenAIModule(nn.Module):
         return self.visual(pixels), pooled @ self.text_projection
 
 
-def bare_state(module):
+def bare_state(module: Any) -> Any:
     """The weights without the settings, as open_clip has them."""
     settings = ("input_resolution", "context_length", "vocab_size")
     return {k: v for k, v in module.state_dict().items() if k not in settings}

@@ -49,7 +49,7 @@ Make = Callable[..., AppSession]
 def make(tiny_clip: CLIP) -> Make:
     def build(method: str = "tent", limits: Limits | None = None) -> AppSession:
         settings = Settings({"tiny": tiny_clip}, limits=limits or Limits())
-        return AppSession(settings, SessionRequest(classes=NAMES, method=method))
+        return AppSession(settings, SessionRequest(classes=NAMES, method=method))  # type: ignore[arg-type]
 
     return build
 
@@ -331,7 +331,7 @@ def test_pages_mark_changes_and_hold_no_markup_of_a_visitor(
     tiny_clip: CLIP, tmp_path: Path
 ) -> None:
     evil = ("<script>a</script>", "'onerror='b", "cat")
-    request = SessionRequest(classes=evil, method="tent")
+    request = SessionRequest(classes=evil, method="tent")  # type: ignore[arg-type]
     session = AppSession(Settings({"tiny": tiny_clip}), request)
     path = tmp_path / "<b>x.png"
     path.write_bytes(picture(1))
@@ -436,7 +436,7 @@ def test_only_known_hosts_are_answered_and_pages_stay_home() -> None:
     from fastapi import FastAPI
     from starlette.testclient import TestClient
 
-    server = FastAPI(**server_settings({"127.0.0.1"}))
+    server = FastAPI(**server_settings({"127.0.0.1"}))  # type: ignore[arg-type]
     server.get("/")(lambda: "page")
     answer = TestClient(server, base_url="http://127.0.0.1:7860").get("/")
     assert answer.status_code == 200 and answer.headers["Content-Security-Policy"] == POLICY

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests._helpers.running import Run
 
 
-def refused(answer, *words: str) -> bool:
+def refused(answer: Any, *words: str) -> bool:
     """Fails with what is wrong, so that a test may simply assert it."""
     assert answer.code == 2
     assert "Traceback" not in answer.text
@@ -100,7 +101,9 @@ def test_output_that_cannot_be_written(run: Run, photos: Path, tiny_file: Path) 
     assert "Traceback" not in answer.text and "image0.png" in answer.text
 
 
-def test_no_network_is_one_sentence(run: Run, photos: Path, monkeypatch, tmp_path: Path) -> None:
+def test_no_network_is_one_sentence(
+    run: Run, photos: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("CLIQUETTA_OFFLINE", "1")
     monkeypatch.setenv("CLIQUETTA_CACHE", str(tmp_path / "cache"))
     answer = run("predict", photos, "--classes", "a,b", "--model", "openai:ViT-B/16")
@@ -121,7 +124,9 @@ def test_debug_shows_where(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [MemoryError, RuntimeError])
-def test_failure_on_the_way_is_code_1(run: Run, monkeypatch, kind: type[Exception]) -> None:
+def test_failure_on_the_way_is_code_1(
+    run: Run, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
     def fail() -> None:
         raise kind("something")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,17 +18,17 @@ from tests._helpers.running import Run
 
 
 @pytest.fixture
-def evaluate(run: Run, tiny_file: Path, tmp_path: Path):
+def evaluate(run: Run, tiny_file: Path, tmp_path: Path) -> Any:
     """``evaluate`` with the tiny model on 40 bundled images."""
 
-    def call(*words: str | Path, method: str = "zero_shot", dataset: str = "bundled@fog:3"):
+    def call(*words: str | Path, method: str = "zero_shot", dataset: str = "bundled@fog:3") -> Any:
         given = ("--dataset", dataset, "--method", method, "--model", tiny_file, "--limit", "40")
         return run("evaluate", *given, "--batch-size", "16", "--out", tmp_path / "runs", *words)
 
     return call
 
 
-def test_one_record_per_cell_of_the_grid(evaluate, tmp_path: Path) -> None:
+def test_one_record_per_cell_of_the_grid(evaluate: Any, tmp_path: Path) -> None:
     answer = evaluate("--seeds", "0,1", "--json", method="tent", dataset="bundled,bundled@fog:3")
     assert answer.code == 0
     runs = json.loads(answer.stdout)
@@ -45,7 +46,7 @@ def test_one_record_per_cell_of_the_grid(evaluate, tmp_path: Path) -> None:
         assert run["metrics"]["top1"] == pytest.approx(100 * predictions.correct.mean())
 
 
-def test_table_shows_mean_spread_and_gain(evaluate) -> None:
+def test_table_shows_mean_spread_and_gain(evaluate: Any) -> None:
     runs = json.loads(evaluate("--seeds", "0,1", "--json", method="tent").stdout)
     top1 = {(run["method"], run["seed"]): run["metrics"]["top1"] for run in runs}
     answer = evaluate("--seeds", "0,1", method="tent")
@@ -56,7 +57,7 @@ def test_table_shows_mean_spread_and_gain(evaluate) -> None:
     assert "4 runs recorded" in answer.text
 
 
-def test_finished_runs_are_not_repeated(evaluate, tmp_path: Path) -> None:
+def test_finished_runs_are_not_repeated(evaluate: Any, tmp_path: Path) -> None:
     evaluate()
     (folder,) = (path.parent for path in (tmp_path / "runs").glob("*/record.json"))
     before = (folder / "record.json").stat().st_mtime_ns
@@ -64,12 +65,12 @@ def test_finished_runs_are_not_repeated(evaluate, tmp_path: Path) -> None:
     assert (folder / "record.json").stat().st_mtime_ns == before
 
 
-def test_baseline_can_be_left_out(evaluate) -> None:
+def test_baseline_can_be_left_out(evaluate: Any) -> None:
     runs = json.loads(evaluate("--no-baseline", "--json", method="tent").stdout)
     assert [run["method"] for run in runs] == ["tent"]
 
 
-def test_settings_reach_the_one_method(evaluate) -> None:
+def test_settings_reach_the_one_method(evaluate: Any) -> None:
     runs = json.loads(evaluate("--set", "temperature=2", "--json").stdout)
     record = load_record(Path(runs[0]["record"]).parent)
     assert record.settings["config"] == {"temperature": 2.0}
@@ -104,7 +105,7 @@ def test_fitted_file_is_evaluated(run: Run, tiny_file: Path, tmp_path: Path) -> 
     ],
 )
 def test_bad_grids_are_refused_before_the_first_run(
-    evaluate, tmp_path: Path, words: tuple[str, ...], sentence: str
+    evaluate: Any, tmp_path: Path, words: tuple[str, ...], sentence: str
 ) -> None:
     answer = evaluate(*words)
     assert answer.code == 2
@@ -127,10 +128,12 @@ def test_unreadable_images_of_a_folder_are_counted(
     assert "1 image could not be read" in answer.text
 
 
-def test_a_cell_that_fails_does_not_stop_the_others(evaluate, monkeypatch) -> None:
+def test_a_cell_that_fails_does_not_stop_the_others(
+    evaluate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from cliquetta.methods.tent import Tent
 
-    def fail(self, batch):
+    def fail(self, batch: Any) -> None:  # type: ignore[no-untyped-def]
         raise RuntimeError("a broken method")
 
     monkeypatch.setattr(Tent, "_predict", fail)
@@ -166,7 +169,7 @@ def test_summary_is_plain_about_what_changed() -> None:
         return Changes(images, images, changed, PairedTest(images, repaired, broken, p))
 
     def said(images: int, *counts: float) -> str:
-        return " ".join(summary({"scap": changes(images, *counts)}, 4 * images // 10))
+        return " ".join(summary({"scap": changes(images, *counts)}, 4 * images // 10))  # type: ignore[arg-type]
 
     nothing = said(100, 0, 0, 0, 1.0)
     assert "40.00 % right and scap 40.00 %" in nothing and "changed none of 100 ans" in nothing
@@ -186,7 +189,7 @@ def test_summary_is_plain_about_what_changed() -> None:
 
 def test_demo_compares_and_records(run: Run, tmp_path: Path) -> None:
     words = ("--images", "12", "--batch-size", "6", "--shifts", "fog:3,contrast:5")
-    words += ("--method", "tent,scap_domain")
+    words += ("--method", "tent,scap_domain")  # type: ignore[assignment]
     answer = run("demo", "--out", tmp_path / "demo", *words)
     assert answer.code == 0
     assert "Of 24 shifted images, zero_shot gets" in answer.text

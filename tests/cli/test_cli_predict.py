@@ -7,6 +7,7 @@ import json
 import struct
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,10 +34,10 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.fixture
-def predict(run: Run, tiny_file: Path, tmp_path: Path):
+def predict(run: Run, tiny_file: Path, tmp_path: Path) -> Any:
     """``predict`` with the tiny model and three classes; the table lands in ``out.csv``."""
 
-    def call(*words: str | Path, classes: str = ",".join(NAMES)):
+    def call(*words: str | Path, classes: str = ",".join(NAMES)) -> Any:
         out = tmp_path / "out.csv"
         if not {"--method", "--fitted"} & set(words):
             words = (*words, "--method", "zero_shot")
@@ -46,7 +47,7 @@ def predict(run: Run, tiny_file: Path, tmp_path: Path):
     return call
 
 
-def test_table_holds_what_the_model_says(predict, photos: Path, tiny_clip: CLIP) -> None:
+def test_table_holds_what_the_model_says(predict: Any, photos: Path, tiny_clip: CLIP) -> None:
     answer, out = predict(photos, "--batch-size", "4", "--top", "2")
     assert answer.code == 0
     rows = rows_of(out)
@@ -66,7 +67,7 @@ def test_table_holds_what_the_model_says(predict, photos: Path, tiny_clip: CLIP)
     assert not list(out.parent.glob("*.partial"))
 
 
-def test_json_is_all_of_stdout(predict, photos: Path) -> None:
+def test_json_is_all_of_stdout(predict: Any, photos: Path) -> None:
     answer, out = predict(photos, "--json")
     document = json.loads(answer.stdout)
     assert document["images"] == 6
@@ -74,7 +75,9 @@ def test_json_is_all_of_stdout(predict, photos: Path) -> None:
     assert sum(document["predicted"].values()) == 6
 
 
-def test_files_lists_and_tables_are_taken_together(predict, photos: Path, tmp_path: Path) -> None:
+def test_files_lists_and_tables_are_taken_together(
+    predict: Any, photos: Path, tmp_path: Path
+) -> None:
     table = photos / "list.csv"
     table.write_text("id,Path\n1,more/image4.png\n2,image0.png\n3,gone.png\n", encoding="utf-8")
     answer, out = predict(photos / "image1.png", table, photos / "image1.png")
@@ -86,7 +89,7 @@ def test_files_lists_and_tables_are_taken_together(predict, photos: Path, tmp_pa
     assert "named twice" in answer.text
 
 
-def test_table_without_a_column_of_paths_is_refused(predict, tmp_path: Path) -> None:
+def test_table_without_a_column_of_paths_is_refused(predict: Any, tmp_path: Path) -> None:
     table = tmp_path / "list.csv"
     table.write_text("name,label\na,b\n", encoding="utf-8")
     answer, _ = predict(table)
@@ -94,7 +97,7 @@ def test_table_without_a_column_of_paths_is_refused(predict, tmp_path: Path) -> 
     assert "no column of paths" in answer.text and "path" in answer.text
 
 
-def test_state_continues_a_stream(predict, photos: Path, tmp_path: Path) -> None:
+def test_state_continues_a_stream(predict: Any, photos: Path, tmp_path: Path) -> None:
     state = tmp_path / "state.safetensors"
     first, _ = predict(photos / "image0.png", photos / "image1.png", "--state", state)
     assert first.code == 0 and "learned" in first.text
@@ -103,7 +106,7 @@ def test_state_continues_a_stream(predict, photos: Path, tmp_path: Path) -> None
     assert read_header(state)["notes"] == {"images": 3}
 
 
-def test_state_of_other_classes_is_refused(predict, photos: Path, tmp_path: Path) -> None:
+def test_state_of_other_classes_is_refused(predict: Any, photos: Path, tmp_path: Path) -> None:
     state = tmp_path / "state.safetensors"
     predict(photos / "image0.png", "--state", state)
     answer, _ = predict(photos / "image0.png", "--state", state, classes="cat,frog")
@@ -111,14 +114,16 @@ def test_state_of_other_classes_is_refused(predict, photos: Path, tmp_path: Path
     assert "another class list" in answer.text
 
 
-def test_broken_off_run_leaves_the_old_table(predict, photos: Path, monkeypatch) -> None:
+def test_broken_off_run_leaves_the_old_table(
+    predict: Any, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answer, out = predict(photos / "image0.png")
     before = out.read_bytes()
     from cliquetta.methods.zero_shot import ZeroShot
 
     plain, calls = ZeroShot._predict, []
 
-    def fail_at_the_second(self, batch):
+    def fail_at_the_second(self: Any, batch: Any) -> Any:
         calls.append(len(batch))
         if len(calls) == 2:
             raise RuntimeError("the power went out")
@@ -146,7 +151,7 @@ def write_header_of_a_large_png(path: Path, side: int) -> None:
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + body)
 
 
-def test_unreadable_images_are_named_and_skipped(predict, photos: Path) -> None:
+def test_unreadable_images_are_named_and_skipped(predict: Any, photos: Path) -> None:
     whole = (photos / "image0.png").read_bytes()
     (photos / "bad_corrupt.png").write_bytes(whole[:60] + b"\0" * 200 + whole[260:])
     (photos / "bad_truncated.png").write_bytes(whole[: len(whole) // 2])
@@ -176,7 +181,7 @@ def test_unreadable_images_are_named_and_skipped(predict, photos: Path) -> None:
     assert "5 images could not be read" in answer.text
 
 
-def test_nothing_readable_is_bad_input(predict, tmp_path: Path) -> None:
+def test_nothing_readable_is_bad_input(predict: Any, tmp_path: Path) -> None:
     (tmp_path / "no.jpg").write_bytes(b"")
     answer, out = predict(tmp_path / "no.jpg")
     assert answer.code == 2
@@ -184,7 +189,7 @@ def test_nothing_readable_is_bad_input(predict, tmp_path: Path) -> None:
     assert "nothing could be predicted" in answer.text
 
 
-def test_a_black_20000_by_20000_image_is_skipped(predict, photos: Path) -> None:
+def test_a_black_20000_by_20000_image_is_skipped(predict: Any, photos: Path) -> None:
     Image.new("1", (20_000, 20_000)).save(photos / "black.png")
     answer, out = predict(photos / "black.png", photos / "image0.png")
     assert answer.code == 3
@@ -192,7 +197,7 @@ def test_a_black_20000_by_20000_image_is_skipped(predict, photos: Path) -> None:
 
 
 def test_fitted_file_takes_the_place_of_a_method(
-    run: Run, predict, photos: Path, tiny_file: Path, tmp_path: Path
+    run: Run, predict: Any, photos: Path, tiny_file: Path, tmp_path: Path
 ) -> None:
     fitted = tmp_path / "tip.safetensors"
     made = run(
@@ -243,13 +248,13 @@ def test_fit_refuses_a_method_that_learns_nothing(
     assert answer.code == 2 and "needs no fitting" in answer.text
 
 
-def test_views_reach_a_method_that_needs_them(predict, photos: Path) -> None:
+def test_views_reach_a_method_that_needs_them(predict: Any, photos: Path) -> None:
     answer, out = predict(photos, "--method", "zero", "--set", "views=4")
     assert answer.code == 0
     assert len(rows_of(out)) == 6
 
 
-def test_the_same_command_gives_the_same_table(predict, photos: Path) -> None:
+def test_the_same_command_gives_the_same_table(predict: Any, photos: Path) -> None:
     tables = []
     for workers in ("0", "2"):
         _, out = predict(photos, "--method", "tent", "--workers", workers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -14,15 +15,15 @@ from tests._helpers.running import Run
 
 
 @pytest.fixture
-def reproduce(run: Run, tiny_file: Path, tmp_path: Path):
-    def call(table: str, *words: str | Path):
+def reproduce(run: Run, tiny_file: Path, tmp_path: Path) -> Any:
+    def call(table: str, *words: str | Path) -> Any:
         given = ("--model", tiny_file, "--limit", "12", "--batch-size", "12")
         return run("reproduce", table, *given, "--out", tmp_path / "runs", *words)
 
     return call
 
 
-def test_components_beside_the_printed_numbers(reproduce, run: Run, tmp_path: Path) -> None:
+def test_components_beside_the_printed_numbers(reproduce: Any, run: Run, tmp_path: Path) -> None:
     answer = reproduce("components")
     assert answer.code == 0
     for text in ("60.98 P", "64.52 P", "image + retention", "+3.54"):
@@ -43,7 +44,7 @@ def test_components_beside_the_printed_numbers(reproduce, run: Run, tmp_path: Pa
     assert run("compare", tmp_path / "runs").code == 0
 
 
-def test_a_table_of_methods(reproduce, tmp_path: Path) -> None:
+def test_a_table_of_methods(reproduce: Any, tmp_path: Path) -> None:
     answer = reproduce("cross-domain", "--method", "zero_shot,tda,coop", "--shift", "fog:2")
     assert answer.code == 0
     assert "bundled@fog:2 instead of mean of 4 sets" in answer.text
@@ -56,7 +57,7 @@ def test_a_table_of_methods(reproduce, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("table", ["hyperparameters", "batch-size"])
 def test_figures_are_drawn_and_saved(
-    reproduce, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str
+    reproduce: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str
 ) -> None:
     few = {"threshold": (0.8, 0.95), "concentration": (0.0, 1.0), "capacity": (2, 6)}
     few |= {"neighbours": (1, 3), "batch_size": (6, 12)}
@@ -80,7 +81,7 @@ def test_figures_are_drawn_and_saved(
         assert len(list((tmp_path / "runs").glob("*/record.json"))) == 1 + 1 + 4
 
 
-def test_what_cannot_be_run_is_refused(reproduce, run: Run, tmp_path: Path) -> None:
+def test_what_cannot_be_run_is_refused(reproduce: Any, run: Run, tmp_path: Path) -> None:
     answer = reproduce("component")
     assert answer.code == 2 and "did you mean 'components'" in answer.text
     answer = reproduce("components", "--root", tmp_path)
@@ -92,8 +93,8 @@ def test_what_cannot_be_run_is_refused(reproduce, run: Run, tmp_path: Path) -> N
 
 
 @pytest.fixture
-def ablate(run: Run, tiny_file: Path, tmp_path: Path):
-    def call(*words: str | Path):
+def ablate(run: Run, tiny_file: Path, tmp_path: Path) -> Any:
+    def call(*words: str | Path) -> Any:
         given = ("--model", tiny_file, "--limit", "20", "--batch-size", "10")
         return run("ablate", *given, "--out", tmp_path / "runs", *words)
 
@@ -103,7 +104,7 @@ def ablate(run: Run, tiny_file: Path, tmp_path: Path):
 TDA = ("--method", "tda", "--field", "positive_alpha", "--values", "1,2,4")
 
 
-def test_an_ablation_is_a_table_a_curve_and_records(ablate, tmp_path: Path) -> None:
+def test_an_ablation_is_a_table_a_curve_and_records(ablate: Any, tmp_path: Path) -> None:
     answer = ablate(*TDA, "--dataset", "bundled,bundled@fog:3", "--seeds", "0,1")
     assert answer.code == 0
     assert len(list((tmp_path / "runs").glob("*/record.json"))) == 2 * 2 * (1 + 3)
@@ -118,7 +119,7 @@ def test_an_ablation_is_a_table_a_curve_and_records(ablate, tmp_path: Path) -> N
 
 
 def test_without_matplotlib_the_numbers_remain(
-    ablate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ablate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cliquetta.report.style.can_draw", lambda: False)
     answer = ablate(*TDA, "--dataset", "bundled", "--json")
@@ -129,7 +130,7 @@ def test_without_matplotlib_the_numbers_remain(
     assert "pip install cliquetta[report]" in ablate(*TDA, "--dataset", "bundled").text
 
 
-def test_bad_ablations_end_before_the_first_run(ablate, tmp_path: Path) -> None:
+def test_bad_ablations_end_before_the_first_run(ablate: Any, tmp_path: Path) -> None:
     for words, text in (
         (("--field", "treshold", "--values", "1", "--dataset", "bundled"), "'threshold'"),
         (("--field", "threshold", "--values", "a", "--dataset", "bundled"), "scap.threshold"),

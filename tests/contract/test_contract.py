@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from cliquetta.types import Batch
 from tests._helpers.building import build_adapter, prepare
 from tests._helpers.tiny import build_tiny_clip
 
-SAME = {"atol": 1e-3, "rtol": 1e-4}
+SAME: dict[str, Any] = {"atol": 1e-3, "rtol": 1e-4}
 """Logits on a scale of 10 that differ by the order of floating-point sums only."""
 
 

@@ -43,7 +43,7 @@ def test_every_kind_of_image_gives_the_same_pixels(paths: list[Path]) -> None:
         Batch(pixels),
         [str(paths[0]), pictures[1]],
     ):
-        assert torch.equal(as_batch(images, PREPROCESS).images, pixels)
+        assert torch.equal(as_batch(images, PREPROCESS).images, pixels)  # type: ignore[arg-type]
     assert as_batch(paths, PREPROCESS).keys == tuple(path.as_posix() for path in paths)
     assert torch.equal(as_batch(str(paths[1]), PREPROCESS).images, pixels[1:])
     assert torch.equal(as_batch(arrays[1], PREPROCESS).images, pixels[1:])

@@ -1,9 +1,12 @@
 """The bundled slice: counts, balance, order and the pixels of known pictures."""
 
+from __future__ import annotations
+
 import hashlib
 import importlib.util
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +19,7 @@ NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse"
 
 
 @pytest.mark.parametrize(("split", "per_class"), [("test", 200), ("few-shot", 16)])
-def test_is_balanced_and_named(split, per_class):
+def test_is_balanced_and_named(split: str, per_class: int) -> None:
     data = load_bundled(split)
     assert list(data.names) == NAMES
     assert data.images.shape == (10 * per_class, 32, 32, 3)
@@ -64,44 +67,44 @@ def test_is_balanced_and_named(split, per_class):
         ),
     ],
 )
-def test_tiles_are_the_original_pictures(split, index, key, digest):
+def test_tiles_are_the_original_pictures(split: str, index: int, key: str, digest: str) -> None:
     data = load_bundled(split)
     assert data.keys[index] == key
     assert hashlib.sha256(data.images[index].tobytes()).hexdigest() == digest
 
 
-def test_no_picture_twice():
+def test_no_picture_twice() -> None:
     pictures = [p.tobytes() for s in ("test", "few-shot") for p in load_bundled(s).images]
     assert len(set(pictures)) == 2160
 
 
-def test_is_shared_and_read_only():
+def test_is_shared_and_read_only() -> None:
     data = load_bundled("test")
     assert load_bundled("test") is data
     with pytest.raises(ValueError, match="read-only"):
         data.images[0] = 0
 
 
-def test_unknown_split_names_the_nearest():
+def test_unknown_split_names_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'few-shot'"):
         load_bundled("few_shot")
 
 
 @pytest.fixture
-def programs(monkeypatch):
+def programs(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The two programs of ``training/`` that made the slice."""
     monkeypatch.syspath_prepend(str(ROOT / "training"))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     loaded = {}
     for name in ("cifar", "make_bundle"):
         spec = importlib.util.spec_from_file_location(name, ROOT / "training" / f"{name}.py")
-        loaded[name] = importlib.util.module_from_spec(spec)
+        loaded[name] = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
         monkeypatch.setitem(sys.modules, name, loaded[name])
         spec.loader.exec_module(loaded[name])
     return loaded
 
 
-def test_draw_depends_on_names_alone(programs):
+def test_draw_depends_on_names_alone(programs: Any) -> None:
     keys = tuple(f"{name}/x_s_{i:06d}" for name in ("cat", "dog") for i in range(50))
     chosen = {keys[i] for i in programs["make_bundle"].draw(keys, 7)}
     turned = keys[::-1]
@@ -111,11 +114,11 @@ def test_draw_depends_on_names_alone(programs):
         programs["make_bundle"].draw(keys, 51)
 
 
-def test_packs_give_back_the_pictures(programs, tmp_path):
+def test_packs_give_back_the_pictures(programs: Any, tmp_path: Path) -> None:
     cifar = programs["cifar"]
     generator = np.random.default_rng(0)
 
-    def split(classes, count):
+    def split(classes: Any, count: int) -> Any:
         keys = tuple(f"{c}/some_noun{c}_s_{i:06d}" for c in classes for i in range(count))
         images = generator.integers(0, 256, (len(keys), 32, 32, 3), dtype=np.uint8)
         return cifar.Split(images, keys)
@@ -144,7 +147,7 @@ def test_packs_give_back_the_pictures(programs, tmp_path):
         cifar.load_packs(tmp_path)
 
 
-def test_fine_nouns(programs):
+def test_fine_nouns(programs: Any) -> None:
     assert programs["cifar"].fine_noun("fighter_aircraft_s_000415") == "fighter aircraft"
     assert programs["cifar"].fine_noun("manual2-skunk015") == "skunk"
     with pytest.raises(ValueError, match="original CIFAR name"):

@@ -6,6 +6,7 @@ import json
 import pickle
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,7 +76,7 @@ def test_files_come_by_class_and_in_natural_order(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda benchmark: benchmark.id)
 def test_missing_data_say_where_they_were_looked_for_and_how_to_get_them(
-    benchmark, tmp_path: Path
+    benchmark: Any, tmp_path: Path
 ) -> None:
     with pytest.raises(DataNotFoundError) as caught:
         get_dataset(benchmark.id, tmp_path)
@@ -120,7 +121,7 @@ def test_parts_and_shifts_compose(tmp_path: Path) -> None:
     cifar = get_dataset("cifar10@gaussian_noise:3", tmp_path)
     clean = get_dataset("cifar10", tmp_path)
     assert isinstance(clean, ArrayDataset) and clean.keys == cifar.keys
-    assert not np.array_equal(cifar.arrays([0]), clean.arrays([0]))
+    assert not np.array_equal(cifar.arrays([0]), clean.arrays([0]))  # type: ignore[arg-type]
     with pytest.raises(UnknownNameError, match=r"split of pacs.*did you mean 'sketch'"):
         get_dataset("pacs/sketches", tmp_path)
     with pytest.raises(ValueError, match="bundled has no splits"):

@@ -1,8 +1,11 @@
 """Corruptions against other libraries, formulas worked by hand, and properties."""
 
+from __future__ import annotations
+
 import colorsys
 import io
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,27 +22,27 @@ from cliquetta.errors import UnknownNameError
 ALL = list(CORRUPTIONS)
 
 
-def generator(seed=0):
+def generator(seed: int | tuple[int, ...] = 0) -> Any:
     return np.random.default_rng(seed)
 
 
 @pytest.fixture(scope="module")
-def pictures():
+def pictures() -> Any:
     return load_bundled("test").images[::40]
 
 
 @pytest.fixture(scope="module")
-def large():
+def large() -> Any:
     """A 224-pixel picture with detail of all scales."""
     tiles = load_bundled("test").images[:49].reshape(7, 7, 32, 32, 3)
     return tiles.swapaxes(1, 2).reshape(224, 224, 3).copy()
 
 
-def distance(a, b):
+def distance(a: Any, b: Any) -> Any:
     return float(np.sqrt(((a.astype(float) - b.astype(float)) ** 2).mean(axis=(1, 2, 3))).mean())
 
 
-def test_the_fifteen():
+def test_the_fifteen() -> None:
     assert len(STANDARD) == 15
     assert set(ALL) - set(STANDARD) == {"greyscale", "edges"}
 
@@ -47,7 +50,7 @@ def test_the_fifteen():
 @pytest.mark.parametrize("name", ALL)
 class TestEvery:
     @pytest.mark.parametrize("shape", [(1, 1), (2, 5), (33, 20), (50, 100)])
-    def test_any_size_keeps_shape_and_input(self, name, shape):
+    def test_any_size_keeps_shape_and_input(self, name: str, shape: tuple[int, ...]) -> None:
         image = generator(1).integers(0, 256, (*shape, 3), dtype=np.uint8)
         before = image.copy()
         for severity in (1, 5):
@@ -56,7 +59,7 @@ class TestEvery:
             assert out.dtype == np.uint8
         assert np.array_equal(image, before)
 
-    def test_order_and_company_do_not_matter(self, name, pictures):
+    def test_order_and_company_do_not_matter(self, name: str, pictures: Any) -> None:
         whole = corrupt_batch(pictures, name, 3, seed=5)
         order = generator(2).permutation(len(pictures))[:7]
         part = corrupt_batch(pictures[order], name, 3, seed=5, indices=order.tolist())
@@ -65,13 +68,13 @@ class TestEvery:
         single = corrupt(pictures[4], name, 3, generator((5, 4)))
         assert np.abs(single.astype(int) - whole[4]).max() <= 1
 
-    def test_same_seed_same_pictures(self, name, pictures):
+    def test_same_seed_same_pictures(self, name: str, pictures: Any) -> None:
         first = corrupt_batch(pictures[:5], name, 4, seed=1)
         assert np.array_equal(first, corrupt_batch(pictures[:5], name, 4, seed=1))
         assert not np.array_equal(first, pictures[:5])
 
     @pytest.mark.parametrize("severity", [0, 6, -1])
-    def test_severity_out_of_range(self, name, severity, pictures):
+    def test_severity_out_of_range(self, name: str, severity: int, pictures: Any) -> None:
         with pytest.raises(ValueError, match="must be 1, 2, 3, 4 or 5"):
             corrupt_batch(pictures[:1], name, severity, seed=0)
         with pytest.raises(ValueError, match="must be 1, 2, 3, 4 or 5"):
@@ -82,15 +85,15 @@ class TestEvery:
 # (3 and 5 blur more than the one before, which takes noise away), elastic (less shake, more
 # ripples) and frost (from 3 on, less of the picture rather than more ice).
 @pytest.mark.parametrize("name", sorted(set(ALL) - {"glass_blur", "elastic_transform", "frost"}))
-def test_distance_grows_with_severity(name, pictures):
+def test_distance_grows_with_severity(name: Any, pictures: Any) -> None:
     far = [distance(corrupt_batch(pictures, name, s, seed=0), pictures) for s in SEVERITIES]
     assert far[0] > 0.5
     assert all(b > a - 0.05 for a, b in pairwise(far)), far
     assert far[4] > 1.4 * far[0]
 
 
-def test_frost_hides_more_with_severity(pictures):
-    def likeness(severity):
+def test_frost_hides_more_with_severity(pictures: Any) -> None:
+    def likeness(severity: int) -> Any:
         out = corrupt_batch(pictures, "frost", severity, seed=0).reshape(len(pictures), -1)
         rows = zip(out.astype(float), pictures.reshape(len(pictures), -1), strict=True)
         return np.mean([np.corrcoef(a, b)[0, 1] for a, b in rows])
@@ -99,27 +102,27 @@ def test_frost_hides_more_with_severity(pictures):
     assert all(b < a for a, b in pairwise(values)), values
 
 
-def test_more_rounds_of_glass_go_farther(pictures):
+def test_more_rounds_of_glass_go_farther(pictures: Any) -> None:
     far = [distance(corrupt_batch(pictures, "glass_blur", s, seed=0), pictures) for s in (2, 4)]
     assert far[1] > 1.2 * far[0]
 
 
 @pytest.mark.parametrize(("side", "sigma"), [(32, 0.08), (224, 0.18)])
-def test_gaussian_noise_has_the_published_spread(side, sigma):
+def test_gaussian_noise_has_the_published_spread(side: int, sigma: float) -> None:
     grey = np.full((side, side, 3), 128, np.uint8)
     stack = np.stack([corrupt(grey, "gaussian_noise", 3, generator(i)) for i in range(20)])
     assert stack.std() / 255 == pytest.approx(sigma, rel=0.02)
     assert stack.mean() == pytest.approx(128, abs=1)
 
 
-def test_shot_noise_has_poisson_variance():
+def test_shot_noise_has_poisson_variance() -> None:
     grey = np.full((64, 32, 32, 3), 102, np.uint8)
     out = corrupt_batch(grey, "shot_noise", 3, seed=0) / 255
     # A Poisson count of mean 0.4 * 100, divided by 100: variance 0.4 / 100.
     assert out.var() == pytest.approx(0.004, rel=0.03)
 
 
-def test_impulse_noise_sets_the_published_share():
+def test_impulse_noise_sets_the_published_share() -> None:
     grey = np.full((64, 32, 32, 3), 128, np.uint8)
     out = corrupt_batch(grey, "impulse_noise", 5, seed=0)
     assert (out == 0).mean() == pytest.approx(0.035, rel=0.05)
@@ -128,7 +131,7 @@ def test_impulse_noise_sets_the_published_share():
 
 
 @pytest.mark.parametrize("severity", [1, 3, 5])
-def test_brightness_equals_hsv_of_colorsys(severity, pictures):
+def test_brightness_equals_hsv_of_colorsys(severity: int, pictures: Any) -> None:
     image = pictures[3].copy()
     image[0, 0] = 0
     image[0, 1] = 255
@@ -141,14 +144,14 @@ def test_brightness_equals_hsv_of_colorsys(severity, pictures):
     assert np.abs(out - 255 * expected).max() < 0.51
 
 
-def test_contrast_by_formula(pictures, large):
+def test_contrast_by_formula(pictures: Any, large: Any) -> None:
     for image, share in ((pictures[0], 0.4), (large, 0.2)):
         mean = image.reshape(-1, 3).mean(axis=0)
         out = corrupt(image, "contrast", 3, generator())
         assert np.abs(out - ((image - mean) * share + mean)).max() < 0.51
 
 
-def test_jpeg_is_pillows(pictures, large):
+def test_jpeg_is_pillows(pictures: Any, large: Any) -> None:
     for image, quality in ((pictures[0], 58), (large, 15)):
         buffer = io.BytesIO()
         Image.fromarray(image).save(buffer, "JPEG", quality=quality)
@@ -156,7 +159,7 @@ def test_jpeg_is_pillows(pictures, large):
         assert np.array_equal(out, np.asarray(Image.open(buffer)))
 
 
-def test_pixelate_leaves_as_many_blocks(large):
+def test_pixelate_leaves_as_many_blocks(large: Any) -> None:
     out = corrupt(large, "pixelate", 2, generator())
     blocks = large.reshape(112, 2, 112, 2, 3).astype(float).mean(axis=(1, 3))
     assert np.abs(out[::2, ::2] - blocks).max() <= 1  # Pillow rounds after each axis
@@ -164,7 +167,7 @@ def test_pixelate_leaves_as_many_blocks(large):
     assert np.array_equal(out[:, ::2], out[:, 1::2])
 
 
-def test_defocus_of_a_point_is_a_disk():
+def test_defocus_of_a_point_is_a_disk() -> None:
     image = np.zeros((225, 225, 3), np.uint8)
     image[112, 112] = 255
     lit = corrupt(image, "defocus_blur", 1, generator())[..., 0] > 0
@@ -174,14 +177,14 @@ def test_defocus_of_a_point_is_a_disk():
 
 @pytest.mark.parametrize(("rule", "scipys"), [("nearest", "nearest"), ("symmetric", "reflect")])
 @pytest.mark.parametrize("sigma", [0.05, 0.4, 1.5, 9.0])
-def test_gaussian_blur_equals_scipy(rule, scipys, sigma):
+def test_gaussian_blur_equals_scipy(rule: str, scipys: str, sigma: float) -> None:
     x = generator(3).random((2, 17, 23, 3)).astype(np.float32)
     expected = ndimage.gaussian_filter(x, (0, sigma, sigma, 0), mode=scipys, truncate=3)
     assert np.abs(filters.gaussian_blur(x, sigma, rule, truncate=3) - expected).max() < 1e-6
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.07, 1.31, 2.5, 4.5])
-def test_zoom_equals_scipy(factor):
+def test_zoom_equals_scipy(factor: float) -> None:
     x = generator(4).random((1, 32, 32, 2)).astype(np.float32)
     kept = int(np.ceil(32 / factor))
     start = (32 - kept) // 2
@@ -192,7 +195,7 @@ def test_zoom_equals_scipy(factor):
     assert np.abs(filters.zoom(x, factor)[0] - expected).max() < 1e-6
 
 
-def test_convolution_equals_scipy():
+def test_convolution_equals_scipy() -> None:
     x = generator(5).random((2, 20, 14, 3)).astype(np.float32)
     kernel = filters.disk_kernel(2.0, 0.5)
     expected = ndimage.correlate(x, kernel[None, :, :, None], mode="mirror")
@@ -201,7 +204,7 @@ def test_convolution_equals_scipy():
 
 
 @pytest.mark.parametrize("rule", ["symmetric", "reflect"])
-def test_sampling_equals_scipy(rule):
+def test_sampling_equals_scipy(rule: str) -> None:
     x = generator(6).random((1, 9, 12, 1)).astype(np.float32)
     y, across = (generator(i).uniform(-6, 16, (1, 9, 12)) for i in (7, 8))
     scipys = {"symmetric": "reflect", "reflect": "mirror"}[rule]
@@ -209,7 +212,7 @@ def test_sampling_equals_scipy(rule):
     assert np.abs(filters.sample(x, y, across, rule)[0, ..., 0] - expected).max() < 1e-5
 
 
-def test_motion_blur_of_a_point_points_the_right_way():
+def test_motion_blur_of_a_point_points_the_right_way() -> None:
     x = np.zeros((3, 21, 21, 1), np.float32)
     x[:, 10, 10] = 1
     out = filters.motion_blur(x, 4, 2.0, np.array([0.0, 90.0, 45.0], np.float32))[..., 0]
@@ -224,13 +227,13 @@ def test_motion_blur_of_a_point_points_the_right_way():
     assert out.sum(axis=(1, 2)) == pytest.approx(1, abs=1e-3)
 
 
-def test_motion_blur_leaves_a_plain_picture(pictures):
+def test_motion_blur_leaves_a_plain_picture(pictures: Any) -> None:
     plain = np.full((40, 40, 3), 77, np.uint8)
     for name in ("motion_blur", "zoom_blur", "defocus_blur", "glass_blur", "elastic_transform"):
         assert np.array_equal(corrupt(plain, name, 5, generator()), plain), name
 
 
-def test_glass_only_moves_pixels(pictures):
+def test_glass_only_moves_pixels(pictures: Any) -> None:
     x = pictures[:3].astype(np.float32) / 255
     out = glass_blur(x, (0.0, 1.0, 1.0), Draws([generator(i) for i in range(3)]))
     for before, after in zip(x, out, strict=True):
@@ -241,13 +244,13 @@ def test_glass_only_moves_pixels(pictures):
         assert not np.array_equal(before, after)
 
 
-def test_elastic_without_motion_is_the_picture(pictures):
+def test_elastic_without_motion_is_the_picture(pictures: Any) -> None:
     x = pictures[:2].astype(np.float32) / 255
     out = elastic_transform(x, (0.0, 0.0, 0.0), Draws([generator(), generator()]))
     assert np.abs(out - x).max() < 1e-4
 
 
-def test_elastic_affine_map_takes_the_corners_along():
+def test_elastic_affine_map_takes_the_corners_along() -> None:
     """Sampling the moved corners of a coordinate picture gives the corners themselves."""
     side = 64
     y, x = np.mgrid[:side, :side].astype(np.float32)
@@ -262,7 +265,7 @@ def test_elastic_affine_map_takes_the_corners_along():
             assert found[0] == pytest.approx(corner[0], abs=0.05)
 
 
-def test_fog_by_formula(pictures):
+def test_fog_by_formula(pictures: Any) -> None:
     image = pictures[7]
     cloud = filters.plasma(Draws([generator((0, 0))]), 32, 32, 2.0)[0].astype(float)
     peak = image.max() / 255
@@ -271,7 +274,7 @@ def test_fog_by_formula(pictures):
     assert np.abs(out - 255 * expected).max() < 0.51
 
 
-def test_plasma_is_smooth_where_decay_is_strong():
+def test_plasma_is_smooth_where_decay_is_strong() -> None:
     draws = Draws([generator(i) for i in range(8)])
     rough, smooth = (filters.plasma(draws, 64, 48, decay) for decay in (1.2, 3.0))
     for cloud in (rough, smooth):
@@ -282,19 +285,19 @@ def test_plasma_is_smooth_where_decay_is_strong():
     assert steps[0] > 3 * steps[1]
 
 
-def test_snow_only_brightens(pictures):
+def test_snow_only_brightens(pictures: Any) -> None:
     out = corrupt_batch(pictures, "snow", 3, seed=0)
     assert (out.astype(int) - pictures).min() >= -1
 
 
-def test_greyscale_is_pillows_luma(pictures):
+def test_greyscale_is_pillows_luma(pictures: Any) -> None:
     grey = corrupt(pictures[2], "greyscale", 5, generator())
     assert np.array_equal(grey[..., 0], grey[..., 1])
     expected = np.asarray(Image.fromarray(pictures[2]).convert("L")).astype(int)
     assert np.abs(grey[..., 0] - expected).max() <= 1
 
 
-def test_edges_equal_scipys_sobel(pictures):
+def test_edges_equal_scipys_sobel(pictures: Any) -> None:
     grey = pictures[2].astype(float) @ [0.299, 0.587, 0.114]
     slopes = [ndimage.sobel(grey, axis, mode="nearest") for axis in (0, 1)]
     strength = np.hypot(*slopes)
@@ -303,11 +306,11 @@ def test_edges_equal_scipys_sobel(pictures):
     assert np.abs(out - expected[..., None]).max() < 0.6
 
 
-def test_edges_of_a_plain_picture_are_none():
+def test_edges_of_a_plain_picture_are_none() -> None:
     assert (corrupt(np.full((9, 9, 3), 30, np.uint8), "edges", 5, generator()) == 255).all()
 
 
-def test_constants_follow_the_size():
+def test_constants_follow_the_size() -> None:
     noise = CORRUPTIONS["gaussian_noise"]
     assert noise.constants(1, 16) == noise.constants(1, 32) == (0.04,)
     assert noise.constants(1, 224) == noise.constants(1, 500) == (0.08,)
@@ -315,14 +318,14 @@ def test_constants_follow_the_size():
     assert noise.constants(1, middle)[0] == pytest.approx(0.06, abs=1e-3)
 
 
-def test_unknown_name_names_the_nearest(pictures):
+def test_unknown_name_names_the_nearest(pictures: Any) -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'gaussian_noise'"):
         corrupt(pictures[0], "gausian_noise", 1, generator())
     with pytest.raises(UnknownNameError, match="did you mean 'fog'"):
         corrupt_batch(pictures, "fogg", 1, seed=0)
 
 
-def test_wrong_pictures_are_refused(pictures):
+def test_wrong_pictures_are_refused(pictures: Any) -> None:
     with pytest.raises(ValueError, match="8-bit RGB"):
         corrupt(pictures[0] / 255.0, "fog", 1, generator())
     with pytest.raises(ValueError, match="8-bit RGB"):
@@ -333,11 +336,11 @@ def test_wrong_pictures_are_refused(pictures):
         corrupt_batch(pictures, "fog", 1, seed=0, indices=[1, 2])
 
 
-def test_large_batches_are_worked_in_chunks(monkeypatch, pictures):
+def test_large_batches_are_worked_in_chunks(monkeypatch: pytest.MonkeyPatch, pictures: Any) -> None:
     whole = corrupt_batch(pictures, "fog", 2, seed=3)
     monkeypatch.setattr("cliquetta.data.corruptions._CHUNK", 4 * 32 * 32 * 3)
     assert np.array_equal(corrupt_batch(pictures, "fog", 2, seed=3), whole)
 
 
-def test_empty_batch():
+def test_empty_batch() -> None:
     assert corrupt_batch(np.empty((0, 32, 32, 3), np.uint8), "snow", 1, seed=0).shape[0] == 0

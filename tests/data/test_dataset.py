@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ def pictures(count: int = 3) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (count, 8, 8, 3), dtype=np.uint8)
 
 
-def make(**changes: object) -> ArrayDataset:
+def make(**changes: Any) -> ArrayDataset:
     settings = {"names": ("a", "b"), "keys": ("x", "y", "z"), "labels": [0, 1, 1], **changes}
     return ArrayDataset("made-up", pictures(), **settings)
 
@@ -39,7 +40,7 @@ def test_images_come_back_as_they_are() -> None:
         ({"keys": ("x", "y"), "labels": None}, "3 images for 2 keys"),
     ],
 )
-def test_contradictions_are_refused(changes: dict[str, object], message: str) -> None:
+def test_contradictions_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make(**changes)
 

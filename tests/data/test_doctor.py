@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from cliquetta.errors import UnknownNameError
 from tests._helpers.trees import TREES, cifar_rows, picture, split, write
 
 
-def one(root: Path, id: str, **options: bool) -> Finding:
+def one(root: Path, id: str, **options: Any) -> Finding:
     return examine(root, ids=[id], **options).findings[0]
 
 

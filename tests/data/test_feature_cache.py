@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -185,7 +186,7 @@ def test_methods_answer_from_features_as_from_pixels(
     adapter = build(method, tiny_clip, tiny_prompts)
     data = [made_up_dataset(30, id="a"), made_up_dataset(25, id="b", seed=1)]
     for domains in (data[:1], data):
-        stream = stream_for(adapter, domains, tiny_clip)
+        stream = stream_for(adapter, domains, tiny_clip)  # type: ignore[arg-type]
         pixels = evaluate(adapter, stream, out=tmp_path / "pixels")
         kept = FeatureStream(stream, tiny_clip, tmp_path / "cache")
         features = evaluate(adapter, kept, out=tmp_path / "features")
@@ -231,9 +232,9 @@ class Counting:
         self.images = 0
         encode = model.encode_image
 
-        def counted(pixels: torch.Tensor, **options: object) -> torch.Tensor:
+        def counted(pixels: torch.Tensor, **options: Any) -> torch.Tensor:
             self.images += len(pixels)
-            return encode(pixels, **options)  # type: ignore[arg-type]
+            return encode(pixels, **options)
 
         monkeypatch.setattr(model, "encode_image", counted)
 

@@ -1,8 +1,12 @@
 """Every kind of picture, and every kind of file that is none."""
 
+from __future__ import annotations
+
 import io
 import struct
 import zlib
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,14 +15,14 @@ from PIL import Image
 from cliquetta.data.images import ImageError, open_image
 
 
-def noise(height=12, width=20, channels=3, seed=0):
+def noise(height: int = 12, width: int = 20, channels: int = 3, seed: int = 0) -> Any:
     return np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8)
 
 
-def png_of(width, height, *, data=b""):
+def png_of(width: int, height: int, *, data: bytes = b"") -> Any:
     """A PNG that claims a size, with no pixels behind the claim."""
 
-    def chunk(kind, body):
+    def chunk(kind: bytes, body: bytes) -> Any:
         check = struct.pack(">I", zlib.crc32(kind + body))
         return struct.pack(">I", len(body)) + kind + body + check
 
@@ -27,13 +31,13 @@ def png_of(width, height, *, data=b""):
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
-def saved(image, kind, **options):
+def saved(image: Any, kind: str, **options: Any) -> Any:
     buffer = io.BytesIO()
     image.save(buffer, kind, **options)
     return buffer.getvalue()
 
 
-def test_path_bytes_and_file_give_the_same_picture(tmp_path):
+def test_path_bytes_and_file_give_the_same_picture(tmp_path: Path) -> None:
     pixels = noise()
     path = tmp_path / "a.png"
     Image.fromarray(pixels).save(path)
@@ -45,7 +49,7 @@ def test_path_bytes_and_file_give_the_same_picture(tmp_path):
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_orientation_is_applied_unless_told_otherwise(orientation):
+def test_orientation_is_applied_unless_told_otherwise(orientation: Any) -> None:
     upright = noise()
     # What a camera held that way stores, from the definition of the tag.
     stored = {
@@ -66,7 +70,7 @@ def test_orientation_is_applied_unless_told_otherwise(orientation):
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")
-def test_damaged_exif_does_not_cost_the_picture():
+def test_damaged_exif_does_not_cost_the_picture() -> None:
     pixels = noise()
     damaged = b"Exif\x00\x00II*\x00\xff\xff\xff\x7fnonsense"
     data = saved(Image.fromarray(pixels), "PNG", exif=damaged)
@@ -74,7 +78,7 @@ def test_damaged_exif_does_not_cost_the_picture():
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA"])
-def test_transparency_is_dropped_not_blended(mode):
+def test_transparency_is_dropped_not_blended(mode: str) -> None:
     pixels = noise(channels=4 if mode == "RGBA" else 2)
     pixels[..., -1] = np.arange(20) * 12
     data = saved(Image.fromarray(pixels, mode), "PNG")
@@ -83,7 +87,7 @@ def test_transparency_is_dropped_not_blended(mode):
 
 
 @pytest.mark.parametrize("transparency", [None, 1, b"\x00\x80\xff\x10"])
-def test_palette_becomes_its_colours(transparency):
+def test_palette_becomes_its_colours(transparency: Any) -> None:
     entries = noise(1, 4)[0]
     index = np.random.default_rng(1).integers(0, 4, (6, 7), dtype=np.uint8)
     image = Image.fromarray(index, "P")
@@ -93,7 +97,7 @@ def test_palette_becomes_its_colours(transparency):
     assert np.array_equal(np.asarray(open_image(data)), entries[index])
 
 
-def test_cmyk_by_its_formula():
+def test_cmyk_by_its_formula() -> None:
     pixels = noise(channels=4)
     data = saved(Image.fromarray(pixels, "CMYK"), "TIFF")
     ink = pixels.astype(np.float64)
@@ -102,7 +106,7 @@ def test_cmyk_by_its_formula():
 
 
 @pytest.mark.parametrize(("kind", "order"), [("PNG", "<u2"), ("TIFF", "<u2"), ("TIFF", ">u2")])
-def test_sixteen_bits_are_scaled_not_clipped(kind, order):
+def test_sixteen_bits_are_scaled_not_clipped(kind: str, order: str) -> None:
     values = np.arange(65536, dtype=np.uint16).reshape(256, 256)
     image = open_image(saved(Image.fromarray(values.astype(order)), kind))
     levels = np.asarray(image)
@@ -120,13 +124,13 @@ def test_sixteen_bits_are_scaled_not_clipped(kind, order):
         (np.array([[0, 100, 255]], dtype=np.float32), [0, 100, 255]),
     ],
 )
-def test_integers_and_floats(values, expected):
+def test_integers_and_floats(values: Any, expected: Any) -> None:
     levels = np.asarray(open_image(saved(Image.fromarray(values), "TIFF")))
     assert levels[0, :, 0].tolist() == expected
 
 
 @pytest.mark.parametrize("mode", ["L", "1"])
-def test_grey_and_one_bit(mode):
+def test_grey_and_one_bit(mode: str) -> None:
     grey = noise(channels=1)[..., 0]
     if mode == "1":
         grey = (grey > 127) * np.uint8(255)
@@ -135,17 +139,17 @@ def test_grey_and_one_bit(mode):
     assert np.array_equal(levels, grey[..., None].repeat(3, axis=2))
 
 
-def test_first_frame_of_an_animation():
+def test_first_frame_of_an_animation() -> None:
     frames = [Image.new("RGB", (4, 4), c) for c in ("red", "blue")]
     data = saved(frames[0], "GIF", save_all=True, append_images=frames[1:])
     assert open_image(data).getpixel((0, 0)) == (255, 0, 0)
 
 
-def test_one_pixel_is_a_picture():
+def test_one_pixel_is_a_picture() -> None:
     assert open_image(saved(Image.new("RGB", (1, 1), "red"), "PNG")).size == (1, 1)
 
 
-def bad_files():
+def bad_files() -> Any:
     photo = saved(Image.fromarray(noise(200, 200)), "JPEG")
     return {
         "empty.jpg": (b"", "empty file"),
@@ -160,7 +164,7 @@ def bad_files():
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("name", bad_files())
-def test_bad_files_are_named_with_the_reason(tmp_path, name):
+def test_bad_files_are_named_with_the_reason(tmp_path: Path, name: Any) -> None:
     data, reason = bad_files()[name]
     path = tmp_path / name
     path.write_bytes(data)
@@ -170,7 +174,7 @@ def test_bad_files_are_named_with_the_reason(tmp_path, name):
     assert isinstance(caught.value, ValueError)
 
 
-def test_missing_file_folder_and_limit(tmp_path):
+def test_missing_file_folder_and_limit(tmp_path: Path) -> None:
     with pytest.raises(ImageError, match=r"nowhere\.png: no such file"):
         open_image(tmp_path / "nowhere.png")
     with pytest.raises(ImageError, match="a folder"):

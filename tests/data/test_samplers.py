@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,7 +21,7 @@ from cliquetta.data.samplers import (
 from cliquetta.errors import UserError
 
 
-def draw(name: str, *sizes: int, seed: int = 0, **options: object) -> Places:
+def draw(name: str, *sizes: int, seed: int = 0, **options: Any) -> Places:
     domains = [Domain(str(n), np.arange(size) % 10) for n, size in enumerate(sizes)]
     return SAMPLERS[name].draw(domains, SamplerOptions(**options), np.random.default_rng(seed))
 
@@ -57,7 +59,7 @@ def test_the_seed_and_the_options_read_decide_the_places(name: str) -> None:
     read = {
         key
         for key, value in changes.items()
-        if not same(plain, draw(name, 100, 50, **{key: value}))
+        if not same(plain, draw(name, 100, 50, **{key: value}))  # type: ignore[arg-type]
     }
     assert read == set(SAMPLERS[name].reads)
 

@@ -67,7 +67,8 @@ def test_a_shifted_image_does_not_depend_on_its_company() -> None:
     assert np.array_equal(together[1], np.asarray(dataset.load(1900)))
     clean = get_dataset("bundled").arrays([1900])
     assert np.array_equal(
-        together[1], corrupt_batch(clean, "gaussian_noise", 4, 0, indices=[1900])[0]
+        together[1],
+        corrupt_batch(clean, "gaussian_noise", 4, 0, indices=[1900])[0],  # type: ignore[arg-type]
     )
     assert not np.array_equal(together[1], clean[0])
 
@@ -75,7 +76,7 @@ def test_a_shifted_image_does_not_depend_on_its_company() -> None:
 def test_a_shift_changes_the_fingerprint_and_keeps_the_labels() -> None:
     clean, light, strong = (get_dataset(id) for id in ("bundled", "bundled@fog:1", "bundled@fog:2"))
     assert len({clean.fingerprint, light.fingerprint, strong.fingerprint}) == 3
-    assert clean.labels.equal(strong.labels)
+    assert clean.labels.equal(strong.labels)  # type: ignore[arg-type]
     assert clean.keys == strong.keys
 
 

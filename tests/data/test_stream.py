@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,10 +64,12 @@ def test_a_stream_can_start_anywhere(start: int, workers: int) -> None:
 def test_views_do_not_depend_on_order_workers_or_company() -> None:
     dataset, spec = made_up_dataset(40), ViewSpec("resized-crop", 4)
 
-    def views(**changes: object) -> dict[str, torch.Tensor]:
+    def views(**changes: Any) -> dict[str, torch.Tensor]:
         stream = Stream(dataset, PREPROCESS, views=spec, **changes)
         return {
-            key: v for batch, _ in stream for key, v in zip(batch.keys, batch.views, strict=True)
+            key: v
+            for batch, _ in stream
+            for key, v in zip(batch.keys, batch.views, strict=True)  # type: ignore[arg-type]
         }
 
     plain = views(batch_size=40)
@@ -183,7 +186,7 @@ def test_shifted_sets_stream_like_any_other() -> None:
     ],
 )
 def test_impossible_streams_are_refused(
-    changes: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises((ValueError, UnknownNameError), match=message):

@@ -81,7 +81,7 @@ def test_a_curve_holds_what_the_records_say(context: RunContext) -> None:
     results = sweep(study.specs, context)
     found = curve(study, results)
     records = {(r.method, r.settings["config"].get("positive_alpha"), r.seed): r for r in
-               list_records(context.out)}  # fmt: skip
+               list_records(context.out or "")}  # fmt: skip
     plain = [records["zero_shot", None, s].metrics["top1"] for s in (0, 1)]
     assert found.baseline == pytest.approx(statistics.mean(plain))
     for point in found.points:
@@ -95,7 +95,7 @@ def test_a_curve_holds_what_the_records_say(context: RunContext) -> None:
     assert found.best is not None
     assert found.best.mean == max(p.mean for p in found.points if p.mean is not None)
     again = sweep(ablation(BASE, "positive_alpha", [2.0, 3.0], seeds=(0, 1)).specs, context)
-    assert len(list_records(context.out)) == 8 + 2  # only the new value was run
+    assert len(list_records(context.out or "")) == 8 + 2  # only the new value was run
     assert all(result.record for result in again)
 
 

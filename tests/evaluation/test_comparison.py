@@ -7,6 +7,7 @@ import io
 import itertools
 import statistics
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ BASE = RunSpec("bundled", "zero_shot", model="tiny", limit=30, batch_size=10)
 
 
 @pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Run specs with the tiny model; gives the runs back."""
     monkeypatch.setattr(sweeping, "create_model", lambda name, **_: build_tiny_clip(len(name)))
 
@@ -47,7 +48,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return make
 
 
-def spec(method: str = "zero_shot", **changes: object) -> RunSpec:
+def spec(method: str = "zero_shot", **changes: Any) -> RunSpec:
     return RunSpec(**{**vars(BASE), "method": method, **changes})
 
 
@@ -102,7 +103,7 @@ def test_answers_are_paired_by_image_not_by_place() -> None:
 # --- tables of runs ----------------------------------------------------------------------------
 
 
-def test_cells_hold_mean_spread_and_gain_over_seeds(made) -> None:
+def test_cells_hold_mean_spread_and_gain_over_seeds(made: Any) -> None:
     runs = made(*(spec(m, seed=s) for m in ("tda", "zero_shot") for s in (0, 1, 2)))
     table = compare(runs)
     assert table.rows == ("zero_shot", "tda")  # the baseline comes first
@@ -119,12 +120,12 @@ def test_cells_hold_mean_spread_and_gain_over_seeds(made) -> None:
     assert 100 * (tda.test.repaired - tda.test.broken) / 90 == pytest.approx(tda.gain, abs=1e-4)
 
 
-def test_average_needs_every_column(made) -> None:
+def test_average_needs_every_column(made: Any) -> None:
     runs = made(spec(), spec(dataset="bundled@fog:2"), spec("tda"))
     table = compare(runs)
     assert set(table.columns) == {"bundled", "bundled@fog:2"}
     means = [table.cells["zero_shot", column].mean for column in table.columns]
-    assert table.average("zero_shot") == pytest.approx(np.mean(means))
+    assert table.average("zero_shot") == pytest.approx(np.mean(means))  # type: ignore[arg-type]
     assert table.average("tda") is None
 
 
@@ -136,7 +137,7 @@ def test_average_needs_every_column(made) -> None:
         ({"order": "sequential"}, "images"),
     ],
 )
-def test_unlike_runs_are_not_put_into_one_column(made, changes, aspect: str) -> None:
+def test_unlike_runs_are_not_put_into_one_column(made: Any, changes: Any, aspect: str) -> None:
     runs = made(spec(), spec("tda", **changes))
     with pytest.raises(IncomparableError, match=f"different {aspect} do not belong") as error:
         compare(runs)
@@ -149,7 +150,7 @@ def test_unlike_runs_are_not_put_into_one_column(made, changes, aspect: str) -> 
 @pytest.mark.parametrize(
     ("section", "aspect"), [("preprocessing", "preprocessing"), ("prompts", "class names")]
 )
-def test_hashes_of_records_decide(made, section: str, aspect: str) -> None:
+def test_hashes_of_records_decide(made: Any, section: str, aspect: str) -> None:
     first, other = made(spec(), spec("tda"))
     key = "fingerprint" if section == "preprocessing" else "names"
     changed = {**other.record.settings[section], key: "another"}
@@ -159,7 +160,7 @@ def test_hashes_of_records_decide(made, section: str, aspect: str) -> None:
         compare([first, other])
 
 
-def test_rows_say_what_tells_them_apart(made) -> None:
+def test_rows_say_what_tells_them_apart(made: Any) -> None:
     tda = [spec("tda", options=(("positive_alpha", a),)) for a in (1.0, 3.0)]
     table = compare(made(spec(), *tda, spec("tent", batch_size=15)))
     assert set(table.rows) == {
@@ -173,19 +174,19 @@ def test_rows_say_what_tells_them_apart(made) -> None:
     assert table.cells["tent batch_size=15", "bundled"].test is not None
 
 
-def test_presets_of_authors_are_marked(made) -> None:
+def test_presets_of_authors_are_marked(made: Any) -> None:
     table = compare(made(spec(), spec("tda", preset="pets")))
     assert table.cells["tda:pets", "bundled"].marks == TUNED_BY_AUTHORS
     assert table.marks == TUNED_BY_AUTHORS
 
 
-def test_models_are_tested_against_their_own_baseline(made) -> None:
+def test_models_are_tested_against_their_own_baseline(made: Any) -> None:
     runs = made(spec(), spec("tda", model="other"))
     table = compare(runs)
     assert all(cell.test is None for cell in table.cells.values())
 
 
-def test_another_baseline_and_metric(made) -> None:
+def test_another_baseline_and_metric(made: Any) -> None:
     runs = made(spec(), spec("tda"))
     table = compare(runs, baseline="tda", metric="nll")
     assert table.rows[0] == "tda"
@@ -195,7 +196,7 @@ def test_another_baseline_and_metric(made) -> None:
         compare(runs, metric="top-1")
 
 
-def test_runs_are_found_once_and_unfinished_ones_apart(made, tmp_path: Path) -> None:
+def test_runs_are_found_once_and_unfinished_ones_apart(made: Any, tmp_path: Path) -> None:
     (run,) = made(spec())
     for path in (tmp_path, run.folder, run.folder / RECORD):
         assert [r.record.id for r in find_runs([path, run.folder])[0]] == [run.record.id]

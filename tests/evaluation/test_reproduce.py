@@ -7,6 +7,7 @@ import statistics
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -202,7 +203,7 @@ def test_lines_put_both_sides_together(context: RunContext) -> None:
     assert "24 of 2,000 images" in text and "views: 1 instead of 64" in text
 
 
-def record_of(row_dataset: str, **changes: object) -> Record:
+def record_of(row_dataset: str, **changes: Any) -> Record:
     """A made-up record of SCAP's full run on ImageNet-A under the published protocol."""
     texts = changes.get("templates", templates("scap-imagenet-a"))
     settings = {
@@ -232,7 +233,7 @@ def record_of(row_dataset: str, **changes: object) -> Record:
         ({"images": 7499}, "7,499 of 7,500 images of imagenet-a"),
     ],
 )
-def test_what_keeps_two_numbers_apart(changes, reason: str | None) -> None:
+def test_what_keeps_two_numbers_apart(changes: Any, reason: str | None) -> None:
     row = published_table("components").rows[-1]
     found = reasons(row, "imagenet-a", record_of("imagenet-a", **changes))
     assert found == (() if reason is None else (reason,))

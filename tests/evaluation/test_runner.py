@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ class Interrupted(Exception):
     """Stands for a crash inside the loop."""
 
 
-def interrupt_at(number: int):
+def interrupt_at(number: int) -> Any:
     def on_step(step: Step) -> None:
         if step.number == number:
             raise Interrupted
@@ -99,7 +100,7 @@ def test_the_method_never_sees_a_label(
     def predict(*arguments: object) -> Prediction:
         seen.extend(arguments)
         (batch,) = arguments
-        return Drift.predict(drift, batch)
+        return Drift.predict(drift, batch)  # type: ignore[arg-type]
 
     monkeypatch.setattr(drift, "predict", predict)
     evaluate(drift, stream)
@@ -154,7 +155,7 @@ def test_predictions_can_be_read_while_they_are_written(
 def test_the_id_depends_on_every_setting(
     tiny_clip: CLIP, tiny_prompts: ClassPrompts, tmp_path: Path
 ) -> None:
-    def identity(config: DriftConfig | None = None, seed: int = 0, **stream: object) -> str:
+    def identity(config: DriftConfig | None = None, seed: int = 0, **stream: Any) -> str:
         settings = describe_run(
             method="drift",
             config=config or DriftConfig(),

@@ -71,13 +71,13 @@ def test_features_enter_before_normalisation() -> None:
 def test_a_stream_equals_a_training_loop(tiny_prompts: ClassPrompts, tiny_images: Tensor) -> None:
     batclip = BATCLIP(double_clip(), tiny_prompts, BATCLIPConfig())
     live = double_clip()
-    images_norms, text_norms = open_norms(live.visual), open_norms(live.text)
+    images_norms, text_norms = open_norms(live.visual), open_norms(live.text)  # type: ignore[arg-type]
     optimiser = torch.optim.AdamW(images_norms + text_norms, lr=5e-4, weight_decay=0.01)
     for images in tiny_images.split([5, 2, 3]):
         answer = batclip.predict(Batch(images)).logits
         features = live.encode_image(images)
         parts = [unit_rows(live.encode_text(tiny_prompts.texts(t))) for t in tiny_prompts.templates]
-        text = unit_rows(sum(parts))
+        text = unit_rows(sum(parts))  # type: ignore[arg-type]
         logits = live.scale * unit_rows(features) @ text.T
         optimiser.zero_grad()
         literal_loss(logits, features, text).backward()

@@ -59,7 +59,7 @@ def test_logits_and_gradient_are_those_of_the_literal_tower(
     images, labels = make_images(2, seed=0)
     features = model.encode_image(images.double(), normalize=True)
     fast, slow = start.clone().requires_grad_(), start.clone().requires_grad_()
-    logits = coop_logits(model, fast, prompt_tokens(model, tiny_prompts, 3, position), features)
+    logits = coop_logits(model, fast, prompt_tokens(model, tiny_prompts, 3, position), features)  # type: ignore[arg-type]
     torch.nn.functional.cross_entropy(logits, labels).backward()
     expected = literal_logits(model, tiny_prompts, slow, features, position)
     cross_entropy(expected, labels).backward()

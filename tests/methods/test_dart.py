@@ -80,7 +80,7 @@ class Literal:
 def test_the_stream_equals_the_paper_in_plain_autograd(
     tiny_clip: CLIP, batch: Batch, score: str
 ) -> None:
-    adapter = DART(tiny_clip, PROMPTS, dataclasses.replace(CONFIG, score=score), seed=3)
+    adapter = DART(tiny_clip, PROMPTS, dataclasses.replace(CONFIG, score=score), seed=3)  # type: ignore[arg-type]
     literal = Literal(tiny_clip, adapter.memory["visual"], score)
     logits = adapter.predict(batch).logits
     assert batch.views is not None
@@ -97,7 +97,7 @@ def test_gradients_agree_with_finite_differences(batch: Batch) -> None:
     seen: dict[str, Tensor] = {}
 
     class Watching(torch.optim.AdamW):
-        def step(self, closure: None = None) -> None:
+        def step(self, closure: None = None) -> None:  # type: ignore[override]
             context, visual = self.param_groups[0]["params"]
             seen["context"], seen["visual"] = context.grad, visual.grad
 

@@ -51,7 +51,7 @@ def test_shots_are_drawn_per_class_and_by_seed() -> None:
     everything = FewShot.from_dataset(dataset, 16, preprocess)
     pictures = torch.from_numpy(np.array(dataset.arrays(range(160)))).permute(0, 3, 1, 2)
     assert torch.equal(everything.images, pictures)
-    assert torch.equal(everything.labels, dataset.labels)
+    assert torch.equal(everything.labels, dataset.labels)  # type: ignore[arg-type]
 
 
 def test_pictures_of_another_size_are_preprocessed_alike() -> None:

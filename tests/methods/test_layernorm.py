@@ -17,7 +17,7 @@ from tests._helpers.tiny import build_tiny_clip
 def test_the_start_is_the_model_itself(tiny_clip: CLIP, tiny_images: Tensor) -> None:
     tower = LayerNormTower(tiny_clip.visual)
     assert torch.equal(tower(tower.start, tiny_images), tiny_clip.encode_image(tiny_images))
-    texts = LayerNormTower(tiny_clip.text)
+    texts = LayerNormTower(tiny_clip.text)  # type: ignore[arg-type]
     ids = tiny_clip.tokenizer(["a cat", "a photo of a long ship"])
     assert torch.equal(texts(texts.start, ids), tiny_clip.encode_text(ids))
     # ln_pre, ln_post and two per block; two per block and ln_final

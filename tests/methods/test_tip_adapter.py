@@ -141,7 +141,7 @@ def test_the_search_finds_the_best_of_its_grid_on_the_validation_split(
                 best, found = right, (alpha, beta)
     assert found == pytest.approx((float(fitted["alpha"]), float(fitted["beta"])))
     adapter = create_method("tip_adapter", tiny_clip, TWO, config, fitted=fitted)
-    assert (adapter.alpha, adapter.beta) == pytest.approx(found)
+    assert (adapter.alpha, adapter.beta) == pytest.approx(found)  # type: ignore[attr-defined]
 
 
 def test_the_two_validation_splits_above_disagree(tiny_clip: CLIP) -> None:

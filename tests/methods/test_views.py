@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -82,7 +84,7 @@ def test_views_of_many_images_are_encoded_together_in_bounded_parts(
     expected = torch.stack([tiny_clip.encode_image(v, normalize=True) for v in views])
     plain, seen = tiny_clip.encode_image, []
 
-    def spy(pixels: Tensor, **options: bool) -> Tensor:
+    def spy(pixels: Tensor, **options: Any) -> Tensor:
         seen.append(len(pixels))
         return plain(pixels, **options)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
@@ -24,7 +26,7 @@ from tests._helpers.tiny import TINY_NAMES
 FEW = ("a photo of a {}", "art of the {}.", "a {} in a video game.")
 
 
-def load(norms: list[Tensor], values: Tensor) -> None:
+def load(norms: Sequence[Tensor], values: Tensor) -> None:
     with torch.no_grad():
         for norm, part in zip(norms, values.split([n.numel() for n in norms]), strict=True):
             norm.copy_(part.view_as(norm))
@@ -54,7 +56,7 @@ def live_watt(model: CLIP, images: Tensor, mode: str, rounds: int) -> Tensor:
                 literal_transductive_loss(v, own, model.scale, 0.01).backward()
                 optimiser.step()
             reached.append(flat(norms))
-        average = sum(reached) / len(reached)
+        average = sum(reached) / len(reached)  # type: ignore[assignment]
     return average
 
 
@@ -63,7 +65,7 @@ def test_a_batch_equals_a_training_loop(
     tiny_prompts: ClassPrompts, tiny_images: Tensor, mode: str
 ) -> None:
     images = tiny_images[:4]
-    watt = WATT(double_clip(), tiny_prompts, WATTConfig(mode=mode, rounds=2, templates=FEW))
+    watt = WATT(double_clip(), tiny_prompts, WATTConfig(mode=mode, rounds=2, templates=FEW))  # type: ignore[arg-type]
     expected = live_watt(double_clip(), images, mode, 2)
     torch.testing.assert_close(watt.adapt(images), expected)
 
@@ -72,7 +74,7 @@ def test_the_modes_differ_from_the_second_template_on(
     tiny_prompts: ClassPrompts, tiny_images: Tensor
 ) -> None:
     def reached(mode: str, count: int) -> Tensor:
-        config = WATTConfig(mode=mode, rounds=1, templates=FEW[:count])
+        config = WATTConfig(mode=mode, rounds=1, templates=FEW[:count])  # type: ignore[arg-type]
         return WATT(double_clip(), tiny_prompts, config).adapt(tiny_images[:4])
 
     assert torch.equal(reached("sequential", 1), reached("parallel", 1))

@@ -7,7 +7,10 @@ import http.server
 import json
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +23,7 @@ from cliquetta.model.checkpoints import hub, open_clip_zoo, openai
 from cliquetta.model.checkpoints.hub import DownloadError, Fetcher
 from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.checkpoints.state import CheckpointError
+from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model, list_models, pick_device, pick_dtype
 from cliquetta.model.preprocess import Preprocess
 from tests._helpers.openai_module import OpenAIModule, bare_state
@@ -33,7 +37,7 @@ from tests._helpers.siglip import (
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nothing listens
 
 
-def test_micro_is_bundled_and_works():
+def test_micro_is_bundled_and_works() -> None:
     model = create_model("micro")
     assert model.id == "micro" and model.image_size == 32
     assert model.capabilities >= {"text", "visual-prefix"}
@@ -44,7 +48,7 @@ def test_micro_is_bundled_and_works():
     assert (answers == torch.tensor(bundled.labels[::20])).float().mean() > 0.75
 
 
-def test_the_list_of_models():
+def test_the_list_of_models() -> None:
     entries = list_models()
     names = [entry.name for entry in entries]
     assert names[0] == "micro" and entries[0].is_bundled
@@ -67,18 +71,18 @@ def test_the_list_of_models():
         ("open_clip:ViT-B-16/laion2b_s34b", "laion2b_s34b_b88k"),
     ],
 )
-def test_unknown_names(name, nearest):
+def test_unknown_names(name: str, nearest: str) -> None:
     with pytest.raises(UnknownNameError, match=f"did you mean '{nearest}'"):
         create_model(name)
 
 
 @pytest.mark.parametrize("name", ["./no.pt", "no.safetensors", "/no/such/folder"])
-def test_missing_paths(name):
+def test_missing_paths(name: str) -> None:
     with pytest.raises(CheckpointError, match="no such file or folder"):
         create_model(name)
 
 
-def test_folders_without_a_checkpoint(tmp_path):
+def test_folders_without_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no .safetensors or .pt file"):
         create_model(tmp_path)
     for name in ("a.pt", "b.pt"):
@@ -91,7 +95,7 @@ def test_folders_without_a_checkpoint(tmp_path):
         create_model([])
 
 
-def test_devices_and_dtypes(tiny_clip, tmp_path):
+def test_devices_and_dtypes(tiny_clip: CLIP, tmp_path: Path) -> None:
     save_model(tiny_clip, tmp_path / "m.safetensors")
     assert pick_device("auto").type in {"cpu", "cuda", "mps"}
     assert pick_device("cpu") == torch.device("cpu")
@@ -101,7 +105,7 @@ def test_devices_and_dtypes(tiny_clip, tmp_path):
     with pytest.raises(UnknownNameError, match="did you mean 'bf16'"):
         create_model("micro", dtype="bf1")
     with pytest.raises(UnknownNameError, match="did you mean 'gelu'"):
-        create_model("micro", activation="gelo")
+        create_model("micro", activation="gelo")  # type: ignore[arg-type]
     other = create_model(tmp_path / "m.safetensors", activation="gelu")
     assert other.config.vision.activation == other.config.text.activation == "gelu"
 
@@ -109,16 +113,28 @@ def test_devices_and_dtypes(tiny_clip, tmp_path):
 # The network
 
 
-class Files(http.server.BaseHTTPRequestHandler):
-    """Serves ``server.files``, honours ranges, and hangs up after ``server.limit`` bytes."""
+class FileServer(http.server.ThreadingHTTPServer):
+    """Files by path; hangs up after ``limit`` bytes of one."""
 
-    def do_HEAD(self):
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Files)
+        self.files: dict[str, bytes] = {}
+        self.requests: list[tuple[str, str | None]] = []
+        self.limit: int | None = None
+
+
+class Files(http.server.BaseHTTPRequestHandler):
+    """Serves the files of its server and honours ranges."""
+
+    server: FileServer
+
+    def do_HEAD(self) -> None:
         self.reply(body=False)
 
-    def do_GET(self):
+    def do_GET(self) -> None:
         self.reply(body=True)
 
-    def reply(self, body):
+    def reply(self, body: Any) -> None:
         self.server.requests.append((self.path, self.headers.get("Range")))
         data = self.server.files.get(self.path)
         if data is None:
@@ -144,14 +160,13 @@ class Files(http.server.BaseHTTPRequestHandler):
         if body:
             self.wfile.write(data[start:][: self.server.limit])
 
-    def log_message(self, *_):
+    def log_message(self, *_: Any) -> None:
         pass
 
 
 @pytest.fixture
-def server():
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Files)
-    server.files, server.requests, server.limit = {}, [], None
+def server() -> Iterator[Any]:
+    server = FileServer()
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     yield server
@@ -160,11 +175,11 @@ def server():
 
 
 @pytest.fixture
-def address(server):
+def address(server: Any) -> Any:
     return f"http://127.0.0.1:{server.server_port}"
 
 
-def test_a_download_is_resumed_checked_and_kept(server, address, tmp_path):
+def test_a_download_is_resumed_checked_and_kept(server: Any, address: Any, tmp_path: Path) -> None:
     data = bytes(range(256)) * 4096
     server.files["/m.pt"] = data
     sha256 = hashlib.sha256(data).hexdigest()
@@ -183,14 +198,14 @@ def test_a_download_is_resumed_checked_and_kept(server, address, tmp_path):
     assert Fetcher(tmp_path, offline=True).file(f"{NOWHERE}/m.pt", sha256) == path
 
 
-def test_a_damaged_download_is_not_kept(server, address, tmp_path):
+def test_a_damaged_download_is_not_kept(server: Any, address: Any, tmp_path: Path) -> None:
     server.files["/m.pt"] = b"other"
     with pytest.raises(DownloadError, match="SHA-256 differs"):
         Fetcher(tmp_path).file(f"{address}/m.pt", "0" * 64)
     assert not list(tmp_path.rglob("*.pt*.part")) and not list(tmp_path.rglob("m.pt"))
 
 
-def one_sentence(error):
+def one_sentence(error: Any) -> None:
     """No newline, and no chain of other exceptions behind it."""
     assert "\n" not in str(error.value)
     assert error.value.__cause__ is None
@@ -198,13 +213,13 @@ def one_sentence(error):
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """No downloads of the machine's own user are found."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     return tmp_path / "home"
 
 
-def test_no_network(tmp_path, monkeypatch):
+def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", NOWHERE)
     for proxy in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.delenv(proxy, raising=False)
@@ -225,8 +240,8 @@ def test_no_network(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("variable", [None, "CLIQUETTA_OFFLINE", "HF_HUB_OFFLINE"])
 @pytest.mark.parametrize("name", ["ViT-B/16", "hf:a/b", "open_clip:ViT-B-16/openai", "hf-hub:a/b"])
-def test_offline(tmp_path, monkeypatch, name, variable):
-    def refuse(*_, **__):
+def test_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, variable: Any) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("offline means offline")
 
     monkeypatch.setattr("socket.create_connection", refuse)
@@ -238,7 +253,7 @@ def test_offline(tmp_path, monkeypatch, name, variable):
 
 
 @pytest.fixture
-def hub_server(server, address, monkeypatch):
+def hub_server(server: Any, address: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The Hugging Face client pointed at the local server."""
     hub._answers.cache_clear()
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
@@ -250,12 +265,12 @@ def hub_server(server, address, monkeypatch):
     return server
 
 
-def serve(server, repo, folder):
+def serve(server: Any, repo: Any, folder: Path) -> None:
     for path in folder.iterdir():
         server.files[f"/{repo}/resolve/main/{path.name}"] = path.read_bytes()
 
 
-def test_hub_repository_of_transformers(hub_server, tmp_path):
+def test_hub_repository_of_transformers(hub_server: Any, tmp_path: Path) -> None:
     tiny_transformers().save_pretrained(tmp_path / "source")
     serve(hub_server, "owner/clip", tmp_path / "source")
     model = create_model("hf:owner/clip", cache_dir=tmp_path / "cache")
@@ -265,7 +280,7 @@ def test_hub_repository_of_transformers(hub_server, tmp_path):
     assert offline.fingerprint == model.fingerprint
 
 
-def test_hub_repository_of_open_clip(hub_server, tmp_path):
+def test_hub_repository_of_open_clip(hub_server: Any, tmp_path: Path) -> None:
     module = OpenAIModule(activation="gelu")
     source = tmp_path / "source"
     source.mkdir()
@@ -300,7 +315,7 @@ def test_hub_repositories_of_siglip(hub_server, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory):
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What each source of ``ViT-B/16`` serves, by address, and the model that is in it."""
     folder = tmp_path_factory.mktemp("sources")
     timm, hub = folder / "timm", folder / "hub"
@@ -325,7 +340,7 @@ def sources(tmp_path_factory):
     ]
 
 
-def tiny_transformers():
+def tiny_transformers() -> Any:
     """A random ``CLIPModel`` of one block per tower."""
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
     shape |= {"num_attention_heads": 2}
@@ -335,7 +350,9 @@ def tiny_transformers():
 
 
 @pytest.fixture
-def openai_server(hub_server, address, sources, monkeypatch):
+def openai_server(
+    hub_server: Any, address: Any, sources: Any, monkeypatch: pytest.MonkeyPatch
+) -> Any:
     """Hub and OpenAI's address on the local server; ``ViT-B/16`` is small, and not there yet."""
     small = replace(open_clip_zoo.ARCHITECTURES["ViT-B-16"], width=128, patch_size=8)
     monkeypatch.setitem(open_clip_zoo.ARCHITECTURES, "ViT-B-16", small)
@@ -347,8 +364,8 @@ def openai_server(hub_server, address, sources, monkeypatch):
 
 @pytest.mark.parametrize("gone", [0, 1, 2])
 def test_an_openai_name_loads_from_the_first_source_that_answers(
-    openai_server, sources, tmp_path, gone
-):
+    openai_server: Any, sources: Any, tmp_path: Path, gone: int
+) -> None:
     for files, _ in sources[gone:]:
         openai_server.files |= files
     model = create_model("ViT-B/16", cache_dir=tmp_path / "cache")
@@ -361,7 +378,7 @@ def test_an_openai_name_loads_from_the_first_source_that_answers(
     assert same.fingerprint == model.fingerprint
 
 
-def test_all_sources_gone(openai_server, tmp_path):
+def test_all_sources_gone(openai_server: Any, tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match="none of its sources answers") as error:
         create_model("ViT-B/16", cache_dir=tmp_path)
     one_sentence(error)
@@ -372,7 +389,7 @@ def test_all_sources_gone(openai_server, tmp_path):
 
 
 @pytest.mark.usefixtures("openai_server")
-def test_the_cache_of_openais_package_is_used(sources, home, tmp_path):
+def test_the_cache_of_openais_package_is_used(sources: Any, home: Any, tmp_path: Path) -> None:
     files, wanted = sources[2]
     place = home / ".cache" / "clip" / "ViT-B-16.pt"
     place.parent.mkdir(parents=True)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from cliquetta.model.checkpoints import native
 from cliquetta.model.checkpoints.native import load_model, save_model
@@ -20,7 +23,7 @@ from cliquetta.model.preprocess import Preprocess
 TEXTS = ["a photo of a cat.", "truck"]
 
 
-def test_round_trip_is_exact(tiny_clip, tiny_images, tmp_path):
+def test_round_trip_is_exact(tiny_clip: CLIP, tiny_images: Tensor, tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "model.safetensors"
     save_model(tiny_clip, path)
     again = load_model(path)
@@ -34,7 +37,9 @@ def test_round_trip_is_exact(tiny_clip, tiny_images, tmp_path):
     assert [p.name for p in path.parent.iterdir()] == [path.name]  # no temporary file is left
 
 
-def test_eight_bits_stay_within_half_a_step(tiny_clip, tiny_images, tmp_path):
+def test_eight_bits_stay_within_half_a_step(
+    tiny_clip: CLIP, tiny_images: Tensor, tmp_path: Path
+) -> None:
     path = tmp_path / "model.safetensors"
     save_model(tiny_clip, path, quantise=True)
     again = load_model(path)
@@ -56,7 +61,7 @@ def test_eight_bits_stay_within_half_a_step(tiny_clip, tiny_images, tmp_path):
     assert path.stat().st_size < 0.5 * plain.stat().st_size
 
 
-def test_quantisation_by_hand():
+def test_quantisation_by_hand() -> None:
     weight = torch.tensor([[1.27, -0.64, 0.004], [0.0, 0.0, 0.0]])
     codes, scale = quantise(weight)
     assert codes.tolist() == [[127, -64, 0], [0, 0, 0]]
@@ -68,7 +73,7 @@ def test_quantisation_by_hand():
         dequantise({"w.int8": codes})
 
 
-def test_kernels_are_quantised_by_output_channel():
+def test_kernels_are_quantised_by_output_channel() -> None:
     weight = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(0))
     codes, scale = quantise(weight)
     assert codes.shape == weight.shape and scale.shape == (4,)
@@ -76,7 +81,9 @@ def test_kernels_are_quantised_by_output_channel():
     assert (found - weight).abs().amax(dim=(1, 2, 3)).le(0.5001 * scale).all()
 
 
-def test_other_precision_and_image_tower_alone(tiny_clip, tiny_images, tmp_path):
+def test_other_precision_and_image_tower_alone(
+    tiny_clip: CLIP, tiny_images: Tensor, tmp_path: Path
+) -> None:
     alone = CLIP(
         CLIPConfig(24, tiny_clip.config.vision, None), id="eye", preprocess=Preprocess.hf(32)
     )
@@ -91,7 +98,7 @@ def test_other_precision_and_image_tower_alone(tiny_clip, tiny_images, tmp_path)
     assert half.dtype == torch.bfloat16 and half.logit_scale.dtype == torch.float32
 
 
-def test_resnet_round_trip(tmp_path):
+def test_resnet_round_trip(tmp_path: Path) -> None:
     vision = ResNetConfig(image_size=32, width=8, layers=(1, 1, 1, 1), heads=4)
     model = CLIP(CLIPConfig(16, vision, None), id="rn")
     for name, tensor in model.state_dict().items():
@@ -104,7 +111,9 @@ def test_resnet_round_trip(tmp_path):
     assert torch.equal(again.encode_image(pixels), model.encode_image(pixels))
 
 
-def test_shards_of_openai_weights_in_eight_bits(tiny_clip, tiny_images, tmp_path):
+def test_shards_of_openai_weights_in_eight_bits(
+    tiny_clip: CLIP, tiny_images: Tensor, tmp_path: Path
+) -> None:
     """Quantised image towers under OpenAI's names, in several files, projection turned."""
     names = {"patch": "conv1", "class_token": "class_embedding", "position": "positional_embedding"}
     parts = {"qkv.weight": "attn.in_proj_weight", "qkv.bias": "attn.in_proj_bias"}
@@ -126,7 +135,7 @@ def test_shards_of_openai_weights_in_eight_bits(tiny_clip, tiny_images, tmp_path
             shard[f"{name}.int8"], shard[f"{name}.scale"] = quantise(tensor)
         else:
             shard[name] = tensor
-    for number, shard in enumerate(shards):
+    for number, shard in enumerate(shards):  # type: ignore[assignment]
         header = {"model": "OpenAI CLIP"}
         save_file(
             {k: v.contiguous() for k, v in shard.items()},
@@ -149,12 +158,14 @@ def test_shards_of_openai_weights_in_eight_bits(tiny_clip, tiny_images, tmp_path
         create_model(tmp_path)
 
 
-def test_a_failed_write_leaves_the_old_file(tiny_clip, tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_old_file(
+    tiny_clip: CLIP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "model.safetensors"
     save_model(tiny_clip, path)
     before = path.read_bytes()
 
-    def fail(*_, **__):
+    def fail(*_: Any, **__: Any) -> None:
         raise OSError("disk full")
 
     monkeypatch.setattr(native, "save_file", fail)
@@ -164,7 +175,7 @@ def test_a_failed_write_leaves_the_old_file(tiny_clip, tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]
 
 
-def test_bad_headers(tiny_clip, tmp_path):
+def test_bad_headers(tiny_clip: CLIP, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_model(tiny_clip, path)
     with safe_open(path, framework="pt") as file:

@@ -8,12 +8,16 @@ import os
 import pickle
 import warnings
 import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from torch import Tensor
 
 from cliquetta.errors import UnknownNameError
 from cliquetta.model.checkpoints.open_clip_zoo import activation_of, split_name
@@ -25,22 +29,22 @@ TEXTS = ["cat", "a photo of a frog", "the ship."]
 
 
 @pytest.fixture(scope="module")
-def module():
+def module() -> Any:
     return OpenAIModule()
 
 
 @pytest.fixture(scope="module")
-def gelu_module():
+def gelu_module() -> Any:
     return OpenAIModule(activation="gelu")
 
 
 @pytest.fixture(scope="module")
-def pixels():
+def pixels() -> Any:
     return torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture(scope="module")
-def archive(module, pixels, tmp_path_factory):
+def archive(module: Any, pixels: Tensor, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A TorchScript archive, as OpenAI publishes its models."""
     path = tmp_path_factory.mktemp("openai") / "model.pt"
     ids = torch.tensor([[49406, 320, 49407]])
@@ -50,7 +54,7 @@ def archive(module, pixels, tmp_path_factory):
     return path
 
 
-def assert_same(model, module, pixels):
+def assert_same(model: Any, module: Any, pixels: Tensor) -> None:
     images, texts = module(pixels, model.tokenizer(TEXTS))
     torch.testing.assert_close(model.encode_image(pixels), images, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(model.encode_text(TEXTS), texts, atol=1e-5, rtol=1e-5)
@@ -58,15 +62,17 @@ def assert_same(model, module, pixels):
 
 
 @pytest.fixture
-def no_warnings():
+def no_warnings() -> Iterator[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         yield
 
 
 @pytest.mark.usefixtures("no_warnings")
-def test_torchscript_archive(archive, module, pixels, monkeypatch):
-    def refuse(*_, **__):
+def test_torchscript_archive(
+    archive: Path, module: Any, pixels: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("the archive's code must not be loaded")
 
     monkeypatch.setattr(torch.jit, "load", refuse)
@@ -79,15 +85,17 @@ def test_torchscript_archive(archive, module, pixels, monkeypatch):
 
 
 @pytest.mark.usefixtures("no_warnings")
-def test_half_precision_archive_becomes_float32(module, pixels, tmp_path):
+def test_half_precision_archive_becomes_float32(
+    module: Any, pixels: Tensor, tmp_path: Path
+) -> None:
     class Wrapped(torch.nn.Module):
         """Only holds what is saved; nothing needs to run in half precision."""
 
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
             self.visual = OpenAIModule().half().visual
 
-        def forward(self, x):
+        def forward(self, x: Tensor) -> Any:
             return x
 
     torch.jit.trace(Wrapped(), torch.ones(1), check_trace=False).save(str(tmp_path / "half.pt"))
@@ -98,12 +106,12 @@ def test_half_precision_archive_becomes_float32(module, pixels, tmp_path):
 
 
 @pytest.mark.usefixtures("no_warnings")
-def test_state_dict_with_settings_is_openai(module, pixels, tmp_path):
+def test_state_dict_with_settings_is_openai(module: Any, pixels: Tensor, tmp_path: Path) -> None:
     torch.save(module.state_dict(), tmp_path / "state.pt")
     assert_same(create_model(tmp_path / "state.pt"), module, pixels)
 
 
-def test_training_checkpoint(gelu_module, pixels, tmp_path):
+def test_training_checkpoint(gelu_module: Any, pixels: Tensor, tmp_path: Path) -> None:
     """open_clip's own training files: nested, with a prefix of the parallel wrapper."""
     state = {f"module.{key}": value for key, value in bare_state(gelu_module).items()}
     torch.save({"epoch": 3, "state_dict": state, "optimizer": {"lr": 0.1}}, tmp_path / "e3.pt")
@@ -114,7 +122,9 @@ def test_training_checkpoint(gelu_module, pixels, tmp_path):
 
 @pytest.mark.usefixtures("no_warnings")
 @pytest.mark.parametrize("custom_text", [False, True])
-def test_open_clip_folder(gelu_module, pixels, tmp_path, custom_text):
+def test_open_clip_folder(
+    gelu_module: Any, pixels: Tensor, tmp_path: Path, custom_text: bool
+) -> None:
     state = bare_state(gelu_module)
     if custom_text:
         state = {
@@ -155,7 +165,9 @@ def test_open_clip_folder(gelu_module, pixels, tmp_path, custom_text):
         ({"embed_dim": 25}, "another shape.*embed_dim = 25"),
     ],
 )
-def test_open_clip_configs_of_other_models(gelu_module, tmp_path, change, message):
+def test_open_clip_configs_of_other_models(
+    gelu_module: Any, tmp_path: Path, change: Any, message: str
+) -> None:
     save_file(bare_state(gelu_module), tmp_path / "open_clip_model.safetensors")
     config = {"model_cfg": {"embed_dim": 24, "vision_cfg": {}, "text_cfg": {}} | change}
     config["model_cfg"]["vision_cfg"] |= {"width": 128}
@@ -164,13 +176,15 @@ def test_open_clip_configs_of_other_models(gelu_module, tmp_path, change, messag
         create_model(tmp_path)
 
 
-def test_a_known_architecture_settles_activation_and_checks_the_file(gelu_module, tmp_path):
+def test_a_known_architecture_settles_activation_and_checks_the_file(
+    gelu_module: Any, tmp_path: Path
+) -> None:
     save_file(bare_state(gelu_module), tmp_path / "w.safetensors")
     with pytest.raises(CheckpointError, match="another shape: ViT-B-16 is 768 wide"):
         create_model(f"open_clip:ViT-B-16/{tmp_path}/w.safetensors")
 
 
-def test_activation_of_open_clip_releases():
+def test_activation_of_open_clip_releases() -> None:
     assert activation_of("ViT-B-16", "laion2b_s34b_b88k", None) == "gelu"
     assert activation_of("ViT-B-16", "openai", None) == "quick_gelu"
     assert activation_of("ViT-B-16-quickgelu", "laion400m_e32", None) == "quick_gelu"
@@ -183,7 +197,7 @@ def test_activation_of_open_clip_releases():
 
 
 @pytest.mark.usefixtures("no_warnings")
-def test_header_or_name_settles_the_activation(module, pixels, tmp_path):
+def test_header_or_name_settles_the_activation(module: Any, pixels: Tensor, tmp_path: Path) -> None:
     save_file(bare_state(module), tmp_path / "a.safetensors", metadata={"model": "OpenAI CLIP"})
     assert_same(create_model(tmp_path / "a.safetensors"), module, pixels)
     save_file(bare_state(module), tmp_path / "b-quickgelu.safetensors")
@@ -191,15 +205,15 @@ def test_header_or_name_settles_the_activation(module, pixels, tmp_path):
 
 
 class Payload:
-    def __init__(self, path):
+    def __init__(self, path: Path) -> None:
         self.path = path
 
-    def __reduce__(self):
+    def __reduce__(self) -> Any:
         return os.system, (f"touch {self.path}",)
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_a_pickle_that_would_run_code_is_refused(module, tmp_path, legacy):
+def test_a_pickle_that_would_run_code_is_refused(module: Any, tmp_path: Path, legacy: bool) -> None:
     trap = tmp_path / "ran"
     state = dict(bare_state(module)) | {"extra": Payload(trap)}
     torch.save(state, tmp_path / "evil.pt", _use_new_zipfile_serialization=not legacy)
@@ -210,7 +224,7 @@ def test_a_pickle_that_would_run_code_is_refused(module, tmp_path, legacy):
     assert trap.exists()  # the trap works: it is our reader that did not spring it
 
 
-def test_a_poisoned_torchscript_archive_is_refused(archive, tmp_path):
+def test_a_poisoned_torchscript_archive_is_refused(archive: Path, tmp_path: Path) -> None:
     trap = tmp_path / "ran"
     evil = tmp_path / "evil.pt"
     with zipfile.ZipFile(archive) as source, zipfile.ZipFile(evil, "w") as target:
@@ -222,7 +236,7 @@ def test_a_poisoned_torchscript_archive_is_refused(archive, tmp_path):
     assert not trap.exists()
 
 
-def test_views_outside_their_storage_are_refused(tmp_path):
+def test_views_outside_their_storage_are_refused(tmp_path: Path) -> None:
     """Sizes in the archive are not trusted either."""
     stream = io.BytesIO()
     pickler = pickle.Pickler(stream, protocol=2)
@@ -242,20 +256,20 @@ def test_views_outside_their_storage_are_refused(tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 broken zip"])
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
-def test_damaged_files(tmp_path, content, suffix):
+def test_damaged_files(tmp_path: Path, content: bytes, suffix: str) -> None:
     path = tmp_path / f"broken{suffix}"
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"not a readable|refused"):
         create_model(path)
 
 
-def test_a_truncated_archive(archive, tmp_path):
+def test_a_truncated_archive(archive: Path, tmp_path: Path) -> None:
     (tmp_path / "half.pt").write_bytes(archive.read_bytes()[: archive.stat().st_size // 2])
     with pytest.raises(CheckpointError, match="not a readable"):
         create_model(tmp_path / "half.pt")
 
 
-def test_checkpoints_of_another_shape(module, tmp_path):
+def test_checkpoints_of_another_shape(module: Any, tmp_path: Path) -> None:
     state = bare_state(module)
     state["visual.transformer.resblocks.1.mlp.c_fc.weight"] = torch.zeros(7, 128)
     save_file(state, tmp_path / "a.safetensors")
@@ -284,13 +298,13 @@ def test_checkpoints_of_another_shape(module, tmp_path):
         ("visual.transformer.resblocks.0.ls_1.gamma", "layer scale"),
     ],
 )
-def test_other_families_are_named(module, tmp_path, key, what):
+def test_other_families_are_named(module: Any, tmp_path: Path, key: str, what: str) -> None:
     save_file(bare_state(module) | {key: torch.zeros(1)}, tmp_path / "x.safetensors")
     with pytest.raises(CheckpointError, match=f"not supported: .*{what}"):
         create_model(tmp_path / "x.safetensors", activation="gelu")
 
 
-def test_positions_interpolate(module, pixels, tmp_path):
+def test_positions_interpolate(module: Any, pixels: Tensor, tmp_path: Path) -> None:
     torch.save(module.state_dict(), tmp_path / "state.pt")
     small = create_model(tmp_path / "state.pt")
     large = create_model(tmp_path / "state.pt", image_size=64)

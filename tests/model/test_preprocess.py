@@ -1,6 +1,9 @@
 """Preprocessing against transformers, a literal version of torchvision's rule, and itself."""
 
+from __future__ import annotations
+
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,12 +19,12 @@ SHAPES = [(48, 64), (64, 47), (33, 50), (32, 32), (32, 35), (35, 32), (7, 9), (1
 SHAPES += [(3, 40), (97, 64), (33, 33)]
 
 
-def photo(height, width, seed=0):
+def photo(height: int, width: int, seed: int = 0) -> Any:
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(pixels)
 
 
-def torchvision_rule(image, size):
+def torchvision_rule(image: Any, size: int) -> Any:
     """Resize(size, bicubic), CenterCrop(size), ToTensor, Normalize, written out step by step."""
     width, height = image.size
     if width < height:
@@ -40,7 +43,7 @@ def torchvision_rule(image, size):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_openai_is_bit_equal_to_torchvisions_rule(shape):
+def test_openai_is_bit_equal_to_torchvisions_rule(shape: Any) -> None:
     image = photo(*shape)
     pixels = Preprocess.openai(32)(image)
     assert pixels.shape == (3, 32, 32) and pixels.dtype == torch.float32
@@ -48,7 +51,7 @@ def test_openai_is_bit_equal_to_torchvisions_rule(shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_hf_is_bit_equal_to_transformers(shape):
+def test_hf_is_bit_equal_to_transformers(shape: Any) -> None:
     image = photo(*shape)
     theirs = CLIPImageProcessorPil(
         size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
@@ -57,14 +60,14 @@ def test_hf_is_bit_equal_to_transformers(shape):
     assert torch.equal(ours(image), theirs)
 
 
-def test_rules_differ_where_half_a_pixel_is_left_over():
+def test_rules_differ_where_half_a_pixel_is_left_over() -> None:
     rules = Preprocess.openai(32), Preprocess.hf(32)
     odd, even = photo(32, 35), photo(32, 36)
     assert not torch.equal(rules[0](odd), rules[1](odd))
     assert torch.equal(rules[0](even), rules[1](even))
 
 
-def test_ready_pictures_take_the_fast_path_to_the_same_bits():
+def test_ready_pictures_take_the_fast_path_to_the_same_bits() -> None:
     images = [photo(32, 32, seed) for seed in range(5)]
     preprocess = Preprocess.openai(32)
     arrays = np.stack([np.asarray(image) for image in images])
@@ -75,7 +78,7 @@ def test_ready_pictures_take_the_fast_path_to_the_same_bits():
     assert preprocess.batch([]).shape == (0, 3, 32, 32)
 
 
-def test_unnormalise_gives_every_level_back():
+def test_unnormalise_gives_every_level_back() -> None:
     preprocess = Preprocess(16)
     levels = torch.arange(256, dtype=torch.uint8).view(1, 16, 16, 1).expand(1, 16, 16, 3)
     assert torch.equal(preprocess.unnormalise(preprocess.pixels(levels)), levels)
@@ -83,7 +86,7 @@ def test_unnormalise_gives_every_level_back():
 
 
 @pytest.mark.parametrize("shape", [(2, 90), (90, 2), (1, 77), (77, 1), (3, 301)])
-def test_very_long_pictures_come_out_like_any_other(shape):
+def test_very_long_pictures_come_out_like_any_other(shape: tuple[int, ...]) -> None:
     rows, columns = np.indices(shape)
     waves = [128 + 100 * np.sin((rows + columns) / period) for period in (3, 5, 9)]
     image = Image.fromarray(np.stack(waves, axis=-1).astype(np.uint8))
@@ -94,20 +97,20 @@ def test_very_long_pictures_come_out_like_any_other(shape):
     assert ours.picture(photo(1, 30_000)).size == (8, 8)
 
 
-def test_squash_takes_the_whole_picture():
+def test_squash_takes_the_whole_picture() -> None:
     image = photo(20, 60)
     squashed = Preprocess(16, resize="squash", interpolation="bilinear").picture(image)
     expected = image.resize((16, 16), Image.Resampling.BILINEAR)
     assert np.array_equal(np.asarray(squashed), np.asarray(expected))
 
 
-def test_other_modes_are_made_rgb_before_resizing():
+def test_other_modes_are_made_rgb_before_resizing() -> None:
     palette = photo(40, 50).quantize(16)
     preprocess = Preprocess.openai(32)
     assert torch.equal(preprocess(palette), preprocess(palette.convert("RGB")))
 
 
-def test_value_survives_json_and_tells_itself_apart():
+def test_value_survives_json_and_tells_itself_apart() -> None:
     value = Preprocess(48, mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.1), crop_rounding="floor")
     twin = Preprocess.from_dict(json.loads(json.dumps(value.to_dict())))
     assert twin == value and twin.fingerprint == value.fingerprint
@@ -124,17 +127,17 @@ def test_value_survives_json_and_tells_itself_apart():
         (np.zeros((2, 9, 8, 3), np.uint8), "9 x 8, the model takes 8 x 8"),
     ],
 )
-def test_pixels_of_another_shape_are_refused(bad, message):
+def test_pixels_of_another_shape_are_refused(bad: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Preprocess(8).pixels(bad)
 
 
-def test_bad_values_are_refused():
+def test_bad_values_are_refused() -> None:
     with pytest.raises(ValueError, match="size"):
         Preprocess(0)
     with pytest.raises(ValueError, match="std"):
         Preprocess(8, std=(0.0, 1.0, 1.0))
     with pytest.raises(UnknownNameError, match="did you mean 'bicubic'"):
-        Preprocess(8, interpolation="bicubik")
+        Preprocess(8, interpolation="bicubik")  # type: ignore[arg-type]
     with pytest.raises(UnknownNameError, match="did you mean 'crop_rounding'"):
         Preprocess.from_dict({"size": 8, "crop_round": "floor"})

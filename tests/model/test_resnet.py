@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
+from torch import Tensor
 
 from cliquetta.model.block import Prefix
 from cliquetta.model.checkpoints.native import save_model
@@ -15,7 +19,7 @@ from cliquetta.model.factory import create_model
 
 
 @pytest.fixture(scope="module")
-def model():
+def model() -> Any:
     vision = ResNetConfig(image_size=64, width=8, layers=(1, 2, 1, 2), heads=4)
     model = CLIP(CLIPConfig(24, vision, None), id="rn-tiny")
     generator = torch.Generator().manual_seed(0)
@@ -33,17 +37,17 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def pixels():
+def pixels() -> Any:
     return torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 
 
-def norm(x, w, at):
+def norm(x: Tensor, w: Any, at: Any) -> Any:
     return F.batch_norm(
         x, w[f"{at}.running_mean"], w[f"{at}.running_var"], w[f"{at}.weight"], w[f"{at}.bias"]
     )
 
 
-def bottleneck(x, w, at, stride):
+def bottleneck(x: Tensor, w: Any, at: Any, stride: Any) -> Any:
     y = norm(F.conv2d(x, w[f"{at}.conv1.weight"]), w, f"{at}.bn1").relu()
     y = norm(F.conv2d(y, w[f"{at}.conv2.weight"], padding=1), w, f"{at}.bn2").relu()
     y = norm(F.conv2d(F.avg_pool2d(y, stride), w[f"{at}.conv3.weight"]), w, f"{at}.bn3")
@@ -53,7 +57,7 @@ def bottleneck(x, w, at, stride):
     return (x + y).relu()
 
 
-def literal(model, x):
+def literal(model: Any, x: Tensor) -> Any:
     w = model.visual.state_dict()
     for index, stride in ((1, 2), (2, 1), (3, 1)):
         x = F.conv2d(x, w[f"conv{index}.weight"], stride=stride, padding=1)
@@ -88,13 +92,13 @@ def literal(model, x):
     return pooled[0]
 
 
-def test_features(model, pixels):
+def test_features(model: Any, pixels: Tensor) -> None:
     wanted = literal(model, pixels)
     assert wanted.std() > 0.1
     torch.testing.assert_close(model.encode_image(pixels), wanted, atol=1e-4, rtol=1e-4)
 
 
-def test_openai_names_are_ours(model, pixels, tmp_path):
+def test_openai_names_are_ours(model: Any, pixels: Tensor, tmp_path: Path) -> None:
     """A ResNet keeps OpenAI's key names; its shape is read from them."""
     state = {f"visual.{k}": v for k, v in model.visual.state_dict().items()}
     save_file(state, tmp_path / "openai-rn.safetensors")
@@ -103,7 +107,7 @@ def test_openai_names_are_ours(model, pixels, tmp_path):
     assert torch.equal(again.encode_image(pixels), model.encode_image(pixels))
 
 
-def test_another_resolution(model, tmp_path):
+def test_another_resolution(model: Any, tmp_path: Path) -> None:
     save_model(model, tmp_path / "rn.safetensors")
     large = create_model(tmp_path / "rn.safetensors", image_size=96)
     assert large.encode_image(torch.zeros(1, 3, 96, 96)).shape == (1, 24)
@@ -111,7 +115,7 @@ def test_another_resolution(model, tmp_path):
         create_model(tmp_path / "rn.safetensors", image_size=80)
 
 
-def test_prompts_are_refused_by_name(model, pixels):
+def test_prompts_are_refused_by_name(model: Any, pixels: Tensor) -> None:
     assert not model.capabilities
     with pytest.raises(MissingCapabilityError, match="ResNet image tower: plain encoding only"):
         model.encode_image(pixels, prefix={0: Prefix(torch.zeros(1, 1, 2, 8))})

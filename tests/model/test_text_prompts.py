@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from cliquetta.model.checkpoints.state import Checkpoint, build, with_activation
+from cliquetta.model.clip import CLIP
 from tests._helpers.literal_towers import text_features
 
 TEXTS = ["cat", "a photo of a small frog.", "ship", "a truck, which is a type of thing on a road"]
 
 
 @pytest.fixture(scope="module", params=["quick_gelu", "gelu"])
-def clip(request, tiny_clip):
+def clip(request: pytest.FixtureRequest, tiny_clip: CLIP) -> Any:
     checkpoint = Checkpoint(tiny_clip.config, tiny_clip.state_dict(), "tiny", tiny_clip.preprocess)
     return build(with_activation(checkpoint, request.param))
 
 
-def draw(*shape, seed=0):
+def draw(*shape: Any, seed: int = 0) -> Any:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def literal(clip, ids, **options):
+def literal(clip: CLIP, ids: Any, **options: Any) -> Any:
     return torch.stack([text_features(clip, row, **options) for row in ids])
 
 
-def assert_same_gradients(ours, wanted, inputs):
+def assert_same_gradients(ours: Any, wanted: Any, inputs: Any) -> None:
     torch.testing.assert_close(ours, wanted, atol=1e-5, rtol=1e-5)
     weights = draw(*ours.shape, seed=9)
     for a, b in zip(
@@ -37,13 +40,13 @@ def assert_same_gradients(ours, wanted, inputs):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 
 
-def test_cut_at_the_end_equals_the_whole_context(clip):
+def test_cut_at_the_end_equals_the_whole_context(clip: CLIP) -> None:
     ids = clip.tokenizer(TEXTS)
     assert ids.shape == (4, 32)
     torch.testing.assert_close(clip.encode_text(ids), literal(clip, ids), atol=1e-6, rtol=1e-5)
 
 
-def test_what_stands_behind_the_end_never_matters(clip):
+def test_what_stands_behind_the_end_never_matters(clip: CLIP) -> None:
     ids = clip.tokenizer(TEXTS)
     behind = torch.arange(32) > ids.argmax(dim=1, keepdim=True)
     other = torch.where(behind, 300, ids)
@@ -52,21 +55,21 @@ def test_what_stands_behind_the_end_never_matters(clip):
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 4, 100])
-def test_chunks_do_not_change_the_features(clip, chunk):
+def test_chunks_do_not_change_the_features(clip: CLIP, chunk: int) -> None:
     names = [*TEXTS, *(f"{text} again" for text in TEXTS)]
     torch.testing.assert_close(
         clip.encode_text(names, chunk=chunk), clip.encode_text(names), atol=1e-6, rtol=1e-5
     )
 
 
-def test_shared_context(clip):
+def test_shared_context(clip: CLIP) -> None:
     ids = clip.tokenizer([f"x x x {text}" for text in TEXTS])
     context = draw(3, 32).requires_grad_()
     ours = clip.encode_text(ids, context=context, chunk=3)
     assert_same_gradients(ours, literal(clip, ids, context=context), [context])
 
 
-def test_context_per_class(clip):
+def test_context_per_class(clip: CLIP) -> None:
     ids = clip.tokenizer([f"x x {text}" for text in TEXTS])
     context = draw(4, 2, 32).requires_grad_()
     ours = clip.encode_text(ids, context=context, chunk=3)
@@ -76,7 +79,7 @@ def test_context_per_class(clip):
     assert_same_gradients(ours, wanted, [context])
 
 
-def test_context_at_positions_of_a_template(clip):
+def test_context_at_positions_of_a_template(clip: CLIP) -> None:
     """Words on both sides of the name: positions differ from class to class."""
     ids = clip.tokenizer([f"x {text} x" for text in TEXTS])
     positions = torch.stack([torch.ones(4, dtype=torch.long), ids.argmax(dim=1) - 1], dim=1)
@@ -91,7 +94,7 @@ def test_context_at_positions_of_a_template(clip):
     assert_same_gradients(ours, wanted, [context])
 
 
-def test_a_context_of_the_words_themselves_changes_nothing(clip):
+def test_a_context_of_the_words_themselves_changes_nothing(clip: CLIP) -> None:
     texts = [f"a photo of a {text}" for text in TEXTS]
     words = clip.context("a photo of a")
     torch.testing.assert_close(
@@ -99,7 +102,7 @@ def test_a_context_of_the_words_themselves_changes_nothing(clip):
     )
 
 
-def test_deep_prompts(clip):
+def test_deep_prompts(clip: CLIP) -> None:
     ids = clip.tokenizer([f"x x {text}" for text in TEXTS])
     context, deep = draw(2, 32).requires_grad_(), draw(2, 32, seed=1).requires_grad_()
     ours = clip.encode_text(ids, context=context, deep=[deep], chunk=3)
@@ -108,20 +111,20 @@ def test_deep_prompts(clip):
     assert_same_gradients(ours, wanted, [context, deep])
 
 
-def test_order_of_the_rows_is_kept(clip):
+def test_order_of_the_rows_is_kept(clip: CLIP) -> None:
     forwards = clip.encode_text(TEXTS)
     backwards = clip.encode_text(TEXTS[::-1])
     torch.testing.assert_close(forwards.flip(0), backwards, atol=1e-6, rtol=1e-5)
 
 
-def test_weights_get_no_gradients(clip):
+def test_weights_get_no_gradients(clip: CLIP) -> None:
     context = draw(2, 32).requires_grad_()
     clip.encode_text(["x x cat"], context=context).sum().backward()
     assert context.grad is not None
     assert all(p.grad is None for p in clip.parameters())
 
 
-def test_half_precision_is_close(tiny_clip):
+def test_half_precision_is_close(tiny_clip: CLIP) -> None:
     checkpoint = Checkpoint(tiny_clip.config, tiny_clip.state_dict(), "tiny", tiny_clip.preprocess)
     half = build(checkpoint, dtype=torch.bfloat16)
     a, b = (m.encode_text(TEXTS, normalize=True) for m in (tiny_clip, half))
@@ -129,7 +132,7 @@ def test_half_precision_is_close(tiny_clip):
     assert (a * b).sum(dim=-1).min() > 0.995
 
 
-def test_the_tower_traces_as_one_graph(tiny_clip):
+def test_the_tower_traces_as_one_graph(tiny_clip: CLIP) -> None:
     text, ids = tiny_clip.require_text(), tiny_clip.tokenizer(TEXTS)
     ends = ids.argmax(dim=1)
     compiled = torch.compile(text.encode, backend="aot_eager", fullgraph=True)
@@ -139,7 +142,7 @@ def test_the_tower_traces_as_one_graph(tiny_clip):
     )
 
 
-def test_packed_tokens_give_what_padded_rows_give(clip):
+def test_packed_tokens_give_what_padded_rows_give(clip: CLIP) -> None:
     ids = clip.tokenizer(TEXTS)
     text, ends = clip.require_text(), ids.argmax(dim=1)
     for length in (int(ends.max()) + 1, 32):
@@ -149,7 +152,7 @@ def test_packed_tokens_give_what_padded_rows_give(clip):
         )
 
 
-def test_packing_computes_real_tokens_only(clip, monkeypatch):
+def test_packing_computes_real_tokens_only(clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
     text, seen = clip.require_text(), []
     monkeypatch.setattr("cliquetta.model.text.PACKED", "cpu")
     handle = text.block(0).out.register_forward_hook(lambda m, x, y: seen.append(y.shape))

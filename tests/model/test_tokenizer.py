@@ -1,5 +1,7 @@
 """The tokeniser against Hugging Face's, a slow literal one and known ids."""
 
+from __future__ import annotations
+
 import copy
 import gzip
 import html
@@ -7,9 +9,11 @@ import json
 import pickle
 import re
 import unicodedata
+from collections.abc import Iterator
 from functools import lru_cache
 from importlib.resources import files
 from itertools import pairwise
+from typing import Any
 
 import ftfy
 import pytest
@@ -26,16 +30,16 @@ FOLDING = {"ſ", "\u0345"}
 
 
 @pytest.fixture(scope="module")
-def ours():
+def ours() -> Any:
     return Tokenizer()
 
 
-def merge_lines():
+def merge_lines() -> Any:
     packed = files("cliquetta.model").joinpath("data/bpe_simple_vocab_16e6.txt.gz").read_bytes()
     return gzip.decompress(packed).decode().splitlines()[1 : 49408 - 512 - 2 + 1]
 
 
-def alphabet():
+def alphabet() -> Any:
     """Symbols of the bytes in the order of the vocabulary, from OpenAI's description."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1)]
     plain += range(ord("®"), ord("ÿ") + 1)
@@ -43,7 +47,7 @@ def alphabet():
     return {b: chr(b) for b in plain} | {b: chr(256 + n) for n, b in enumerate(rest)}
 
 
-def vocabulary(lines):
+def vocabulary(lines: Any) -> Any:
     single = list(alphabet().values())
     merged = ["".join(line.split()) for line in lines]
     symbols = [*single, *(s + "</w>" for s in single), *merged, START, END]
@@ -53,14 +57,14 @@ def vocabulary(lines):
 class Literal:
     """Sennrich's rule on a blank-separated string, and a scanner instead of a pattern."""
 
-    def __init__(self, merges=None):
+    def __init__(self, merges: Any = None) -> None:
         lines = merge_lines()[:merges]
         self.ranks = {line: n for n, line in enumerate(lines)}
         self.vocab = vocabulary(lines)
         self.bytes = alphabet()
         self.word = lru_cache(maxsize=None)(self._word)
 
-    def _word(self, piece):
+    def _word(self, piece: Any) -> Any:
         if piece in (START, END):
             return [self.vocab[piece]]
         word = " ".join(self.bytes[b] for b in piece.encode()) + "</w>"
@@ -75,12 +79,12 @@ class Literal:
             word = re.sub(rf"(?<!\S){re.escape(pair)}(?!\S)", joined, word)
 
     @staticmethod
-    def kind(char):
+    def kind(char: Any) -> Any:
         if char in " ":
             return "blank"
         return {"L": "letter", "N": "digit"}.get(unicodedata.category(char)[0], "other")
 
-    def pieces(self, text):
+    def pieces(self, text: str) -> Iterator[Any]:
         at = 0
         while at < len(text):
             special = next(
@@ -98,19 +102,19 @@ class Literal:
                 yield text[at:end]
             at = end
 
-    def encode(self, text):
+    def encode(self, text: str) -> Any:
         text = html.unescape(html.unescape(ftfy.fix_text(text)))
         text = " ".join(text.split()).lower()
         return [i for piece in self.pieces(text) for i in self.word(piece)]
 
 
 @pytest.fixture(scope="module")
-def literal():
+def literal() -> Any:
     return Literal()
 
 
 @pytest.fixture(scope="module")
-def hugging_face(tmp_path_factory):
+def hugging_face(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("clip")
     lines = merge_lines()
     vocab = folder / "vocab.json"
@@ -120,7 +124,7 @@ def hugging_face(tmp_path_factory):
     return CLIPTokenizer(str(vocab), str(merges))
 
 
-def test_known_ids(ours):
+def test_known_ids(ours: Any) -> None:
     assert ours.encode("a photo of a") == [320, 1125, 539, 320]
     assert (ours.start, ours.end, ours.vocab_size) == (49406, 49407, 49408)
     row = ours(["a diagram"])[0]
@@ -130,7 +134,7 @@ def test_known_ids(ours):
 
 
 @pytest.mark.parametrize("source", ["odd", "imagenet", "random"])
-def test_equals_the_literal_rule(ours, literal, source):
+def test_equals_the_literal_rule(ours: Any, literal: Any, source: str) -> None:
     texts = {
         "odd": ODD,
         "imagenet": words_in_templates(),
@@ -143,7 +147,7 @@ def test_equals_the_literal_rule(ours, literal, source):
 
 
 @pytest.mark.parametrize("source", ["odd", "imagenet", "random"])
-def test_equals_transformers(ours, hugging_face, source):
+def test_equals_transformers(ours: Any, hugging_face: Any, source: str) -> None:
     texts = {
         "odd": ODD,
         "imagenet": words_in_templates(),
@@ -158,13 +162,13 @@ def test_equals_transformers(ours, hugging_face, source):
         assert ours.encode(text) == ids, text
 
 
-def test_pattern_ignores_case(ours):
+def test_pattern_ignores_case(ours: Any) -> None:
     assert ours.encode("it'ſ") == [*ours.encode("it"), *ours.encode("'ſ")]
     assert ours.encode("'ſt") == [*ours.encode("'ſ"), *ours.encode("t")]
     assert ours.encode("a!\u0345") == [*ours.encode("a"), *ours.encode("!"), *ours.encode("\u0345")]
 
 
-def test_reduced_vocabulary_keeps_the_first_merges():
+def test_reduced_vocabulary_keeps_the_first_merges() -> None:
     small, literal = Tokenizer(context_length=32, merges=300), Literal(300)
     assert small.vocab_size == 512 + 300 + 2
     assert (small.start, small.end) == (812, 813)
@@ -174,7 +178,7 @@ def test_reduced_vocabulary_keeps_the_first_merges():
     assert Tokenizer(merges=0).encode("ab") == [ord("a") - 33, ord("b") - 33 + 256]
 
 
-def test_rows_are_start_text_end_and_zeros(ours):
+def test_rows_are_start_text_end_and_zeros(ours: Any) -> None:
     texts = ["a photo of a cat.", "", "dog"]
     rows = ours(texts)
     assert rows.shape == (3, 77) and rows.dtype == torch.int64
@@ -188,7 +192,7 @@ def test_rows_are_start_text_end_and_zeros(ours):
     assert Tokenizer(pad=49407)(["dog"])[0, 3:].unique().tolist() == [49407]
 
 
-def test_text_that_does_not_fit_is_refused_by_name(ours):
+def test_text_that_does_not_fit_is_refused_by_name(ours: Any) -> None:
     assert ours(["cat " * 75]).shape == (1, 77)
     with pytest.raises(ValueError, match=r"'cat cat .*takes 78 tokens.* holds 77"):
         ours(["dog", "cat " * 76])
@@ -196,7 +200,7 @@ def test_text_that_does_not_fit_is_refused_by_name(ours):
         Tokenizer(context_length=4)(["a blue bird"])
 
 
-def test_decode_gives_the_words_back(ours):
+def test_decode_gives_the_words_back(ours: Any) -> None:
     for text in words_in_templates()[::7]:
         pieces = ours.decode(ours.encode(text))
         assert pieces.replace(" ", "") == text.lower().replace(" ", "")
@@ -204,13 +208,13 @@ def test_decode_gives_the_words_back(ours):
     assert ours.decode([49406, 320, 49407]) == "<|startoftext|>a <|endoftext|>"
 
 
-def test_copies_encode_alike(ours):
+def test_copies_encode_alike(ours: Any) -> None:
     small = Tokenizer(context_length=16, merges=100, pad=5)
     for twin in (pickle.loads(pickle.dumps(small)), copy.deepcopy(small)):
         assert torch.equal(twin(["a red car"]), small(["a red car"]))
 
 
 @pytest.mark.parametrize("bad", [{"merges": -1}, {"merges": 50000}, {"context_length": 1}])
-def test_settings_out_of_range_are_refused(bad):
+def test_settings_out_of_range_are_refused(bad: Any) -> None:
     with pytest.raises(ValueError):
         Tokenizer(**bad)

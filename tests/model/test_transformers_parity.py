@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
+from torch import Tensor
 
 from cliquetta.model.checkpoints.state import CheckpointError
 from cliquetta.model.factory import create_model
@@ -14,7 +17,7 @@ from cliquetta.model.factory import create_model
 TEXTS = ["cat", "a photo of a small green frog.", "a bad photo of the truck, and of ☃ on ice"]
 
 
-def tiny_transformers(activation, seed=0):
+def tiny_transformers(activation: Any, seed: int = 0) -> Any:
     """A random ``CLIPModel`` whose features depend on the input; whole vocabulary."""
     shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
     shape |= {"num_attention_heads": 4, "hidden_act": activation}
@@ -35,13 +38,13 @@ def tiny_transformers(activation, seed=0):
     return model
 
 
-def features(output):
+def features(output: Any) -> Any:
     """transformers 5 wraps features, 4 does not."""
     return output if isinstance(output, torch.Tensor) else output.pooler_output
 
 
 @pytest.fixture(scope="module", params=["quick_gelu", "gelu"])
-def pair(request, tmp_path_factory):
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     theirs = tiny_transformers(request.param)
     folder = tmp_path_factory.mktemp("hf")
     theirs.save_pretrained(folder)
@@ -51,12 +54,12 @@ def pair(request, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def pixels():
+def pixels() -> Any:
     return torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
 
 @torch.no_grad()
-def test_image_features(pair, pixels):
+def test_image_features(pair: Any, pixels: Tensor) -> None:
     ours, theirs = pair
     wanted = features(theirs.get_image_features(pixel_values=pixels))
     assert wanted.std() > 0.1
@@ -64,7 +67,7 @@ def test_image_features(pair, pixels):
 
 
 @torch.no_grad()
-def test_text_features(pair):
+def test_text_features(pair: Any) -> None:
     ours, theirs = pair
     ids = ours.tokenizer(TEXTS)
     assert ids.shape[1] == 77
@@ -74,7 +77,7 @@ def test_text_features(pair):
 
 
 @torch.no_grad()
-def test_logits(pair, pixels):
+def test_logits(pair: Any, pixels: Tensor) -> None:
     ours, theirs = pair
     wanted = theirs(input_ids=ours.tokenizer(TEXTS), pixel_values=pixels).logits_per_image
     cosines = ours.encode_image(pixels, normalize=True) @ ours.encode_text(TEXTS, normalize=True).T
@@ -82,7 +85,7 @@ def test_logits(pair, pixels):
 
 
 @torch.no_grad()
-def test_hidden_states_at_every_boundary(pair, pixels):
+def test_hidden_states_at_every_boundary(pair: Any, pixels: Tensor) -> None:
     ours, theirs = pair
     states = theirs.vision_model(pixels, output_hidden_states=True).hidden_states
     tower = ours.require_vit()
@@ -93,7 +96,7 @@ def test_hidden_states_at_every_boundary(pair, pixels):
 
 
 @torch.no_grad()
-def test_attention(pair, pixels):
+def test_attention(pair: Any, pixels: Tensor) -> None:
     ours, theirs = pair
     theirs.vision_model.config._attn_implementation = "eager"
     wanted = theirs.vision_model(pixels, output_attentions=True).attentions
@@ -104,7 +107,7 @@ def test_attention(pair, pixels):
 
 
 @torch.no_grad()
-def test_an_image_tower_alone(tmp_path, pixels):
+def test_an_image_tower_alone(tmp_path: Path, pixels: Tensor) -> None:
     config = tiny_transformers("gelu").config.vision_config
     config.projection_dim = 24
     theirs = transformers.CLIPVisionModelWithProjection(config).eval()
@@ -117,7 +120,7 @@ def test_an_image_tower_alone(tmp_path, pixels):
 
 
 @torch.no_grad()
-def test_shards_and_processor(tmp_path, pixels):
+def test_shards_and_processor(tmp_path: Path, pixels: Tensor) -> None:
     theirs = tiny_transformers("quick_gelu")
     theirs.save_pretrained(tmp_path, max_shard_size="1MB")
     assert (tmp_path / "model.safetensors.index.json").exists()
@@ -132,7 +135,7 @@ def test_shards_and_processor(tmp_path, pixels):
     assert ours.preprocess.crop_rounding == "floor"
 
 
-def rewrite(folder, **changes):
+def rewrite(folder: Path, **changes: Any) -> None:
     config = json.loads((folder / "config.json").read_text())
     for key, value in changes.items():
         section, _, field = key.partition("__")
@@ -156,14 +159,14 @@ def rewrite(folder, **changes):
         ({"vision_config__num_hidden_layers": 2}, r"another shape.*blocks.2.* is unexpected"),
     ],
 )
-def test_configs_that_do_not_fit(tmp_path, changes, message):
+def test_configs_that_do_not_fit(tmp_path: Path, changes: Any, message: str) -> None:
     tiny_transformers("gelu").save_pretrained(tmp_path)
     rewrite(tmp_path, **changes)
     with pytest.raises(CheckpointError, match=message):
         create_model(f"hf:{tmp_path}")
 
 
-def test_early_configs(tmp_path):
+def test_early_configs(tmp_path: Path) -> None:
     """The first configs named 2 as the end token and kept the settings in a second dictionary."""
     theirs = tiny_transformers("gelu")
     theirs.save_pretrained(tmp_path)
@@ -176,7 +179,7 @@ def test_early_configs(tmp_path):
     assert again.fingerprint == ours.fingerprint
 
 
-def test_a_missing_config_is_named(tmp_path):
+def test_a_missing_config_is_named(tmp_path: Path) -> None:
     tiny_transformers("gelu").save_pretrained(tmp_path)
     (tmp_path / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"config.json beside it"):

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from cliquetta.model.block import Prefix
 from cliquetta.model.checkpoints.state import Checkpoint, build, with_activation
+from cliquetta.model.clip import CLIP
 from cliquetta.model.vision import TokenPrompts
 from tests._helpers.literal_towers import image_features
 
 
 @pytest.fixture(scope="module", params=["quick_gelu", "gelu"])
-def clip(request, tiny_clip):
+def clip(request: pytest.FixtureRequest, tiny_clip: CLIP) -> Any:
     checkpoint = Checkpoint(tiny_clip.config, tiny_clip.state_dict(), "tiny", tiny_clip.preprocess)
     return build(with_activation(checkpoint, request.param))
 
 
-def draw(*shape, seed=0, scale=1.0):
+def draw(*shape: Any, seed: int = 0, scale: float = 1.0) -> Any:
     generator = torch.Generator().manual_seed(seed)
     return scale * torch.randn(*shape, generator=generator)
 
 
-def assert_same_gradients(ours, literal, inputs):
+def assert_same_gradients(ours: Any, literal: Any, inputs: Any) -> None:
     """Equal outputs and equal gradients, through a loss that weighs every output differently."""
     torch.testing.assert_close(ours, literal, atol=1e-5, rtol=1e-5)
     weights = draw(*ours.shape, seed=9)
@@ -35,13 +38,15 @@ def assert_same_gradients(ours, literal, inputs):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 
 
-def test_plain_features(clip, tiny_images):
+def test_plain_features(clip: CLIP, tiny_images: Tensor) -> None:
     literal = torch.stack([image_features(clip, image) for image in tiny_images])
     torch.testing.assert_close(clip.encode_image(tiny_images), literal, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("at", [(0,), (1,), (0, 1)])
-def test_prefix_features_and_gradients(clip, tiny_images, at):
+def test_prefix_features_and_gradients(
+    clip: CLIP, tiny_images: Tensor, at: tuple[int, ...]
+) -> None:
     images = tiny_images[:3]
     tokens = [draw(3, 4, 2, 32, seed=i).requires_grad_() for i in at]
     ours = clip.encode_image(images, prefix={i: Prefix(t) for i, t in zip(at, tokens, strict=True)})
@@ -54,7 +59,7 @@ def test_prefix_features_and_gradients(clip, tiny_images, at):
     assert_same_gradients(ours, literal, tokens)
 
 
-def test_one_prefix_for_all_rows(clip, tiny_images):
+def test_one_prefix_for_all_rows(clip: CLIP, tiny_images: Tensor) -> None:
     shared = draw(1, 2, 2, 32).requires_grad_()
     ours = clip.encode_image(tiny_images[:3], prefix={1: Prefix(shared)})
     literal = torch.stack(
@@ -63,7 +68,7 @@ def test_one_prefix_for_all_rows(clip, tiny_images):
     assert_same_gradients(ours, literal, [shared])
 
 
-def test_ragged_prefixes_equal_one_at_a_time(clip, tiny_images):
+def test_ragged_prefixes_equal_one_at_a_time(clip: CLIP, tiny_images: Tensor) -> None:
     counts = [0, 1, 3, 2]
     tokens = draw(4, 3, 2, 32).requires_grad_()
     mask = torch.arange(3) < torch.tensor(counts)[:, None]
@@ -81,7 +86,7 @@ def test_ragged_prefixes_equal_one_at_a_time(clip, tiny_images):
     assert (gradient[mask].abs().amax(dim=-1) > 0).all()
 
 
-def test_what_is_masked_out_never_matters(clip, tiny_images):
+def test_what_is_masked_out_never_matters(clip: CLIP, tiny_images: Tensor) -> None:
     mask = torch.tensor([[True, False]]).expand(2, -1)
     first, second = draw(2, 2, 2, 32), draw(2, 2, 2, 32, seed=1)
     second[:, 0] = first[:, 0]
@@ -91,7 +96,7 @@ def test_what_is_masked_out_never_matters(clip, tiny_images):
     assert torch.equal(a, b)
 
 
-def test_no_prompts_is_exactly_the_plain_tower(clip, tiny_images):
+def test_no_prompts_is_exactly_the_plain_tower(clip: CLIP, tiny_images: Tensor) -> None:
     plain = clip.encode_image(tiny_images)
     assert torch.equal(clip.encode_image(tiny_images, prefix={}), plain)
     tower = clip.require_vit()
@@ -103,7 +108,7 @@ def test_no_prompts_is_exactly_the_plain_tower(clip, tiny_images):
 
 
 @pytest.mark.parametrize("prompted", [False, True])
-def test_blocks_run_in_pieces(clip, tiny_images, prompted):
+def test_blocks_run_in_pieces(clip: CLIP, tiny_images: Tensor, prompted: bool) -> None:
     tower = clip.require_vit()
     prefix = {1: Prefix(draw(10, 2, 2, 32))} if prompted else None
     whole = tower.run(tower.embed(tiny_images), prefix=prefix)
@@ -114,7 +119,7 @@ def test_blocks_run_in_pieces(clip, tiny_images, prompted):
     assert torch.equal(nothing, middle)
 
 
-def test_all_tokens_at_the_last_boundary(clip, tiny_images):
+def test_all_tokens_at_the_last_boundary(clip: CLIP, tiny_images: Tensor) -> None:
     tower = clip.require_vit()
     every = tower.run(tower.embed(tiny_images), 0, 2)
     only_class = tower.run(tower.embed(tiny_images))
@@ -124,16 +129,16 @@ def test_all_tokens_at_the_last_boundary(clip, tiny_images):
 
 @pytest.mark.parametrize("position", ["after-class", "end"])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_token_prompts(clip, tiny_images, position, depth):
+def test_token_prompts(clip: CLIP, tiny_images: Tensor, position: str, depth: int) -> None:
     layers = [draw(3, 32, seed=i).requires_grad_() for i in range(depth)]
-    ours = clip.encode_image(tiny_images[:3], tokens=TokenPrompts(layers, position))
+    ours = clip.encode_image(tiny_images[:3], tokens=TokenPrompts(layers, position))  # type: ignore[arg-type]
     literal = torch.stack(
         [image_features(clip, image, tokens=layers, position=position) for image in tiny_images[:3]]
     )
     assert_same_gradients(ours, literal, layers)
 
 
-def test_token_prompts_per_image(clip, tiny_images):
+def test_token_prompts_per_image(clip: CLIP, tiny_images: Tensor) -> None:
     layer = draw(3, 2, 32).requires_grad_()
     ours = clip.encode_image(tiny_images[:3], tokens=TokenPrompts([layer]))
     literal = torch.stack(
@@ -142,7 +147,7 @@ def test_token_prompts_per_image(clip, tiny_images):
     assert_same_gradients(ours, literal, [layer])
 
 
-def test_attention_rows_sum_to_one_and_see_the_prefix(clip, tiny_images):
+def test_attention_rows_sum_to_one_and_see_the_prefix(clip: CLIP, tiny_images: Tensor) -> None:
     tower = clip.require_vit()
     mask = torch.tensor([[True, True, False]]).expand(10, -1)
     prefix = {1: Prefix(draw(10, 3, 2, 32), mask)}
@@ -153,7 +158,7 @@ def test_attention_rows_sum_to_one_and_see_the_prefix(clip, tiny_images):
     assert (maps[1][..., 2] == 0).all() and (maps[1][..., :2] > 0).all()
 
 
-def test_no_gradients_on_weights(clip, tiny_images):
+def test_no_gradients_on_weights(clip: CLIP, tiny_images: Tensor) -> None:
     prefix = draw(1, 2, 2, 32).requires_grad_()
     clip.encode_image(tiny_images[:2], prefix={1: Prefix(prefix)}).sum().backward()
     assert prefix.grad is not None
@@ -163,19 +168,21 @@ def test_no_gradients_on_weights(clip, tiny_images):
 
 
 @pytest.mark.parametrize(("dtype", "cosine"), [(torch.bfloat16, 0.995), (torch.float16, 0.9999)])
-def test_half_precision_is_close(tiny_clip, tiny_images, dtype, cosine):
+def test_half_precision_is_close(
+    tiny_clip: CLIP, tiny_images: Tensor, dtype: Any, cosine: float
+) -> None:
     checkpoint = Checkpoint(tiny_clip.config, tiny_clip.state_dict(), "tiny", tiny_clip.preprocess)
     half = build(checkpoint, dtype=dtype)
     prefix = draw(10, 2, 2, 32)
     for prompts in ({}, {"prefix": {1: Prefix(prefix)}}):
-        a = tiny_clip.encode_image(tiny_images, normalize=True, **prompts)
-        b = half.encode_image(tiny_images, normalize=True, **prompts)
+        a = tiny_clip.encode_image(tiny_images, normalize=True, **prompts)  # type: ignore[arg-type]
+        b = half.encode_image(tiny_images, normalize=True, **prompts)  # type: ignore[arg-type]
         assert b.dtype == torch.float32 and half.dtype == dtype
         assert (a * b).sum(dim=-1).min() > cosine
     assert half.scale == tiny_clip.scale
 
 
-def test_the_tower_traces_as_one_graph(tiny_clip, tiny_images):
+def test_the_tower_traces_as_one_graph(tiny_clip: CLIP, tiny_images: Tensor) -> None:
     tower = tiny_clip.require_vit()
     prefix = Prefix(draw(10, 2, 2, 32))
     compiled = torch.compile(
@@ -189,7 +196,7 @@ def test_the_tower_traces_as_one_graph(tiny_clip, tiny_images):
     )
 
 
-def test_bad_prompts_are_refused(tiny_clip, tiny_images):
+def test_bad_prompts_are_refused(tiny_clip: CLIP, tiny_images: Tensor) -> None:
     with pytest.raises(ValueError, match=r"\(R, P, 2, D\)"):
         Prefix(draw(2, 3, 32))
     with pytest.raises(ValueError, match="does not fit"):
@@ -198,4 +205,4 @@ def test_bad_prompts_are_refused(tiny_clip, tiny_images):
         tiny_clip.encode_image(tiny_images, prefix={2: Prefix(draw(1, 1, 2, 32))})
     frozen = Prefix(draw(1, 1, 2, 32))
     with pytest.raises(dataclasses.FrozenInstanceError):
-        frozen.mask = None
+        frozen.mask = None  # type: ignore[misc]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -17,10 +19,16 @@ from cliquetta.model.vjp import TextTape, VisualTape, chunks
 @pytest.fixture(params=["quick_gelu", "gelu", "siglip"])
 def clip(request: pytest.FixtureRequest) -> CLIP:
     siglip = request.param == "siglip"
-    shape = (32, 3, 2, 64, "gelu_tanh" if siglip else request.param)
+    activation: Any = "gelu_tanh" if siglip else request.param
+    shape = (32, 3, 2, 64, activation)
     vision = VisionConfig(32, 8, *shape, pooling="attention" if siglip else "class")
     text = TextConfig(
-        32, 512 + 512 + 2, *shape, merges=512, causal=not siglip, projection_bias=siglip
+        32,
+        512 + 512 + 2,
+        *shape,
+        merges=512,
+        causal=not siglip,
+        projection_bias=siglip,
     )
     config = CLIPConfig(32 if siglip else 24, vision, text, sigmoid=siglip)
     return initialise(CLIP(config), 3).double()

@@ -1,6 +1,6 @@
 """Parity with open_clip and torchvision: run in an environment of its own.
 
-    pip install -c constraints/cpu.txt torch open_clip_torch transformers pytest
+    make test-parity
     PYTHONPATH=src pytest tests/parity -m parity
 
 Where open_clip is not installed nothing in this folder is collected. The wheel of torchvision is

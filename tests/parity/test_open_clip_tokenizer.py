@@ -15,7 +15,7 @@ from tests._helpers.texts import ODD, random_strings, words_in_templates
 pytestmark = pytest.mark.parity
 
 
-def test_ids_on_thousands_of_strings():
+def test_ids_on_thousands_of_strings() -> None:
     ours, theirs = Tokenizer(), SimpleTokenizer()
     texts = [*ODD, *words_in_templates(), *random_strings(5000, seed=3, old_unicode=False)]
     # open_clip spells its special tokens differently; without them the texts are the same to both.
@@ -25,12 +25,12 @@ def test_ids_on_thousands_of_strings():
         assert ours.encode(text) == theirs.encode(text), text
 
 
-def test_rows_equal():
+def test_rows_equal() -> None:
     texts = words_in_templates()
     assert Tokenizer()(texts).equal(SimpleTokenizer()(texts))
 
 
-def test_names_and_templates():
+def test_names_and_templates() -> None:
     assert class_names("imagenet") == tuple(IMAGENET_CLASSNAMES)
     assert templates("openai-80") == tuple(form("{}") for form in OPENAI_IMAGENET_TEMPLATES)
     assert templates("openai-7") == tuple(form("{}") for form in SIMPLE_IMAGENET_TEMPLATES)

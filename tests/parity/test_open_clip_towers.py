@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import open_clip
 import pytest
@@ -22,7 +24,7 @@ pytestmark = pytest.mark.parity
 TEXTS = ["cat", "a photo of a small green frog.", "a bad photo of the truck, and of ☃ on ice"]
 
 
-def random_open_clip(name, seed=0):
+def random_open_clip(name: str, seed: int = 0) -> Any:
     """open_clip's model with weights that are not at their quiet start."""
     torch.manual_seed(seed)
     model = open_clip.create_model(name, pretrained=None).eval()
@@ -42,7 +44,7 @@ def random_open_clip(name, seed=0):
 @pytest.mark.parametrize(
     "name", ["ViT-B-32", "ViT-B-16", "ViT-B-32-quickgelu", "ViT-S-16", "RN50", "RN50-quickgelu"]
 )
-def test_features(name, tmp_path):
+def test_features(name: str, tmp_path: Path) -> None:
     theirs = random_open_clip(name)
     state = {key: value.contiguous() for key, value in theirs.state_dict().items()}
     save_file(state, tmp_path / "open_clip_model.safetensors")
@@ -59,7 +61,7 @@ def test_features(name, tmp_path):
     assert ours.scale == pytest.approx(float(theirs.logit_scale.exp()), rel=1e-6)
 
 
-def test_positions_are_resized_as_open_clip_does(tmp_path):
+def test_positions_are_resized_as_open_clip_does(tmp_path: Path) -> None:
     theirs = random_open_clip("ViT-S-32")
     state = {key: value.contiguous() for key, value in theirs.state_dict().items()}
     save_file(state, tmp_path / "model.safetensors")
@@ -71,7 +73,7 @@ def test_positions_are_resized_as_open_clip_does(tmp_path):
     )
 
 
-def test_our_table_of_releases_is_theirs():
+def test_our_table_of_releases_is_theirs() -> None:
     from open_clip.pretrained import _PRETRAINED
 
     for name, architecture in ARCHITECTURES.items():
@@ -100,7 +102,7 @@ def test_our_table_of_releases_is_theirs():
             assert mode == release["resize_mode"], (name, tag)
 
 
-def test_our_addresses_are_openais():
+def test_our_addresses_are_openais() -> None:
     from open_clip.pretrained import _PRETRAINED
 
     for name in NAMES:

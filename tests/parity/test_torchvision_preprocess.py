@@ -1,5 +1,10 @@
 """Preprocessing against torchvision's transforms and open_clip's, bit by bit."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +17,7 @@ from cliquetta.model.preprocess import OPENAI_MEAN, OPENAI_STD, Preprocess
 pytestmark = pytest.mark.parity
 
 
-def pictures(count):
+def pictures(count: int) -> Iterator[Any]:
     rng = np.random.default_rng(0)
     for _ in range(count):
         height, width = rng.integers(1, 500, 2)
@@ -21,7 +26,7 @@ def pictures(count):
 
 
 @pytest.mark.parametrize("size", [32, 224])
-def test_bit_equal_to_torchvision_and_open_clip(size):
+def test_bit_equal_to_torchvision_and_open_clip(size: int) -> None:
     torchvision = transforms.Compose(
         [
             transforms.Resize(size, interpolation=transforms.InterpolationMode.BICUBIC),

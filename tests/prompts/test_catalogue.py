@@ -1,6 +1,9 @@
 """Class lists and templates: counts, known entries, hashes, relations between lists."""
 
+from __future__ import annotations
+
 import re
+from typing import Any
 
 import pytest
 
@@ -37,13 +40,13 @@ CUSTOM = {"pets", "flowers102", "aircraft", "dtd", "eurosat", "food101", "ucf101
 CUSTOM |= {"sun397", "caltech101"}
 
 
-def test_every_list_is_checked_here():
+def test_every_list_is_checked_here() -> None:
     assert set(catalogue.list_class_lists()) == set(LISTS)
     assert set(catalogue.list_templates()) == set(SETS) | CUSTOM
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_lists(name):
+def test_lists(name: Any) -> None:
     count, first, last = LISTS[name]
     names = class_names(name)
     assert (len(names), names[0], names[-1]) == (count, first, last)
@@ -53,7 +56,7 @@ def test_lists(name):
 
 
 @pytest.mark.parametrize("kind", ["classes", "templates"])
-def test_content_has_the_hash_that_the_file_states(kind):
+def test_content_has_the_hash_that_the_file_states(kind: Any) -> None:
     listed = catalogue.list_class_lists() if kind == "classes" else catalogue.list_templates()
     for name in listed:
         assert catalogue.content_hash(name, kind) == catalogue.stored_hash(name, kind), name
@@ -62,13 +65,13 @@ def test_content_has_the_hash_that_the_file_states(kind):
     assert len(by_content) == len(listed) - same
 
 
-def test_imagenet_names_hold_two_duplicates():
+def test_imagenet_names_hold_two_duplicates() -> None:
     names = class_names("imagenet")
     twice = {n: [i for i, m in enumerate(names) if m == n] for n in names if names.count(n) > 1}
     assert twice == {"missile": [657, 744], "sunglasses": [836, 837]}
 
 
-def test_wnids():
+def test_wnids() -> None:
     everything = wnids("imagenet")
     assert len(set(everything)) == 1000 and list(everything) == sorted(everything)
     assert all(re.fullmatch(r"n\d{8}", wnid) for wnid in everything)
@@ -87,7 +90,7 @@ def test_wnids():
         ("tiny-imagenet", [1, 25, 30, 32, 50]),
     ],
 )
-def test_subsets_of_imagenet(name, head):
+def test_subsets_of_imagenet(name: str, head: Any) -> None:
     indices = catalogue.indices(name)
     assert list(indices[: len(head)]) == head
     assert list(indices) == sorted(set(indices)) and len(indices) == 200
@@ -97,7 +100,7 @@ def test_subsets_of_imagenet(name, head):
     assert catalogue.indices("imagenet") == tuple(range(1000))
 
 
-def test_orders_that_the_sources_define():
+def test_orders_that_the_sources_define() -> None:
     assert list(class_names("food101")) == sorted(class_names("food101"))
     assert list(class_names("cifar100")) == sorted(class_names("cifar100"))
     assert list(class_names("dtd")) == sorted(class_names("dtd"))
@@ -105,7 +108,7 @@ def test_orders_that_the_sources_define():
     assert class_names("sun397")[8] == "outdoor apartment building"
 
 
-def written_out():
+def written_out() -> Any:
     """The 80 by their patterns instead of one by one."""
     forms = []
     for article in ("a", "the"):
@@ -125,7 +128,7 @@ def written_out():
     return [*forms, *(f"itap of {word} {{}}." for word in ["a", "the", "my"])]
 
 
-def test_template_sets():
+def test_template_sets() -> None:
     eighty = templates("openai-80")
     assert len(set(eighty)) == 80 and set(eighty) == set(written_out())
     assert set(templates("openai-7")) < set(eighty)
@@ -138,7 +141,7 @@ def test_template_sets():
         assert catalogue.source(name, "templates")
 
 
-def test_scap_sets_are_the_eighty_without_their_periods():
+def test_scap_sets_are_the_eighty_without_their_periods() -> None:
     bare = [t.removesuffix(".") for t in templates("openai-80")]
     for name in ("a", "r", "sketch", "v2"):
         assert set(templates(f"scap-imagenet-{name}")) <= set(bare)
@@ -150,7 +153,7 @@ def test_scap_sets_are_the_eighty_without_their_periods():
     assert rendition.count("a drawing of a {}") == 2
 
 
-def test_choices_of_published_methods():
+def test_choices_of_published_methods() -> None:
     assert catalogue.template_choice("tda", "cars") == "openai-7"
     assert catalogue.template_choice("tda", "imagenet-r") == "openai-80"
     assert templates(catalogue.template_choice("tda", "dtd")) == ("{} texture.",)
@@ -162,14 +165,14 @@ def test_choices_of_published_methods():
         catalogue.template_choice("scap", "pets")
 
 
-def test_unknown_names_name_the_nearest():
+def test_unknown_names_name_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'cifar10'"):
         class_names("cifar-10")
     with pytest.raises(UnknownNameError, match="did you mean 'openai-80'"):
         templates("openai80")
 
 
-def test_every_name_in_every_template_fits_the_context():
+def test_every_name_in_every_template_fits_the_context() -> None:
     tokenizer = Tokenizer()
     longest = {
         name: max(tokenizer.lengths(class_names(name))) for name in catalogue.list_class_lists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ def context(model: CLIP) -> Tensor:
     return model.context("a photo of a")
 
 
-def scap(model: CLIP, prefix: Tensor, context: Tensor, **changes: object) -> ReferenceSCAP:
+def scap(model: CLIP, prefix: Tensor, context: Tensor, **changes: Any) -> ReferenceSCAP:
     """A reference on one template with some settings changed."""
     return ReferenceSCAP(model, ONE_TEMPLATE, replace(SETTINGS, **changes), prefix, context)
 
@@ -121,7 +122,7 @@ def test_losses_by_hand() -> None:
         "marginal": -marginal * math.log(marginal) - (1 - marginal) * math.log(1 - marginal),
     }
     for form, value in expected.items():
-        settings = ReferenceSettings(entropy=form, concentration=0.7)
+        settings = ReferenceSettings(entropy=form, concentration=0.7)  # type: ignore[arg-type]
         losses = eq.clique_loss(features, text, 2.0, settings)
         assert float(losses.entropy) == pytest.approx(value)
         assert float(losses.concentration) == pytest.approx(2 * 0.75)
@@ -352,7 +353,7 @@ def test_compose_keeps_keys_and_values_apart() -> None:
 def test_compose_means(
     cliques: str, retained: str, expected: list[float], alone: list[float]
 ) -> None:
-    settings = replace(SETTINGS, clique_combination=cliques, retained_combination=retained)
+    settings = replace(SETTINGS, clique_combination=cliques, retained_combination=retained)  # type: ignore[arg-type]
     composed = eq.compose([prompt(1, 0), prompt(2, 0)], [prompt(4, 0)], settings)
     assert composed is not None and composed[:, 0, 0].tolist() == expected
     only = eq.compose([], [prompt(4, 0)], settings)
@@ -457,8 +458,8 @@ def test_equal_sets_of_two_classes_learn_the_same(
     assert twins
     for g, h in twins:
         assert result.cliques[g][0] != result.cliques[h][0]
-        assert torch.equal(result.visual[g], result.visual[h])
-        assert torch.equal(result.text[g], result.text[h])
+        assert torch.equal(result.visual[g], result.visual[h])  # type: ignore[arg-type]
+        assert torch.equal(result.text[g], result.text[h])  # type: ignore[arg-type]
 
 
 def test_orders_of_retention(
@@ -485,7 +486,7 @@ def test_stream_keeps_the_mean_and_the_limit(
     for images in (tiny_images, tiny_images.flip(-1), tiny_images.flip(-2)):
         result = reference.predict(images)
         seen += result.text
-        torch.testing.assert_close(result.text_mean, torch.stack(seen).mean(dim=0))
+        torch.testing.assert_close(result.text_mean, torch.stack(seen).mean(dim=0))  # type: ignore[arg-type]
         assert result.tau == len(seen)
         assert max(len(entries) for entries in result.retained.values()) <= 2
     assert any(len(entries) == 2 for entries in result.retained.values())
@@ -500,10 +501,10 @@ def test_text_composition_share(
     result = reference.predict(tiny_images)
     i = result.cliques[0][0]
     own = [t for (c, _), t in zip(result.cliques, result.text, strict=True) if c == i]
-    expected = 0.25 * result.text_mean + 0.75 * torch.stack(own).mean(dim=0)
+    expected = 0.25 * result.text_mean + 0.75 * torch.stack(own).mean(dim=0)  # type: ignore[arg-type]
     torch.testing.assert_close(reference.composed_context(i, result), expected)
     absent = next(c for c in range(9) if c not in {i for i, _ in result.cliques})
-    assert torch.equal(reference.composed_context(absent, result), result.text_mean)
+    assert torch.equal(reference.composed_context(absent, result), result.text_mean)  # type: ignore[arg-type]
 
 
 def test_text_only_never_prompts_images(
@@ -579,7 +580,7 @@ def test_union_uses_every_prompt_once(
         kept = result.used[j, i][1]
         if kept is not None:
             parts.append(result.retained[i][kept][1])
-    feature = eq.image_features(model, tiny_images[j : j + 1], torch.cat(parts), 1)[0]
+    feature = eq.image_features(model, tiny_images[j : j + 1], torch.cat(parts), 1)[0]  # type: ignore[arg-type]
     text = eq.template_features(model, ONE_TEMPLATE, "a photo of a {}.", result.text_mean)
     torch.testing.assert_close(result.logits[j], model.scale * text @ feature)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from cliquetta.evaluation.record import load_predictions
 from cliquetta.evaluation.runner import evaluate
 from cliquetta.methods.registry import create_method, method_config
 from cliquetta.model.attention import class_attention
+from cliquetta.model.clip import CLIP
 from tests._helpers.tiny import TINY_NAMES
 
 
@@ -41,10 +44,16 @@ def dataset() -> ArrayDataset:
 
 
 @pytest.fixture
-def run(tiny_clip, dataset, tmp_path):
+def run(tiny_clip: CLIP, dataset: Any, tmp_path: Path) -> Any:
     """Run a method over the data set with evidence; gives back its folder and its adapter."""
 
-    def call(method="scap", options=None, limits=None, where="runs", **arguments):
+    def call(
+        method: str = "scap",
+        options: Any = None,
+        limits: Any = None,
+        where: str = "runs",
+        **arguments: Any,
+    ) -> Any:
         config = method_config(method, None, options)
         adapter = create_method(method, tiny_clip, dataset.prompts, config)
         stream = Stream(dataset, tiny_clip.preprocess, 10)
@@ -56,7 +65,9 @@ def run(tiny_clip, dataset, tmp_path):
     return call
 
 
-def test_predictions_are_those_of_a_run_without_evidence(run, tiny_clip, dataset, tmp_path):
+def test_predictions_are_those_of_a_run_without_evidence(
+    run: Any, tiny_clip: CLIP, dataset: Any, tmp_path: Path
+) -> None:
     folder, _ = run()
     adapter = create_method("scap", tiny_clip, dataset.prompts)
     record = evaluate(adapter, Stream(dataset, tiny_clip.preprocess, 10), out=tmp_path / "plain")
@@ -65,7 +76,7 @@ def test_predictions_are_those_of_a_run_without_evidence(run, tiny_clip, dataset
     assert record.id == folder.name
 
 
-def test_what_is_kept_is_what_was_answered(run, tiny_clip, dataset):
+def test_what_is_kept_is_what_was_answered(run: Any, tiny_clip: CLIP, dataset: Any) -> None:
     folder, adapter = run()
     assert not adapter.explain
     evidence, answers = load_evidence(folder), load_predictions(folder)
@@ -83,7 +94,9 @@ def test_what_is_kept_is_what_was_answered(run, tiny_clip, dataset):
         np.testing.assert_allclose(kept.features, wanted, atol=2e-3)
 
 
-def test_prompted_features_are_those_that_were_scored(run, tiny_clip, dataset):
+def test_prompted_features_are_those_that_were_scored(
+    run: Any, tiny_clip: CLIP, dataset: Any
+) -> None:
     """With one pass an image and fixed text, the answer is a product with the feature alone."""
     options = {"modalities": "image", "merge": "top-1", "lr": 0.5, "threshold": 0.5}
     folder, adapter = run(options=options)
@@ -96,7 +109,7 @@ def test_prompted_features_are_those_that_were_scored(run, tiny_clip, dataset):
     np.testing.assert_allclose(found.values.numpy(), answers.probabilities, atol=1e-2)
 
 
-def test_counts_add_up_to_the_description(run):
+def test_counts_add_up_to_the_description(run: Any) -> None:
     evidence = load_evidence(run()[0])
     assert [line["batch"] for line in evidence.counts] == [1, 2, 3, 4]
     for line, batch in zip(evidence.counts, evidence.batches, strict=True):
@@ -106,7 +119,7 @@ def test_counts_add_up_to_the_description(run):
         assert all(clique["after"] is not None for clique in cliques)
 
 
-def test_domain_prompts_leave_a_line_about_every_batch(run):
+def test_domain_prompts_leave_a_line_about_every_batch(run: Any) -> None:
     evidence = load_evidence(run("scap_domain")[0])
     assert [line["batch"] for line in evidence.counts] == [1, 2, 3, 4]
     for line, batch in zip(evidence.counts, evidence.batches, strict=True):
@@ -116,7 +129,9 @@ def test_domain_prompts_leave_a_line_about_every_batch(run):
     assert {(line["believed"], line["doubt"]) for line in believing.counts} == {(1.0, 1.0)}
 
 
-def test_maps_begin_with_plain_attention_and_end_with_all_prompts(run, tiny_clip, dataset):
+def test_maps_begin_with_plain_attention_and_end_with_all_prompts(
+    run: Any, tiny_clip: CLIP, dataset: Any
+) -> None:
     folder, _ = run(limits=EvidenceLimits(maps=8))
     images = {
         key: image
@@ -141,11 +156,11 @@ def test_maps_begin_with_plain_attention_and_end_with_all_prompts(run, tiny_clip
     assert seen == 8
 
 
-def test_size_is_bounded(run):
+def test_size_is_bounded(run: Any) -> None:
     folder, _ = run(limits=EvidenceLimits(images=20, maps=2, pixels=16))
     evidence = load_evidence(folder)
     assert [batch.number for batch in evidence.batches] == [1, 4]
-    assert sum(len(batch.maps) for batch in evidence.batches) == 2
+    assert sum(len(batch.maps) for batch in evidence.batches) == 2  # type: ignore[misc]
     assert all(batch.pictures.shape == (10, 16, 16, 3) for batch in evidence.batches)
     assert len(evidence.counts) == 4
     one, _ = run(limits=EvidenceLimits(images=3), where="one")
@@ -155,7 +170,7 @@ def test_size_is_bounded(run):
     assert load_evidence(none).batches == () and len(load_evidence(none).counts) == 4
 
 
-def test_pictures_show_what_the_model_saw(run, tiny_clip, dataset):
+def test_pictures_show_what_the_model_saw(run: Any, tiny_clip: CLIP, dataset: Any) -> None:
     first = load_evidence(run()[0]).batches[0]
     order = [dataset.keys.index(key) for key in first.keys]
     difference = first.pictures.astype(int) - dataset.images[order].astype(int)
@@ -164,13 +179,15 @@ def test_pictures_show_what_the_model_saw(run, tiny_clip, dataset):
     assert shrunk.shape == (2, 24, 24, 3) and (shrunk == 102).all()
 
 
-def test_a_run_taken_up_again_leaves_the_same_evidence(run, tiny_clip, dataset, tmp_path):
+def test_a_run_taken_up_again_leaves_the_same_evidence(
+    run: Any, tiny_clip: CLIP, dataset: Any, tmp_path: Path
+) -> None:
     whole, _ = run(where="whole")
 
     class Stopped(Exception):
         pass
 
-    def stop(step):
+    def stop(step: Any) -> None:
         if step.number == 3:
             raise Stopped
 
@@ -188,7 +205,9 @@ def test_a_run_taken_up_again_leaves_the_same_evidence(run, tiny_clip, dataset, 
     assert load_evidence(broken).counts == load_evidence(whole).counts
 
 
-def test_a_finished_run_without_evidence_is_run_again_once(run, tiny_clip, dataset, tmp_path):
+def test_a_finished_run_without_evidence_is_run_again_once(
+    run: Any, tiny_clip: CLIP, dataset: Any, tmp_path: Path
+) -> None:
     adapter = create_method("scap", tiny_clip, dataset.prompts)
     record = evaluate(adapter, Stream(dataset, tiny_clip.preprocess, 10), out=tmp_path / "runs")
     assert not has_evidence(tmp_path / "runs" / record.id)
@@ -198,14 +217,14 @@ def test_a_finished_run_without_evidence_is_run_again_once(run, tiny_clip, datas
     assert steps == [1, 2, 3, 4]
 
 
-def test_other_methods_leave_pictures_and_features(run):
+def test_other_methods_leave_pictures_and_features(run: Any) -> None:
     evidence = load_evidence(run("tent")[0])
     batch = evidence.batches[0]
     assert batch.description is None and batch.prompted is None and batch.maps == ()
     assert batch.features.shape == (10, 24) and batch.pictures.shape == (10, 32, 32, 3)
 
 
-def test_evidence_of_another_format_is_refused(run):
+def test_evidence_of_another_format_is_refused(run: Any) -> None:
     folder, _ = run()
     about = folder / "evidence" / "about.json"
     about.write_text(json.dumps(json.loads(about.read_text()) | {"format": "cliquetta-evidence-9"}))

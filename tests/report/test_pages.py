@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from cliquetta.data.catalogue import get_dataset
 from cliquetta.evaluation.evidence_log import BatchEvidence, Evidence
 from cliquetta.evaluation.sweep import RunContext, RunSpec
 from cliquetta.model.checkpoints.native import save_model
+from cliquetta.model.clip import CLIP
 from cliquetta.report.evidence_section import Amounts, evidence_section
 from cliquetta.report.gallery import changed_tiles, clique_cards
 from cliquetta.report.markup import Figures
@@ -43,26 +45,26 @@ class Reader(HTMLParser):
         self.feed(text)
         assert self.open == []
 
-    def handle_starttag(self, tag, attributes):
+    def handle_starttag(self, tag: Any, attributes: Any) -> None:
         self.tags.append((tag, dict(attributes)))
         if tag not in VOID:
             self.open.append(tag)
 
-    def handle_startendtag(self, tag, attributes):
+    def handle_startendtag(self, tag: Any, attributes: Any) -> None:
         self.tags.append((tag, dict(attributes)))
 
-    def handle_endtag(self, tag):
+    def handle_endtag(self, tag: Any) -> None:
         assert self.open.pop() == tag
 
-    def handle_data(self, data):
+    def handle_data(self, data: Any) -> None:
         self.text += data
 
-    def all(self, tag):
+    def all(self, tag: Any) -> Any:
         return [attributes for name, attributes in self.tags if name == tag]
 
 
 @pytest.fixture(scope="module")
-def evaluated(tiny_clip, tmp_path_factory) -> Path:
+def evaluated(tiny_clip: CLIP, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Zero-shot and SCAP with evidence on 40 bundled images, by the tiny model."""
     folder = tmp_path_factory.mktemp("evaluated")
     model = folder / "tiny.safetensors"
@@ -77,11 +79,11 @@ def evaluated(tiny_clip, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def page(evaluated):
+def page(evaluated: Any) -> Any:
     return build_page(*load_runs([evaluated]))
 
 
-def test_nothing_is_fetched_from_outside(page):
+def test_nothing_is_fetched_from_outside(page: Any) -> None:
     reader = Reader(page.html)
     assert not reader.all("script") and not reader.all("iframe")
     for attributes in (attributes for _, attributes in reader.tags):
@@ -93,7 +95,7 @@ def test_nothing_is_fetched_from_outside(page):
     assert "default-src 'none'" in page.html
 
 
-def test_every_picture_has_words(page):
+def test_every_picture_has_words(page: Any) -> None:
     reader = Reader(page.html)
     assert len(reader.all("img")) > 10
     assert all(attributes["alt"] for attributes in reader.all("img"))
@@ -102,7 +104,7 @@ def test_every_picture_has_words(page):
     assert all(svg["role"] == "img" and svg["aria-label"] for svg in svgs)
 
 
-def test_links_and_ids_lead_somewhere_and_are_unique(page):
+def test_links_and_ids_lead_somewhere_and_are_unique(page: Any) -> None:
     reader = Reader(page.html)
     ids = [attributes["id"] for _, attributes in reader.tags if attributes.get("id")]
     assert len(ids) == len(set(ids))
@@ -112,7 +114,7 @@ def test_links_and_ids_lead_somewhere_and_are_unique(page):
     assert inside and inside <= set(ids)
 
 
-def test_the_sections_of_a_run_with_evidence(page, evaluated):
+def test_the_sections_of_a_run_with_evidence(page: Any, evaluated: Any) -> None:
     text = Reader(page.html).text
     for heading in ("Results", "Accuracy over the stream", "Calibration", "Inside scap",
                     "Cliques", "Attention", "Features", "How to repeat it"):  # fmt: skip
@@ -126,13 +128,13 @@ def test_the_sections_of_a_run_with_evidence(page, evaluated):
     assert {"stream", "reliability", "attention", "features"} <= kinds
 
 
-def test_colours_follow_the_page(page):
+def test_colours_follow_the_page(page: Any) -> None:
     figures = re.findall(r"<svg.*?</svg>", page.html, re.DOTALL)
     assert all("var(--ink)" in figure and "#1c2127" not in figure for figure in figures)
     assert "prefers-color-scheme: dark" in page.html and "@media print" in page.html
 
 
-def test_names_and_titles_cannot_become_markup(tmp_path):
+def test_names_and_titles_cannot_become_markup(tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     make_run(folder, "zero_shot", LABELS, PLAIN, names=NAMES)
     scap = make_run(folder, "scap", LABELS, ADAPTED, config={"note": "<script>alert(1)</script>"})
@@ -146,7 +148,7 @@ def test_names_and_titles_cannot_become_markup(tmp_path):
     assert "<img src=x>" not in html
 
 
-def test_runs_without_labels_are_reported_without_scores(tmp_path):
+def test_runs_without_labels_are_reported_without_scores(tmp_path: Path) -> None:
     unknown = [-1] * len(LABELS)
     make_run(tmp_path, "zero_shot", unknown, PLAIN)
     make_run(tmp_path, "tent", unknown, ADAPTED)
@@ -155,7 +157,7 @@ def test_runs_without_labels_are_reported_without_scores(tmp_path):
     assert "Calibration" not in text
 
 
-def test_several_runs_are_compared(tmp_path):
+def test_several_runs_are_compared(tmp_path: Path) -> None:
     make_run(tmp_path, "zero_shot", LABELS, PLAIN)
     for method in ("tent", "tda", "dmn"):
         make_run(tmp_path, method, LABELS, ADAPTED)
@@ -176,7 +178,7 @@ def cards_of(folder: Path) -> list[tuple[str, str]]:
     return re.findall(r"<li><b>([^<]*)</b><span>([^<]*)</span>", html)
 
 
-def test_figures_of_a_few_methods_head_the_page(tmp_path):
+def test_figures_of_a_few_methods_head_the_page(tmp_path: Path) -> None:
     for shift in ("toy@fog:3", "toy@contrast:3"):
         make_run(tmp_path, "zero_shot", LABELS, PLAIN, dataset=shift)
         make_run(tmp_path, "scap", LABELS, LABELS, dataset=shift)
@@ -196,7 +198,7 @@ def test_figures_of_a_few_methods_head_the_page(tmp_path):
     assert "tent changed 32 of 64 answers: 8 from wrong to right, 16 from right to wrong" in text
 
 
-def test_domain_prompts_are_described_without_cliques(tmp_path):
+def test_domain_prompts_are_described_without_cliques(tmp_path: Path) -> None:
     make_run(tmp_path, "zero_shot", LABELS, PLAIN)
     folder = make_run(tmp_path, "scap_domain", LABELS, ADAPTED)
     (run,) = load_runs([folder])[0]
@@ -216,7 +218,7 @@ def test_domain_prompts_are_described_without_cliques(tmp_path):
     assert "Cliques" not in text and "Attention" not in text
 
 
-def test_a_large_report_loses_its_galleries_first(page, evaluated):
+def test_a_large_report_loses_its_galleries_first(page: Any, evaluated: Any) -> None:
     runs, _ = load_runs([evaluated])
     whole = len(page.html.encode())
     assert whole < 3_000_000
@@ -253,7 +255,7 @@ def _evidence(pictures: int = 6) -> Evidence:
     return Evidence(NAMES, (), (batch,))
 
 
-def test_gallery_shows_unlike_cliques_with_most_changes_first():
+def test_gallery_shows_unlike_cliques_with_most_changes_first() -> None:
     cards = clique_cards(_evidence(), 3)
     assert [(card.label, card.size) for card in cards] == [(1, 3), (3, 2), (1, 2)]
     first = cards[0]
@@ -264,7 +266,7 @@ def test_gallery_shows_unlike_cliques_with_most_changes_first():
     assert len(clique_cards(_evidence(), 1)) == 1
 
 
-def test_changed_images_are_sorted_by_what_became_of_them():
+def test_changed_images_are_sorted_by_what_became_of_them() -> None:
     tiles = changed_tiles(_evidence(), 10)
     assert [(tile.key, tile.change) for tile in tiles] == [
         ("a", "repaired"),
@@ -275,11 +277,11 @@ def test_changed_images_are_sorted_by_what_became_of_them():
     assert len(changed_tiles(_evidence(), 2)) == 2
 
 
-def run_command(*words):
+def run_command(*words: Any) -> Any:
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
-def test_command_writes_page_and_figures(evaluated, tmp_path):
+def test_command_writes_page_and_figures(evaluated: Any, tmp_path: Path) -> None:
     out, figures = tmp_path / "deep" / "page.html", tmp_path / "figures"
     words = ("--out", out, "--figures", figures, "--attention", "rollout", "--title", "My run")
     result = run_command("report", evaluated, *words, "--json")
@@ -292,11 +294,11 @@ def test_command_writes_page_and_figures(evaluated, tmp_path):
     assert starts == {".png": b"\x89PNG", ".pdf": b"%PDF"}
 
 
-def test_equal_runs_give_equal_pages(page, evaluated):
+def test_equal_runs_give_equal_pages(page: Any, evaluated: Any) -> None:
     assert build_page(*load_runs([evaluated])).html == page.html
 
 
-def test_command_refuses_what_it_cannot_report_on(tmp_path):
+def test_command_refuses_what_it_cannot_report_on(tmp_path: Path) -> None:
     for words, reason in (
         ((tmp_path,), "no runs in"),
         ((tmp_path / "none",), "no such folder"),
@@ -311,6 +313,6 @@ def test_command_refuses_what_it_cannot_report_on(tmp_path):
     assert not (tmp_path / "page.html").exists()
 
 
-def test_class_names_come_from_the_data_set_where_the_run_left_none(evaluated):
+def test_class_names_come_from_the_data_set_where_the_run_left_none(evaluated: Any) -> None:
     runs, _ = load_runs(sorted(evaluated.glob("*zero_shot*")))
     assert runs[0].evidence is None and runs[0].names == get_dataset("bundled").names

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 import transformers
@@ -16,6 +19,7 @@ from cliquetta.model.attention import (
     rollout,
 )
 from cliquetta.model.block import Prefix
+from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model
 
 
@@ -30,13 +34,15 @@ def prompts() -> Tensor:
     return 3 * torch.randn(3, 2, 2, 2, 32, generator=torch.Generator().manual_seed(4))
 
 
-def all_weights(tower, pixels, prefix=None) -> list[Tensor]:
+def all_weights(tower: Any, pixels: Tensor, prefix: Any = None) -> list[Tensor]:
     found = tower.attention(pixels, range(len(tower.blocks)), prefix=prefix)
     return [found[index] for index in sorted(found)]
 
 
 @torch.no_grad()
-def test_without_prompts_maps_are_those_of_transformers_in_eager_mode(tmp_path, pixels):
+def test_without_prompts_maps_are_those_of_transformers_in_eager_mode(
+    tmp_path: Path, pixels: Tensor
+) -> None:
     torch.manual_seed(0)
     shape = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 3}
     shape |= {"num_attention_heads": 4}
@@ -64,7 +70,7 @@ def test_without_prompts_maps_are_those_of_transformers_in_eager_mode(tmp_path, 
 
 
 @torch.no_grad()
-def test_maps_sum_to_one_over_tokens(tiny_clip, pixels, prompts):
+def test_maps_sum_to_one_over_tokens(tiny_clip: CLIP, pixels: Tensor, prompts: Any) -> None:
     tower = tiny_clip.require_vit()
     chosen = torch.tensor([[0, 0, 0], [1, 0, 0], [0, 1, 1], [1, 1, 1]]).bool()
     for maps in prompted_maps(tower, pixels[0], prompts, (0, 1), chosen).values():
@@ -76,7 +82,9 @@ def test_maps_sum_to_one_over_tokens(tiny_clip, pixels, prompts):
 
 
 @torch.no_grad()
-def test_rows_are_those_of_one_prompt_at_a_time(tiny_clip, pixels, prompts, monkeypatch):
+def test_rows_are_those_of_one_prompt_at_a_time(
+    tiny_clip: CLIP, pixels: Tensor, prompts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tower = tiny_clip.require_vit()
     chosen = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 1, 1]]).bool()
     found = prompted_maps(tower, pixels[1], prompts, (0, 1), chosen)
@@ -94,7 +102,9 @@ def test_rows_are_those_of_one_prompt_at_a_time(tiny_clip, pixels, prompts, monk
 
 
 @torch.no_grad()
-def test_rollout_is_the_product_of_whole_matrices(tiny_clip, pixels, prompts):
+def test_rollout_is_the_product_of_whole_matrices(
+    tiny_clip: CLIP, pixels: Tensor, prompts: Any
+) -> None:
     """Prompts as states that nothing leaves, the class token's row of the whole product."""
     tower = tiny_clip.require_vit()
     prefix = {block: Prefix(prompts[:1, block]) for block in (0, 1)}
@@ -113,13 +123,13 @@ def test_rollout_is_the_product_of_whole_matrices(tiny_clip, pixels, prompts):
     torch.testing.assert_close(found[:, 1:], wanted[:, P:], atol=1e-6, rtol=1e-5)
 
 
-def test_patches_are_read_row_by_row():
+def test_patches_are_read_row_by_row() -> None:
     maps = torch.arange(18.0)[None]  # prompts, class token, 16 patches
     assert patch_grid(maps).shape == (1, 4, 4)
     assert patch_grid(maps)[0, 1].tolist() == [6, 7, 8, 9]
 
 
-def test_difference_is_the_share_that_moved():
+def test_difference_is_the_share_that_moved() -> None:
     one, other = torch.tensor([0.0, 0.5, 0.5, 0.0]), torch.tensor([0.0, 0.2, 0.5, 0.3])
     assert difference(one, other) == pytest.approx(0.3)
     assert difference(one, one) == 0

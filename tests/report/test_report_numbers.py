@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import types
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +29,7 @@ PLAIN = [0, 1, 1, 0, 2, 3, 3, 3]
 ADAPTED = [0, 0, 1, 2, 3, 3, 3, 2]  # 1 repaired, 3 sideways, 4 broken, 7 broken
 
 
-def test_changes_are_counted_by_what_became_of_them():
+def test_changes_are_counted_by_what_became_of_them() -> None:
     pair = predictions(LABELS, PLAIN), predictions(LABELS, ADAPTED)
     changes = count_changes([pair])
     assert (changes.images, changes.changed) == (8, 4)
@@ -38,13 +40,13 @@ def test_changes_are_counted_by_what_became_of_them():
     assert (both.images, both.labelled, both.changed) == (16, 8, 8)
     assert both.gain == pytest.approx(-12.5)
     twice = count_changes([pair, pair])
-    assert (twice.test.repaired, twice.test.broken, twice.gain) == (2, 4, pytest.approx(-12.5))
+    assert (twice.test.repaired, twice.test.broken, twice.gain) == (2, 4, pytest.approx(-12.5))  # type: ignore[comparison-overlap]
     assert twice.test.p == changes.test.p  # the same pictures again are no new evidence
     nothing = count_changes([unknown])
     assert (nothing.changed, nothing.test, nothing.gain) == (4, None, None)
 
 
-def test_moves_name_both_classes():
+def test_moves_name_both_classes() -> None:
     found = {
         (move.before, move.after): move
         for move in moves(predictions(LABELS, PLAIN), predictions(LABELS, ADAPTED))
@@ -55,17 +57,17 @@ def test_moves_name_both_classes():
     assert (found[2, 3].repaired, found[2, 3].broken) == (0, 1)
 
 
-def test_gain_runs_along_the_stream():
+def test_gain_runs_along_the_stream() -> None:
     gain = net_gain(predictions(LABELS, PLAIN), predictions(LABELS, ADAPTED))
     assert gain.tolist() == [0, 1, 1, 1, 0, 0, 0, -1]
 
 
-def test_other_images_are_refused():
+def test_other_images_are_refused() -> None:
     with pytest.raises(ValueError, match="same images"):
         count_changes([(predictions(LABELS, PLAIN), predictions(LABELS[:4], PLAIN[:4]))])
 
 
-def test_confusion_is_that_of_all_answers_folded_to_the_changed_classes():
+def test_confusion_is_that_of_all_answers_folded_to_the_changed_classes() -> None:
     plain, adapted = predictions(LABELS, PLAIN), predictions(LABELS, [0, 0, 1, 0, 2, 3, 3, 3])
     found = changed_confusion(plain, adapted)
     assert found.classes == (0, 1)
@@ -76,7 +78,7 @@ def test_confusion_is_that_of_all_answers_folded_to_the_changed_classes():
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(*[st.integers(0, 3)] * 3), min_size=1, max_size=40), st.integers(1, 4))
-def test_confusion_keeps_every_answer(rows, limit):
+def test_confusion_keeps_every_answer(rows: Any, limit: Any) -> None:
     labels, before, after = (list(column) for column in zip(*rows, strict=True))
     found = changed_confusion(predictions(labels, before), predictions(labels, after), limit)
     assert found.before.sum() == found.after.sum() == len(rows)
@@ -86,7 +88,7 @@ def test_confusion_keeps_every_answer(rows, limit):
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0.26, 0.999)), min_size=1, max_size=60))
-def test_calibration_error_is_that_of_torchmetrics(rows):
+def test_calibration_error_is_that_of_torchmetrics(rows: Any) -> None:
     labels = [label for label, _ in rows]
     logits = torch.zeros(len(rows), 4)
     logits[:, 1] = torch.tensor([3 * p / (1 - p) for _, p in rows]).log()
@@ -101,20 +103,20 @@ def test_calibration_error_is_that_of_torchmetrics(rows):
     assert found.count.sum() == len(rows)
 
 
-def test_accuracy_so_far_passes_over_unknown_labels():
+def test_accuracy_so_far_passes_over_unknown_labels() -> None:
     found = accuracy_so_far(predictions([-1, 0, 0, -1, 1], [0, 0, 1, 1, 1]))
     assert np.isnan(found[0])
     assert found[1:].tolist() == [100, 50, 50, pytest.approx(200 / 3)]
 
 
-def test_domains_begin_where_keys_change():
+def test_domains_begin_where_keys_change() -> None:
     keys = ("a/1", "a/2", "a@fog:3/1", "a/3")
     assert domain_starts(keys, ["a", "a@fog:3", "a"]) == [(0, "a"), (2, "a@fog:3"), (3, "a")]
     assert domain_starts(keys, ["a"]) == []
 
 
 @pytest.fixture
-def ablation(tmp_path):
+def ablation(tmp_path: Path) -> Any:
     """One-at-a-time runs around threshold 0.8, lambda 1, batch size 4; two seeds at the centre."""
     base = {"threshold": 0.8, "concentration": 1.0, "modalities": "both", "retention": True}
     right = [LABELS[:keep] + [(label + 1) % 4 for label in LABELS[keep:]] for keep in range(9)]
@@ -132,7 +134,7 @@ def ablation(tmp_path):
     return load_runs([tmp_path])[0]
 
 
-def test_curves_vary_one_setting_and_nothing_else(ablation):
+def test_curves_vary_one_setting_and_nothing_else(ablation: Any) -> None:
     curves = {curve.setting: curve for curve in find_curves(ablation)}
     assert set(curves) == {"threshold", "batch_size", "components"}
     threshold = curves["threshold"]
@@ -151,7 +153,7 @@ def test_curves_vary_one_setting_and_nothing_else(ablation):
     ]
 
 
-def test_groups_hold_runs_over_the_same_images(ablation, tmp_path):
+def test_groups_hold_runs_over_the_same_images(ablation: Any, tmp_path: Path) -> None:
     make_run(tmp_path / "more", "scap", LABELS, PLAIN, dataset="toy@snow:1")
     make_run(tmp_path / "more", "tent", LABELS[:4], PLAIN[:4])
     runs = [*ablation, *load_runs([tmp_path / "more"])[0]]
@@ -164,7 +166,9 @@ def test_groups_hold_runs_over_the_same_images(ablation, tmp_path):
     assert "scap" in labels[large.adapted[0].id] and "threshold" in labels[large.adapted[0].id]
 
 
-def test_figures_show_one_run_per_method_with_its_usual_settings(ablation, tmp_path):
+def test_figures_show_one_run_per_method_with_its_usual_settings(
+    ablation: Any, tmp_path: Path
+) -> None:
     make_run(tmp_path / "more", "scap", LABELS, PLAIN, dataset="toy@snow:1", seed=2)
     make_run(tmp_path / "more", "tent", LABELS[::-1], PLAIN[::-1], seed=5)
     make_run(tmp_path / "more", "tent", LABELS, PLAIN, seed=4)
@@ -176,7 +180,7 @@ def test_figures_show_one_run_per_method_with_its_usual_settings(ablation, tmp_p
     assert [run.record.seed for run in snow.runs] == [2]
 
 
-def test_class_names_are_numbers_where_nobody_knows_them(tmp_path):
+def test_class_names_are_numbers_where_nobody_knows_them(tmp_path: Path) -> None:
     first = make_run(tmp_path, "dmn", LABELS, PLAIN)
     (run,), _ = load_runs([first])
     assert run.names == tuple(f"class {label}" for label in range(4))
@@ -188,7 +192,7 @@ def test_class_names_are_numbers_where_nobody_knows_them(tmp_path):
     assert [run.names for run in runs] == [NAMES, NAMES]  # one that knows is enough
 
 
-def test_pca_is_the_eigenvectors_of_the_covariance():
+def test_pca_is_the_eigenvectors_of_the_covariance() -> None:
     features = np.random.default_rng(0).normal(size=(60, 7)) * np.array([5, 1, 3, 1, 1, 1, 0.5])
     points, share = pca(features)
     values, vectors = np.linalg.eigh(np.cov(features.T))
@@ -201,7 +205,7 @@ def test_pca_is_the_eigenvectors_of_the_covariance():
     np.testing.assert_allclose(np.abs(again), np.abs(points), atol=1e-9)
 
 
-def test_cohesion_by_hand():
+def test_cohesion_by_hand() -> None:
     """Two classes on the axes, one image between them."""
     features = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])
     centres = np.array([[1.0, 0.0], np.array([0.6, 1.8]) / np.hypot(0.6, 1.8)])
@@ -214,15 +218,15 @@ def test_cohesion_by_hand():
     assert np.isnan(cohesion(features, np.zeros(4, int)))
 
 
-def test_tsne_starts_from_principal_components(monkeypatch):
+def test_tsne_starts_from_principal_components(monkeypatch: pytest.MonkeyPatch) -> None:
     """openTSNE is not part of the development environment: what it is asked for is checked."""
     asked = {}
 
     class TSNE:
-        def __init__(self, **settings):
+        def __init__(self, **settings: Any) -> None:
             asked.update(settings)
 
-        def fit(self, features):
+        def fit(self, features: Any) -> Any:
             return asked["initialization"] + 1
 
     monkeypatch.setitem(sys.modules, "openTSNE", types.SimpleNamespace(TSNE=TSNE))
@@ -234,8 +238,8 @@ def test_tsne_starts_from_principal_components(monkeypatch):
     np.testing.assert_allclose(points - 1, asked["initialization"], atol=1e-12)
 
 
-def test_an_unknown_map_is_refused_and_missing_evidence_gives_none():
+def test_an_unknown_map_is_refused_and_missing_evidence_gives_none() -> None:
     empty = types.SimpleNamespace(batches=())
-    assert embed(empty) is None
+    assert embed(empty) is None  # type: ignore[arg-type]
     with pytest.raises(KeyError, match="tsne"):
-        embed(empty, "tnse")
+        embed(empty, "tnse")  # type: ignore[arg-type]

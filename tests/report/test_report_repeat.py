@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -11,6 +13,7 @@ from cliquetta.cli.main import app
 from cliquetta.evaluation.record import load_record
 from cliquetta.evaluation.sweep import RunContext, RunSpec
 from cliquetta.model.checkpoints.native import save_model
+from cliquetta.model.clip import CLIP
 from cliquetta.prompts.catalogue import templates
 from cliquetta.report.repeat import repeat_command
 from tests._helpers.made_runs import make_run
@@ -32,7 +35,7 @@ from tests._helpers.made_runs import make_run
         {"method": "zero_shot", "dataset": "bundled>bundled@fog:2", "limit": 6},
     ],
 )
-def test_the_command_repeats_the_run(changes, tiny_clip, tmp_path):
+def test_the_command_repeats_the_run(changes: Any, tiny_clip: CLIP, tmp_path: Path) -> None:
     model = tmp_path / "my model.safetensors"
     save_model(tiny_clip, model)
     spec = RunSpec(
@@ -54,7 +57,7 @@ def test_the_command_repeats_the_run(changes, tiny_clip, tmp_path):
     assert (again / "predictions.jsonl").read_bytes() == first.read_bytes()
 
 
-def test_what_a_command_cannot_say_is_said_in_words(tmp_path):
+def test_what_a_command_cannot_say_is_said_in_words(tmp_path: Path) -> None:
     record = load_record(make_run(tmp_path, "plug-in", [0], [0], config={"depth": 3}))
     found = repeat_command(record)
     assert "plug-in is not a method of this version" in found.remarks[0]
@@ -66,7 +69,7 @@ def test_what_a_command_cannot_say_is_said_in_words(tmp_path):
     assert "--order correlated --gamma 0.5" in bursts.command
 
 
-def test_a_known_set_of_templates_is_named(tmp_path):
+def test_a_known_set_of_templates_is_named(tmp_path: Path) -> None:
     record = load_record(make_run(tmp_path, "zero_shot", [0], [0]))
     prompts = {**record.settings["prompts"], "templates": list(templates("openai-80"))}
     found = repeat_command(type(record)(record.id, {**record.settings, "prompts": prompts}))

@@ -6,6 +6,7 @@ import contextlib
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -14,7 +15,7 @@ from cliquetta.model.clip import CLIP
 from cliquetta.serve.settings import Limits
 from tests._helpers.serve_setup import CLASSES, Local, live_service
 
-MANY = {"rate": 1e6, "burst": 10**6}
+MANY: dict[str, Any] = {"rate": 1e6, "burst": 10**6}
 
 
 def connect(address: str) -> socket.socket:

@@ -70,7 +70,11 @@ def servers(model: Path, folder: Path) -> Iterator[Server]:
         "OMP_NUM_THREADS": "1",
     }
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        [str(word) for word in command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
     ) as zygote:
         try:
             yield Server(zygote, port)

@@ -33,7 +33,7 @@ from tests._helpers.serve_setup import (
 )
 
 ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
-MANY = {"rate": 1e6, "burst": 10**6}
+MANY: dict[str, Any] = {"rate": 1e6, "burst": 10**6}
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -47,9 +47,9 @@ def test_only_known_tokens_are_let_in_and_see_their_own_sessions_only(
     with local_service(tmp_path, tiny_clip, tokens=tokens, hosts=None, host="any.org") as service:
         http = service.http
         request = {"classes": CLASSES, "method": "zero_shot"}
-        wrong = ({}, bearer(ALICE[:-1]), bearer(ALICE + "x"), {"Authorization": f"Basic {ALICE}"})
+        wrong = ({}, bearer(ALICE[:-1]), bearer(ALICE + "x"), {"Authorization": f"Basic {ALICE}"})  # type: ignore[var-annotated]
         for headers in (*wrong, {"Authorization": b"Bearer \xff\xfe"}):
-            refused = http.post("/v1/sessions", json=request, headers=headers)
+            refused = http.post("/v1/sessions", json=request, headers=headers)  # type: ignore[arg-type]
             assert refused.status_code == 401
             assert refused.headers["WWW-Authenticate"] == "Bearer"
         assert http.get("/metrics").status_code == 401
@@ -128,7 +128,7 @@ def test_number_of_sessions(tmp_path: Path, tiny_clip: CLIP) -> None:
         request = {"classes": CLASSES, "method": "zero_shot"}
 
         def create(token: str) -> httpx.Response:
-            return service.http.post("/v1/sessions", json=request, headers=bearer(token))
+            return service.http.post("/v1/sessions", json=request, headers=bearer(token))  # type: ignore[return-value]
 
         first = create(ALICE).json()["id"]
         assert create(ALICE).status_code == 201

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
@@ -12,9 +13,9 @@ from cliquetta.serve.errors import ServiceError
 from cliquetta.serve.service import FairPool
 
 
-def make_pool(workers: int = 1, **more: float) -> FairPool:
+def make_pool(workers: int = 1, **more: Any) -> FairPool:
     values = {"queued": 100, "queued_per_session": 50, "wait_seconds": 30, **more}
-    return FairPool(workers, **values)  # type: ignore[arg-type]
+    return FairPool(workers, **values)
 
 
 def held(pool: FairPool, session: str = "held") -> tuple[threading.Event, Future[bool]]:
@@ -34,10 +35,10 @@ def test_a_greedy_session_waits_its_turn() -> None:
     pool, done = make_pool(), []
     gate, _ = held(pool)
     for i in range(10):
-        pool.submit("greedy", lambda i=i: done.append(("greedy", i)))
+        pool.submit("greedy", lambda i=i: done.append(("greedy", i)))  # type: ignore[misc]
     for name in ("a", "b"):
         for i in range(2):
-            pool.submit(name, lambda name=name, i=i: done.append((name, i)))
+            pool.submit(name, lambda name=name, i=i: done.append((name, i)))  # type: ignore[misc]
     gate.set()
     pool.close()
     assert done[:6] == [("greedy", 0), ("a", 0), ("b", 0), ("greedy", 1), ("a", 1), ("b", 1)]
@@ -57,7 +58,7 @@ def test_one_session_never_runs_twice_at_once() -> None:
 
     for i in range(20):
         for session in "abc":
-            pool.submit(session, lambda s=session, i=i: work(s, i))
+            pool.submit(session, lambda s=session, i=i: work(s, i))  # type: ignore[misc]
     pool.close()
     assert overlaps == []
     for session in "abc":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -150,7 +151,7 @@ def test_sessions_are_listed_inspected_and_deleted(service: Local) -> None:
     ],
 )
 def test_bad_requests_are_refused_with_the_remedy(
-    service: Local, change: dict[str, object], words: str
+    service: Local, change: dict[str, Any], words: str
 ) -> None:
     request = {"classes": CLASSES, "method": "tent", **change}
     answer = service.http.post("/v1/sessions", json=request)

@@ -18,7 +18,7 @@ from cliquetta.serve.settings import Limits
 from cliquetta.types import Batch, Prediction
 from tests._helpers.serve_setup import CLASSES, Alone, Local, batch_of, local_service, probabilities
 
-MANY = {"rate": 1e6, "burst": 10**6}
+MANY: dict[str, Any] = {"rate": 1e6, "burst": 10**6}
 
 
 def test_least_recently_used_sessions_leave_and_come_back_unchanged(
@@ -130,7 +130,7 @@ def test_a_failing_disk_loses_nothing_and_applies_nothing(
         refused = service.send(session, batch_of(1), sequence=2, top_k=5)
     assert (refused.status_code, refused.json()["code"]) == (503, "storage")
     assert "Retry-After" in refused.headers and "space" not in refused.text
-    assert state.write_atomically is atomic.write_atomically
+    assert state.write_atomically is atomic.write_atomically  # type: ignore[attr-defined]
     answer = service.predict(session, batch_of(1), sequence=2)
     assert probabilities(answer) == alone.predict(batch_of(1))
 

@@ -179,7 +179,7 @@ def test_keys_are_mean_features_before_or_after() -> None:
     assert before.after is None
     tower = MODEL.require_vit()
     for u, members in enumerate(SETS):
-        for learned, prompt in ((before, start), (after, after.visual[u])):  # type: ignore[index]
+        for learned, prompt in ((before, start), (after, after.visual[u])):
             features = tower(IMAGES[list(members)], prefix={1: Prefix(prompt)})
             mean = torch.nn.functional.normalize(features, dim=1).mean(dim=0)
             torch.testing.assert_close(learned.attributes[u], mean, rtol=0, atol=1e-10)
@@ -207,10 +207,10 @@ def test_memberships_shared_between_processes_sum_to_the_whole() -> None:
     _, whole, _, _ = learner._start_gradients(task, start)
     halves = []
     for part in (slice(0, 4), slice(4, len(task.image))):
-        learner.share = lambda total, part=part: part
+        learner.share = lambda total, part=part: part  # type: ignore[misc]
         halves.append(learner._start_gradients(task, start)[1])
     assert whole is not None
-    torch.testing.assert_close(halves[0] + halves[1], whole, rtol=0, atol=1e-10)  # type: ignore[operator]
+    torch.testing.assert_close(halves[0] + halves[1], whole, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("optimiser", ["adam", "adamw"])

@@ -37,7 +37,7 @@ def answer(scap: SCAP) -> dict[str, Any]:
         pulled.append(len(grad))
         return pull(tape, grad, image)
 
-    VisualTape.pull = counted  # type: ignore[method-assign]
+    VisualTape.pull = counted  # type: ignore[method-assign, assignment]
     try:
         predictions = [scap.predict(Batch(images)) for images in BATCHES]
     finally:

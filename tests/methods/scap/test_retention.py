@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -54,7 +56,7 @@ def test_the_cache_agrees_with_the_oracle(
     propagation: float,
     replace_keys: bool,
 ) -> None:
-    shared = {
+    shared: dict[str, Any] = {
         "capacity": capacity,
         "neighbours": neighbours,
         "bandwidth": bandwidth,

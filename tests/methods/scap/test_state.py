@@ -192,7 +192,7 @@ def run_until_killed(adapter: SCAP, out: Path, batch: int, inside: bool) -> None
             retain(*given)
             die()
 
-        adapter._retain = retain_and_die  # type: ignore[method-assign]
+        adapter._retain = retain_and_die  # type: ignore[method-assign, assignment]
     stream = Stream(made_up_dataset(96), adapter.model.preprocess, batch_size=4, seed=1)
     step = None if inside else lambda step: die()
     evaluate(adapter, stream, out=out, save_every=2, on_step=step)

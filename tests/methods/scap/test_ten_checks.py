@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,8 +34,8 @@ THRESHOLD = between_similarities(MODEL, BATCHES[0], 0.8)
 """So high that some images of every batch have no clique."""
 
 
-def adapter_of(threshold: float = THRESHOLD, **options: object) -> SCAP:
-    return SCAP(MODEL, PROMPTS, SCAPConfig(threshold=threshold, **options))  # type: ignore[arg-type]
+def adapter_of(threshold: float = THRESHOLD, **options: Any) -> SCAP:
+    return SCAP(MODEL, PROMPTS, SCAPConfig(threshold=threshold, **options))
 
 
 def owners(prediction: Prediction) -> Tensor:
@@ -103,7 +104,7 @@ def test_2_two_prompts_together_keep_keys_with_keys_and_values_with_values() -> 
 @pytest.mark.parametrize("merge", ["mean-probability", "top-1", "union"])
 def test_3a_without_cliques_the_logits_of_images_that_own_one_change(merge: str) -> None:
     options = {"modalities": "image", "retention": False, "merge": merge}
-    with_cliques = adapter_of(**options).predict(Batch(BATCHES[0]))
+    with_cliques = adapter_of(**options).predict(Batch(BATCHES[0]))  # type: ignore[arg-type]
     without = adapter_of(threshold=2.0, **options).predict(Batch(BATCHES[0]))
     own = owners(with_cliques)
     assert 0 < int(own.sum()) < len(own)

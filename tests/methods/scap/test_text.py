@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -116,8 +118,8 @@ def stream_of(adapter: SCAP, count: int = 8, skip: int = 0) -> list[tuple[str, T
     return [(prediction.evidence["text_gradient"], prediction.logits) for prediction in out]
 
 
-def adapter_of(**options: object) -> SCAP:
-    return SCAP(MODEL, ClassPrompts(CLASSES), SCAPConfig(threshold=0.3, **options))  # type: ignore[arg-type]
+def adapter_of(**options: Any) -> SCAP:
+    return SCAP(MODEL, ClassPrompts(CLASSES), SCAPConfig(threshold=0.3, **options))
 
 
 @pytest.mark.parametrize("scope", ["shared", "class"])
