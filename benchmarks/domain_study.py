@@ -28,7 +28,7 @@ from torch import Tensor
 
 from cliquetta.errors import UnknownNameError
 from cliquetta.methods.registry import create_method
-from cliquetta.methods.scap.domain_keys import signature
+from cliquetta.methods.scap_domain.domains import signature
 from cliquetta.model.clip import CLIP, l2_normalize
 from cliquetta.prompts.catalogue import class_names
 from cliquetta.prompts.classes import ClassPrompts

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from cliquetta.methods.scap import SCAP, SCAPConfig
 from cliquetta.methods.scap.cliques import Cliques
-from cliquetta.methods.scap.domain import DomainSCAP, DomainSCAPConfig
+from cliquetta.methods.scap_domain import DomainSCAP, DomainSCAPConfig
 from cliquetta.model.checkpoints.native import load_model
 from cliquetta.model.clip import CLIP
 from cliquetta.model.config import CLIPConfig, TextConfig, VisionConfig

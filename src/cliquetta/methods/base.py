@@ -6,19 +6,22 @@ Labels are not part of it. A method sees what a deployed classifier sees.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from cliquetta.data.batch import Images, as_batch
+from cliquetta.errors import UserError
 from cliquetta.methods._shared.memory import Memory
 from cliquetta.model.clip import CLIP
-from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.prompts.classes import ClassPrompts, as_prompts
 from cliquetta.types import Batch, Prediction, ViewSpec
+
+A = TypeVar("A", bound="Adapter")
 
 
 class BatchDependence(str, Enum):
@@ -42,6 +45,9 @@ class Adapter(ABC):
     batch_dependence: ClassVar[BatchDependence]
     needs: ClassVar[frozenset[str]] = frozenset()
     """Capabilities of the model (``CLIP.capabilities``) without which the method cannot run."""
+
+    class_free: ClassVar[frozenset[str]] = frozenset()
+    """Names in ``memory`` that stay valid when the class list changes."""
 
     def __init__(self, model: CLIP, prompts: ClassPrompts, config: Any, *, seed: int = 0) -> None:
         model.require(self.needs, by=type(self).__name__)
@@ -96,6 +102,23 @@ class Adapter(ABC):
             f"{type(self).__name__}(model={self.model.id!r}, classes={len(self.prompts)}, "
             f"config={self.config}, seed={self.seed})"
         )
+
+    def with_classes(self: A, prompts: ClassPrompts | Sequence[str]) -> A:
+        """An adapter for another class list that keeps what was learned apart from the classes.
+
+        Raises:
+            UserError: The method learns nothing that outlives its class list.
+
+        """
+        if not self.class_free:
+            raise UserError(
+                f"{type(self).__name__} learns about its classes only: build a new one for "
+                "another class list"
+            )
+        other = type(self)(self.model, as_prompts(prompts), self.config, seed=self.seed)
+        kept = {name: self.memory[name] for name in self.class_free}
+        other.load_state_dict({**other.state_dict(), **kept})
+        return other
 
     def reset(self) -> None:
         """Forget the stream: the next batch is treated like the first."""

@@ -228,11 +228,11 @@ class VisualTape:
             self.features = pooled[:, 0]
 
     @torch.no_grad()
-    def pull(self, cotangents: Tensor, index: Tensor) -> dict[int, Tensor]:
+    def pull(self, cotangents: Tensor, index: Tensor | None) -> dict[int, Tensor]:
         """Gradients (R, P, 2, D) of every prefix, float32.
 
         ``cotangents`` (R, E) are gradients of the loss in the features; row r is of image
-        ``index[r]``.
+        ``index[r]``, or of image r without an index.
         """
         tower = self.tower
         unit, size = _unit_rows(cotangents)

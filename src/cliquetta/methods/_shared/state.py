@@ -37,6 +37,8 @@ class SavedState:
     header: Mapping[str, Any]
     extra: Mapping[str, Tensor]
     notes: Mapping[str, Any]
+    classes_changed: bool = False
+    """The file is of another class list: only what does not depend on the classes was taken."""
 
 
 def describe(adapter: Adapter) -> dict[str, Any]:
@@ -121,7 +123,8 @@ def unpack_state(adapter: Adapter, data: bytes, *, source: str = "the state") ->
     """Let ``adapter`` continue from :func:`pack_state`; ``source`` names the bytes in errors.
 
     Bytes of any origin may come in: they are parsed as safetensors and JSON, nothing is executed,
-    and the adapter is as it was if they are refused.
+    and the adapter is as it was if they are refused. Of a state of another class list an adapter
+    takes what does not depend on the classes (``Adapter.class_free``), if it has such memory.
     """
     try:
         tensors = load(data)
@@ -132,6 +135,7 @@ def unpack_state(adapter: Adapter, data: bytes, *, source: str = "the state") ->
         raise UserError(f"{source} is not a readable state file ({error})") from error
     header["config"] = current_names(type(adapter.config), header["config"])
     mine = describe(adapter)
+    other_classes = bool(adapter.class_free) and header.get("classes") != mine["classes"]
     for field, what in (
         ("method", "another method"),
         ("model", "another model"),
@@ -140,16 +144,19 @@ def unpack_state(adapter: Adapter, data: bytes, *, source: str = "the state") ->
         ("config", "another config"),
         ("fitted", "another few-shot fit"),
     ):
-        if header.get(field) != mine[field]:
+        if header.get(field) != mine[field] and not (field == "classes" and other_classes):
             raise StateMismatchError(
                 f"{source} was saved with {what} ({_difference(header.get(field), mine[field])}); "
                 "build the adapter as it was, or start without the state"
             )
-    adapter.load_state_dict(
-        {name[len(_MEMORY) :]: v for name, v in tensors.items() if name.startswith(_MEMORY)}
-    )
+    found = {name[len(_MEMORY) :]: v for name, v in tensors.items() if name.startswith(_MEMORY)}
+    if other_classes:
+        kept = {name: value for name, value in found.items() if name in adapter.class_free}
+        adapter.reset()
+        found = {**adapter.state_dict(), **kept}
+    adapter.load_state_dict(found)
     extra = {name[len(_EXTRA) :]: v for name, v in tensors.items() if name.startswith(_EXTRA)}
-    return SavedState(header, extra, header["notes"])
+    return SavedState(header, extra, header["notes"], other_classes)
 
 
 def _parse_header(metadata: Mapping[str, str], source: str) -> dict[str, Any]:

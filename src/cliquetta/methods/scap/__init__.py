@@ -6,6 +6,5 @@ Prompting", CVPR 2025. Equation numbers in this package are the paper's, counted
 
 from cliquetta.methods.scap.adapter import SCAP
 from cliquetta.methods.scap.config import PRESETS, SCAPConfig
-from cliquetta.methods.scap.domain import DomainSCAP, DomainSCAPConfig
 
-__all__ = ["PRESETS", "SCAP", "DomainSCAP", "DomainSCAPConfig", "SCAPConfig"]
+__all__ = ["PRESETS", "SCAP", "SCAPConfig"]

@@ -1,0 +1,397 @@
+"""The adapter: one retained prompt per domain, learned from the recent images of that domain.
+
+The paper's clique prompts start anew with every batch and move by half a percent; what they learn
+is too weak to change predictions. Here the attribute that images share, their domain, has the
+prompt: key/value prefixes in the visual blocks, moved by one large Adam step every 64 images and
+kept, so that a domain that comes back finds its prompt again. Learning does not depend on the batch
+size: recent images are remembered, and steps fall due by images, not by batches. Cliques keep their
+role as neighbourhoods: the most similar recent images vote on an answer.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cliquetta.methods._shared.adam import Adam, AdamState, adam_step
+from cliquetta.methods.base import Adapter, BatchDependence
+from cliquetta.methods.registry import register
+from cliquetta.methods.scap_domain.config import DomainSCAPConfig
+from cliquetta.methods.scap_domain.domains import DomainKeys, absorb, signature, split_domains
+from cliquetta.methods.scap_domain.learning import arrange, domain_loss, nearest_images, vote
+from cliquetta.methods.scap_domain.presence import (
+    belief,
+    class_prior,
+    presence,
+    target_marginal,
+)
+from cliquetta.model.block import Prefix
+from cliquetta.model.clip import CLIP, l2_normalize, to_float32
+from cliquetta.model.vision import VisionTower
+from cliquetta.model.vjp import VisualTape
+from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch, Prediction
+
+YOUNG = 32
+"""Images that a domain must have seen before others are told apart from it."""
+PEAK_WINDOW = 64
+"""Images over which the maximum of a class's probability is taken."""
+COLLAPSED, DIVERSE, WATCHED = 0.95, 0.5, 128
+"""A prompt has collapsed if one class takes more than the first share of the recent answers of at
+least the third number of images, and less than the second share of zero-shot CLIP's."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Plain CLIP's view of some images."""
+
+    hidden: Tensor
+    """States (b, T, D) at the input of the first prompted block."""
+    signatures: Tensor
+    features: Tensor
+    zero_shot: Tensor
+    """Probabilities (b, N)."""
+
+    def take(self, rows: Tensor) -> Encoded:
+        """Some of the images."""
+        values = (self.hidden, self.signatures, self.features, self.zero_shot)
+        return Encoded(*(value.index_select(0, rows) for value in values))
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What zero-shot answers in a domain say about the domain."""
+
+    marginal: Tensor
+    """Mean probability (N,) of every class."""
+    present: Tensor
+    prior: Tensor
+    """Estimated class frequencies (N,)."""
+    belief: float
+    confidence: float
+    step_size: float
+    """Share of a full step."""
+
+
+@register(
+    "scap_domain",
+    config=DomainSCAPConfig,
+    summary="a visual attribute prompt per domain of the stream, kept; recent images vote",
+    paper="ours, after Zhang et al., CVPR 2025",
+)
+class DomainSCAP(Adapter):
+    """One retained prompt per domain; text stays fixed."""
+
+    batch_dependence = BatchDependence.JOINT
+    needs = frozenset({"visual-prefix"})
+    class_free = frozenset(
+        {
+            *("prompt", "first_moment", "second_moment", "steps", "due", "restarts"),
+            *("key_count", "key_mean", "key_scatter", "images", "last_met", "domain"),
+            *("window_hidden", "window_features", "window_domain", "window_next"),
+        }
+    )
+    config: DomainSCAPConfig
+
+    def __init__(
+        self, model: CLIP, prompts: ClassPrompts, config: DomainSCAPConfig, *, seed: int = 0
+    ) -> None:
+        super().__init__(model, prompts, config, seed=seed)
+        self.tower: VisionTower = model.require_vit()
+        self.classifier = model.classifier(prompts)
+        layers, D = len(self.tower.blocks), self.tower.config.width
+        self.start = min(max(1, int(layers * config.shared_depth)), layers - 1)
+        """The first prompted block."""
+        shape = (layers - self.start, config.prompt_length, 2, D)
+        generator = torch.Generator().manual_seed(seed)
+        draw = torch.rand(shape, generator=generator, dtype=self.classifier.dtype)
+        start = config.prompt_scale * (2 * draw - 1)
+        self._declare("prompt", start.expand(config.domains, *shape))
+        self._declare_domains(len(prompts), 2 * D)
+        self._fresh = {name: value[0] for name, value in self.memory.state_dict().items()}
+        self._declare_recent(len(prompts))
+
+    def _declare_domains(self, N: int, F: int) -> None:
+        """What is remembered per domain; counters that steer are kept on the CPU."""
+        K, like = self.config.domains, self.memory["prompt"]
+        for name in ("first_moment", "second_moment"):
+            self._declare(name, torch.zeros_like(like))
+        for name, size in (
+            *(("key_count", ()), ("key_mean", (F,)), ("key_scatter", (F,))),
+            *(("counted", ()), ("confidence", ()), ("class_mass", (N,)), ("answers", (N,))),
+            *(("peak", (N,)), ("peak_sum", (N,)), ("recent_plain", (N,)), ("recent_adapted", (N,))),
+        ):
+            self._declare(name, torch.zeros(K, *size, dtype=like.dtype))
+        counters = ("images", "due", "steps", "peak_images", "peak_windows", "last_met", "restarts")
+        for name in counters:
+            self.memory.declare(name, torch.zeros(K, dtype=torch.long))
+
+    def _declare_recent(self, N: int) -> None:
+        """Recent images: those that are learned from, and those that vote."""
+        config, tower = self.config, self.tower.config
+        E, dtype = self.classifier.shape[1], self.classifier.dtype
+        hidden = (config.step_every, tower.class_tokens + tower.patches, tower.width)
+        self._declare("window_hidden", torch.zeros(hidden, dtype=self.model.dtype))
+        self._declare("window_features", torch.zeros(config.step_every, E, dtype=dtype))
+        self.memory.declare("window_domain", torch.full((config.step_every,), -1))
+        self._declare("voters", torch.zeros(config.vote_memory, E, dtype=dtype))
+        self._declare("votes", torch.zeros(config.vote_memory, N, dtype=dtype))
+        self._declare("plain_votes", torch.zeros(config.vote_memory, dtype=torch.long))
+        for name in ("window_next", "voters_next", "domain"):
+            self.memory.declare(name, torch.tensor(0))
+
+    def _declare(self, name: str, value: Tensor) -> None:
+        self.memory.declare(name, value.to(self.model.device))
+
+    @torch.no_grad()
+    def _predict(self, batch: Batch) -> Prediction:
+        encoded = self._encode(batch.images)
+        finite = encoded.features.isfinite().all(dim=1)
+        if bool(finite.all()):
+            return self._answer(encoded)
+        # Images without a finite feature are answered by "every class alike" and never remembered.
+        logits = torch.full_like(encoded.zero_shot, -math.log(len(self.prompts))).float()
+        evidence: dict[str, Any] = {}
+        rows = finite.nonzero()[:, 0]
+        if len(rows) > 0:
+            found = self._answer(encoded.take(rows))
+            logits[rows], evidence = found.logits, dict(found.evidence)
+        return Prediction(logits, {**evidence, "non_finite": len(batch) - len(rows)})
+
+    def _encode(self, images: Tensor) -> Encoded:
+        tower = self.tower
+        hidden = tower.embed(images)
+        early = tower.run(hidden, 0, 1)
+        shared = hidden if self.start == 0 else tower.run(early, 1, self.start)
+        rest = tower.run(shared, self.start)
+        features = l2_normalize(tower.pool(rest))
+        return Encoded(
+            shared,
+            signature(early, tower.config.class_tokens).to(self.memory["key_mean"].dtype),
+            features,
+            self._probabilities(features),
+        )
+
+    def _probabilities(self, features: Tensor) -> Tensor:
+        return (self.model.scale * features @ self.classifier.T).softmax(dim=-1)
+
+    def _answer(self, encoded: Encoded) -> Prediction:
+        """Adapt to each domain of the batch, then let recent images vote."""
+        config, memory = self.config, self.memory
+        p, weight = torch.empty_like(encoded.zero_shot), torch.empty_like(encoded.zero_shot)
+        parts = self._domains(encoded.signatures)
+        found: dict[int, Statistics] = {}
+        for domain, rows in parts:
+            part = encoded if len(parts) == 1 else encoded.take(rows)
+            stats = found[domain] = self._count(domain, part)
+            p[rows] = self._adapt(domain, part, stats)
+            weight[rows] = stats.present ** (config.presence_share * stats.belief)
+        domain = int(memory["domain"])
+        stats = found[domain]
+
+        filled = min(int(memory["voters_next"]), config.vote_memory)
+        others, votes = memory["voters"][:filled], memory["votes"][:filled]
+        nearest = nearest_images(encoded.features, others, config.neighbours)
+        voted = vote(p, votes, nearest, config.vote_share) * weight
+        plain = encoded.zero_shot.argmax(dim=1)
+        candidates = torch.cat([plain, memory["plain_votes"][:filled]])
+        evidence = {
+            "domain": domain,
+            "domains_in_batch": len(parts),
+            "belief": stats.belief,
+            "confidence": stats.confidence,
+            "step_size": stats.step_size,
+            "changed": (voted.argmax(dim=1) != plain).float().mean(),
+            "agreement": (candidates[nearest] == plain[:, None]).float().mean(),
+            "prompt_distance": self._distance(domain),
+            "restarts": int(memory["restarts"].sum()),
+        }
+        self._remember_votes(encoded, p, plain)
+        logits = (voted / voted.sum(dim=1, keepdim=True)).clamp_min(1e-12).log()
+        return Prediction(logits.float(), evidence)
+
+    def _domains(self, signatures: Tensor) -> list[tuple[int, Tensor]]:
+        """Domain and rows of each part of a batch; domains that are new get a place."""
+        memory, config = self.memory, self.config
+        current = int(memory["domain"])
+        rows = torch.arange(len(signatures), device=signatures.device)
+        found: list[tuple[int | None, Tensor]] = [(current, rows)]
+        if config.domains > 1 and memory["images"][current] >= YOUNG:
+            found = split_domains(signatures, self._keys(), config.domain_threshold)
+        parts = []
+        for domain, members in found:
+            place = self._open() if domain is None else domain
+            self._absorb(place, signatures[members])
+            parts.append((place, members))
+        memory["domain"] = torch.tensor(max(parts, key=lambda part: len(part[1]))[0])
+        return parts
+
+    def _keys(self) -> DomainKeys:
+        memory = self.memory
+        return DomainKeys(memory["key_count"], memory["key_mean"], memory["key_scatter"])
+
+    def _open(self) -> int:
+        """A place for a new domain: that of the least recently used one."""
+        place = int(self.memory["last_met"].argmin())
+        for name, value in self._fresh.items():
+            self.memory[name][place] = value
+        self.memory["window_domain"][self.memory["window_domain"] == place] = -1
+        return place
+
+    def _absorb(self, domain: int, signatures: Tensor) -> None:
+        memory, one = self.memory, slice(domain, domain + 1)
+        keys = self._keys()
+        added = absorb(signatures, DomainKeys(keys.count[one], keys.mean[one], keys.scatter[one]))
+        memory["key_count"][one], memory["key_mean"][one] = added.count, added.mean
+        memory["key_scatter"][one] = added.scatter
+        memory["last_met"][domain] = memory["last_met"].max() + 1
+
+    def _count(self, domain: int, part: Encoded) -> Statistics:
+        """Count zero-shot answers into a domain; restart its prompt if that has collapsed."""
+        memory, config, b = self.memory, self.config, len(part.zero_shot)
+        hard = part.zero_shot.argmax(dim=1).bincount(minlength=len(self.prompts))
+        memory["counted"][domain] += b
+        memory["answers"][domain] += hard
+        memory["class_mass"][domain] += part.zero_shot.sum(dim=0)
+        memory["confidence"][domain] += part.zero_shot.amax(dim=1).sum()
+        peak = memory["peak"][domain]
+        torch.maximum(peak, part.zero_shot.amax(dim=0), out=peak)
+        memory["peak_images"][domain] += b
+        if memory["peak_images"][domain] >= PEAK_WINDOW:
+            memory["peak_sum"][domain] += peak
+            memory["peak_windows"][domain] += 1
+            peak.zero_()
+            memory["peak_images"][domain] = 0
+        windows = int(memory["peak_windows"][domain])
+        counted = memory["counted"][domain]
+        marginal, confidence = memory["class_mass"][domain] / counted, memory["confidence"][domain]
+        confidence = confidence / counted
+        present = presence(marginal, memory["peak_sum"][domain] / windows if windows else peak)
+        believed = belief(memory["answers"][domain], confidence, config)
+        prior = class_prior(marginal, present, believed)
+        values = torch.stack([confidence, believed, self._collapsed(domain).to(confidence)])
+        sure, taken, collapsed = values.tolist()
+        if collapsed:
+            self._restart(domain)
+        scale = config.uncertainty_scale
+        size = min(1.0, (1 - sure) / scale) if scale > 0 else 1.0
+        return Statistics(marginal, present, prior, taken, sure, size)
+
+    def _collapsed(self, domain: int) -> Tensor:
+        """Whether recent answers are one class where zero-shot CLIP's are several."""
+        adapted, plain = self.memory["recent_adapted"][domain], self.memory["recent_plain"][domain]
+        total = adapted.sum()
+        top = adapted.argmax()
+        one_class = adapted[top] > COLLAPSED * total
+        return (total >= WATCHED) & one_class & (plain[top] < DIVERSE * plain.sum())
+
+    def _restart(self, domain: int) -> None:
+        """Forget what a domain has learned, and count that."""
+        for name in ("prompt", "first_moment", "second_moment", "steps", "due"):
+            self.memory[name][domain] = self._fresh[name]
+        for name in ("recent_plain", "recent_adapted"):
+            self.memory[name][domain] = 0
+        self.memory["restarts"][domain] += 1
+
+    def _adapt(self, domain: int, part: Encoded, stats: Statistics) -> Tensor:
+        """Probabilities (b, N) of images of one domain, which are learned from."""
+        memory, config, b = self.memory, self.config, len(part.features)
+        young = int(memory["images"][domain]) < config.warmup_images
+        features = torch.empty_like(part.features)
+        waiting: list[Tensor] = []
+        for rows in arrange(part.zero_shot.amax(dim=1)).split(config.step_every):
+            slots = self._remember(domain, part.hidden[rows], part.features[rows])
+            memory["images"][domain] += len(rows)
+            memory["due"][domain] += len(rows)
+            learned = None
+            if memory["due"][domain] >= config.step_every:
+                memory["due"][domain] -= config.step_every
+                learned = self._step(domain, slots, stats)
+            if learned is None or young:
+                waiting.append(rows)
+            else:
+                features[rows] = learned
+        if waiting and memory["steps"][domain] == 0:
+            return part.zero_shot
+        if waiting:
+            rows = torch.cat(waiting)
+            rest = self.tower.run(part.hidden[rows], self.start, prefix=self._prefix(domain))
+            features[rows] = l2_normalize(self.tower.pool(rest))
+        p = self._probabilities(features)
+        self._watch(domain, p, part.zero_shot, b)
+        return p.lerp(part.zero_shot, config.zero_shot_share * (1 - stats.step_size))
+
+    def _watch(self, domain: int, p: Tensor, zero_shot: Tensor, b: int) -> None:
+        """Count answers, older ones half as much after every ``WATCHED`` images."""
+        N = len(self.prompts)
+        for name, answers in (("recent_adapted", p), ("recent_plain", zero_shot)):
+            recent = self.memory[name][domain]
+            recent.mul_(0.5 ** (b / WATCHED)).add_(answers.argmax(dim=1).bincount(minlength=N))
+
+    def _remember(self, domain: int, hidden: Tensor, features: Tensor) -> Tensor:
+        """Write images over the oldest of the window; their places in it, on the CPU."""
+        memory, size = self.memory, self.config.step_every
+        slots = (int(memory["window_next"]) + torch.arange(len(hidden))) % size
+        memory["window_next"] = (memory["window_next"] + len(hidden)) % size
+        memory["window_domain"][slots] = domain
+        places = slots.to(hidden.device)
+        memory["window_hidden"].index_copy_(0, places, hidden.to(memory["window_hidden"].dtype))
+        memory["window_features"].index_copy_(0, places, features)
+        return slots
+
+    def _remember_votes(self, encoded: Encoded, p: Tensor, plain: Tensor) -> None:
+        """Write the answers of a batch over the oldest that vote."""
+        memory, size = self.memory, self.config.vote_memory
+        rows = arrange(encoded.zero_shot.amax(dim=1))[:size]
+        places = (int(memory["voters_next"]) + torch.arange(len(rows))) % size
+        filled = int(memory["voters_next"]) + len(rows)
+        # Below the size this counts how many vote; above, it only says where the next one goes.
+        memory["voters_next"] = torch.tensor(filled if filled < 2 * size else filled % size + size)
+        places = places.to(rows.device)
+        memory["voters"].index_copy_(0, places, encoded.features[rows])
+        memory["votes"].index_copy_(0, places, p[rows])
+        memory["plain_votes"].index_copy_(0, places, plain[rows])
+
+    def _prefix(self, domain: int) -> dict[int, Prefix]:
+        """The domain's prompt, block by block."""
+        prompt = self.memory["prompt"][domain]
+        return {self.start + place: Prefix(tokens[None]) for place, tokens in enumerate(prompt)}
+
+    def _distance(self, domain: int) -> Tensor:
+        """Root mean square distance of a domain's prompt from its start."""
+        return (self.memory["prompt"][domain] - self._fresh["prompt"]).square().mean().sqrt()
+
+    def _step(self, domain: int, slots: Tensor, stats: Statistics) -> Tensor:
+        """One step of Adam on the domain's prompt; features of the images at ``slots`` before it.
+
+        It learns from all remembered images of the domain.
+        """
+        memory, config = self.memory, self.config
+        members = (memory["window_domain"] == domain).nonzero()[:, 0]
+        rows = members.to(memory["window_hidden"].device)
+        window = self._probabilities(memory["window_features"][rows]).mean(dim=0)
+        target = target_marginal(window, stats.marginal, stats.prior)
+        share = config.confident_fraction + (1 - config.confident_fraction) * stats.belief
+        tape = VisualTape(
+            self.tower, memory["window_hidden"][rows], self.start, self._prefix(domain)
+        )
+        with torch.enable_grad():
+            leaf = to_float32(tape.features).detach().requires_grad_()
+            features = l2_normalize(leaf)
+            logits = self.model.scale * features @ self.classifier.T
+            loss = domain_loss(logits, target, share, config.diversity)
+        pulled = tape.pull(torch.autograd.grad(loss, leaf)[0], None)
+        gradient = torch.stack([pulled[block].sum(dim=0) for block in sorted(pulled)])
+        names = ("prompt", "first_moment", "second_moment")
+        before = AdamState(*(memory[name][domain] for name in (*names, "steps")))
+        rate = config.lr * stats.step_size * min(1.0, len(members) / config.step_every)
+        after = adam_step(before, gradient, Adam(rate))
+        finite = gradient.isfinite().all()
+        for name, old, new in zip(names, before, after, strict=False):
+            memory[name][domain] = torch.where(finite, new, old)
+        memory["steps"][domain] = after.steps
+        return features.detach()[torch.searchsorted(members, slots).to(rows.device)]

@@ -1,0 +1,108 @@
+"""Settings of ``scap_domain``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from cliquetta.errors import UserError
+from cliquetta.methods._shared.config import (
+    Count,
+    Fraction,
+    MethodConfig,
+    NonNegative,
+    Positive,
+    Weight,
+)
+
+
+@dataclass(frozen=True)
+class DomainSCAPConfig(
+    MethodConfig,
+    renamed={
+        "learning_rate": "lr",
+        "full_batch": "step_every",
+        "full_doubt": "uncertainty_scale",
+        "teachers": "confident_fraction",
+        "least_even": "evenness_floor",
+        "most_even": "evenness_cap",
+        "even_slope": "evenness_slope",
+        "even_band": "evenness_band",
+        "vote": "vote_share",
+        "new_domain": "domain_threshold",
+    },
+):
+    """Settings of the domain prompts."""
+
+    # --- prompt and optimiser
+    prompt_length: Count = 8
+    """Prompt tokens per visual block."""
+    prompt_scale: NonNegative = 0.1
+    """The prompt starts at U(-scale, scale)."""
+    shared_depth: Weight = 1 / 6
+    """Share of the blocks, rounded down but at least one, that carry no prompt. They are computed
+    once for the plain and the prompted pass, and the backward pass stops there."""
+    lr: NonNegative = 0.1
+    """Learning rate of Adam; see ``uncertainty_scale``."""
+    step_every: Count = 64
+    """Images of a domain per Adam step, whatever the batch size; also the number of recent images
+    that are remembered and learned from."""
+    warmup_images: int = 256
+    """While a domain has seen fewer images than this, a batch is answered after its step. Later the
+    features of the learning pass itself are the answer, which saves a forward pass."""
+
+    # --- loss
+    confident_fraction: Fraction = 0.7
+    """Share of the recent images, the most certain, whose entropy is minimised. Where the zero-shot
+    marginal is believed, all of them."""
+    diversity: NonNegative = 1.0
+    """Weight of the KL divergence of the marginal from its target; 0 leaves the marginal free."""
+    uncertainty_scale: NonNegative = 0.3
+    """Zero-shot uncertainty (1 - mean confidence) from which steps are full; below, they shrink in
+    proportion. 0 takes full steps always."""
+
+    # --- which classes occur
+    prior: Literal["estimated", "uniform", "zero-shot"] = "estimated"
+    """Whether all classes are taken to be equally frequent, the zero-shot marginal is believed, or
+    that is judged by how even and how confident the zero-shot answers are."""
+    evenness_floor: Weight = 0.32
+    """Evenness of the zero-shot answers (effective share of the classes) below which an uneven
+    stream is believed, up to a mean confidence of ``evenness_knee`` ..."""
+    evenness_knee: Weight = 0.6
+    """... the confidence from which that limit rises ..."""
+    evenness_slope: NonNegative = 2.4
+    """... its rise with confidence: confident answers need to be less uneven to be believed ..."""
+    evenness_cap: Weight = 0.85
+    """... and the most that it rises to."""
+    evenness_band: Positive = 0.1
+    """Width, centred on the limit, over which belief falls from 1 to 0."""
+    presence_share: Weight = 0.5
+    """Power of the classes' presence that weights the answers where the marginal is believed."""
+
+    # --- answers
+    zero_shot_share: Weight = 0.5
+    """Share of the zero-shot answer where CLIP has no uncertainty; none from ``uncertainty_scale``
+    on."""
+    vote_share: Weight = 0.4
+    """Share of its neighbours in an image's answer; 0 is none."""
+    neighbours: Count = 10
+    """Most similar recent images that vote."""
+    vote_memory: Count = 256
+    """Recent images that can vote."""
+
+    # --- domains
+    domains: Count = 4
+    """Domains whose prompts are kept; 1 tells none apart. The least recently used one goes."""
+    domain_threshold: NonNegative = 0.6
+    """Distance of a batch from all known domains from which it opens a new one."""
+
+    def __post_init__(self) -> None:
+        """Check the fields together."""
+        super().__post_init__()
+        if self.warmup_images < 0:
+            raise UserError(f"warmup_images must be 0 or more, got {self.warmup_images}")
+        if self.evenness_floor > self.evenness_cap:
+            raise UserError(
+                f"evenness_floor ({self.evenness_floor}) must not be above evenness_cap "
+                f"({self.evenness_cap})"
+            )

@@ -1,0 +1,47 @@
+"""The loss of a domain prompt, the votes of recent images, and the order in which they count."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cliquetta.methods.scap.losses import entropy
+
+
+def domain_loss(
+    logits: Tensor, target: Tensor, confident_fraction: float, diversity: float
+) -> Tensor:
+    """Mean entropy of the most certain images, and KL(marginal || target), from logits (b, N)."""
+    log_p = logits.log_softmax(dim=-1)
+    kept = max(1, int(confident_fraction * len(logits)))
+    certain = entropy(log_p).sort().values[:kept]
+    marginal = log_p.exp().mean(dim=0)
+    log_ratio = marginal.clamp_min(1e-8).log() - target.clamp_min(1e-8).log()
+    return certain.mean() + diversity * (marginal * log_ratio).sum()
+
+
+def nearest_images(features: Tensor, others: Tensor, neighbours: int) -> Tensor:
+    """Rows (b, k) of ``cat([features, others])`` that are most similar to each image but itself."""
+    b = len(features)
+    similarity = features @ torch.cat([features, others]).T
+    similarity[:, :b].fill_diagonal_(-2.0)
+    return similarity.topk(min(neighbours, b + len(others) - 1), dim=1).indices
+
+
+def vote(p: Tensor, others: Tensor, nearest: Tensor, share: float) -> Tensor:
+    """Probabilities (b, N), ``share`` of them the mean answer of each image's nearest images.
+
+    ``nearest`` counts the batch's own answers ``p`` first, then those of the others (m, N).
+    """
+    if nearest.shape[1] == 0 or share == 0:
+        return p
+    return (1 - share) * p + share * torch.cat([p, others])[nearest].mean(dim=1)
+
+
+def arrange(confidence: Tensor) -> Tensor:
+    """The rows of a batch in an order that depends on its images, not on where they stand.
+
+    A fixed permutation of the ranks of their confidence (b,): any stretch of it is a fair sample.
+    """
+    spread = torch.randperm(len(confidence), generator=torch.Generator().manual_seed(0))
+    return confidence.argsort()[spread.to(confidence.device)]

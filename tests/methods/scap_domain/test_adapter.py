@@ -1,0 +1,290 @@
+"""Domain prompts: the step by autograd, the behaviour on a stream, what is kept and what not."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cliquetta.errors import UserError
+from cliquetta.methods._shared.state import load_state, save_state
+from cliquetta.methods.registry import method_config
+from cliquetta.methods.scap_domain import DomainSCAP, DomainSCAPConfig
+from cliquetta.methods.scap_domain.learning import domain_loss
+from cliquetta.methods.scap_domain.presence import belief, class_prior, presence, target_marginal
+from cliquetta.methods.zero_shot import ZeroShot
+from cliquetta.model.block import Prefix
+from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch
+from tests._helpers.scenes import NAMES, build_model, make_batches
+
+MODEL = build_model(0)
+PROMPTS = ClassPrompts(NAMES)
+
+
+def build(seed: int = 0, **options: Any) -> DomainSCAP:
+    return DomainSCAP(MODEL, PROMPTS, DomainSCAPConfig(prompt_length=2, **options), seed=seed)
+
+
+def zero_shot(adapter: DomainSCAP, images: Tensor) -> Tensor:
+    features = MODEL.encode_image(images, normalize=True)
+    return (MODEL.scale * features @ adapter.classifier.T).softmax(-1)
+
+
+def test_first_step_equals_autograd_through_the_whole_tower() -> None:
+    images = make_batches(4, 1, 6)[0]
+    config = DomainSCAPConfig(prompt_length=2, step_every=6, uncertainty_scale=0.9)
+    adapter = DomainSCAP(MODEL, PROMPTS, config, seed=3)
+    start = adapter.memory["prompt"][0].clone()
+    leaf = start.clone().requires_grad_()
+    prefix = {1 + place: Prefix(tokens[None]) for place, tokens in enumerate(leaf)}
+    plain = zero_shot(adapter, images)
+    confidence, marginal = plain.amax(dim=1).mean(), plain.mean(0)
+    answers = plain.argmax(dim=1).bincount(minlength=len(NAMES)).to(plain)
+    believed = belief(answers, confidence, config)
+    prior = class_prior(marginal, presence(marginal, plain.amax(0)), believed)
+    target = target_marginal(marginal, marginal, prior)
+    features = MODEL.encode_image(images, prefix=prefix, normalize=True)
+    share = 0.7 + 0.3 * float(believed)
+    domain_loss(MODEL.scale * features @ adapter.classifier.T, target, share, 1.0).backward()
+    assert leaf.grad is not None
+
+    adapter.predict(Batch(images))
+    gradient, memory = leaf.grad, adapter.memory
+    torch.testing.assert_close(memory["first_moment"][0], 0.1 * gradient, atol=1e-12, rtol=0)
+    rate = 0.1 * min(1.0, (1 - float(confidence)) / 0.9)
+    moved = start - rate * gradient / (gradient.abs() + 1e-8)
+    torch.testing.assert_close(memory["prompt"][0], moved, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("size", [1, 3, 8, 24])
+def test_steps_fall_due_by_images_whatever_the_batch_size(size: int) -> None:
+    images = torch.cat(make_batches(4, 3, 8))
+    adapter = build(step_every=8)
+    for part in images.split(size):
+        adapter.predict(Batch(part))
+    assert adapter.memory["steps"][0] == 3
+
+
+def test_single_images_are_learned_from_like_a_batch() -> None:
+    """With the window full, the step over remembered images is that over one batch of them."""
+    images = make_batches(4, 1, 8)[0]
+    options: dict[str, Any] = {"step_every": 8, "uncertainty_scale": 0.0, "prior": "uniform"}
+    together, alone = build(**options), build(**options)
+    together.predict(Batch(images))
+    for image in images:
+        alone.predict(Batch(image[None]))
+    torch.testing.assert_close(alone.memory["prompt"], together.memory["prompt"], atol=1e-9, rtol=0)
+
+
+def test_before_the_first_step_the_answer_is_zero_shot() -> None:
+    images = make_batches(4, 1, 5)[0]
+    adapter = build(vote_share=0.0, presence_share=0.0)
+    found = adapter.predict(Batch(images)).probabilities
+    torch.testing.assert_close(found, zero_shot(adapter, images).float())
+
+
+def test_a_settled_domain_is_answered_by_the_learning_pass() -> None:
+    """After the warm-up, a batch's answer is that of the prompt before its own step."""
+    first, second = make_batches(4, 2, 6)
+    options: dict[str, Any] = {"vote_share": 0.0, "presence_share": 0.0, "zero_shot_share": 0.0}
+    adapter = build(step_every=6, warmup_images=6, **options)
+    adapter.predict(Batch(first))
+    prompt = adapter.memory["prompt"][0].clone()
+    prefix = {1 + place: Prefix(tokens[None]) for place, tokens in enumerate(prompt)}
+    features = MODEL.encode_image(second, prefix=prefix, normalize=True)
+    expected = (MODEL.scale * features @ adapter.classifier.T).softmax(-1)
+    found = adapter.predict(Batch(second)).probabilities
+    torch.testing.assert_close(found, expected.float(), atol=1e-6, rtol=1e-5)
+    assert not torch.equal(adapter.memory["prompt"][0], prompt)
+
+
+def test_order_inside_batches_that_do_not_fit_the_window_does_not_matter() -> None:
+    batches = make_batches(5, 4, 10)
+    shuffled = torch.randperm(10, generator=torch.Generator().manual_seed(0))
+    one, other = (build(step_every=7, vote_memory=12) for _ in range(2))
+    for images in batches:
+        straight = one.predict(Batch(images)).logits
+        mixed = other.predict(Batch(images[shuffled])).logits
+    torch.testing.assert_close(mixed, straight[shuffled], atol=1e-4, rtol=1e-4)
+
+
+def test_learning_lowers_the_loss_that_it_is_given() -> None:
+    """Switched off (rate 0) the entropy of a repeated batch stays; switched on it falls."""
+    images = make_batches(7, 1, 8)[0]
+
+    def mean_entropy(rate: float) -> float:
+        adapter = build(lr=rate, step_every=8, uncertainty_scale=0.0, vote_share=0.0, diversity=0.0)
+        for _ in range(6):
+            logits = adapter.predict(Batch(images)).logits
+        p = logits.softmax(-1)
+        return float(-(p * p.clamp_min(1e-12).log()).sum(-1).mean())
+
+    assert mean_entropy(0.1) < mean_entropy(0.0) - 0.02
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"confident_fraction": 0.0},
+        {"vote_share": 1.5},
+        {"evenness_floor": 0.9},
+        {"evenness_band": 0.0},
+        {"domains": 0},
+        {"prior": "balanced"},
+        {"warmup_images": -1},
+        {"lr": -1.0},
+    ],
+    ids=str,
+)
+def test_meaningless_settings_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=next(iter(wrong))):
+        DomainSCAPConfig(**wrong)
+
+
+def test_earlier_option_names_are_understood() -> None:
+    with pytest.warns(UserWarning, match="confident_fraction"):
+        config = method_config("scap_domain", options={"teachers": "0.4"})
+    assert config == DomainSCAPConfig(confident_fraction=0.4)
+
+
+def test_log_probabilities_are_normalised() -> None:
+    logits = build().predict(Batch(make_batches(1, 1, 5)[0])).logits
+    assert math.isclose(float(logits.exp().sum(-1).max()), 1.0, abs_tol=1e-5)
+
+
+def lit(light: float) -> Tensor:
+    """40 images of a domain of that brightness."""
+    return make_batches(2, 1, 40)[0] + light
+
+
+def test_a_domain_that_comes_back_finds_its_prompt_again() -> None:
+    adapter = build(domains=2, step_every=40)
+    visits = [
+        adapter.predict(Batch(lit(light))).evidence["domain"] for light in (0.0, -3.0, 0.0, -3.0)
+    ]
+    assert visits == [0, 1, 0, 1]
+    assert adapter.memory["images"].tolist() == [80, 80]
+    assert adapter.memory["steps"].tolist() == [2, 2]
+
+    one = build(domains=1)
+    assert [one.predict(Batch(lit(x))).evidence["domain"] for x in (0.0, -3.0)] == [0, 0]
+
+
+def test_the_least_recently_used_domain_makes_room() -> None:
+    adapter = build(domains=2, step_every=40)
+    visits = [
+        adapter.predict(Batch(lit(light))).evidence["domain"] for light in (0.0, -3.0, 0.0, 3.0)
+    ]
+    assert visits == [0, 1, 0, 1]
+    assert adapter.memory["images"].tolist() == [80, 40]
+    assert adapter.memory["steps"].tolist() == [2, 1]
+
+
+def test_images_of_a_mixed_batch_are_answered_with_the_prompts_of_their_domains() -> None:
+    """A batch of two known domains is answered like the two halves by themselves."""
+    bright, dark = lit(0.0), lit(-3.0)
+    options: dict[str, Any] = {"vote_share": 0.0, "warmup_images": 0, "lr": 0.5}
+    mixed, apart = (build(domains=2, step_every=40, **options) for _ in range(2))
+    for adapter in (mixed, apart):
+        for images in (bright, dark):
+            adapter.predict(Batch(images))
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(0))
+    both = torch.cat([bright[:20], dark[:20]])[order]
+    found = mixed.predict(Batch(both))
+    assert found.evidence["domains_in_batch"] == 2
+    halves = [apart.predict(Batch(images[:20])).logits for images in (bright, dark)]
+    torch.testing.assert_close(found.logits, torch.cat(halves)[order], atol=1e-4, rtol=1e-4)
+
+
+def test_where_clip_is_sure_its_answer_is_mixed_in() -> None:
+    images = make_batches(1, 1, 5)[0]
+    adapter = build(
+        step_every=5, uncertainty_scale=1e9, zero_shot_share=1.0, vote_share=0.0, presence_share=0.0
+    )
+    found = adapter.predict(Batch(images)).probabilities
+    torch.testing.assert_close(found, zero_shot(adapter, images).float(), atol=1e-5, rtol=1e-4)
+
+
+def test_believed_presence_weights_the_answers() -> None:
+    images = make_batches(1, 1, 6)[0]
+    adapter = build(prior="zero-shot", vote_share=0.0, presence_share=0.5)
+    plain = zero_shot(adapter, images)
+    expected = plain * presence(plain.mean(0), plain.amax(0)).sqrt()
+    found = adapter.predict(Batch(images)).probabilities
+    torch.testing.assert_close(
+        found, (expected / expected.sum(1, keepdim=True)).float(), atol=1e-5, rtol=1e-4
+    )
+
+
+def test_images_that_are_not_finite_teach_nothing_and_the_others_are_answered() -> None:
+    images = make_batches(1, 1, 6)[0]
+    broken = torch.cat([images, images[:2]])
+    broken[6, 0, 0, 0], broken[7] = torch.nan, torch.inf
+    adapter, clean = build(step_every=6), build(step_every=6)
+    found, expected = adapter.predict(Batch(broken)), clean.predict(Batch(images))
+    torch.testing.assert_close(found.logits[:6], expected.logits)
+    torch.testing.assert_close(found.logits[6:], torch.full((2, 6), -math.log(6)))
+    assert found.evidence["non_finite"] == 2
+    for name, value in adapter.state_dict().items():
+        torch.testing.assert_close(value, clean.memory[name], atol=1e-6, rtol=1e-6)
+
+
+def test_a_collapsed_prompt_is_restarted_and_counted() -> None:
+    images = torch.cat(make_batches(1, 4, 32))
+    adapter = build(domains=1, step_every=32)
+    for part in images.split(32):
+        adapter.predict(Batch(part))
+    assert adapter.memory["restarts"][0] == 0
+    plain = zero_shot(adapter, images).argmax(1).bincount(minlength=len(NAMES))
+    assert plain.max() < 0.5 * plain.sum()
+    adapter.memory["recent_adapted"][0] = torch.tensor([0.0, 200.0, 0, 0, 0, 3.0]).double()
+    adapter.memory["recent_plain"][0] = torch.tensor([40.0, 40.0, 40, 40, 40, 3.0]).double()
+    found = adapter.predict(Batch(images[:8]))
+    assert adapter.memory["restarts"][0] == 1 == found.evidence["restarts"]
+    assert adapter.memory["steps"][0] == 0
+    assert torch.equal(adapter.memory["prompt"][0], build(domains=1).memory["prompt"][0])
+
+
+def test_the_learned_domain_outlives_a_change_of_classes(tmp_path: Any) -> None:
+    images = make_batches(1, 1, 40)[0]
+    adapter = build(step_every=40)
+    adapter.predict(Batch(images))
+    names = ("horse", "frog", "ship")
+    other = adapter.with_classes(names)
+    assert other.prompts.names == names
+    assert torch.equal(other.memory["prompt"], adapter.memory["prompt"])
+    assert other.memory["counted"].sum() == 0
+    assert other.predict(Batch(images[:7])).logits.shape == (7, 3)
+
+    save_state(adapter, tmp_path / "state")
+    loaded = DomainSCAP(MODEL, ClassPrompts(names), adapter.config)
+    assert load_state(loaded, tmp_path / "state").classes_changed
+    for name in DomainSCAP.class_free:
+        assert torch.equal(loaded.memory[name], adapter.memory[name]), name
+    assert not load_state(build(step_every=40), tmp_path / "state").classes_changed
+
+    with pytest.raises(UserError, match="build a new one"):
+        ZeroShot(MODEL, PROMPTS, method_config("zero_shot")).with_classes(names)
+
+
+def test_every_memory_is_named_class_free_or_depends_on_the_classes() -> None:
+    """A tensor that counts classes and is kept, or one that does not and is dropped, is a slip."""
+    sizes = [
+        {
+            name: value.shape
+            for name, value in DomainSCAP(MODEL, ClassPrompts(NAMES[:count]), DomainSCAPConfig())
+            .memory.state_dict()
+            .items()
+        }
+        for count in (3, 6)
+    ]
+    per_class = {name for name in sizes[0] if sizes[0][name] != sizes[1][name]}
+    assert not per_class & DomainSCAP.class_free
+    # Counts that belong to per-class sums, and votes that name classes, start again with them.
+    beside = {"counted", "confidence", "peak_images", "peak_windows"}
+    beside |= {"voters", "voters_next", "plain_votes"}
+    assert per_class | beside | DomainSCAP.class_free == set(sizes[0])
