@@ -124,9 +124,11 @@ def test_domain_prompts_leave_a_line_about_every_batch(run: Any) -> None:
     assert [line["batch"] for line in evidence.counts] == [1, 2, 3, 4]
     for line, batch in zip(evidence.counts, evidence.batches, strict=True):
         assert line["images"] == len(batch.keys) == 10 and line["domain"] in range(4)
-        assert 0 <= line["believed"] <= 1 and 0 < line["doubt"] <= 1
-    believing = load_evidence(run("scap_domain", {"prior": "zero-shot", "full_doubt": 0.0})[0])
-    assert {(line["believed"], line["doubt"]) for line in believing.counts} == {(1.0, 1.0)}
+        assert 0 <= line["belief"] <= 1 and 0 < line["step_size"] <= 1
+        assert line["verdict"] in ("adapt", "careful", "little to gain")
+    options = {"prior": "zero-shot", "uncertainty_scale": 0.0}
+    believing = load_evidence(run("scap_domain", options)[0])
+    assert {(line["belief"], line["step_size"]) for line in believing.counts} == {(1.0, 1.0)}
 
 
 def test_maps_begin_with_plain_attention_and_end_with_all_prompts(

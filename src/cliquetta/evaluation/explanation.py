@@ -11,6 +11,7 @@ from torch import Tensor
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.scap.adapter import SCAP
 from cliquetta.methods.scap.evidence import describe, summary
+from cliquetta.methods.scap_domain.health import health
 from cliquetta.model.attention import Kind, prompted_maps
 from cliquetta.model.block import Prefix
 from cliquetta.model.clip import l2_normalize
@@ -52,16 +53,15 @@ class Explanation:
         return {name: value.cpu().contiguous() for name, value in found.items()}
 
 
-def count_batch(prediction: Prediction) -> dict[str, int | float]:
+def count_batch(prediction: Prediction) -> dict[str, int | float | str]:
     """What one line can say of a batch: its images and, for some methods, more.
 
-    Of SCAP counts of cliques, with the size of the largest; of domain prompts the domain, how
-    much of the zero-shot marginal was believed, and the doubt of zero-shot CLIP.
+    Of SCAP counts of cliques, with the size of the largest; of domain prompts the domain and the
+    figures of :func:`~cliquetta.methods.scap_domain.health.health`.
     """
     evidence = prediction.evidence
     if "domain" in evidence:
-        shares = {name: round(float(evidence[name]), 4) for name in ("believed", "doubt")}
-        return {"images": len(prediction.logits), "domain": int(evidence["domain"]), **shares}
+        return {"images": len(prediction.logits), **health(evidence)}
     if "cliques" not in evidence:
         return {"images": len(prediction.logits)}
     cliques = prediction.evidence["cliques"]

@@ -75,15 +75,18 @@ def _domains(evidence: Evidence) -> str:
     lines = [line for line in evidence.counts if "domain" in line]
     if not lines:
         return ""
-    doubt, believed = (
-        100 * statistics.mean(float(line[key]) for line in lines) for key in ("doubt", "believed")
+    size, believed, changed = (
+        100 * statistics.mean(float(line[key]) for line in lines)
+        for key in ("step_size", "belief", "changed")
     )
     domains = len({line["domain"] for line in lines})
     text = (
         f"{_batches(len(lines))} with the prompt{'' if domains == 1 else 's'} of "
-        f"{count(domains, 'domain')}. On average, plain CLIP's doubt allowed {doubt:.0f} % of a "
-        f"full step of learning, and its shares of the classes were believed to {believed:.0f} %; "
-        "the rest was taken for bias."
+        f"{count(domains, 'domain')}. On average, plain CLIP's uncertainty allowed {size:.0f} % of "
+        f"a full step of learning, its shares of the classes were believed to {believed:.0f} %; the "
+        f"rest was taken for bias. {changed:.0f} % of its answers were changed. Collapsed "
+        f"prompts restarted: {lines[-1]['restarts']}. Verdict without labels: "
+        f"{lines[-1]['verdict']}."
     )
     return f"<p>{esc(text)}</p>"
 

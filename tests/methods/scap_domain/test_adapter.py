@@ -13,6 +13,7 @@ from cliquetta.errors import UserError
 from cliquetta.methods._shared.state import load_state, save_state
 from cliquetta.methods.registry import method_config
 from cliquetta.methods.scap_domain import DomainSCAP, DomainSCAPConfig
+from cliquetta.methods.scap_domain.health import health, verdict
 from cliquetta.methods.scap_domain.learning import domain_loss
 from cliquetta.methods.scap_domain.presence import belief, class_prior, presence, target_marginal
 from cliquetta.methods.zero_shot import ZeroShot
@@ -285,6 +286,35 @@ def test_every_memory_is_named_class_free_or_depends_on_the_classes() -> None:
     per_class = {name for name in sizes[0] if sizes[0][name] != sizes[1][name]}
     assert not per_class & DomainSCAP.class_free
     # Counts that belong to per-class sums, and votes that name classes, start again with them.
-    beside = {"counted", "confidence", "peak_images", "peak_windows"}
+    beside = {"counted", "confidence", "agreement", "peak_images", "peak_windows"}
     beside |= {"voters", "voters_next", "plain_votes"}
     assert per_class | beside | DomainSCAP.class_free == set(sizes[0])
+
+
+def test_evidence_tells_how_adaptation_is_doing() -> None:
+    batches = make_batches(3, 3, 20)
+    adapter = build(step_every=20, domains=1)
+    lines = [health(adapter.predict(Batch(images)).evidence) for images in batches]
+    assert "agreement" not in lines[0]  # nothing was asked before
+    assert [line["prompt_distance"] > 0 for line in lines] == [True] * 3
+    plain = torch.cat([zero_shot(adapter, images) for images in batches])
+    assert lines[2]["confidence"] == pytest.approx(float(plain.amax(1).mean()), abs=1e-4)
+    answers = plain[:20].argmax(1)
+    features = MODEL.encode_image(batches[0], normalize=True)
+    similar = (features @ features.T).fill_diagonal_(-2).topk(10).indices
+    expected = (answers[similar] == answers[:, None]).double().mean()
+    assert lines[1]["agreement"] == pytest.approx(float(expected), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("figures", "expected"),
+    [
+        ((0.6, 0.5, 0), "adapt"),
+        ((0.6, None, 0), "adapt"),
+        ((0.9, 0.8, 0), "little to gain"),
+        ((0.6, 0.1, 0), "careful"),
+        ((0.9, 0.8, 1), "careful"),
+    ],
+)
+def test_the_verdict_by_hand(figures: tuple[float, float | None, int], expected: str) -> None:
+    assert verdict(*figures) == expected

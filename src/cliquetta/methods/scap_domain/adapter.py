@@ -22,10 +22,12 @@ from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.registry import register
 from cliquetta.methods.scap_domain.config import DomainSCAPConfig
 from cliquetta.methods.scap_domain.domains import DomainKeys, absorb, signature, split_domains
+from cliquetta.methods.scap_domain.health import verdict
 from cliquetta.methods.scap_domain.learning import arrange, domain_loss, nearest_images, vote
 from cliquetta.methods.scap_domain.presence import (
     belief,
     class_prior,
+    count_answers,
     presence,
     target_marginal,
 )
@@ -73,6 +75,8 @@ class Statistics:
     """Estimated class frequencies (N,)."""
     belief: float
     confidence: float
+    agreement: float | None
+    """Share of similar images with the same answer, in earlier batches."""
     step_size: float
     """Share of a full step."""
 
@@ -122,8 +126,9 @@ class DomainSCAP(Adapter):
             self._declare(name, torch.zeros_like(like))
         for name, size in (
             *(("key_count", ()), ("key_mean", (F,)), ("key_scatter", (F,))),
-            *(("counted", ()), ("confidence", ()), ("class_mass", (N,)), ("answers", (N,))),
-            *(("peak", (N,)), ("peak_sum", (N,)), ("recent_plain", (N,)), ("recent_adapted", (N,))),
+            *(("counted", ()), ("confidence", ()), ("agreement", ()), ("class_mass", (N,))),
+            *(("answers", (N,)), ("peak", (N,)), ("peak_sum", (N,))),
+            *(("recent_plain", (N,)), ("recent_adapted", (N,))),
         ):
             self._declare(name, torch.zeros(K, *size, dtype=like.dtype))
         counters = ("images", "due", "steps", "peak_images", "peak_windows", "last_met", "restarts")
@@ -190,7 +195,7 @@ class DomainSCAP(Adapter):
             stats = found[domain] = self._count(domain, part)
             p[rows] = self._adapt(domain, part, stats)
             weight[rows] = stats.present ** (config.presence_share * stats.belief)
-        domain = int(memory["domain"])
+        domain, restarts = int(memory["domain"]), int(memory["restarts"].sum())
         stats = found[domain]
 
         filled = min(int(memory["voters_next"]), config.vote_memory)
@@ -206,10 +211,14 @@ class DomainSCAP(Adapter):
             "confidence": stats.confidence,
             "step_size": stats.step_size,
             "changed": (voted.argmax(dim=1) != plain).float().mean(),
-            "agreement": (candidates[nearest] == plain[:, None]).float().mean(),
+            "agreement": stats.agreement,
             "prompt_distance": self._distance(domain),
-            "restarts": int(memory["restarts"].sum()),
+            "restarts": restarts,
+            "verdict": verdict(stats.confidence, stats.agreement, restarts),
         }
+        agreed = (candidates[nearest] == plain[:, None]).sum(dim=1) / max(1, nearest.shape[1])
+        for domain, rows in parts:
+            memory["agreement"][domain] += agreed[rows].sum()
         self._remember_votes(encoded, p, plain)
         logits = (voted / voted.sum(dim=1, keepdim=True)).clamp_min(1e-12).log()
         return Prediction(logits.float(), evidence)
@@ -253,9 +262,9 @@ class DomainSCAP(Adapter):
     def _count(self, domain: int, part: Encoded) -> Statistics:
         """Count zero-shot answers into a domain; restart its prompt if that has collapsed."""
         memory, config, b = self.memory, self.config, len(part.zero_shot)
-        hard = part.zero_shot.argmax(dim=1).bincount(minlength=len(self.prompts))
+        agreement = memory["agreement"][domain] / memory["counted"][domain]
         memory["counted"][domain] += b
-        memory["answers"][domain] += hard
+        memory["answers"][domain] += count_answers(part.zero_shot)
         memory["class_mass"][domain] += part.zero_shot.sum(dim=0)
         memory["confidence"][domain] += part.zero_shot.amax(dim=1).sum()
         peak = memory["peak"][domain]
@@ -273,13 +282,15 @@ class DomainSCAP(Adapter):
         present = presence(marginal, memory["peak_sum"][domain] / windows if windows else peak)
         believed = belief(memory["answers"][domain], confidence, config)
         prior = class_prior(marginal, present, believed)
-        values = torch.stack([confidence, believed, self._collapsed(domain).to(confidence)])
-        sure, taken, collapsed = values.tolist()
+        collapse = self._collapsed(domain).to(confidence)
+        values = torch.stack([confidence, believed, agreement, collapse])
+        sure, taken, agreed, collapsed = values.tolist()
         if collapsed:
             self._restart(domain)
         scale = config.uncertainty_scale
         size = min(1.0, (1 - sure) / scale) if scale > 0 else 1.0
-        return Statistics(marginal, present, prior, taken, sure, size)
+        same = None if math.isnan(agreed) else agreed
+        return Statistics(marginal, present, prior, taken, sure, same, size)
 
     def _collapsed(self, domain: int) -> Tensor:
         """Whether recent answers are one class where zero-shot CLIP's are several."""
@@ -303,7 +314,7 @@ class DomainSCAP(Adapter):
         young = int(memory["images"][domain]) < config.warmup_images
         features = torch.empty_like(part.features)
         waiting: list[Tensor] = []
-        for rows in arrange(part.zero_shot.amax(dim=1)).split(config.step_every):
+        for rows in torch.split(arrange(part.zero_shot.amax(dim=1)), config.step_every):
             slots = self._remember(domain, part.hidden[rows], part.features[rows])
             memory["images"][domain] += len(rows)
             memory["due"][domain] += len(rows)
@@ -327,10 +338,9 @@ class DomainSCAP(Adapter):
 
     def _watch(self, domain: int, p: Tensor, zero_shot: Tensor, b: int) -> None:
         """Count answers, older ones half as much after every ``WATCHED`` images."""
-        N = len(self.prompts)
         for name, answers in (("recent_adapted", p), ("recent_plain", zero_shot)):
             recent = self.memory[name][domain]
-            recent.mul_(0.5 ** (b / WATCHED)).add_(answers.argmax(dim=1).bincount(minlength=N))
+            recent.mul_(0.5 ** (b / WATCHED)).add_(count_answers(answers))
 
     def _remember(self, domain: int, hidden: Tensor, features: Tensor) -> Tensor:
         """Write images over the oldest of the window; their places in it, on the CPU."""

@@ -20,6 +20,15 @@ SHORT_LIST, LONG_LIST = 16, 80
 presence says so. In between, a straight line in the logarithm."""
 
 
+def count_answers(p: Tensor) -> Tensor:
+    """How often each class is the answer (N,) of probabilities (b, N).
+
+    Unlike ``bincount`` it does not wait for the device.
+    """
+    ones = torch.ones_like(p[:, 0])
+    return torch.zeros_like(p[0]).scatter_add(0, p.argmax(dim=1), ones)
+
+
 def evenness(answers: Tensor) -> Tensor:
     """Effective share of the classes among counted answers (N,): exp(entropy) / N, at most 1.
 
