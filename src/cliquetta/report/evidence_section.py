@@ -83,8 +83,8 @@ def _domains(evidence: Evidence) -> str:
     text = (
         f"{_batches(len(lines))} with the prompt{'' if domains == 1 else 's'} of "
         f"{count(domains, 'domain')}. On average, plain CLIP's uncertainty allowed {size:.0f} % of "
-        f"a full step of learning, its shares of the classes were believed to {believed:.0f} %; the "
-        f"rest was taken for bias. {changed:.0f} % of its answers were changed. Collapsed "
+        f"a full step of learning, its shares of the classes were believed to {believed:.0f} %; "
+        f"the rest was taken for bias. {changed:.0f} % of its answers were changed. Collapsed "
         f"prompts restarted: {lines[-1]['restarts']}. Verdict without labels: "
         f"{lines[-1]['verdict']}."
     )
