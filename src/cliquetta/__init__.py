@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from cliquetta.model.clip import CLIP as CLIP
     from cliquetta.model.factory import create_model as create_model
     from cliquetta.model.factory import list_models as list_models
+    from cliquetta.model.in_memory import from_model as from_model
+    from cliquetta.model.preprocess import Preprocess as Preprocess
     from cliquetta.prompts.classes import ClassPrompts as ClassPrompts
     from cliquetta.types import Batch as Batch
     from cliquetta.types import Prediction as Prediction
@@ -62,6 +64,8 @@ _EXPORTS = {
     "model.checkpoints.native": ("save_model",),
     "model.clip": ("CLIP",),
     "model.factory": ("create_model", "list_models"),
+    "model.in_memory": ("from_model",),
+    "model.preprocess": ("Preprocess",),
     "prompts.classes": ("ClassPrompts",),
     "types": ("Batch", "Prediction", "ViewSpec"),
 }

@@ -117,7 +117,7 @@ def test_another_resolution(model: Any, tmp_path: Path) -> None:
 
 def test_prompts_are_refused_by_name(model: Any, pixels: Tensor) -> None:
     assert not model.capabilities
-    with pytest.raises(MissingCapabilityError, match="ResNet image tower: plain encoding only"):
+    with pytest.raises(MissingCapabilityError, match="no ViT image tower: plain encoding only"):
         model.encode_image(pixels, prefix={0: Prefix(torch.zeros(1, 1, 2, 8))})
     with pytest.raises(MissingCapabilityError, match=r"scap needs .*prefixes, which rn-tiny"):
         model.require(frozenset({"visual-prefix"}), by="scap")

@@ -106,7 +106,7 @@ class BATCLIP(Adapter):
             )
         super().__init__(model, prompts, config, seed=seed)
         self.scale = model.scale
-        self.images = LayerNormTower(model.require_vit())
+        self.images = LayerNormTower(model.visual)
         AdamState.begin(self.images.start).declare(self.memory, "image_norms")
         if config.adapt_text:
             self.texts = LayerNormTower(model.require_text())

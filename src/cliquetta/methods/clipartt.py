@@ -81,7 +81,7 @@ class CLIPArTT(Adapter):
         super().__init__(model, prompts, config, seed=seed)
         self.classifier = model.classifier(prompts)  # (N, E)
         self.scale = model.scale
-        self.tower = LayerNormTower(model.require_vit())
+        self.tower = LayerNormTower(model.visual)
         self.top = min(config.topk, len(prompts))
         # the longest text that can come up must fit, now rather than in the middle of a stream
         lengths = torch.tensor([len(model.tokenizer.encode(name)) for name in prompts.names])

@@ -56,7 +56,7 @@ class Tent(Adapter):
         super().__init__(model, prompts, config, seed=seed)
         self.classifier = model.classifier(prompts)  # (N, E)
         self.scale = model.scale
-        self.tower = LayerNormTower(model.require_vit())
+        self.tower = LayerNormTower(model.visual)
         AdamState.begin(self.tower.start).declare(self.memory, "norms")
 
     def _predict(self, batch: Batch) -> Prediction:

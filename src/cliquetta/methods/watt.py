@@ -102,7 +102,7 @@ class WATT(Adapter):
         self.texts = torch.stack(one_by_one)  # (T, N, E)
         self.classifier = l2_normalize(self.texts.mean(dim=0))
         self.scale = model.scale
-        self.tower = LayerNormTower(model.require_vit())
+        self.tower = LayerNormTower(model.visual)
 
     def _predict(self, batch: Batch) -> Prediction:
         norms = self.adapt(batch.images)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from cliquetta.errors import UserError
 from cliquetta.model.block import Prefix
-from cliquetta.model.config import CLIPConfig, ResNetConfig, VisionConfig
+from cliquetta.model.config import CLIPConfig, VisionConfig
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.model.resnet import ModifiedResNet
 from cliquetta.model.text import TextTower
@@ -40,6 +41,9 @@ class CLIP(nn.Module):
     Features come back as float32 whatever the weights' dtype.
     """
 
+    is_wrapped = False
+    """Whether the towers are another library's (see :func:`cliquetta.from_model`)."""
+
     def __init__(
         self,
         config: CLIPConfig,
@@ -55,12 +59,14 @@ class CLIP(nn.Module):
         self.embed_dim = config.embed_dim
         self.preprocess = preprocess or Preprocess.openai(self.image_size)
         self._tokenizer = tokenizer
-        self.visual: VisionTower | ModifiedResNet
+        self.visual: nn.Module
         if isinstance(config.vision, VisionConfig):
             self.visual = VisionTower(config.vision, config.embed_dim)
         else:
             self.visual = ModifiedResNet(config.vision, config.embed_dim)
-        self.text = None if config.text is None else TextTower(config.text, config.embed_dim)
+        self.text: TextTower | None = None
+        if config.text is not None:
+            self.text = TextTower(config.text, config.embed_dim)
         self.logit_scale = nn.Parameter(torch.tensor(100.0).log())
         self.logit_bias = nn.Parameter(torch.tensor(-10.0)) if config.sigmoid else None
         self.requires_grad_(False)
@@ -75,10 +81,19 @@ class CLIP(nn.Module):
         if text.merges is None and not is_clip_vocabulary(text.vocab_size):
             raise UserError(
                 f"{self.id} has a vocabulary of its own ({text.vocab_size} tokens) and came "
-                "without its tokenizer: put tokenizer.json or spiece.model beside the weights, or "
-                "give text features with ClassPrompts(features=...)"
+                "without its tokenizer: put tokenizer.json or spiece.model beside the weights, "
+                "pass from_model(..., tokenizer=...), or give text features with "
+                "ClassPrompts(features=...)"
             )
         return Tokenizer(text.context_length, merges=text.merges)
+
+    def set_tokenizer(self, tokenizer: TextTokenizer) -> None:
+        """Take another tokenizer of the same vocabulary, with the special tokens that it adds."""
+        tower = self.require_text()
+        tower.config = replace(tower.config, start_tokens=len(tokenizer.prefix))
+        self.config = replace(self.config, text=tower.config)
+        self._tokenizer = tokenizer
+        self.__dict__.pop("tokenizer", None)
 
     @property
     def device(self) -> torch.device:
@@ -106,7 +121,7 @@ class CLIP(nn.Module):
         found = set()
         if self.text is not None:
             found |= {"text", "text-prompts"}
-        if not isinstance(self.config.vision, ResNetConfig):
+        if isinstance(self.visual, VisionTower):
             found |= {"visual-prefix", "visual-tokens", "attention", "norm"}
         return frozenset(found)
 
@@ -140,7 +155,7 @@ class CLIP(nn.Module):
     def require_vit(self) -> VisionTower:
         """The image tower if it is a ViT."""
         if not isinstance(self.visual, VisionTower):
-            raise MissingCapabilityError(f"{self.id} has a ResNet image tower: plain encoding only")
+            raise MissingCapabilityError(f"{self.id} has no ViT image tower: plain encoding only")
         return self.visual
 
     def encode_image(

@@ -45,15 +45,23 @@ class LayerNormTower:
         self._tower = copy.deepcopy(tower, shared)
         self._names: list[str] = []
         self._shapes: list[torch.Size] = []
+        self._dtypes: list[torch.dtype | None] = []
         start = []
         for name, module in list(self._tower.named_modules()):
-            if not isinstance(module, nn.LayerNorm):
+            if not isinstance(module, nn.LayerNorm) or name not in getattr(
+                tower, "layer_norms", (name,)
+            ):
                 continue
-            self._tower.set_submodule(name, Float32LayerNorm(module))
+            # One that other libraries made their own keeps its forward pass and its precision.
+            is_plain = type(module).forward is nn.LayerNorm.forward
+            if is_plain:
+                self._tower.set_submodule(name, Float32LayerNorm(module))
             for kind, value in (("weight", module.weight), ("bias", module.bias)):
-                self._names.append(f"{name}.{kind}")
-                self._shapes.append(value.shape)
-                start.append(to_float32(value.detach()).flatten())
+                if value is not None:
+                    self._names.append(f"{name}.{kind}")
+                    self._shapes.append(value.shape)
+                    self._dtypes.append(None if is_plain else value.dtype)
+                    start.append(to_float32(value.detach()).flatten())
         self.start = torch.cat(start)
         """(P,) the parameters as loaded, at least float32."""
 
@@ -61,8 +69,10 @@ class LayerNormTower:
         """Features of ``inputs`` under flat LayerNorm ``parameters`` (P,), at least float32."""
         parts = torch.split(parameters, [shape.numel() for shape in self._shapes])
         norms = {
-            name: part.view(shape)
-            for name, part, shape in zip(self._names, parts, self._shapes, strict=True)
+            name: part.view(shape).to(dtype or part.dtype)
+            for name, part, shape, dtype in zip(
+                self._names, parts, self._shapes, self._dtypes, strict=True
+            )
         }
         features: Tensor = functional_call(self._tower, norms, (inputs,))
         return to_float32(features)

@@ -273,13 +273,19 @@ def _activation(values: Mapping[str, Any]) -> Activation:
 
 def preprocess_from(config: Mapping[str, Any], values: Mapping[str, Any]) -> Preprocess:
     """The preprocessing of a ``preprocessor_config.json``; what it leaves out is the family's."""
-    shapes = config_from(config)
     is_siglip = config.get("model_type") == "siglip"
+    return preprocess_of_size(config_from(config).vision.image_size, values, is_siglip=is_siglip)
+
+
+def preprocess_of_size(
+    image_size: int, values: Mapping[str, Any], *, is_siglip: bool = False
+) -> Preprocess:
+    """The preprocessing of an image processor's settings, for a model of a known size."""
     size = values.get("size")
     # A height and a width are the target itself; an edge is that of the shorter side, then cropped.
     squash = "height" in size if isinstance(size, Mapping) else is_siglip
     return Preprocess(
-        shapes.vision.image_size,
+        image_size,
         mean=tuple(values.get("image_mean") or (_HALF if is_siglip else OPENAI_MEAN)),
         std=tuple(values.get("image_std") or (_HALF if is_siglip else OPENAI_STD)),
         interpolation=cast(Any, _FILTERS.get(values.get("resample", 3), "bicubic")),

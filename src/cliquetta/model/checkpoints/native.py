@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from cliquetta.errors import UserError
 from cliquetta.model.checkpoints.state import (
     Checkpoint,
     CheckpointError,
@@ -35,6 +36,8 @@ def save_model(model: CLIP, path: str | Path, *, quantise: bool = False) -> None
     ``quantise`` stores matrices in 8 bits with one scale a row, a quarter of the size.
     """
     path = Path(path)
+    if model.is_wrapped:
+        raise UserError(f"{model.id} is wrapped: save it with the library that it comes from")
     state = {key: tensor.detach().cpu() for key, tensor in model.state_dict().items()}
     if quantise:
         state = quantise_state(state)

@@ -103,8 +103,12 @@ def build(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     image_size: int | None = None,
+    share: bool = False,
 ) -> CLIP:
-    """The model of a checkpoint, at another resolution if ``image_size`` says so."""
+    """The model of a checkpoint, at another resolution if ``image_size`` says so.
+
+    ``share`` leaves the weights where they are if device and dtype allow.
+    """
     if image_size is not None and image_size != checkpoint.config.vision.image_size:
         checkpoint = at_size(checkpoint, image_size)
     with torch.device("meta"):  # nothing is initialised: every weight comes from the checkpoint
@@ -119,7 +123,9 @@ def build(
     weights = {}
     for key in wanted:
         kind = dtype if state[key].is_floating_point() else None
-        weights[key] = state[key].to(device=device, dtype=kind, copy=True).contiguous()
+        weights[key] = state[key].to(device=device, dtype=kind, copy=not share)
+        if not share:
+            weights[key] = weights[key].contiguous()
     # exp(logit_scale) is the temperature of all logits: 16 bits would shift it by up to 1 %.
     for key in {"logit_scale", "logit_bias"} & wanted.keys():
         weights[key] = state[key].to(device, torch.float32)

@@ -1,0 +1,498 @@
+"""Models that are already in memory: those of open_clip, transformers, or any that encodes images.
+
+A model whose towers are ours under other names becomes one of ours, with its weights where they
+are. Any other is wrapped, and can do what its own functions can.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from cliquetta.errors import UserError
+from cliquetta.model.checkpoints import huggingface, open_clip, openai, timm_siglip
+from cliquetta.model.checkpoints.open_clip_zoo import SIGLIP_PREPROCESS
+from cliquetta.model.checkpoints.openai import Rules
+from cliquetta.model.checkpoints.state import Checkpoint, CheckpointError, build
+from cliquetta.model.clip import CLIP, MissingCapabilityError, l2_normalize, to_float32
+from cliquetta.model.config import Activation
+from cliquetta.model.preprocess import Preprocess
+from cliquetta.model.tokenizer import TextTokenizer, Tokenizer, is_clip_vocabulary
+
+_IMAGE = {"encode_image": None, "get_image_features": "pixel_values"}
+_TEXT = {"encode_text": None, "get_text_features": "input_ids"}
+"""Functions that encode, and the name of what they take, if it is asked for by name."""
+_SAMPLES = ("a photo of a cat.", "A sketch of an old truck")
+
+
+def from_model(
+    model: nn.Module, *, preprocess: Any = None, tokenizer: Any = None, id: str | None = None
+) -> CLIP:
+    """Adapt a model that you hold.
+
+    A model of open_clip (or OpenAI's ``clip``), or a ``CLIPModel``, ``MetaClip2Model`` or
+    ``SiglipModel`` of transformers, gets our towers with its own weights: shared where their layout
+    is the same, copied where transformers keeps apart what is one matrix here. One image and one
+    text are encoded by both to make sure that they agree. Any other module with ``encode_image`` or
+    ``get_image_features`` is wrapped, and put into evaluation mode: methods that need features or
+    LayerNorms run, the others say what is missing. Device and precision stay those of the model.
+
+    Args:
+        model: The model.
+        preprocess: How images are prepared: a :class:`Preprocess`, transforms of torchvision (as
+            ``open_clip.create_model_and_transforms`` returns them), or an image processor of
+            transformers; ``None`` takes what the model says of itself.
+        tokenizer: ``open_clip.get_tokenizer(...)`` or a tokenizer of transformers; ``None`` is
+            CLIP's own, where the vocabulary is CLIP's.
+        id: A name for records and saved states; by default that of the model or of its class.
+
+    Returns:
+        A model for :func:`cliquetta.create_method`.
+
+    Raises:
+        UserError: The model encodes no images, or preprocessing or tokenizer do not fit it.
+
+    """
+    if isinstance(model, CLIP):
+        return model
+    if _function(model, _IMAGE) is None:
+        raise UserError(
+            f"{type(model).__name__} encodes no images: it has neither encode_image nor "
+            "get_image_features"
+        )
+    name = id or getattr(model, "name_or_path", "") or type(model).__name__
+    model.eval()
+    native = _native(model, name)
+    if native is None:
+        return _wrap(model, name, preprocess, tokenizer)
+    if preprocess is not None:
+        native.preprocess = _fitting(preprocess_from(preprocess), native.image_size, name)
+    text = native.config.text
+    if tokenizer is not None and text is not None and native.text is not None:
+        given = RowTokenizer(tokenizer, text.context_length, text.vocab_size)
+        native.set_tokenizer(given.simplest())
+    return native
+
+
+# --- our towers, their weights -------------------------------------------------------------------
+
+
+def _native(model: nn.Module, name: str) -> CLIP | None:
+    """Our towers with the model's weights, if they compute what it computes."""
+    try:
+        checkpoint = _of_transformers(model, name) or _of_open_clip(model, name)
+        if checkpoint is None:
+            return None
+        weight = next(w for w in model.parameters() if w.ndim > 1)
+        native = build(checkpoint, device=weight.device, dtype=weight.dtype, share=True)
+    except CheckpointError:
+        return None
+    if not _agree(native, model):
+        warnings.warn(
+            f"{name} has the weights of a CLIP but computes other features: it is wrapped, and "
+            "methods that learn prompts cannot run on it",
+            stacklevel=4,
+        )
+        return None
+    return native
+
+
+def _of_transformers(model: nn.Module, name: str) -> Checkpoint | None:
+    config = getattr(model, "config", None)
+    if not hasattr(config, "to_dict") or not hasattr(model, "get_image_features"):
+        return None
+    values = cast(Any, config).to_dict()
+    shapes = huggingface.config_from(values)
+    preprocess = huggingface.preprocess_from(values, {})
+    return Checkpoint(shapes, huggingface.rename(model.state_dict()), name, preprocess)
+
+
+def _of_open_clip(model: nn.Module, name: str) -> Checkpoint | None:
+    weights = openai.clean(model.state_dict())
+    open_clip.refuse_other_models(weights)
+    is_siglip = timm_siglip.SIGN in weights
+    family = timm_siglip if is_siglip else openai
+    try:
+        rules = _rules_of(model, is_siglip=is_siglip)
+    except (AttributeError, KeyError, IndexError, TypeError):  # built of other modules
+        return None
+    shapes = family.config_from(weights, rules)
+    stated = getattr(model.visual, "preprocess_cfg", None)
+    if stated is None:
+        stated = SIGLIP_PREPROCESS if is_siglip else {}
+    preprocess = open_clip.preprocess_from(shapes.vision.image_size, stated)
+    return Checkpoint(shapes, family.rename(weights), name, preprocess)
+
+
+def _rules_of(model: Any, *, is_siglip: bool) -> Rules:
+    """What the weights of an open_clip model do not tell, read from its modules."""
+    text = getattr(model, "text", model)  # some keep a tower of its own
+    text_block = text.transformer.resblocks[0]
+    pooling = getattr(text, "pool_type", getattr(model, "text_pool_type", "argmax"))
+    end = getattr(text, "eos_id", getattr(model, "text_eos_id", None))
+    side = getattr(model.visual, "image_size", None)
+    rules = Rules(
+        _activation(text_block.mlp.gelu),
+        text_heads=text_block.attn.num_heads,
+        text_eps=text_block.ln_1.eps,
+        text_activation=_activation(text_block.mlp.gelu),
+        text_end=end if pooling == "eos" else None,
+        image_size=side[0] if isinstance(side, Sequence) else side,
+    )
+    if is_siglip:
+        block = model.visual.trunk.blocks[0]
+        activation, eps = block.mlp.act, block.norm1.eps
+    elif hasattr(model.visual, "transformer"):
+        block = model.visual.transformer.resblocks[0]
+        activation, eps = block.mlp.gelu, block.ln_1.eps
+    else:  # a ResNet
+        return rules
+    return replace(
+        rules,
+        activation=_activation(activation),
+        vision_heads=block.attn.num_heads,
+        vision_eps=eps,
+    )
+
+
+def _activation(module: nn.Module) -> Activation:
+    known: Mapping[str, Activation] = {"QuickGELU": "quick_gelu", "GELU": "gelu"}
+    if "tanh" in repr(module).lower():
+        return "gelu_tanh"
+    return known[type(module).__name__]
+
+
+@torch.no_grad()
+def _agree(native: CLIP, model: nn.Module) -> bool:
+    """Whether both encode one random image, and one random text, alike."""
+    draw = torch.Generator().manual_seed(0)
+    size, text = native.image_size, native.config.text
+    pixels = torch.randn(1, 3, size, size, generator=draw).to(native.device, native.dtype)
+    image = _function(model, _IMAGE)
+    assert image is not None
+    pairs = [(native.encode_image(pixels), image(pixels))]
+    encode = _function(model, _TEXT)
+    if text is not None and encode is not None:
+        ids = torch.randint(8, text.vocab_size - 1, (1, text.context_length), generator=draw)
+        ids[:, text.context_length // 2] = text.vocab_size - 1 if text.end is None else text.end
+        if text.end is None and text.causal:
+            ids[:, text.context_length // 2] = 49407  # CLIP's end token, the highest it knows
+            ids.clamp_(max=49407)
+        ids = ids.to(native.device)
+        pairs.append((native.encode_text(ids), encode(ids)))
+    allowed = 1e-4 if native.dtype in (torch.float32, torch.float64) else 3e-2
+    return all(
+        ours.shape == theirs.shape
+        and float((ours - to_float32(theirs)).norm() / to_float32(theirs).norm()) < allowed
+        for ours, theirs in pairs
+    )
+
+
+# --- any other model -----------------------------------------------------------------------------
+
+
+class ImageEncoder(nn.Module):
+    """The image side of a held model as a module: pixels in, features out."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.layer_norms: tuple[str, ...] = ()
+        """Names of the LayerNorms that an image passes."""
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Features (B, E), not normalised unless the model does so."""
+        encode = _function(self.model, _IMAGE)
+        assert encode is not None
+        weight = next(self.model.parameters(), pixels)
+        return encode(pixels.to(weight.device, weight.dtype))
+
+    def watch(self, pixels: Tensor) -> Tensor:
+        """Features of an image, noting the LayerNorms on its way."""
+        passed: list[str] = []
+        handles = [
+            module.register_forward_hook(lambda *_, name=name: passed.append(name))
+            for name, module in self.named_modules()
+            if isinstance(module, nn.LayerNorm) and module.weight is not None
+        ]
+        try:
+            features = self(pixels)
+        finally:
+            for handle in handles:
+                handle.remove()
+        self.layer_norms = tuple(dict.fromkeys(passed))
+        return cast(Tensor, features)
+
+
+class WrappedCLIP(CLIP):
+    """A held model behind the interface of ours, with the capabilities that it has."""
+
+    is_wrapped = True
+    visual: ImageEncoder
+
+    def __init__(
+        self,
+        visual: ImageEncoder,
+        embed_dim: int,
+        *,
+        id: str,
+        preprocess: Preprocess,
+        tokenizer: TextTokenizer | None,
+    ) -> None:
+        nn.Module.__init__(self)
+        self.id, self.embed_dim, self.preprocess = id, embed_dim, preprocess
+        self.image_size = preprocess.size
+        self.visual, self.text = visual, None
+        self._tokenizer = tokenizer
+        self._text = _function(visual.model, _TEXT)
+        scale, bias = (getattr(visual.model, f"logit_{part}", None) for part in ("scale", "bias"))
+        device = next(visual.parameters()).device
+        log_scale = scale if isinstance(scale, Tensor) else torch.tensor(100.0).log()
+        self.logit_scale = _scalar(log_scale, device)
+        self.logit_bias = _scalar(bias, device) if isinstance(bias, Tensor) else None
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer that was given, or CLIP's own."""
+        if self._tokenizer is None or self._text is None:
+            raise MissingCapabilityError(
+                f"{self.id} does not encode text here: pass from_model(..., tokenizer=...), or "
+                "give text features with ClassPrompts(features=...)"
+            )
+        return self._tokenizer
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """Text if it can be tokenised, LayerNorms if there are any; no prompts."""
+        has_text = self._tokenizer is not None and self._text is not None
+        found = {"text": has_text, "norm": bool(self.visual.layer_norms)}
+        return frozenset(name for name, is_there in found.items() if is_there)
+
+    def encode_text(
+        self,
+        texts: Sequence[str] | Tensor,
+        *,
+        context: Tensor | None = None,
+        positions: Tensor | None = None,
+        deep: Sequence[Tensor] = (),
+        normalize: bool = False,
+        chunk: int | None = None,
+    ) -> Tensor:
+        """Text features (N, E) of strings or token ids; ``chunk`` rows at a time (256)."""
+        if context is not None or deep:
+            raise MissingCapabilityError(f"{self.id} is wrapped: it takes no learned context")
+        ids = texts if isinstance(texts, Tensor) else self.tokenizer(texts)
+        assert self._text is not None
+        parts = [self._text(rows) for rows in torch.split(ids.to(self.device), chunk or 256)]
+        features = torch.cat(parts)
+        return l2_normalize(features) if normalize else to_float32(features)
+
+
+def _scalar(value: Tensor, device: torch.device) -> nn.Parameter:
+    plain = value.detach().to(device, torch.float32).reshape(())
+    return nn.Parameter(plain, requires_grad=False)
+
+
+@torch.no_grad()
+def _wrap(model: nn.Module, name: str, preprocess: Any, tokenizer: Any) -> WrappedCLIP:
+    cfg = getattr(getattr(model, "visual", None), "preprocess_cfg", None)
+    if preprocess is not None:
+        prepared = preprocess_from(preprocess)
+    elif cfg is not None:
+        size = cfg.get("size", 224)
+        side = size if isinstance(size, int) else size[0]
+        prepared = open_clip.preprocess_from(side, cfg)
+    else:
+        raise UserError(
+            f"{name} does not say how its images are prepared: pass "
+            "from_model(..., preprocess=Preprocess(size, mean, std, ...))"
+        )
+    visual = ImageEncoder(model)
+    pixels = torch.zeros(1, 3, prepared.size, prepared.size)
+    try:
+        features = visual.watch(pixels)
+    except Exception as error:  # whatever a foreign module raises on a wrong size
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"{name} does not encode an image of {prepared.size} x {prepared.size}: {reason}"
+        ) from error
+    if features.ndim != 2 or len(features) != 1:
+        raise UserError(f"{name} gives {tuple(features.shape)} for one image, not (1, width)")
+    given = _given_tokenizer(model, tokenizer)
+    return WrappedCLIP(visual, features.shape[1], id=name, preprocess=prepared, tokenizer=given)
+
+
+def _given_tokenizer(model: nn.Module, tokenizer: Any) -> TextTokenizer | None:
+    """The tokenizer of a wrapped model; CLIP's where its vocabulary is."""
+    embedding = next(
+        (w for n, w in model.named_parameters() if n.endswith("token_embedding.weight")), None
+    )
+    words = None if embedding is None else len(embedding)
+    length = int(getattr(model, "context_length", 0) or 77)
+    if tokenizer is not None:
+        return RowTokenizer(tokenizer, length, words)
+    return Tokenizer(length) if words is not None and is_clip_vocabulary(words) else None
+
+
+def _function(
+    model: nn.Module, names: Mapping[str, str | None]
+) -> Callable[[Tensor], Tensor] | None:
+    """The first of the named methods that a model has, giving a tensor."""
+    for name, argument in names.items():
+        method = getattr(model, name, None)
+        if callable(method):
+            return lambda x, f=method, a=argument: _features(f(x) if a is None else f(**{a: x}))  # type: ignore[misc]
+    return None
+
+
+def _features(output: Any) -> Tensor:
+    """The features in what a model returns: newer transformers wrap them."""
+    for found in (output, getattr(output, "pooler_output", None)):
+        if isinstance(found, Tensor):
+            return found
+    if isinstance(output, Sequence) and output and isinstance(output[0], Tensor):
+        return output[0]
+    raise UserError(f"features are expected as a tensor, the model gives {type(output).__name__}")
+
+
+# --- tokenizers and preprocessing of other libraries ---------------------------------------------
+
+
+class RowTokenizer(TextTokenizer):
+    """A tokenizer of another library: a callable from texts to rows of ids."""
+
+    def __init__(self, given: Any, context_length: int, vocab_size: int | None) -> None:
+        self._given, self._words = given, vocab_size
+        stated = getattr(given, "context_length", None)
+        self.context_length = context_length if stated is None else min(stated, context_length)
+        self._is_transformers = hasattr(given, "pad_token_id") and hasattr(given, "padding_side")
+        empty, one = self([""])[0].tolist(), self(["a"])[0].tolist()
+        self.pad = empty[-1]
+        same = next((i for i, (x, y) in enumerate(zip(empty, one, strict=True)) if x != y), 0)
+        self.prefix = tuple(empty[:same])
+        rest = empty[same:]
+        while rest and rest[-1] == self.pad:
+            rest.pop()
+        self.suffix = tuple(rest)
+
+    @property
+    def vocab_size(self) -> int:
+        """That of the text tower, or what the tokenizer says."""
+        return self._words or int(getattr(self._given, "vocab_size", 0))
+
+    def simplest(self) -> TextTokenizer:
+        """CLIP's own tokenizer if it gives the same rows, else this one."""
+        if self._words is not None and is_clip_vocabulary(self._words):
+            ours = Tokenizer(self.context_length)
+            if torch.equal(ours(_SAMPLES), self(_SAMPLES)):
+                return ours
+        return self
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of ``text`` without special tokens or padding."""
+        row = self([text])[0].tolist()[len(self.prefix) :]
+        while row and row[-1] == self.pad:
+            row.pop()
+        end = len(row) - len(self.suffix)
+        return row[:end] if tuple(row[end:]) == self.suffix else row
+
+    def __call__(self, texts: Sequence[str]) -> Tensor:
+        """Rows of ids (N, context_length), int64, as the given tokenizer makes them."""
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        if self._is_transformers:
+            rows = self._given(
+                texts,
+                padding="max_length",
+                max_length=self.context_length,
+                padding_side="right",
+                return_tensors="pt",
+            )["input_ids"]
+        else:
+            rows = self._given(texts)
+        if not isinstance(rows, Tensor) or rows.ndim != 2 or len(rows) != len(texts):
+            raise UserError("the tokenizer does not turn N texts into a tensor of N rows")
+        if rows.shape[1] > self.context_length:
+            raise UserError(
+                f"a text takes {rows.shape[1]} tokens, the model's context holds "
+                f"{self.context_length}: shorten the class name or template"
+            )
+        if self._words is not None and int(rows.max()) >= self._words:
+            raise UserError(
+                f"a tokenizer of another vocabulary: it gives token {int(rows.max())}, the text "
+                f"tower has {self._words}"
+            )
+        return rows.long()
+
+
+def preprocess_from(given: Any) -> Preprocess:
+    """Our preprocessing of torchvision's transforms or of transformers' image processor.
+
+    Raises:
+        UserError: It does something that ours cannot express.
+
+    """
+    if isinstance(given, Preprocess):
+        return given
+    processor = getattr(given, "image_processor", given)
+    if hasattr(processor, "image_mean"):
+        return _from_processor(processor)
+    if hasattr(given, "transforms"):
+        found = _from_transforms(given.transforms)
+        rng = np.random.default_rng(0)
+        image = Image.fromarray(
+            rng.integers(0, 256, (found.size + 37, 2 * found.size, 3), np.uint8)
+        )
+        if float((found(image) - given(image)).abs().max()) < 1e-3:
+            return found
+    raise UserError(
+        f"{type(given).__name__} cannot be read as preprocessing: pass "
+        "cliquetta.Preprocess(size, mean, std, interpolation, resize)"
+    )
+
+
+def _from_processor(processor: Any) -> Preprocess:
+    """Of an image processor: its crop, else its size, says what the model takes."""
+    values = processor.to_dict()
+    size, crop = values.get("size") or {}, values.get("crop_size") or {}
+    sides = [d.get(k) for d in (crop, size) for k in ("height", "shortest_edge") if d.get(k)]
+    if not sides or not isinstance(sides[0], int):
+        raise UserError(
+            f"{type(processor).__name__} states no size: pass cliquetta.Preprocess(...)"
+        )
+    return huggingface.preprocess_of_size(sides[0], values)
+
+
+def _from_transforms(transforms: Sequence[Any]) -> Preprocess:
+    """Of torchvision's Resize, CenterCrop and Normalize, in that order."""
+    values: dict[str, Any] = {}
+    size = 0
+    for transform in transforms:
+        kind = type(transform).__name__
+        if kind == "Resize":
+            wanted = transform.size
+            values["resize_mode"] = "shortest" if isinstance(wanted, int) else "squash"
+            size = wanted if isinstance(wanted, int) else wanted[0]
+            values["interpolation"] = transform.interpolation.value
+        elif kind == "CenterCrop":
+            size = transform.size if isinstance(transform.size, int) else transform.size[0]
+        elif kind == "Normalize":
+            values |= {"mean": transform.mean, "std": transform.std}
+    with suppress(UserError, ValueError):
+        return open_clip.preprocess_from(size, values)
+    raise UserError("these transforms have no Resize, CenterCrop and Normalize that can be read")
+
+
+def _fitting(preprocess: Preprocess, size: int, name: str) -> Preprocess:
+    if preprocess.size != size:
+        raise UserError(
+            f"the preprocessing makes images of {preprocess.size} pixels, {name} takes {size}"
+        )
+    return preprocess

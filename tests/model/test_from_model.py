@@ -1,0 +1,313 @@
+"""Models that are held in memory: shared weights, equal logits, honest capabilities."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+from torch import nn
+
+from cliquetta import Preprocess, create_method, from_model
+from cliquetta.data.bundled import load_bundled
+from cliquetta.errors import UserError
+from cliquetta.model.checkpoints.native import save_model
+from cliquetta.model.clip import MissingCapabilityError
+from cliquetta.model.in_memory import RowTokenizer, WrappedCLIP, preprocess_from
+from cliquetta.model.tokenizer import Tokenizer
+from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch
+from tests._helpers.openai_module import OpenAIModule
+from tests._helpers.siglip import randomise, tiny_siglip, word_tokenizer
+
+PROMPTS = ClassPrompts(("cat", "frog", "truck"), ("a photo of a {}",))
+
+
+def tiny_clip_model():
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    shape |= {"num_attention_heads": 4}
+    config = transformers.CLIPConfig(
+        text_config=shape,
+        vision_config=shape | {"image_size": 32, "patch_size": 8},
+        projection_dim=24,
+    )
+    return randomise(transformers.CLIPModel(config))
+
+
+@pytest.fixture
+def words(tmp_path):
+    """A tokenizer of transformers with one token per word."""
+    word_tokenizer(tmp_path / "tokenizer.json")
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(tmp_path / "tokenizer.json"),
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+    )
+
+
+@pytest.fixture(scope="module")
+def pixels():
+    return torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+def no_warning(call, *args, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return call(*args, **options)
+
+
+# Known towers
+
+
+@torch.no_grad()
+def test_a_clip_model_becomes_ours(pixels):
+    theirs = tiny_clip_model()
+    ours = no_warning(from_model, theirs)
+    assert not isinstance(ours, WrappedCLIP) and "visual-prefix" in ours.capabilities
+    ids = ours.tokenizer(PROMPTS.texts(PROMPTS.templates[0]))
+    wanted = theirs(input_ids=ids, pixel_values=pixels).logits_per_image
+    found = create_method("zero_shot", ours, PROMPTS).predict(Batch(pixels)).logits
+    assert wanted.std() > 0.01
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-5)
+
+
+def test_weights_are_shared_and_theirs_stay_trainable():
+    theirs = tiny_clip_model()
+    ours = from_model(theirs)
+    tower, vision = ours.require_vit(), theirs.vision_model
+    for shared, own in (
+        (tower.patch.weight, vision.embeddings.patch_embedding.weight),
+        (tower.block(1).fc.weight, vision.encoder.layers[1].mlp.fc1.weight),
+        (tower.projection, theirs.visual_projection.weight),
+        (ours.text.tokens.weight, theirs.text_model.embeddings.token_embedding.weight),
+    ):
+        assert shared.data_ptr() == own.data_ptr()
+        assert own.requires_grad and not shared.requires_grad
+
+
+@torch.no_grad()
+def test_a_siglip_becomes_ours(pixels, words):
+    theirs = tiny_siglip()
+    ours = from_model(theirs, tokenizer=words)
+    assert ours.config.sigmoid and ours.config.text.start_tokens == 0
+    rows = words(
+        PROMPTS.texts(PROMPTS.templates[0]),
+        padding="max_length",
+        max_length=64,
+        return_tensors="pt",
+    ).input_ids
+    wanted = theirs(input_ids=rows, pixel_values=pixels).logits_per_image
+    found = create_method("zero_shot", ours, PROMPTS).predict(Batch(pixels)).logits
+    assert wanted.std() > 0.01
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-5)
+    assert ours.preprocess.resize == "squash"
+
+
+@pytest.mark.parametrize("method", ["scap_domain", "scap", "tent"])
+def test_methods_run_on_bundled_images(words, method):
+    model = from_model(tiny_siglip(), tokenizer=words)
+    bundled = load_bundled()
+    images = [bundled.images[i] for i in range(0, 2000, 250)]
+    adapter = create_method(method, model, PROMPTS)
+    for _ in range(2):
+        logits = adapter.predict(images).logits
+        assert logits.shape == (8, 3) and logits.isfinite().all()
+
+
+@torch.no_grad()
+def test_half_precision_stays(pixels):
+    theirs = tiny_clip_model().bfloat16()
+    ours = from_model(theirs)
+    assert not ours.is_wrapped and ours.dtype == torch.bfloat16
+    assert ours.logit_scale.dtype == torch.float32
+    wanted = theirs.get_image_features(pixel_values=pixels.bfloat16()).pooler_output.float()
+    cosine = torch.nn.functional.cosine_similarity(ours.encode_image(pixels), wanted)
+    assert cosine.min() > 0.99
+
+
+def test_openais_module_becomes_ours(pixels):
+    class WithFunctions(OpenAIModule):
+        def encode_image(self, x):
+            return self.visual(x)
+
+        def encode_text(self, ids):
+            return self(torch.zeros(1, 3, 32, 32), ids)[1]
+
+    theirs = WithFunctions()
+    ours = no_warning(from_model, theirs)
+    assert not ours.is_wrapped and ours.config.vision.activation == "quick_gelu"
+    torch.testing.assert_close(
+        ours.encode_image(pixels), theirs.visual(pixels), atol=1e-5, rtol=1e-5
+    )
+    assert from_model(ours) is ours
+
+
+def test_a_model_that_computes_something_else_is_wrapped(pixels):
+    """The weights of a CLIP, but another forward pass: the comparison finds out."""
+
+    class Halved(transformers.CLIPModel):
+        def get_image_features(self, pixel_values):
+            return super().get_image_features(pixel_values).pooler_output.flip(1)
+
+    theirs = Halved(tiny_clip_model().config).eval()
+    with pytest.warns(UserWarning, match="computes other features: it is wrapped"):
+        ours = from_model(theirs, preprocess=Preprocess(32))
+    assert ours.is_wrapped
+    torch.testing.assert_close(ours.encode_image(pixels), theirs.get_image_features(pixels))
+
+
+# Any other model
+
+
+class Convolutions(nn.Module):
+    """An image tower of two convolutions with a LayerNorm in between, and a bag of words."""
+
+    def __init__(self, norm=True):
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = nn.Conv2d(3, 16, 8, 8)
+        self.norm = ChannelNorm(16) if norm else nn.Identity()
+        self.head = nn.Linear(16, 12)
+        self.words = nn.Embedding(64, 12)
+        self.text_norm = nn.LayerNorm(12)
+        self.logit_scale = nn.Parameter(torch.tensor(10.0).log())
+
+    def encode_image(self, pixels):
+        return self.head(self.norm(self.stem(pixels)).mean(dim=(2, 3)))
+
+    def encode_text(self, ids):
+        return self.text_norm(self.words(ids).mean(dim=1))
+
+
+class ChannelNorm(nn.LayerNorm):
+    """Over channels that come first, as in ConvNeXt: not the forward pass of its base class."""
+
+    def forward(self, x):
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def test_a_wrapped_model_has_what_it_has(pixels, words):
+    theirs = Convolutions()
+    ours = from_model(theirs, preprocess=Preprocess(32), tokenizer=words, id="conv")
+    assert ours.is_wrapped and ours.capabilities == {"text", "norm"}
+    assert (ours.embed_dim, ours.id, ours.bias) == (12, "conv", 0)
+    assert ours.scale == pytest.approx(10)
+    logits = create_method("zero_shot", ours, PROMPTS).predict(Batch(pixels)).logits
+    ids = ours.tokenizer(PROMPTS.texts(PROMPTS.templates[0]))
+    images, texts = (
+        nn.functional.normalize(x) for x in (theirs.encode_image(pixels), theirs.encode_text(ids))
+    )
+    torch.testing.assert_close(logits, (10 * images @ texts.T).detach(), atol=1e-4, rtol=1e-5)
+    for method in ("tda", "mta", "transclip"):
+        adapter = create_method(method, ours, PROMPTS)
+        images = [np.zeros((32, 32, 3), np.uint8) + 40 * i for i in range(4)]
+        assert adapter.predict(images).logits.isfinite().all()
+    with pytest.raises(
+        MissingCapabilityError, match="key/value prefixes, which conv does not have"
+    ):
+        create_method("scap_domain", ours, PROMPTS)
+    with pytest.raises(MissingCapabilityError, match="learned context"):
+        create_method("tpt", ours, PROMPTS)
+    with pytest.raises(UserError, match="conv is wrapped: save it"):
+        save_model(ours, "nowhere.safetensors")
+
+
+def test_tent_learns_the_layernorms_of_a_wrapped_image_tower(pixels, words):
+    theirs = Convolutions()
+    before = copy.deepcopy(theirs.state_dict())
+    ours = from_model(theirs, preprocess=Preprocess(32), tokenizer=words)
+    adapter = create_method("tent", ours, PROMPTS)
+    assert adapter.tower.start.numel() == 2 * 16  # not those of the text
+    first, second = (adapter.predict(Batch(pixels)).logits for _ in range(2))
+    # One step of Adam by hand on a copy of the module gives what the second batch sees.
+    copied = Convolutions()
+    copied.load_state_dict(before)
+    values = [copied.norm.weight, copied.norm.bias]
+    texts = nn.functional.normalize(ours.encode_text(PROMPTS.texts(PROMPTS.templates[0])))
+
+    def logits():
+        return 10 * nn.functional.normalize(copied.encode_image(pixels)) @ texts.detach().T
+
+    torch.testing.assert_close(first, logits().detach(), atol=1e-5, rtol=1e-5)
+    p = logits().softmax(dim=1)
+    loss = -(p * p.log()).sum(dim=1).mean()
+    gradients = torch.autograd.grad(loss, values)
+    with torch.no_grad():
+        for value, gradient in zip(values, gradients, strict=True):
+            value -= 1e-3 * gradient / (gradient.abs() + 1e-8)
+    torch.testing.assert_close(second, logits().detach(), atol=1e-4, rtol=1e-4)
+    assert (first - second).abs().max() > 1e-5
+    for name, value in theirs.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_a_wrapped_model_without_norms_or_tokenizer(pixels):
+    ours = from_model(Convolutions(norm=False), preprocess=Preprocess(32))
+    assert ours.capabilities == frozenset()
+    with pytest.raises(MissingCapabilityError, match="tokenizer="):
+        create_method("zero_shot", ours, PROMPTS)
+    fixed = ClassPrompts(("x", "y"), features=torch.randn(2, 12))
+    assert create_method("zero_shot", ours, fixed).predict(Batch(pixels)).logits.shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("build", "options", "message"),
+    [
+        (lambda: nn.Linear(2, 2), {}, "encodes no images"),
+        (Convolutions, {}, "does not say how its images are prepared"),
+        (Convolutions, {"preprocess": object()}, r"cannot be read.*cliquetta.Preprocess"),
+        (Convolutions, {"preprocess": Preprocess(4)}, "does not encode an image of 4 x 4"),
+        (
+            tiny_clip_model,
+            {"preprocess": Preprocess(64)},
+            "images of 64 pixels, CLIPModel takes 32",
+        ),
+        (
+            tiny_siglip,
+            {"tokenizer": Tokenizer(64)},
+            "another vocabulary: it gives token 49407, the text tower has 64",
+        ),
+        (tiny_siglip, {"tokenizer": lambda texts: [1]}, "does not turn N texts into a tensor"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_one_sentence(build, options, message):
+    with pytest.raises(UserError, match=message) as error:
+        from_model(build(), **options)
+    assert "\n" not in str(error.value)
+
+
+def test_a_siglip_without_a_tokenizer_says_so():
+    ours = from_model(tiny_siglip())
+    with pytest.raises(UserError, match=r"from_model\(..., tokenizer=...\)"):
+        create_method("zero_shot", ours, PROMPTS)
+
+
+# Tokenizers and preprocessing
+
+
+def test_rows_of_another_tokenizer(words):
+    given = RowTokenizer(words, 64, 64)
+    assert given.encode("the cat") == [14, 9] and given.pad == 0
+    same = RowTokenizer(Tokenizer(77), 77, 49408)
+    assert (same.prefix, same.suffix) == ((49406,), (49407,))
+    assert same.encode("a photo") == Tokenizer(77).encode("a photo")
+    assert isinstance(same.simplest(), Tokenizer)
+    with pytest.raises(UserError, match="takes 65 tokens, the model's context holds 64"):
+        given(["cat " * 65])
+
+
+@pytest.mark.parametrize("kind", ["CLIPImageProcessorPil", "SiglipImageProcessorPil"])
+def test_image_processors(kind):
+    size = {"shortest_edge": 48} if kind.startswith("CLIP") else {"height": 48, "width": 48}
+    options = {"crop_size": {"height": 48, "width": 48}} if kind.startswith("CLIP") else {}
+    processor = getattr(transformers, kind)(size=size, **options)
+    ours = preprocess_from(processor)
+    rng = np.random.default_rng(0)
+    image = Image.fromarray(rng.integers(0, 256, (80, 61, 3), dtype=np.uint8))
+    wanted = processor(image, return_tensors="pt").pixel_values[0]
+    torch.testing.assert_close(ours(image), wanted, atol=1e-6, rtol=0)

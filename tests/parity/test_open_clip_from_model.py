@@ -1,0 +1,123 @@
+"""``from_model`` on models of open_clip itself, with random weights."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import open_clip
+import pytest
+import torch
+from torch import nn
+
+from cliquetta import create_method, from_model
+from cliquetta.data.bundled import load_bundled
+from cliquetta.model.tokenizer import Tokenizer
+from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch
+from tests._helpers.siglip import word_tokenizer
+
+pytestmark = pytest.mark.parity
+
+PROMPTS = ClassPrompts(("cat", "frog", "truck"), ("a photo of a {}.",))
+
+
+def built(name):
+    torch.manual_seed(0)
+    model, _, preprocess = open_clip.create_model_and_transforms(name, pretrained=None)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter += 0.05 * torch.randn_like(parameter)
+    return model.eval(), preprocess
+
+
+def pictures(count=4):
+    images = load_bundled().images[:: 2000 // count]
+    return [np.asarray(image) for image in images]
+
+
+@torch.no_grad()
+def original_logits(model, preprocess, tokenizer, images):
+    from PIL import Image
+
+    pixels = torch.stack([preprocess(Image.fromarray(image)) for image in images])
+    texts = tokenizer(PROMPTS.texts(PROMPTS.templates[0]))
+    a, b = (
+        nn.functional.normalize(x) for x in (model.encode_image(pixels), model.encode_text(texts))
+    )
+    logits = model.logit_scale.exp() * a @ b.T
+    return logits if model.logit_bias is None else logits + model.logit_bias
+
+
+@pytest.mark.parametrize("name", ["ViT-B-32", "ViT-B-32-quickgelu", "RN50"])
+def test_known_towers_become_ours(name):
+    theirs, preprocess = built(name)
+    tokenizer = open_clip.get_tokenizer(name)
+    ours = from_model(theirs, preprocess=preprocess, tokenizer=tokenizer)
+    assert not ours.is_wrapped and isinstance(ours.tokenizer, Tokenizer)
+    assert ours.preprocess == from_model(theirs).preprocess
+    wanted = original_logits(theirs, preprocess, tokenizer, pictures())
+    found = create_method("zero_shot", ours, PROMPTS).predict(pictures()).logits
+    assert wanted.std() > 1e-3
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-5)
+    key = "visual.patch.weight" if name.startswith("ViT") else "visual.conv1.weight"
+    assert ours.state_dict()[key].data_ptr() == theirs.visual.conv1.weight.data_ptr()
+
+
+def test_scap_domain_runs_on_a_held_vit():
+    theirs, preprocess = built("ViT-B-32")
+    ours = from_model(theirs, preprocess=preprocess)
+    adapter = create_method("scap_domain", ours, PROMPTS)
+    first, second = (adapter.predict(pictures(8)).logits for _ in range(2))
+    assert first.shape == (8, 3) and second.isfinite().all()
+    assert (first - second).abs().max() > 1e-6  # it learned
+
+
+@torch.no_grad()
+def test_siglip_becomes_ours(tmp_path):
+    config = copy.deepcopy(open_clip.get_model_config("ViT-B-32-SigLIP2-256"))
+    config.pop("custom_text")
+    config["text_cfg"] |= {"vocab_size": 64, "layers": 2, "width": 96, "heads": 3}
+    torch.manual_seed(0)
+    theirs = open_clip.CustomTextCLIP(**config).eval()
+    word_tokenizer(tmp_path / "tokenizer.json")
+    tokenizer = open_clip.tokenizer.HFTokenizer.__new__(open_clip.tokenizer.HFTokenizer)
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer.tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(tmp_path / "tokenizer.json"), pad_token="<pad>", eos_token="<eos>"
+    )
+    tokenizer.context_length, tokenizer.tokenizer_mode = 64, ""
+    tokenizer.clean_fn, tokenizer.strip_sep_token = open_clip.tokenizer.canonicalize_text, False
+    ours = from_model(theirs, tokenizer=tokenizer)
+    assert not ours.is_wrapped and ours.config.sigmoid
+    assert ours.preprocess.resize == "squash"
+    pixels = torch.randn(2, 3, 256, 256, generator=torch.Generator().manual_seed(1))
+    texts = tokenizer(PROMPTS.texts(PROMPTS.templates[0]))
+    a, b = (
+        nn.functional.normalize(x) for x in (theirs.encode_image(pixels), theirs.encode_text(texts))
+    )
+    wanted = theirs.logit_scale.exp() * a @ b.T + theirs.logit_bias
+    found = create_method("zero_shot", ours, PROMPTS).predict(Batch(pixels)).logits
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name", ["convnext_base", "EVA02-B-16", "MobileCLIP2-S0", "PE-Core-T-16-384"]
+)
+def test_other_towers_are_wrapped(name):
+    theirs, preprocess = built(name)
+    tokenizer = open_clip.get_tokenizer(name)
+    ours = from_model(theirs, preprocess=preprocess, tokenizer=tokenizer)
+    assert ours.is_wrapped and "text" in ours.capabilities
+    wanted = original_logits(theirs, preprocess, tokenizer, pictures(2))
+    found = create_method("zero_shot", ours, PROMPTS).predict(pictures(2)).logits
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-5)
+    if "norm" in ours.capabilities:
+        adapter = create_method("tent", ours, PROMPTS)
+        first, second = (adapter.predict(pictures(2)).logits for _ in range(2))
+        torch.testing.assert_close(first, wanted, atol=1e-3, rtol=1e-3)
+        assert (first - second).abs().max() > 0
+    else:
+        assert name == "MobileCLIP2-S0"  # all BatchNorm
