@@ -5,6 +5,8 @@
 >>> method = create_method("scap_domain", model, ["cat", "dog"])
 >>> prediction = method.predict(["a.jpg", "b.jpg"])  # doctest: +SKIP
 
+Or for whole folders, of any size: ``cliquetta.predict("photos", ["cat", "dog"])``.
+
 Names are imported when first used, so that ``import cliquetta`` is fast.
 """
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from cliquetta.data.views import attach_views as attach_views
     from cliquetta.errors import UnknownNameError as UnknownNameError
     from cliquetta.errors import UserError as UserError
+    from cliquetta.evaluation.bulk import predict as predict
     from cliquetta.evaluation.record import Record as Record
     from cliquetta.evaluation.record import load_record as load_record
     from cliquetta.evaluation.runner import evaluate as evaluate
@@ -55,6 +58,7 @@ _EXPORTS = {
     "data.images": ("ImageError", "open_image"),
     "data.views": ("attach_views",),
     "errors": ("UnknownNameError", "UserError"),
+    "evaluation.bulk": ("predict",),
     "evaluation.record": ("Record", "load_record"),
     "evaluation.runner": ("evaluate",),
     "data.stream": ("Stream",),

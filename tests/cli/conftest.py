@@ -19,8 +19,8 @@ from tests._helpers.running import Answer, Run
 def run() -> Run:
     """Run the command with these words; a raised error other than an exit fails the test."""
 
-    def call(*words: str | Path) -> Answer:
-        result = CliRunner().invoke(app, [str(word) for word in words])
+    def call(*words: str | Path, input: bytes | None = None) -> Answer:
+        result = CliRunner().invoke(app, [str(word) for word in words], input=input)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return Answer(result.exit_code, result.stdout, result.stderr, result.exception)

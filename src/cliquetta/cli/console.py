@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,8 +14,18 @@ from rich import box
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
+
+LINE_SECONDS = 30.0
+"""How often progress is reported where there is no terminal to draw bars on."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +96,8 @@ class Terminal:
             TextColumn("{task.fields[note]}"),
             TimeRemainingColumn(compact=True),
         )
-        with Progress(*columns, console=self.err, disable=self.quiet) as progress:
+        kind = Progress if self.err.is_terminal else _Lines
+        with kind(*columns, console=self.err, disable=self.quiet) as progress:
             yield progress
 
     @contextmanager
@@ -102,6 +114,23 @@ class Terminal:
         finally:
             logger.removeHandler(handler)
             logger.propagate = propagate
+
+
+class _Lines(Progress):
+    """Progress for a log file: a line every half minute instead of bars."""
+
+    said = float("-inf")
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:
+        super().update(task_id, **changes)
+        now = time.monotonic()
+        if self.disable or now - self.said < LINE_SECONDS:
+            return
+        self.said = now
+        tasks = (task for task in self.tasks if task.total and not task.finished)
+        shown = [f"{t.description.strip()} {t.completed:,.0f}/{t.total:,.0f}" for t in tasks]
+        if shown:
+            self.console.print(escape(", ".join(shown)), soft_wrap=True)
 
 
 def number(value: float | None, digits: int = 2) -> str:

@@ -34,47 +34,6 @@ BatchSize = Annotated[int, typer.Option(min=1, help="Images per batch.")]
 Workers = Annotated[int, typer.Option(min=0, help="Threads that decode images.")]
 
 
-@dataclass(frozen=True)
-class FoundImages:
-    """The files to predict, each once, in the order in which they were named."""
-
-    paths: tuple[Path, ...]
-    repeated: int
-    """How often a path was named again."""
-
-
-def find_inputs(sources: Sequence[Path]) -> FoundImages:
-    """Images of folders (with their sub-folders), files, and CSV files with a column of paths.
-
-    A file that is named outright is taken as an image whatever its ending; whether it is one
-    turns out when it is opened. Paths in a CSV count from the folder of the CSV.
-    """
-    from cliquetta.data.files import find_images
-
-    found: list[Path] = []
-    for source in sources:
-        if source.is_dir():
-            found += find_images(source)
-        elif not source.exists():
-            raise UserError(f"no such file or folder: {source}")
-        elif source.suffix.lower() in {".csv", ".tsv"}:
-            found += _paths_of_table(source)
-        else:
-            found.append(source)
-    unique = tuple(dict.fromkeys(found))
-    return FoundImages(unique, len(found) - len(unique))
-
-
-def _paths_of_table(table: Path) -> list[Path]:
-    from cliquetta.data.files import open_table
-
-    with open_table(table) as (column, rows):
-        paths = [table.parent / row[column].strip() for row in rows]
-    if not paths:
-        raise UserError(f"{table} lists no images in its column {column!r}")
-    return paths
-
-
 def read_settings(given: Sequence[str]) -> dict[str, str]:
     """``key=value`` pairs of ``--set``."""
     pairs = {}

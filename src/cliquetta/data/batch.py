@@ -44,7 +44,7 @@ def as_batch(
         images = Batch(images)
     if isinstance(images, Batch):
         return _checked(images, preprocess, views, seed)
-    named = [_open(image) for image in _separate(images)]
+    named = [to_picture(image) for image in _separate(images)]
     keys = tuple(key for key, _ in named)
     if views is None or not named:
         return Batch(preprocess.batch([image for _, image in named]), keys)
@@ -79,8 +79,8 @@ def _separate(images: ImageLike | Sequence[ImageLike]) -> Sequence[ImageLike]:
     return images
 
 
-def _open(image: ImageLike) -> tuple[str, Image.Image]:
-    """Key and RGB picture."""
+def to_picture(image: ImageLike) -> tuple[str, Image.Image]:
+    """Key and RGB picture of one image."""
     if isinstance(image, str | os.PathLike):
         return Path(image).as_posix(), open_image(image)
     if isinstance(image, Image.Image):
@@ -89,7 +89,7 @@ def _open(image: ImageLike) -> tuple[str, Image.Image]:
     if isinstance(image, Tensor) and image.ndim == 3:
         image = image.movedim(0, -1).cpu().numpy()
     if isinstance(image, np.ndarray) and image.dtype == np.uint8 and _has_colours(image.shape):
-        return _open(Image.fromarray(image))
+        return to_picture(Image.fromarray(image))
     what = f"{tuple(image.shape)} {image.dtype}" if hasattr(image, "shape") else repr(image)
     raise UserError(
         f"not an image: {what}; give paths, PIL images, uint8 arrays (H, W, 3), or a tensor of "

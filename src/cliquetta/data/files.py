@@ -16,7 +16,10 @@ from cliquetta.prompts.catalogue import text_lines
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE
 
 EXTENSIONS = frozenset(
-    (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
+    (
+        *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
+        *(".ppm", ".heic", ".heif", ".avif"),
+    )
 )
 CLASS_FILES = ("classnames.txt", "classes.txt", "class_names.txt", "labels.txt")
 TEMPLATE_FILES = ("zeroshot_classification_templates.txt", "templates.txt")
@@ -129,7 +132,8 @@ def open_table(table: Path) -> Iterator[tuple[str, Iterator[Mapping[str, str]]]]
     delimiter = "\t" if table.suffix.lower() in {".tsv", ".tab"} else ","
     try:
         with table.open(newline="", encoding="utf-8-sig") as file:
-            rows = csv.DictReader(file, delimiter=delimiter, restval="")
+            lines = (line.replace("\0", "\ufffd") for line in file)  # NUL would end the reader
+            rows = csv.DictReader(lines, delimiter=delimiter, restval="")
             column = find_column(rows.fieldnames or (), PATH_COLUMNS)
             if column is None:
                 raise UserError(

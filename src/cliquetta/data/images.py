@@ -10,13 +10,15 @@ What is done with the kinds of picture that loaders disagree on:
 * greyscale of more than 8 bits is scaled to 8 bits, where ``convert("RGB")`` would clip it to
   white: 16-bit by its full range, 32-bit integers by the fewest bytes that hold them, and floats
   by 255 where none is above 1;
-* of an animation the first frame is taken.
+* of an animation the first frame is taken;
+* HEIF (``.heic``) is read where ``pillow-heif`` is installed, AVIF where Pillow can.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
@@ -27,7 +29,9 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from cliquetta.errors import UserError
 
 MAX_PIXELS = 100_000_000
-"""Pictures of more pixels than this are refused before they are decoded."""
+"""Images of more pixels than this are refused before they are decoded."""
+MAX_BYTES = 2**30
+"""Files larger than this are refused before they are read."""
 
 Source = str | os.PathLike[str] | bytes | BinaryIO
 
@@ -70,10 +74,11 @@ def _decode(
     data: bytes, name: str, max_pixels: int, formats: tuple[str, ...] | None = None
 ) -> Image.Image:
     """The picture as it is stored, its size checked before its pixels are touched."""
+    remedy = _need_of_heif(data) if formats is None else ""
     try:
         image = Image.open(BytesIO(data), formats=formats)
     except UnidentifiedImageError:
-        raise ImageError(name, "not an image in a format that is known here") from None
+        raise ImageError(name, remedy or "not an image in a known format") from None
     except Image.DecompressionBombError as error:
         raise ImageError(name, f"too large ({error})") from None
     except Exception as error:  # decoders raise errors of every kind on damaged files
@@ -87,6 +92,20 @@ def _decode(
     except Exception as error:
         raise ImageError(name, f"damaged or truncated ({error})") from error
     return image
+
+
+def _need_of_heif(data: bytes) -> str:
+    """Make Pillow ready for a HEIF or AVIF image; returns what is missing to read it."""
+    if data[4:8] != b"ftyp":
+        return ""
+    if data[8:12] in (b"avif", b"avis"):
+        return "an AVIF image: reading it needs Pillow 11.3 or newer"
+    try:
+        import pillow_heif
+    except ImportError:
+        return "a HEIF image: pip install 'cliquetta[heif]' to read it"
+    pillow_heif.register_heif_opener()
+    return ""
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -126,15 +145,28 @@ def _read(source: Source, name: str) -> bytes:
         if isinstance(source, bytes):
             data = source
         elif isinstance(source, (str, os.PathLike)):
-            data = Path(source).read_bytes()
+            data = _read_file(Path(source), name)
         else:
             data = source.read()
     except FileNotFoundError:
         raise ImageError(name, "no such file") from None
     except IsADirectoryError:
         raise ImageError(name, "a folder, not an image") from None
-    except OSError as error:
-        raise ImageError(name, f"cannot be read ({error.strerror or error})") from error
+    except ImageError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a NUL in a path
+        reason = getattr(error, "strerror", None) or error
+        raise ImageError(name, f"cannot be read ({reason})") from error
     if not data:
         raise ImageError(name, "an empty file")
     return data
+
+
+def _read_file(path: Path, name: str) -> bytes:
+    """The content of a regular file of bearable size; a pipe would never end."""
+    status = path.stat()
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        raise ImageError(name, "not a regular file")
+    if status.st_size > MAX_BYTES:
+        raise ImageError(name, f"too large ({status.st_size / 2**30:.1f} GB)")
+    return path.read_bytes()

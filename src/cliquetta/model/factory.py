@@ -12,7 +12,7 @@ from typing import get_args
 
 import torch
 
-from cliquetta.errors import UnknownNameError
+from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.model.checkpoints import huggingface, open_clip, open_clip_zoo, openai
 from cliquetta.model.checkpoints.hub import DownloadError, Fetcher
 from cliquetta.model.checkpoints.local import PICKLED, from_files, read_json, read_tensors
@@ -116,7 +116,11 @@ def create_model(
 def pick_device(device: torch.device | str) -> torch.device:
     """The device of a name; ``auto`` is CUDA, else MPS, else the CPU."""
     if device != "auto":
-        return torch.device(device)
+        place = torch.device(device)
+        devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if place.type == "cuda" and (place.index or 0) >= devices:
+            raise UserError(f"no device {device}: torch sees {devices} CUDA devices; try cpu")
+        return place
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")

@@ -1,0 +1,73 @@
+"""The list of a long run: every image once, in order, from folders, tables and lists."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cliquetta.data.listing import Listing, digest, list_images
+from cliquetta.errors import UserError
+from tests._helpers.trees import pictures, write
+
+
+def names(listing: Listing, folder: Path) -> list[str]:
+    entries = listing.entries(0, len(listing))
+    return [path.relative_to(folder).as_posix() for path, _ in entries]
+
+
+def test_folders_files_and_tables_together(tmp_path: Path) -> None:
+    pictures(tmp_path, ["in/2.png", "in/10.PNG", "in/.hidden.png", "a.png"])
+    write(tmp_path / "in/notes.txt", "x")
+    write(tmp_path / "list.tsv", "label\tFile\nx\tb,c.png\ny\t\nz\ta.png\n")
+    sources = [
+        tmp_path / "in",
+        tmp_path / "a.png",
+        tmp_path / "list.tsv",
+        tmp_path / "in/notes.txt",
+    ]
+    listing = list_images(sources, tmp_path / "list.sqlite")
+    assert names(listing, tmp_path) == ["in/2.png", "in/10.PNG", "a.png", "b,c.png", "in/notes.txt"]
+    assert listing.repeated == 1 and listing.unused == {"hidden": 1, ".txt": 1}
+    assert listing.entries(3, 4) == [(tmp_path / "b,c.png", {"label": "x", "File": "b,c.png"})]
+    listing.close()
+    again = Listing(tmp_path / "list.sqlite")
+    assert names(again, tmp_path)[1:3] == ["in/10.PNG", "a.png"]
+    assert again.columns == ["label", "File"] and again.repeated == 1
+    assert again.unused == {"hidden": 1, ".txt": 1}
+
+
+@pytest.mark.parametrize("separator", [b"\n", b"\r\n", b"\0"])
+def test_lists_of_any_length_and_any_bytes(tmp_path: Path, separator: bytes) -> None:
+    wanted = [b"caf\xe9.png", *(b"%09d.png" % place for place in range(20_000))]
+    (tmp_path / "list").write_bytes(separator.join(wanted) + separator)
+    listing = list_images(["-"], stdin=tmp_path / "list")
+    found = [os.fsencode(path) for path, _ in listing.entries(0, len(listing))]
+    assert found == wanted
+
+
+def test_what_cannot_be_listed(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    write(tmp_path / "empty.csv", "path\n")
+    write(tmp_path / "columns.csv", "name,label\na,b\n")
+    for source, match in (
+        ("empty", "no images in"),
+        ("gone", "no such file or folder"),
+        ("empty.csv", "no images to predict"),
+        ("columns.csv", "no column of paths"),
+    ):
+        with pytest.raises(UserError, match=match):
+            list_images([tmp_path / source])
+
+
+def test_digest_sees_tables_and_lists_but_not_folders(tmp_path: Path) -> None:
+    pictures(tmp_path, ["in/a.png"])
+    write(tmp_path / "list.csv", "path\na.png\n")
+    sources = [tmp_path / "in", tmp_path / "list.csv"]
+    first = digest(sources, None)
+    pictures(tmp_path, ["in/b.png"])
+    assert digest(sources, None) == first
+    write(tmp_path / "list.csv", "path\nb.png\n")
+    assert digest(sources, None) != first
+    assert digest(["-"], tmp_path / "list.csv") != digest(["-"], tmp_path / "in/a.png")

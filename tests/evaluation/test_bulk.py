@@ -1,0 +1,428 @@
+"""Long prediction runs: stopped at any moment, they end as if they never had been."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import json
+import logging
+import os
+import random
+import signal
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from cliquetta.atomic import exclusive
+from cliquetta.errors import BusyError, UserError
+from cliquetta.evaluation import bulk
+from cliquetta.evaluation.bulk import PredictionRun, predict
+from cliquetta.methods._shared.state import read_header
+from cliquetta.methods.registry import create_method
+from cliquetta.methods.zero_shot import ZeroShot
+from cliquetta.model.clip import CLIP
+from cliquetta.types import Batch, Prediction
+
+NAMES = ["airplane", "cat", "frog"]
+IMAGES = 14
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("photos")
+    generator = np.random.default_rng(0)
+    for place in range(IMAGES):
+        pixels = generator.integers(0, 256, (40, 48, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{place}.png")
+    (folder / "5.png").write_bytes(b"damaged")
+    return folder
+
+
+@pytest.fixture
+def run(photos: Path, tiny_clip: CLIP, tmp_path: Path) -> Callable[..., PredictionRun]:
+    """The same command every time: two methods that remember, four images per batch."""
+
+    def call(**changes: object) -> PredictionRun:
+        settings = {
+            "model": tiny_clip,
+            "method": ["tda", "tent"],
+            "batch_size": 4,
+            "workers": 0,
+            "out": tmp_path / "out.csv",
+            **changes,
+        }
+        return predict([photos], NAMES, **settings)  # type: ignore[arg-type]
+
+    return call
+
+
+@pytest.fixture
+def whole(run: Callable[..., PredictionRun], tmp_path: Path) -> bytes:
+    """The table of a run that was never stopped."""
+    run(out=tmp_path / "whole.csv")
+    return (tmp_path / "whole.csv").read_bytes()
+
+
+STEPS = ("write_atomically", "sync_folder", "_save")
+"""What a run does to the disk, besides removing what it no longer needs."""
+
+
+def in_child(action: Callable[[], object]) -> int:
+    """Run in a fork; returns its exit status as :func:`os.waitstatus_to_exitcode` gives it."""
+    child = os.fork()
+    if child == 0:
+        try:
+            action()
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def strike(monkeypatch: pytest.MonkeyPatch, at: int, blow: Callable[[], None]) -> None:
+    """Make the ``at``-th step to the disk end in ``blow``, before or after it is done."""
+    count = iter(range(10**6))
+
+    def watched(step: Callable[..., object]) -> Callable[..., object]:
+        def call(*words: object, **options: object) -> object:
+            if next(count) == at:
+                blow()
+            done = step(*words, **options)
+            if next(count) == at:
+                blow()
+            return done
+
+        return call
+
+    for name in STEPS:
+        monkeypatch.setattr(bulk, name, watched(getattr(bulk, name)))
+    monkeypatch.setattr(bulk.shutil, "rmtree", watched(bulk.shutil.rmtree))
+
+
+def unfinished(folder: Path) -> bool:
+    """Whether there is something to do for the same command."""
+    return not (folder / "out.csv").exists() or (folder / "out.csv.parts/run.json").exists()
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_kill_at_any_step_to_the_disk_changes_nothing(
+    run: Callable[..., PredictionRun],
+    whole: bytes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bulk, "PART_ROWS", 8)
+    struck = 0
+    for at in range(100):
+        with monkeypatch.context() as patch:
+            strike(patch, at, die)
+            code = in_child(run)
+        if unfinished(tmp_path):
+            found = run()
+            assert found.images == IMAGES and found.skipped == 1
+        assert (tmp_path / "out.csv").read_bytes() == whole
+        (tmp_path / "out.csv").unlink()
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+        struck += 1
+    assert struck > 20
+
+
+def test_a_full_disk_loses_nothing_that_was_done(
+    run: Callable[..., PredictionRun],
+    whole: bytes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bulk, "PART_ROWS", 8)
+
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        strike(patch, 16, full)
+        with pytest.raises(OSError, match="No space left"):
+            run()
+    assert not (tmp_path / "out.csv").exists()
+    assert 0 < run().before < IMAGES
+    assert (tmp_path / "out.csv").read_bytes() == whole
+
+
+@pytest.mark.slow
+def test_twenty_random_kills(
+    run: Callable[..., PredictionRun],
+    whole: bytes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The time of a kill is drawn anew for every start; the state file goes on as well."""
+    monkeypatch.setattr(bulk, "PART_ROWS", 4)
+    generator = random.Random(0)
+    begun = time.perf_counter()
+    run(out=tmp_path / "timed.csv")
+    length = time.perf_counter() - begun
+    kills = 0
+    while kills < 20:
+        child = os.fork()
+        if child == 0:
+            try:
+                run()
+            finally:
+                os._exit(0)
+        time.sleep(generator.uniform(0, length))
+        os.kill(child, signal.SIGKILL)
+        killed = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
+        kills += killed
+        if not killed:  # it was done before: check, and start again
+            assert (tmp_path / "out.csv").read_bytes() == whole
+            (tmp_path / "out.csv").unlink()
+    if unfinished(tmp_path):
+        run()
+    assert (tmp_path / "out.csv").read_bytes() == whole
+
+
+def kept(state: Path) -> dict[str, object]:
+    """Tensors and notes of a state file; the order of its header is not fixed."""
+    tensors = {name: value.tolist() for name, value in load_file(state).items()}
+    return tensors | {"notes": read_header(state)["notes"]}
+
+
+def test_a_state_file_is_as_exactly_once_as_the_rows(
+    run: Callable[..., PredictionRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "PART_ROWS", 4)
+    state = tmp_path / "tda.safetensors"
+    once = {"method": "tda", "state": state}
+    for _ in range(2):
+        run(**once, overwrite=True)
+    wanted = kept(state), (tmp_path / "out.csv").read_bytes()
+    for at in range(5, 29, 6):
+        (tmp_path / "out.csv").unlink()
+        state.unlink()
+        run(**once)
+        with monkeypatch.context() as patch:
+            strike(patch, at, die)
+            assert in_child(lambda: run(**once, overwrite=True)) == -signal.SIGKILL
+        run(**once, overwrite=True)
+        assert (kept(state), (tmp_path / "out.csv").read_bytes()) == wanted
+
+
+def test_two_processes_on_one_output_are_kept_apart(
+    run: Callable[..., PredictionRun], tmp_path: Path
+) -> None:
+    (tmp_path / "out.csv.parts").mkdir()
+    with exclusive(tmp_path / "out.csv.parts"), pytest.raises(BusyError, match="another process"):
+        run()
+    assert run().images == IMAGES
+
+
+def test_only_the_same_command_continues(
+    run: Callable[..., PredictionRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(bulk, "PART_ROWS", 8)
+        strike(patch, 16, die)
+        in_child(run)
+    for changes, what in (
+        ({"seed": 1}, "seed"),
+        ({"batch_size": 8}, "batch size"),
+        ({"top_k": 2}, "top k"),
+        ({"method": "tda"}, "method"),
+    ):
+        with pytest.raises(UserError, match=f"another {what}.*--overwrite"):
+            run(**changes)
+    assert run(seed=1, overwrite=True).before == 0
+
+
+def test_an_existing_table_is_not_overwritten(
+    run: Callable[..., PredictionRun], tmp_path: Path
+) -> None:
+    (tmp_path / "out.csv").write_text("mine")
+    with pytest.raises(UserError, match=r"exists.*--overwrite"):
+        run()
+    assert (tmp_path / "out.csv").read_text() == "mine"
+    run(overwrite=True)
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == IMAGES + 1
+
+
+def test_places_that_cannot_be_written_are_refused_first(
+    run: Callable[..., PredictionRun], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("x")
+    for changes, match in (
+        ({"out": tmp_path / "file" / "out.csv"}, "cannot write"),
+        ({"method": "tda", "state": tmp_path / "file" / "x"}, "cannot write"),
+        ({"out": tmp_path}, "is a folder"),
+        ({"method": "tda", "state": tmp_path / "out.csv"}, "cannot be one file"),
+        ({"state": tmp_path / "x"}, "belongs to one method"),
+        ({"shard": (3, 2)}, "such as 2/8"),
+        ({"method": ["tda", "tda"]}, "named twice"),
+    ):
+        with pytest.raises(UserError, match=match):
+            run(**changes)
+
+
+def test_shards_cover_the_list_once(run: Callable[..., PredictionRun], tmp_path: Path) -> None:
+    run(method="zero_shot", out=tmp_path / "all.csv")
+    found: list[str] = []
+    for i in (1, 2, 3):
+        run(method="zero_shot", shard=(i, 3))
+        found += (tmp_path / f"out.{i}-of-3.csv").read_text().splitlines()[1:]
+    assert found == (tmp_path / "all.csv").read_text().splitlines()[1:]
+
+
+def test_several_methods_answer_as_each_alone(run: Callable[..., PredictionRun]) -> None:
+    methods = ["zero_shot", "tda", "zero", "tent"]
+    together = run(out=None, method=methods, top_k=2, all_probabilities=True).rows
+    for method in methods:
+        alone = run(out=None, method=method, top_k=2, all_probabilities=True).rows
+        for one, many in zip(alone, together, strict=True):
+            for column, value in one.items():
+                shared = column in ("path", "error")
+                assert many[column if shared else f"{method}_{column}"] == value
+
+
+def test_rows_are_what_the_method_says(photos: Path, tiny_clip: CLIP) -> None:
+    adapter = create_method("zero_shot", tiny_clip, NAMES)
+    good = [photos / f"{place}.png" for place in range(IMAGES) if place != 5]
+    expected = adapter.predict(good).probabilities
+    rows = predict(photos, method=adapter, top_k=3, all_probabilities=True).rows
+    assert rows[5]["error"] == "not an image in a known format" and "prediction" not in rows[5]
+    read = [row for row in rows if not row["error"]]
+    assert [row["path"] for row in read] == [path.as_posix() for path in good]
+    found = torch.tensor([[row[f"p_{name}"] for name in NAMES] for row in read])
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    assert [row["prediction"] for row in read] == [NAMES[i] for i in expected.argmax(dim=1)]
+    assert all(row["probability"] >= row["probability_2"] >= row["probability_3"] for row in read)
+
+
+def test_images_in_memory_and_a_model_by_name() -> None:
+    run = predict([Image.new("RGB", (9, 7)), np.zeros((7, 9, 3), np.uint8)], ["cat", "dog"])
+    assert [row["path"] for row in run.rows] == ["0", "1"]
+    assert run.rows[0]["prediction"] == run.rows[1]["prediction"]
+    assert sum(run.classes["scap_domain"].values()) == 2
+    with pytest.raises(UserError, match="no class names"):
+        predict([Image.new("RGB", (9, 7))])
+    with pytest.raises(UserError, match="needs paths"):
+        predict([Image.new("RGB", (9, 7))], ["cat", "dog"], out="x.csv")
+
+
+def test_nothing_that_is_not_finite_is_written(
+    run: Callable[..., PredictionRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = ZeroShot._predict
+
+    def diverge(self: ZeroShot, batch: Batch) -> Prediction:
+        prediction = plain(self, batch)
+        spoilt = batch.keys[-1].endswith("/11.png")
+        return Prediction(prediction.logits * float("nan")) if spoilt else prediction
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ZeroShot, "_predict", diverge)
+        patch.setattr(bulk, "PART_ROWS", 4)
+        with pytest.raises(UserError, match="not finite"):
+            run(method="zero_shot")
+    assert not (tmp_path / "out.csv").exists()
+    assert run(method="zero_shot").before == 8
+    assert "nan" not in (tmp_path / "out.csv").read_text()
+
+
+def test_columns_of_a_table_are_kept_and_formulas_defused(
+    photos: Path, run: Callable[..., PredictionRun], tiny_clip: CLIP, tmp_path: Path
+) -> None:
+    table = tmp_path / "list.csv"
+    table.write_text(
+        f"camera,filepath,error,shift\n=1+1,{photos / '0.png'},none,-3.5\n@x,gone\0.png,,+y\n",
+        encoding="utf-8",
+    )
+    out = tmp_path / "out.csv"
+    done = predict(table, NAMES, method="zero_shot", model=tiny_clip, out=out)
+    assert done.images == 2 and done.skipped == 1
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["camera"] for row in rows] == ["'=1+1", "'@x"]
+    assert [row["shift"] for row in rows] == ["-3.5", "'+y"]
+    assert [row["input_error"] for row in rows] == ["none", ""]
+    assert rows[0]["filepath"] == str(photos / "0.png") and rows[0]["prediction"] in NAMES
+    assert rows[1]["error"] == "no such file"
+
+
+def test_json_lines_and_parquet_hold_the_same(
+    run: Callable[..., PredictionRun], tmp_path: Path
+) -> None:
+    run(method="zero_shot")
+    run(method="zero_shot", out=tmp_path / "out.jsonl")
+    lines = (tmp_path / "out.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    with (tmp_path / "out.csv").open(newline="") as file:
+        for row, wanted in zip(found, csv.DictReader(file), strict=True):
+            shown = {
+                name: "" if value is None else f"{value:.6f}" if isinstance(value, float) else value
+                for name, value in row.items()
+            }
+            assert shown == wanted
+    parquet = pytest.importorskip("pyarrow.parquet")
+    run(method="zero_shot", out=tmp_path / "out.parquet")
+    rows = parquet.read_table(tmp_path / "out.parquet").to_pylist()
+    assert [{**row, "error": row["error"] or None} for row in rows] == found
+
+
+def test_names_that_are_not_utf8_and_odd_files(
+    photos: Path, tiny_clip: CLIP, tmp_path: Path
+) -> None:
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    name = os.fsdecode(b"caf\xe9.png")
+    (folder / name).write_bytes((photos / "0.png").read_bytes())
+    os.mkfifo(folder / "pipe.png")
+    with (folder / "sparse.png").open("wb") as file:
+        file.truncate(20 * 2**30)
+    (folder / "photo.heic").write_bytes(b"\0\0\0\x18ftypheic" + b"\0" * 16)
+    run = predict(folder, NAMES, method="zero_shot", model=tiny_clip, out=tmp_path / "out.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    by_name = {Path(row["path"]).name: row for row in rows}
+    assert by_name["caf\\xe9.png"]["prediction"] in NAMES
+    assert "20.0 GB" in by_name["sparse.png"]["error"]
+    assert "heif" in by_name["photo.heic"]["error"].lower()
+    assert run.unused == {".png": 1}  # the pipe
+
+
+def listed(count: int) -> Iterator[str]:
+    yield "path\n"
+    yield from (f"no/such/image/{place:08d}.png\n" for place in range(count))
+
+
+def test_memory_does_not_grow_with_the_list(
+    tiny_clip: CLIP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "PART_ROWS", 256)
+    monkeypatch.setattr(bulk, "_SEGMENT", 4)
+    monkeypatch.setattr(logging.getLogger("cliquetta"), "disabled", True)  # pytest keeps records
+    monkeypatch.setattr(logging.getLogger("cliquetta.data.stream"), "disabled", True)
+    peaks = []
+    for count in (1_000, 5_000):
+        (tmp_path / "list.csv").write_text("".join(listed(count)))
+        tracemalloc.start()
+        run = predict(
+            tmp_path / "list.csv",
+            NAMES,
+            method="zero_shot",
+            model=tiny_clip,
+            out=tmp_path / "out.csv",
+            overwrite=True,
+        )
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert run.skipped == run.images == count
+    assert peaks[1] < 1.3 * peaks[0]
