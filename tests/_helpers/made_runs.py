@@ -10,8 +10,14 @@ import numpy as np
 import torch
 
 from cliquetta.evaluation.metrics import Metrics
-from cliquetta.evaluation.predictions import PredictionLog, Predictions
-from cliquetta.evaluation.record import PREDICTIONS, Record, digest, run_id
+from cliquetta.evaluation.record import (
+    PREDICTIONS,
+    PredictionLog,
+    Predictions,
+    Record,
+    digest,
+    run_id,
+)
 
 NAMES = ("cat", "dog", "<b>frog</b> & co", "ship")
 

@@ -11,8 +11,7 @@ import pytest
 
 from cliquetta.cli.demo import Comparison, _counts, read_methods, summary
 from cliquetta.evaluation.paired import PairedTest
-from cliquetta.evaluation.predictions import Predictions
-from cliquetta.evaluation.record import Record, load_predictions, load_record
+from cliquetta.evaluation.record import Predictions, Record, load_predictions, load_record
 from cliquetta.report.changes import Changes
 from tests._helpers.running import Run
 
@@ -101,7 +100,7 @@ def test_fitted_file_is_evaluated(run: Run, tiny_file: Path, tmp_path: Path) -> 
         (("--dataset", "pets"), "--root"),
         (("--method", "tend"), "did you mean 'tent'"),
         (("--method", "tent:best"), "preset of tent"),
-        (("--dataset", ","), "no data sets given"),
+        (("--dataset", ","), "no datasets given"),
     ],
 )
 def test_bad_grids_are_refused_before_the_first_run(

@@ -9,11 +9,11 @@ import pytest
 from rich.progress import Progress
 from typer.testing import CliRunner
 
-from cliquetta.cli.executing import _Bars
+from cliquetta.cli.executing import Bars
 from cliquetta.cli.main import app
 from cliquetta.evaluation.progress_actor import Report
 from cliquetta.evaluation.record import list_records
-from cliquetta.evaluation.sweep import RunSpec
+from cliquetta.evaluation.sweep import RunResult, RunSpec
 from tests._helpers.running import Run
 from tests._helpers.teamwork import in_processes
 
@@ -75,15 +75,15 @@ def test_evidence_is_not_kept_by_several_processes(tiny_file: Path, tmp_path: Pa
 
 def test_bars_come_and_go_with_what_is_under_way() -> None:
     progress = Progress(disable=True)
-    bars = _Bars(progress, runs=2)
+    bars = Bars(progress, runs=2)
     one, two = (RunSpec("bundled", "tda", seed=seed) for seed in (0, 1))
-    bars.encoding("bundled", 5, 10)
-    bars.encoding("bundled", 10, 10)
+    bars.show("encode bundled", 5, 10)
+    bars.show("encode bundled", 10, 10)
     bars.step(one, Report(1, 4, 16, None))
     bars.step(two, Report(2, 4, 32, 50.0))
     shown = {task.description: (task.completed, task.total) for task in progress.tasks}
     assert shown == {"runs": (0, 2), str(one): (1, 4), str(two): (2, 4)}
-    bars.ended(str(one))
+    bars.ended(RunResult(one, error="gone"))
     bars.step(one, Report(4, 4, 64, None))  # a report that was late
     assert [task.description for task in progress.tasks] == ["runs", str(two)]
     assert progress.tasks[0].completed == 1

@@ -10,18 +10,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.data.dataset import UNKNOWN
-from cliquetta.data.files import number_labels
+from cliquetta.data.files import RelabelledDataset, number_labels
 from cliquetta.data.huggingface import HuggingFaceDataset, parse_name
 from cliquetta.data.images import ImageError
+from cliquetta.data.shifts import Shift, ShiftedDataset
 from cliquetta.data.stream import Stream
 from cliquetta.data.tar import find_shards, tar_dataset
-from cliquetta.errors import UnknownNameError
+from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.model.preprocess import Preprocess
+from tests._helpers.streaming import made_up_dataset
 from tests._helpers.trees import picture, pictures, write
 
 
@@ -228,3 +231,17 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match=r"cliquetta\[hf-datasets\]"):
         get_dataset("hf:uoft-cs/cifar10")
+
+
+def test_labels_find_their_names_in_a_wider_class_list() -> None:
+    base = ShiftedDataset(made_up_dataset(30), Shift("gaussian_noise", 3))
+    wide = ("zebra", *reversed(base.names))
+    asked = RelabelledDataset(base, wide)
+    assert [wide[label] for label in asked.labels] == [base.names[label] for label in base.labels]
+    assert np.array_equal(np.asarray(asked.load(3)), np.asarray(base.load(3)))
+    again = np.asarray(asked.redrawn(2).load(3))
+    assert np.array_equal(again, np.asarray(base.redrawn(2).load(3)))
+    assert (asked.contents(), asked.id) == (base.contents(), base.id)
+    assert asked.fingerprint != base.fingerprint
+    with pytest.raises(UserError, match="is not in the class list"):
+        RelabelledDataset(base, wide[:3])

@@ -14,8 +14,7 @@ from PIL import Image
 
 from cliquetta.errors import UnknownNameError
 from cliquetta.evaluation import sweep as sweeping
-from cliquetta.evaluation.ablation import ablation, curve
-from cliquetta.evaluation.clique_sizes import largest_cliques
+from cliquetta.evaluation.ablation import ablation, curve, largest_cliques
 from cliquetta.evaluation.record import list_records
 from cliquetta.evaluation.sweep import RunContext, RunResult, RunSpec, sweep
 from cliquetta.report.ablation_figure import _widen, ablation_figure

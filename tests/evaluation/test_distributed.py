@@ -118,5 +118,5 @@ def test_without_torchrun_there_is_no_team(monkeypatch: pytest.MonkeyPatch) -> N
     assert team_size() == 1
     monkeypatch.setenv("WORLD_SIZE", "4")  # as some schedulers set it
     assert team_size() == 1
-    assert Team(0, 1).leads
-    assert not Team(1, 2).leads
+    assert Team(0, 1).is_main_process
+    assert not Team(1, 2).is_main_process

@@ -118,3 +118,15 @@ def test_the_number_of_bins_is_stated_and_used() -> None:
 def test_logits_of_another_shape_are_refused() -> None:
     with pytest.raises(ValueError, match="do not fit"):
         Metrics(4).update(torch.zeros(2, 3), torch.zeros(2, dtype=torch.long))
+
+
+def test_batches_counted_together_score_the_same_to_the_last_bit() -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits = 9 * torch.randn(97, 6, generator=generator)
+    labels = torch.randint(-1, 6, (97,), generator=generator)
+    labels[20:30] = -1  # a batch without labels
+    one, all_ = Metrics(6), Metrics(6)
+    for part in zip(logits.split(10), labels.split(10), strict=True):
+        one.update(*part)
+    all_.update(logits, labels, [10] * 9 + [7])
+    assert one.compute() == all_.compute()

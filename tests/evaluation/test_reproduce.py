@@ -14,15 +14,16 @@ import pytest
 
 from cliquetta.data.catalogue import list_datasets
 from cliquetta.errors import UnknownNameError
-from cliquetta.evaluation import protocols
+from cliquetta.evaluation import published as protocols
 from cliquetta.evaluation import sweep as sweeping
-from cliquetta.evaluation.protocols import reasons, template_name
 from cliquetta.evaluation.published import (
     Protocol,
     list_tables,
     published_model,
     published_table,
+    reasons,
     sources,
+    template_name,
 )
 from cliquetta.evaluation.record import Record, load_predictions
 from cliquetta.evaluation.reproduce import Item, Setting, absent, baselines, lines, plain, plan

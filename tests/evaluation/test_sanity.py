@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cliquetta.evaluation.sanity import near_chance
+from cliquetta.evaluation.metrics import near_chance
 
 
 @pytest.mark.parametrize(

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
-from cliquetta.errors import UnknownNameError
+from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.evaluation import sweep as sweeping
-from cliquetta.evaluation.record import PREDICTIONS, list_records, load_record
+from cliquetta.evaluation.record import PREDICTIONS, list_records, load_predictions, load_record
 from cliquetta.evaluation.runner import Step
 from cliquetta.evaluation.sweep import (
     RunContext,
     RunResult,
     RunSpec,
-    SerialExecutor,
     grid,
-    run_cell,
+    read_grid,
     sweep,
+    with_fitted,
+    with_method,
 )
+from cliquetta.methods import registry
+from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
 from cliquetta.model.clip import CLIP
+from cliquetta.types import Batch, Prediction
 from tests._helpers.tiny import build_tiny_clip
 
 BASE = RunSpec("bundled", "zero_shot", model="tiny", limit=30, batch_size=10)
@@ -45,40 +52,140 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_grid_has_every_combination_and_zero_shot_first() -> None:
-    cells = grid(BASE, datasets=["bundled", "bundled@fog:1"], methods=["tda"], seeds=[0, 1])
+    tda = [with_method(BASE, "tda")]
+    cells = grid(tda, datasets=["bundled", "bundled@fog:1"], seeds=[0, 1])
     assert [(c.dataset, c.method, c.seed) for c in cells] == [
         (dataset, method, seed)
         for dataset in ("bundled", "bundled@fog:1")
         for method in ("zero_shot", "tda")
         for seed in (0, 1)
     ]
-    assert len(grid(BASE, datasets=["bundled"], methods=["tda"], baseline=False)) == 1
-    assert len(grid(BASE, datasets=["bundled"], methods=["zero_shot"])) == 1
+    assert len(grid(tda, datasets=["bundled"], baseline=False)) == 1
+    assert len(grid([BASE], datasets=["bundled"])) == 1
 
 
-def test_options_belong_to_their_method_only() -> None:
-    base = RunSpec("bundled", "zero_shot", options=(("temperature", 2.0),))
-    cells = grid(base, datasets=["bundled"], methods=["zero_shot", "tda"])
-    assert [cell.options for cell in cells] == [(("temperature", 2.0),), ()]
+def test_a_method_is_written_with_its_preset_and_fields() -> None:
+    cell = with_method(BASE, "scap:paper/topk=2/full_set=true")
+    assert (cell.method, cell.preset) == ("scap", "paper")
+    assert cell.options == (("topk", 2), ("full_set", True))
+    assert cell.label == "scap:paper/topk=2/full_set=True"
+    assert grid([cell], datasets=["bundled"])[0].options == ()
 
 
-def test_unknown_methods_and_presets_are_refused_before_the_first_run() -> None:
+def test_unknown_methods_presets_and_fields_are_refused_before_the_first_run() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'zero_shot'"):
-        grid(BASE, datasets=["bundled"], methods=["zeroshot"])
+        with_method(BASE, "zeroshot")
     with pytest.raises(UnknownNameError, match="preset of zero_shot"):
-        grid(BASE, datasets=["bundled"], methods=["zero_shot:papr"])
+        with_method(BASE, "zero_shot:papr")
+    with pytest.raises(UnknownNameError, match="did you mean 'temperature'"):
+        with_method(BASE, "zero_shot/temperatur=2")
+
+
+def test_a_grid_file_lays_shifts_over_datasets(tmp_path: Path) -> None:
+    path = tmp_path / "grid.json"
+    block = {"datasets": ["bundled"], "shifts": ["fog", "frost"], "severities": [3, 5]}
+    block |= {"methods": ["tda", "scap/topk=2"], "seeds": [0, 1], "limit": 9, "templates": ["a {}"]}
+    plain = {"datasets": ["tar:{root}/x"], "methods": ["tda"], "baseline": False}
+    path.write_text(json.dumps([block, plain]))
+    specs = read_grid(path, root="/data", batch_size=5)
+    assert len(specs) == 4 * 3 * 2 + 1
+    assert specs[0] == RunSpec(
+        "bundled@fog:3", "zero_shot", batch_size=5, limit=9, templates=("a {}",)
+    )
+    assert (specs[-1].dataset, specs[-1].limit) == ("tar:/data/x", None)
+    with pytest.raises(UserError, match="--root"):
+        read_grid(path)
+    path.write_text(json.dumps([block | {"batchsize": 3}]))
+    with pytest.raises(UnknownNameError, match="did you mean 'batch_size'"):
+        read_grid(path)
+
+
+def test_every_method_and_dataset_of_a_grid_is_built_before_the_first_run(
+    loads: list[str], tmp_path: Path
+) -> None:
+    good = [with_method(BASE, name) for name in ("tda", "tent")]
+    RunContext(tmp_path).check(grid(good, datasets=["bundled", "bundled@fog:1"], seeds=[0, 1]))
+    few_shot = with_method(BASE, "coop")  # has not been fitted
+    with pytest.raises(UserError, match="learns from labelled images first"):
+        RunContext(tmp_path).check(grid([*good, few_shot], datasets=["bundled"]))
+    with pytest.raises(UnknownNameError, match="did you mean 'bundled'"):
+        RunContext(tmp_path).check(grid(good, datasets=["bundled", "bundlde"]))
+    with pytest.raises(UserError, match=r"nowhere\.safetensors"):
+        with_fitted(BASE, tmp_path / "nowhere.safetensors")
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"order": "correlated"}, {"order": "long", "length": 50}, {"order": "uneven"}]
+)
+def test_held_pixels_change_no_prediction(
+    changes: dict[str, Any], tmp_path: Path, loads: list[str]
+) -> None:
+    base = replace(BASE, dataset="bundled@fog:1", limit=20, **changes)
+    cells = [with_method(base, name) for name in ("zero_shot", "tda", "mta/view_count=3")]
+    cells += [replace(cells[0], dataset="bundled>bundled@fog:1")]
+    read = sweep(cells, RunContext(tmp_path / "read", hold=False))
+    held = sweep(cells, RunContext(tmp_path / "held", hold=True))
+    for left, right in zip(read, held, strict=True):
+        assert left.record is not None
+        assert right.record is not None
+        assert left.record.id == right.record.id
+        assert [r.record.environment["pixels"] for r in (left, right)] == ["read", "held"]
+        a, b = (load_predictions(tmp_path / n / left.record.id) for n in ("read", "held"))
+        assert a.keys == b.keys
+        assert np.array_equal(a.labels, b.labels)
+        assert np.allclose(a.probabilities, b.probabilities, atol=1e-5)
+
+
+def test_datasets_of_several_runs_are_held_where_there_is_room(
+    loads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pixels(*cells: RunSpec, **settings: Any) -> list[str]:
+        results = sweep(cells, RunContext(None, **settings))
+        return [r.error or r.record.environment["pixels"] for r in results]
+
+    other = replace(BASE, seed=1)
+    assert pixels(BASE) == ["read"]
+    assert pixels(BASE, other) == ["held", "held"]
+    assert pixels(BASE, other, hold=False) == ["read", "read"]
+    monkeypatch.setattr(sweeping, "HOST_ROOM", 1000)
+    assert pixels(BASE, other) == ["read", "read"]
+    assert "leave out --hold" in pixels(BASE, hold=True)[0]
+
+
+def test_an_independent_method_is_asked_once_for_all_seeds(
+    loads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(Drawn, "asked", asked)
+    monkeypatch.setitem(registry._ENTRIES, "drawn", DRAWN)
+    monkeypatch.setitem(registry._ENTRIES, "fixed", replace(DRAWN, name="fixed", adapter=Fixed))
+    fixed = replace(BASE, limit=None, view_seed=0)
+    cells = [replace(fixed, method="fixed", seed=seed) for seed in (0, 1)]
+    first, second = (r.record for r in sweep(cells, RunContext(None)))
+    assert sum(asked) == 2000 + 10  # the first batch is always asked
+    assert first.metrics["top1"] == pytest.approx(second.metrics["top1"])
+    assert second.throughput["recalled"] == 1990
+    assert second.throughput["images_per_second"] == first.throughput["images_per_second"]
+    asked.clear()
+    cells = [replace(fixed, method="drawn", seed=seed) for seed in (0, 1)]
+    first, second = (r.record for r in sweep(cells, RunContext(None)))
+    assert sum(asked) == 4000  # its answers depend on the seed: nothing is recalled
+    assert "recalled" not in second.throughput
 
 
 def test_a_grid_is_run_once(tmp_path: Path, loads: list[str]) -> None:
-    cells = grid(BASE, datasets=["bundled", "bundled@fog:2"], methods=["zero_shot"], seeds=[0, 1])
+    cells = grid([BASE], datasets=["bundled", "bundled@fog:2"], seeds=[0, 1])
     steps: list[tuple[RunSpec, Step]] = []
-    executor = SerialExecutor(lambda spec, step: steps.append((spec, step)))
-    first = sweep(cells, RunContext(tmp_path), executor)
+
+    def note(spec: RunSpec, step: Step) -> None:
+        steps.append((spec, step))
+
+    first = sweep(cells, RunContext(tmp_path), on_step=note)
     assert [result.spec for result in first] == cells
     assert len(steps) == 4 * 3
     assert len(list_records(tmp_path)) == 4
     assert loads == ["tiny"]
-    second = sweep(cells, RunContext(tmp_path), executor)
+    second = sweep(cells, RunContext(tmp_path), on_step=note)
     assert second == first
     assert len(steps) == 4 * 3
 
@@ -104,7 +211,7 @@ def test_a_failing_cell_does_not_stop_the_others(tmp_path: Path, loads: list[str
 
 
 def test_a_broken_off_grid_continues(tmp_path: Path, loads: list[str]) -> None:
-    cells = grid(BASE, datasets=["bundled"], methods=["tda"], seeds=[0, 1])
+    cells = grid([with_method(BASE, "tda")], datasets=["bundled"], seeds=[0, 1])
     whole = sweep(cells, RunContext(tmp_path / "whole"))
 
     def die(spec: RunSpec, step: Step) -> None:
@@ -112,7 +219,7 @@ def test_a_broken_off_grid_continues(tmp_path: Path, loads: list[str]) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sweep(cells, RunContext(tmp_path / "broken"), SerialExecutor(die))
+        sweep(cells, RunContext(tmp_path / "broken"), on_step=die)
     assert len(list_records(tmp_path / "broken")) == 3
     resumed = sweep(cells, RunContext(tmp_path / "broken"))
     for left, right in zip(whole, resumed, strict=True):
@@ -125,13 +232,34 @@ def test_a_broken_off_grid_continues(tmp_path: Path, loads: list[str]) -> None:
         assert a.read_bytes() == b.read_bytes()
 
 
+class Fixed(ZeroShot):
+    """Independent, and counts what it is asked."""
+
+    asked: ClassVar[list[int]] = []
+
+    def _predict(self, batch: Batch) -> Prediction:
+        Drawn.asked.append(len(batch))
+        return super()._predict(batch)
+
+
+class Drawn(Fixed):
+    """Breaks the promise of its kind: what it answers depends on the seed."""
+
+    def _predict(self, batch: Batch) -> Prediction:
+        logits = super()._predict(batch).logits
+        return Prediction(logits + 5 * self.seed)
+
+
+DRAWN = registry.MethodEntry("drawn", Drawn, ZeroShotConfig, "", "")
+
+
 class Backwards:
     """Another executor: sends cells over the wire, last one first, and loses one."""
 
     def run(self, context: RunContext, specs: Sequence[RunSpec]) -> Iterator[RunResult]:
         for spec in list(reversed(specs))[:-1]:
-            there = pickle.loads(pickle.dumps((context, spec)))
-            yield run_cell(*there)
+            there, cell = pickle.loads(pickle.dumps((context, spec)))
+            yield RunResult(cell, there.run(cell))
 
 
 def test_another_executor_gives_the_same_records(tmp_path: Path, loads: list[str]) -> None:

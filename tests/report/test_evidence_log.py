@@ -14,7 +14,6 @@ from cliquetta.data.dataset import ArrayDataset
 from cliquetta.data.stream import Stream
 from cliquetta.evaluation.evidence_log import (
     EvidenceLimits,
-    evaluate_with_evidence,
     has_evidence,
     load_evidence,
     small_pictures,
@@ -57,9 +56,8 @@ def run(tiny_clip: CLIP, dataset: Any, tmp_path: Path) -> Any:
         config = method_config(method, None, options)
         adapter = create_method(method, tiny_clip, dataset.prompts, config)
         stream = Stream(dataset, tiny_clip.preprocess, 10)
-        record = evaluate_with_evidence(
-            adapter, stream, out=tmp_path / where, limits=limits, **arguments
-        )
+        wanted = limits or EvidenceLimits()
+        record = evaluate(adapter, stream, out=tmp_path / where, evidence=wanted, **arguments)
         return tmp_path / where / record.id, adapter
 
     return call

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cliquetta.cli.command import FAILED, SKIPPED, Common, command
+from cliquetta.cli.command import Common, command
 from cliquetta.cli.console import Terminal, number
+from cliquetta.cli.executing import RUNS, Limit, Out, Seeds, executing, finish, read_seeds
+from cliquetta.cli.options import BatchSize, Model, Root, Settings, Workers
 
 if TYPE_CHECKING:
     from cliquetta.evaluation.ablation import Curve
-    from cliquetta.evaluation.sweep import RunResult
 
 _EXAMPLES = """
 cliquetta ablate --method scap --field threshold --values 0.6,0.7,0.8,0.9 --dataset bundled@fog:3
@@ -43,51 +44,35 @@ def ablate(
     values: Annotated[
         str, typer.Option(help="With commas; with semicolons where values hold commas.")
     ],
-    dataset: Annotated[str, typer.Option(help="Ids, several with commas: a curve each.")],
+    dataset: Annotated[str, typer.Option(help="Ids, several with commas: one curve per dataset.")],
     method: Annotated[str, typer.Option(help="name, or name:preset.")] = "scap",
-    model: Annotated[str, typer.Option(help="See `cliquetta models`, or a path.")] = "micro",
-    seeds: Annotated[str, typer.Option(help="Seeds of order, views and method: 0,1,2.")] = "0",
-    out: Annotated[Path, typer.Option(help="Folder of runs; finished ones are kept.")] = Path(
-        "runs"
-    ),
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="key=value of the config, for all; repeat.")
-    ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only so many images.")] = None,
-    root: Annotated[Path | None, typer.Option(help="Where data sets of yours lie.")] = None,
-    workers: Annotated[int, typer.Option(min=0, help="Threads that decode images.")] = 2,
+    model: Model = "micro",
+    seeds: Seeds = "0",
+    out: Out = RUNS,
+    settings: Settings = None,
+    batch_size: BatchSize = 64,
+    limit: Limit = None,
+    root: Root = None,
+    workers: Workers = 2,
 ) -> None:
     """Vary one field and leave everything else as it is.
 
     Every value is a recorded run, so that nothing is run twice and `cliquetta compare` reads them.
     The curve is drawn to a PNG in the folder of runs where matplotlib is installed.
     """
-    from cliquetta.cli.evaluate import read_seeds
-    from cliquetta.cli.executing import run_cells
     from cliquetta.cli.options import read_settings, split_list
-    from cliquetta.evaluation.ablation import ablation, curve, zero_shot
-    from cliquetta.evaluation.sweep import RunContext, RunSpec
+    from cliquetta.evaluation.ablation import ablation, curve
+    from cliquetta.evaluation.sweep import RunContext, RunSpec, sweep, with_method, with_options
 
-    name, _, preset = method.partition(":")
-    base = RunSpec(
-        "",
-        name,
-        model,
-        preset=preset or None,
-        options=tuple(read_settings(settings or ()).items()),
-        batch_size=batch_size,
-        limit=limit,
-        dtype=common.dtype,
-    )
-    bases = [replace(base, dataset=id) for id in split_list(dataset, "data sets")]
+    base = RunSpec("", "", model, batch_size=batch_size, limit=limit, dtype=common.dtype)
+    base = with_options(with_method(base, method), read_settings(settings or ()))
+    bases = [replace(base, dataset=id) for id in split_list(dataset, "datasets")]
     chosen, own_seeds = split_values(values), read_seeds(seeds)
     ablations = [ablation(each, field, chosen, own_seeds) for each in bases]
     context = RunContext(out, root, common.place(), workers)
-    for each in bases:
-        context.prepare(zero_shot(each))  # a bad name ends the command before the first run
     specs = [spec for each in ablations for spec in each.specs]
-    results = run_cells(specs, context, common.terminal)
+    with executing(specs, context, common.terminal) as at:
+        results = sweep(specs, context, on_step=at.bars.step, on_result=at.bars.ended)
     curves = {e.dataset: curve(a, results) for e, a in zip(bases, ablations, strict=True)}
     for id, shown in curves.items():
         show_curve(shown, common.terminal, title=f"{method} on {id}")
@@ -144,15 +129,3 @@ def save_curves(
             "curves are drawn where matplotlib is installed: pip install cliquetta[report]"
         )
     terminal.document(document)
-
-
-def finish(results: Sequence[RunResult], terminal: Terminal) -> None:
-    """Warn of what looks wrong; end with the exit code of a grid that ran."""
-    from cliquetta.cli.evaluate import warn_of_doubts
-
-    records = [result.record for result in results if result.record is not None]
-    warn_of_doubts(records, terminal)
-    if len(records) < len(results):
-        raise typer.Exit(FAILED)
-    if any(record.skipped for record in records):
-        raise typer.Exit(SKIPPED)

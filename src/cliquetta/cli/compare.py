@@ -61,7 +61,7 @@ def compare(
     paired test over images, not corrected for the number of cells).
     """
     from cliquetta.evaluation.comparison import compare as tabulate
-    from cliquetta.evaluation.runs import find_runs
+    from cliquetta.evaluation.record import find_runs
 
     finished, unfinished = find_runs(runs)
     if unfinished:

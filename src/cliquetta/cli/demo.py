@@ -17,8 +17,7 @@ from cliquetta.errors import UserError
 
 if TYPE_CHECKING:
     from cliquetta.data.dataset import Dataset
-    from cliquetta.evaluation.predictions import Predictions
-    from cliquetta.evaluation.record import Record
+    from cliquetta.evaluation.record import Predictions, Record
     from cliquetta.evaluation.runner import Step
     from cliquetta.methods.base import Adapter
     from cliquetta.report.changes import Changes
@@ -153,7 +152,7 @@ class _Runs:
 
     def _run(self, adapter: Adapter, tick: Callable[[Step], None], dataset: Dataset) -> Record:
         from cliquetta.data.stream import Stream
-        from cliquetta.evaluation.evidence_log import EvidenceLimits, evaluate_with_evidence
+        from cliquetta.evaluation.evidence_log import EvidenceLimits
         from cliquetta.evaluation.runner import evaluate
         from cliquetta.methods.registry import name_of
 
@@ -165,12 +164,9 @@ class _Runs:
             views=adapter.views,
             limit=self.images,
         )
-        if name_of(adapter) == PLAIN:
-            return evaluate(adapter, stream, out=self.out, on_step=tick, again=True)
-        limits = EvidenceLimits(images=self.batch_size, maps=4)
-        return evaluate_with_evidence(
-            adapter, stream, out=self.out, on_step=tick, limits=limits, again=True
-        )
+        shown = name_of(adapter) != PLAIN  # plain CLIP has nothing to explain
+        evidence = EvidenceLimits(images=self.batch_size, maps=4) if shown else None
+        return evaluate(adapter, stream, out=self.out, on_step=tick, evidence=evidence, again=True)
 
 
 def _ticker(progress: Progress, bar: TaskID) -> Callable[[Step], None]:

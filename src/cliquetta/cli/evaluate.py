@@ -1,4 +1,4 @@
-"""``cliquetta evaluate``: methods on labelled data sets, recorded and resumable."""
+"""``cliquetta evaluate``: methods on labelled datasets, recorded and resumable."""
 
 from __future__ import annotations
 
@@ -9,18 +9,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cliquetta.cli.command import FAILED, SKIPPED, Common, command
+from cliquetta.cli.command import Common, command
 from cliquetta.cli.console import Terminal, count, number
+from cliquetta.cli.executing import RUNS, Limit, Out, Seeds, executing, finish, read_seeds
+from cliquetta.cli.options import BatchSize, Fitted, Model, Root, Settings, Templates, Workers
 from cliquetta.errors import UserError
 
 if TYPE_CHECKING:
     from cliquetta.evaluation.record import Record
-    from cliquetta.evaluation.sweep import RunResult
+    from cliquetta.evaluation.sweep import RunResult, RunSpec
 
 _EXAMPLES = """
 cliquetta evaluate --dataset bundled@fog:3 --method tda,scap --seeds 0,1,2
 
 cliquetta evaluate --dataset 'bundled@fog:3>bundled@contrast:4' --method scap --limit 512
+
+cliquetta evaluate --dataset bundled@fog:3 --method scap_domain --order uneven --present 3
+
+cliquetta evaluate --dataset bundled --method scap_domain,scap_domain/vote=0 --seeds 0,1,2
 
 cliquetta evaluate --dataset folder:photos --method scap:paper-views --model ViT-B/16 --device cuda
 
@@ -40,25 +46,23 @@ def add_to(app: typer.Typer) -> None:
 def evaluate(
     common: Common,
     dataset: Annotated[
-        str, typer.Option(help="Ids, several with commas; a>b for one after the other in a stream.")
-    ],
+        str | None,
+        typer.Option(help="Ids, several with commas; a>b for one after the other in a stream."),
+    ] = None,
     method: Annotated[
         str | None,
-        typer.Option(help="Names, several with commas; name:preset for a preset."),
+        typer.Option(help="NAME[:PRESET][/FIELD=VALUE]..., several with commas."),
     ] = None,
-    model: Annotated[str, typer.Option(help="See `cliquetta models`, or a path.")] = "micro",
-    seeds: Annotated[str, typer.Option(help="Seeds of order, views and methods: 0,1,2.")] = "0",
-    out: Annotated[Path, typer.Option(help="Folder of runs; finished ones are kept.")] = Path(
-        "runs"
-    ),
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="key=value of the one method's config; repeat."),
+    grid_file: Annotated[
+        Path | None,
+        typer.Option("--grid", help="JSON file of grids, instead of --dataset and --method."),
     ] = None,
-    fitted: Annotated[
-        Path | None, typer.Option(help="A file of `cliquetta fit`, instead of --method.")
-    ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
+    model: Model = "micro",
+    seeds: Seeds = "0",
+    out: Out = RUNS,
+    settings: Settings = None,
+    fitted: Fitted = None,
+    batch_size: BatchSize = 64,
     order: Annotated[
         str,
         typer.Option(
@@ -72,13 +76,21 @@ def evaluate(
         str, typer.Option(help="Order uneven: number of classes that occur, or a range 1-4.")
     ] = "3",
     length: Annotated[int, typer.Option(min=1, help="Order long: images of the stream.")] = 10_000,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only so many images.")] = None,
-    templates: Annotated[
-        list[str] | None,
-        typer.Option(help="A text with {}, a file, or a set; the data set's own if not given."),
+    limit: Limit = None,
+    view_seed: Annotated[
+        int | None, typer.Option(min=0, help="One seed of views for all seeds, if given.")
     ] = None,
-    root: Annotated[Path | None, typer.Option(help="Where data sets of yours lie.")] = None,
-    workers: Annotated[int, typer.Option(min=0, help="Threads that decode images.")] = 2,
+    templates: Templates = None,
+    classes: Annotated[
+        str | None,
+        typer.Option(help="Another class list (file, a,b,c or a known list), matched by name."),
+    ] = None,
+    text_features: Annotated[
+        Path | None,
+        typer.Option(help="Text embeddings by class name (.npz, .safetensors): text stays fixed."),
+    ] = None,
+    root: Root = None,
+    workers: Workers = 2,
     baseline: Annotated[bool, typer.Option(help="Run zero_shot as well, to compare with.")] = True,
     evidence: Annotated[
         bool, typer.Option(help="Keep cliques, attention and small pictures for `report`.")
@@ -87,6 +99,13 @@ def evaluate(
         Path | None,
         typer.Option(help="Folder of encoded features: made once, then read by the methods."),
     ] = None,
+    hold: Annotated[
+        bool | None,
+        typer.Option(
+            "--hold/--no-hold",
+            help="Keep pixels on the device for all runs; by default where there is room.",
+        ),
+    ] = None,
     ray: Annotated[
         str | None, typer.Option(help="Run on a Ray cluster: its address, auto, or local.")
     ] = None,
@@ -94,88 +113,86 @@ def evaluate(
         float | None, typer.Option(min=0, help="With --ray: share of a GPU for each run.")
     ] = None,
 ) -> None:
-    """Run methods over data sets and score them; one folder per run, with its record.
+    """Run methods over datasets and score them; one folder per run, with its record.
 
     A command that was broken off continues where it stopped when it is given again, and runs
     that are finished already are read, not repeated.
     """
-    from cliquetta.cli.executing import choose_executor, run_cells
     from cliquetta.cli.options import split_list
     from cliquetta.data.samplers import get_sampler, parse_present
-    from cliquetta.evaluation.sweep import RunContext, RunSpec, grid
-    from cliquetta.prompts.catalogue import read_templates
+    from cliquetta.evaluation.sweep import RunContext, RunSpec, grid, read_grid, sweep
+    from cliquetta.prompts.catalogue import read_prompts, read_templates
 
-    base = _base(method, fitted, settings or ())
-    spec = RunSpec(
-        **base,
-        dataset="",
-        model=model,
-        batch_size=batch_size,
-        order=get_sampler(order)[0],
-        gamma=gamma,
-        present=parse_present(present),
-        length=length,
-        limit=limit,
-        templates=read_templates(templates) if templates else None,
-        dtype=common.dtype,
-    )
-    specs = grid(
-        spec,
-        datasets=split_list(dataset, "data sets"),
-        methods=split_list(method or base["method"], "methods"),
-        seeds=read_seeds(seeds),
-        baseline=baseline,
-    )
+    if (grid_file is None) == (dataset is None):
+        raise UserError("give either --dataset, or --grid with a file that names datasets")
+    if grid_file is not None:
+        if method or fitted or settings:
+            raise UserError("--grid names the methods: leave out --method, --fitted and --set")
+        changes = {} if limit is None else {"limit": limit}
+        specs = read_grid(grid_file, root=str(root or ""), **changes)
+    else:
+        assert dataset is not None
+        base = RunSpec(
+            "",
+            "",
+            model,
+            batch_size=batch_size,
+            order=get_sampler(order)[0],
+            gamma=gamma,
+            present=parse_present(present),
+            length=length,
+            limit=limit,
+            view_seed=view_seed,
+            templates=read_templates(templates) if templates else None,
+            classes=read_prompts(classes).names if classes else None,
+            text_features=None if text_features is None else str(text_features),
+            dtype=common.dtype,
+        )
+        specs = grid(
+            _cells(base, method, fitted, settings or ()),
+            datasets=split_list(dataset, "datasets"),
+            seeds=read_seeds(seeds),
+            baseline=baseline,
+        )
     device = common.device if ray else common.place()
-    context = RunContext(out, root, device, workers, features=features, evidence=evidence)
-    with choose_executor(context, common.terminal, ray=ray, gpus=ray_gpus) as choice:
-        for first in {cell.dataset: cell for cell in reversed(specs)}.values():
-            choice.checked.prepare(first)  # bad names end the command before the first run
-        results = run_cells(specs, choice.context, choice.terminal, choice.executor)
-    if not choice.leads:
-        return
-    _report(results, out, common.terminal)
-    if any(result.record is None for result in results):
-        raise typer.Exit(FAILED)
-    if any(result.record and result.record.skipped for result in results):
-        raise typer.Exit(SKIPPED)
+    context = RunContext(out, root, device, workers, False, features, evidence, hold)
+    with executing(specs, context, common.terminal, ray=ray, gpus=ray_gpus) as at:
+        results = sweep(specs, context, at.executor, on_step=at.bars.step, on_result=at.bars.ended)
+    if at.is_main_process:
+        _report(results, out, common.terminal)
+        finish(results, common.terminal)
 
 
-def read_seeds(given: str) -> list[int]:
-    """The whole numbers of ``0,1,2``."""
-    from cliquetta.cli.options import split_list
-
-    try:
-        return [int(seed) for seed in split_list(given, "seeds")]
-    except ValueError:
-        raise UserError(f"--seeds takes whole numbers such as 0,1,2, got {given!r}") from None
-
-
-def _base(method: str | None, fitted: Path | None, settings: Sequence[str]) -> dict[str, Any]:
-    """The fields of a run that belong to one method only; ``--set`` needs to know which."""
-    from cliquetta.cli.options import read_method, split_list
+def _cells(
+    base: RunSpec, method: str | None, fitted: Path | None, settings: Sequence[str]
+) -> list[RunSpec]:
+    """One spec for every method asked for, its config checked."""
+    from cliquetta.cli.options import read_settings, split_list
+    from cliquetta.evaluation.sweep import BASELINE, with_fitted, with_method, with_options
 
     names = [] if method is None else split_list(method, "methods")
     if len(names) > 1 and (settings or fitted):
         raise UserError(f"--set and --fitted are for one method, got {', '.join(names)}")
-    name, _, preset = names[0].partition(":") if names else ("", "", "")
-    choice = read_method(name or None, preset or None, settings, fitted)
-    pairs = [setting.partition("=") for setting in settings]
-    return {
-        "method": choice.name,
-        "preset": preset or None,
-        "options": tuple((key.strip(), value.strip()) for key, _, value in pairs),
-        "fitted": None if fitted is None else str(fitted),
-    }
+    if fitted is not None:
+        cell = with_fitted(base, fitted)
+        if settings or ":" in "".join(names):
+            raise UserError(f"{fitted} was fitted with its settings: leave out presets and --set")
+        if names not in ([], [cell.method]):
+            raise UserError(f"{fitted} was fitted for {cell.method}: leave out --method {names[0]}")
+        return [cell]
+    cells = [with_method(base, name) for name in names or [BASELINE]]
+    if settings:
+        own = dict(cells[0].options) | read_settings(settings)
+        cells = [with_options(cells[0], own)]
+    return cells
 
 
 def _report(results: Sequence[RunResult], out: Path, terminal: Terminal) -> None:
     done = [(result.spec, result.record) for result in results if result.record is not None]
     groups: dict[tuple[str, str], list[Record]] = {}
     for spec, record in done:
-        name = spec.method + (f":{spec.preset}" if spec.preset else "")
-        groups.setdefault((record.dataset, name), []).append(record)
-    columns = ("data set", "method", "seeds", "top-1 %", "vs zero_shot", "ECE %", "images/s")
+        groups.setdefault((record.dataset, spec.label), []).append(record)
+    columns = ("dataset", "method", "seeds", "top-1 %", "vs zero_shot", "ECE %", "images/s")
     rows = [
         (
             dataset,
@@ -190,27 +207,12 @@ def _report(results: Sequence[RunResult], out: Path, terminal: Terminal) -> None
     ]
     if rows:
         terminal.table(columns, rows, right=columns[2:])
-    warn_of_doubts([record for _, record in done], terminal)
     skipped = {entry["key"] for _, record in done for entry in record.skipped}
     if skipped:
         terminal.warn(f"{count(len(skipped), 'image')} could not be read: see the records")
     if done:
         terminal.say(f"{count(len(done), 'run')} recorded in {out}")
     terminal.document([_plain(result, out) for result in results])
-
-
-def warn_of_doubts(records: Sequence[Record], terminal: Terminal) -> None:
-    """Warn where zero-shot is so low that labels are more likely wrong than the model."""
-    from cliquetta.evaluation.sanity import near_chance
-
-    plain = {r.dataset: r for r in reversed(records) if r.method == "zero_shot"}
-    for dataset, first in reversed(plain.items()):
-        if "top1" not in first.metrics or "@" in dataset:
-            continue
-        classes = int(first.settings["prompts"]["classes"])
-        doubt = near_chance(first.metrics["top1"] / 100, classes=classes, images=first.images)
-        if doubt:
-            terminal.warn(f"{dataset}: {doubt}")
 
 
 def _spread(records: Sequence[Record], metric: str) -> str:
@@ -233,7 +235,7 @@ def _difference(records: Sequence[Record], plain: Sequence[Record] | None) -> st
 
 
 def _plain(result: RunResult, out: Path) -> dict[str, Any]:
-    """An result as JSON types."""
+    """A result as JSON types."""
     record = result.record
     answer: dict[str, Any] = {
         "dataset": result.spec.dataset,

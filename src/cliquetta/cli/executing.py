@@ -1,19 +1,41 @@
-"""Where a grid runs, and its bars: this process, a Ray cluster, or the processes of torchrun."""
+"""What the commands that run grids share: options, bars, where to run, how to end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Protocol
 
+import typer
 from rich.progress import Progress, TaskID
 
+from cliquetta.cli.command import FAILED, SKIPPED
 from cliquetta.cli.console import Terminal
 from cliquetta.errors import UserError
 
 if TYPE_CHECKING:
+    from cliquetta.evaluation.record import Record
     from cliquetta.evaluation.sweep import Executor, RunContext, RunResult, RunSpec
+
+REDRAW_SECONDS = 0.2
+
+Seeds = Annotated[str, typer.Option(help="Seeds of order, views and methods: 0,1,2.")]
+Out = Annotated[Path, typer.Option(help="Output directory; completed runs are reused.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Use at most N images per dataset.")]
+RUNS = Path("runs")
+
+
+def read_seeds(given: str) -> list[int]:
+    """The whole numbers of ``0,1,2``."""
+    from cliquetta.cli.options import split_list
+
+    try:
+        return [int(seed) for seed in split_list(given, "seeds")]
+    except ValueError:
+        raise UserError(f"--seeds takes whole numbers such as 0,1,2, got {given!r}") from None
 
 
 class Moment(Protocol):
@@ -35,111 +57,130 @@ class Moment(Protocol):
         ...
 
 
-if TYPE_CHECKING:
-    Observe = Callable[[RunSpec, Moment], None]
-    MakeExecutor = Callable[[Observe], Executor]
-
-
 @dataclass(frozen=True)
-class Choice:
-    """An executor, and what the command needs to know of it."""
+class Execution:
+    """Where a grid runs, and its bars."""
 
-    executor: MakeExecutor
-    context: RunContext
-    """Where the runs happen."""
-    checked: RunContext
-    """One of this machine, on which names and settings are checked first."""
-    terminal: Terminal
-    leads: bool = True
+    executor: Executor | None
+    """``None``: here."""
+    bars: Bars
+    is_main_process: bool = True
     """Whether this process is the one that reports."""
 
 
 @contextmanager
-def choose_executor(
-    context: RunContext, terminal: Terminal, *, ray: str | None, gpus: float | None
-) -> Iterator[Choice]:
-    """The executor that the options and the environment ask for."""
-    from cliquetta.evaluation.distributed import TeamExecutor, join_team, leave_team, team_size
-    from cliquetta.evaluation.sweep import SerialExecutor
-
-    if gpus is not None and ray is None:
-        raise UserError("--ray-gpus is for --ray")
-    if ray is not None:
-        from cliquetta.evaluation.cluster import RayExecutor
-
-        where = ray
-        here = replace(context, device="cpu")
-        yield Choice(
-            lambda observe: RayExecutor(where, gpus=gpus, on_report=observe),
-            *(context, here, terminal),
-        )
-        return
-    if team_size() == 1:
-        yield Choice(SerialExecutor, context, context, terminal)
-        return
-    if context.evidence:
-        raise UserError("--evidence is kept by one process: run without torchrun")
-    team, device = join_team(context.device)
-    own = replace(context, device=device)
-    quiet = terminal if team.leads else replace(terminal, quiet=True)
-    yield Choice(lambda observe: TeamExecutor(team, observe), own, own, quiet, team.leads)
-    leave_team()  # not after an error: the others are ended by torchrun
-
-
-def run_cells(
+def executing(
     specs: Sequence[RunSpec],
     context: RunContext,
     terminal: Terminal,
-    executor: MakeExecutor | None = None,
-) -> list[RunResult]:
-    """Run a grid with bars for its runs, and for the batches of those under way."""
-    from cliquetta.evaluation.sweep import SerialExecutor, sweep
+    *,
+    ray: str | None = None,
+    gpus: float | None = None,
+) -> Iterator[Execution]:
+    """The executor that the options and the environment ask for, with bars.
 
+    Every method and dataset of the grid has been built once when it starts: bad names end the
+    command before the first run.
+    """
+    from cliquetta.evaluation.distributed import TeamExecutor, join_team, leave_team, team_size
+
+    if gpus is not None and ray is None:
+        raise UserError("--ray-gpus is for --ray")
+    team = None
+    if ray is None and team_size() > 1:
+        if context.evidence:
+            raise UserError("--evidence is kept by one process: run without torchrun")
+        team, context.device = join_team(context.device)
+        terminal = terminal if team.is_main_process else replace(terminal, quiet=True)
     with terminal.progress() as progress:
-        bars = _Bars(progress, len(specs))
-        context.on_encode = bars.encoding
+        bars = Bars(progress, len(dict.fromkeys(specs)), terminal)
+        context.on_prepare, context.on_download = bars.show, bars.downloading
+        if ray is not None:
+            from cliquetta.evaluation.cluster import RayExecutor
 
-        def ended(result: RunResult) -> None:
-            bars.ended(str(result.spec))
-            if result.record is None:
-                terminal.warn(f"{result.spec} failed: {result.error}")
+            replace(context, device="cpu").check(specs)
+            yield Execution(RayExecutor(ray, gpus=gpus, on_report=bars.step), bars)
+        elif team is None:
+            context.check(specs)
+            yield Execution(None, bars)
+        else:
+            context.check(specs)
+            yield Execution(TeamExecutor(team, bars.step), bars, team.is_main_process)
+            leave_team()  # not after an error: the others are ended by torchrun
 
-        made = (executor or SerialExecutor)(bars.step)
-        return sweep(specs, context, made, on_result=ended)
 
-
-class _Bars:
+class Bars:
     """One bar for the grid, and one for everything under way."""
 
-    def __init__(self, progress: Progress, runs: int) -> None:
+    def __init__(self, progress: Progress, runs: int, terminal: Terminal | None = None) -> None:
         self.progress = progress
+        self.terminal = terminal
         self.runs = progress.add_task("runs", total=runs, note="")
         self.under_way: dict[str, TaskID] = {}
+        self.drawn: dict[str, float] = {}
         self.over: set[str] = set()
 
     def step(self, spec: RunSpec, now: Moment) -> None:
-        """A batch of a run is done."""
-        note = "" if now.accuracy is None else f"{now.accuracy:.1f} %"
-        self._show(str(spec), now.number, now.batches, note)
+        """A batch of a run is done; drawn now and then, since the accuracy takes time."""
+        name = str(spec)
+        if time.monotonic() - self.drawn.get(name, 0.0) >= REDRAW_SECONDS:
+            self.drawn[name] = time.monotonic()
+            note = "" if now.accuracy is None else f"{now.accuracy:.1f} %"
+            self._show(name, now.number, now.batches, note)
 
-    def encoding(self, dataset: str, done: int, total: int) -> None:
-        """Images of a data set are encoded."""
-        name = f"encode {dataset}"
-        self._show(name, done, total, "images")
+    def show(self, what: str, done: int, total: int) -> None:
+        """Images of a dataset are read or encoded."""
+        self._show(what, done, total, "images")
         if done == total:
-            self.progress.remove_task(self.under_way.pop(name))
+            self._remove(what)
 
-    def ended(self, name: str) -> None:
+    def downloading(self, done: int, total: int | None) -> None:
+        """Bytes of a checkpoint have arrived."""
+        self._show("download", done, total, "bytes")
+        if done == total:
+            self._remove("download")
+
+    def ended(self, result: RunResult) -> None:
         """A run is over; a report of it may still be on its way."""
+        name = str(result.spec)
         self.over.add(name)
         self.progress.advance(self.runs)
+        self._remove(name)
+        if result.record is None and self.terminal is not None:
+            self.terminal.warn(f"{name} failed: {result.error}")
+
+    def _remove(self, name: str) -> None:
         bar = self.under_way.pop(name, None)
         if bar is not None:
             self.progress.remove_task(bar)
 
-    def _show(self, name: str, done: int, total: int, note: str) -> None:
+    def _show(self, name: str, done: int, total: int | None, note: str) -> None:
         if name in self.over:
             return
         if name not in self.under_way:
             self.under_way[name] = self.progress.add_task(name, total=total, note=note)
         self.progress.update(self.under_way[name], completed=done, total=total, note=note)
+
+
+def finish(results: Sequence[RunResult], terminal: Terminal) -> None:
+    """Warn of what looks wrong; end with the exit code of a grid that ran."""
+    records = [result.record for result in results if result.record is not None]
+    _warn_of_doubts(records, terminal)
+    if len(records) < len(results):
+        raise typer.Exit(FAILED)
+    if any(record.skipped for record in records):
+        raise typer.Exit(SKIPPED)
+
+
+def _warn_of_doubts(records: Sequence[Record], terminal: Terminal) -> None:
+    """Warn where zero-shot is so low that labels are more likely wrong than the model."""
+    from cliquetta.evaluation.metrics import near_chance
+
+    plain = {r.dataset: r for r in reversed(records) if r.method == "zero_shot"}
+    for dataset, first in reversed(plain.items()):
+        if "top1" not in first.metrics or "@" in dataset:
+            continue
+        classes = int(first.settings["prompts"]["classes"])
+        doubt = near_chance(first.metrics["top1"] / 100, classes=classes, images=first.images)
+        if doubt:
+            terminal.warn(f"{dataset}: {doubt}")

@@ -12,12 +12,13 @@ import typer
 
 from cliquetta.cli.command import Common, command
 from cliquetta.cli.console import Terminal, count, number
+from cliquetta.cli.executing import RUNS, Limit, Out, Seeds, executing, finish, read_seeds
+from cliquetta.cli.options import BatchSize, Workers
 from cliquetta.errors import UserError
 
 if TYPE_CHECKING:
     from cliquetta.evaluation.ablation import Curve
-    from cliquetta.evaluation.protocols import Side
-    from cliquetta.evaluation.published import PublishedTable
+    from cliquetta.evaluation.published import PublishedTable, Side
     from cliquetta.evaluation.reproduce import Line, Setting
     from cliquetta.evaluation.sweep import RunContext
 
@@ -65,17 +66,15 @@ def reproduce(
     shift: Annotated[
         str | None, typer.Option(help="name:severity, laid over the data; see `datasets`.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only so many images.")] = None,
+    limit: Limit = None,
     method: Annotated[str | None, typer.Option(help="Only these rows, with commas.")] = None,
-    seeds: Annotated[str, typer.Option(help="Seeds of order, views and methods: 0,1,2.")] = "0",
+    seeds: Seeds = "0",
     fitted: Annotated[
         list[Path] | None, typer.Option(help="A file of `cliquetta fit`, for its row; repeat.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder of runs; finished ones are kept.")] = Path(
-        "runs"
-    ),
-    batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
-    workers: Annotated[int, typer.Option(min=0, help="Threads that decode images.")] = 2,
+    out: Out = RUNS,
+    batch_size: BatchSize = 64,
+    workers: Workers = 2,
 ) -> None:
     """Run a table of the paper with what is at hand and print both sides with their protocols.
 
@@ -83,7 +82,6 @@ def reproduce(
     its published number. Without, on the bundled images under a shift: that shows the shape of a
     table in minutes, and its numbers cannot be compared with the printed ones.
     """
-    from cliquetta.cli.evaluate import read_seeds
     from cliquetta.cli.options import split_list
     from cliquetta.evaluation.published import published_table
     from cliquetta.evaluation.reproduce import FEW_IMAGES, STAND_IN_IMAGES, Setting
@@ -120,9 +118,8 @@ def _table(
     terminal: Terminal,
     only: Sequence[str],
 ) -> None:
-    from cliquetta.cli.ablate import finish
-    from cliquetta.cli.executing import run_cells
     from cliquetta.evaluation.reproduce import baselines, lines, plain, plan
+    from cliquetta.evaluation.sweep import sweep
 
     items = plan(table, setting, only)
     specs = [*baselines(items), *(spec for item in items for spec in item.specs)]
@@ -131,7 +128,8 @@ def _table(
         raise UserError(f"nothing of {table.name} can be run: {'; '.join(reasons)}")
     cells = list(dict.fromkeys(specs))
     _announce(table, setting, len(cells), terminal)
-    results = run_cells(cells, context, terminal)
+    with executing(cells, context, terminal) as at:
+        results = sweep(cells, context, on_step=at.bars.step, on_result=at.bars.ended)
     made = lines(table, items, results)
     for dataset in dict.fromkeys(line.item.dataset for line in made):
         own = [line for line in made if line.item.dataset == dataset]
@@ -239,11 +237,10 @@ def _curves(
     table: PublishedTable, setting: Setting, context: RunContext, terminal: Terminal
 ) -> None:
     """The figures: one curve a field, or the batch size and the cliques that go with it."""
-    from cliquetta.cli.ablate import finish, save_curves
-    from cliquetta.cli.executing import run_cells
-    from cliquetta.evaluation.ablation import ablation, curve
-    from cliquetta.evaluation.clique_sizes import largest_cliques
+    from cliquetta.cli.ablate import save_curves
+    from cliquetta.evaluation.ablation import ablation, curve, largest_cliques
     from cliquetta.evaluation.reproduce import lines, plain, plan
+    from cliquetta.evaluation.sweep import sweep
 
     (item,) = plan(table, setting)
     if item.missing:
@@ -254,7 +251,8 @@ def _curves(
     cells = list(dict.fromkeys(spec for each in ablations for spec in each.specs))
     cells += [spec for spec in item.specs if spec not in cells]
     _announce(table, setting, len(cells), terminal)
-    results = run_cells(cells, context, terminal)
+    with executing(cells, context, terminal) as at:
+        results = sweep(cells, context, on_step=at.bars.step, on_result=at.bars.ended)
     curves = {field: curve(each, results) for field, each in zip(fields, ablations, strict=True)}
     named = {_show_figure(table, field, shown, terminal): shown for field, shown in curves.items()}
     document: dict[str, Any] = {

@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from cliquetta.data.dataset import UNKNOWN, FileDataset
+from PIL import Image
+
+from cliquetta.data.dataset import UNKNOWN, Dataset, FileDataset, UInt8Array
 from cliquetta.errors import UserError
 from cliquetta.prompts.catalogue import text_lines
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE
@@ -224,3 +226,34 @@ def number_labels(
 
 def _plain(name: str) -> str:
     return name.strip().replace("_", " ").lower()
+
+
+class RelabelledDataset(Dataset):
+    """``base`` asked among another class list; its labels are matched by name."""
+
+    def __init__(self, base: Dataset, names: Sequence[str]) -> None:
+        said = None
+        if base.labels is not None:
+            own = [*base.names, None]  # the label of unknown images is -1
+            said = [own[label] for label in base.labels.tolist()]
+        labels = None if said is None else number_labels(said, names, base.id)[1]
+        super().__init__(
+            base.id, names=names, keys=base.keys, labels=labels, templates=base.templates
+        )
+        self.base = base
+
+    def load(self, index: int) -> Image.Image:
+        """Image ``index`` in RGB."""
+        return self.base.load(index)
+
+    def arrays(self, indices: Sequence[int]) -> UInt8Array | None:
+        """Images (n, H, W, 3) of a base in memory."""
+        return self.base.arrays(indices)
+
+    def redrawn(self, round: int) -> RelabelledDataset:
+        """The base as it is shown in a later round."""
+        return RelabelledDataset(self.base.redrawn(round), self.names) if round else self
+
+    def contents(self) -> str:
+        """What the base says of its pictures."""
+        return self.base.contents()

@@ -28,8 +28,8 @@ from cliquetta.types import Batch, ViewSpec
 VIEWS_AT_ONCE = 256
 """Views that are read or encoded at once, and in a block of a table."""
 
-OnEncode = Callable[[str, int, int], None]
-"""Id of the dataset, images encoded, images in all."""
+OnPrepare = Callable[[str, int, int], None]
+"""What is done to which dataset, images done, images in all."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,10 @@ B = TypeVar("B", Batch, FeatureBatch)
 class PreparedStream(ABC, Generic[T, B]):
     """``stream``, image for image, from tables."""
 
-    def __init__(self, stream: Stream, model: CLIP) -> None:
+    def __init__(self, stream: Stream, model: CLIP, on_prepare: OnPrepare | None = None) -> None:
         self.stream = stream
         self.model = model
+        self.on_prepare = on_prepare
         self.skipped: list[Skipped] = []
         """Unreadable files met since the last start, in order."""
 
@@ -122,6 +123,10 @@ class PreparedStream(ABC, Generic[T, B]):
     ) -> B:
         """The batch of some rows of the tables."""
 
+    def _tell(self, what: str, done: int, total: int) -> None:
+        if self.on_prepare is not None:
+            self.on_prepare(what, done, total)
+
     def _shape(self, part: Dataset) -> dict[str, Any]:
         """All on which the pixels and views of a part depend."""
         stream = self.stream
@@ -161,11 +166,10 @@ class FeatureStream(PreparedStream[FeatureTable, FeatureBatch]):
     """
 
     def __init__(
-        self, stream: Stream, model: CLIP, root: Path, *, on_encode: OnEncode | None = None
+        self, stream: Stream, model: CLIP, root: Path, on_prepare: OnPrepare | None = None
     ) -> None:
-        super().__init__(stream, model)
+        super().__init__(stream, model, on_prepare)
         self.root = root
-        self.on_encode = on_encode
         self._tables: dict[int, FeatureTable] = {}
 
     def _gather(
@@ -178,14 +182,14 @@ class FeatureStream(PreparedStream[FeatureTable, FeatureBatch]):
         return FeatureBatch(torch.from_numpy(features), keys)
 
     def _table(self, number: int) -> FeatureTable:
-        part, tell = self.stream.parts[number], self.on_encode
+        part = self.stream.parts[number]
         if number not in self._tables:
             self._tables[number] = open_table(
                 self.root,
                 self._layout(part),
                 lambda blocks: self._encode(number, blocks),
                 title=part.id,
-                on_progress=None if tell is None else lambda done, all: tell(part.id, done, all),
+                on_progress=lambda done, all: self._tell(f"encode {part.id}", done, all),
             )
         return self._tables[number]
 
@@ -252,8 +256,14 @@ class PixelStore:
 class HeldStream(PreparedStream[PixelTable, Batch]):
     """Pixels (and views) that are read, corrupted and preprocessed once for all runs of a grid."""
 
-    def __init__(self, stream: Stream, model: CLIP, store: PixelStore) -> None:
-        super().__init__(stream, model)
+    def __init__(
+        self,
+        stream: Stream,
+        model: CLIP,
+        store: PixelStore,
+        on_prepare: OnPrepare | None = None,
+    ) -> None:
+        super().__init__(stream, model, on_prepare)
         self.store = store
 
     def _table(self, number: int) -> PixelTable:
@@ -276,6 +286,7 @@ class HeldStream(PreparedStream[PixelTable, Batch]):
                 made = batch.images if batch.views is None else batch.views
                 rows = torch.from_numpy(at + block.start).to(pixels.device)
                 pixels[rows] = made.to(pixels.device, pixels.dtype)
+            self._tell(f"read {self.stream.parts[number].id}", block.stop, images)
         return PixelTable(pixels, unreadable)
 
     def _gather(

@@ -188,13 +188,13 @@ def _run_there(
     try:
         os.chdir(folder)  # paths were given as seen from there
         torch.set_num_threads(threads)
-        return _workplace(place).run(spec, report)
+        return _context(place).run(spec, report)
     except Exception as error:
         return _Failure(f"{type(error).__name__}: {error}", isinstance(error, FINAL))
 
 
 @lru_cache(maxsize=1)
-def _workplace(packed: bytes) -> RunContext:
+def _context(packed: bytes) -> RunContext:
     """The same context for all runs of a worker process: its model is loaded once."""
     found: RunContext = pickle.loads(packed)
     return found

@@ -10,7 +10,7 @@ from typing import Any
 
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.evaluation.paired import PairedTest, paired_test
-from cliquetta.evaluation.runs import Run
+from cliquetta.evaluation.record import Run
 from cliquetta.methods._shared.state import plain_config
 from cliquetta.methods.registry import get_method, method_config
 

@@ -40,7 +40,7 @@ class Team:
     size: int
 
     @property
-    def leads(self) -> bool:
+    def is_main_process(self) -> bool:
         """Whether this process writes records and talks to the user."""
         return self.rank == 0
 
@@ -97,7 +97,7 @@ class TeamExecutor:
                 yield RunResult(spec, error=error)
                 continue
             divided = self._divide(adapter)
-            if not divided and not self.team.leads:
+            if not divided and not self.team.is_main_process:
                 continue
             yield RunResult(
                 spec,

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +24,12 @@ from cliquetta.atomic import write_atomically
 from cliquetta.data.stream import Stream
 from cliquetta.errors import UserError
 from cliquetta.evaluation.explanation import Explanation, count_batch, explain
-from cliquetta.evaluation.record import RECORD, STATE, Record, load_record
-from cliquetta.evaluation.runner import Step, evaluate, plan
+from cliquetta.evaluation.record import STATE
 from cliquetta.methods.base import Adapter
 from cliquetta.types import Batch
+
+if TYPE_CHECKING:
+    from cliquetta.evaluation.runner import Step
 
 FOLDER = "evidence"
 FORMAT = "cliquetta-evidence-1"
@@ -58,7 +59,7 @@ class EvidenceLimits:
 
 
 class EvidenceLog:
-    """Writes the evidence of one run while it runs; give it to the runner as ``on_step``.
+    """Writes the evidence of one run while it runs, step by step.
 
     It turns ``adapter.explain`` on for the batches it shows, which costs time but never changes a
     prediction. A run that is taken up again writes the same files again.
@@ -114,40 +115,6 @@ class EvidenceLog:
         write_atomically(self.folder / f"{name}.safetensors", save(found.tensors()))
         text = json.dumps(entry, ensure_ascii=False)
         write_atomically(self.folder / f"{name}.json", text.encode())  # last: the batch is whole
-
-
-def evaluate_with_evidence(
-    adapter: Adapter,
-    stream: Stream,
-    *,
-    out: Path | str,
-    preset: str | None = None,
-    on_step: Callable[[Step], None] | None = None,
-    limits: EvidenceLimits | None = None,
-    again: bool = False,
-) -> Record:
-    """:func:`~cliquetta.evaluation.runner.evaluate`, with evidence in the run's folder.
-
-    A run that was finished without evidence is run again.
-    """
-    folder = Path(out) / plan(adapter, stream).id
-    if (folder / RECORD).exists() and load_record(folder).status == "finished":
-        if has_evidence(folder) and not again:
-            return load_record(folder)
-        again = True
-    if again:
-        shutil.rmtree(folder / FOLDER, ignore_errors=True)
-    log = EvidenceLog(folder / FOLDER, adapter, stream, limits)
-
-    def observe(step: Step) -> None:
-        log(step)
-        if on_step is not None:
-            on_step(step)
-
-    try:
-        return evaluate(adapter, stream, out=out, preset=preset, on_step=observe, again=again)
-    finally:
-        adapter.explain = False
 
 
 def small_pictures(

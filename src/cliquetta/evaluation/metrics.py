@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,8 +41,12 @@ class Metrics:
             "nll": MeanMetric(nan_strategy="error", **alone),
         }
 
-    def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Count a batch: ``logits`` (B, N), ``labels`` (B,) with -1 where unknown."""
+    def update(self, logits: Tensor, labels: Tensor, sizes: Sequence[int] = ()) -> None:
+        """Count images: ``logits`` (B, N), ``labels`` (B,) with -1 where unknown.
+
+        ``sizes`` are those of the batches that they came in: scores are then those of an update
+        for each, to the last bit, and quicker.
+        """
         if logits.shape != (len(labels), self.classes):
             raise UserError(
                 f"logits {tuple(logits.shape)} do not fit {len(labels)} labels of "
@@ -51,6 +55,7 @@ class Metrics:
         known = labels >= 0
         if not known.any():
             return
+        parts = [int(part.sum()) for part in torch.split(known, list(sizes) or len(known))]
         labels = labels[known].cpu()
         logits = logits.detach()[known.to(logits.device)].float().cpu()
         if self.classes == 1:
@@ -59,7 +64,9 @@ class Metrics:
         for name in ("top1", "top5", "per_class"):
             self._metrics[name].update(logits, labels)
         self._metrics["ece"].update(logits.softmax(dim=-1), labels)
-        self._metrics["nll"].update(F.cross_entropy(logits, labels, reduction="none"))
+        for losses in torch.split(F.cross_entropy(logits, labels, reduction="none"), parts):
+            if len(losses):
+                self._metrics["nll"].update(losses)
 
     @property
     def accuracy(self) -> float | None:
@@ -119,3 +126,28 @@ class Metrics:
                 setattr(metric, field, [saved] if isinstance(value, list) else saved)
             # else compute() would warn that nothing was counted
             metric._update_count = int(self.seen > 0)
+
+
+FEW_IMAGES = 30
+"""Below this many images chance itself swings too far to say anything."""
+
+
+def near_chance(accuracy: float, *, classes: int, images: int) -> str | None:
+    """A warning if a zero-shot accuracy (0 to 1) is so low that labels look shuffled.
+
+    The line is five times chance; for short class lists, where that would be more than CLIP
+    reaches on hard data, a quarter of the way from chance to perfect.
+    """
+    if not 0 <= accuracy <= 1:
+        raise UserError(f"accuracy is a share between 0 and 1, got {accuracy}")
+    if classes < 2 or images < FEW_IMAGES:
+        return None
+    chance = 1 / classes
+    line = min(5 * chance, chance + (1 - chance) / 4)
+    if accuracy >= line:
+        return None
+    return (
+        f"zero-shot accuracy {accuracy:.1%} is near chance ({chance:.1%} with {classes:,} "
+        "classes): check the order of labels and class names (cliquetta data doctor ROOT) and "
+        "that the model's own preprocessing is used"
+    )

@@ -1,26 +1,32 @@
-"""The record of a run: what was done, with what, and what came out; one folder per run."""
+"""Runs on disk, one folder each: the record, the prediction for every image, what is alike."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
+import os
 import platform
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from cliquetta.atomic import write_atomically
-from cliquetta.data.prepared import FeatureStream
+from cliquetta.data.prepared import PreparedStream
+from cliquetta.data.samplers import RENAMED
 from cliquetta.data.stream import Stream
 from cliquetta.errors import UserError
-from cliquetta.evaluation.predictions import Predictions, read_predictions
 from cliquetta.methods._shared.state import plain_config
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
@@ -91,7 +97,7 @@ def describe_run(
     seed: int,
     model: CLIP,
     prompts: ClassPrompts,
-    stream: Stream | FeatureStream,
+    stream: Stream | PreparedStream[Any, Any],
     fitted: str | None = None,
 ) -> dict[str, Any]:
     """All settings on which the predictions of a run depend, as JSON types.
@@ -184,3 +190,186 @@ def list_records(root: Path | str) -> list[Record]:
 def load_predictions(folder: Path | str) -> Predictions:
     """The per-sample predictions in a run's folder, complete or so far."""
     return read_predictions(Path(folder) / PREDICTIONS)
+
+
+TOP = 5
+"""Answers kept per image."""
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """The answers of a run in the order of its stream."""
+
+    keys: tuple[str, ...]
+    labels: npt.NDArray[np.int64]
+    """(n,), -1 where unknown."""
+    classes: npt.NDArray[np.int64]
+    """(n, k) most probable classes, best first; k is 5 or the number of classes."""
+    probabilities: npt.NDArray[np.float32]
+    """(n, k) their probabilities."""
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.keys)
+
+    @property
+    def correct(self) -> npt.NDArray[np.bool_]:
+        """(n,) whether the best answer is the label."""
+        found: npt.NDArray[np.bool_] = self.classes[:, 0] == self.labels
+        return found
+
+
+class PredictionLog:
+    """Writes a file of predictions, from a known length on."""
+
+    def __init__(self, path: Path, length: int = 0) -> None:
+        """Open ``path`` and drop whatever stands behind ``length`` bytes."""
+        size = path.stat().st_size if path.exists() else 0
+        if size < length:
+            raise UserError(
+                f"{path} has {size} bytes, {length} were written; it was cut from outside: delete "
+                f"the folder {path.parent} and run again"
+            )
+        self._file = path.open("r+b" if path.exists() else "w+b")
+        self._file.truncate(length)
+        self._file.seek(length)
+
+    def __enter__(self) -> PredictionLog:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    def append(self, keys: Sequence[str], labels: Tensor, logits: Tensor) -> None:
+        """Add the answers for one batch and hand them to the system."""
+        best = logits.float().softmax(dim=-1).topk(min(TOP, logits.shape[-1]), dim=-1)
+        rows = zip(
+            keys, labels.tolist(), best.indices.tolist(), best.values.cpu().numpy(), strict=True
+        )
+        lines = [
+            json.dumps({"key": key, "label": label, "top": top, "p": [float(str(p)) for p in ps]})
+            for key, label, top, ps in rows  # str() of a float32 is the shortest that reads back
+        ]
+        self._file.write("".join(line + "\n" for line in lines).encode())
+        self._file.flush()
+
+    def sync(self) -> int:
+        """Wait until everything is on disk; returns the length in bytes."""
+        os.fsync(self._file.fileno())
+        return self._file.tell()
+
+
+def read_predictions(path: Path | str) -> Predictions:
+    """The predictions in a file, also while it is being written: a torn last line is left out."""
+    data = Path(path).read_bytes()
+    rows = [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
+    width = len(rows[0]["top"]) if rows else 0
+    return Predictions(
+        tuple(row["key"] for row in rows),
+        np.array([row["label"] for row in rows], dtype=np.int64),
+        np.array([row["top"] for row in rows], dtype=np.int64).reshape(len(rows), width),
+        np.array([row["p"] for row in rows], dtype=np.float32).reshape(len(rows), width),
+    )
+
+
+@dataclass(frozen=True)
+class Run:
+    """A record and the folder it lies in."""
+
+    record: Record
+    folder: Path
+
+    @cached_property
+    def predictions(self) -> Predictions:
+        """The answers for every image."""
+        return load_predictions(self.folder)
+
+    @property
+    def name(self) -> str:
+        """Method and preset."""
+        preset = self.record.preset
+        return self.record.method + (f":{preset}" if preset else "")
+
+    @property
+    def protocol(self) -> dict[str, str]:
+        """What must be equal within a column, in words that can be shown."""
+        settings = self.record.settings
+        prompts = settings["prompts"]
+        templates = prompts["templates"]
+        shown = repr(templates[0]) if len(templates) == 1 else f"{len(templates)} templates"
+        return {
+            "preprocessing": settings["preprocessing"]["fingerprint"],
+            "class names": f"{prompts['classes']} names {prompts['names']}",
+            "templates": f"{shown} {prompts['fingerprint']}",
+            "images": self._images(),
+        }
+
+    def _images(self) -> str:
+        """Which images were shown; the order decides where only some of them were."""
+        stream = self.record.settings["stream"]
+        order = {"order": self.order, "dirichlet": stream["dirichlet"], **self._own_order()}
+        some = stream["limit"] or self._own_order()
+        chosen = [stream["limit"], *order.values()] if some else []
+        number = f"{stream['limit']} of " if stream["limit"] else ""
+        total = sum(domain["images"] for domain in stream["datasets"])
+        return f"{number}{total} {digest([[d['files'] for d in stream['datasets']], chosen])}"
+
+    @property
+    def order(self) -> str:
+        """The order of the stream, by its name of today."""
+        order = str(self.record.settings["stream"]["order"])
+        return RENAMED.get(order, order)
+
+    def _own_order(self) -> dict[str, Any]:
+        """Settings that only some orders have."""
+        stream = self.record.settings["stream"]
+        return {name: stream[name] for name in ("present", "length") if name in stream}
+
+    @property
+    def conditions(self) -> dict[str, Any]:
+        """What a row is run with, beside the method's own config; shown where rows differ in it."""
+        model, stream = self.record.settings["model"], self.record.settings["stream"]
+        return {
+            "model": model["id"],
+            "weights": model["fingerprint"],
+            "dtype": model["dtype"],
+            "batch_size": stream["batch_size"],
+            "order": self.order,
+            "dirichlet": stream["dirichlet"],
+            **self._own_order(),
+        }
+
+    @property
+    def setting(self) -> dict[str, Any]:
+        """The method's config, and what it was fitted from."""
+        return {**self.record.settings["config"], "fitted": self.record.settings["fitted"]}
+
+    @property
+    def row(self) -> str:
+        """Equal for runs that differ in data set and seed only."""
+        return json.dumps([self.name, self.setting, self.conditions], sort_keys=True)
+
+
+def find_runs(paths: Iterable[Path | str]) -> tuple[list[Run], list[Run]]:
+    """The finished and the unfinished runs in folders of runs, folders of one, or record files."""
+    found: dict[str, Run] = {}
+    for path in map(Path, paths):
+        folder = path.parent if path.name == RECORD else path
+        if (folder / RECORD).exists():
+            runs = [Run(load_record(folder), folder)]
+        elif folder.is_dir():
+            runs = [Run(record, folder / record.id) for record in list_records(folder)]
+        else:
+            raise UserError(f"no such folder: {path}")
+        if not runs:
+            raise UserError(f"no runs in {path}: `cliquetta evaluate --out {path}` makes some")
+        for run in runs:
+            if found.setdefault(run.record.id, run).record.status != "finished":
+                found[run.record.id] = run
+    finished = [run for run in found.values() if run.record.status == "finished"]
+    return finished, [run for run in found.values() if run.record.status != "finished"]

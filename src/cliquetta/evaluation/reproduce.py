@@ -10,11 +10,16 @@ from typing import Any
 
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.errors import UnknownNameError
-from cliquetta.evaluation.ablation import zero_shot
-from cliquetta.evaluation.protocols import Side, our_side, published_side, reasons
-from cliquetta.evaluation.published import PublishedRow, PublishedTable
+from cliquetta.evaluation.published import (
+    PublishedRow,
+    PublishedTable,
+    Side,
+    our_side,
+    published_side,
+    reasons,
+)
 from cliquetta.evaluation.record import Record
-from cliquetta.evaluation.sweep import RunResult, RunSpec
+from cliquetta.evaluation.sweep import RunResult, RunSpec, zero_shot
 from cliquetta.methods.registry import get_method
 
 STAND_IN = "bundled"

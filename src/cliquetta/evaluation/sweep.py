@@ -1,4 +1,4 @@
-"""Grids of runs: data sets x methods x seeds, in this process or wherever an executor sends them.
+"""Grids of runs: datasets x methods x seeds, in this process or wherever an executor sends them.
 
 A grid is resumable because its runs are: finished ones are recognised and not run again, a
 broken-off one continues from its saved state.
@@ -6,28 +6,38 @@ broken-off one continues from its saved state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.data.dataset import Dataset
-from cliquetta.data.prepared import FeatureStream, OnEncode
+from cliquetta.data.files import RelabelledDataset
+from cliquetta.data.prepared import FeatureStream, HeldStream, OnPrepare, PixelStore
 from cliquetta.data.samplers import get_sampler
 from cliquetta.data.stream import Stream
-from cliquetta.evaluation.evidence_log import evaluate_with_evidence
-from cliquetta.evaluation.record import Record
-from cliquetta.evaluation.runner import Step, evaluate
+from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.evaluation.evidence_log import EvidenceLimits
+from cliquetta.evaluation.record import Record, digest
+from cliquetta.evaluation.runner import Answers, AnyStream, Step, evaluate, plan
 from cliquetta.methods._shared.feature_level import FeatureLevel
-from cliquetta.methods._shared.fewshot_io import create_fitted
-from cliquetta.methods.base import Adapter
+from cliquetta.methods._shared.fewshot_io import create_fitted, load_fitted
+from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.registry import create_method, method_config
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model
 from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.prompts.features import read_text_features
 
 BASELINE = "zero_shot"
+HOST_ROOM = 2**30
+"""Bytes of pixels that are held in memory where there is no GPU."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +45,10 @@ class RunSpec:
     """One cell of a grid, in plain values that can be sent to another machine."""
 
     dataset: str
-    """An id; ``a>b>a`` for data sets in sequence, ``a+b`` with ``order="mixed"``."""
+    """An id; ``a>b>a`` for datasets in sequence, ``a+b`` where the order interleaves them."""
     method: str
     model: str = "micro"
+    """A name or a path; the shards of one checkpoint with commas."""
     seed: int = 0
     """Decides the order of the stream, the views and the method's own draws."""
     preset: str | None = None
@@ -52,59 +63,114 @@ class RunSpec:
     present: tuple[int, int] = (3, 3)
     length: int = 10_000
     limit: int | None = None
+    view_seed: int | None = None
+    """``None`` takes ``seed``. One for all seeds gives an image the same views in every run;
+    where pixels are held, a method that treats each image alone is then asked once for all."""
     templates: tuple[str, ...] | None = None
-    """``None`` takes those of the data set."""
+    """``None`` takes those of the dataset."""
+    classes: tuple[str, ...] | None = None
+    """Another class list than the dataset's; labels are matched by name."""
+    text_features: str | None = None
+    """File of text embeddings by class name, where the text tower is not at hand."""
     dtype: str = "float32"
 
     def __str__(self) -> str:
+        return f"{self.dataset} {self.label} seed {self.seed}"
+
+    @property
+    def label(self) -> str:
+        """The method as it is written: ``NAME[:PRESET][/FIELD=VALUE]...``."""
         preset = f":{self.preset}" if self.preset else ""
-        options = "".join(f" {name}={value}" for name, value in self.options)
-        return f"{self.dataset} {self.method}{preset}{options} seed {self.seed}"
+        options = "".join(f"/{name}={value}" for name, value in self.options)
+        return f"{self.method}{preset}{options}"
+
+
+def with_method(base: RunSpec, written: str) -> RunSpec:
+    """``base`` with a method as it is written, ``NAME[:PRESET][/FIELD=VALUE]...``, checked.
+
+    Options are converted to the types of the config's fields here, once.
+    """
+    head, *pairs = written.split("/")
+    name, _, preset = head.partition(":")
+    options = dict(pair.partition("=")[::2] for pair in pairs)
+    return with_options(replace(base, method=name, preset=preset or None), options)
+
+
+def with_options(base: RunSpec, options: Mapping[str, Any]) -> RunSpec:
+    """``base`` with these fields of its method's config, converted to their types."""
+    config = method_config(base.method, base.preset, options)
+    return replace(base, options=tuple((name, getattr(config, name)) for name in options))
+
+
+def with_fitted(base: RunSpec, path: Path | str) -> RunSpec:
+    """``base`` with the few-shot method that a file was fitted for."""
+    found = load_fitted(path)
+    return replace(base, method=found.method, preset=None, options=(), fitted=str(path))
 
 
 def grid(
-    base: RunSpec,
+    cells: Sequence[RunSpec],
     *,
     datasets: Sequence[str],
-    methods: Sequence[str],
     seeds: Sequence[int] = (0,),
     baseline: bool = True,
 ) -> list[RunSpec]:
-    """``base`` with every data set, method and seed; ``method:preset`` names a preset.
+    """``cells``, one per method, with every dataset and seed.
 
     Zero-shot is run as well and comes first, unless ``baseline`` is false: a number says little
     without the one it started from.
     """
-    wanted = [BASELINE] if baseline and BASELINE not in methods else []
-    cells = []
-    for dataset in datasets:
-        for method in [*wanted, *methods]:
-            name, _, preset = method.partition(":")
-            own = name == base.method
-            method_config(name, preset or None)  # an unknown name is refused before the first run
-            cells += [
-                replace(
-                    base,
-                    dataset=dataset,
-                    method=name,
-                    preset=preset or (base.preset if own else None),
-                    options=base.options if own else (),
-                    fitted=base.fitted if own else None,
-                    seed=seed,
-                )
-                for seed in seeds
-            ]
-    return cells
+    if baseline and cells and all(cell.method != BASELINE for cell in cells):
+        cells = [zero_shot(cells[0]), *cells]
+    return [
+        replace(cell, dataset=dataset, seed=seed)
+        for dataset, cell, seed in product(datasets, cells, seeds)
+    ]
+
+
+def zero_shot(spec: RunSpec) -> RunSpec:
+    """The same cell with plain CLIP."""
+    return replace(spec, method=BASELINE, preset=None, options=(), fitted=None)
+
+
+def read_grid(path: Path | str, *, root: str = "", **changes: Any) -> list[RunSpec]:
+    """The runs of a grid file: JSON, a list of blocks, each a grid of its own.
+
+    A block holds ``datasets``, ``methods`` and ``seeds``, and any field of :class:`RunSpec` that
+    its runs share. ``shifts`` and ``severities`` lay every such shift over every dataset.
+    ``{root}`` in a value stands for a folder. ``changes`` overrule the fields of all blocks.
+    """
+    text = Path(path).read_text(encoding="utf-8")
+    if "{root}" in text and not root:
+        raise UserError(f"{path} needs a folder: say where its files are with --root")
+    known = {f.name for f in fields(RunSpec)}
+    specs: list[RunSpec] = []
+    for block in json.loads(text.replace("{root}", root)):
+        datasets, methods = block.pop("datasets"), block.pop("methods")
+        shifts, severities = block.pop("shifts", []), block.pop("severities", [5])
+        if shifts:
+            datasets = [f"{d}@{s}:{n}" for d, n, s in product(datasets, severities, shifts)]
+        seeds, baseline = block.pop("seeds", [0]), block.pop("baseline", True)
+        for name in set(block) - known:
+            raise UnknownNameError(f"field of {path}", name, sorted(known))
+        plain: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in {**block, **changes}.items()
+        }
+        base = RunSpec("", BASELINE, **plain)
+        cells = [with_method(base, method) for method in methods]
+        specs += grid(cells, datasets=datasets, seeds=seeds, baseline=baseline)
+    return list(dict.fromkeys(specs))
 
 
 @dataclass
 class RunContext:
-    """Folders and device of one machine; keeps the last model and data set for the next run."""
+    """Folders and device of one machine; what it has loaded serves the next run, too."""
 
     out: Path | None
-    """Folder of runs; ``None`` writes nothing."""
+    """Output directory; ``None`` writes nothing."""
     root: Path | None = None
-    """Folder in which data sets lie."""
+    """Root directory of datasets."""
     device: str = "auto"
     workers: int = 0
     """Loader threads."""
@@ -113,33 +179,55 @@ class RunContext:
     """Folder of features encoded once; methods that need no more of an image take them from it."""
     evidence: bool = False
     """Keep what reports show (:mod:`cliquetta.evaluation.evidence_log`); needs ``out``."""
-    on_encode: OnEncode | None = None
-    """Is told how far encoding is; stays behind when the context is sent elsewhere."""
+    hold: bool | None = None
+    """Keep pixels and views on the device for the next run; ``None``: where a dataset of the grid
+    is run more than once and there is room."""
+    on_prepare: OnPrepare | None = None
+    """Is told how far encoding or reading is; stays behind when the context is sent elsewhere."""
+    on_download: Callable[[int, int | None], None] | None = None
+    """Is told of the bytes of a checkpoint that arrive; stays behind, too."""
     _model: tuple[object, CLIP] | None = field(default=None, init=False, repr=False)
     _data: dict[str, Dataset] = field(default_factory=dict, init=False, repr=False)
+    _pixels: PixelStore | None = field(default=None, init=False, repr=False)
+    _answers: dict[str, Answers] = field(default_factory=dict, init=False, repr=False)
+    _repeated: frozenset[str] = field(default=frozenset(), init=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """What another process needs: the settings, not what was loaded."""
-        return {**self.__dict__, "on_encode": None, "_model": None, "_data": {}}
+        nothing = {"on_prepare": None, "on_download": None, "_model": None, "_pixels": None}
+        return {**self.__dict__, **nothing, "_data": {}, "_answers": {}}
+
+    def expect(self, specs: Sequence[RunSpec]) -> None:
+        """Note which datasets will be run more than once: they are worth holding."""
+        counts = Counter(spec.dataset for spec in specs)
+        self._repeated = frozenset(dataset for dataset, count in counts.items() if count > 1)
+
+    def check(self, specs: Sequence[RunSpec]) -> None:
+        """Build every method once and open every dataset once: bad names end a grid here."""
+        methods = {(s.method, s.preset, s.options, s.fitted): s for s in reversed(specs)}
+        datasets = {s.dataset: s for s in reversed(specs)}
+        for spec in {**dict.fromkeys(methods.values()), **dict.fromkeys(datasets.values())}:
+            self.prepare(spec)
 
     def run(self, spec: RunSpec, on_step: Callable[[Step], None] | None = None) -> Record:
         """The record of one cell: run now, continued, or found finished."""
         adapter, stream = self.prepare(spec)
         shown = self.evidence and spec.method != BASELINE  # plain CLIP has nothing to explain
-        if shown and self.out is not None and isinstance(stream, Stream):
-            return evaluate_with_evidence(
-                adapter, stream, out=self.out, preset=spec.preset, on_step=on_step
-            )
-        return evaluate(adapter, stream, out=self.out, preset=spec.preset, on_step=on_step)
+        return evaluate(
+            adapter,
+            stream,
+            out=self.out,
+            preset=spec.preset,
+            on_step=on_step,
+            evidence=EvidenceLimits() if shown and self.out is not None else None,
+            answers=None if spec.view_seed is None else self._known_answers(adapter, stream),
+        )
 
-    def prepare(self, spec: RunSpec) -> tuple[Adapter, Stream | FeatureStream]:
+    def prepare(self, spec: RunSpec) -> tuple[Adapter, AnyStream]:
         """The method and the stream that a spec describes."""
         model = self._load_model(spec)
         domains = self._load_data(spec)
-        prompts = domains[0].prompts
-        if spec.templates is not None:
-            prompts = ClassPrompts(prompts.names, spec.templates, allow_duplicates=True)
-        adapter = _adapter(spec, model, prompts)
+        adapter = _adapter(spec, model, _prompts(spec, domains[0]))
         stream = Stream(
             domains,
             model.preprocess,
@@ -147,7 +235,7 @@ class RunContext:
             order=spec.order,
             seed=spec.seed,
             views=adapter.views,
-            view_seed=spec.seed,
+            view_seed=spec.seed if spec.view_seed is None else spec.view_seed,
             gamma=spec.gamma,
             present=spec.present,
             length=spec.length,
@@ -155,17 +243,44 @@ class RunContext:
             workers=self.workers,
             pin=model.device.type == "cuda",
         )
-        if self.features is not None and not self.evidence and isinstance(adapter, FeatureLevel):
-            kept = FeatureStream(stream, model, self.features, on_encode=self.on_encode)
-            return adapter, kept
+        if self.evidence:
+            return adapter, stream
+        if self.features is not None and isinstance(adapter, FeatureLevel):
+            return adapter, FeatureStream(stream, model, self.features, self.on_prepare)
+        if self.hold or (self.hold is None and spec.dataset in self._repeated):
+            if self._pixels is None:
+                self._pixels = PixelStore(_room(model.device))
+            if self._pixels.fits(stream, model):
+                return adapter, HeldStream(stream, model, self._pixels, self.on_prepare)
+            if self.hold:
+                need = PixelStore.bytes_of(stream, model) / 2**30
+                raise UserError(f"{stream.id} needs {need:.1f} GiB to be held: leave out --hold")
         return adapter, stream
+
+    def _known_answers(self, adapter: Adapter, stream: AnyStream) -> Answers | None:
+        """What an independent method said of the images of a held stream; of the last dataset."""
+        if not isinstance(stream, HeldStream):
+            return None
+        if adapter.batch_dependence is not BatchDependence.INDEPENDENT:
+            return None
+        about = {**plan(adapter, stream).settings}
+        about["stream"] = [about["stream"][name] for name in ("datasets", "views", "view_seed")]
+        del about["seed"]
+        key = f"{stream.id} {digest(about)}"
+        self._answers = {k: v for k, v in self._answers.items() if k.startswith(f"{stream.id} ")}
+        return self._answers.setdefault(key, Answers())
 
     def _load_model(self, spec: RunSpec) -> CLIP:
         key = (spec.model, spec.dtype)
         if self._model is None or self._model[0] != key:
             self._model = None  # let go of the old one before the new one is loaded
+            shards = spec.model.split(",")
             model = create_model(
-                spec.model, device=self.device, dtype=spec.dtype, offline=self.offline
+                spec.model if len(shards) == 1 else shards,
+                device=self.device,
+                dtype=spec.dtype,
+                offline=self.offline,
+                on_progress=self.on_download,
             )
             self._model = (key, model)
         return self._model[1]
@@ -176,7 +291,25 @@ class RunContext:
             id: self._data[id] if id in self._data else get_dataset(id, self.root)
             for id in dict.fromkeys(ids)
         }
-        return [self._data[id] for id in ids]
+        found = [self._data[id] for id in ids]
+        return (
+            found if spec.classes is None else [RelabelledDataset(d, spec.classes) for d in found]
+        )
+
+
+def _room(device: torch.device) -> int:
+    """Bytes that pixels may take."""
+    return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else HOST_ROOM
+
+
+def _prompts(spec: RunSpec, dataset: Dataset) -> ClassPrompts:
+    """The class list of a run, as text or as fixed features."""
+    prompts = dataset.prompts
+    texts = prompts.templates if spec.templates is None else spec.templates
+    features = None
+    if spec.text_features is not None:
+        features = read_text_features(spec.text_features, prompts.names)
+    return ClassPrompts(prompts.names, texts, features, allow_duplicates=True)
 
 
 def _adapter(spec: RunSpec, model: CLIP, prompts: ClassPrompts) -> Adapter:
@@ -196,34 +329,11 @@ class RunResult:
 
 
 class Executor(Protocol):
-    """Runs cells somewhere; yields one result per cell, in any order."""
+    """Runs cells somewhere else; yields one result per cell, in any order."""
 
     def run(self, context: RunContext, specs: Sequence[RunSpec]) -> Iterator[RunResult]:
         """Run all of ``specs``; a cell that fails must not stop the others."""
         ...
-
-
-@dataclass
-class SerialExecutor:
-    """Everything in this process, cell after cell."""
-
-    on_step: Callable[[RunSpec, Step], None] | None = None
-
-    def run(self, context: RunContext, specs: Sequence[RunSpec]) -> Iterator[RunResult]:
-        """Run ``specs`` in order."""
-        for spec in specs:
-            yield run_cell(context, spec, self.on_step)
-
-
-def run_cell(
-    context: RunContext, spec: RunSpec, on_step: Callable[[RunSpec, Step], None] | None = None
-) -> RunResult:
-    """One cell, its failure turned into an result."""
-    observe = None if on_step is None else lambda step: on_step(spec, step)
-    try:
-        return RunResult(spec, context.run(spec, observe))
-    except Exception as error:  # a grid of a hundred runs goes on without the one that failed
-        return RunResult(spec, error=f"{type(error).__name__}: {error}")
 
 
 def sweep(
@@ -231,14 +341,36 @@ def sweep(
     context: RunContext,
     executor: Executor | None = None,
     *,
+    on_step: Callable[[RunSpec, Step], None] | None = None,
     on_result: Callable[[RunResult], None] | None = None,
 ) -> list[RunResult]:
-    """Run all cells and return their results in the order of ``specs``; equal cells run once."""
-    executor = SerialExecutor() if executor is None else executor
+    """Run all cells and return their results in the order of ``specs``; equal cells run once.
+
+    Without an executor they are run here, one after the other; a cell that fails does not stop
+    the others. ``on_step`` is for those.
+    """
     found: dict[RunSpec, RunResult] = {}
-    for result in executor.run(context, list(dict.fromkeys(specs))):
+
+    def settle(result: RunResult) -> None:
         found[result.spec] = result
         if on_result is not None:
             on_result(result)
+
+    cells = list(dict.fromkeys(specs))
+    context.expect(cells)
+    if executor is not None:
+        for result in executor.run(context, cells):
+            settle(result)
+    for spec in cells if executor is None else ():
+        try:
+            settle(RunResult(spec, context.run(spec, _observer(spec, on_step))))
+        except Exception as error:  # a grid of a hundred runs goes on without the one that failed
+            settle(RunResult(spec, error=f"{type(error).__name__}: {error}"))
     lost = "the executor returned nothing for this run"
     return [found.get(spec, RunResult(spec, error=lost)) for spec in specs]
+
+
+def _observer(
+    spec: RunSpec, on_step: Callable[[RunSpec, Step], None] | None
+) -> Callable[[Step], None] | None:
+    return None if on_step is None else lambda step: on_step(spec, step)

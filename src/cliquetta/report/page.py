@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from cliquetta.evaluation.runs import Run
+from cliquetta.evaluation.record import Run
 from cliquetta.model.attention import Kind
 from cliquetta.report.curves import find_curves
 from cliquetta.report.embedding import How

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from cliquetta.evaluation.comparison import MARKS, Cell, compare
-from cliquetta.evaluation.predictions import Predictions
+from cliquetta.evaluation.record import Predictions
 from cliquetta.report.changes import count_changes, in_words, moves
 from cliquetta.report.confusion import changed_confusion, confusion_figure
 from cliquetta.report.curves import Curve, curve_figure
