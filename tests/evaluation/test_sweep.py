@@ -121,7 +121,7 @@ def test_held_pixels_change_no_prediction(
     changes: dict[str, Any], tmp_path: Path, loads: list[str]
 ) -> None:
     base = replace(BASE, dataset="bundled@fog:1", limit=20, **changes)
-    cells = [with_method(base, name) for name in ("zero_shot", "tda", "mta/view_count=3")]
+    cells = [with_method(base, name) for name in ("zero_shot", "tda", "mta/views=3")]
     cells += [replace(cells[0], dataset="bundled>bundled@fog:1")]
     read = sweep(cells, RunContext(tmp_path / "read", hold=False))
     held = sweep(cells, RunContext(tmp_path / "held", hold=True))

@@ -98,8 +98,10 @@ def with_method(base: RunSpec, written: str) -> RunSpec:
 
 def with_options(base: RunSpec, options: Mapping[str, Any]) -> RunSpec:
     """``base`` with these fields of its method's config, converted to their types."""
+    usual = method_config(base.method, base.preset)
     config = method_config(base.method, base.preset, options)
-    return replace(base, options=tuple((name, getattr(config, name)) for name in options))
+    values = [(f.name, getattr(config, f.name)) for f in fields(config)]
+    return replace(base, options=tuple((n, v) for n, v in values if v != getattr(usual, n)))
 
 
 def with_fitted(base: RunSpec, path: Path | str) -> RunSpec:
