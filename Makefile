@@ -83,8 +83,8 @@ browser-tests: .venv-app/.installed
 	OMP_NUM_THREADS=1 .venv-app/bin/python -m pytest tests/browser -m browser
 
 bench: .venv/.test
-	$(BIN)/python benchmarks/towers.py
-	$(BIN)/python benchmarks/scap_speed.py
+	$(BIN)/python -m benchmarks.towers
+	$(BIN)/python -m benchmarks.scap_speed
 
 clean:
 	rm -rf .venv .venv-* build runs demo .pytest_cache .mypy_cache .ruff_cache

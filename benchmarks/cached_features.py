@@ -3,8 +3,8 @@
 Features are made up: unit vectors around 1000 directions, written through the feature cache and
 read back from it by the same runner as any other run, metrics and predictions on disk included.
 
-    python benchmarks/cached_features.py                       # TDA, 50,000 images
-    python benchmarks/cached_features.py --method zero --images 5000 --views 64
+    python -m benchmarks.cached_features                       # TDA, 50,000 images
+    python -m benchmarks.cached_features --method zero --images 5000 --views 64
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What every method costs beside plain encoding of the same images and views, in one run.
 
-    python benchmarks/methods_speed.py                              # micro on the CPU, float32
-    python benchmarks/methods_speed.py --device cuda --dtype bf16   # a ViT-B/16 of random weights
+    python -m benchmarks.methods_speed                              # micro on the CPU, float32
+    python -m benchmarks.methods_speed --device cuda --dtype bf16   # a ViT-B/16 of random weights
 
 A batch is 64 images, or 8 images of 64 views each for methods with views (the CPU takes fewer).
 Before each timed batch plain encoding of the same pixels is timed (``encode_views``), so that
@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from scap_speed import Clock, Planted, plant, vit_b16
 from torch import Tensor
 
+from benchmarks.scap_speed import Clock, Planted, plant, vit_b16
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.maple import initial_parameters
 from cliquetta.methods.registry import create_method, get_method, list_methods, method_config
@@ -209,7 +209,7 @@ def main() -> int:
     machine = torch.cuda.get_device_name() if cuda else f"{platform.machine()} CPU"
     about = (
         f"{datetime.now(timezone.utc):%Y-%m-%d}, {machine}, torch {torch.__version__}: {model.id}, "
-        f"{options.dtype}, N={options.classes}, `python benchmarks/methods_speed.py "
+        f"{options.dtype}, N={options.classes}, `python -m benchmarks.methods_speed "
         f"{' '.join('DIR' if w == str(options.out) else w for w in sys.argv[1:])}`"
     )
     labels = options.methods or [*(e.name for e in list_methods()), "tda:views"]

@@ -1,7 +1,7 @@
 """How fast SCAP is: the literal loop, the engine and its pieces, in one run and one table.
 
-    python benchmarks/scap_speed.py                              # micro on the CPU, float32
-    python benchmarks/scap_speed.py --device cuda --dtype bf16   # a ViT-B/16 of random weights
+    python -m benchmarks.scap_speed                              # micro on the CPU, float32
+    python -m benchmarks.scap_speed --device cuda --dtype bf16   # a ViT-B/16 of random weights
 
 Cliques are planted (random images have none), so that their number is the same for everybody; all
 else is the adapter as users run it. Times are medians; the machine's own matrix-product rate is
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -210,8 +209,7 @@ def measure_domain(model: CLIP, batch: int, classes: int, repeats: int) -> dict[
 
 def measure_reference(model: CLIP, batch: int, memberships: int, classes: int) -> dict[str, Any]:
     """The literal loop of tests/reference on the same planted batch."""
-    sys.path.insert(0, str(ROOT / "tests"))
-    from reference import scap_reference
+    from tests.reference import scap_reference
 
     prompts = ClassPrompts(class_names("imagenet")[:classes], allow_duplicates=True)
     adapter = SCAP(model, prompts, SCAPConfig(), seed=0)

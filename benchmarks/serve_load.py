@@ -1,7 +1,7 @@
 """Many clients at once: how fast and how fair the service is, and whether any sees an error.
 
-    python benchmarks/serve_load.py
-    python benchmarks/serve_load.py --sessions 50 --batches 6 --batch-size 8 --check
+    python -m benchmarks.serve_load
+    python -m benchmarks.serve_load --sessions 50 --batches 6 --batch-size 8 --check
 
 One session runs inside this process, without any service: decoding and predicting the same bytes,
 on one thread and on one a core; the faster counts (threads that wait for one another are slow on a

@@ -1,7 +1,7 @@
 """How fast the towers encode: ours and transformers' CLIP in one run, on the same random weights.
 
-    python benchmarks/towers.py
-    python benchmarks/towers.py --device cuda --dtype bf16
+    python -m benchmarks.towers
+    python -m benchmarks.towers --device cuda --dtype bf16
 
 The two take turns, so that a busy machine slows both; figures are medians. transformers runs with
 ``scaled_dot_product_attention``, its fastest. Nothing is downloaded. ``--check`` fails where one of

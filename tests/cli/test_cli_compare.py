@@ -32,7 +32,7 @@ def test_the_same_numbers_in_every_form(run: Run, runs: Path) -> None:
         answer = run("compare", runs, "--format", form)
         assert answer.code == 0
         assert all(text in answer.text for text in shown), answer.text
-        assert "average" in answer.text and "tda:pets *" in answer.text
+        assert "over all datasets" in answer.text and "tda:pets *" in answer.text
         assert "* constants that the method's authors set" in answer.text
     latex = run("compare", runs, "--format", "latex").stdout
     assert all(text.replace("±", r"$\pm$") in latex for text in shown)

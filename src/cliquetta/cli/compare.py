@@ -41,17 +41,21 @@ def add_to(app: typer.Typer) -> None:
 
 def compare(
     common: Common,
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or of single ones.")],
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or files of --save.")],
     format: Annotated[
-        Format, typer.Option(help="csv holds one line per method and data set, with everything.")
+        Format, typer.Option(help="csv holds one line per method and dataset, with everything.")
     ] = "terminal",
     baseline: Annotated[
         str, typer.Option(help="What the others are tested against; name:preset for a preset.")
     ] = "zero_shot",
     metric: Annotated[str, typer.Option(help="top1, top5, mean_class, ece or nll.")] = "top1",
+    save: Annotated[
+        Path | None,
+        typer.Option(help="Write the records to one small file, without predictions per image."),
+    ] = None,
     split: Annotated[
         bool,
-        typer.Option("--split", help="Unlike runs of a data set get columns of their own."),
+        typer.Option("--split", help="Unlike runs of a dataset get columns of their own."),
     ] = False,
 ) -> None:
     """Tabulate recorded runs: mean ± standard deviation over seeds, and a paired test.
@@ -60,14 +64,18 @@ def compare(
     column. ▲ and ▼ mark methods that answer better or worse than the baseline (p < 0.05, exact
     paired test over images, not corrected for the number of cells).
     """
+    from cliquetta.atomic import write_atomically
     from cliquetta.evaluation.comparison import compare as tabulate
-    from cliquetta.evaluation.record import find_runs
+    from cliquetta.evaluation.record import find_runs, pack_records
 
     finished, unfinished = find_runs(runs)
     if unfinished:
         common.terminal.warn(f"left out: {count(len(unfinished), 'unfinished run')}")
     if not finished:
         raise UserError("none of these runs is finished: give their command again to go on")
+    if save is not None:
+        write_atomically(save, pack_records(run.record for run in finished).encode())
+        common.terminal.say(f"{count(len(finished), 'record')} in {save}")
     table = tabulate(finished, baseline=baseline, metric=metric, split=split)
     present(table, common.terminal, format)
 
@@ -80,7 +88,7 @@ def present(table: Comparison, terminal: Terminal, format: Format = "terminal") 
     terminal.document(entries)
     if terminal.json:
         return
-    tables = [main_table(table), test_table(table)]
+    tables = [main_table(table), overall_table(table), test_table(table)]
     if format == "csv":
         columns = list(entries[0])
         text = to_csv(columns, [[_flat(entry[c]) for c in columns] for entry in entries])
@@ -100,26 +108,47 @@ def present(table: Comparison, terminal: Terminal, format: Format = "terminal") 
 
 
 def main_table(table: Comparison) -> TextTable:
-    """Methods by data sets."""
+    """Methods by datasets."""
     from cliquetta.evaluation.tables import TextTable
 
-    several = len(table.columns) > 1
     rows = []
     for row in table.rows:
         cells = [table.cells.get((row, column)) for column in table.columns]
         shown = ["–" if cell is None else f"{spread(cell)}{cell.better}" for cell in cells]
         marks = "".join(dict.fromkeys(m for cell in cells if cell for m in cell.marks))
-        average = [number(table.average(row))] if several else []
-        rows.append((f"{row}{' ' if marks else ''}{marks}", *shown, *average))
-    columns = ("method", *table.columns, *(["average"] if several else []))
-    return TextTable(columns, tuple(rows), title=_TITLES[table.metric])
+        rows.append((f"{row}{' ' if marks else ''}{marks}", *shown))
+    return TextTable(("method", *table.columns), tuple(rows), title=_TITLES[table.metric])
+
+
+def overall_table(table: Comparison) -> TextTable:
+    """Every method over all datasets that it was run on, each dataset counted once."""
+    from cliquetta.evaluation.tables import TextTable
+
+    columns = ("method", "datasets", "average", "gain", "worst", "p", "ECE %", "cost")
+    rows = []
+    for row in map(table.overall, table.rows):
+        worst = "–" if row.worst is None else f"{row.worst[0]:+.2f} ({row.worst[1]})"
+        gain = "–" if row.gain is None else f"{row.gain:+.2f}"
+        rows.append(
+            (
+                row.row,
+                str(len(row.columns)),
+                number(row.mean),
+                gain,
+                worst,
+                "–" if row.p is None else p_value(row.p),
+                number(row.ece),
+                "–" if row.cost is None else f"{row.cost:.3g} ×",
+            )
+        )
+    return TextTable(columns, tuple(rows), title="over all datasets")
 
 
 def test_table(table: Comparison) -> TextTable:
     """Every method against the baseline; answers that became right, and that became wrong."""
     from cliquetta.evaluation.tables import TextTable
 
-    columns = ("data set", "method", "seeds", "images", "gain", "better / worse", "p")
+    columns = ("dataset", "method", "seeds", "images", "gain", "better / worse", "p")
     rows = tuple(
         (
             cell.column,
@@ -146,7 +175,9 @@ def footnotes(table: Comparison) -> list[str]:
     lines = [f"{mark} {MARKS[mark]}" for mark in table.marks]
     if any(cell.better for cell in table.cells.values()):
         lines.append(f"▲ ▼ answers better or worse than {table.baseline}, p < 0.05 (paired, exact)")
-    if not any(cell.test for cell in table.cells.values()):
+    if any(table.overall(row).cost for row in table.rows):
+        lines.append("cost: time per image as a multiple of zero_shot's on the same images")
+    if not any(cell.gain is not None for cell in table.cells.values()):
         lines.append(f"no run of {table.baseline} with the same seed and model to test against")
     return lines
 
@@ -183,7 +214,12 @@ def _plain(cell: Cell) -> dict[str, Any]:
         "repaired": cell.test.repaired if cell.test else None,
         "broken": cell.test.broken if cell.test else None,
         "p": cell.test.p if cell.test else None,
-        "records": [str(run.folder / "record.json") for run in cell.runs],
+        "ece": cell.ece,
+        "cost": cell.cost,
+        "records": [
+            run.record.id if run.folder is None else str(run.folder / "record.json")
+            for run in cell.runs
+        ],
     }
 
 

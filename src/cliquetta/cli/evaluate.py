@@ -57,6 +57,9 @@ def evaluate(
         Path | None,
         typer.Option("--grid", help="JSON file of grids, instead of --dataset and --method."),
     ] = None,
+    part: Annotated[
+        str, typer.Option(help="With --grid: every Nth dataset only, as 2/3 for one of three.")
+    ] = "1/1",
     model: Model = "micro",
     seeds: Seeds = "0",
     out: Out = RUNS,
@@ -129,7 +132,7 @@ def evaluate(
         if method or fitted or settings:
             raise UserError("--grid names the methods: leave out --method, --fitted and --set")
         changes = {} if limit is None else {"limit": limit}
-        specs = read_grid(grid_file, root=str(root or ""), **changes)
+        specs = _part(read_grid(grid_file, root=str(root or ""), **changes), part)
     else:
         assert dataset is not None
         base = RunSpec(
@@ -161,6 +164,15 @@ def evaluate(
     if at.is_main_process:
         _report(results, out, common.terminal)
         finish(results, common.terminal)
+
+
+def _part(specs: Sequence[RunSpec], part: str) -> list[RunSpec]:
+    """The runs on every nth dataset, for processes that share a grid."""
+    this, _, parts = part.partition("/")
+    if not (this.isdecimal() and parts.isdecimal() and 1 <= int(this) <= int(parts)):
+        raise UserError(f"--part is written 2/3, for the second of three, got {part!r}")
+    chosen = list(dict.fromkeys(spec.dataset for spec in specs))[int(this) - 1 :: int(parts)]
+    return [spec for spec in specs if spec.dataset in chosen]
 
 
 def _cells(

@@ -1,16 +1,17 @@
-"""``cliquetta reproduce``: a table of the paper, the printed numbers and ours side by side."""
+"""``cliquetta reproduce``: tables of the paper beside ours, and the pages of our own results."""
 
 from __future__ import annotations
 
 import json
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cliquetta.cli.command import Common, command
+from cliquetta.cli.command import FAILED, Common, command
 from cliquetta.cli.console import Terminal, count, number
 from cliquetta.cli.executing import RUNS, Limit, Out, Seeds, executing, finish, read_seeds
 from cliquetta.cli.options import BatchSize, Workers
@@ -37,6 +38,10 @@ cliquetta reproduce hyperparameters --shift fog:4
 
 cliquetta reproduce ood --root ~/data --device cuda
 
+cliquetta reproduce headline --run --device cuda
+
+cliquetta reproduce methods
+
 cliquetta reproduce cross-domain --root ~/data --method scap,tda --seeds 0,1,2
 
 cliquetta reproduce ood --root ~/data --fitted coop.safetensors --method zero_shot,coop
@@ -53,10 +58,19 @@ def reproduce(
     table: Annotated[
         str,
         typer.Argument(
-            help="ood, cross-domain, cross-domain-full, components, combination, batch-size or "
-            "hyperparameters."
+            help="Of the paper: ood, cross-domain, cross-domain-full, components, combination, "
+            "batch-size, hyperparameters; of our results: headline, methods, ablation."
         ),
     ],
+    run: Annotated[
+        bool, typer.Option("--run", help="headline, methods, ablation: run what is missing first.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="The same: exit with 1 if the page is out of date.")
+    ] = False,
+    results: Annotated[
+        Path, typer.Option(help="The same: folder of recorded results in this repository.")
+    ] = Path("docs/results"),
     root: Annotated[
         Path | None, typer.Option(help="Where the data sets lie; bundled images if not given.")
     ] = None,
@@ -84,10 +98,18 @@ def reproduce(
     """
     from cliquetta.cli.options import split_list
     from cliquetta.evaluation.published import published_table
-    from cliquetta.evaluation.reproduce import FEW_IMAGES, STAND_IN_IMAGES, Setting
+    from cliquetta.evaluation.reproduce import FEW_IMAGES, GRIDS, STAND_IN_IMAGES, Setting
     from cliquetta.evaluation.sweep import RunContext, RunSpec
     from cliquetta.methods._shared.fewshot_io import load_fitted
 
+    if table in GRIDS:
+        pages = Pages(results, Path("README.md"), results.parent / "methods" / "README.md")
+        if run:
+            _run_grids(table, pages, RunContext(out, None, common.place(), workers), root, common)
+        _write_page(table, pages, common.terminal, check=check)
+        return
+    if run or check:
+        raise UserError(f"--run and --check are for {', '.join(GRIDS)}")
     wanted = published_table(table)
     if root is None and limit is None:
         limit = STAND_IN_IMAGES.get(table, FEW_IMAGES)
@@ -109,6 +131,86 @@ def reproduce(
     else:
         only = split_list(method, "methods") if method else []
         _table(wanted, setting, context, common.terminal, only)
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Where records are, and what is written from them."""
+
+    results: Path
+    readme: Path
+    methods: Path
+
+    def records(self, grid: str) -> Path:
+        """The records of a grid."""
+        return self.results / f"{grid}.json"
+
+    def text(self, page: str) -> tuple[Path, str]:
+        """The file of a page, and what the records say should be in it."""
+        from cliquetta.evaluation.record import unpack_records
+        from cliquetta.evaluation.reproduce import GRIDS, grid_file
+        from cliquetta.evaluation.sweep import grid_roles
+        from cliquetta.report import results_pages as made
+
+        found = {}
+        for grid in GRIDS[page]:
+            known = self.records(grid).exists()
+            records = unpack_records(self.records(grid)) if known else []
+            found[grid] = made.read_settings(records, grid_roles(grid_file(grid)))
+        first = GRIDS[page][0]
+        if not found[first]:
+            raise UserError(
+                f"no records in {self.records(first)}: `cliquetta reproduce {page} --run` makes "
+                "them; start it in a clone of the repository"
+            )
+        if page == "headline":
+            table = made.headline(found["bundled"], found["real"])
+            readme = self.readme.read_text(encoding="utf-8")
+            return self.readme, made.insert_headline(readme, table)
+        if page == "ablation":
+            text = made.ablation_page([s for settings in found.values() for s in settings])
+            return self.results / "ablation.md", text
+        streams = [*found["streams"], *found["streams-real"]]
+        bundled = [*found["bundled"], *found["methods"]]
+        text = made.methods_page(bundled, found["real"], streams, self.methods.parent)
+        return self.methods, text
+
+
+def _run_grids(
+    page: str, pages: Pages, context: RunContext, root: Path | None, common: Common
+) -> None:
+    """Run the grids of a page and record them; those that need files elsewhere only with --root."""
+    from cliquetta.atomic import write_atomically
+    from cliquetta.evaluation.record import pack_records
+    from cliquetta.evaluation.reproduce import GRIDS, grid_file
+    from cliquetta.evaluation.sweep import ROOT, read_grid, sweep
+
+    for grid in GRIDS[page]:
+        if root is None and ROOT in grid_file(grid).read_text(encoding="utf-8"):
+            common.terminal.warn(f"{grid} is left as it is: its images need --root")
+            continue
+        specs = read_grid(grid_file(grid), root=str(root or ""))
+        with executing(specs, context, common.terminal) as at:
+            done = sweep(specs, context, on_step=at.bars.step, on_result=at.bars.ended)
+        records = [result.record for result in done if result.record is not None]
+        if len(records) < len(specs):
+            raise UserError(f"{len(specs) - len(records)} runs of {grid} failed: nothing recorded")
+        packed = pack_records(records).replace(str(root), ROOT) if root else pack_records(records)
+        write_atomically(pages.records(grid), packed.encode())
+        common.terminal.say(f"{count(len(records), 'record')} in {pages.records(grid)}")
+
+
+def _write_page(page: str, pages: Pages, terminal: Terminal, *, check: bool) -> None:
+    from cliquetta.atomic import write_atomically
+
+    path, text = pages.text(page)
+    now = path.read_text(encoding="utf-8") if path.exists() else ""
+    if check and now != text:
+        terminal.fail(f"{path} is not what the records say: run `cliquetta reproduce {page}`")
+        raise typer.Exit(FAILED)
+    if not check:
+        write_atomically(path, text.encode())
+        terminal.say(f"written: {path}")
 
 
 def _table(

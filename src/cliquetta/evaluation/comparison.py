@@ -1,24 +1,27 @@
-"""Runs side by side: a row a method, a column a data set, and nothing unlike in one column."""
+"""Runs side by side: a row per method, a column per dataset, nothing unlike in one column."""
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cliquetta.errors import UnknownNameError, UserError
-from cliquetta.evaluation.paired import PairedTest, paired_test
+from cliquetta.evaluation.paired import PairedTest, paired_test, sign_flip_p
 from cliquetta.evaluation.record import Run
+from cliquetta.evaluation.sweep import BASELINE
 from cliquetta.methods._shared.state import plain_config
 from cliquetta.methods.registry import get_method, method_config
 
+ENOUGH = 6
+"""Datasets from which on their gains are tested: seeds share images and are not independent."""
 METRICS = ("top1", "top5", "mean_class", "ece", "nll")
 TUNED_BY_AUTHORS = "*"
 SEVERAL_SETTINGS = "‡"
 MARKS = {
-    TUNED_BY_AUTHORS: "constants that the method's authors set for this data set",
+    TUNED_BY_AUTHORS: "constants that the method's authors set for this dataset",
     SEVERAL_SETTINGS: (
         "one of several settings of its method scored on these labels: to quote the best of them "
         "is to tune on test labels"
@@ -32,7 +35,7 @@ class IncomparableError(UserError):
 
 @dataclass(frozen=True)
 class Cell:
-    """One method on one data set, over its seeds."""
+    """One method on one dataset, over its seeds."""
 
     column: str
     row: str
@@ -47,6 +50,13 @@ class Cell:
     test: PairedTest | None
     """Of the answers against the baseline's; ``None`` for the baseline itself."""
     marks: str
+    cost: float | None
+    """Time per image as a multiple of zero-shot's in the same column."""
+
+    @property
+    def ece(self) -> float | None:
+        """Calibration error in percent, over seeds."""
+        return _mean(run.record.metrics.get("ece") for run in self.runs)
 
     @property
     def better(self) -> str:
@@ -54,6 +64,31 @@ class Cell:
         if self.test is None or self.test.p >= 0.05:
             return ""
         return "▲" if self.test.repaired > self.test.broken else "▼"
+
+
+@dataclass(frozen=True)
+class Overall:
+    """One method over all datasets of a comparison that it was run on; each counts once."""
+
+    row: str
+    columns: tuple[str, ...]
+    mean: float | None
+    sd: float | None
+    """Of the mean over datasets, from seed to seed."""
+    gain: float | None
+    gain_sd: float | None
+    """From dataset to dataset."""
+    worst: tuple[float, str] | None
+    """The lowest gain, and on which dataset."""
+    p: float | None
+    """Of the gains, paired by dataset; ``None`` with fewer than :data:`ENOUGH` of them."""
+    ece: float | None
+    cost: float | None
+    """Median over datasets."""
+    rate: float
+    """Images/s, median over runs."""
+    images: int
+    """Per dataset, on average."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +102,33 @@ class Comparison:
     metric: str
     baseline: str
 
-    def average(self, row: str) -> float | None:
-        """Mean over all columns, for a row that has them all."""
-        means = [self.cells[row, c].mean for c in self.columns if (row, c) in self.cells]
-        known = [mean for mean in means if mean is not None]
-        return statistics.mean(known) if len(known) == len(self.columns) else None
+    def overall(self, row: str, columns: Sequence[str] | None = None) -> Overall:
+        """A row over all columns, or some, as far as it has them."""
+        wanted = self.columns if columns is None else columns
+        cells = [self.cells[row, column] for column in wanted if (row, column) in self.cells]
+        gains = {cell.column: cell.gain for cell in cells if cell.gain is not None}
+        worst = min(gains, key=lambda column: gains[column], default=None)
+        by_seed: dict[int, list[float]] = {}
+        for run in (run for cell in cells for run in cell.runs):
+            if self.metric in run.record.metrics:
+                by_seed.setdefault(run.record.seed, []).append(run.record.metrics[self.metric])
+        seeds = [statistics.mean(v) for v in by_seed.values() if len(v) == len(cells)]
+        runs = [run.record for cell in cells for run in cell.runs]
+        rates = [record.throughput["images_per_second"] for record in runs]
+        return Overall(
+            row,
+            tuple(cell.column for cell in cells),
+            _mean(cell.mean for cell in cells),
+            statistics.stdev(seeds) if len(seeds) > 1 else None,
+            _mean(gains.values()),
+            statistics.stdev(gains.values()) if len(gains) > 1 else None,
+            None if worst is None else (gains[worst], worst),
+            sign_flip_p(list(gains.values())) if len(gains) >= ENOUGH else None,
+            _mean(cell.ece for cell in cells),
+            _median(cell.cost for cell in cells),
+            statistics.median(rates) if rates else 0.0,
+            round(statistics.mean(record.images for record in runs)) if runs else 0,
+        )
 
     @property
     def marks(self) -> str:
@@ -82,7 +139,7 @@ class Comparison:
 def compare(
     runs: Sequence[Run], *, baseline: str = "zero_shot", metric: str = "top1", split: bool = False
 ) -> Comparison:
-    """Put runs into a table; runs of one data set under unlike conditions raise.
+    """Put runs into a table; runs of one dataset under unlike conditions raise.
 
     What must be equal in a column: preprocessing, class names, templates and the images. ``split``
     gives every such group a column of its own instead. ``baseline`` is a method (with its preset)
@@ -100,7 +157,10 @@ def compare(
             if own:
                 pairs = [] if _is(baseline, own[0].name) else _pairs(own, members, baseline)
                 marks = _marks(own[0], members)
-                cells[labels[key], column] = _cell(column, labels[key], own, pairs, metric, marks)
+                cost = _cost(_pairs(own, members, BASELINE))
+                cells[labels[key], column] = _cell(
+                    column, labels[key], own, pairs, metric, marks, cost
+                )
     names = tuple(labels[key] for key in ordered)
     return Comparison(names, tuple(columns), cells, metric, baseline)
 
@@ -110,7 +170,7 @@ def _is(baseline: str, name: str) -> bool:
 
 
 def _columns(runs: Sequence[Run], *, split: bool) -> dict[str, list[Run]]:
-    """Runs by data set; groups that cannot be compared apart, or refused."""
+    """Runs by dataset; groups that cannot be compared apart, or refused."""
     by_dataset: dict[str, list[Run]] = {}
     for run in runs:
         by_dataset.setdefault(run.record.dataset, []).append(run)
@@ -226,6 +286,7 @@ def _cell(
     pairs: Sequence[tuple[Run, Run]],
     metric: str,
     marks: str,
+    cost: float | None,
 ) -> Cell:
     values = [run.record.metrics[metric] for run in own if metric in run.record.metrics]
     changes = [
@@ -234,7 +295,7 @@ def _cell(
         if metric in run.record.metrics and metric in before.record.metrics
     ]
     test = None
-    if changes:
+    if changes and all(run.folder is not None for pair in pairs for run in pair):
         test = paired_test([(before.predictions, run.predictions) for before, run in pairs])
     return Cell(
         column,
@@ -246,4 +307,25 @@ def _cell(
         statistics.mean(changes) if changes else None,
         test,
         marks,
+        cost,
     )
+
+
+def _cost(pairs: Sequence[tuple[Run, Run]]) -> float | None:
+    """Median over ``(zero-shot, run)`` of how much longer an image took on the same device."""
+    rates = [
+        [run.record.throughput["images_per_second"] for run in pair]
+        for pair in pairs
+        if len({run.record.environment.get("device_name") for run in pair}) == 1
+    ]
+    return _median(plain / own for plain, own in rates if plain and own)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.mean(known) if known else None
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None

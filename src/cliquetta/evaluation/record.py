@@ -277,16 +277,68 @@ def read_predictions(path: Path | str) -> Predictions:
     )
 
 
+PACKED = "cliquetta-records-1"
+_SHARED = "$shared"
+
+
+def pack_records(records: Iterable[Record]) -> str:
+    """Records as one small JSON document, a line each; what several share is written once.
+
+    Tables can be made from it; accuracies per class and the names of skipped files are left out.
+    """
+    shared: dict[str, Any] = {}
+
+    def share(value: Any) -> Any:
+        if not isinstance(value, (Mapping, list)) or len(json.dumps(value)) < 40:
+            return value
+        shared[digest(value)] = value
+        return {_SHARED: digest(value)}
+
+    lines = []
+    for record in records:
+        plain = dataclasses.asdict(record)
+        plain["metrics"] = {k: v for k, v in plain["metrics"].items() if k != "per_class"}
+        plain["skipped"] = [{"key": "", "reason": ""} for _ in plain["skipped"]]
+        plain["environment"] = share(plain["environment"])
+        settings = {**plain["settings"], "stream": {**plain["settings"]["stream"]}}
+        settings["stream"]["datasets"] = share(settings["stream"]["datasets"])
+        plain["settings"] = {name: share(value) for name, value in settings.items()}
+        lines.append(json.dumps(plain, ensure_ascii=False))
+    known = json.dumps(shared, ensure_ascii=False)
+    body = ",\n".join(lines)
+    return f'{{"format": "{PACKED}",\n"shared": {known},\n"records": [\n{body}\n]}}\n'
+
+
+def unpack_records(path: Path | str) -> list[Record]:
+    """The records in a file of :func:`pack_records`."""
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+        if document["format"] != PACKED:
+            raise UserError(f"{path} has format {document['format']!r}, not {PACKED}")
+
+        def restore(value: Any) -> Any:
+            if isinstance(value, dict) and _SHARED in value:
+                value = document["shared"][value[_SHARED]]
+            return {k: restore(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+        entries = [restore(entry) for entry in document["records"]]
+        return [Record(**{**entry, "skipped": tuple(entry["skipped"])}) for entry in entries]
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise UserError(f"{path} holds no records that this version can read ({error})") from error
+
+
 @dataclass(frozen=True)
 class Run:
-    """A record and the folder it lies in."""
+    """A record and its folder; one of a packed file has none."""
 
     record: Record
-    folder: Path
+    folder: Path | None
 
     @cached_property
     def predictions(self) -> Predictions:
-        """The answers for every image."""
+        """The prediction for every image."""
+        if self.folder is None:
+            raise UserError(f"{self.record.id} comes from a file without predictions")
         return load_predictions(self.folder)
 
     @property
@@ -356,11 +408,13 @@ class Run:
 
 
 def find_runs(paths: Iterable[Path | str]) -> tuple[list[Run], list[Run]]:
-    """The finished and the unfinished runs in folders of runs, folders of one, or record files."""
+    """The finished and the unfinished runs in folders of runs, folders of one, or files."""
     found: dict[str, Run] = {}
     for path in map(Path, paths):
         folder = path.parent if path.name == RECORD else path
-        if (folder / RECORD).exists():
+        if path.name != RECORD and path.is_file():
+            runs = [Run(record, None) for record in unpack_records(path)]
+        elif (folder / RECORD).exists():
             runs = [Run(load_record(folder), folder)]
         elif folder.is_dir():
             runs = [Run(record, folder / record.id) for record in list_records(folder)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,12 @@ from cliquetta.evaluation.record import Record
 from cliquetta.evaluation.sweep import RunResult, RunSpec, zero_shot
 from cliquetta.methods.registry import get_method
 
+GRIDS = {
+    "headline": ("bundled", "real"),
+    "methods": ("bundled", "methods", "real", "streams", "streams-real"),
+    "ablation": ("ablation", "ablation-real"),
+}
+"""Pages of our own results, and the grids whose records they are written from."""
 STAND_IN = "bundled"
 """Takes the place of the paper's data sets where there are none."""
 SHIFT = "contrast:4"
@@ -95,6 +102,11 @@ class Line:
         if self.ours is None or self.item.paper is None:
             return None
         return self.ours - self.item.paper
+
+
+def grid_file(name: str) -> Path:
+    """A grid that comes with the package."""
+    return Path(str(files("cliquetta.evaluation").joinpath(f"data/grids/{name}.json")))
 
 
 def absent(datasets: Iterable[str], root: Path | None) -> dict[str, str]:

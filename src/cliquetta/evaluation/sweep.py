@@ -139,20 +139,15 @@ def read_grid(path: Path | str, *, root: str = "", **changes: Any) -> list[RunSp
     """The runs of a grid file: JSON, a list of blocks, each a grid of its own.
 
     A block holds ``datasets``, ``methods`` and ``seeds``, and any field of :class:`RunSpec` that
-    its runs share. ``shifts`` and ``severities`` lay every such shift over every dataset.
-    ``{root}`` in a value stands for a folder. ``changes`` overrule the fields of all blocks.
+    its runs share. ``shifts`` and ``severities`` lay every such shift over every dataset; ``role``
+    is for reports. ``{root}`` in a value stands for a folder. ``changes`` overrule the fields of
+    all blocks.
     """
-    text = Path(path).read_text(encoding="utf-8")
-    if "{root}" in text and not root:
-        raise UserError(f"{path} needs a folder: say where its files are with --root")
     known = {f.name for f in fields(RunSpec)}
     specs: list[RunSpec] = []
-    for block in json.loads(text.replace("{root}", root)):
-        datasets, methods = block.pop("datasets"), block.pop("methods")
-        shifts, severities = block.pop("shifts", []), block.pop("severities", [5])
-        if shifts:
-            datasets = [f"{d}@{s}:{n}" for d, n, s in product(datasets, severities, shifts)]
-        seeds, baseline = block.pop("seeds", [0]), block.pop("baseline", True)
+    for _, datasets, block in _blocks(path, root):
+        methods, seeds = block.pop("methods"), block.pop("seeds", [0])
+        baseline = block.pop("baseline", True)
         for name in set(block) - known:
             raise UnknownNameError(f"field of {path}", name, sorted(known))
         plain: dict[str, Any] = {
@@ -163,6 +158,27 @@ def read_grid(path: Path | str, *, root: str = "", **changes: Any) -> list[RunSp
         cells = [with_method(base, method) for method in methods]
         specs += grid(cells, datasets=datasets, seeds=seeds, baseline=baseline)
     return list(dict.fromkeys(specs))
+
+
+def grid_roles(path: Path | str) -> dict[str, str]:
+    """What the datasets of a grid file are for (``report``, ``dev``, ``clean``), by id."""
+    return {dataset: role for role, ids, _ in _blocks(path, ROOT) for dataset in ids}
+
+
+ROOT = "{root}"
+
+
+def _blocks(path: Path | str, root: str) -> Iterator[tuple[str, list[str], dict[str, Any]]]:
+    """Role, datasets and all else of every block."""
+    text = Path(path).read_text(encoding="utf-8")
+    if ROOT in text and not root:
+        raise UserError(f"{path} needs a folder: say where its files are with --root")
+    for block in json.loads(text.replace(ROOT, root)):
+        datasets, shifts = block.pop("datasets"), block.pop("shifts", [])
+        severities = block.pop("severities", [5])
+        if shifts:
+            datasets = [f"{d}@{s}:{n}" for d, n, s in product(datasets, severities, shifts)]
+        yield block.pop("role", "report"), datasets, block
 
 
 @dataclass

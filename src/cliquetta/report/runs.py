@@ -103,7 +103,7 @@ def load_runs(
             "no finished run to report on: "
             f"{len(unfinished)} unfinished; give `cliquetta evaluate` again to continue them"
         )
-    evidences = [load_evidence(run.folder) for run in finished]
+    evidences = [None if run.folder is None else load_evidence(run.folder) for run in finished]
     # One run that knows the names is enough for all with the same class list.
     known = {digest(list(e.names)): e.names for e in evidences if e is not None}
     named = [_names(run.record, root, known) for run in finished]

@@ -1,1 +1,0 @@
-"""What ``accuracy.py`` is made of: worlds, held sets and streams, contestants, tables."""

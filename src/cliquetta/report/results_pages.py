@@ -1,0 +1,293 @@
+"""README's headline table and the pages of results, as Markdown, from records alone."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from cliquetta.evaluation.comparison import Comparison, Overall, compare
+from cliquetta.evaluation.record import Record, Run
+from cliquetta.evaluation.sweep import BASELINE
+from cliquetta.evaluation.tables import TextTable, to_markdown
+from cliquetta.methods.registry import MethodEntry, get_method, list_methods
+
+BEGIN, END = "<!-- headline: cliquetta reproduce headline -->", "<!-- /headline -->"
+BLANK = "–"
+REPORT, DEVELOPMENT, CLEAN = "report", "dev", "clean"
+COLUMNS = 8
+"""Datasets of a table shift by shift."""
+KINDS = {
+    "independent": "*Images come alone and nothing may be kept* (independent).",
+    "sequential": "*One stream, remembered image by image* (sequential).",
+    "joint": "*Batches of many images, which inform each other* (joint).",
+    "few shots": "*A few labelled images of each class* (few shots).",
+}
+READING = (
+    "*Gain*: points over zero-shot on exactly the same images, ± standard deviation over datasets; "
+    "*p* is a paired two-sided sign-flip test over datasets, given from six on. Settings of "
+    "methods may be chosen on datasets marked *dev*; *gain, not dev* leaves them out.",
+    "*Accuracy*: mean over shifted datasets ± standard deviation over seeds, in percent. Rows "
+    "with another number of datasets or images are comparable by their gain only.",
+    "*Worst*: the lowest gain and where. *ECE*: calibration error in percent. *Cost*: time per "
+    "image as a multiple of zero-shot's in the same run.",
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Runs that differ in dataset, method and seed only."""
+
+    title: str
+    runs: tuple[Run, ...]
+    roles: Mapping[str, str]
+    """``dev``, ``clean`` or ``report`` by dataset; the last where it is not said."""
+
+    @cached_property
+    def table(self) -> Comparison:
+        """Methods by datasets."""
+        return compare(self.runs)
+
+    def columns(self, *roles: str) -> list[str]:
+        """The datasets that have one of some roles."""
+        return [c for c in self.table.columns if self.roles.get(c, REPORT) in roles]
+
+    @property
+    def shifted(self) -> list[str]:
+        """All datasets but the clean ones; all if there are no others."""
+        return self.columns(REPORT, DEVELOPMENT) or list(self.table.columns)
+
+    @cached_property
+    def rows(self) -> list[Overall]:
+        """Every method over the shifted datasets: zero-shot first, then by gain."""
+        found = [self.table.overall(row, self.shifted) for row in self.table.rows]
+        return sorted(found, key=lambda row: (row.row != BASELINE, -(row.gain or 0.0)))
+
+
+def read_settings(records: Iterable[Record], roles: Mapping[str, str]) -> list[Setting]:
+    """Records by all that must be equal in one table, those of most datasets first."""
+    groups: dict[str, list[Run]] = {}
+    for record in records:
+        groups.setdefault(_title(record), []).append(Run(record, None))
+    found = [Setting(title, tuple(runs), roles) for title, runs in groups.items()]
+    return sorted(found, key=lambda s: (-len(s.table.columns), -len(s.table.rows)))
+
+
+def _title(record: Record) -> str:
+    stream, model = record.settings["stream"], record.settings["model"]
+    order = Run(record, None).order
+    facts = [f"{name} {stream[name]}" for name in ("present", "length") if name in stream]
+    facts += [f"gamma {stream['dirichlet']}"] if stream["dirichlet"] is not None else []
+    order += f" ({', '.join(facts)})" if facts else ""
+    limit = f", {stream['limit']} images per dataset" if stream["limit"] else ""
+    return f"{model['id']}, {model['dtype']}, {order}, batch {stream['batch_size']}{limit}"
+
+
+def headline(bundled: Sequence[Setting], real: Sequence[Setting]) -> str:
+    """One row per method of the first setting of each; of ``real`` only what is not ``dev``."""
+    sides = [
+        (name, setting, setting.columns(*roles))
+        for name, found, roles in (
+            ("bundled set", bundled, (REPORT, DEVELOPMENT)),
+            ("real tower", real, (REPORT,)),
+        )
+        for setting in found[:1]
+    ]
+    head = ["method"]
+    for name, _, columns in sides:
+        head += [f"{name}, {len(columns)} shifts", "worst", "clean"]
+    _, main, _ = sides[-1]
+    rows = []
+    for row in main.rows:
+        if all(row.row in setting.table.rows for _, setting, _ in sides):
+            cells = [c for _, s, columns in sides for c in _headline_cells(s, columns, row.row)]
+            rows.append((f"`{row.row}`", *cells, BLANK if row.cost is None else _times(row.cost)))
+    return to_markdown(TextTable((*head, "cost"), tuple(rows))).rstrip()
+
+
+def _headline_cells(setting: Setting, columns: Sequence[str], method: str) -> list[str]:
+    """Accuracy with its gain, the worst shift, and what is left of clean images."""
+    row = setting.table.overall(method, columns)
+    clean = setting.table.overall(method, setting.columns(CLEAN))
+    if row.gain is None or row.worst is None:
+        return [f"{row.mean:.2f}", BLANK, BLANK if clean.mean is None else f"{clean.mean:.1f}"]
+    kept = BLANK if clean.gain is None else f"{round(clean.gain, 1) + 0.0:+.1f}"
+    return [f"{row.mean:.2f} ({row.gain:+.2f})", f"{row.worst[0]:+.2f}", kept]
+
+
+def insert_headline(text: str, table: str) -> str:
+    """A README with the table between its two marks."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the README needs a line {BEGIN!r} and a line {END!r}")
+    return f"{before}{BEGIN}\n{table}\n{END}{after}"
+
+
+def methods_page(
+    bundled: Sequence[Setting],
+    real: Sequence[Setting],
+    streams: Sequence[Setting],
+    folder: Path,
+) -> str:
+    """Every registered method beside what was recorded of it; ``folder`` holds their pages."""
+    parts = [
+        "# The methods compared",
+        _fill(
+            "Written by `cliquetta reproduce methods` from the records in `docs/results`: do not "
+            "edit it. Each name leads to the method's own page."
+        ),
+        "## How to read and choose",
+        "\n".join(map(_item, READING)),
+        "What your images allow decides first; within that, by gain on the bundled set:",
+        "\n".join(_item(f"{text} {_ranking(bundled, kind)}") for kind, text in KINDS.items()),
+    ]
+    for title, settings in (("Bundled set", bundled), ("Real ViT-B/16 image tower", real)):
+        if settings:
+            parts += [f"## {title}", _every_method(settings, folder)]
+            parts += ["### Shift by shift", *_by_dataset(settings[0])]
+    if streams:
+        parts += ["## Other streams and batch sizes"]
+    for setting in streams:
+        parts += [f"### {setting.title}", _every_method([setting], folder)]
+    parts += ["## What was not run", _not_run([*bundled, *real])]
+    parts += ["## Sources", sources([*bundled, *real, *streams])]
+    return "\n\n".join(parts) + "\n"
+
+
+def ablation_page(settings: Sequence[Setting]) -> str:
+    """What each part of a method is worth: one row per config, every dataset in its column."""
+    parts = [
+        "# Ablations",
+        "Written by `cliquetta reproduce ablation` from records: do not edit it.",
+        "\n".join(map(_item, READING[:2])),
+    ]
+    for setting in settings:
+        parts += [f"## {setting.title}", *_by_dataset(setting, overall=True)]
+    return "\n\n".join([*parts, "## Sources", sources(settings)]) + "\n"
+
+
+def sources(settings: Iterable[Setting]) -> str:
+    """Dates, hardware and versions of the runs, one line per setting."""
+    lines = []
+    for setting in settings:
+        records = [run.record for run in setting.runs]
+        dates = sorted({record.finished[:10] for record in records})
+        machines = sorted(
+            {
+                f"{r.environment['device_name']}, torch {r.environment['versions']['torch']}"
+                for r in records
+            }
+        )
+        seeds = sorted({record.seed for record in records})
+        facts = f"{' to '.join(dict.fromkeys([dates[0], dates[-1]]))}, {'; '.join(machines)}"
+        lines.append(_item(f"{setting.title}: {len(records)} runs, seeds {seeds}, {facts}."))
+    return "\n".join(lines)
+
+
+def _every_method(settings: Sequence[Setting], folder: Path) -> str:
+    """One row per method, wherever it was run; slow ones may have a setting of their own."""
+    head = ("method", "images of a batch", "accuracy", "gain", "gain, not dev", "worst", "ECE")
+    found: dict[str, tuple[Setting, Overall]] = {}
+    for setting in settings:
+        for row in setting.rows:
+            found.setdefault(row.row, (setting, row))
+    ordered = sorted(
+        found.values(), key=lambda pair: (pair[1].row != BASELINE, -(pair[1].gain or 0.0))
+    )
+    rows = []
+    for setting, row in ordered:
+        page = folder / f"{_method(row.row)}.md"
+        name = f"[`{row.row}`]({page.name})" if page.exists() else f"`{row.row}`"
+        untouched = setting.table.overall(row.row, setting.columns(REPORT)).gain
+        spread = "" if row.sd is None else f" ± {row.sd:.2f}"
+        rows.append(
+            (
+                name,
+                _kind(get_method(_method(row.row))),
+                BLANK if row.mean is None else f"{row.mean:.2f}{spread}",
+                _gain(row),
+                BLANK if untouched is None else f"{untouched:+.2f}",
+                BLANK if row.worst is None else f"{row.worst[0]:+.2f} ({_short(row.worst[1])})",
+                BLANK if row.ece is None else f"{row.ece:.1f}",
+                BLANK if row.cost is None else _times(row.cost),
+                f"{len(row.columns)} × {row.images:,}",
+            )
+        )
+    table = TextTable((*head, "cost", "datasets × images"), tuple(rows), labels=2)
+    return f"{_fill('; '.join(s.title for s in settings))}\n\n{to_markdown(table).rstrip()}"
+
+
+def _by_dataset(setting: Setting, *, overall: bool = False) -> list[str]:
+    """Methods by datasets, in tables of a few datasets each."""
+    names, tables = [*setting.shifted, *setting.columns(CLEAN)], []
+    for start in range(0, len(names), COLUMNS):
+        some = names[start : start + COLUMNS]
+        marks = {DEVELOPMENT: " (dev)", CLEAN: " (clean)"}
+        head = [_short(name) + marks.get(setting.roles.get(name, ""), "") for name in some]
+        rows = []
+        for row in setting.rows:
+            cells = []
+            for name in some:
+                cell = setting.table.cells.get((row.row, name))
+                gain = "" if cell is None or cell.gain is None else f" ({cell.gain:+.1f})"
+                known = cell is not None and cell.mean is not None
+                cells.append(f"{cell.mean:.1f}{gain}" if known and cell else BLANK)
+            rows.append((f"`{row.row}`", *([_gain(row)] if overall else []), *cells))
+        columns = ("method", *(["gain"] if overall else []), *head)
+        tables.append(to_markdown(TextTable(columns, tuple(rows))).rstrip())
+    return tables
+
+
+def _ranking(settings: Sequence[Setting], kind: str) -> str:
+    """The methods of a kind with their gains."""
+    names = {e.name for e in list_methods() if _kind(e) == kind and e.name != BASELINE}
+    gains: dict[str, float] = {}
+    for row in (row for setting in settings for row in setting.rows):
+        if row.gain is not None and _method(row.row) in names:
+            gains.setdefault(row.row, row.gain)
+    ordered = sorted(gains.items(), key=lambda item: -item[1])
+    return ", ".join(f"`{name}` {gain:+.2f}" for name, gain in ordered) or "Nothing is recorded."
+
+
+def _not_run(settings: Sequence[Setting]) -> str:
+    ran = {_method(row) for setting in settings for row in setting.table.rows}
+    missing = [f"`{entry.name}`" for entry in list_methods() if entry.name not in ran]
+    return _fill(", ".join(missing) or "Nothing: every method has a row.")
+
+
+def _gain(row: Overall) -> str:
+    if row.gain is None:
+        return BLANK
+    spread = "" if row.gain_sd is None else f" ± {row.gain_sd:.2f}"
+    return f"{row.gain:+.2f}{spread}" + ("" if row.p is None else f" (p {row.p:.2g})")
+
+
+def _kind(entry: MethodEntry) -> str:
+    return "few shots" if entry.fit is not None else entry.adapter.batch_dependence.value
+
+
+def _method(label: str) -> str:
+    """The registered name in the label of a row."""
+    return label.split()[0].partition(":")[0]
+
+
+def _short(dataset: str) -> str:
+    """The id without the folder that its files are in."""
+    return dataset.rpartition("/")[2].removeprefix("bundled@")
+
+
+def _times(cost: float) -> str:
+    return f"{cost:.3g} ×"
+
+
+def _fill(text: str) -> str:
+    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
+
+
+def _item(text: str) -> str:
+    return textwrap.fill(
+        f"- {text}", 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
