@@ -51,7 +51,7 @@ def evaluate(
     ] = None,
     method: Annotated[
         str | None,
-        typer.Option(help="NAME[:PRESET][/FIELD=VALUE]..., several with commas."),
+        typer.Option(help="name, name:preset or name/field=value; several with commas."),
     ] = None,
     grid_file: Annotated[
         Path | None,
