@@ -124,9 +124,7 @@ def _on_views(name: str, answer: Any) -> Iterator[Row]:
     for shift in ("gaussian_noise:3", "defocus_blur:3"):
         data = inputs(1, 16, shift=shift, views=ViewSpec("resized-crop", 64))
         prompts = ClassPrompts(data.names)
-        adapter = create_method(
-            name, model, prompts, method_config(name, options={"views": 64})
-        )
+        adapter = create_method(name, model, prompts, method_config(name, options={"views": 64}))
         text, scale = model.classifier(prompts), torch.tensor(model.scale)
         rows = []
         for batch in data.batches:
@@ -172,9 +170,7 @@ def dmn(repository: Repository) -> Iterator[Row]:
                 remembered.append(net.get_image_pred(model))
         for weight in (1.0, 0.3, 10.0):
             theirs = (torch.cat(plain) + weight * torch.cat(remembered)) / (1 + weight)
-            adapter = feature_method(
-                "dmn", data, views=V, capacity=capacity, memory_weight=weight
-            )
+            adapter = feature_method("dmn", data, views=V, capacity=capacity, memory_weight=weight)
             parts = torch.split(data.views, 33)
             ours = torch.cat([adapter.predict_features(part).logits for part in parts])
             case = f"{N} classes, {V} views, capacity {capacity}, weight {weight}"

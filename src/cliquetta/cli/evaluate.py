@@ -26,7 +26,7 @@ cliquetta evaluate --dataset 'bundled@fog:3>bundled@contrast:4' --method scap --
 
 cliquetta evaluate --dataset bundled@fog:3 --method scap_domain --order uneven --present 3
 
-cliquetta evaluate --dataset bundled --method scap_domain,scap_domain/vote=0 --seeds 0,1,2
+cliquetta evaluate --dataset bundled --method scap_domain,scap_domain/vote_share=0 --seeds 0,1,2
 
 cliquetta evaluate --dataset folder:photos --method scap:paper-views --model ViT-B/16 --device cuda
 

@@ -30,7 +30,7 @@ from cliquetta.model.preprocess import Preprocess
 from cliquetta.types import Batch, ViewSpec
 
 VIEW_KINDS = {
-    "resized-crop": "random area (8 to 100 % unless told otherwise) and aspect ratio, bilinear, mirrored half the time",
+    "resized-crop": "random area (8 to 100 % by default) and aspect ratio, mirrored half the time",
     "zoom-crop": "shorter side enlarged to zoom x size, random crop, mirrored half the time",
     "augmix": "resized-crop, then AugMix of severity 1 mixed after normalisation",
 }
