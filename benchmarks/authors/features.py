@@ -5,10 +5,12 @@ from __future__ import annotations
 import operator
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import yaml
 from torch import Tensor
 
@@ -113,9 +115,15 @@ def zero(repository: Repository) -> Iterator[Row]:
     ):
         data = synthetic(shape, noise=spread, view_noise=spread)
         theirs = torch.cat([answer(v, data.text, torch.tensor(100.0)) for v in data.views])
-        ours = feature_method("zero", data, views=64).predict_features(data.views)
-        yield compare(f"synthetic, {shape[0]} classes", ours.logits, theirs)
-    yield from _on_views("zero", answer)
+        ours = feature_method("zero", data, views=64).predict_features(data.views).logits
+        yield compare(f"synthetic, {shape[0]} classes, decisions", *map(_decisions, (ours, theirs)))
+    for row in _on_views("zero", answer):
+        yield replace(row, case=f"{row.case}, decisions", difference=1 - row.agreement, scale=1.0)
+
+
+def _decisions(logits: Tensor) -> Tensor:
+    """One-hot answers: votes and our logits of them are on different scales."""
+    return F.one_hot(logits.argmax(dim=1), logits.shape[1]).float()
 
 
 def _on_views(name: str, answer: Any) -> Iterator[Row]:
