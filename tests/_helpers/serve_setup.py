@@ -23,6 +23,7 @@ from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.serve.asgi import create_app
 from cliquetta.serve.server import make_server, open_port
+from cliquetta.serve.service import Service
 from cliquetta.serve.settings import Limits, Settings
 from cliquetta.serve.store import Store
 from cliquetta.types import Batch
@@ -50,8 +51,8 @@ def batch_of(seed: int, count: int = 4) -> list[bytes]:
 class Local:
     """A service in this process, spoken to over ASGI."""
 
-    def __init__(self, http: TestClient) -> None:
-        self.http = http
+    def __init__(self, http: TestClient, service: Service) -> None:
+        self.http, self.service = http, service
 
     def create(self, method: str = STATEFUL, **more: Any) -> str:
         answer = self.http.post("/v1/sessions", json={"classes": CLASSES, "method": method, **more})
@@ -84,7 +85,7 @@ def local_service(
     with Store.open(folder) as store:
         app = create_app(store, settings)
         with TestClient(app, base_url=f"http://{host}", raise_server_exceptions=False) as http:
-            yield Local(http)
+            yield Local(http, app.state.service)
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -23,16 +22,13 @@ from cliquetta.methods._shared.state import load_state
 from cliquetta.methods.registry import create_method
 from cliquetta.model.factory import create_model
 from cliquetta.prompts.classes import ClassPrompts
+from tests.browser.conftest import OpenPage
 
 if TYPE_CHECKING:  # lives in the browser's environment only; `make test` collects this file too
     from playwright.sync_api import Locator, LocatorAssertions, Page
 
 pytestmark = pytest.mark.browser
 
-FLAGS = (
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
-    *("--disable-background-networking", "--disable-component-update"),
-)
 SLOW = 60_000  # ms: two batches of SCAP on a busy machine
 
 
@@ -70,35 +66,11 @@ def address(server_log: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def page(address: str) -> Iterator[Page]:
+def page(open_page: OpenPage, address: str) -> Iterator[Page]:
     """The page, opened; it may neither complain nor talk to another machine."""
-    from playwright.sync_api import sync_playwright
-
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    assert chromium, "no chromium: `make test-browser` installs it"
-    complaints: list[str] = []
-    foreign: list[str] = []
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=list(FLAGS))
-        page = browser.new_page(viewport={"width": 1280, "height": 860})
-        page.set_default_timeout(SLOW)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on(
-            "console", lambda note: complaints.append(note.text) if note.type == "error" else None
-        )
-        page.on(
-            "request",
-            lambda asked: (
-                None
-                if asked.url.startswith((address, "data:", "blob:"))
-                else foreign.append(asked.url)
-            ),
-        )
-        page.goto(address)
+    with open_page(address, viewport={"width": 1280, "height": 860}) as page:
         page.wait_for_selector("#next")
         yield page
-        browser.close()
-    assert complaints == [] and foreign == []
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,15 +13,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.browser.conftest import OpenPage
+
 if TYPE_CHECKING:  # lives in the browser's environment only; `make test` collects this file too
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Page
 
 pytestmark = pytest.mark.browser
-
-FLAGS = (
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
-    *("--disable-background-networking", "--disable-component-update"),
-)
 
 
 @pytest.fixture(scope="module")
@@ -44,32 +40,12 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(printed[1])
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    from playwright.sync_api import sync_playwright
-
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    assert chromium, "no chromium: `make test-browser` installs it"
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=list(FLAGS))
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
-def page(browser: Browser, report: Path) -> Iterator[Page]:
+def page(open_page: OpenPage, report: Path) -> Iterator[Page]:
     """The page, opened; it may neither complain nor ask for anything beyond its own file."""
-    complaints: list[str] = []
-    asked: list[str] = []
-    page = browser.new_page(viewport={"width": 1200, "height": 900}, reduced_motion="reduce")
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("console", lambda note: complaints.append(note.text))
-    page.on("request", lambda request: asked.append(request.url))
-    page.goto(report.as_uri())
-    yield page
-    page.close()
-    assert complaints == []
-    assert [url for url in asked if not url.startswith("data:")] == [report.as_uri()]
+    look = {"viewport": {"width": 1200, "height": 900}, "reduced_motion": "reduce"}
+    with open_page(report.as_uri(), **look) as page:
+        yield page
 
 
 def test_every_picture_is_there(page: Page) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from cliquetta.serve.service import FairPool
 
 
 def make_pool(workers: int = 1, **more: Any) -> FairPool:
-    values = {"queued": 100, "queued_per_session": 50, "wait_seconds": 30, **more}
+    bounds = {"queued": 100, "queued_per_owner": 90, "queued_per_session": 50}
+    values: dict[str, Any] = {**bounds, "wait_seconds": 30, **more}
     return FairPool(workers, **values)
 
 
@@ -26,7 +28,7 @@ def held(pool: FairPool, session: str = "held") -> tuple[threading.Event, Future
         begun.set()
         return gate.wait(10)
 
-    future = pool.submit(session, wait)
+    future = pool.submit("owner", session, wait)
     assert begun.wait(10)
     return gate, future
 
@@ -35,14 +37,33 @@ def test_a_greedy_session_waits_its_turn() -> None:
     pool, done = make_pool(), []
     gate, _ = held(pool)
     for i in range(10):
-        pool.submit("greedy", lambda i=i: done.append(("greedy", i)))  # type: ignore[misc]
+        pool.submit("owner", "greedy", partial(done.append, ("greedy", i)))
     for name in ("a", "b"):
         for i in range(2):
-            pool.submit(name, lambda name=name, i=i: done.append((name, i)))  # type: ignore[misc]
+            pool.submit("owner", name, partial(done.append, (name, i)))
     gate.set()
     pool.close()
     assert done[:6] == [("greedy", 0), ("a", 0), ("b", 0), ("greedy", 1), ("a", 1), ("b", 1)]
     assert done[6:] == [("greedy", i) for i in range(2, 10)]
+
+
+def test_an_owner_of_many_sessions_waits_its_turn() -> None:
+    pool, done = make_pool(queued_per_owner=8), []
+    gate, _ = held(pool)
+    for i in range(6):
+        pool.submit("many", f"m{i}", partial(done.append, f"m{i}"))
+    pool.submit("one", "o", partial(done.append, "o"))
+    for _ in range(2):
+        pool.submit("many", "m0", partial(done.append, "m0 again"))
+    with pytest.raises(ServiceError) as full:
+        pool.submit("many", "m9", lambda: None)
+    assert (full.value.status_code, full.value.code) == (429, "owner_busy")
+    pool.submit("one", "o", partial(done.append, "o again"))
+    gate.set()
+    pool.close()
+    # one turn of each owner, whatever the number of its sessions
+    assert done[:4] == ["m0", "o", "m1", "o again"]
+    assert done[4:] == ["m2", "m3", "m4", "m5", "m0 again", "m0 again"]
 
 
 def test_one_session_never_runs_twice_at_once() -> None:
@@ -58,7 +79,7 @@ def test_one_session_never_runs_twice_at_once() -> None:
 
     for i in range(20):
         for session in "abc":
-            pool.submit(session, lambda s=session, i=i: work(s, i))  # type: ignore[misc]
+            pool.submit("owner", session, partial(work, session, i))
     pool.close()
     assert overlaps == []
     for session in "abc":
@@ -68,41 +89,41 @@ def test_one_session_never_runs_twice_at_once() -> None:
 def test_full_queues_refuse_at_once_and_recover() -> None:
     pool = make_pool(queued=4, queued_per_session=2)
     gate, _ = held(pool)
-    waiting = [pool.submit("a", lambda: 1), pool.submit("a", lambda: 2)]
+    waiting = [pool.submit("owner", "a", lambda: 1), pool.submit("owner", "a", lambda: 2)]
     with pytest.raises(ServiceError) as busy:
-        pool.submit("a", lambda: 3)
+        pool.submit("owner", "a", lambda: 3)
     assert (busy.value.status_code, busy.value.code) == (429, "session_busy")
-    waiting.append(pool.submit("b", lambda: 4))
+    waiting.append(pool.submit("owner", "b", lambda: 4))
     with pytest.raises(ServiceError) as full:
-        pool.submit("c", lambda: 5)
+        pool.submit("owner", "c", lambda: 5)
     assert (full.value.status_code, full.value.code) == (503, "overloaded")
     assert int((full.value.headers or {})["Retry-After"]) >= 1
     gate.set()
     assert [future.result(10) for future in waiting] == [1, 2, 4]
-    assert pool.submit("c", lambda: 6).result(10) == 6
+    assert pool.submit("owner", "c", lambda: 6).result(10) == 6
     pool.close()
     with pytest.raises(ServiceError, match="shutting down"):
-        pool.submit("c", lambda: 7)
+        pool.submit("owner", "c", lambda: 7)
 
 
 def test_errors_reach_the_one_who_waits() -> None:
     pool = make_pool()
     with pytest.raises(ZeroDivisionError):
-        pool.submit("a", lambda: 1 // 0).result(10)
-    assert pool.submit("a", lambda: 1).result(10) == 1
+        pool.submit("owner", "a", lambda: 1 // 0).result(10)
+    assert pool.submit("owner", "a", lambda: 1).result(10) == 1
     pool.close()
 
 
 def test_what_waited_too_long_is_refused_and_what_was_cancelled_is_not_done() -> None:
     pool, done = make_pool(wait_seconds=0.05), []
     gate, _ = held(pool)
-    late = pool.submit("late", lambda: done.append("late"))
-    cancelled = pool.submit("cancelled", lambda: done.append("cancelled"))
+    late = pool.submit("owner", "late", partial(done.append, "late"))
+    cancelled = pool.submit("owner", "cancelled", partial(done.append, "cancelled"))
     assert cancelled.cancel()
     time.sleep(0.1)
     gate.set()
     with pytest.raises(ServiceError, match="waited too long"):
         late.result(10)
-    assert pool.submit("next", lambda: 1).result(10) == 1
+    assert pool.submit("owner", "next", lambda: 1).result(10) == 1
     pool.close()
     assert done == []

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load
 
-from cliquetta import atomic
-from cliquetta.methods._shared import state
 from cliquetta.methods.tent import Tent
 from cliquetta.model.clip import CLIP
+from cliquetta.serve import store
 from cliquetta.serve.settings import Limits
 from cliquetta.types import Batch, Prediction
 from tests._helpers.serve_setup import CLASSES, Alone, Local, batch_of, local_service, probabilities
@@ -126,11 +125,10 @@ def test_a_failing_disk_loses_nothing_and_applies_nothing(
         raise OSError(28, "No space left on device", str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr(state, "write_atomically", full)
+        patch.setattr(store, "write_atomically", full)
         refused = service.send(session, batch_of(1), sequence=2, top_k=5)
     assert (refused.status_code, refused.json()["code"]) == (503, "storage")
     assert "Retry-After" in refused.headers and "space" not in refused.text
-    assert state.write_atomically is atomic.write_atomically  # type: ignore[attr-defined]
     answer = service.predict(session, batch_of(1), sequence=2)
     assert probabilities(answer) == alone.predict(batch_of(1))
 

@@ -21,6 +21,7 @@ from cliquetta.cli import (
     report,
     reproduce,
     serve,
+    sessions,
 )
 from cliquetta.cli import app as web_app
 
@@ -46,6 +47,7 @@ for module in (
     datasets,
     data,
     serve,
+    sessions,
     web_app,
 ):
     module.add_to(app)

@@ -66,6 +66,10 @@ def serve(
         int | None,
         typer.Option(min=1, help="Sessions that compute at one time. (default: one per core)"),
     ] = None,
+    session_days: Annotated[
+        float | None,
+        typer.Option(min=0, help="Delete sessions not used for so many days. [default: never]"),
+    ] = None,
     limit: LimitPairs = None,
 ) -> None:
     """Serve predictions that adapt to each client, over HTTP."""
@@ -74,7 +78,7 @@ def serve(
     except ImportError as error:
         raise UserError(f"no {error.name}: pip install 'cliquetta[serve]'") from error
 
-    settings = offered(common, model, method, host, token_file, limit, workers)
+    settings = offered(common, model, method, host, token_file, limit, workers, session_days)
     said = f"http://{host}:{port}, sessions in {state_dir}; press Ctrl-C to stop"
     ready = partial(common.terminal.say, said)
     server.serve(settings, state_dir, host=host, port=port, on_ready=ready)
@@ -88,6 +92,7 @@ def offered(
     token_file: Path | None,
     limit: list[str] | None,
     workers: int | None = None,
+    session_days: float | None = None,
 ) -> Settings:
     """What the operator offers, everything checked before a model is loaded."""
     from cliquetta.serve import settings as known
@@ -106,6 +111,7 @@ def offered(
         limits=limits,
         workers=workers or os.cpu_count() or 1,
         threads=common.threads or 1,
+        session_days=session_days,
     )
 
 

@@ -52,6 +52,7 @@ POLICY = (
     "img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 """What the pages of the service may load and do: nothing but talk to the service itself."""
+_SWEEP_SECONDS = 60
 _PAGES = {
     "/": "index.html",
     "/docs": "docs.html",
@@ -120,9 +121,12 @@ open_router = APIRouter(tags=["server"])
 router = APIRouter(prefix="/v1", tags=["sessions"], responses=_ANY)
 
 
-@open_router.get("/healthz")
-async def health() -> Health:
-    """Whether the server answers."""
+@open_router.get("/healthz", responses=_refusals(s503="Sessions cannot be saved"))
+async def health(service: ServiceOf) -> Health:
+    """Whether the server answers and can save sessions."""
+    problem = service.sessions.problem()
+    if problem is not None:
+        raise ServiceError(503, "storage", problem)
     return Health(status="ok", version=__version__)
 
 
@@ -169,7 +173,7 @@ async def list_methods(service: ServiceOf) -> MethodList:
 async def create_session(body: SessionRequest, service: ServiceOf, owner: OwnerOf) -> SessionInfo:
     """Start a session: a class list, a model and a method that adapts to what it is sent."""
     id = service.sessions.new_id()
-    return await service.run(id, partial(service.sessions.create, owner, id, body))
+    return await service.run(owner, id, partial(service.sessions.create, owner, id, body))
 
 
 @router.get("/sessions")
@@ -185,9 +189,9 @@ async def inspect_session(session: SessionOf, service: ServiceOf, owner: OwnerOf
 
 
 @router.delete("/sessions/{session}", status_code=204, responses=_SESSION)
-async def delete_session(session: SessionOf, service: ServiceOf) -> None:
+async def delete_session(session: SessionOf, service: ServiceOf, owner: OwnerOf) -> None:
     """Forget a session and all that it learned."""
-    await service.run(session, partial(service.sessions.delete, session))
+    await service.run(owner, session, partial(service.sessions.delete, session))
 
 
 @router.post(
@@ -200,25 +204,27 @@ async def delete_session(session: SessionOf, service: ServiceOf) -> None:
     },
     openapi_extra={"requestBody": {"required": True, "content": BatchRequest.body_schemas()}},
 )
-async def send_batch(request: Request, session: SessionOf, service: ServiceOf) -> Response:
+async def send_batch(
+    request: Request, session: SessionOf, service: ServiceOf, owner: OwnerOf
+) -> Response:
     """Classify a batch of images and learn from it.
 
     Images that cannot be read are listed under ``errors``; the others are predicted. With
     ``sequence`` (1 for the first batch, then one more each) a request may be repeated after a
     lost answer: it is applied once, and the same answer comes back.
     """
-    service.pool.check_room(session)  # before the images are read
+    service.pool.check_room(owner, session)  # before the images are read
     batch = await read_batch(request, service.limits.images)
     work = partial(service.sessions.predict, session, batch)
-    body, replayed = await service.run(session, work)
+    body, replayed = await service.run(owner, session, work)
     headers = {REPLAYED: "true"} if replayed else None
     return Response(body, media_type="application/json", headers=headers)
 
 
 @router.post("/sessions/{session}/reset", responses=_SESSION)
-async def reset_session(session: SessionOf, service: ServiceOf) -> SessionInfo:
+async def reset_session(session: SessionOf, service: ServiceOf, owner: OwnerOf) -> SessionInfo:
     """Forget what was learned; batches go on counting."""
-    return await service.run(session, partial(service.sessions.reset, session))
+    return await service.run(owner, session, partial(service.sessions.reset, session))
 
 
 @router.get(
@@ -226,9 +232,9 @@ async def reset_session(session: SessionOf, service: ServiceOf) -> SessionInfo:
     response_class=Response,
     responses={**_SESSION, 200: {"content": _BINARY_SCHEMA, "description": "safetensors"}},
 )
-async def export_state(session: SessionOf, service: ServiceOf) -> Response:
+async def export_state(session: SessionOf, service: ServiceOf, owner: OwnerOf) -> Response:
     """What the session has learned, as a safetensors file."""
-    data = await service.run(session, partial(service.sessions.export_state, session))
+    data = await service.run(owner, session, partial(service.sessions.export_state, session))
     return Response(data, media_type=BINARY)
 
 
@@ -237,10 +243,12 @@ async def export_state(session: SessionOf, service: ServiceOf) -> Response:
     responses={**_SESSION, **_BODY},
     openapi_extra={"requestBody": {"required": True, "content": _BINARY_SCHEMA}},
 )
-async def import_state(request: Request, session: SessionOf, service: ServiceOf) -> SessionInfo:
+async def import_state(
+    request: Request, session: SessionOf, service: ServiceOf, owner: OwnerOf
+) -> SessionInfo:
     """Go on from a state that an equal session exported."""
     data = await request.body()
-    return await service.run(session, partial(service.sessions.import_state, session, data))
+    return await service.run(owner, session, partial(service.sessions.import_state, session, data))
 
 
 def create_app(store: Store, settings: Settings) -> FastAPI:
@@ -250,7 +258,9 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         del app
+        sweeping = asyncio.create_task(_sweep(service))
         yield
+        sweeping.cancel()
         await asyncio.to_thread(service.close)
 
     app = FastAPI(
@@ -276,6 +286,13 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _failed)
     return app
+
+
+async def _sweep(service: Service) -> None:
+    """Delete sessions that are due, now and every minute."""
+    while True:
+        service.sweep()
+        await asyncio.sleep(_SWEEP_SECONDS)
 
 
 async def _page(name: str, request: Request) -> Response:

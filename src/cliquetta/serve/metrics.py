@@ -22,6 +22,7 @@ class Metrics:
         self.request_seconds = Histogram(
             "cliquetta_request_seconds", "From first byte to answer.", ["route"], registry=r
         )
+        self.wait_seconds = Histogram("cliquetta_wait_seconds", "In the queue.", registry=r)
         self.batch_seconds = Histogram(
             "cliquetta_batch_seconds",
             "Decoding, prediction and saving of a batch.",
@@ -34,6 +35,7 @@ class Metrics:
         self.replays = Counter("cliquetta_replays", "Batches answered from the store.", registry=r)
         self.evictions = Counter("cliquetta_evictions", "Sessions put out of memory.", registry=r)
         self.restores = Counter("cliquetta_restores", "Sessions read back from disk.", registry=r)
+        self.store_errors = Counter("cliquetta_store_errors", "Disk errors.", registry=r)
         self.failures = Counter(
             "cliquetta_failures", "Batches that were not applied, by reason.", ["code"], registry=r
         )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -37,9 +38,11 @@ class Service:
         self.pool = FairPool(
             settings.workers,
             queued=limits.queued,
+            queued_per_owner=limits.queued_per_owner if settings.tokens else limits.queued,
             queued_per_session=limits.queued_per_session,
             wait_seconds=limits.wait_seconds,
             prepare=partial(torch.set_num_threads, settings.threads),
+            on_wait=self.metrics.wait_seconds.observe,
         )
         for name, text, value in (
             ("cliquetta_sessions", "Sessions on disk.", lambda: self.sessions.count),
@@ -49,9 +52,15 @@ class Service:
         ):
             self.metrics.watch(name, text, value)
 
-    async def run(self, session: str, work: Callable[[], T]) -> T:
+    async def run(self, owner: str, session: str, work: Callable[[], T]) -> T:
         """The result of ``work`` when it is the session's turn; others are served meanwhile."""
-        return await asyncio.wrap_future(self.pool.submit(session, work))
+        return await asyncio.wrap_future(self.pool.submit(owner, session, work))
+
+    def sweep(self) -> None:
+        """Delete sessions that are due, each when it is its turn."""
+        for owner, session in self.sessions.due():
+            with suppress(ServiceError):  # busy: the next sweep will
+                self.pool.submit(owner, session, partial(self.sessions.delete_due, session))
 
     def close(self) -> None:
         """Finish what was begun."""
@@ -60,16 +69,18 @@ class Service:
 
 @dataclass(frozen=True)
 class _Job:
+    owner: str
     work: Callable[[], Any]
     future: Future[Any]
     since: float
 
 
 class FairPool:
-    """Worker threads that take one job of each session in turn.
+    """Worker threads that serve owners in turn, and the sessions of an owner in turn.
 
-    Jobs of one session run one after the other, in the order of :meth:`submit`; a session with
-    many jobs waits for its next turn like all others. A job beyond the limits is refused at once.
+    Jobs of one session run one after the other, in the order of :meth:`submit`. An owner with
+    many sessions, or a session with many jobs, waits for its next turn like all others. A job
+    beyond the limits is refused at once.
     """
 
     def __init__(
@@ -77,18 +88,24 @@ class FairPool:
         workers: int,
         *,
         queued: int,
+        queued_per_owner: int,
         queued_per_session: int,
         wait_seconds: float,
         prepare: Callable[[], None] = lambda: None,
+        on_wait: Callable[[float], None] = lambda seconds: None,
     ) -> None:
-        """Start ``workers`` threads; each calls ``prepare`` once before its first job."""
+        """Start ``workers`` threads; each calls ``prepare`` once before its first job.
+
+        ``on_wait`` is told how long each job has waited.
+        """
         if workers < 1:
             raise UserError(f"at least one worker, got {workers}")
-        self._queued, self._per_session, self._wait = queued, queued_per_session, wait_seconds
+        self._queued, self._per_owner = queued, queued_per_owner
+        self._per_session, self._wait, self._on_wait = queued_per_session, wait_seconds, on_wait
         self._jobs: dict[str, deque[_Job]] = {}
-        self._turns: deque[str] = deque()
+        self._turns: OrderedDict[str, deque[str]] = OrderedDict()  # sessions by owner
         self._running: set[str] = set()
-        self._count = 0
+        self._owned: Counter[str] = Counter()  # jobs that wait or run
         self._mean = 0.1
         self._closed = False
         self._change = threading.Condition()
@@ -104,22 +121,25 @@ class FairPool:
     @property
     def count(self) -> int:
         """Jobs that wait or run."""
-        return self._count
+        return self._owned.total()
 
-    def submit(self, session: str, work: Callable[[], T]) -> Future[T]:
+    def submit(self, owner: str, session: str, work: Callable[[], T]) -> Future[T]:
         """The future result of ``work``; refuses with 429 or 503 if too much waits already."""
         future: Future[T] = Future()
         with self._change:
-            self.check_room(session)
+            self.check_room(owner, session)
             jobs = self._jobs.setdefault(session, deque())
-            jobs.append(_Job(work, future, time.monotonic()))
-            self._count += 1
+            jobs.append(_Job(owner, work, future, time.monotonic()))
+            self._owned[owner] += 1
             if len(jobs) == 1 and session not in self._running:
-                self._turns.append(session)
-                self._change.notify()
+                self._line_up(owner, session)
         return future
 
-    def check_room(self, session: str) -> None:
+    def _line_up(self, owner: str, session: str) -> None:
+        self._turns.setdefault(owner, deque()).append(session)
+        self._change.notify()
+
+    def check_room(self, owner: str, session: str) -> None:
         """Refuse if a job of ``session`` would be beyond the limits now."""
         if self._closed:
             raise ServiceError(503, "closing", "the server is shutting down", retry_after=5)
@@ -127,9 +147,12 @@ class FairPool:
         if waiting >= self._per_session:
             message = f"{waiting} requests of this session are waiting already"
             raise ServiceError(429, "session_busy", message, retry_after=self._mean * waiting)
-        if self._count >= self._queued:
-            after = self._mean * self._count / len(self._threads)
+        if self.count >= self._queued:
+            after = self._mean * self.count / len(self._threads)
             raise ServiceError(503, "overloaded", "the server is busy", retry_after=after)
+        if self._owned[owner] >= self._per_owner:
+            message = f"{self._owned[owner]} requests of your sessions are waiting already"
+            raise ServiceError(429, "owner_busy", message, retry_after=self._mean * waiting)
 
     def close(self) -> None:
         """Take no more jobs, finish those that wait, stop the threads."""
@@ -144,19 +167,21 @@ class FairPool:
         while True:
             with self._change:
                 while not self._turns:
-                    if self._closed and not self._count:
+                    if self._closed and not self.count:
                         return
                     self._change.wait()
-                session = self._turns.popleft()
+                owner, sessions = self._turns.popitem(last=False)
+                session = sessions.popleft()
+                if sessions:
+                    self._turns[owner] = sessions  # at the end: others first
                 job = self._jobs[session].popleft()
                 self._running.add(session)
             self._run(job)
             with self._change:
                 self._running.discard(session)
-                self._count -= 1
+                self._owned -= Counter([owner])
                 if self._jobs[session]:
-                    self._turns.append(session)
-                    self._change.notify()
+                    self._line_up(owner, session)
                 else:
                     del self._jobs[session]
                 if self._closed:
@@ -166,6 +191,7 @@ class FairPool:
         if not job.future.set_running_or_notify_cancel():
             return
         start = time.monotonic()
+        self._on_wait(start - job.since)
         if start - job.since > self._wait:
             late = ServiceError(503, "overloaded", "waited too long in the queue", retry_after=5)
             job.future.set_exception(late)

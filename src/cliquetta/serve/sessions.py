@@ -9,28 +9,22 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from cliquetta.errors import UserError
 from cliquetta.methods._shared.state import pack_state, unpack_state
 from cliquetta.methods.base import Adapter
-from cliquetta.serve.batches import find_repeated, predict_images, render_answer
+from cliquetta.serve.batches import Decoded, find_repeated, predict_images, render_answer
 from cliquetta.serve.errors import ServiceError, conflict, invalid, not_found
 from cliquetta.serve.factory import build_adapter, create_session, memory_bytes
 from cliquetta.serve.metrics import Metrics
 from cliquetta.serve.schema import BatchRequest, SessionInfo, SessionRequest
 from cliquetta.serve.settings import Settings
-from cliquetta.serve.store import Answer, Progress, SessionSpec, Store
+from cliquetta.serve.store import Answer, DamagedError, Progress, Store, StoredSession
+from cliquetta.types import Prediction
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass
-class _Entry:
-    """A session in the list of all sessions."""
-
-    spec: SessionSpec
-    progress: Progress
 
 
 @dataclass
@@ -58,7 +52,7 @@ class Sessions:
         self._settings, self._limits = settings, settings.limits
         self._store, self._metrics = store, metrics
         self._lock = threading.Lock()
-        self._entries = {k.spec.id: _Entry(k.spec, k.progress) for k in store.scan()}
+        self._entries = {stored.spec.id: stored for stored in store.scan()}
         self._residents: OrderedDict[str, _Resident] = OrderedDict()
         self._busy: set[str] = set()
         self._coming: list[str] = []  # owners of sessions under construction
@@ -96,7 +90,7 @@ class Sessions:
         with self._room_for(owner):
             spec, adapter = create_session(request, self._settings, id=id, owner=owner)
             resident = _Resident(adapter, {})
-            entry = _Entry(spec, Progress())
+            entry = StoredSession(spec, Progress(), time.time())
             with self._storage():
                 self._store.save(resident.adapter, spec, entry.progress, {})
             with self._lock:
@@ -119,25 +113,41 @@ class Sessions:
                 self._metrics.replays.inc()
                 return known.body, True
             with self._whole(id):
-                decoded, prediction = predict_images(resident.adapter, request.images, self._limits)
+                decoded, prediction = self._compute(entry, resident.adapter, request)
                 number = entry.progress.sequence + 1
                 body = render_answer(entry.spec, number, request, decoded, prediction)
                 answers = {**resident.answers, number: Answer.of(digest, body)}
                 for old in sorted(answers)[: -self._limits.replay]:
                     del answers[old]
                 images = entry.progress.images + len(decoded.places)
-                self._commit(entry, resident, Progress(number, images), answers)
+                progress = replace(entry.progress, sequence=number, images=images)
+                self._commit(entry, resident, progress, answers)
             self._metrics.images.labels("predicted").inc(len(decoded.places))
             self._metrics.images.labels("refused").inc(len(decoded.refused))
             elapsed = time.perf_counter() - start
             self._metrics.batch_seconds.labels(entry.spec.method).observe(elapsed)
         return body, False
 
+    def _compute(
+        self, entry: StoredSession, adapter: Adapter, request: BatchRequest
+    ) -> tuple[Decoded, Prediction]:
+        try:
+            return predict_images(adapter, request.images, self._limits)
+        except ServiceError:
+            raise
+        except Exception as error:
+            if not entry.progress.imported:
+                raise
+            _log.warning("session %s fails on its imported state", entry.spec.id, exc_info=error)
+            message = "the imported state cannot be used: reset the session or import another one"
+            raise invalid(message) from error
+
     def reset(self, id: str) -> SessionInfo:
         """Forget what was learned; batches go on counting."""
         with self._using(id) as (entry, resident), self._whole(id):
             resident.adapter.reset()
-            self._commit(entry, resident, entry.progress, resident.answers)
+            progress = replace(entry.progress, imported=False)
+            self._commit(entry, resident, progress, resident.answers)
             return _info(entry)
 
     def export_state(self, id: str) -> bytes:
@@ -150,9 +160,12 @@ class Sessions:
         with self._using(id) as (entry, resident), self._whole(id):
             try:
                 unpack_state(resident.adapter, data)
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except UserError as error:
                 raise invalid(str(error)) from error
-            self._commit(entry, resident, entry.progress, resident.answers)
+            except Exception as error:
+                raise invalid("not a state that can be read") from error
+            progress = replace(entry.progress, imported=True)
+            self._commit(entry, resident, progress, resident.answers)
             return _info(entry)
 
     def delete(self, id: str) -> None:
@@ -163,19 +176,46 @@ class Sessions:
                 del self._entries[id]
                 self._residents.pop(id, None)
 
+    def due(self) -> list[tuple[str, str]]:
+        """Owner and id of all sessions to delete: expired, or asked for by the operator."""
+        asked = set(self._store.deletions())
+        for unknown in asked - self._entries.keys():
+            self._store.delete(unknown)  # a file that was not used, or one that is gone
+        with self._lock:
+            return [
+                (entry.spec.owner, id)
+                for id, entry in self._entries.items()
+                if id in asked or self._is_expired(entry)
+            ]
+
+    def delete_due(self, id: str) -> None:
+        """Delete a session if it is still :meth:`due` now."""
+        if id in {id for _, id in self.due()}:
+            self.delete(id)
+
+    def _is_expired(self, entry: StoredSession) -> bool:
+        days = self._settings.session_days
+        return days is not None and time.time() - entry.used > 86400 * days
+
+    def problem(self) -> str | None:
+        """Why sessions cannot be saved, if they cannot."""
+        if self._store.free_bytes() < self._limits.free_bytes:
+            return "the disk of the sessions is full"
+        return "the last session could not be saved" if self._store.failing else None
+
     def _commit(
         self,
-        entry: _Entry,
+        entry: StoredSession,
         resident: _Resident,
         progress: Progress,
         answers: dict[int, Answer],
     ) -> None:
         with self._storage():
             self._store.save(resident.adapter, entry.spec, progress, answers)
-        entry.progress, resident.answers = progress, answers
+        entry.progress, entry.used, resident.answers = progress, time.time(), answers
 
     @contextmanager
-    def _using(self, id: str, *, restore: bool = True) -> Iterator[tuple[_Entry, Any]]:
+    def _using(self, id: str, *, restore: bool = True) -> Iterator[tuple[StoredSession, Any]]:
         """A session in memory, from disk if need be, safe from eviction until the end."""
         with self._lock:
             entry = self._entries.get(id)
@@ -194,12 +234,16 @@ class Sessions:
                     self._residents.move_to_end(id)
                 self._evict()
 
-    def _restore(self, entry: _Entry) -> _Resident:
+    def _restore(self, entry: StoredSession) -> _Resident:
         """Read a session back; where it stands is what the disk says."""
         with self._storage():
             try:
                 adapter = build_adapter(entry.spec, self._settings)
                 entry.progress, answers = self._store.load(adapter, entry.spec.id)
+            except DamagedError as error:
+                _log.error("session %s: %s", entry.spec.id, error)
+                message = f"{error}; delete the session, or ask the operator for a backup"
+                raise conflict("damaged", message) from error
             except (ValueError, KeyError, TypeError) as error:
                 _log.warning("session %s cannot be restored: %s", entry.spec.id, error)
                 message = "the server's models or methods have changed since this session was made"
@@ -256,22 +300,13 @@ class Sessions:
         try:
             yield
         except OSError as error:
-            message = "the server cannot write to its disk; nothing was changed"
+            self._metrics.store_errors.inc()
+            _log.error("session store: %s", error)
+            message = "the server's disk cannot be used; nothing was changed"
             raise ServiceError(503, "storage", message, retry_after=10) from error
 
 
-def _info(entry: _Entry) -> SessionInfo:
-    spec, progress = entry.spec, entry.progress
-    return SessionInfo(
-        id=spec.id,
-        classes=list(spec.classes),
-        templates=list(spec.templates),
-        model=spec.model,
-        method=spec.method,
-        preset=spec.preset,
-        config=dict(spec.config),
-        seed=spec.seed,
-        created=spec.created,
-        sequence=progress.sequence,
-        images=progress.images,
-    )
+def _info(entry: StoredSession) -> SessionInfo:
+    made = {name: value for name, value in asdict(entry.spec).items() if name != "owner"}
+    progress = entry.progress
+    return SessionInfo(**made, sequence=progress.sequence, images=progress.images)

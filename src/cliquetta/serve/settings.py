@@ -54,6 +54,8 @@ class Limits:
     """Sessions on disk, of all clients together."""
     sessions_per_owner: int = 200
     """Sessions on disk per token (or of all clients of a server without tokens)."""
+    free_bytes: int = 64 * _MB
+    """Free disk space below which ``/healthz`` reports a full disk."""
     resident_sessions: int = 64
     """Sessions held in memory.
 
@@ -70,6 +72,11 @@ class Limits:
     """Time in the queue; a request that has waited longer is refused."""
     queued: int = 128
     """Requests waiting or running, of all sessions."""
+    queued_per_owner: int = 64
+    """Requests waiting or running, per token.
+
+    A server without tokens has one owner, for whom ``queued`` counts.
+    """
     queued_per_session: int = 8
     """Requests waiting, per session."""
     queued_bytes: int = 256 * _MB
@@ -134,6 +141,8 @@ class Settings:
     """Sessions that compute at one time."""
     threads: int = 1
     """Threads of one computation."""
+    session_days: float | None = None
+    """Delete sessions that were not used for so many days; ``None`` keeps them."""
 
     def __post_init__(self) -> None:
         """Validate fields."""

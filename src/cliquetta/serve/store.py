@@ -3,13 +3,18 @@
 A file holds everything: how the session was made, what its method remembers, how many batches it
 has answered and the last answers themselves. So one rename is the moment at which a batch counts,
 and a server that is killed at any time finds each session before or after a batch, never between.
+A checksum over all of its bytes and the session's own id tell damaged and swapped files.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import re
+import shutil
+import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,12 +24,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cliquetta.atomic import exclusive, sync_folder
-from cliquetta.methods._shared.state import load_state, read_header, save_state
+from cliquetta.atomic import exclusive, sync_folder, write_atomically
+from cliquetta.errors import BusyError, UserError
+from cliquetta.methods._shared.state import pack_state, read_header, unpack_state
 from cliquetta.methods.base import Adapter
 
 _SUFFIX = ".safetensors"
+_DELETE = ".delete"
 _ANSWER = "answer."
+_UNSEALED = "0" * 64
+# The field as it stands in a file: JSON inside the JSON of a safetensors header. Texts of clients
+# are escaped once more, so that none of them can look like it.
+_SEAL = re.compile(rb'(\\"checksum\\": \\")([0-9a-f]{64})\\"')
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +58,10 @@ class SessionSpec:
     seed: int
 
 
+class DamagedError(UserError):
+    """A session file that is not what the server wrote."""
+
+
 @dataclass(frozen=True)
 class Progress:
     """How far a session has come."""
@@ -54,7 +69,9 @@ class Progress:
     sequence: int = 0
     """Number of the last batch that was answered."""
     images: int = 0
-    """Predicted so far."""
+    """Images predicted so far."""
+    imported: bool = False
+    """Whether its memory came from a client and not from its own batches."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +94,16 @@ class Answer:
         return zlib.decompress(self.packed)
 
 
-@dataclass(frozen=True)
-class Kept:
-    """What a file says about its session, without the memory of the method."""
+@dataclass
+class StoredSession:
+    """A session without the memory of its method: how it was made, how far it has come."""
 
     spec: SessionSpec
     progress: Progress
+    used: float
+    """Time of the last change, in seconds since 1970."""
+    bytes: int = 0
+    """Size of its file."""
 
 
 class Store:
@@ -90,6 +111,8 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.failing = False
+        """Whether the last attempt to write failed."""
 
     @classmethod
     @contextmanager
@@ -103,16 +126,22 @@ class Store:
                 left.unlink()
             yield cls(path)
 
-    def scan(self) -> list[Kept]:
+    def scan(self) -> list[StoredSession]:
         """All sessions, oldest first; unreadable files are reported and left alone."""
         found = []
         for path in self._folder.glob(f"*{_SUFFIX}"):
             try:
-                notes = read_header(path)["notes"]
-                found.append(_kept(notes))
-            except (ValueError, KeyError, TypeError) as error:
-                _log.warning("left out the session in %s: %s", path, error)
-        return sorted(found, key=lambda kept: (kept.spec.created, kept.spec.id))
+                session = _parse(read_header(path)["notes"], path.name.removesuffix(_SUFFIX))
+                status = path.stat()
+                session.used, session.bytes = status.st_mtime, status.st_size
+                found.append(session)
+            except (ValueError, KeyError, TypeError, OSError) as error:
+                _log.warning("the session file %s is not used: %s", path, error)
+        return sorted(found, key=lambda session: (session.spec.created, session.spec.id))
+
+    def free_bytes(self) -> int:
+        """Free space on the disk of the sessions."""
+        return shutil.disk_usage(self._folder).free
 
     def save(
         self, adapter: Adapter, spec: SessionSpec, progress: Progress, answers: Mapping[int, Answer]
@@ -122,33 +151,86 @@ class Store:
             "session": asdict(spec),
             "progress": asdict(progress),
             "answers": {str(number): answer.digest for number, answer in answers.items()},
+            "checksum": _UNSEALED,
         }
         extra = {f"{_ANSWER}{number}": _tensor(a.packed) for number, a in answers.items()}
-        save_state(adapter, self._path(spec.id), extra=extra, notes=notes)
+        data = _seal(pack_state(adapter, extra=extra, notes=notes))
+        self.failing = True
+        write_atomically(self._path(spec.id), data)
+        self.failing = False
 
     def load(self, adapter: Adapter, id: str) -> tuple[Progress, dict[int, Answer]]:
-        """Let ``adapter`` continue where the session stood, and return where that was."""
-        saved = load_state(adapter, self._path(id))
+        """Let ``adapter`` continue where the session was, and return where that was."""
+        try:
+            data = self._path(id).read_bytes()
+        except FileNotFoundError:
+            raise DamagedError("the session's file is gone") from None
+        _check_seal(data)
+        saved = unpack_state(adapter, data, source="the session's file")
         answers = {
             int(number): Answer(digest, saved.extra[f"{_ANSWER}{number}"].numpy().tobytes())
             for number, digest in saved.notes["answers"].items()
         }
-        return _kept(saved.notes).progress, answers
+        return _parse(saved.notes, id).progress, answers
 
     def delete(self, id: str) -> None:
-        """Forget a session."""
-        self._path(id).unlink(missing_ok=True)
+        """Remove a session."""
+        for path in (self._path(id), self._folder / f"{id}{_DELETE}"):
+            path.unlink(missing_ok=True)
         sync_folder(self._folder)
+
+    def request_deletion(self, id: str) -> None:
+        """Ask the server that works on this folder to delete a session."""
+        (self._folder / f"{id}{_DELETE}").touch()
+
+    def deletions(self) -> list[str]:
+        """Ids that another process asked to delete."""
+        return [path.name.removesuffix(_DELETE) for path in self._folder.glob(f"*{_DELETE}")]
 
     def _path(self, id: str) -> Path:
         return self._folder / f"{id}{_SUFFIX}"
 
 
-def _kept(notes: Mapping[str, Any]) -> Kept:
+def delete_sessions(folder: Path, ids: Sequence[str]) -> bool:
+    """Delete sessions of a folder; ``False`` if its server was asked to, as one is running."""
+    try:
+        with Store.open(folder) as store:
+            for id in ids:
+                store.delete(id)
+            return True
+    except BusyError:
+        for id in ids:
+            Store(folder).request_deletion(id)
+        return False
+
+
+def _parse(notes: Mapping[str, Any], id: str) -> StoredSession:
+    """What a file's notes say about its session, which must be the one it is named after."""
     values = dict(notes["session"])
     for name in ("classes", "templates"):
         values[name] = tuple(values[name])
-    return Kept(SessionSpec(**values), Progress(**notes["progress"]))
+    spec = SessionSpec(**values)
+    if spec.id != id:
+        raise DamagedError(f"the file of session {id} holds session {spec.id}: copied or swapped")
+    return StoredSession(spec, Progress(**notes["progress"]), time.time())
+
+
+def _seal(data: bytes) -> bytes:
+    """Put the hash of all bytes into the field that was left for it."""
+    digest = hashlib.sha256(data).hexdigest().encode()
+    return _SEAL.sub(lambda found: found[1] + digest + b'\\"', data, count=1)
+
+
+def _check_seal(data: bytes) -> None:
+    """Refuse bytes other than those that were sealed; files of version 0.1 have no seal."""
+    head = data[: 8 + int.from_bytes(data[:8], "little")]
+    found = _SEAL.search(head)
+    if found is None:
+        return
+    first, last = found.span(2)
+    digest = hashlib.sha256(data[:first] + _UNSEALED.encode() + data[last:]).hexdigest()
+    if digest.encode() != found[2]:
+        raise DamagedError("the session's file is damaged: its checksum differs")
 
 
 def _tensor(data: bytes) -> Tensor:

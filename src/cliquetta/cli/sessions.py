@@ -1,0 +1,90 @@
+"""``cliquetta sessions``: what a service keeps, for its operator."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cliquetta.cli.command import Common, command
+from cliquetta.cli.console import count
+from cliquetta.errors import UserError
+
+if TYPE_CHECKING:
+    from cliquetta.serve.store import StoredSession
+
+_LIST = """
+cliquetta sessions list
+
+cliquetta sessions list --state-dir /var/lib/cliquetta --json
+"""
+_DELETE = """
+cliquetta sessions delete 0f3a9c17b2d45e6688aa01b2c3d4e5f6
+
+cliquetta sessions delete --unused-days 30 --state-dir /var/lib/cliquetta
+"""
+
+StateDir = Annotated[Path, typer.Option(help="Directory of the sessions.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands."""
+    group = typer.Typer(no_args_is_help=True, help="List and delete the sessions of a service.")
+    command(group, "list", examples=_LIST, compute=False)(list_sessions)
+    command(group, "delete", examples=_DELETE, compute=False)(delete)
+    app.add_typer(group, name="sessions")
+
+
+def list_sessions(common: Common, state_dir: StateDir = Path("sessions")) -> None:
+    """List all sessions, also those of a running server."""
+    found = _scan(state_dir)
+    columns = ("id", "owner", "model", "method", "classes", "batches", "images", "used", "KiB")
+    rows = [
+        (
+            *(one.spec.id, one.spec.owner, one.spec.model, one.spec.method),
+            *map(str, (len(one.spec.classes), one.progress.sequence, one.progress.images)),
+            datetime.fromtimestamp(one.used).isoformat(" ", "minutes"),
+            f"{one.bytes / 1024:.0f}",
+        )
+        for one in found
+    ]
+    common.terminal.table(columns, rows, right=("classes", "batches", "images", "KiB"))
+    common.terminal.say(f"{count(len(found), 'session')} in {state_dir}")
+    common.terminal.document([dict(zip(columns, row, strict=True)) for row in rows])
+
+
+def delete(
+    common: Common,
+    ids: Annotated[list[str] | None, typer.Argument(help="Ids of sessions.")] = None,
+    unused_days: Annotated[
+        float | None, typer.Option(min=0, help="Delete all not used for so many days.")
+    ] = None,
+    state_dir: StateDir = Path("sessions"),
+) -> None:
+    """Delete sessions; a running server does it within a minute."""
+    from cliquetta.serve.store import delete_sessions
+
+    if not ids and unused_days is None:
+        raise UserError("no sessions given: name their ids, or use --unused-days")
+    known = {one.spec.id: one for one in _scan(state_dir)}
+    missing = [id for id in ids or () if id not in known]
+    if missing:
+        raise UserError(f"no session {missing[0]!r} in {state_dir}: see `cliquetta sessions list`")
+    oldest = None if unused_days is None else time.time() - 86400 * unused_days
+    unused = [id for id, one in known.items() if oldest is not None and one.used < oldest]
+    chosen = list(dict.fromkeys([*(ids or ()), *unused]))
+    now = delete_sessions(state_dir, chosen)
+    done = "deleted" if now else "to be deleted by the running server within a minute"
+    common.terminal.say(f"{count(len(chosen), 'session')} {done}")
+    common.terminal.document({"sessions": chosen, "deleted": now})
+
+
+def _scan(folder: Path) -> list[StoredSession]:
+    from cliquetta.serve.store import Store
+
+    if not folder.is_dir():
+        raise UserError(f"no directory {folder}: pass --state-dir as for `cliquetta serve`")
+    return Store(folder).scan()

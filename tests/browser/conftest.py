@@ -1,0 +1,57 @@
+"""A headless browser, and pages in it that may neither complain nor talk to others."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:  # in the browser's environment only; `make test` collects these files too
+    from playwright.sync_api import Browser, Page
+
+FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update"),
+)
+OpenPage = Callable[..., AbstractContextManager[Any]]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    assert chromium, "no chromium: `make test-browser` installs it"
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> OpenPage:
+    """``open_page(url)``: a page whose errors and requests beyond ``url`` fail the test."""
+
+    @contextmanager
+    def open(url: str, **options: Any) -> Iterator[Page]:
+        complaints: list[str] = []
+        foreign: list[str] = []
+        page = browser.new_page(**options)
+        page.set_default_timeout(60_000)  # ms: two batches of SCAP on a busy machine
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda n: complaints.append(n.text) if n.type == "error" else None)
+        page.on(
+            "request",
+            lambda asked: (
+                None if asked.url.startswith((url, "data:", "blob:")) else foreign.append(asked.url)
+            ),
+        )
+        page.goto(url)
+        yield page
+        page.close()
+        assert complaints == [] and foreign == []
+
+    return open
