@@ -41,7 +41,7 @@ def commands() -> list[str]:
 @pytest.mark.parametrize("line", commands())
 def test_commands_of_the_documents_exist_with_their_options(run: Run, line: str) -> None:
     words = shlex.split(line.rstrip("\\"))[1:]
-    names = words[:2] if words[0] == "data" else words[:1]
+    names = words[:2] if words[0] in ("data", "sessions") else words[:1]
     text = run(*names, "--help").text
     assert f"cliquetta {' '.join(names)}" in text
     for option in re.findall(r"(?<!\S)--[a-z-]+", line):

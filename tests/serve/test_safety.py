@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import resource
 import socket
 import sys
 import threading
@@ -119,6 +120,26 @@ def test_limits_of_sessions(
         assert (refused.status_code, refused.json()["code"]) == (413, "too_large")
         assert words in refused.json()["message"]
         assert list(tmp_path.glob("*.safetensors")) == []
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("tda", {"positive_capacity": 3_000_000}),
+        ("tda", {"negative_capacity": 3_000_000}),
+        ("dmn", {"capacity": 3_000_000}),
+        ("scap", {"capacity": 3_000_000}),
+    ],
+)
+def test_memory_is_counted_before_it_is_allocated(
+    service: Local, method: str, options: dict[str, int]
+) -> None:
+    service.create(method)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    request = {"classes": CLASSES, "method": method, "options": options}
+    refused = service.http.post("/v1/sessions", json=request)
+    assert (refused.status_code, refused.json()["code"]) == (413, "too_large")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB, of 2 GB
 
 
 def test_number_of_sessions(tmp_path: Path, tiny_clip: CLIP) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+from datetime import datetime, timedelta, timezone
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from PIL import Image
@@ -198,6 +201,42 @@ def test_the_python_client(tiny_clip: CLIP, tmp_path: Path) -> None:
         session.delete()
         session.delete()
         assert client.sessions() == []
+
+
+class Flaky:
+    """A proxy's answers, one after the other, instead of a server."""
+
+    def __init__(self, *answers: httpx.Response) -> None:
+        self.answers = list(answers)
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        return self.answers.pop(0)
+
+
+def test_the_client_waits_for_dates_and_repeats_what_a_proxy_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("cliquetta.serve.client.time.sleep", pauses.append)
+    date = format_datetime(datetime.now(timezone.utc) + timedelta(seconds=30), usegmt=True)
+    past = "Wed, 21 Oct 2015 07:28:00 GMT"
+    flaky = Flaky(
+        httpx.Response(503, headers={"Retry-After": date}),
+        httpx.Response(503, headers={"Retry-After": past}),
+        httpx.Response(429, headers={"Retry-After": "7"}),
+        httpx.Response(502, text="<html>"),
+        httpx.Response(200, json={"sessions": []}),
+        httpx.Response(502),
+        httpx.Response(503, headers={"Retry-After": "soon"}),
+    )
+    client = Client("http://server")
+    client._http = httpx.Client(base_url="http://server", transport=httpx.MockTransport(flaky))
+    assert client.sessions() == []
+    assert 25 < pauses[0] <= 30 and pauses[1] == 0 and pauses[2] == 7 and 0 < pauses[3] < 5
+    with pytest.raises(RemoteError, match="502"):  # might leave two sessions
+        client.create_session(["a"])
+    with pytest.raises(RemoteError, match="503"):
+        client.sessions()
 
 
 def test_a_restart_finds_every_session(tmp_path: Path, tiny_clip: CLIP) -> None:

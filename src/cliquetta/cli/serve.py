@@ -11,7 +11,7 @@ import typer
 
 from cliquetta.cli.command import Common, command
 from cliquetta.cli.options import read_settings
-from cliquetta.errors import UserError
+from cliquetta.errors import UnknownNameError, UserError
 
 if TYPE_CHECKING:
     from cliquetta.serve.auth import Tokens
@@ -70,6 +70,9 @@ def serve(
         float | None,
         typer.Option(min=0, help="Delete sessions not used for so many days. [default: never]"),
     ] = None,
+    log_format: Annotated[
+        str, typer.Option(help="text, or json: one object per line, every request included.")
+    ] = "text",
     limit: LimitPairs = None,
 ) -> None:
     """Serve predictions that adapt to each client, over HTTP."""
@@ -78,10 +81,14 @@ def serve(
     except ImportError as error:
         raise UserError(f"no {error.name}: pip install 'cliquetta[serve]'") from error
 
+    from cliquetta.serve.logs import FORMATS
+
+    if log_format not in FORMATS:
+        raise UnknownNameError("log format", log_format, FORMATS)
     settings = offered(common, model, method, host, token_file, limit, workers, session_days)
     said = f"http://{host}:{port}, sessions in {state_dir}; press Ctrl-C to stop"
     ready = partial(common.terminal.say, said)
-    server.serve(settings, state_dir, host=host, port=port, on_ready=ready)
+    server.serve(settings, state_dir, host=host, port=port, log_format=log_format, on_ready=ready)
 
 
 def offered(

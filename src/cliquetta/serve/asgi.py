@@ -318,20 +318,18 @@ def _document(app: FastAPI, settings: Settings) -> dict[str, Any]:
 
 async def _refused(request: Request, error: Exception) -> Response:
     """Every refusal in one form, those of the framework too."""
-    del request
     assert isinstance(error, HTTPException)
     if not isinstance(error, ServiceError):
         code = _CODES.get(error.status_code, "refused")
         headers = dict(error.headers or {})
         error = ServiceError(error.status_code, code, str(error.detail), headers=headers)
-    return problem_response(error)
+    return _answer(request, error)
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
     """The first error of a request; what was sent is not repeated."""
-    del request
     assert isinstance(error, RequestValidationError)
-    return problem_response(invalid_field(error.errors()))
+    return _answer(request, invalid_field(error.errors()))
 
 
 async def _gone(request: Request, error: Exception) -> Response:
@@ -342,8 +340,11 @@ async def _gone(request: Request, error: Exception) -> Response:
 
 async def _failed(request: Request, error: Exception) -> Response:
     """A defect: the trace goes to the log, its incident number to the client."""
-    del request
     incident = secrets.token_hex(4)
     _log.error("incident %s", incident, exc_info=error)
     message = f"something went wrong here (incident {incident}); the session is unchanged"
-    return problem_response(ServiceError(500, "internal", message))
+    return _answer(request, ServiceError(500, "internal", message))
+
+
+def _answer(request: Request, error: ServiceError) -> Response:
+    return problem_response(error, _service(request).metrics)

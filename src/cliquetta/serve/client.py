@@ -11,6 +11,8 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
@@ -132,14 +134,14 @@ class Client:
                 unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
                 if last or not (lost or unsent):
                     raise
-                time.sleep(min(5.0, 0.2 * 2**attempt))
+                time.sleep(_growing(attempt))
                 continue
             if answer.is_success:
                 return answer
-            pause = answer.headers.get("retry-after")
+            pause = _pause(answer, attempt, lost)
             if last or pause is None:
                 raise _error(answer)
-            time.sleep(float(pause))
+            time.sleep(pause)
         raise AssertionError("the last attempt returns or raises")
 
 
@@ -194,6 +196,25 @@ class RemoteSession:
         except RemoteError as error:
             if error.status != 404:
                 raise
+
+
+def _pause(answer: httpx.Response, attempt: int, lost: bool) -> float | None:
+    """Seconds to wait before a refused request is sent again; ``None`` if it should not be."""
+    asked = answer.headers.get("retry-after", "").strip()
+    if asked.isdecimal():
+        return float(asked)
+    try:
+        moment = parsedate_to_datetime(asked)
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=timezone.utc)
+        return max(0.0, (moment - datetime.now(timezone.utc)).total_seconds())
+    except ValueError:
+        # a proxy lost the server or its answer: as after a broken connection
+        return _growing(attempt) if lost and answer.status_code in (502, 504) else None
+
+
+def _growing(attempt: int) -> float:
+    return min(5.0, 0.2 * 2.0**attempt)
 
 
 def _file(place: int, image: Picture) -> tuple[str, bytes]:

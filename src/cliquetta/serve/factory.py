@@ -14,7 +14,7 @@ from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import MethodEntry, create_method, method_config
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.serve.errors import as_refusal, conflict, too_large
-from cliquetta.serve.limits import bounded
+from cliquetta.serve.limits import AllocationLimit, bounded
 from cliquetta.serve.schema import Option, SessionRequest
 from cliquetta.serve.settings import Limits, Settings
 from cliquetta.serve.store import SessionSpec
@@ -28,7 +28,8 @@ def create_session(
     _check_lists(request, limits)
     try:
         spec = _specify(request, settings, id, owner)
-        with bounded(limits.batch_seconds, "use fewer classes or a cheaper method"):
+        remedy = "use fewer classes or a cheaper method"
+        with bounded(limits.batch_seconds, remedy), AllocationLimit(limits.state_bytes):
             adapter = build_adapter(spec, settings)
     except Exception as error:
         raise as_refusal(error) from error

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from cliquetta.serve.errors import ServiceError, too_large
@@ -110,6 +112,57 @@ class Deadline(TorchFunctionMode):
         del types
         self.check()
         return func(*args, **(kwargs or {}))
+
+
+class AllocationLimit(TorchFunctionMode):
+    """Inside the block, tensors that a method makes for its memory are counted before they exist.
+
+    Their sizes come from running the same function on torch's meta device, which allocates
+    nothing. So a setting that asks for gigabytes is refused and not tried.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most, self._total = most, 0
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Count what ``func`` would allocate, then call it."""
+        del types
+        kwargs = kwargs or {}
+        if func in _MAKERS:
+            with torch._C.DisableTorchFunction():
+                meta = [_without_data(value) for value in args]
+                named = {k: v for k, v in kwargs.items() if k not in ("device", "generator")}
+                made = func(*meta, **named, device="meta") if func in _PLACED else func(*meta)
+            self._total += made.nbytes
+            if self._total > self._most:
+                raise too_large(
+                    f"the method would remember more than {self._most:,} bytes with these classes "
+                    "and options: use fewer or smaller ones"
+                )
+        return func(*args, **kwargs)
+
+
+_PLACED = frozenset(
+    {
+        *(torch.zeros, torch.ones, torch.full, torch.empty, torch.rand, torch.randn),
+        *(torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like),
+        *(Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty),
+    }
+)
+_MAKERS = _PLACED | {Tensor.repeat}
+
+
+def _without_data(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty(value.shape, dtype=value.dtype, device="meta")
 
 
 @contextmanager

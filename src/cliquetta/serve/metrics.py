@@ -1,50 +1,106 @@
-"""What the service counts, in the form that Prometheus reads."""
+"""What the service counts, in the format that Prometheus reads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import threading
+from collections.abc import Callable, Mapping
+from numbers import Real
+from typing import Any
 
+import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from torch import Tensor
+
+from cliquetta.types import Prediction
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
+_SCALARS = 64
+"""Scalars of evidence that are shown, of all methods; more would be a method gone wrong."""
 
 
 class Metrics:
-    """All numbers of one service, in a registry of its own."""
+    """All metrics of one service, in a registry of their own. No label comes from a client."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        r = self._registry
-        self.requests = Counter(
-            "cliquetta_requests", "Requests by route and status.", ["route", "status"], registry=r
+        self._scalars: set[tuple[str, str]] = set()
+        self._lock = threading.Lock()
+        self.requests = self._counter("requests", "Requests.", "route", "status")
+        self.refusals = self._counter("refusals", "Refusals by code.", "code")
+        self.request_seconds = self._histogram(
+            "request_seconds", "From the head of a request to the end of its answer.", "route"
         )
-        self.request_seconds = Histogram(
-            "cliquetta_request_seconds", "From first byte to answer.", ["route"], registry=r
+        self.wait_seconds = self._histogram("wait_seconds", "Time in the queue.")
+        self.batch_seconds = self._histogram(
+            "batch_seconds", "Decoding, prediction and saving of a batch.", "method"
         )
-        self.wait_seconds = Histogram("cliquetta_wait_seconds", "In the queue.", registry=r)
-        self.batch_seconds = Histogram(
-            "cliquetta_batch_seconds",
-            "Decoding, prediction and saving of a batch.",
-            ["method"],
-            registry=r,
+        self.images = self._counter("images", "Images predicted or refused.", "result")
+        self.replays = self._counter("replays", "Batches answered from the store.")
+        self.evictions = self._counter("evictions", "Sessions evicted from memory.")
+        self.restores = self._counter("restores", "Sessions read back from disk.")
+        self.store_errors = self._counter("store_errors", "Disk errors.")
+        self._confidence = self._histogram(
+            "confidence", "Mean top probability of a batch.", "method", buckets=_SHARES
         )
-        self.images = Counter(
-            "cliquetta_images", "Images predicted or refused.", ["result"], registry=r
+        self._evenness = self._histogram(
+            "evenness",
+            "Entropy of a batch's mean prediction by that of even classes; near 0: collapsed.",
+            "method",
+            buckets=_SHARES,
         )
-        self.replays = Counter("cliquetta_replays", "Batches answered from the store.", registry=r)
-        self.evictions = Counter("cliquetta_evictions", "Sessions put out of memory.", registry=r)
-        self.restores = Counter("cliquetta_restores", "Sessions read back from disk.", registry=r)
-        self.store_errors = Counter("cliquetta_store_errors", "Disk errors.", registry=r)
-        self.failures = Counter(
-            "cliquetta_failures", "Batches that were not applied, by reason.", ["code"], registry=r
+        self._evidence = Gauge(
+            "cliquetta_evidence",
+            "Scalars of the last batch's evidence.",
+            ["method", "name"],
+            registry=self._registry,
         )
+
+    def _counter(self, name: str, text: str, *labels: str) -> Any:
+        return Counter(f"cliquetta_{name}", text, labels, registry=self._registry)
+
+    def _histogram(
+        self, name: str, text: str, *labels: str, buckets: Any = Histogram.DEFAULT_BUCKETS
+    ) -> Any:
+        full = f"cliquetta_{name}"
+        return Histogram(full, text, labels, registry=self._registry, buckets=buckets)
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
-        """Add a number that is read when somebody asks."""
-        Gauge(name, text, registry=self._registry).set_function(value)
+        """Add a number that is read when the metrics are."""
+        Gauge(f"cliquetta_{name}", text, registry=self._registry).set_function(value)
+
+    @torch.no_grad()
+    def observe_health(self, method: str, prediction: Prediction) -> None:
+        """How adaptation is doing: confidence, evenness, and what the method says itself."""
+        if not len(prediction.logits):
+            return
+        probabilities = prediction.probabilities
+        self._confidence.labels(method).observe(float(probabilities.amax(dim=-1).mean()))
+        mean, classes = probabilities.mean(dim=0), probabilities.shape[1]
+        if classes > 1:
+            entropy = float(torch.special.entr(mean).sum())
+            self._evenness.labels(method).observe(entropy / math.log(classes))
+        for name, value in _scalars(prediction.evidence).items():
+            with self._lock:
+                if len(self._scalars | {(method, name)}) > _SCALARS:
+                    continue
+                self._scalars.add((method, name))
+            self._evidence.labels(method, name).set(value)
 
     def render(self) -> bytes:
-        """All numbers as text."""
+        """All metrics as text."""
         data: bytes = generate_latest(self._registry)
         return data
+
+
+def _scalars(evidence: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers among evidence, and the means of what has one per image."""
+    found = {}
+    for name, value in evidence.items():
+        if isinstance(value, Tensor) and value.is_floating_point() and value.ndim <= 1:
+            found[name] = float(value.mean()) if value.numel() else math.nan
+        elif isinstance(value, Real) or (isinstance(value, Tensor) and value.ndim == 0):
+            found[name] = float(value)
+    return {name: value for name, value in found.items() if math.isfinite(value)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -17,12 +18,16 @@ from cliquetta.serve.settings import Settings
 
 OPEN_PATHS = frozenset({"/", "/docs", "/docs.js", "/style.css", "/healthz", "/openapi.json"})
 """Answered without a token: they say nothing about clients."""
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 _WRONG_TOKENS = 10
 _PART = 65536
 
+_log = logging.getLogger(__name__)
 
-def problem_response(error: ServiceError) -> JSONResponse:
-    """A refusal as it goes over the wire."""
+
+def problem_response(error: ServiceError, metrics: Metrics) -> JSONResponse:
+    """A refusal as it goes over the wire; it is counted."""
+    metrics.refusals.labels(error.code).inc()
     # names of fields come from clients, and may hold what UTF-8 does not
     message = error.message.encode("utf-8", "replace").decode()
     body = {"code": error.code, "message": message}
@@ -48,14 +53,24 @@ class AdmissionMiddleware:
             await self._app(scope, receive, send)
             return
         start = time.perf_counter()
-        answer = _Answer(send, self._limits.answer_seconds, self._budget)
+        answer = _Answer(send, self._limits.answer_seconds, self._budget, self._metrics)
         try:
             await self._pass(scope, receive, answer.send)
         finally:
             self._budget.give_back(answer.count)
             route = getattr(scope.get("route"), "path", "none")
+            elapsed = time.perf_counter() - start
             self._metrics.requests.labels(route, str(answer.status)).inc()
-            self._metrics.request_seconds.labels(route).observe(time.perf_counter() - start)
+            self._metrics.request_seconds.labels(route).observe(elapsed)
+            event = {
+                "method": scope["method"] if scope["method"] in _METHODS else "other",
+                "route": route,
+                "status": answer.status,
+                "seconds": round(elapsed, 4),
+                "bytes": answer.count,
+                "owner": scope.get("state", {}).get("owner"),
+            }
+            _log.info("request", extra=event)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -68,7 +83,7 @@ class AdmissionMiddleware:
                 scope.setdefault("state", {})["owner"] = self._admit(scope, headers)
                 body.check_length(headers.get("content-length"))
             except ServiceError as error:
-                await problem_response(error)(scope, receive, send)
+                await problem_response(error, self._metrics)(scope, receive, send)
                 return
             await self._app(scope, body.receive, send)
         finally:
@@ -133,8 +148,9 @@ class _Answer:
     Its head is held back until the first part, so that an answer without room can be refused.
     """
 
-    def __init__(self, target: Send, seconds: float, budget: ByteBudget) -> None:
-        self._target, self._seconds, self._budget = target, seconds, budget
+    def __init__(self, target: Send, seconds: float, budget: ByteBudget, metrics: Metrics) -> None:
+        self._target, self._seconds = target, seconds
+        self._budget, self._metrics = budget, metrics
         self._head: Message | None = None
         self._end = 0.0
         self._dropped = False
@@ -152,7 +168,7 @@ class _Answer:
             self._budget.take(len(body))
         except ServiceError as error:
             self._dropped, self.status = True, error.status_code
-            response = problem_response(error)
+            response = problem_response(error, self._metrics)
             await self._target(
                 {"type": "http.response.start", "status": 503, "headers": response.raw_headers}
             )

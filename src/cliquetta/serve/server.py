@@ -16,6 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from cliquetta.errors import UserError
 from cliquetta.serve.asgi import create_app
 from cliquetta.serve.auth import check_binding
+from cliquetta.serve.logs import logging_as
 from cliquetta.serve.settings import Limits, Settings
 from cliquetta.serve.store import Store
 
@@ -28,16 +29,18 @@ def serve(
     *,
     host: str,
     port: int,
+    log_format: str = "text",
     on_ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve until the process is stopped; every acknowledged answer is in ``folder``.
 
+    ``log_format`` is ``text`` (warnings and errors) or ``json`` (every request, too);
     ``on_ready`` is called once the port is open.
     """
     check_binding(host, settings.tokens)
     # Python remembers every different warning, and a client's file can make any number of them.
     warnings.filterwarnings("ignore", module=r"PIL\.")
-    with Store.open(folder) as store, open_port(host, port) as opened:
+    with logging_as(log_format), Store.open(folder) as store, open_port(host, port) as opened:
         on_ready()
         make_server(create_app(store, settings), settings.limits).run(sockets=[opened])
 
@@ -65,7 +68,7 @@ def make_server(app: ASGIApp, limits: Limits) -> uvicorn.Server:
         ws="none",
         access_log=False,
         server_header=False,
-        log_level="warning",
+        log_config=None,  # ours: see logs.py
         timeout_graceful_shutdown=30,
     )
     return uvicorn.Server(config)

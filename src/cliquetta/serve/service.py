@@ -45,10 +45,11 @@ class Service:
             on_wait=self.metrics.wait_seconds.observe,
         )
         for name, text, value in (
-            ("cliquetta_sessions", "Sessions on disk.", lambda: self.sessions.count),
-            ("cliquetta_resident_sessions", "In memory.", lambda: self.sessions.resident),
-            ("cliquetta_queue", "Requests waiting or running.", lambda: self.pool.count),
-            ("cliquetta_body_bytes", "Of bodies in memory.", lambda: self.budget.used),
+            ("sessions", "Sessions on disk.", lambda: self.sessions.count),
+            ("resident_sessions", "Sessions in memory.", lambda: self.sessions.resident),
+            ("free_bytes", "Free space on the disk of the sessions.", store.free_bytes),
+            ("queue", "Requests waiting or running.", lambda: self.pool.count),
+            ("body_bytes", "Requests and answers in memory.", lambda: self.budget.used),
         ):
             self.metrics.watch(name, text, value)
 

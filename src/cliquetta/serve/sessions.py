@@ -126,6 +126,7 @@ class Sessions:
             self._metrics.images.labels("refused").inc(len(decoded.refused))
             elapsed = time.perf_counter() - start
             self._metrics.batch_seconds.labels(entry.spec.method).observe(elapsed)
+            self._metrics.observe_health(entry.spec.method, prediction)
         return body, False
 
     def _compute(
@@ -271,10 +272,9 @@ class Sessions:
         """Drop the half-changed memory of a session on any error; the disk has the whole one."""
         try:
             yield
-        except BaseException as error:
+        except BaseException:
             with self._lock:
                 self._residents.pop(id, None)
-            self._metrics.failures.labels(getattr(error, "code", "internal")).inc()
             raise
 
     @contextmanager
