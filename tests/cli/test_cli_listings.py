@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from cliquetta.cli.config_fields import config_fields
+from cliquetta.methods._shared.config_fields import config_fields
 from cliquetta.methods.registry import list_methods
 from tests._helpers.running import Run
 

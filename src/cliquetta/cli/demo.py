@@ -1,25 +1,23 @@
-"""``cliquetta demo``: the main job on the bundled model and images, in a few minutes on a CPU."""
+"""``cliquetta demo``: adaptation on the bundled model and images, in a few minutes on a CPU."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import Progress, TaskID
 
 from cliquetta.cli.command import Common, command
 from cliquetta.cli.console import Terminal, count, number
+from cliquetta.cli.executing import executing, finish
+from cliquetta.cli.options import BatchSize, split_list
 from cliquetta.errors import UserError
 
 if TYPE_CHECKING:
-    from cliquetta.data.dataset import Dataset
     from cliquetta.evaluation.record import Predictions, Record
-    from cliquetta.evaluation.runner import Step
-    from cliquetta.methods.base import Adapter
     from cliquetta.report.changes import Changes
 
 PLAIN = "zero_shot"
@@ -34,16 +32,15 @@ cliquetta demo --method zero_shot
 
 @dataclass(frozen=True)
 class Comparison:
-    """One shift: its runs, zero-shot first, and what lies between them."""
+    """The runs on one shift, zero-shot first, with their predictions."""
 
     shift: str
     records: tuple[Record, ...]
     answers: tuple[Predictions, ...]
-    """One per record."""
 
     @property
     def changes(self) -> Mapping[str, Changes]:
-        """How the answers of each method differ from those of zero-shot; by method."""
+        """How the predictions of each method differ from those of zero-shot."""
         return _changes([self])
 
 
@@ -67,45 +64,45 @@ def add_to(app: typer.Typer) -> None:
 def demo(
     common: Common,
     method: Annotated[
-        str,
-        typer.Option(help="Shown beside zero-shot, several with commas; see `cliquetta methods`."),
+        str, typer.Option(help="Methods to show beside zero_shot, comma-separated.")
     ] = "scap,scap_domain",
     shifts: Annotated[
-        str, typer.Option(help="name:severity, several with commas; see `cliquetta datasets`.")
+        str, typer.Option(help="Shifts as NAME:SEVERITY, comma-separated.")
     ] = "gaussian_noise:1,motion_blur:4,fog:4,jpeg_compression:3",
     images: Annotated[int, typer.Option(min=1, max=2000, help="Images per shift.")] = 256,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
-    seed: Annotated[int, typer.Option(help="Of the order and of the method.")] = 0,
-    out: Annotated[Path, typer.Option(help="Where the records of the runs go.")] = Path("demo"),
+    batch_size: BatchSize = 64,
+    seed: Annotated[int, typer.Option(help="Seed of the order and of the method.")] = 0,
+    out: Annotated[Path, typer.Option(help="Output directory.")] = Path("demo"),
 ) -> None:
     """Classify shifted images with plain CLIP and with adapting methods, side by side.
 
-    Model and images come with the package: a small CLIP trained on CIFAR images, and a slice of
-    CIFAR-10's test set that it never saw, with corruptions that it never saw either.
+    Model and images are bundled: a small CLIP trained on CIFAR images, and a slice of CIFAR-10's
+    test set that it never saw, with corruptions that it never saw either.
     """
-    from cliquetta.cli.options import split_list
-    from cliquetta.data.catalogue import get_dataset
-    from cliquetta.methods.registry import create_method
+    from cliquetta.evaluation.record import load_predictions
+    from cliquetta.evaluation.sweep import RunContext, RunSpec, grid, sweep, with_method
 
-    names = [PLAIN, *read_methods(method)]
+    base = RunSpec("", PLAIN, batch_size=batch_size, limit=images, dtype=common.dtype)
+    cells = [base, *(with_method(base, name) for name in read_methods(method))]
     wanted = split_list(shifts, "shifts")
-    datasets = [get_dataset(f"bundled@{shift}") for shift in wanted]
-    model = common.model("micro")
-    adapters = [create_method(name, model, datasets[0].prompts, seed=seed) for name in names]
-    runs = _Runs(adapters, batch_size=batch_size, images=images, seed=seed, out=out)
-    with common.terminal.progress() as progress:
-        width = max(len(name) for name in names)
-        total = len(wanted) * images
-        bars = [progress.add_task(name.ljust(width), total=total, note="") for name in names]
-        ticks = [_ticker(progress, bar) for bar in bars]
-        comparisons = [runs.compare(dataset, ticks) for dataset in datasets]
-    page = _make_page(comparisons, out)
-    _report(comparisons, out, page, common.terminal)
+    specs = grid(cells, datasets=[f"bundled@{shift}" for shift in wanted], seeds=[seed])
+    context = RunContext(out, device=common.place(), evidence=True, again=True)
+    with executing(specs, context, common.terminal) as at:
+        results = sweep(specs, context, at.executor, on_step=at.bars.step, on_result=at.bars.ended)
+    records = [result.record for result in results if result.record is not None]
+    if len(records) == len(specs):
+        pairs = [(record, load_predictions(out / record.id)) for record in records]
+        rows = [pairs[i : i + len(cells)] for i in range(0, len(pairs), len(cells))]
+        comparisons = [
+            Comparison(shift, tuple(r for r, _ in row), tuple(a for _, a in row))
+            for shift, row in zip(wanted, rows, strict=True)
+        ]
+        _report(comparisons, out, _make_page(comparisons, out), common.terminal)
+    finish(results, common.terminal)
 
 
 def read_methods(given: str) -> list[str]:
     """The methods of ``a,b,c`` but zero-shot, which is always run."""
-    from cliquetta.cli.options import split_list
     from cliquetta.methods.registry import get_method
 
     named = Counter(part.strip() for part in given.split(","))
@@ -117,7 +114,7 @@ def read_methods(given: str) -> list[str]:
 
 
 def _make_page(comparisons: Sequence[Comparison], out: Path) -> Path | None:
-    """The report of all runs, where matplotlib is there to draw it."""
+    """The report of all runs, where matplotlib is installed."""
     from cliquetta.report.style import can_draw
 
     if not can_draw():
@@ -132,52 +129,8 @@ def _make_page(comparisons: Sequence[Comparison], out: Path) -> Path | None:
     return path
 
 
-@dataclass(frozen=True)
-class _Runs:
-    """The same stream for every method, recorded."""
-
-    adapters: Sequence[Adapter]
-    batch_size: int
-    images: int
-    seed: int
-    out: Path
-
-    def compare(self, dataset: Dataset, ticks: Sequence[Callable[[Step], None]]) -> Comparison:
-        """Run all methods over one shift."""
-        from cliquetta.evaluation.record import load_predictions
-
-        records = [self._run(*pair, dataset) for pair in zip(self.adapters, ticks, strict=True)]
-        answers = tuple(load_predictions(self.out / record.id) for record in records)
-        return Comparison(dataset.id.partition("@")[2], tuple(records), answers)
-
-    def _run(self, adapter: Adapter, tick: Callable[[Step], None], dataset: Dataset) -> Record:
-        from cliquetta.data.stream import Stream
-        from cliquetta.evaluation.evidence_log import EvidenceLimits
-        from cliquetta.evaluation.runner import evaluate
-        from cliquetta.methods.registry import name_of
-
-        stream = Stream(
-            dataset,
-            adapter.model.preprocess,
-            self.batch_size,
-            seed=self.seed,
-            views=adapter.views,
-            limit=self.images,
-        )
-        shown = name_of(adapter) != PLAIN  # plain CLIP has nothing to explain
-        evidence = EvidenceLimits(images=self.batch_size, maps=4) if shown else None
-        return evaluate(adapter, stream, out=self.out, on_step=tick, evidence=evidence, again=True)
-
-
-def _ticker(progress: Progress, bar: TaskID) -> Callable[[Step], None]:
-    def tick(step: Step) -> None:
-        progress.update(bar, advance=len(step.batch), note=f"{number(step.accuracy, 1)} % right")
-
-    return tick
-
-
 def summary(changes: Mapping[str, Changes], plain_right: int) -> list[str]:
-    """In words what the methods did to the answers, good or bad: all in one line, then each."""
+    """What the methods did to the predictions, in words: all in one line, then each."""
     from cliquetta.report.changes import in_words
 
     images = next(iter(changes.values())).images
@@ -199,13 +152,13 @@ def _report(
         right = sum(int(c.answers[0].correct.sum()) for c in comparisons)
         for line in summary(changes, right):
             terminal.say(line)
-    terminal.say("Records of the runs:")
+    terminal.say("Records:")
     for record in (record for c in comparisons for record in c.records):
         terminal.say(f"  {out / record.id / 'record.json'}")
     if page is None:
-        terminal.say("For a page with figures: pip install 'cliquetta[report]', then run it again.")
+        terminal.say("For a report with figures: pip install 'cliquetta[report]' and run again.")
     else:
-        terminal.say(f"What happened, on one page: {page}")
+        terminal.say(f"Report: {page}")
     report = None if page is None else str(page)
     terminal.document([_plain(c, out) | {"report": report} for c in comparisons])
 

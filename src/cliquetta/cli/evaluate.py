@@ -12,7 +12,18 @@ import typer
 from cliquetta.cli.command import Common, command
 from cliquetta.cli.console import Terminal, count, number
 from cliquetta.cli.executing import RUNS, Limit, Out, Seeds, executing, finish, read_seeds
-from cliquetta.cli.options import BatchSize, Fitted, Model, Root, Settings, Templates, Workers
+from cliquetta.cli.options import (
+    BatchSize,
+    Fitted,
+    Model,
+    Root,
+    Settings,
+    Templates,
+    Workers,
+    read_cells,
+    read_shard,
+    split_list,
+)
 from cliquetta.errors import UserError
 
 if TYPE_CHECKING:
@@ -40,7 +51,7 @@ cliquetta evaluate --dataset pets,dtd,cars --method scap --seeds 0,1,2 --ray aut
 
 def add_to(app: typer.Typer) -> None:
     """Enter the command."""
-    command(app, "evaluate", examples=_EXAMPLES)(evaluate)
+    command(app, "evaluate", examples=_EXAMPLES, renamed={"--part": "--shard"})(evaluate)
 
 
 def evaluate(
@@ -57,8 +68,8 @@ def evaluate(
         Path | None,
         typer.Option("--grid", help="JSON file of grids, instead of --dataset and --method."),
     ] = None,
-    part: Annotated[
-        str, typer.Option(help="With --grid: every Nth dataset only, as 2/3 for one of three.")
+    shard: Annotated[
+        str, typer.Option(help="With --grid: shard I of N of the datasets, written I/N.")
     ] = "1/1",
     model: Model = "micro",
     seeds: Seeds = "0",
@@ -121,7 +132,6 @@ def evaluate(
     A command that was broken off continues where it stopped when it is given again, and runs
     that are finished already are read, not repeated.
     """
-    from cliquetta.cli.options import split_list
     from cliquetta.data.samplers import get_sampler, parse_present
     from cliquetta.evaluation.sweep import RunContext, RunSpec, grid, read_grid, sweep
     from cliquetta.prompts.catalogue import read_prompts, read_templates
@@ -132,7 +142,7 @@ def evaluate(
         if method or fitted or settings:
             raise UserError("--grid names the methods: leave out --method, --fitted and --set")
         changes = {} if limit is None else {"limit": limit}
-        specs = _part(read_grid(grid_file, root=str(root or ""), **changes), part)
+        specs = _shard(read_grid(grid_file, root=str(root or ""), **changes), shard)
     else:
         assert dataset is not None
         base = RunSpec(
@@ -152,7 +162,7 @@ def evaluate(
             dtype=common.dtype,
         )
         specs = grid(
-            _cells(base, method, fitted, settings or ()),
+            read_cells(base, method, fitted, settings or ()),
             datasets=split_list(dataset, "datasets"),
             seeds=read_seeds(seeds),
             baseline=baseline,
@@ -166,37 +176,11 @@ def evaluate(
         finish(results, common.terminal)
 
 
-def _part(specs: Sequence[RunSpec], part: str) -> list[RunSpec]:
+def _shard(specs: Sequence[RunSpec], shard: str) -> list[RunSpec]:
     """The runs on every nth dataset, for processes that share a grid."""
-    this, _, parts = part.partition("/")
-    if not (this.isdecimal() and parts.isdecimal() and 1 <= int(this) <= int(parts)):
-        raise UserError(f"--part is written 2/3, for the second of three, got {part!r}")
-    chosen = list(dict.fromkeys(spec.dataset for spec in specs))[int(this) - 1 :: int(parts)]
+    i, n = read_shard(shard)
+    chosen = list(dict.fromkeys(spec.dataset for spec in specs))[i - 1 :: n]
     return [spec for spec in specs if spec.dataset in chosen]
-
-
-def _cells(
-    base: RunSpec, method: str | None, fitted: Path | None, settings: Sequence[str]
-) -> list[RunSpec]:
-    """One spec for every method asked for, its config checked."""
-    from cliquetta.cli.options import read_settings, split_list
-    from cliquetta.evaluation.sweep import BASELINE, with_fitted, with_method, with_options
-
-    names = [] if method is None else split_list(method, "methods")
-    if len(names) > 1 and (settings or fitted):
-        raise UserError(f"--set and --fitted are for one method, got {', '.join(names)}")
-    if fitted is not None:
-        cell = with_fitted(base, fitted)
-        if settings or ":" in "".join(names):
-            raise UserError(f"{fitted} was fitted with its settings: leave out presets and --set")
-        if names not in ([], [cell.method]):
-            raise UserError(f"{fitted} was fitted for {cell.method}: leave out --method {names[0]}")
-        return [cell]
-    cells = [with_method(base, name) for name in names or [BASELINE]]
-    if settings:
-        own = dict(cells[0].options) | read_settings(settings)
-        cells = [with_options(cells[0], own)]
-    return cells
 
 
 def _report(results: Sequence[RunResult], out: Path, terminal: Terminal) -> None:

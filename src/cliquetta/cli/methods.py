@@ -66,7 +66,7 @@ def _summary(entry: MethodEntry) -> dict[str, Any]:
 
 
 def _show(entry: MethodEntry, terminal: Terminal) -> None:
-    from cliquetta.cli.config_fields import config_fields
+    from cliquetta.methods._shared.config_fields import config_fields
     from cliquetta.methods._shared.state import plain_config
 
     fields = config_fields(entry.config)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cliquetta.errors import UserError
 
 if TYPE_CHECKING:  # what loads torch is imported when it is needed: `--help` does without
-    from cliquetta.methods.base import Adapter
-    from cliquetta.model.clip import CLIP
-    from cliquetta.prompts.classes import ClassPrompts
+    from cliquetta.evaluation.sweep import RunSpec
 
 Model = Annotated[str, typer.Option(help="Model name (see `cliquetta models`) or path.")]
 Preset = Annotated[str | None, typer.Option(help="Preset of the method's config.")]
@@ -45,40 +42,42 @@ def read_settings(given: Sequence[str]) -> dict[str, str]:
     return pairs
 
 
-@dataclass(frozen=True)
-class MethodChoice:
-    """A method with its settings, or a fitted file that holds both."""
+def read_cells(
+    base: RunSpec,
+    method: str | None,
+    fitted: Path | None,
+    settings: Sequence[str],
+    preset: str | None = None,
+) -> list[RunSpec]:
+    """One spec for every method asked for, its config checked; the default method if none is."""
+    from cliquetta.evaluation.sweep import with_fitted, with_method, with_options
+    from cliquetta.methods.registry import DEFAULT_METHOD
 
-    name: str
-    config: Any
-    fitted: Path | None = None
+    names = [] if method is None else split_list(method, "methods")
+    if len(names) > 1 and (settings or fitted or preset):
+        raise UserError(f"--set, --preset and --fitted are for one method, got {', '.join(names)}")
+    if fitted is not None:
+        cell = with_fitted(base, fitted)
+        if settings or preset or ":" in "".join(names):
+            raise UserError(f"{fitted} was fitted with its settings: leave out presets and --set")
+        if names not in ([], [cell.method]):
+            raise UserError(f"{fitted} was fitted for {cell.method}: leave out --method {names[0]}")
+        return [cell]
+    suffix = f":{preset}" if preset else ""
+    cells = [with_method(base, f"{name}{suffix}") for name in names or [DEFAULT_METHOD]]
+    if settings:
+        own = dict(cells[0].options) | read_settings(settings)
+        cells = [with_options(cells[0], own)]
+    return cells
 
-    def build(self, model: CLIP, prompts: ClassPrompts, seed: int) -> Adapter:
-        """The adapter for a model and a class list."""
-        from cliquetta.methods._shared.fewshot_io import create_fitted
-        from cliquetta.methods.registry import create_method
 
-        if self.fitted is not None:
-            return create_fitted(self.fitted, model, prompts, seed=seed)
-        return create_method(self.name, model, prompts, self.config, seed=seed)
-
-
-def read_method(
-    name: str | None, preset: str | None, settings: Sequence[str], fitted: Path | None
-) -> MethodChoice:
-    """The method that was asked for, or the default; a fitted file brings its settings along."""
-    from cliquetta.methods._shared.fewshot_io import load_fitted
-    from cliquetta.methods.registry import DEFAULT_METHOD, method_config
-
-    if fitted is None:
-        name = name or DEFAULT_METHOD
-        return MethodChoice(name, method_config(name, preset, read_settings(settings)))
-    if preset is not None or settings:
-        raise UserError(f"{fitted} was fitted with its settings: leave out --preset and --set")
-    found = load_fitted(fitted)
-    if name not in (None, found.method):
-        raise UserError(f"{fitted} was fitted for {found.method}: leave out --method {name}")
-    return MethodChoice(found.method, found.config, fitted)
+def read_shard(given: str) -> tuple[int, int]:
+    """``(i, n)`` of ``i/n``, counted from 1."""
+    first, _, second = given.partition("/")
+    shard = (int(first), int(second)) if first.isdecimal() and second.isdecimal() else (0, 0)
+    if not 1 <= shard[0] <= shard[1]:
+        raise UserError(f"--shard takes I/N such as 2/8, got {given!r}")
+    return shard
 
 
 def split_list(given: str, what: str) -> list[str]:

@@ -17,8 +17,8 @@ from cliquetta.cli.options import (
     Settings,
     Templates,
     Workers,
-    read_method,
-    split_list,
+    read_cells,
+    read_shard,
 )
 from cliquetta.errors import UserError
 
@@ -61,8 +61,7 @@ def predict(
     method: Annotated[
         str | None,
         typer.Option(
-            help="Method (see `cliquetta methods`), or several, comma-separated "
-            "(default: scap_domain)."
+            help="Method, NAME or NAME:PRESET, or several, comma-separated (default: scap_domain)."
         ),
     ] = None,
     preset: Preset = None,
@@ -101,21 +100,20 @@ def predict(
     An image that cannot be read is skipped and named in the column `error`.
     """
     from cliquetta.evaluation import bulk
+    from cliquetta.evaluation.sweep import RunSpec, build_adapter
     from cliquetta.prompts.catalogue import read_prompts
 
     to_stdout = str(out) == "-"
     if to_stdout and common.json:
         raise UserError("--json prints the predictions itself: leave out --out -")
     prompts = read_prompts(classes, templates or ())
-    names = [None] if method is None else split_list(method, "methods")
-    if len(names) > 1 and (preset or settings or fitted):
-        raise UserError("--preset, --set and --fitted are for one method")
-    choices = [read_method(name, preset, settings or (), fitted) for name in names]
+    base = RunSpec("", "", model, seed=seed)
+    specs = read_cells(base, method, fitted, settings or (), preset)
     part = read_shard(shard)
     target = bulk.shard_path(out, part)
     bulk.check_places(target, state, overwrite=overwrite or to_stdout)
     clip = common.model(model)
-    adapters = [choice.build(clip, prompts, seed) for choice in choices]
+    adapters = [build_adapter(spec, clip, prompts) for spec in specs]
     if not to_stdout:
         _note_micro(model, common.terminal)
     with common.terminal.progress() as progress:
@@ -153,14 +151,6 @@ def predict(
         _report(run, target, state, common.terminal)
     if run.skipped:
         raise typer.Exit(SKIPPED if run.skipped < run.images else BAD_INPUT)
-
-
-def read_shard(given: str) -> tuple[int, int]:
-    """``(i, n)`` of ``i/n``."""
-    first, _, second = given.partition("/")
-    if not (first.isdecimal() and second.isdecimal()):
-        raise UserError(f"--shard takes I/N such as 2/8, got {given!r}")
-    return int(first), int(second)
 
 
 def _note_micro(model: str, terminal: Terminal) -> None:

@@ -200,6 +200,8 @@ class RunContext:
     hold: bool | None = None
     """Keep pixels and views on the device for the next run; ``None``: where a dataset of the grid
     is run more than once and there is room."""
+    again: bool = False
+    """Run finished cells again."""
     on_prepare: OnPrepare | None = None
     """Is told how far encoding or reading is; stays behind when the context is sent elsewhere."""
     on_download: Callable[[int, int | None], None] | None = None
@@ -237,6 +239,7 @@ class RunContext:
             out=self.out,
             preset=spec.preset,
             on_step=on_step,
+            again=self.again,
             evidence=EvidenceLimits() if shown and self.out is not None else None,
             answers=None if spec.view_seed is None else self._known_answers(adapter, stream),
         )
@@ -245,7 +248,7 @@ class RunContext:
         """The method and the stream that a spec describes."""
         model = self._load_model(spec)
         domains = self._load_data(spec)
-        adapter = _adapter(spec, model, _prompts(spec, domains[0]))
+        adapter = build_adapter(spec, model, _prompts(spec, domains[0]))
         stream = Stream(
             domains,
             model.preprocess,
@@ -330,7 +333,8 @@ def _prompts(spec: RunSpec, dataset: Dataset) -> ClassPrompts:
     return ClassPrompts(prompts.names, texts, features, allow_duplicates=True)
 
 
-def _adapter(spec: RunSpec, model: CLIP, prompts: ClassPrompts) -> Adapter:
+def build_adapter(spec: RunSpec, model: CLIP, prompts: ClassPrompts) -> Adapter:
+    """The method of a spec."""
     if spec.fitted is not None:
         return create_fitted(spec.fitted, model, prompts, seed=spec.seed)
     config = method_config(spec.method, spec.preset, dict(spec.options))
