@@ -99,11 +99,18 @@ def headline(bundled: Sequence[Setting], real: Sequence[Setting]) -> str:
     for name, _, columns in sides:
         head += [f"{name}, {len(columns)} shifts", "worst", "clean"]
     _, main, _ = sides[-1]
+    # A method may need other options on one side: its text half stays fixed on the real tower.
+    labels = [{_method(row): row for row in reversed(s.table.rows)} for _, s, _ in sides]
     rows = []
     for row in main.rows:
-        if all(row.row in setting.table.rows for _, setting, _ in sides):
-            cells = [c for _, s, columns in sides for c in _headline_cells(s, columns, row.row)]
-            rows.append((f"`{row.row}`", *cells, BLANK if row.cost is None else _times(row.cost)))
+        name = _method(row.row)
+        if all(name in known for known in labels):
+            cells = [
+                cell
+                for (_, setting, columns), known in zip(sides, labels, strict=True)
+                for cell in _headline_cells(setting, columns, known[name])
+            ]
+            rows.append((f"`{name}`", *cells, BLANK if row.cost is None else _times(row.cost)))
     return to_markdown(TextTable((*head, "cost"), tuple(rows))).rstrip()
 
 
