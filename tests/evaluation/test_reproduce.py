@@ -207,9 +207,11 @@ def test_lines_put_both_sides_together(context: RunContext) -> None:
 def record_of(row_dataset: str, **changes: Any) -> Record:
     """A made-up record of SCAP's full run on ImageNet-A under the published protocol."""
     texts = changes.get("templates", templates("scap-imagenet-a"))
+    config = {"view_kind": "zoom-crop", "view_zoom": 1.830357, "text_mix": 0.6}
     settings = {
         "dataset": row_dataset,
         "method": "scap",
+        "config": config | changes.get("config", {}),
         "model": {"id": changes.get("model", "openai:ViT-B/16")},
         "prompts": {"templates": list(texts)},
         "stream": {
@@ -229,6 +231,9 @@ def record_of(row_dataset: str, **changes: Any) -> Record:
         ({"model": "hf:openai/clip-vit-base-patch16"}, None),
         ({"model": "openai:ViT-B/32"}, "model openai:ViT-B/32 instead of CLIP ViT-B/16 (OpenAI)"),
         ({"views": None}, "views: 1 instead of 64"),
+        ({"config": {"view_kind": "augmix"}}, "view_kind: augmix instead of zoom-crop"),
+        ({"config": {"view_zoom": 1.15}}, "view_zoom: 1.15 instead of 1.830357"),
+        ({"config": {"text_mix": 0.5}}, "text_mix: 0.5 instead of 0.6"),
         ({"templates": templates("single")}, "templates: single instead of scap-imagenet-a"),
         ({"batch_size": 128}, "batch size 128 instead of 64"),
         ({"images": 7499}, "7,499 of 7,500 images of imagenet-a"),

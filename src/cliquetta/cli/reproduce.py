@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cliquetta.evaluation.sweep import RunContext
 
 VALUES: dict[str, tuple[float, ...]] = {
-    "threshold": (0.6, 0.7, 0.8, 0.9),
+    "threshold": (0.6, 0.65, 0.7, 0.8, 0.9),
     "concentration": (0.0, 0.5, 1.0, 2.0),
     "capacity": (2, 4, 6, 10),
     "neighbours": (1, 2, 3, 5),

@@ -13,8 +13,9 @@ from typing import Any
 from cliquetta.data.catalogue import list_datasets
 from cliquetta.errors import UnknownNameError
 from cliquetta.evaluation.record import Record
+from cliquetta.methods._shared.state import plain_config
 from cliquetta.methods.base import BatchDependence
-from cliquetta.methods.registry import get_method
+from cliquetta.methods.registry import get_method, method_config
 from cliquetta.prompts.catalogue import list_templates, template_choice, templates
 
 
@@ -57,6 +58,13 @@ class PublishedRow:
     """Constants that the authors' scripts set per data set."""
     tuned_on_test: bool = False
     note: str = ""
+
+    def config(self, dataset: str) -> Any:
+        """The settings with which ours comes nearest to the row on a dataset."""
+        preset = (self.preset or "").replace("{dataset}", dataset)
+        known = preset if preset in get_method(self.method).presets else None
+        options = {**self.options_by_dataset.get(dataset, {}), **self.options}
+        return method_config(self.method, known, options)
 
     def mean(self, datasets: tuple[str, ...]) -> float | None:
         """Mean over data sets, if all of them are published."""
@@ -199,6 +207,8 @@ def reasons(row: PublishedRow, dataset: str, record: Record) -> tuple[str, ...]:
     found += _image_reasons(record)
     if protocol.views not in (None, _views(record)):
         found.append(f"views: {_views(record)} instead of {protocol.views}")
+    else:
+        found += _setting_reasons(row, dataset, record)
     texts = protocol.texts(dataset)
     if texts is not None and tuple(settings["prompts"]["templates"]) != texts:
         ours = template_name(settings["prompts"]["templates"])
@@ -209,6 +219,23 @@ def reasons(row: PublishedRow, dataset: str, record: Record) -> tuple[str, ...]:
     if joint and protocol.batch_size not in (None, stream["batch_size"]):
         found.append(f"batch size {stream['batch_size']} instead of {protocol.batch_size}")
     return tuple(found)
+
+
+def _setting_reasons(row: PublishedRow, dataset: str, record: Record) -> list[str]:
+    """Differences from the authors' own constants: how views are made, how templates are mixed."""
+    wanted = plain_config(row.config(dataset))
+    ours = record.settings["config"]
+    relevant = []
+    if _views(record) > 1:
+        relevant.append("view_kind")
+        relevant.append("view_zoom" if wanted.get("view_kind") == "zoom-crop" else "view_min_area")
+    if len(record.settings["prompts"]["templates"]) > 1:
+        relevant.append("text_mix")
+    return [
+        f"{name}: {ours[name]} instead of {wanted[name]}"
+        for name in relevant
+        if name in wanted and name in ours and ours[name] != wanted[name]
+    ]
 
 
 def _image_reasons(record: Record) -> list[str]:

@@ -144,6 +144,9 @@ PRESETS: Mapping[str, SCAPConfig] = {
     # The only preset whose figures may be put beside the paper's table: 64 zoom crops, the
     # confident tenth of them averaged.
     "paper-views": SCAPConfig(views=64),
+    # The same with the released code's other crops (RandomResizedCrop), which it makes unless a
+    # script asks for zoom crops: the cross-domain table.
+    "paper-crops": SCAPConfig(views=64, view_kind="resized-crop"),
     # What the released ImageNet-A script does with the parts above, for audit; docs/methods/scap.md
     # lists what it does otherwise. Prompts are learned and then not used for scoring.
     "released": SCAPConfig(
