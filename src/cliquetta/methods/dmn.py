@@ -10,8 +10,8 @@ the feature of class n is the mean of its entries m weighted by exp(-β(1 - f·m
 Class and entropy come from the mean probability of the confident of 32 views (crops of half the
 image or more; preset ``fine-grained`` adds AugMix, as the authors do outside of ImageNet); what is
 kept and asked about is the plain view. As in the official code an image enters the memory before it
-is read. There **β₂ is searched on the test labels**; ours is a constant, 1, chosen without data. Its
-texts are templates with GPT-3 descriptions; ours are those of the class list. Logits are the
+is read. There **β₂ is searched on the test labels**; ours is a constant, 1, chosen without data.
+Its texts are templates with GPT-3 descriptions; ours are those of the class list. Logits are the
 logarithm of p.
 """
 

@@ -30,7 +30,7 @@ VIEWS = torch.randn(8, 3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
 def test_the_registry_knows_the_presets() -> None:
     assert dict(get_method("scap").presets) == dict(PRESETS)
-    assert list(PRESETS) == ["paper", "paper-views", "released"]
+    assert list(PRESETS) == ["paper", "paper-views", "paper-crops", "released"]
     assert method_config("scap") == PRESETS["paper"] == SCAPConfig()
     assert method_config("scap", "paper-views").views == 64
 
