@@ -160,10 +160,10 @@ def measure(
     adapter._mine = clock.wrap("mine", adapter._mine)  # type: ignore[method-assign]
     learner = adapter.learner
     learner.learn = clock.wrap("learn", learner.learn)  # type: ignore[method-assign]
-    learner._pulled_text = clock.wrap("learn text", learner._pulled_text)  # type: ignore[method-assign]
+    learner._untimed_text_gradient = clock.wrap("learn text", learner._untimed_text_gradient)  # type: ignore[method-assign]
     adapter._retain = clock.wrap("retain", adapter._retain)  # type: ignore[method-assign]
-    adapter._score = clock.wrap("infer", adapter._score)  # type: ignore[method-assign]
-    adapter._words = clock.wrap("infer text", adapter._words)  # type: ignore[method-assign]
+    adapter._logits = clock.wrap("infer", adapter._logits)  # type: ignore[method-assign]
+    adapter._compose = clock.wrap("compose", adapter._compose)  # type: ignore[method-assign]
     for _ in range(max(2, repeats // 2)):
         adapter.predict(Batch(images))
     cliques = adapter.planted[1]
@@ -184,7 +184,7 @@ def measure(
         "learn visual": 1000 * (clock.median("learn") - clock.median("learn text")),
         "learn text": 1000 * clock.median("learn text"),
         "retain": 1000 * clock.median("retain"),
-        "infer": 1000 * (clock.median("infer") + clock.median("infer text")),
+        "infer": 1000 * (clock.median("infer") + clock.median("compose")),
         "jacobian s": adapter.text.jacobian_seconds if adapter.text is not None else 0.0,
     }
     if device.type == "cuda":

@@ -13,8 +13,8 @@ import cliquetta
 
 ROOT = Path(cliquetta.__path__[0])
 ROOMS = (
-    ("types", "errors"),
-    ("atomic",),
+    ("types", "errors", "version"),
+    ("atomic", "tensor_file"),
     ("prompts",),
     ("model",),
     ("data",),

@@ -80,12 +80,9 @@ __all__ = sorted(_MODULE_OF)
 def __getattr__(name: str) -> Any:
     """Import a public name from its module."""
     if name == "__version__":
-        from importlib.metadata import PackageNotFoundError, version
+        from cliquetta.version import installed_version
 
-        try:
-            return version("cliquetta")
-        except PackageNotFoundError:
-            return "0+source"
+        return installed_version()
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

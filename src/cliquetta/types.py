@@ -44,10 +44,12 @@ class Batch:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a method answers: ``logits`` (B, N) on CLIP's scale, float32, always those scored.
+    """The prediction of a method: ``logits`` (B, N), float32, finite, always those scored.
 
-    ``evidence`` explains the answer to a report (cliques, prompts used, losses); nothing may be
-    computed from it that is scored.
+    ``softmax(logits)`` are the class probabilities of the method. Methods that compare features
+    return cosines times CLIP's scale; those that average or mix probabilities return their
+    logarithms. ``evidence`` explains a prediction to a report (cliques, prompts used, losses);
+    nothing that is scored may be computed from it.
     """
 
     logits: Tensor

@@ -82,7 +82,7 @@ def pair(
     """Engine and oracle with the same options (``blocks`` of one is the oracle's block)."""
     prompts = ClassPrompts(names, templates)
     engine = SCAP(model, prompts, SCAPConfig(**options), seed=seed)
-    engine.explain = True
+    engine.collect_evidence = True
     theirs = dict(options)
     if "blocks" in theirs:
         (theirs["prompt_block"],) = theirs.pop("blocks")

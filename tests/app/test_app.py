@@ -21,7 +21,7 @@ from cliquetta.app import pages as app_pages
 from cliquetta.app import server as app_server
 from cliquetta.app import session as app_session
 from cliquetta.app.desk import FILES, STREAM, Desk, Form, make_form, read_classes
-from cliquetta.app.evidence import attention_maps, cache_counts
+from cliquetta.app.evidence import attention_maps
 from cliquetta.app.server import POLICY, server_settings, token_auth
 from cliquetta.app.session import AppSession, StreamChoice
 from cliquetta.cli.main import app as command
@@ -265,7 +265,7 @@ def test_caches_are_counted_class_by_class(make: Make) -> None:
     held = caches["positive entries"].held
     predicted = [row.before for row in tda.last.rows] if tda.last else []
     assert list(held) == [min(3, predicted.count(name)) for name in NAMES]
-    assert cache_counts(tent.adapter) == {}
+    assert tent.adapter.cache_counts() == {}
 
 
 @pytest.mark.parametrize("kind", ["class", "rollout"])
@@ -274,7 +274,7 @@ def test_attention_is_that_of_the_passes_that_were_scored(make: Make, kind: Any)
     session.next_of_stream(FOG)
     shown = session.next_of_stream(FOG)
     adapter: Any = session.adapter
-    tower, (block,) = adapter.tower, adapter.config.blocks
+    tower, (block,) = adapter.visual.tower, adapter.config.blocks
     evidence = shown.prediction.evidence
     width = evidence["passes"].width
     assert evidence["prompt_mask"].any()

@@ -16,11 +16,17 @@ from torch import Tensor
 from cliquetta.errors import UnknownNameError
 from cliquetta.methods._shared.state import load_state, save_state
 from cliquetta.methods.base import Adapter, BatchDependence
-from cliquetta.methods.registry import MethodEntry, create_method, list_methods, method_config
+from cliquetta.methods.registry import (
+    MethodEntry,
+    create_method,
+    get_method,
+    list_methods,
+    method_config,
+)
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
-from tests._helpers.building import build_adapter, prepare
+from tests._helpers.building import build_adapter, fitted_tensors, prepare
 from tests._helpers.tiny import build_tiny_clip
 
 SAME: dict[str, Any] = {"atol": 1e-3, "rtol": 1e-4}
@@ -74,6 +80,57 @@ def test_logits_are_finite_float32_of_the_right_shape(adapter: Adapter, batch: B
         assert logits.shape == (len(part), len(adapter.prompts))
         assert logits.dtype == torch.float32
         assert torch.isfinite(logits).all()
+
+
+ADDED = {"tda": 30.0, "tip_adapter": 10.0, "tip_adapter_f": 10.0}
+"""What a cache may add to CLIP's logits, for methods that add one."""
+UNADAPTED: dict[str, dict[str, Any]] = {
+    "batclip": {},
+    "clipartt": {"lr": 1e-12},
+    "dmn": {"memory_weight": 1e-12},
+    "mta": {"views": 1},
+    "scap": {"threshold": 2.0},
+    "tda": {"positive_alpha": 0.0, "negative_alpha": 0.0},
+    "tent": {},
+    "tip_adapter": {"alpha": 0.0},
+    "tip_adapter_f": {"alpha": 0.0},
+    "tpt": {"lr": 0.0},
+    "ctpt": {"lr": 0.0},
+    "watt": {"lr": 1e-12, "templates": ("a photo of a {}.", "a sketch of a {}.")},
+    "zero_shot": {},
+}
+"""Settings under which the first batch of a method is zero-shot CLIP's."""
+
+
+def is_log_probabilities(logits: Tensor) -> bool:
+    return bool(logits.logsumexp(dim=-1).abs().max() < 1e-4)
+
+
+def test_logits_are_log_probabilities_or_on_clips_scale(
+    entry: MethodEntry, adapter: Adapter, tiny_clip: CLIP, batch: Batch
+) -> None:
+    for logits in logits_of(adapter, stream_of(batch)):
+        largest = tiny_clip.scale + ADDED.get(entry.name, 0.0)
+        assert is_log_probabilities(logits) or logits.abs().max() <= largest + 1e-3
+
+
+@pytest.mark.parametrize(("name", "options"), UNADAPTED.items(), ids=UNADAPTED)
+def test_logits_that_were_not_adapted_are_those_of_zero_shot_clip(
+    name: str,
+    options: dict[str, Any],
+    tiny_clip: CLIP,
+    tiny_prompts: ClassPrompts,
+    batch: Batch,
+) -> None:
+    fitted = None if get_method(name).fit is None else fitted_tensors(name, tiny_prompts.names)
+    config = method_config(name, options=options)
+    adapter = create_method(name, tiny_clip, tiny_prompts, config, fitted=fitted)
+    features = tiny_clip.encode_image(batch.images, normalize=True)
+    expected = tiny_clip.scale * features @ tiny_clip.classifier(tiny_prompts).T
+    (logits,) = logits_of(adapter, [batch])
+    if is_log_probabilities(logits):
+        expected = expected.log_softmax(dim=-1)
+    torch.testing.assert_close(logits, expected, **SAME)
 
 
 def test_an_empty_batch_is_answered_and_changes_nothing(adapter: Adapter, batch: Batch) -> None:

@@ -84,7 +84,7 @@ def test_affinity_is_the_kernel_of_what_is_present() -> None:
     queries = torch.nn.functional.normalize(torch.randn(3, 4, generator=generator), dim=-1)
     entropy = torch.tensor([[0.1, 0.5], [0.4, torch.inf]])
     occupancy = simulate_insertions(entropy, torch.tensor([0, 1, 0]), torch.tensor([0.2, 0.9, 0.7]))
-    old, new = affinity(queries, keys, queries, occupancy, 5.5)
+    old, new = affinity(queries, keys, occupancy, 5.5)
     expected = torch.exp(-5.5 * (1 - queries[0] @ keys[0, 0]))
     torch.testing.assert_close(old[0, 0, 0], expected)
     assert old[:, 0, 1].tolist() == [0, 0, 0]  # pushed out by the first image

@@ -107,7 +107,7 @@ def test_the_context_depends_on_the_image(tiny_clip: CLIP, tiny_prompts: ClassPr
 def test_fitting_beats_zero_shot_and_other_names_follow(tiny_clip: CLIP, tmp_path: Path) -> None:
     fitted = fit_method("cocoop", tiny_clip, TWO, make_examples(), FAST)
     path = tmp_path / "cocoop.safetensors"
-    save_fitted(path, "cocoop", FAST, fitted, tiny_clip, TWO)
+    save_fitted(path, "cocoop", FAST, fitted, model=tiny_clip, prompts=TWO)
     plain = create_method("zero_shot", tiny_clip, TWO)
     assert accuracy(create_fitted(path, tiny_clip, TWO)) > accuracy(plain) + 0.25
     other = ClassPrompts(("deer", "frog"))

@@ -121,7 +121,7 @@ def test_other_class_names_follow_a_shared_context(
     config = replace(FAST, epochs=2)
     fitted = fit_method("coop", tiny_clip, tiny_prompts, make_examples(), config)
     path = tmp_path / "coop.safetensors"
-    save_fitted(path, "coop", config, fitted, tiny_clip, tiny_prompts)
+    save_fitted(path, "coop", config, fitted, model=tiny_clip, prompts=tiny_prompts)
     images = make_images(2, seed=0)[0]
     other = ClassPrompts(("deer", "frog", "airplane"))
     logits = create_fitted(path, tiny_clip, other).predict(Batch(images)).logits
@@ -136,7 +136,7 @@ def test_class_specific_contexts_follow_their_class_and_no_other(
     config = replace(FAST, epochs=1, class_specific=True)
     fitted = fit_method("coop", tiny_clip, tiny_prompts, make_examples(), config)
     path = tmp_path / "coop.safetensors"
-    save_fitted(path, "coop", config, fitted, tiny_clip, tiny_prompts)
+    save_fitted(path, "coop", config, fitted, model=tiny_clip, prompts=tiny_prompts)
     images = Batch(make_images(2, seed=0)[0])
     whole = create_fitted(path, tiny_clip, tiny_prompts).predict(images).logits
     some = ClassPrompts((tiny_prompts.names[3], tiny_prompts.names[1]))

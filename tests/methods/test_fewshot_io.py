@@ -14,6 +14,7 @@ from torch import Tensor
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.data.dataset import ArrayDataset
 from cliquetta.methods._shared.few_shot import (
+    FitTask,
     SGDTraining,
     TextTraining,
     epoch_batches,
@@ -141,11 +142,8 @@ def test_the_loop_is_torch_sgd_with_momentum(tiny_clip: CLIP) -> None:
     found = learn(
         {"x": torch.tensor([1.0, -2.0])},
         lambda learned, pixels, labels: (learned["x"] ** 2).sum() / 2,
-        tiny_clip,
-        make_examples(2),
+        FitTask(tiny_clip, TWO, make_examples(2), on_step=steps.append),
         config,
-        seed=0,
-        on_step=steps.append,
     )["x"]
     x, velocity = np.array([1.0, -2.0]), np.zeros(2)
     for rate in (0.3, 0.1, 0.05 * (1 + math.cos(math.pi / 3))):
@@ -161,10 +159,8 @@ def test_a_loss_that_is_no_number_stops_the_fit(tiny_clip: CLIP) -> None:
         learn(
             {"x": torch.ones(1)},
             lambda learned, pixels, labels: learned["x"].sum() * math.nan,
-            tiny_clip,
-            make_examples(1),
+            FitTask(tiny_clip, TWO, make_examples(1)),
             SGDTraining(epochs=1),
-            seed=0,
         )
 
 
@@ -190,7 +186,7 @@ def test_a_pool_is_encoded_once_and_every_image_gets_crops_of_its_own(
     rng = np.random.default_rng([7, 0xF0])
     crops = examples.crops(np.arange(6), tiny_clip, rng, scale=(0.3, 1.0), count=5)
     pool = torch.stack([tiny_clip.encode_image(crop, normalize=True) for crop in crops])
-    draw = feature_draw(tiny_clip, examples, config, seed=7)
+    draw = feature_draw(FitTask(tiny_clip, TWO, examples, seed=7), config)
     monkeypatch.setattr(tiny_clip, "encode_image", lambda *_: pytest.fail("encoded again"))
     rows, generator, seen = np.array([4, 0, 3]), np.random.default_rng(0), set()
     for _ in range(40):
@@ -198,8 +194,6 @@ def test_a_pool_is_encoded_once_and_every_image_gets_crops_of_its_own(
         assert far.amin(dim=1).max() < 1e-5
         seen |= set(enumerate(far.argmin(dim=1).tolist()))
     assert len(seen) == 3 * 5
-    with pytest.raises(ValueError, match="crop_pool must be at least 1"):
-        TextTraining(crop_pool=0)
 
 
 def test_equal_seeds_fit_equally_and_leave_the_world_alone(tiny_clip: CLIP) -> None:
@@ -221,7 +215,9 @@ def test_a_file_brings_the_fitted_method_back(tiny_clip: CLIP, tmp_path: Path, n
     config = method_config(name, options=options)
     tensors = fit_method(name, tiny_clip, TWO, make_examples(2), config)
     path = tmp_path / "deep" / "fitted.safetensors"
-    save_fitted(path, name, config, tensors, tiny_clip, TWO, notes={"dataset": "mine"})
+    save_fitted(
+        path, name, config, tensors, model=tiny_clip, prompts=TWO, notes={"dataset": "mine"}
+    )
     loaded = load_fitted(path)
     assert (loaded.method, loaded.config, loaded.names) == (name, config, TWO.names)
     assert (loaded.model, loaded.weights) == ("tiny", tiny_clip.fingerprint)
@@ -238,7 +234,7 @@ def test_a_file_of_other_weights_is_refused_but_another_dtype_is_not(
 ) -> None:
     path = tmp_path / "coop.safetensors"
     tensors = fit_method("coop", tiny_clip, TWO, make_examples(2), SHORT)
-    save_fitted(path, "coop", SHORT, tensors, tiny_clip, TWO)
+    save_fitted(path, "coop", SHORT, tensors, model=tiny_clip, prompts=TWO)
     with pytest.raises(ValueError, match="fit again"):
         create_fitted(path, build_tiny_clip(seed=1), TWO)
     half = build_tiny_clip().bfloat16()

@@ -79,7 +79,7 @@ def test_the_first_step_of_a_fit_is_sgd(tiny_clip: CLIP, tiny_prompts: ClassProm
 def test_fitting_beats_zero_shot_and_other_names_follow(tiny_clip: CLIP, tmp_path: Path) -> None:
     fitted = fit_method("maple", tiny_clip, TWO, make_examples(), FAST)
     path = tmp_path / "maple.safetensors"
-    save_fitted(path, "maple", FAST, fitted, tiny_clip, TWO)
+    save_fitted(path, "maple", FAST, fitted, model=tiny_clip, prompts=TWO)
     plain = create_method("zero_shot", tiny_clip, TWO)
     assert accuracy(create_fitted(path, tiny_clip, TWO)) > accuracy(plain) + 0.25
     other = ClassPrompts(("deer", "frog"))

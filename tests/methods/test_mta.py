@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.methods.mta import MTAConfig
+from cliquetta.data.views import attach_views
+from cliquetta.methods.mta import MTA, MTAConfig, find_mode
+from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch
+from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
 
 Array = npt.NDArray[np.float64]
 
@@ -51,3 +58,80 @@ def scattered(images: int, views: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     features = torch.nn.functional.normalize(features, dim=-1)
     text = torch.nn.functional.normalize(torch.randn(6, 16, generator=generator), dim=-1)
     return features, (10 * features @ text.T).softmax(dim=-1)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        MTAConfig(),
+        MTAConfig(tolerance=2e-2),  # halves stop early, at different times for different images
+        MTAConfig(neighbour_fraction=0.6, affinity_weight=1.0, entropy_weight=0.05, iterations=3),
+    ],
+)
+def test_all_images_at_once_equal_numpy_one_by_one(config: MTAConfig) -> None:
+    features, probabilities = scattered(images=6, views=24)
+    modes, inlierness = find_mode(features, probabilities, config)
+    counts = set()
+    for b in range(6):
+        mode, y, count = numpy_mta(
+            features[b].double().numpy(), probabilities[b].double().numpy(), config
+        )
+        counts.add(count)
+        np.testing.assert_allclose(modes[b].numpy(), mode, atol=2e-5)
+        np.testing.assert_allclose(inlierness[b].numpy(), y, atol=2e-5)
+    if config.tolerance == 2e-2:
+        assert len(counts) > 1  # otherwise the masks were not put to the test
+
+
+def test_the_adapter_scores_the_mode(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
+) -> None:
+    adapter = MTA(tiny_clip, tiny_prompts, MTAConfig(views=16))
+    batch = Batch(tiny_images[:3], ("a", "b", "c"))
+    batch = attach_views(batch, adapter.views, seed=0)
+    logits = adapter.predict(batch).logits
+    text = tiny_clip.classifier(tiny_prompts).double().numpy()
+    assert batch.views is not None
+    for b, views in enumerate(batch.views):
+        f = tiny_clip.encode_image(views, normalize=True).double().numpy()
+        z = tiny_clip.scale * f @ text.T
+        s = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
+        mode, _, _ = numpy_mta(f, s, adapter.config)
+        np.testing.assert_allclose(logits[b], tiny_clip.scale * text @ mode, atol=1e-3)
+
+
+def test_views_of_something_else_are_weighed_down() -> None:
+    generator = torch.Generator().manual_seed(3)
+    one, other = torch.eye(16)[:2]
+    views = torch.stack([one] * 9 + [other] * 3) + 0.1 * torch.randn(12, 16, generator=generator)
+    views = torch.nn.functional.normalize(views, dim=-1)[None]
+    probabilities = (10 * views @ torch.eye(16)[:2].T).softmax(dim=-1)
+    mode, inlierness = find_mode(views, probabilities, MTAConfig())
+    assert inlierness[0, 9:].max() < 0.01 * inlierness[0, :9].min()
+    average = torch.nn.functional.normalize(views[0].mean(dim=0), dim=0)
+    assert average @ other > 0.25  # what averaging would give away
+    assert mode[0] @ other < 0.1
+    assert mode[0] @ one > 0.95
+
+
+def test_views_change_the_answer_and_equal_views_do_not(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
+) -> None:
+    batch = Batch(tiny_images[:4], tuple("abcd"))
+    plain = ZeroShot(tiny_clip, tiny_prompts, ZeroShotConfig()).predict(batch).logits
+    adapter = MTA(tiny_clip, tiny_prompts, MTAConfig())
+    moved = adapter.predict(attach_views(batch, adapter.views, seed=0)).logits
+    assert (moved - plain).abs().amax(dim=1).min() > 1e-2
+    for count in (1, 2, 12):
+        same = batch.images[:, None].expand(-1, count, -1, -1, -1)
+        still = adapter.predict(Batch(batch.images, batch.keys, same)).logits
+        torch.testing.assert_close(still, plain, atol=1e-3, rtol=0)
+
+
+def test_it_needs_no_text_tower(tiny_images: Tensor) -> None:
+    model = build_tiny_clip()
+    model.text = None
+    text = torch.randn(5, 24, generator=torch.Generator().manual_seed(0))
+    adapter = MTA(model, ClassPrompts(TINY_NAMES, features=text), MTAConfig(views=8))
+    batch = attach_views(Batch(tiny_images, tuple("abcdefghij")), adapter.views, seed=0)
+    assert adapter.predict(batch).logits.shape == (10, 5)

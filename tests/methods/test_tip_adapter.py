@@ -10,9 +10,13 @@ import pytest
 import torch
 
 from cliquetta.methods._shared.fewshot_io import FewShot, create_fitted, fit_method, save_fitted
-from cliquetta.methods._shared.tip_cache import TipAdapterConfig, build_keys
 from cliquetta.methods.registry import create_method, get_method, method_config
-from cliquetta.methods.tip_adapter import TipAdapterFConfig
+from cliquetta.methods.tip_adapter import (
+    TipAdapter,
+    TipAdapterConfig,
+    TipAdapterFConfig,
+    build_keys,
+)
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
@@ -141,7 +145,8 @@ def test_the_search_finds_the_best_of_its_grid_on_the_validation_split(
                 best, found = right, (alpha, beta)
     assert found == pytest.approx((float(fitted["alpha"]), float(fitted["beta"])))
     adapter = create_method("tip_adapter", tiny_clip, TWO, config, fitted=fitted)
-    assert (adapter.alpha, adapter.beta) == pytest.approx(found)  # type: ignore[attr-defined]
+    assert isinstance(adapter, TipAdapter)
+    assert (adapter.cache.alpha, adapter.cache.beta) == pytest.approx(found)
 
 
 def test_the_two_validation_splits_above_disagree(tiny_clip: CLIP) -> None:
@@ -191,7 +196,7 @@ def test_some_of_the_classes_keep_their_part_of_the_cache(
     examples = FewShot(tiny_images, torch.arange(10) // 2)
     fitted = fit_method("tip_adapter", tiny_clip, tiny_prompts, examples)
     path = tmp_path / "tip.safetensors"
-    save_fitted(path, "tip_adapter", None, fitted, tiny_clip, tiny_prompts)
+    save_fitted(path, "tip_adapter", None, fitted, model=tiny_clip, prompts=tiny_prompts)
     whole = create_fitted(path, tiny_clip, tiny_prompts).predict(Batch(tiny_images)).logits
     some = ClassPrompts(("ship", "cat"), tiny_prompts.templates)
     part = create_fitted(path, tiny_clip, some).predict(Batch(tiny_images)).logits

@@ -12,12 +12,11 @@ from scipy.special import softmax
 from torch import Tensor
 
 from cliquetta.data.views import attach_views
+from cliquetta.methods._shared.entropy import entropy, marginal_entropy
 from cliquetta.methods._shared.views import (
     ViewsConfig,
     confident_views,
-    entropy,
     kept_count,
-    marginal_entropy,
     mean_logits,
     near_one,
     take_views,

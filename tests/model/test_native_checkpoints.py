@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from cliquetta.model.checkpoints import native
 from cliquetta.model.checkpoints.native import load_model, save_model
 from cliquetta.model.checkpoints.state import CheckpointError, dequantise, quantise
 from cliquetta.model.clip import CLIP
@@ -168,7 +168,7 @@ def test_a_failed_write_leaves_the_old_file(
     def fail(*_: Any, **__: Any) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(native, "save_file", fail)
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="disk full"):
         save_model(tiny_clip, path, quantise=True)
     assert path.read_bytes() == before

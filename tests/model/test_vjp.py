@@ -58,7 +58,7 @@ def test_visual_gradients_equal_autograd(clip: CLIP, blocks: tuple[int, ...]) ->
     torch.testing.assert_close(tape.features, features.detach(), rtol=0, atol=1e-12)
     rows = torch.tensor([0, 3, 3, 1, 2, 0])
     cotangents = torch.randn(6, clip.embed_dim, generator=generator).double() * 1e-3
-    found = tape.pull(cotangents, rows)
+    found = tape.vjp(cotangents, rows)
     assert sorted(found) == sorted(blocks)
     for block, leaf in leaves.items():
         expected = one_at_a_time(features, leaf, rows, cotangents)
@@ -81,7 +81,7 @@ def test_text_gradients_equal_autograd(clip: CLIP) -> None:
     torch.testing.assert_close(tape.features, features.detach(), rtol=0, atol=1e-12)
     rows = torch.tensor([2, 0, 1, 1])
     cotangents = torch.randn(4, clip.embed_dim, generator=generator).double()
-    found = tape.pull(cotangents, rows, positions[rows])
+    found = tape.vjp(cotangents, rows, positions[rows])
     expected = one_at_a_time(features, leaf, rows, cotangents)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
@@ -95,7 +95,7 @@ def test_half_precision_survives_tiny_cotangents(clip: CLIP) -> None:
     tape = VisualTape(tower, hidden, 1, {1: Prefix(torch.full((1, 1, 2, 32), 0.5))})
     cotangents = torch.randn(2, clip.embed_dim, generator=torch.Generator().manual_seed(1))
     rows = torch.arange(2)
-    big, small = tape.pull(cotangents, rows)[1], tape.pull(cotangents * 1e-9, rows)[1]
+    big, small = tape.vjp(cotangents, rows)[1], tape.vjp(cotangents * 1e-9, rows)[1]
     torch.testing.assert_close(small * 1e9, big, rtol=1e-3, atol=1e-6)
     assert big.dtype == torch.float32
 

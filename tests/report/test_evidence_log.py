@@ -76,7 +76,7 @@ def test_predictions_are_those_of_a_run_without_evidence(
 
 def test_what_is_kept_is_what_was_answered(run: Any, tiny_clip: CLIP, dataset: Any) -> None:
     folder, adapter = run()
-    assert not adapter.explain
+    assert not adapter.collect_evidence
     evidence, answers = load_evidence(folder), load_predictions(folder)
     assert evidence.names == TINY_NAMES
     assert [batch.number for batch in evidence.batches] == [1, 2, 3, 4]
@@ -102,7 +102,7 @@ def test_prompted_features_are_those_that_were_scored(
     prompted = torch.from_numpy(np.concatenate([batch.prompted for batch in evidence.batches]))
     plain = np.concatenate([batch.features for batch in evidence.batches])
     assert np.abs(prompted.numpy() - plain).max() > 0.01
-    logits = tiny_clip.scale * prompted @ adapter.learner.start_text.T
+    logits = tiny_clip.scale * prompted @ adapter.learner.model.start_text.T
     found = logits.softmax(dim=-1).topk(5, dim=-1)
     np.testing.assert_allclose(found.values.numpy(), answers.probabilities, atol=1e-2)
 

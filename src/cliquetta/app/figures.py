@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from cliquetta.app.evidence import AttentionMap, Count
+from cliquetta.app.evidence import AttentionMap
+from cliquetta.methods._shared.explanation import CacheCount
 from cliquetta.report.attention_figure import overlay
 from cliquetta.report.gallery import data_uri
 from cliquetta.report.style import BASELINE_LOOK, line_look, new_figure, to_file
@@ -57,7 +58,7 @@ def accuracy_figure(curve: Sequence[tuple[int, float, float]], method: str) -> s
         return _png(to_file(figure, "png"))
 
 
-def cache_figure(history: Sequence[Count], names: Sequence[str]) -> str:
+def cache_figure(history: Sequence[CacheCount], names: Sequence[str]) -> str:
     """Entries per class (rows) after each batch (columns)."""
     from matplotlib.ticker import MaxNLocator
 
@@ -82,7 +83,9 @@ def cache_figure(history: Sequence[Count], names: Sequence[str]) -> str:
         return _png(to_file(figure, "png"))
 
 
-def cache_figures(history: Sequence[Mapping[str, Count]], names: Sequence[str]) -> dict[str, str]:
+def cache_figures(
+    history: Sequence[Mapping[str, CacheCount]], names: Sequence[str]
+) -> dict[str, str]:
     """One figure per cache of the method."""
     caches = history[-1] if history else {}
     return {cache: cache_figure([then[cache] for then in history], names) for cache in caches}

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from cliquetta.app.evidence import Count, cache_counts
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.data.corruptions import CORRUPTIONS
 from cliquetta.data.stream import Stream
+from cliquetta.methods._shared.explanation import CacheCount
 from cliquetta.methods._shared.state import pack_state, unpack_state
 from cliquetta.methods.registry import create_method
 from cliquetta.serve.batches import CHEAPER, check_views, predict_finite, predict_images
@@ -96,10 +96,10 @@ class Tally:
     right: dict[str, int] = field(default_factory=lambda: {"before": 0, "after": 0})
     curve: list[tuple[int, float, float]] = field(default_factory=list)
     """Labelled images so far, and the share that plain CLIP and the method got right."""
-    counts: list[Mapping[str, Count]] = field(default_factory=list)
+    counts: list[Mapping[str, CacheCount]] = field(default_factory=list)
     """What the method's cache held after every batch."""
 
-    def add(self, rows: Sequence[Row], counts: Mapping[str, Count]) -> None:
+    def add(self, rows: Sequence[Row], counts: Mapping[str, CacheCount]) -> None:
         """Count one batch."""
         known = [row for row in rows if row.truth is not None]
         self.images += len(rows)
@@ -122,7 +122,7 @@ class AppSession:
         self.limits = settings.limits
         _, self.adapter = create_session(request, settings, id=self.id, owner="visitor")
         self.plain = create_method("zero_shot", self.adapter.model, self.adapter.prompts)
-        self.adapter.explain = True
+        self.adapter.collect_evidence = True
         self._begin()
 
     def _begin(self) -> None:
@@ -222,7 +222,7 @@ class AppSession:
     def _keep(self, shown: Shown) -> Shown:
         """Count a batch that succeeded."""
         self.batches += 1
-        self.tally.add(shown.rows, cache_counts(self.adapter))
+        self.tally.add(shown.rows, self.adapter.cache_counts())
         self.rows += [*shown.rows, *shown.refused]
         self.last = shown
         return shown

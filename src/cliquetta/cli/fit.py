@@ -68,7 +68,7 @@ def fit(
             method, clip, images.prompts, few_shot, config, seed=seed, on_step=_ticker(progress)
         )
     notes = {"dataset": images.id, "shots": shots, "validation": validation, "seed": seed}
-    save_fitted(out, method, config, tensors, clip, images.prompts, notes=notes)
+    save_fitted(out, method, config, tensors, model=clip, prompts=images.prompts, notes=notes)
     numbers = sum(tensor.numel() for tensor in tensors.values())
     common.terminal.say(
         f"{method} learned {count(numbers, 'number')} from {count(len(few_shot), 'image')} of "

@@ -17,9 +17,6 @@ import torch.distributed as dist
 
 from cliquetta.evaluation.runner import Step, evaluate
 from cliquetta.evaluation.sweep import RunContext, RunResult, RunSpec
-from cliquetta.methods.base import Adapter
-from cliquetta.methods.scap import SCAP
-from cliquetta.methods.scap.parallel import split_memberships
 
 WAIT = timedelta(days=7)
 """A process may wait this long: the others at runs that are not divided. torchrun ends the rest
@@ -96,7 +93,7 @@ class TeamExecutor:
             if error:
                 yield RunResult(spec, error=error)
                 continue
-            divided = self._divide(adapter)
+            divided = adapter.split_work()
             if not divided and not self.team.is_main_process:
                 continue
             yield RunResult(
@@ -110,13 +107,6 @@ class TeamExecutor:
                     team=self.team if divided else None,
                 ),
             )
-
-    def _divide(self, adapter: Adapter) -> bool:
-        """Whether there is something to divide; if so, it is."""
-        if not isinstance(adapter, SCAP) or not adapter.config.learns_visual:
-            return False
-        split_memberships(adapter.learner)
-        return True
 
     def _observer(self, spec: RunSpec) -> Callable[[Step], None] | None:
         tell = self.on_step

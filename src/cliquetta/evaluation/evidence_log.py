@@ -17,15 +17,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 
 from cliquetta.atomic import write_atomically
 from cliquetta.data.stream import Stream
 from cliquetta.errors import UserError
-from cliquetta.evaluation.explanation import Explanation, count_batch, explain
 from cliquetta.evaluation.record import STATE
+from cliquetta.methods._shared.explanation import Explanation
 from cliquetta.methods.base import Adapter
+from cliquetta.tensor_file import pack_raw
 from cliquetta.types import Batch
 
 if TYPE_CHECKING:
@@ -61,8 +62,8 @@ class EvidenceLimits:
 class EvidenceLog:
     """Writes the evidence of one run while it runs, step by step.
 
-    It turns ``adapter.explain`` on for the batches it shows, which costs time but never changes a
-    prediction. A run that is taken up again writes the same files again.
+    It turns ``adapter.collect_evidence`` on for the batches it shows, which costs time but never
+    changes a prediction. A run that is taken up again writes the same files again.
     """
 
     def __init__(
@@ -76,27 +77,26 @@ class EvidenceLog:
         self.adapter = adapter
         self.limits = limits or EvidenceLimits()
         self.shown = self.limits.batches(len(stream), stream.batch_size)
-        self.classifier = adapter.model.classifier(adapter.prompts)
         about = {"format": FORMAT, "names": list(stream.names), "limits": vars(self.limits)}
         write_atomically(self.folder / _ABOUT, json.dumps(about, ensure_ascii=False).encode())
         # Nobody knows yet at which batch a run that is taken up again goes on.
         begun = (self.folder.parent / STATE).exists()
-        adapter.explain = begun or 1 in self.shown
+        adapter.collect_evidence = begun or 1 in self.shown
 
     def __call__(self, step: Step) -> None:
         """Keep what is wanted of a batch."""
-        line = {"batch": step.number, **count_batch(step.prediction)}
+        line = {"batch": step.number, **self.adapter.summarize(step.prediction)}
         with (self.folder / _COUNTS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         if step.number in self.shown and len(step.batch):
             self._write(step, -(-self.limits.maps // len(self.shown)))
-        self.adapter.explain = step.number + 1 in self.shown
+        self.adapter.collect_evidence = step.number + 1 in self.shown
 
     def _write(self, step: Step, maps: int) -> None:
         assert isinstance(step.batch, Batch)  # a stream of features has nothing to show
         batch = step.batch[: self.limits.images]
         labels, logits = step.labels[: len(batch)], step.prediction.logits[: len(batch)]
-        found = explain(self.adapter, batch, step.prediction, self.classifier, maps)
+        found = self.adapter.explain(batch, step.prediction, maps=maps)
         after = logits.softmax(dim=-1).max(dim=-1)
         entry = {
             "batch": step.number,
@@ -112,7 +112,7 @@ class EvidenceLog:
         preprocess = self.adapter.model.preprocess
         pictures = small_pictures(batch.images, preprocess.mean, preprocess.std, self.limits.pixels)
         write_atomically(self.folder / f"{name}.webp", _mosaic(pictures))
-        write_atomically(self.folder / f"{name}.safetensors", save(found.tensors()))
+        write_atomically(self.folder / f"{name}.safetensors", pack_raw(found.tensors()))
         text = json.dumps(entry, ensure_ascii=False)
         write_atomically(self.folder / f"{name}.json", text.encode())  # last: the batch is whole
 

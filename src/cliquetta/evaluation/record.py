@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -30,6 +29,7 @@ from cliquetta.errors import UserError
 from cliquetta.methods._shared.state import plain_config
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.version import installed_version
 
 try:
     import resource
@@ -143,7 +143,10 @@ def environment(device: torch.device) -> dict[str, Any]:
     """What the run ran on."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
     return {
-        "versions": {"python": platform.python_version(), **{p: _version(p) for p in _PACKAGES}},
+        "versions": {
+            "python": platform.python_version(),
+            **{p: installed_version(p) for p in _PACKAGES},
+        },
         "platform": platform.platform(),
         "device": str(device),
         "device_name": name or platform.machine(),
@@ -160,13 +163,6 @@ def peak_memory(device: torch.device) -> dict[str, int]:
     if device.type == "cuda":
         peak["device"] = torch.cuda.max_memory_allocated(device)
     return peak
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def load_record(folder: Path | str) -> Record:

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
+from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from cliquetta.data.batch import Images, as_batch
 from cliquetta.errors import UserError
+from cliquetta.methods._shared.explanation import CacheCount, Explanation, PromptedPasses
 from cliquetta.methods._shared.memory import Memory
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts, as_prompts
@@ -38,8 +40,9 @@ class BatchDependence(str, Enum):
 class Adapter(ABC):
     """A classifier that may learn from the unlabelled batches it predicts.
 
-    A subclass sets ``batch_dependence``, keeps everything that it remembers between batches in
-    ``self.memory`` and implements :meth:`_predict`. Reset, save and restore follow from that.
+    A subclass sets ``batch_dependence``, prepares itself in :meth:`_setup`, keeps everything that
+    it remembers between batches in ``self.memory`` and implements :meth:`_predict`. Reset, save
+    and restore follow from that.
     """
 
     batch_dependence: ClassVar[BatchDependence]
@@ -55,15 +58,20 @@ class Adapter(ABC):
         self.prompts = prompts
         self.config = config
         self.seed = seed
-        self.explain = False
-        """Gather evidence that costs extra time, too; never changes the logits."""
+        self.collect_evidence = False
+        """Also collect evidence that takes extra time; never changes the logits."""
         self.memory = Memory()
         self._bias = model.bias
+        self._setup()
+
+    def _setup(self) -> None:  # noqa: B027 (nothing to prepare is fine)
+        """Prepare what a subclass predicts with, from model, prompts, config and seed."""
 
     @property
     def views(self) -> ViewSpec | None:
-        """The views that batches must carry, or ``None``."""
-        return None
+        """The views that batches must carry, or ``None``: those of the config, if several."""
+        spec: ViewSpec | None = getattr(self.config, "spec", None)
+        return None if spec is None or spec.count == 1 else spec
 
     def predict(self, images: Images) -> Prediction:
         """Predict a batch; the method may learn from it.
@@ -95,7 +103,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def _predict(self, batch: Batch) -> Prediction:
-        """Predict a checked, non-empty batch that lies on the model's device."""
+        """Predict a checked, non-empty batch on the model's device."""
 
     def __repr__(self) -> str:
         return (
@@ -131,3 +139,68 @@ class Adapter(ABC):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from :meth:`state_dict` of an equally built adapter."""
         self.memory.load_state_dict(state)
+
+    # --- what reports, the app and a cluster ask of a method ------------------------------------
+
+    @cached_property
+    def zero_shot_classifier(self) -> Tensor:
+        """Unit class features (N, E) of plain CLIP."""
+        return self.model.classifier(self.prompts)
+
+    @torch.no_grad()
+    def explain(self, batch: Batch, prediction: Prediction, *, maps: int = 0) -> Explanation:
+        """Explain a prediction: at least the features and classes of plain CLIP.
+
+        Args:
+            batch: The batch that was predicted, or its first images.
+            prediction: What :meth:`predict` returned, with :attr:`collect_evidence` on.
+            maps: Number of images whose attention is read, for methods with visual prompts.
+
+        Returns:
+            The explanation of every image of ``batch``.
+
+        """
+        del maps
+        features = prediction.evidence.get("plain")
+        if features is None:
+            images = batch.images.to(self.model.device)
+            features = self.model.encode_image(images, normalize=True)
+        features = features[: len(batch)]
+        return Explanation(features, (features @ self.zero_shot_classifier.T).argmax(dim=-1))
+
+    def summarize(self, prediction: Prediction) -> dict[str, int | float | str]:
+        """One line about a batch: its number of images, and the numbers among its evidence."""
+        line: dict[str, int | float | str] = {"images": len(prediction.logits)}
+        for name, value in prediction.evidence.items():
+            if isinstance(value, int):
+                line[name] = value
+            elif isinstance(value, float) or (isinstance(value, Tensor) and value.ndim == 0):
+                line[name] = round(float(value), 4)
+        return line
+
+    def cache_counts(self) -> dict[str, CacheCount]:
+        """Occupancy of the caches that hold entries per class, by name.
+
+        Tensors called ``entropy`` (N, K) in the memory are such caches, infinite where empty.
+        """
+        found = {}
+        for name in self.memory:
+            owner, _, last = name.rpartition(".")
+            if last == "entropy" and self.memory[name].ndim == 2:
+                held = tuple(self.memory[name].isfinite().sum(dim=1).tolist())
+                capacity = self.memory[name].shape[1]
+                found[f"{owner} entries".strip()] = CacheCount(held, capacity)
+        return found
+
+    def prompted_passes(self, prediction: Prediction, place: int) -> PromptedPasses | None:
+        """The prompted passes over image ``place`` of a batch; ``None`` without visual prompts."""
+        del prediction, place
+        return None
+
+    def split_work(self) -> bool:
+        """Share the work on every batch among all processes of ``torch.distributed``.
+
+        Returns whether there is anything to share. If so, all processes must predict the same
+        batches in the same order.
+        """
+        return False

@@ -1,4 +1,4 @@
-"""BATCLIP: adapt the LayerNorms of both towers so that classes of a batch part from each other.
+"""BATCLIP: adapt the LayerNorms of both towers so that the classes of a batch separate.
 
 Maharana et al., BATCLIP: Bimodal Online Test-Time Adaptation for CLIP, ICCV 2025. One AdamW step
 per batch on all LayerNorms of image and text tower, down
@@ -6,7 +6,7 @@ per batch on all LayerNorms of image and text tower, down
     mean entropy - mean over predicted classes of m_c·t_c - sum over c ≠ d of (1 - cos(m_c, m_d))
 
 with m_c the mean image feature of the images predicted as c, taken **before** normalisation, and
-t_c the unit text feature. The answer is that of the forward pass before the step; what was
+t_c the unit text feature. The prediction is that of the forward pass before the step; what was
 learned stays. The authors reset at every change of corruption: call ``reset`` where a stream is
 known to change.
 
@@ -27,12 +27,11 @@ from torch import Tensor
 from cliquetta.errors import UserError
 from cliquetta.methods._shared.adam import Adam, AdamConfig, AdamState, adam_step
 from cliquetta.methods._shared.config import NonNegative, Positive
+from cliquetta.methods._shared.entropy import entropy
 from cliquetta.methods._shared.layernorm import LayerNormTower
-from cliquetta.methods._shared.views import entropy
 from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.registry import register
-from cliquetta.model.clip import CLIP, l2_normalize
-from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.model.clip import l2_normalize
 from cliquetta.types import Batch, Prediction
 
 
@@ -96,15 +95,13 @@ class BATCLIP(Adapter):
     needs = frozenset({"norm"})
     config: BATCLIPConfig
 
-    def __init__(
-        self, model: CLIP, prompts: ClassPrompts, config: BATCLIPConfig, *, seed: int = 0
-    ) -> None:
+    def _setup(self) -> None:
+        model, prompts, config = self.model, self.prompts, self.config
         if config.adapt_text and (model.text is None or prompts.features is not None):
             raise UserError(
                 "batclip learns the text tower's LayerNorms, but text is fixed here; give it a "
                 "model with a text tower and class names, or set adapt_text=False"
             )
-        super().__init__(model, prompts, config, seed=seed)
         self.scale = model.scale
         self.images = LayerNormTower(model.visual)
         AdamState.begin(self.images.start).declare(self.memory, "image_norms")

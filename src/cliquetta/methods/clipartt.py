@@ -1,17 +1,17 @@
-"""CLIPArTT: one new text per image, made of its likeliest classes, as the teacher of a batch.
+"""CLIPArTT: one new text per image, made of its likeliest classes, as the targets of a batch.
 
 Hakim et al., CLIPArTT: Adaptation of CLIP to New Domains at Test Time, WACV 2025. For every batch
 the image tower's LayerNorms start from the loaded ones and take ten steps of Adam. In each step
 every image gets the text ``a photo of a c1 or c2 or c3`` of its three likeliest classes under the
 current norms; with unit image features V and features T of these texts the loss is the
 cross-entropy of softmax rows of scale·V·Tᵀ against Qᵀ, Q = softmax of ((V·Vᵀ + T·Tᵀ) / 2) / 0.01
-along its rows. The same batch is then answered under the adapted norms with the ordinary texts.
+along its rows. The same batch is then predicted under the adapted norms with the ordinary texts.
 
 The official code does not detach Q: the gradient also flows through V·Vᵀ. So it does here
 (``detach_targets`` turns it off). As Q is transposed after its softmax, rows of the targets need
 not sum to one; the loss is kept as published. That repository has no licence and was not opened;
-the loss was also met in WATT's code, which builds on it. Ours: classes are ranked, and answers
-given, with the templates of the class list like those of every method; ``a photo of a {}`` as only
+the loss was also met in WATT's code, which builds on it. Ours: classes are ranked, and predictions
+made, with the templates of the class list like those of every method; ``a photo of a {}`` as only
 template is the authors' setting.
 """
 
@@ -24,12 +24,8 @@ from torch import Tensor
 
 from cliquetta.methods._shared.adam import AdamConfig, AdamState, minimize
 from cliquetta.methods._shared.config import Count, Positive, Template
-from cliquetta.methods._shared.layernorm import LayerNormTower
-from cliquetta.methods.base import Adapter, BatchDependence
+from cliquetta.methods._shared.layernorm import EpisodicLayerNormAdapter
 from cliquetta.methods.registry import register
-from cliquetta.model.clip import CLIP, l2_normalize
-from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch, Prediction
 
 
 @dataclass(frozen=True)
@@ -68,42 +64,31 @@ def transductive_loss(
     summary="ten steps per batch on visual LayerNorms, taught by texts of the top three classes",
     paper="Hakim et al., CLIPArTT: Adaptation of CLIP to New Domains at Test Time, WACV 2025",
 )
-class CLIPArTT(Adapter):
-    """logits = scale · cos(image under norms learned on this very batch, text)."""
+class CLIPArTT(EpisodicLayerNormAdapter):
+    """logits = scale · cos(image under norms adapted to this batch, text)."""
 
-    batch_dependence = BatchDependence.JOINT
-    needs = frozenset({"norm", "text"})
     config: CLIPArTTConfig
 
-    def __init__(
-        self, model: CLIP, prompts: ClassPrompts, config: CLIPArTTConfig, *, seed: int = 0
-    ) -> None:
-        super().__init__(model, prompts, config, seed=seed)
-        self.classifier = model.classifier(prompts)  # (N, E)
-        self.scale = model.scale
-        self.tower = LayerNormTower(model.visual)
-        self.top = min(config.topk, len(prompts))
+    def _setup(self) -> None:
+        super()._setup()
+        model, prompts = self.model, self.prompts
+        self.top = min(self.config.topk, len(prompts))
         # the longest text that can come up must fit, now rather than in the middle of a stream
         lengths = torch.tensor([len(model.tokenizer.encode(name)) for name in prompts.names])
         model.tokenizer([self.mixed_text(lengths.topk(self.top).indices.tolist())])
 
-    def _predict(self, batch: Batch) -> Prediction:
+    def adapt(self, images: Tensor) -> Tensor:
+        """Flat LayerNorm parameters after all steps on one batch."""
+        config = self.config
+
         def loss(norms: Tensor) -> Tensor:
-            features = l2_normalize(self.tower(norms, batch.images))
+            features = self.features(norms, images)
             texts = self.pseudo_texts(features.detach())
-            return transductive_loss(
-                features,
-                texts,
-                self.scale,
-                self.config.temperature,
-                detach=self.config.detach_targets,
-            )
+            detach = config.detach_targets
+            return transductive_loss(features, texts, self.scale, config.temperature, detach=detach)
 
         start = AdamState.begin(self.tower.start)
-        norms = minimize(start, loss, self.config.steps, self.config.adam).values
-        with torch.no_grad():
-            features = l2_normalize(self.tower(norms, batch.images))
-            return Prediction((self.scale * features @ self.classifier.T).float())
+        return minimize(start, loss, config.steps, config.adam).values
 
     def mixed_text(self, classes: list[int]) -> str:
         """``a photo of a c1 or c2 or c3``, likeliest first."""

@@ -1,7 +1,7 @@
 """CoCoOp: CoOp whose context moves with the image.
 
 Zhou et al., "Conditional Prompt Learning for Vision-Language Models", CVPR 2022. A small network
-(linear, ReLU, linear) reads the unit image feature x, and its answer pi(x) is added to every
+(linear, ReLU, linear) reads the unit image feature x, and its output pi(x) is added to every
 context token: V_m(x) = V_m + pi(x). Each image therefore has N texts of its own.
 
 Official code: loops over the images of a batch; we encode the texts of many images at once, with
@@ -18,21 +18,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.methods._shared.config import Count
-from cliquetta.methods._shared.feature_level import FeatureLevel
 from cliquetta.methods._shared.few_shot import (
-    FewShotAdapter,
-    OnStep,
+    FewShotClassifier,
+    FitTask,
     TextTraining,
     initial_linear,
     learn_text,
 )
-from cliquetta.methods._shared.support_set import FewShot
-from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.coop import initial_context, prompt_tokens
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP
-from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Prediction
 
 
 @dataclass(frozen=True)
@@ -100,23 +95,16 @@ def initial_parameters(
     return {name: value.to(model.device) for name, value in start.items()}
 
 
-def fit_cocoop(
-    model: CLIP,
-    prompts: ClassPrompts,
-    few_shot: FewShot,
-    config: CoCoOpConfig,
-    *,
-    seed: int,
-    on_step: OnStep | None = None,
-) -> dict[str, Tensor]:
+def fit_cocoop(task: FitTask, config: CoCoOpConfig) -> dict[str, Tensor]:
     """``context`` (M, D) and the network: ``down.*`` (E -> hidden), ``up.*`` (hidden -> D)."""
-    start = initial_parameters(model, config, torch.Generator().manual_seed(seed))
+    model, prompts = task.model, task.prompts
+    start = initial_parameters(model, config, torch.Generator().manual_seed(task.seed))
     tokens = prompt_tokens(model, prompts, len(start["context"]))
 
     def logits(learned: Mapping[str, Tensor], features: Tensor) -> Tensor:
         return cocoop_logits(model, learned, tokens, features)
 
-    return learn_text(start, logits, model, few_shot, config, seed=seed, on_step=on_step)
+    return learn_text(start, logits, task, config)
 
 
 @register(
@@ -126,22 +114,15 @@ def fit_cocoop(
     paper="Zhou et al., Conditional Prompt Learning for Vision-Language Models, CVPR 2022",
     fit=fit_cocoop,
 )
-class CoCoOp(FeatureLevel, FewShotAdapter):
+class CoCoOp(FewShotClassifier):
     """logits = scale * cos(image, text with the context of that image)."""
 
-    batch_dependence = BatchDependence.INDEPENDENT
     needs = frozenset({"text", "text-prompts"})
 
-    def __init__(
-        self,
-        model: CLIP,
-        prompts: ClassPrompts,
-        config: CoCoOpConfig,
-        *,
-        seed: int = 0,
-        fitted: Mapping[str, Tensor],
-    ) -> None:
-        super().__init__(model, prompts, config, seed=seed, fitted=fitted)
+    config: CoCoOpConfig
+
+    def _setup(self) -> None:
+        model, prompts, config = self.model, self.prompts, self.config
         width, hidden = model.require_text().config.width, self.tensor("down.bias", None).shape[0]
         self.learned = {
             "context": self.tensor("context", None, width),
@@ -152,9 +133,6 @@ class CoCoOp(FeatureLevel, FewShotAdapter):
         }
         self.tokens = prompt_tokens(model, prompts, len(self.learned["context"]))
         self.chunk: int = config.text_chunk
-
-    def _predict_features(self, features: Tensor) -> Prediction:
-        return Prediction(self.classify(features[:, 0]))
 
     @torch.no_grad()
     def classify(self, features: Tensor) -> Tensor:

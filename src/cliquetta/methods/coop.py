@@ -20,20 +20,16 @@ from torch import Tensor
 
 from cliquetta.errors import UserError
 from cliquetta.methods._shared.config import Count
-from cliquetta.methods._shared.feature_level import FeatureLevel
 from cliquetta.methods._shared.few_shot import (
-    FewShotAdapter,
-    OnStep,
+    FewShotClassifier,
+    FitTask,
     TextTraining,
+    indices_of,
     learn_text,
-    places_of,
 )
-from cliquetta.methods._shared.support_set import FewShot
-from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Prediction
 
 ClassPosition = Literal["end", "middle", "front"]
 INIT_STD = 0.02
@@ -99,17 +95,10 @@ def coop_logits(
     return model.scale * features @ text.T
 
 
-def fit_coop(
-    model: CLIP,
-    prompts: ClassPrompts,
-    few_shot: FewShot,
-    config: CoOpConfig,
-    *,
-    seed: int,
-    on_step: OnStep | None = None,
-) -> dict[str, Tensor]:
+def fit_coop(task: FitTask, config: CoOpConfig) -> dict[str, Tensor]:
     """``context`` (M, D), or (N, M, D) if class-specific."""
-    generator = torch.Generator().manual_seed(seed)
+    model, prompts = task.model, task.prompts
+    generator = torch.Generator().manual_seed(task.seed)
     start = initial_context(model, config.context_init, config.context_length, generator)
     tokens = prompt_tokens(model, prompts, len(start), config.class_position)
     if config.class_specific:
@@ -121,7 +110,7 @@ def fit_coop(
         return coop_logits(model, learned["context"], tokens, features)
 
     start_from = {"context": start}
-    return learn_text(start_from, logits, model, few_shot, config, seed=seed, on_step=on_step)
+    return learn_text(start_from, logits, task, config)
 
 
 @register(
@@ -133,22 +122,15 @@ def fit_coop(
     tuned_by_authors=frozenset({"imagenet"}),
     fit=fit_coop,
 )
-class CoOp(FeatureLevel, FewShotAdapter):
+class CoOp(FewShotClassifier):
     """logits = scale * cos(image, text with the learned context)."""
 
-    batch_dependence = BatchDependence.INDEPENDENT
     needs = frozenset({"text", "text-prompts"})
 
-    def __init__(
-        self,
-        model: CLIP,
-        prompts: ClassPrompts,
-        config: CoOpConfig,
-        *,
-        seed: int = 0,
-        fitted: Mapping[str, Tensor],
-    ) -> None:
-        super().__init__(model, prompts, config, seed=seed, fitted=fitted)
+    config: CoOpConfig
+
+    def _setup(self) -> None:
+        model, prompts, config = self.model, self.prompts, self.config
         width = model.require_text().config.width
         rows = (len(prompts),) if config.class_specific else ()
         context = self.tensor("context", *rows, None, width)
@@ -157,9 +139,6 @@ class CoOp(FeatureLevel, FewShotAdapter):
             self.classifier = model.encode_text(
                 tokens[0], context=context, positions=tokens[1], normalize=True
             )
-
-    def _predict_features(self, features: Tensor) -> Prediction:
-        return Prediction(self.classify(features[:, 0]))
 
     def classify(self, features: Tensor) -> Tensor:
         """Logits (B, N) of unit image features (B, E)."""
@@ -173,5 +152,5 @@ class CoOp(FeatureLevel, FewShotAdapter):
         context = fitted["context"]
         if context.ndim == 2:
             return dict(fitted)
-        rows = places_of(known, wanted, by="class-specific CoOp")
+        rows = indices_of(known, wanted, by="class-specific CoOp")
         return {**fitted, "context": context[rows]}

@@ -28,13 +28,14 @@ import torch
 from torch import Tensor
 
 from cliquetta.errors import UserError
+from cliquetta.methods._shared.adam import Adam, AdamState, adam_step
 from cliquetta.methods._shared.config import Count, NonNegative, Positive, Rule, Weight
+from cliquetta.methods._shared.entropy import marginal_entropy
 from cliquetta.methods._shared.presets import read_presets
 from cliquetta.methods._shared.views import (
     SelectiveConfig,
     ViewKind,
     confident_views,
-    marginal_entropy,
     mean_logits,
     near_one,
 )
@@ -42,8 +43,7 @@ from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.registry import register
 from cliquetta.methods.tpt import LearnableTemplate
 from cliquetta.model.block import Prefix
-from cliquetta.model.clip import CLIP, l2_normalize
-from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.model.clip import l2_normalize
 from cliquetta.types import Batch, Prediction, ViewSpec
 
 
@@ -96,10 +96,8 @@ class DART(Adapter):
     needs = frozenset({"text-prompts", "visual-prefix"})
     config: DARTConfig
 
-    def __init__(
-        self, model: CLIP, prompts: ClassPrompts, config: DARTConfig, *, seed: int = 0
-    ) -> None:
-        super().__init__(model, prompts, config, seed=seed)
+    def _setup(self) -> None:
+        model, prompts, config = self.model, self.prompts, self.config
         self.tower = model.require_vit()
         if not 0 <= config.block < len(self.tower.blocks):
             raise UserError(
@@ -109,7 +107,7 @@ class DART(Adapter):
         self.template = LearnableTemplate(model, prompts, chunk=config.text_chunk, by="DART")
         self.scale = model.scale
         N, D = len(prompts), self.tower.config.width
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(self.seed)
         start = 2 * torch.rand(config.prompt_length, 2, D, generator=generator) - 1
         start = start.to(model.device)
         self.memory.declare("visual", start)
@@ -124,8 +122,8 @@ class DART(Adapter):
     @torch.no_grad()
     def _predict(self, batch: Batch) -> Prediction:
         assert batch.views is not None
-        answers = [self._next(views) for views in batch.views]
-        logits, losses = zip(*answers, strict=True)
+        predictions = [self._next(views) for views in batch.views]
+        logits, losses = zip(*predictions, strict=True)
         return Prediction(torch.stack(logits), {"loss": torch.stack(losses)})
 
     def _next(self, views: Tensor) -> tuple[Tensor, Tensor]:
@@ -172,8 +170,18 @@ class DART(Adapter):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Context (N, M, D) and visual prompt (P, 2, D) after one AdamW step, and the loss.
 
-        ``hidden`` are the kept views, ``text`` (N, E) the classifier of ``context``.
+        ``hidden`` are the selected views, ``text`` (N, E) the classifier of ``context``.
         """
+        by_context, by_visual, loss = self.gradients(hidden, context, visual, text)
+        adam = Adam(self.config.lr, weight_decay=self.config.weight_decay)
+        context = adam_step(AdamState.begin(context), by_context, adam).values
+        visual = adam_step(AdamState.begin(visual), by_visual, adam).values
+        return context, visual, loss
+
+    def gradients(
+        self, hidden: Tensor, context: Tensor, visual: Tensor, text: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients by the context and by the visual prompt, and the loss."""
         with torch.enable_grad():
             leaf = visual.detach().requires_grad_()
             features = self.encode(hidden, leaf)
@@ -183,16 +191,10 @@ class DART(Adapter):
             scaled, factor = near_one(by_features[None])
             by_visual = torch.autograd.grad(features, leaf, scaled[0])[0] / factor.flatten()
         by_context = self.template.gradient(context[None], by_text[None])[0]
-        context, visual = context.clone(), visual.clone()
-        optimizer = torch.optim.AdamW(
-            [context, visual], lr=self.config.lr, weight_decay=self.config.weight_decay
-        )
-        context.grad, visual.grad = by_context, by_visual
-        optimizer.step()
-        return context.detach(), visual.detach(), loss.detach()
+        return by_context, by_visual, loss.detach()
 
     def _remember(self, logits: Tensor, context: Tensor, visual: Tensor) -> None:
-        """Move the kept prompts of the predicted class towards those of this image."""
+        """Move the retained prompts of the predicted class towards those of this image."""
         label = logits.argmax()
         stay = torch.exp(-logits[label] / self.config.ema_scale)
         for name, now in (("kept_context", context[label]), ("kept_visual", visual)):

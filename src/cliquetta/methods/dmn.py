@@ -7,12 +7,12 @@ the feature of class n is the mean of its entries m weighted by exp(-β(1 - f·m
 
     p = (softmax(scale f·text) + β₂ softmax(scale f·class feature)) / (1 + β₂).
 
-Class and entropy come from the mean probability of the confident of 32 views (crops of half the
-image or more; preset ``fine-grained`` adds AugMix, as the authors do outside of ImageNet); what is
-kept and asked about is the plain view. As in the official code an image enters the memory before it
-is read. There **β₂ is searched on the test labels**; ours is a constant, 1, chosen without data.
-Its texts are templates with GPT-3 descriptions; ours are those of the class list. Logits are the
-logarithm of p.
+Class and entropy come from the mean probability of the confident ones of 32 views (crops of half
+the image or more; preset ``fine-grained`` adds AugMix, as the authors do outside of ImageNet); the
+query, and what is kept, is the plain view. As in the official code an image enters the memory
+before it is read. There **β₂ is searched on the test labels**; ours is a constant, 1, chosen
+without data. Its texts are templates with GPT-3 descriptions; ours are those of the class list.
+Logits are the logarithm of p.
 """
 
 from __future__ import annotations
@@ -24,23 +24,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods._shared.cache import CacheOccupancy, affinity, simulate_insertions, store
+from cliquetta.methods._shared.cache import Affinity, affinity, simulate_insertions, store
 from cliquetta.methods._shared.config import Count, Fraction, NonNegative, Positive
+from cliquetta.methods._shared.entropy import marginal_entropy
 from cliquetta.methods._shared.feature_level import FixedText
 from cliquetta.methods._shared.views import (
     SelectiveConfig,
     confident_views,
-    marginal_entropy,
     take_views,
 )
 from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.registry import register
-from cliquetta.model.clip import CLIP
-from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Prediction
 
 ELEMENTS = 2**25
-"""Numbers in the class features of the queries answered at once: bounds memory (128 MiB)."""
+"""Elements of the class features computed at once: bounds memory (128 MiB)."""
 
 
 @dataclass(frozen=True)
@@ -63,40 +61,35 @@ class DMNConfig(SelectiveConfig):
 
 
 def class_features(
-    queries: Tensor,
-    classes: Tensor,
-    keys: Tensor,
-    text: Tensor,
-    occupancy: CacheOccupancy,
-    beta: float,
+    queries: Tensor, classes: Tensor, keys: Tensor, weights: Affinity, constant: Tensor
 ) -> Tensor:
-    """Unit feature (B, N, E) of every class as each query (B, E) sees it on arrival."""
-    old, new = affinity(queries, keys, queries, occupancy, beta)  # (B, N, K), (B, B)
-    total = torch.einsum("bnk,nke->bne", old, keys)
-    owner = F.one_hot(classes, len(text)).to(new.dtype)  # (B, N)
-    total = total + torch.einsum("bj,jn,je->bne", new, owner, queries)
-    constant = ((queries @ text.T - 1) * beta).exp()
-    return F.normalize(total + constant[:, :, None] * text, dim=-1)
+    """Unit feature (B, N, E) of every class as each query (B, E) sees it on arrival.
+
+    ``weights`` are those of the entries, ``constant`` (B, N, E) the weighted texts.
+    """
+    total = torch.einsum("bnk,nke->bne", weights.old, keys)
+    owner = F.one_hot(classes, len(keys)).to(weights.new.dtype)  # (B, N)
+    total = total + torch.einsum("bj,jn,je->bne", weights.new, owner, queries)
+    return F.normalize(total + constant, dim=-1)
 
 
 @register(
     "dmn",
     config=DMNConfig,
-    summary="a memory of 50 sure test features per class answers beside the text; no training",
+    summary="the text and a memory of 50 confident test features per class classify together",
     paper="Zhang et al., Dual Memory Networks: A Versatile Adaptation Approach for "
     "Vision-Language Models, CVPR 2024",
     presets={"fine-grained": DMNConfig(view_kind="augmix")},
 )
 class DMN(FixedText):
-    """log of the mixture of the text's answer and the dynamic memory's."""
+    """Log-probabilities of the mixture of the text's and the dynamic memory's prediction."""
 
     batch_dependence = BatchDependence.SEQUENTIAL
     config: DMNConfig
 
-    def __init__(
-        self, model: CLIP, prompts: ClassPrompts, config: DMNConfig, *, seed: int = 0
-    ) -> None:
-        super().__init__(model, prompts, config, seed=seed)
+    def _setup(self) -> None:
+        super()._setup()
+        config = self.config
         N, E = self.classifier.shape
         self.group = max(1, min(64, ELEMENTS // (N * E)))
         empty = self.classifier.new_full((N, config.capacity), torch.inf)
@@ -105,9 +98,9 @@ class DMN(FixedText):
 
     def _predict_features(self, features: Tensor) -> Prediction:
         groups = torch.split(features, self.group)
-        return Prediction(torch.cat([self._answer(group) for group in groups]))
+        return Prediction(torch.cat([self._logits(group) for group in groups]))
 
-    def _answer(self, features: Tensor) -> Tensor:
+    def _logits(self, features: Tensor) -> Tensor:
         """Logits (B, N) of one group, which enters the memory."""
         config, memory = self.config, self.memory
         plain = features[:, 0]
@@ -121,7 +114,9 @@ class DMN(FixedText):
         memory["entropy"] = store(entropy, offered, occupancy)
         memory["keys"] = store(keys, plain, occupancy)
 
-        seen = class_features(plain, classes, keys, self.classifier, occupancy, config.beta)
+        weights = affinity(plain, keys, occupancy, config.beta)
+        text = ((plain @ self.classifier.T - 1) * config.beta).exp()[:, :, None] * self.classifier
+        seen = class_features(plain, classes, keys, weights, text)
         dynamic = (self.scale * (seen @ plain[:, :, None])[:, :, 0]).log_softmax(dim=-1)
         fixed = logits[:, 0].log_softmax(dim=-1)
         weight = config.memory_weight

@@ -23,13 +23,11 @@ from cliquetta.errors import UserError
 from cliquetta.methods._shared.config import Count, Positive
 from cliquetta.methods._shared.few_shot import (
     FewShotAdapter,
-    OnStep,
+    FitTask,
     SGDTraining,
     initial_linear,
     learn,
 )
-from cliquetta.methods._shared.support_set import FewShot
-from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.coop import INIT_STD, initial_context, prompt_tokens
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP
@@ -135,23 +133,16 @@ def initial_parameters(
     return {name: value.to(model.device) for name, value in start.items()}
 
 
-def fit_maple(
-    model: CLIP,
-    prompts: ClassPrompts,
-    few_shot: FewShot,
-    config: MaPLeConfig,
-    *,
-    seed: int,
-    on_step: OnStep | None = None,
-) -> dict[str, Tensor]:
+def fit_maple(task: FitTask, config: MaPLeConfig) -> dict[str, Tensor]:
     """The tensors that :func:`couple` names."""
-    start = initial_parameters(model, config, torch.Generator().manual_seed(seed))
+    model, prompts = task.model, task.prompts
+    start = initial_parameters(model, config, torch.Generator().manual_seed(task.seed))
     tokens = text_tokens(model, prompts, config)
 
     def loss(learned: Mapping[str, Tensor], pixels: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(maple_logits(model, learned, tokens, pixels), labels)
 
-    return learn(start, loss, model, few_shot, config, seed=seed, on_step=on_step)
+    return learn(start, loss, task, config)
 
 
 @register(
@@ -168,19 +159,12 @@ def fit_maple(
 class MaPLe(FewShotAdapter):
     """logits = scale * cos(prompted image, prompted text)."""
 
-    batch_dependence = BatchDependence.INDEPENDENT
     needs = frozenset({"text", "text-prompts", "visual-tokens"})
 
-    def __init__(
-        self,
-        model: CLIP,
-        prompts: ClassPrompts,
-        config: MaPLeConfig,
-        *,
-        seed: int = 0,
-        fitted: Mapping[str, Tensor],
-    ) -> None:
-        super().__init__(model, prompts, config, seed=seed, fitted=fitted)
+    config: MaPLeConfig
+
+    def _setup(self) -> None:
+        model, prompts, config = self.model, self.prompts, self.config
         text, image = model.require_text().config, model.require_vit().config
         depth, M = min(config.depth, text.layers, image.layers), config.context_length
         learned = {

@@ -22,7 +22,6 @@ from torch import Tensor
 from cliquetta.methods._shared.config import Count, Fraction, NonNegative, Positive
 from cliquetta.methods._shared.feature_level import FixedText
 from cliquetta.methods._shared.views import ViewsConfig
-from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import l2_normalize
 from cliquetta.types import Prediction
@@ -122,9 +121,6 @@ def _advance(old: Tensor, new: Tensor, active: Tensor, tolerance: float) -> tupl
 )
 class MTA(FixedText):
     """logits = scale · cos(mode of the views, text of the class)."""
-
-    batch_dependence = BatchDependence.INDEPENDENT
-    config: MTAConfig
 
     def _predict_features(self, features: Tensor) -> Prediction:
         probabilities = (self.scale * features @ self.classifier.T).softmax(dim=-1)

@@ -1,12 +1,23 @@
-"""The list of methods: adding one is one file with one ``@register`` line."""
+"""The list of methods: adding one is one file with one ``@register`` line.
+
+A package of yours adds methods, too: its ``pyproject.toml`` names the module that registers them.
+
+.. code-block:: toml
+
+    [project.entry-points."cliquetta.methods"]
+    my_method = "my_package.my_method"
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
 import pkgutil
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -40,6 +51,8 @@ class MethodEntry:
 
 
 _ENTRIES: dict[str, MethodEntry] = {}
+PLUG_INS = "cliquetta.methods"
+"""Entry-point group of other packages: each names a module that registers its methods."""
 
 
 def register(
@@ -65,12 +78,23 @@ def register(
     return enter
 
 
+@cache
 def _load_all() -> None:
-    """Import every module of ``cliquetta.methods`` once, so that each can register itself."""
+    """Import all methods once, so that each can register itself: ours, then installed plug-ins."""
     import cliquetta.methods as package
 
     for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{package.__name__}.{module.name}")
+        if not module.name.startswith("_"):
+            importlib.import_module(f"{package.__name__}.{module.name}")
+    for plug_in in entry_points(group=PLUG_INS):
+        try:
+            plug_in.load()
+        except Exception as error:  # one that is broken must not take the others with it
+            warnings.warn(
+                f"plug-in {plug_in.name!r} ({plug_in.value}) could not be loaded and is left out: "
+                f"{type(error).__name__}: {error}",
+                stacklevel=1,
+            )
 
 
 def list_methods() -> list[MethodEntry]:

@@ -1,7 +1,7 @@
 """TDA: two caches of test features, one for what classes look like, one for what they are not.
 
 Karmanov et al., Efficient Test-Time Adaptation of Vision-Language Models, CVPR 2024. Every image
-is offered to the positive cache of its predicted class; if its entropy lies in a middle window
+is offered to the positive cache of its predicted class; if its entropy is within a middle window
 also to the negative one, together with the classes that it could be. Then
 
     logits = CLIP's + α₊ Σ exp(-β₊(1 - f·k)) [class of k] - α₋ Σ exp(-β₋(1 - f·k)) [p(k) in window]
@@ -11,9 +11,9 @@ over the entries k of the two caches. No gradients.
 As in the official code: an image enters the caches **before** they are read, and so meets itself;
 the window compares entropy in nats with log2(N), an upper bound in bits; with many views the
 feature is the mean of the confident views' unit features, not normalised again. The authors chose
-α₊ and β₊ for each data set, and 64 AugMix views for ImageNet-A, -R, -V2 and -Sketch: these are
+α₊ and β₊ for each dataset, and 64 AugMix views for ImageNet-A, -R, -V2 and -Sketch: these are
 presets (``imagenet-a``, ``pets``, ...), marked as tuned. The default is their ImageNet setting,
-one view; preset ``views`` is the same with 64. Ours: a batch is answered in one go with the
+one view; preset ``views`` is the same with 64. Ours: a batch is predicted at once with the
 results of one image after the other (:mod:`cliquetta.methods._shared.cache`), in float32.
 """
 
@@ -26,25 +26,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods._shared.cache import CacheOccupancy, affinity, simulate_insertions, store
+from cliquetta.methods._shared.cache import Affinity, affinity, simulate_insertions, store
 from cliquetta.methods._shared.config import Count, Interval, NonNegative
+from cliquetta.methods._shared.entropy import marginal_entropy
 from cliquetta.methods._shared.feature_level import FixedText
 from cliquetta.methods._shared.presets import read_presets
 from cliquetta.methods._shared.views import (
     SelectiveConfig,
     ViewKind,
     confident_views,
-    marginal_entropy,
     take_views,
 )
 from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.registry import register
-from cliquetta.model.clip import CLIP
-from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Prediction
 
 GROUP = 256
-"""Images answered at once: bounds memory. Results do not depend on it but for rounding."""
+"""Images predicted at once: bounds memory. Changes results by rounding only."""
 
 
 @dataclass(frozen=True)
@@ -102,23 +100,20 @@ def look(features: Tensor, classifier: Tensor, scale: float, kept: float) -> See
     )
 
 
-def positive_logits(
-    seen: Seen, classes: Tensor, keys: Tensor, occupancy: CacheOccupancy, beta: float
-) -> Tensor:
-    """Σ exp(-β(1 - f·k)) over the entries of each class, (B, N)."""
-    old, new = affinity(seen.features, keys, seen.features, occupancy, beta)
-    return old.sum(dim=2) + new @ F.one_hot(classes, keys.shape[0]).to(new.dtype)
+def positive_logits(weights: Affinity, classes: Tensor) -> Tensor:
+    """Σ exp(-β(1 - f·k)) over the entries of each class, (B, N); ``classes`` (B,) are predicted."""
+    N = weights.old.shape[1]
+    return weights.old.sum(dim=2) + weights.new @ F.one_hot(classes, N).to(weights.new.dtype)
 
 
-def negative_logits(
-    seen: Seen, doubted: Tensor, keys: Tensor, masks: Tensor, occupancy: CacheOccupancy, beta: float
-) -> Tensor:
-    """Σ exp(-β(1 - f·k)) over the entries that speak against each class, (B, N).
+def negative_logits(weights: Affinity, masks: Tensor, candidates: Tensor) -> Tensor:
+    """Σ exp(-β(1 - f·k)) over the entries that count against each class, (B, N).
 
-    ``doubted`` (B, N) are the classes that the images could be, ``masks`` (N, K, N) the entries'.
+    ``masks`` (N, K, N) are the classes that the entries could be, ``candidates`` (B, N) those of
+    the images.
     """
-    old, new = affinity(seen.features, keys, seen.features, occupancy, beta)
-    return old.flatten(1) @ masks.flatten(0, 1).to(old.dtype) + new @ doubted.to(new.dtype)
+    old, new = weights.old.flatten(1), weights.new
+    return old @ masks.flatten(0, 1).to(old.dtype) + new @ candidates.to(new.dtype)
 
 
 _TUNED = read_presets("tda", TDAConfig)
@@ -127,7 +122,7 @@ _TUNED = read_presets("tda", TDAConfig)
 @register(
     "tda",
     config=TDAConfig,
-    summary="caches of confident and of doubtful test features correct CLIP's logits; no training",
+    summary="caches of confident and of uncertain test features correct CLIP's logits; no training",
     paper="Karmanov et al., Efficient Test-Time Adaptation of Vision-Language Models, CVPR 2024",
     presets={**_TUNED, "views": TDAConfig(views=64)},
     tuned_by_authors=frozenset(_TUNED),
@@ -138,10 +133,9 @@ class TDA(FixedText):
     batch_dependence = BatchDependence.SEQUENTIAL
     config: TDAConfig
 
-    def __init__(
-        self, model: CLIP, prompts: ClassPrompts, config: TDAConfig, *, seed: int = 0
-    ) -> None:
-        super().__init__(model, prompts, config, seed=seed)
+    def _setup(self) -> None:
+        super()._setup()
+        config = self.config
         N, E = self.classifier.shape
         for name, capacity in (
             ("positive", config.positive_capacity),
@@ -150,17 +144,17 @@ class TDA(FixedText):
             empty = self.classifier.new_full((N, capacity), torch.inf)
             self.memory.declare(f"{name}.entropy", empty)
             self.memory.declare(f"{name}.keys", self.classifier.new_zeros(N, capacity, E))
-        masks = torch.zeros(N, config.negative_capacity, N, dtype=torch.bool, device=model.device)
+        masks = self.classifier.new_zeros(N, config.negative_capacity, N, dtype=torch.bool)
         self.memory.declare("negative.masks", masks)
 
     def _predict_features(self, features: Tensor) -> Prediction:
         groups = torch.split(features, GROUP)
-        return Prediction(torch.cat([self._answer(self._look(group)) for group in groups]))
+        return Prediction(torch.cat([self._logits(self._look(group)) for group in groups]))
 
     def _look(self, features: Tensor) -> Seen:
         return look(features, self.classifier, self.scale, self.config.selection_fraction)
 
-    def _answer(self, seen: Seen) -> Tensor:
+    def _logits(self, seen: Seen) -> Tensor:
         """Logits (B, N) of one group, which enters the caches."""
         config = self.config
         classes = seen.logits.argmax(dim=-1)
@@ -174,7 +168,8 @@ class TDA(FixedText):
         occupancy = simulate_insertions(entropy, classes, seen.entropy)
         memory["positive.entropy"] = store(entropy, seen.entropy, occupancy)
         memory["positive.keys"] = store(keys, seen.features, occupancy)
-        return positive_logits(seen, classes, keys, occupancy, self.config.positive_beta)
+        weights = affinity(seen.features, keys, occupancy, self.config.positive_beta)
+        return positive_logits(weights, classes)
 
     def _negative(self, seen: Seen, classes: Tensor) -> Tensor:
         """Fill the negative cache with the doubtful images and read it."""
@@ -186,8 +181,9 @@ class TDA(FixedText):
         offered = seen.entropy.masked_fill(~inside, torch.inf)
         occupancy = simulate_insertions(entropy, classes, offered)
         least, most = config.probability_window
-        doubted = (seen.probabilities > least) & (seen.probabilities < most)
+        candidates = (seen.probabilities > least) & (seen.probabilities < most)
         memory["negative.entropy"] = store(entropy, offered, occupancy)
         memory["negative.keys"] = store(keys, seen.features, occupancy)
-        memory["negative.masks"] = store(masks, doubted, occupancy)
-        return negative_logits(seen, doubted, keys, masks, occupancy, config.negative_beta)
+        memory["negative.masks"] = store(masks, candidates, occupancy)
+        weights = affinity(seen.features, keys, occupancy, config.negative_beta)
+        return negative_logits(weights, masks, candidates)

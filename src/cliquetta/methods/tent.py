@@ -2,7 +2,7 @@
 
 Wang et al., Tent: Fully Test-Time Adaptation by Entropy Minimization, ICLR 2021. Of every batch
 the mean entropy of the predictions is lowered by one step of Adam on the gains and biases of all
-LayerNorms of the image tower; the answer is that of the forward pass before the step, and what
+LayerNorms of the image tower; the prediction is that of the forward pass before the step, and what
 was learned stays for the next batch.
 
 The paper adapts BatchNorms and their statistics; on CLIP's ViTs there are none, and only the
@@ -16,16 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from cliquetta.methods._shared.adam import AdamConfig, AdamState, adam_step
 from cliquetta.methods._shared.config import Positive
-from cliquetta.methods._shared.layernorm import LayerNormTower
-from cliquetta.methods._shared.views import entropy
-from cliquetta.methods.base import Adapter, BatchDependence
+from cliquetta.methods._shared.entropy import entropy
+from cliquetta.methods._shared.layernorm import LayerNormAdapter
 from cliquetta.methods.registry import register
-from cliquetta.model.clip import CLIP, l2_normalize
-from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch, Prediction
 
 
@@ -43,20 +39,13 @@ class TentConfig(AdamConfig):
     summary="one entropy step per batch on the image tower's LayerNorms, kept for the next batch",
     paper="Wang et al., Tent: Fully Test-Time Adaptation by Entropy Minimization, ICLR 2021",
 )
-class Tent(Adapter):
+class Tent(LayerNormAdapter):
     """logits = scale · cos(image under the norms learned so far, text); then one step."""
 
-    batch_dependence = BatchDependence.JOINT
-    needs = frozenset({"norm"})
     config: TentConfig
 
-    def __init__(
-        self, model: CLIP, prompts: ClassPrompts, config: TentConfig, *, seed: int = 0
-    ) -> None:
-        super().__init__(model, prompts, config, seed=seed)
-        self.classifier = model.classifier(prompts)  # (N, E)
-        self.scale = model.scale
-        self.tower = LayerNormTower(model.visual)
+    def _setup(self) -> None:
+        super()._setup()
         AdamState.begin(self.tower.start).declare(self.memory, "norms")
 
     def _predict(self, batch: Batch) -> Prediction:
@@ -68,7 +57,3 @@ class Tent(Adapter):
             (gradient,) = torch.autograd.grad(loss, values)
         adam_step(learned, gradient, self.config.adam).store(self.memory, "norms")
         return Prediction(logits.detach().float(), {"loss": loss.detach()})
-
-    def logits(self, norms: Tensor, images: Tensor) -> Tensor:
-        """Logits (B, N) under flat LayerNorm parameters ``norms``."""
-        return self.scale * l2_normalize(self.tower(norms, images)) @ self.classifier.T

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -27,34 +28,52 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.errors import UserError
-from cliquetta.methods._shared.config import Count, NonNegative, Positive
-from cliquetta.methods._shared.feature_level import FeatureLevel
+from cliquetta.methods._shared.adam import Adam, AdamState, adam_step
+from cliquetta.methods._shared.config import (
+    Count,
+    CropScale,
+    MethodConfig,
+    NonNegative,
+    Positive,
+    Rule,
+)
 from cliquetta.methods._shared.few_shot import (
-    FewShotAdapter,
+    FewShotClassifier,
     FitStep,
-    OnStep,
+    FitTask,
     epoch_batches,
     finite,
-    places_of,
+    indices_of,
 )
 from cliquetta.methods._shared.presets import read_presets
-from cliquetta.methods._shared.support_set import FewShot
-from cliquetta.methods._shared.tip_cache import (
-    TipAdapterConfig,
-    Validation,
-    build_keys,
-    one_hot,
-    search_strengths,
-    tip_logits,
-    validation_of,
-)
-from cliquetta.methods.base import BatchDependence
+from cliquetta.methods._shared.support_set import VIEWS_AT_ONCE, FewShot, crop_features
 from cliquetta.methods.registry import register
-from cliquetta.model.clip import CLIP
-from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Prediction
+from cliquetta.model.clip import CLIP, l2_normalize
 
 PAPER = "Zhang et al., Tip-Adapter: Training-free Adaption of CLIP, ECCV 2022"
+SearchEnd = Annotated[float, Rule("above 0.1, where the search starts", lambda value: value > 0.1)]
+
+
+@dataclass(frozen=True)
+class TipAdapterConfig(MethodConfig):
+    """The authors' setting for ImageNet and three more of their eleven datasets."""
+
+    alpha: NonNegative = 1.17
+    """Weight of the cache relative to the text classifier."""
+    beta: NonNegative = 1.0
+    """Sharpness: how fast the weight of a key falls with its distance."""
+    augmentations: Count = 10
+    """Random crops whose mean feature makes a key."""
+    crop_scale: CropScale = (0.5, 1.0)
+    """Fraction of the image's area that a crop covers."""
+    search: bool = False
+    """Choose alpha and beta by accuracy on the validation split, which must then be given."""
+    search_beta: SearchEnd = 7.0
+    """Upper end of the search for beta, which starts at 0.1."""
+    search_alpha: SearchEnd = 3.0
+    """Upper end of the search for alpha, which starts at 0.1."""
+    search_steps: tuple[Count, Count] = (200, 20)
+    """Number of values tried for beta and for alpha."""
 
 
 @dataclass(frozen=True)
@@ -80,131 +99,144 @@ PRESETS_F = {
 }
 
 
-def fit_tip_adapter(
-    model: CLIP,
-    prompts: ClassPrompts,
-    few_shot: FewShot,
-    config: TipAdapterConfig,
-    *,
-    seed: int,
-    on_step: OnStep | None = None,
-) -> dict[str, Tensor]:
-    """``keys`` (n, E), ``labels`` (n,) and, after a search, ``alpha`` and ``beta``."""
-    del on_step  # nothing is trained
-    classifier = model.classifier(prompts)
-    validation = validation_of(model, few_shot, classifier) if config.search else None
-    keys = build_keys(model, few_shot, config, np.random.default_rng([seed, 0x71]))
-    return _fitted(keys, few_shot.labels.to(model.device), len(prompts), validation, config)
+@dataclass(frozen=True)
+class TipCache:
+    """Keys F (NK, E), one-hot values L (NK, N), and the strengths of what they add."""
+
+    keys: Tensor
+    values: Tensor
+    alpha: float
+    beta: float
+
+    def votes(self, features: Tensor) -> Tensor:
+        """exp(-beta (1 - f F^T)) L: (B, N) of unit features (B, E)."""
+        return torch.exp(self.beta * (features @ self.keys.T - 1)) @ self.values
+
+    def logits(self, features: Tensor, text_logits: Tensor) -> Tensor:
+        """Text logits (B, N) plus alpha times the votes."""
+        return text_logits + self.alpha * self.votes(features)
 
 
-def fit_tip_adapter_f(
-    model: CLIP,
-    prompts: ClassPrompts,
-    few_shot: FewShot,
-    config: TipAdapterFConfig,
-    *,
-    seed: int,
-    on_step: OnStep | None = None,
-) -> dict[str, Tensor]:
-    """As :func:`fit_tip_adapter`, with keys that were trained; they need not have unit length."""
-    classifier = model.classifier(prompts)
-    validation = validation_of(model, few_shot, classifier) if config.search else None
-    generator = np.random.default_rng([seed, 0x71])
-    labels = few_shot.labels.to(model.device)
-    values = one_hot(labels, len(prompts))
-    start = build_keys(model, few_shot, config, generator)
-    passes = _train(model, classifier, few_shot, config, start, generator, on_step)
-    best, kept = -1.0, start
-    for keys in passes:
-        score = _score(validation, keys, values, config)
-        if validation is None or score > best:
-            best, kept = score, keys
-    return _fitted(kept, labels, len(prompts), validation, config)
-
-
-def _train(
-    model: CLIP,
-    classifier: Tensor,
-    few_shot: FewShot,
-    config: TipAdapterFConfig,
-    start: Tensor,
-    generator: np.random.Generator,
-    on_step: OnStep | None,
-) -> Iterator[Tensor]:
-    """The keys after each epoch of AdamW on random crops."""
-    keys = start.clone().requires_grad_()
-    labels = few_shot.labels.to(model.device)
-    values = one_hot(labels, len(classifier))
-    optimiser = torch.optim.AdamW(
-        [keys], lr=config.lr, eps=config.eps, weight_decay=config.weight_decay
+@torch.no_grad()
+def build_keys(
+    model: CLIP, few_shot: FewShot, config: TipAdapterConfig, generator: np.random.Generator
+) -> Tensor:
+    """Unit mean of the raw features of each image's augmentations, (n, E)."""
+    features = crop_features(
+        model, few_shot, generator, scale=config.crop_scale, count=config.augmentations
     )
+    return l2_normalize(features.mean(dim=1))
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Features, text logits and labels of the split on which numbers may be chosen."""
+
+    features: Tensor
+    text_logits: Tensor
+    labels: Tensor
+
+    def accuracy(self, logits: Tensor) -> Tensor:
+        """Accuracy of logits (..., n, N)."""
+        return (logits.argmax(dim=-1) == self.labels).float().mean(dim=-1)
+
+
+@torch.no_grad()
+def validation_of(model: CLIP, few_shot: FewShot, classifier: Tensor) -> Validation:
+    """The validation split of the examples, encoded; an error says so if there is none."""
+    held = few_shot.validation
+    if held is None:
+        raise UserError(
+            "search=True chooses numbers by accuracy and needs a validation split for it: give "
+            "FewShot(validation=...), and never the test set"
+        )
+    parts = np.array_split(np.arange(len(held)), math.ceil(len(held) / VIEWS_AT_ONCE))
+    features = torch.cat(
+        [model.encode_image(held.pixels(rows, model), normalize=True) for rows in parts]
+    )
+    return Validation(features, model.scale * features @ classifier.T, held.labels.to(model.device))
+
+
+@torch.no_grad()
+def search_strengths(
+    validation: Validation, cache: TipCache, config: TipAdapterConfig
+) -> tuple[float, float]:
+    """(alpha, beta) of the best accuracy on the validation split; the first of equals.
+
+    The grid has ``search_steps`` values from 0.1 up to, but without, the ends of the search.
+    """
+    ends = (config.search_beta, config.search_alpha)
+    betas, alphas = (
+        [0.1 + i * (end - 0.1) / steps for i in range(steps)]
+        for end, steps in zip(ends, config.search_steps, strict=True)
+    )
+    weights = torch.tensor(alphas, device=cache.keys.device)[:, None, None]
+    best, found = -1.0, (config.alpha, config.beta)
+    for beta in betas:
+        votes = replace(cache, beta=beta).votes(validation.features)
+        scores = validation.accuracy(validation.text_logits + weights * votes)
+        first = int((scores == scores.max()).nonzero()[0])
+        if float(scores[first]) > best:
+            best, found = float(scores[first]), (alphas[first], beta)
+    return found
+
+
+def fit_tip_adapter(task: FitTask, config: TipAdapterConfig) -> dict[str, Tensor]:
+    """``keys`` (n, E), ``labels`` (n,) and, after a search, ``alpha`` and ``beta``.
+
+    Keys that were trained (Tip-Adapter-F) need not have unit length.
+    """
+    model, few_shot = task.model, task.few_shot
+    classifier = model.classifier(task.prompts)
+    validation = validation_of(model, few_shot, classifier) if config.search else None
+    generator = np.random.default_rng([task.seed, 0x71])
+    labels = few_shot.labels.to(model.device)
+    values = F.one_hot(labels, len(task.prompts)).float()
+    keys = build_keys(model, few_shot, config, generator)
+    cache = TipCache(keys, values, config.alpha, config.beta)
+    if isinstance(config, TipAdapterFConfig):
+        best, start = -1.0, cache
+        for trained in train_keys(task, config, start, generator):
+            score = 0.0
+            if validation is not None:
+                logits = trained.logits(validation.features, validation.text_logits)
+                score = float(validation.accuracy(logits))
+            if validation is None or score > best:
+                best, cache = score, trained
+    tensors = {"keys": cache.keys, "labels": labels}
+    if validation is not None:
+        alpha, beta = search_strengths(validation, cache, config)
+        tensors |= {"alpha": torch.tensor(alpha), "beta": torch.tensor(beta)}
+    return tensors
+
+
+def train_keys(
+    task: FitTask, config: TipAdapterFConfig, cache: TipCache, generator: np.random.Generator
+) -> Iterator[TipCache]:
+    """The cache after each epoch of AdamW on random crops, whose rate follows a cosine."""
+    model, few_shot = task.model, task.few_shot
+    classifier = model.classifier(task.prompts)
+    labels = few_shot.labels.to(model.device)
+    adam = Adam(config.lr, eps=config.eps, weight_decay=config.weight_decay)
     steps = config.epochs * math.ceil(len(few_shot) / config.batch_size)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
-    step = 0
+    state, step = AdamState.begin(cache.keys), 0
     for epoch in range(config.epochs):
         for rows in epoch_batches(len(few_shot), config.batch_size, generator, drop_last=False):
             with torch.no_grad():
                 pixels = few_shot.crops(rows, model, generator, scale=config.crop_scale)[:, 0]
                 features = model.encode_image(pixels, normalize=True)
+                text_logits = model.scale * features @ classifier.T
             own = labels[torch.from_numpy(rows).to(labels.device)]
             with torch.enable_grad():
-                loss = key_loss(model, classifier, features, keys, values, own, config)
-                (keys.grad,) = torch.autograd.grad(loss, keys)
-            lr = optimiser.param_groups[0]["lr"]
-            optimiser.step()
-            schedule.step()
+                keys = state.values.detach().requires_grad_()
+                logits = replace(cache, keys=keys).logits(features, text_logits)
+                loss = F.cross_entropy(logits, own)
+                (gradient,) = torch.autograd.grad(loss, keys)
+            lr = config.lr * (1 + math.cos(math.pi * step / steps)) / 2
+            state = adam_step(state, gradient, replace(adam, lr=lr))
             step += 1
-            now = finite(float(loss.detach()), step)
-            if on_step is not None:
-                on_step(FitStep(step, steps, epoch, now, lr))
-        yield keys.detach().clone()
-
-
-def key_loss(
-    model: CLIP,
-    classifier: Tensor,
-    features: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    labels: Tensor,
-    config: TipAdapterConfig,
-) -> Tensor:
-    """Cross-entropy of the logits of unit image features (B, E), as a function of the keys."""
-    text_logits = model.scale * features @ classifier.T
-    logits = tip_logits(features, text_logits, keys, values, alpha=config.alpha, beta=config.beta)
-    return F.cross_entropy(logits, labels)
-
-
-def _score(
-    validation: Validation | None, keys: Tensor, values: Tensor, config: TipAdapterConfig
-) -> float:
-    """Accuracy on the validation split, if there is one."""
-    if validation is None:
-        return 0.0
-    logits = tip_logits(
-        validation.features,
-        validation.text_logits,
-        keys,
-        values,
-        alpha=config.alpha,
-        beta=config.beta,
-    )
-    return float(validation.accuracy(logits))
-
-
-def _fitted(
-    keys: Tensor,
-    labels: Tensor,
-    classes: int,
-    validation: Validation | None,
-    config: TipAdapterConfig,
-) -> dict[str, Tensor]:
-    """The tensors of both versions."""
-    tensors = {"keys": keys, "labels": labels}
-    if validation is not None:
-        alpha, beta = search_strengths(validation, keys, one_hot(labels, classes), config)
-        tensors |= {"alpha": torch.tensor(alpha), "beta": torch.tensor(beta)}
-    return tensors
+            task.report(FitStep(step, steps, epoch, finite(float(loss.detach()), step), lr))
+        yield replace(cache, keys=state.values)
 
 
 @register(
@@ -216,53 +248,38 @@ def _fitted(
     tuned_by_authors=frozenset(PRESETS),
     fit=fit_tip_adapter,
 )
-class TipAdapter(FeatureLevel, FewShotAdapter):
+class TipAdapter(FewShotClassifier):
     """logits = scale * f W^T + alpha * exp(-beta (1 - f F^T)) L.
 
     ``alpha`` and ``beta`` are those that a search found, if there was one, else the config's.
     """
 
-    batch_dependence = BatchDependence.INDEPENDENT
+    config: TipAdapterConfig
 
-    def __init__(
-        self,
-        model: CLIP,
-        prompts: ClassPrompts,
-        config: TipAdapterConfig,
-        *,
-        seed: int = 0,
-        fitted: Mapping[str, Tensor],
-    ) -> None:
-        super().__init__(model, prompts, config, seed=seed, fitted=fitted)
-        self.keys = self.tensor("keys", None, model.embed_dim)
-        labels = self.tensor("labels", len(self.keys))
-        if len(labels) and int(labels.max()) >= len(prompts):
+    def _setup(self) -> None:
+        keys = self.tensor("keys", None, self.model.embed_dim)
+        labels = self.tensor("labels", len(keys))
+        if len(labels) and int(labels.max()) >= len(self.prompts):
             raise UserError(
-                f"the cache knows class {int(labels.max())}, the class list holds {len(prompts)} "
-                "names: load it with create_fitted, or fit again"
+                f"the cache knows class {int(labels.max())}, the class list has "
+                f"{len(self.prompts)} names: load it with create_fitted, or fit again"
             )
-        self.values = one_hot(labels, len(prompts))
-        self.alpha, self.beta = config.alpha, config.beta
-        if "alpha" in fitted:
-            self.alpha, self.beta = float(self.tensor("alpha")), float(self.tensor("beta"))
-        self.classifier = model.classifier(prompts)
-
-    def _predict_features(self, features: Tensor) -> Prediction:
-        return Prediction(self.classify(features[:, 0]))
+        alpha, beta = self.config.alpha, self.config.beta
+        if "alpha" in self.fitted:
+            alpha, beta = float(self.tensor("alpha")), float(self.tensor("beta"))
+        self.cache = TipCache(keys, F.one_hot(labels, len(self.prompts)).float(), alpha, beta)
+        self.classifier = self.model.classifier(self.prompts)
 
     def classify(self, features: Tensor) -> Tensor:
         """Logits (B, N) of unit image features (B, E)."""
-        text_logits = self.model.scale * features @ self.classifier.T
-        return tip_logits(
-            features, text_logits, self.keys, self.values, alpha=self.alpha, beta=self.beta
-        )
+        return self.cache.logits(features, self.model.scale * features @ self.classifier.T)
 
     @classmethod
     def for_classes(
         cls, fitted: Mapping[str, Tensor], known: Sequence[str], wanted: Sequence[str]
     ) -> dict[str, Tensor]:
         """The cache restricted to some of its classes: the others' keys have no value left."""
-        places = places_of(known, wanted, by="the cache of Tip-Adapter")
+        places = indices_of(known, wanted, by="the cache of Tip-Adapter")
         new = torch.full((len(known),), -1, dtype=torch.int64)
         new[places] = torch.arange(len(places))
         labels = new[fitted["labels"].cpu()]
@@ -273,12 +290,12 @@ class TipAdapter(FeatureLevel, FewShotAdapter):
 
 @register(
     "tip_adapter_f",
+    fit=fit_tip_adapter,
     config=TipAdapterFConfig,
-    summary="Tip-Adapter with trained keys",
-    paper=PAPER,
     presets=PRESETS_F,
     tuned_by_authors=frozenset(PRESETS_F),
-    fit=fit_tip_adapter_f,
+    summary="Tip-Adapter with trained keys",
+    paper=PAPER,
 )
 class TipAdapterF(TipAdapter):
     """Tip-Adapter whose keys were trained."""

@@ -1,4 +1,4 @@
-"""TPT: tune the context words on each image until its confident views agree.
+"""TPT: tune the context on each image so that its confident views agree.
 
 Shu et al., Test-Time Prompt Tuning for Zero-Shot Generalization in Vision-Language Models,
 NeurIPS 2022. For every image the context starts at the template's words, takes one AdamW step
@@ -13,7 +13,7 @@ positions, and runs under fp16 autocast with a gradient scaler. Ours:
 * The text features at the start are those of the class list and are computed once, not per image.
 * With several templates the first is learned and averaged with the fixed others, as zero-shot
   averages them (the paper has one, ``a photo of a {}.``): at rate 0 this is zero-shot CLIP.
-* AugMix views on fine-grained sets are the preset ``fine-grained``, not chosen by data set.
+* AugMix views on fine-grained sets are the preset ``fine-grained``, not chosen by dataset.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ import torch
 from torch import Tensor
 
 from cliquetta.errors import UserError
+from cliquetta.methods._shared.adam import Adam, AdamState, adam_step
 from cliquetta.methods._shared.config import Count, NonNegative
+from cliquetta.methods._shared.entropy import marginal_entropy
 from cliquetta.methods._shared.feature_level import FeatureLevel
 from cliquetta.methods._shared.presets import read_presets
 from cliquetta.methods._shared.views import (
     SelectiveConfig,
     confident_views,
-    marginal_entropy,
     near_one,
     take_views,
 )
-from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP, l2_normalize
 from cliquetta.prompts.classes import ClassPrompts
@@ -143,19 +143,15 @@ class LearnableTemplate:
 class TPT(FeatureLevel):
     """One context per image, one step, forgotten afterwards."""
 
-    batch_dependence = BatchDependence.INDEPENDENT
     needs = frozenset({"text-prompts"})
     config: TPTConfig
 
-    def __init__(
-        self, model: CLIP, prompts: ClassPrompts, config: TPTConfig, *, seed: int = 0
-    ) -> None:
-        super().__init__(model, prompts, config, seed=seed)
+    def _setup(self) -> None:
         self.template = LearnableTemplate(
-            model, prompts, chunk=config.text_chunk, by=type(self).__name__
+            self.model, self.prompts, chunk=self.config.text_chunk, by=type(self).__name__
         )
         self.classifier = self.template.features(self.template.start[None])[0]  # (N, E)
-        self.scale = model.scale
+        self.scale = self.model.scale
 
     def _predict_features(self, features: Tensor) -> Prediction:
         kept = confident_views(
@@ -168,18 +164,17 @@ class TPT(FeatureLevel):
 
     def tune(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Contexts (B, M, D) learned on kept views (B, K, E), and the losses (B,) at the start."""
-        B = len(features)
-        context = self.template.start.repeat(B, 1, 1)
-        optimizer = torch.optim.AdamW(
-            [context], lr=self.config.lr, weight_decay=self.config.weight_decay
-        )
+        B, config = len(features), self.config
+        adam = Adam(config.lr, weight_decay=config.weight_decay)
+        state = AdamState.begin(self.template.start.repeat(B, 1, 1))
         first = torch.empty(0)
-        for step in range(self.config.steps):
+        for step in range(config.steps):
+            context = state.values
             text = self.template.features(context) if step else self.classifier.expand(B, -1, -1)
-            loss, context.grad = self.gradient(features, context, text)
-            optimizer.step()
+            loss, gradient = self.gradient(features, context, text)
+            state = adam_step(state, gradient, adam)
             first = first if step else loss
-        return context, first
+        return state.values, first
 
     def loss(self, features: Tensor, text: Tensor) -> Tensor:
         """Losses (B,) of kept views (B, K, E) under classifiers (B, N, E)."""

@@ -1,9 +1,9 @@
-"""TransCLIP: explain a batch by one Gaussian per class, neighbours and the zero-shot answers.
+"""TransCLIP: explain a batch by one Gaussian per class, neighbours and the zero-shot predictions.
 
 Zanella, Gérin, Ben Ayed, Boosting Vision-Language Models with Transduction, NeurIPS 2024, the
 zero-shot variant. Of unit features f_i it seeks assignments z_i on the simplex, unit class means
 μ_k and one diagonal covariance σ² for all, which trade off Gaussian likelihood, agreement with
-the nearest neighbours and closeness to the zero-shot answers ŷ_i:
+the nearest neighbours and closeness to the zero-shot predictions ŷ_i:
 
     z_ik ∝ ŷ_ik^λ exp( -Σ_d (f_id - μ_kd)² / σ_d² / (2τ) + Σ_j (w_ij + w_ji) z_jk / (2·neighbours) )
 
@@ -115,7 +115,7 @@ def transduce(features: Tensor, log_prior: Tensor, config: TransCLIPConfig) -> T
 @register(
     "transclip",
     config=TransCLIPConfig,
-    summary="per batch: Gaussian classes, nearest neighbours and zero-shot answers in agreement",
+    summary="per batch: Gaussian classes, nearest neighbours and zero-shot predictions combined",
     paper="Zanella et al., Boosting Vision-Language Models with Transduction, NeurIPS 2024",
 )
 class TransCLIP(FixedText):

@@ -5,13 +5,13 @@ is CLIPArTT's with the text of each image's likeliest class, in one of eight tem
 For every batch the norms start from the loaded ones. ``sequential`` (WATT-S): two steps of Adam
 under each template after the other, then the average of the eight results is the start of the
 next of five rounds. ``parallel`` (WATT-P, preset): each template starts from the round's common
-weights, fifty rounds. The batch is answered under the last average, with the mean text of all
+weights, fifty rounds. The batch is predicted under the last average, with the mean text of all
 eight templates.
 
-As in the official code, Adam's moments run on through the templates and rounds of a batch; only
-the first round of ``parallel`` starts them anew for each template. The targets are not detached.
+As in the official code, Adam's moments are carried through the templates and rounds of a batch;
+only the first round of ``parallel`` starts them anew per template. The targets are not detached.
 There the images are encoded twice per step, once to choose the texts; one pass gives both here.
-Ours: the eight templates are a setting of the method, so that its answers do not use the
+Ours: the eight templates are a setting of the method, so that its predictions do not use the
 templates of the class list; class lists with fixed features are refused.
 """
 
@@ -26,13 +26,11 @@ from torch import Tensor
 from cliquetta.errors import UserError
 from cliquetta.methods._shared.adam import AdamConfig, AdamState, minimize
 from cliquetta.methods._shared.config import Count, Positive, Template
-from cliquetta.methods._shared.layernorm import LayerNormTower
-from cliquetta.methods.base import Adapter, BatchDependence
+from cliquetta.methods._shared.layernorm import EpisodicLayerNormAdapter
 from cliquetta.methods.clipartt import transductive_loss
 from cliquetta.methods.registry import register
-from cliquetta.model.clip import CLIP, l2_normalize
+from cliquetta.model.clip import l2_normalize
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch, Prediction
 
 TEMPLATES = (
     "a photo of a {}",
@@ -79,36 +77,25 @@ class WATTConfig(AdamConfig):
         "large-images": WATTConfig(lr=1e-4),
     },
 )
-class WATT(Adapter):
+class WATT(EpisodicLayerNormAdapter):
     """logits = scale · cos(image under the averaged norms, mean text of the templates)."""
 
-    batch_dependence = BatchDependence.JOINT
-    needs = frozenset({"norm", "text"})
     config: WATTConfig
 
-    def __init__(
-        self, model: CLIP, prompts: ClassPrompts, config: WATTConfig, *, seed: int = 0
-    ) -> None:
+    def _setup(self) -> None:
+        model, prompts = self.model, self.prompts
         if prompts.features is not None:
             raise UserError(
                 "watt writes class names in its own templates, but the class list has fixed text "
                 "features; give it names only"
             )
-        super().__init__(model, prompts, config, seed=seed)
         one_by_one = [
             model.classifier(ClassPrompts(prompts.names, (template,), allow_duplicates=True))
-            for template in config.templates
+            for template in self.config.templates
         ]
         self.texts = torch.stack(one_by_one)  # (T, N, E)
+        super()._setup()
         self.classifier = l2_normalize(self.texts.mean(dim=0))
-        self.scale = model.scale
-        self.tower = LayerNormTower(model.visual)
-
-    def _predict(self, batch: Batch) -> Prediction:
-        norms = self.adapt(batch.images)
-        with torch.no_grad():
-            features = l2_normalize(self.tower(norms, batch.images))
-            return Prediction((self.scale * features @ self.classifier.T).float())
 
     def adapt(self, images: Tensor) -> Tensor:
         """Flat LayerNorm parameters after all rounds on one batch."""
@@ -122,16 +109,16 @@ class WATT(Adapter):
             for texts in self.texts:
                 if parallel:
                     state = start if round_ == 0 else state._replace(values=average)
-                state = self._descend(state, images, texts)
+                state = self._minimize(state, images, texts)
                 reached.append(state.values)
             average = torch.stack(reached).mean(dim=0)
         return average
 
-    def _descend(self, state: AdamState, images: Tensor, texts: Tensor) -> AdamState:
+    def _minimize(self, state: AdamState, images: Tensor, texts: Tensor) -> AdamState:
         """The steps under one template, whose class texts are ``texts`` (N, E)."""
 
         def loss(norms: Tensor) -> Tensor:
-            features = l2_normalize(self.tower(norms, images))
+            features = self.features(norms, images)
             likeliest = (features.detach() @ texts.T).argmax(dim=-1)
             return transductive_loss(
                 features, texts[likeliest], self.scale, self.config.temperature

@@ -3,16 +3,16 @@
 Farina et al., Frustratingly Easy Test-Time Adaptation of Vision-Language Models, NeurIPS 2024.
 Softmax at temperature zero is one vote per view for its first class; the votes of the 30 % of the
 views with the lowest entropy are summed, and the class with most of them wins. Among tied classes
-the remaining views decide: the surest of those whose own answer is tied, or, if none is, the
-surest one asked about the tied classes only.
+the remaining views decide: the most confident one whose own prediction is tied, or, if there is
+none, the most confident one restricted to the tied classes.
 
 What the official code does otherwise: under fp16 autocast its temperature is the epsilon of fp16,
 2^-10, so that cosines closer than about 0.003 share a vote (``vote='fp16-eps'`` here; cosines
 themselves stay float32). Its last resort masks the wrong classes, by negating integer indices
-bitwise; ours masks those that are not tied. It answers with a class; ours with logits: the
+bitwise; ours masks those that are not tied. It returns a class, ours logits: the
 logarithm of the votes, with the deciding vote added in a tie and one vote spread evenly over all
 classes, so that softmax of the logits is a smoothed share of votes and argmax is the decision.
-When all views vote and still tie, the surest of them decides (ours: the paper has no views left).
+When all views vote and still tie, the most confident one decides (the paper has no views left).
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from cliquetta.methods._shared.views import (
     kept_count,
     take_views,
 )
-from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
@@ -61,27 +60,27 @@ def count_votes(cosines: Tensor, vote: Vote) -> Tensor:
 def decide(votes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
     """Winners (B,) of votes (B, N), and which classes (B, N) had the most.
 
-    ``others`` (B, R, N) are the cosines of the views that decide a tie, surest first.
+    ``others`` (B, R, N) are the cosines of the views that decide a tie, most confident first.
     """
     top = votes == votes.amax(dim=-1, keepdim=True)
-    answers = others.argmax(dim=-1)  # (B, R)
-    allowed = top.gather(1, answers)
+    predicted = others.argmax(dim=-1)  # (B, R)
+    allowed = top.gather(1, predicted)
     first = allowed.int().argmax(dim=-1, keepdim=True)
     last_resort = others[:, 0].masked_fill(~top, -torch.inf).argmax(dim=-1)
-    winner = torch.where(allowed.any(dim=-1), answers.gather(1, first)[:, 0], last_resort)
+    winner = torch.where(allowed.any(dim=-1), predicted.gather(1, first)[:, 0], last_resort)
     return winner, top
 
 
 def vote_logits(votes: Tensor, winner: Tensor, top: Tensor) -> Tensor:
-    """Logits (B, N): softmax is the share of votes, one of them spread over all classes."""
+    """Logarithm (B, N) of the shares of votes, one of them spread over all classes."""
     tied = top.sum(dim=-1, keepdim=True) > 1
     deciding = F.one_hot(winner, votes.shape[-1]) * tied
-    return (votes + deciding + 1 / votes.shape[-1]).log()
+    return (votes + deciding + 1 / votes.shape[-1]).log().log_softmax(dim=-1)
 
 
 def elect(cosines: Tensor, scale: float, config: ZeroConfig) -> tuple[Tensor, Tensor]:
     """Logits (B, N) and votes (B, N) of images whose views have cosines (B, V, N)."""
-    cosines = take_views(cosines, confident_views(scale * cosines, 1.0))  # surest first
+    cosines = take_views(cosines, confident_views(scale * cosines, 1.0))  # most confident first
     V = cosines.shape[1]
     kept = kept_count(V, config.selection_fraction)
     votes = count_votes(cosines[:, :kept], config.vote)
@@ -99,7 +98,6 @@ def elect(cosines: Tensor, scale: float, config: ZeroConfig) -> tuple[Tensor, Te
 class Zero(FixedText):
     """Majority vote of the confident views."""
 
-    batch_dependence = BatchDependence.INDEPENDENT
     config: ZeroConfig
 
     def _predict_features(self, features: Tensor) -> Prediction:

@@ -12,10 +12,7 @@ from torch import Tensor
 
 from cliquetta.methods._shared.config import MethodConfig, Positive
 from cliquetta.methods._shared.feature_level import FixedText
-from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.registry import register
-from cliquetta.model.clip import CLIP
-from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Prediction
 
 
@@ -36,13 +33,9 @@ class ZeroShotConfig(MethodConfig):
 class ZeroShot(FixedText):
     """logits = scale · cos(image, text of the class)."""
 
-    batch_dependence = BatchDependence.INDEPENDENT
-
-    def __init__(
-        self, model: CLIP, prompts: ClassPrompts, config: ZeroShotConfig, *, seed: int = 0
-    ) -> None:
-        super().__init__(model, prompts, config, seed=seed)
-        self.scale /= config.temperature
+    def _setup(self) -> None:
+        super()._setup()
+        self.scale /= self.config.temperature
 
     def _predict_features(self, features: Tensor) -> Prediction:
         return Prediction(self.scale * features[:, 0] @ self.classifier.T)

@@ -69,7 +69,7 @@ def patch_grid(maps: Tensor) -> Tensor:
 
 
 def difference(maps: Tensor, other: Tensor) -> Tensor:
-    """Share of attention that lies elsewhere in two maps: total variation, 0 to 1."""
+    """Share of attention that differs between two maps: total variation, 0 to 1."""
     return (maps - other).abs().sum(dim=-1) / 2
 
 

@@ -85,7 +85,7 @@ class Block(nn.Module):
         return self._rest(self.residual(x, rows), attended)
 
     def packed(self, x: Tensor, slots: Tensor, tokens: Tensor, length: int) -> Tensor:
-        """Causal block over tokens (T, D) that lie one behind the other, (T, D).
+        """Causal block over tokens (T, D) packed one after the other, (T, D).
 
         Only the attention needs rows of ``length`` positions: ``slots`` (T,) says where in them
         each token stands, ``tokens`` (R * length,) which token a slot holds.

@@ -49,7 +49,7 @@ class Preprocess:
     """Half a pixel of crop offset: rounded to even (torchvision), or down (transformers)."""
 
     def __post_init__(self) -> None:
-        """Check the values at the door."""
+        """Validate the fields."""
         if self.size < 1:
             raise UserError(f"image size is at least 1, got {self.size}")
         if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:

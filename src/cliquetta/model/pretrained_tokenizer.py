@@ -25,7 +25,7 @@ _END = 1
 
 
 def canonicalize(text: str) -> str:
-    """``text`` as SigLIP's authors evaluate it: lower case, no punctuation, one blank apart."""
+    """``text`` as SigLIP's authors evaluate it: lower case, no punctuation, one space apart."""
     return " ".join(text.replace("_", " ").translate(_NO_PUNCTUATION).lower().split())
 
 

@@ -32,7 +32,7 @@ _ADDED = 1024
 _WORD_END = "</w>"
 _CACHED_WORDS = 1 << 16
 
-# Contractions, runs of letters, single digits, runs of anything else that is not a blank. Case is
+# Contractions, runs of letters, single digits, runs of anything else that is not a space. Case is
 # ignored although the text is lower case by then: it matters for letters such as the long s.
 _PIECE = regex.compile(
     r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|\p{L}+|\p{N}|[^\s\p{L}\p{N}]+",
@@ -47,7 +47,7 @@ def is_clip_vocabulary(size: int) -> bool:
 
 
 def clean(text: str) -> str:
-    """``text`` as the vocabulary was learnt on: mended, unescaped, one blank apart, lower case."""
+    """``text`` as the vocabulary was learnt on: mended, unescaped, one space apart, lower case."""
     text = html.unescape(html.unescape(ftfy.fix_text(text)))
     return str(_BLANKS.sub(" ", text.strip()).strip().lower())
 
@@ -176,7 +176,7 @@ class Tokenizer(TextTokenizer):
         return [i for piece in _PIECE.findall(clean(text)) for i in self._word(piece)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ``ids``, a blank after each word; bytes that are no UTF-8 show as U+FFFD."""
+        """The text of ``ids``, a space after each word; bytes that are no UTF-8 show as U+FFFD."""
         out = bytearray()
         for i in ids:
             symbol = self._symbols[i]

@@ -3,7 +3,7 @@
 Autograd runs one backward pass per forward pass. Where many gradients start from the same point
 (every clique of a batch starts from the same prompts; a Jacobian has hundreds of rows), that means
 the same forward pass over and over. Here a forward pass is recorded once per image or text, and
-pulled back for any number of cotangents, each naming the row that it belongs to. The weights are
+multiplied by any number of cotangents, each naming the row that it belongs to. The weights are
 frozen, so that linear layers need nothing of the forward pass; norms, activations and attention
 gather what they need by row.
 """
@@ -129,7 +129,7 @@ def _attention(
     return out.transpose(1, 2).flatten(2)
 
 
-def pull_block(
+def block_vjp(
     block: Block, tape: BlockTape, grad: Tensor, index: Tensor | None, *, through: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients with respect to the block's input (if ``through``) and to its prefix tokens.
@@ -145,7 +145,7 @@ def pull_block(
     else:
         inner = torch.ops.aten.gelu_backward(inner, hidden, approximate=block.approximation)
     mid = grad + _norm_back(block.ln_2, tape.second, inner @ block.fc.weight, index)
-    back = _pull_attention(block, tape, mid @ block.out.weight, index, through=through)
+    back = _attention_vjp(block, tape, mid @ block.out.weight, index, through=through)
     weight = block.qkv.weight
     prefix = None
     if back.extra is not None:
@@ -172,7 +172,7 @@ class AttentionGradients:
     extra: Tensor | None
 
 
-def _pull_attention(
+def _attention_vjp(
     block: Block, tape: BlockTape, grad: Tensor, index: Tensor | None, *, through: bool
 ) -> AttentionGradients:
     """Gradients of the projections, or of the prefix alone unless ``through``.
@@ -228,7 +228,7 @@ class VisualTape:
             self.features = pooled[:, 0]
 
     @torch.no_grad()
-    def pull(self, cotangents: Tensor, index: Tensor | None) -> dict[int, Tensor]:
+    def vjp(self, cotangents: Tensor, index: Tensor | None) -> dict[int, Tensor]:
         """Gradients (R, P, 2, D) of every prefix, float32.
 
         ``cotangents`` (R, E) are gradients of the loss in the features; row r is of image
@@ -241,13 +241,13 @@ class VisualTape:
             grad = direction @ tower.projection.t()
             grad = _norm_back(tower.ln_post, self.post, grad, index)[:, None]
         else:
-            back, _ = pull_block(tower.head, self.pooling, direction[:, None], index, through=True)
+            back, _ = block_vjp(tower.head, self.pooling, direction[:, None], index, through=True)
             assert back is not None
             grad = back
         found: dict[int, Tensor] = {}
         for offset in range(len(self.tapes) - 1, -1, -1):
             at = self.start + offset
-            back, prefix = pull_block(
+            back, prefix = block_vjp(
                 tower.block(at), self.tapes[offset], grad, index, through=offset > 0
             )
             if prefix is not None:
@@ -278,14 +278,14 @@ class TextTape:
         """Features (n, E), not normalised, in the tower's dtype."""
 
     @torch.no_grad()
-    def pull(self, cotangents: Tensor, index: Tensor, positions: Tensor) -> Tensor:
+    def vjp(self, cotangents: Tensor, index: Tensor, positions: Tensor) -> Tensor:
         """Gradients (R, M, D), float32, of the embeddings at ``positions`` (R, M)."""
         tower = self.tower
         unit, size = _unit_rows(cotangents)
         grad = unit.to(tower.projection.dtype) @ tower.projection.t()
         grad = _norm_back(tower.ln_final, self.final, grad, index)[:, None]
         for at in range(len(self.tapes) - 1, -1, -1):
-            back, _ = pull_block(tower.block(at), self.tapes[at], grad, index, through=True)
+            back, _ = block_vjp(tower.block(at), self.tapes[at], grad, index, through=True)
             assert back is not None
             grad = back
         D = grad.shape[-1]

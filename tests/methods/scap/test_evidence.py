@@ -65,6 +65,7 @@ def test_equal_member_sets_share_their_id() -> None:
         "distinct_sets": 1,
         "memberships": 3,
         "mean_size": 3.0,
+        "max_size": 3,
         "images_with_clique": 3,
         "images_with_retained": 3,
     }
@@ -138,7 +139,7 @@ def test_gathering_more_evidence_changes_no_logit() -> None:
     plain, explaining = (
         SCAP(MODEL, ClassPrompts(NAMES), SCAPConfig(threshold=THRESHOLD)) for _ in range(2)
     )
-    explaining.explain = True
+    explaining.collect_evidence = True
     for images in BATCHES:
         a, b = plain.predict(Batch(images)), explaining.predict(Batch(images))
         assert torch.equal(a.logits, b.logits)

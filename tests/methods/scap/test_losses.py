@@ -10,11 +10,15 @@ from torch import Tensor
 
 from cliquetta.methods.scap.config import SCAPConfig
 from cliquetta.methods.scap.losses import (
+    CliqueLosses,
+    Members,
     attribute_features,
     clique_losses,
     clique_sum,
     concentration_loss,
     entropy_loss,
+    queries,
+    query_logits,
 )
 from tests.reference.scap_equations import ReferenceSettings, clique_loss
 
@@ -32,6 +36,12 @@ def random_unit(rows: int, width: int, seed: int = 0) -> Tensor:
     return x / x.norm(dim=1, keepdim=True)
 
 
+def losses_of(members: Members, text: Tensor, scale: float, config: SCAPConfig) -> CliqueLosses:
+    query_features, owner = queries(members, config.entropy)
+    logits = query_logits(query_features, owner, text, scale)
+    return clique_losses(members, logits, owner, config)
+
+
 def test_two_orthogonal_members_by_hand() -> None:
     """The mean feature is undecided; each member alone is not."""
     scale, sure = 3.0, 1 / (1 + math.exp(-3.0))
@@ -39,7 +49,7 @@ def test_two_orthogonal_members_by_hand() -> None:
     by_kind["marginal"] = math.log(2)
     for kind, expected in by_kind.items():
         config = SCAPConfig(entropy=kind, concentration=0.5)  # type: ignore[arg-type]
-        losses = clique_losses(TWO, ONE_CLIQUE, 1, TWO, scale, config)
+        losses = losses_of(Members(TWO, ONE_CLIQUE, 1), TWO, scale, config)
         assert float(losses.entropy) == pytest.approx(expected, abs=1e-12)
         # each is at squared distance 1/2 from (1/2, 1/2)
         assert float(losses.concentration) == pytest.approx(1.0, abs=1e-12)
@@ -49,7 +59,7 @@ def test_two_orthogonal_members_by_hand() -> None:
 
 def test_the_mean_form_divides_by_the_members() -> None:
     config = SCAPConfig(concentration_form="mean")
-    losses = clique_losses(TWO, ONE_CLIQUE, 1, TWO, 3.0, config)
+    losses = losses_of(Members(TWO, ONE_CLIQUE, 1), TWO, 3.0, config)
     assert float(losses.concentration) == pytest.approx(0.5, abs=1e-12)
 
 
@@ -68,7 +78,7 @@ def test_many_cliques_at_once_equal_one_at_a_time(kind: str, form: str) -> None:
     clique = torch.tensor([0, 0, 1, 1, 1, 2, 3, 3, 3])
     config = SCAPConfig(entropy=kind, concentration_form=form, concentration=0.7)  # type: ignore[arg-type]
     settings = ReferenceSettings(entropy=kind, concentration_form=form, concentration=0.7)  # type: ignore[arg-type]
-    found = clique_losses(features, clique, 4, text, 20.0, config)
+    found = losses_of(Members(features, clique, 4), text, 20.0, config)
     for u in range(4):
         expected = clique_loss(features[clique == u], text, 20.0, settings)
         assert float(found.entropy[u]) == pytest.approx(float(expected.entropy), abs=1e-10)
@@ -80,9 +90,9 @@ def test_text_of_each_clique_is_its_own(kind: str) -> None:
     features, clique = random_unit(5, 6), torch.tensor([0, 1, 1, 0, 1])
     text = torch.stack([random_unit(3, 6, seed=2), random_unit(3, 6, seed=3)])
     config = SCAPConfig(entropy=kind)  # type: ignore[arg-type]
-    found = clique_losses(features, clique, 2, text, 10.0, config)
+    found = losses_of(Members(features, clique, 2), text, 10.0, config)
     for u in range(2):
-        alone = clique_losses(features, clique, 2, text[u], 10.0, config)
+        alone = losses_of(Members(features, clique, 2), text[u], 10.0, config)
         torch.testing.assert_close(found.total[u], alone.total[u], rtol=0, atol=1e-12)
     assert (found.total - alone.total).abs()[0] > 1e-3
 

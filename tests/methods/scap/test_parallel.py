@@ -31,17 +31,17 @@ def build(options: dict[str, Any]) -> SCAP:
 def answer(scap: SCAP) -> dict[str, Any]:
     """Logits and prompts of every batch, the memory in the end, and the rows pulled back."""
     pulled = []
-    pull = VisualTape.pull
+    pull = VisualTape.vjp
 
     def counted(tape: VisualTape, grad: Tensor, image: Tensor) -> dict[int, Tensor]:
         pulled.append(len(grad))
         return pull(tape, grad, image)
 
-    VisualTape.pull = counted  # type: ignore[method-assign, assignment]
+    VisualTape.vjp = counted  # type: ignore[method-assign, assignment]
     try:
         predictions = [scap.predict(Batch(images)) for images in BATCHES]
     finally:
-        VisualTape.pull = pull  # type: ignore[method-assign]
+        VisualTape.vjp = pull  # type: ignore[method-assign]
     learned = [p.evidence["learned"] for p in predictions]
     return {
         "logits": [p.logits for p in predictions],

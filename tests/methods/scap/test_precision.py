@@ -31,7 +31,7 @@ def test_half_precision_runs_and_remembers_in_float32(
     dtype: torch.dtype, options: dict[str, Any]
 ) -> None:
     adapter = adapter_of(dtype, **options)
-    adapter.explain = True
+    adapter.collect_evidence = True
     for images in BATCHES:
         out = adapter.predict(Batch(images))
         assert out.logits.dtype == torch.float32

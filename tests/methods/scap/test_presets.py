@@ -12,6 +12,7 @@ from torch import Tensor
 from cliquetta.data.views import attach_views
 from cliquetta.methods.registry import create_method, get_method, method_config
 from cliquetta.methods.scap import PRESETS, SCAP, SCAPConfig
+from cliquetta.methods.scap.composition import Composed
 from cliquetta.methods.scap.evidence import describe
 from cliquetta.methods.scap.retention import propagate
 from cliquetta.model.clip import CLIP, MissingCapabilityError
@@ -94,9 +95,9 @@ def test_released_learns_prompts_and_scores_without_them() -> None:
 def _refuse(compose: Any) -> Any:
     """Composition that returns other prompts: who scores with them answers otherwise."""
 
-    def other(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
-        prompts, mask, places = compose(*given)
-        return 3 - prompts, mask, places
+    def other(*given: Any) -> Composed:
+        composed: Composed = compose(*given)
+        return dataclasses.replace(composed, prompts=3 - composed.prompts)
 
     return other
 

@@ -16,7 +16,6 @@ from cliquetta.evaluation.runner import Step, evaluate
 from cliquetta.methods.scap import PRESETS, SCAP, SCAPConfig
 from cliquetta.methods.scap.cliques import mine_cliques
 from cliquetta.methods.scap.composition import compose_prompts, plan_passes
-from cliquetta.methods.scap.inference import encode_prompted
 from cliquetta.methods.scap.learning import Task
 from cliquetta.methods.scap.losses import attribute_features, concentration_loss
 from cliquetta.methods.scap.retention import propagate
@@ -81,8 +80,8 @@ def test_2_two_prompts_together_keep_keys_with_keys_and_values_with_values() -> 
     seen, none = torch.ones(1, 2, dtype=torch.bool), torch.zeros(1, 0, dtype=torch.bool)
     prompts, mask = compose_prompts(own, seen, own[:, :0], none, adapter.config)
     image = BATCHES[0][:1]
-    hidden, start = tower.run(tower.embed(image), 0, 1), adapter.memory["start_prompt"]
-    found = encode_prompted(tower, hidden, prompts, mask, start, adapter.config)
+    assert adapter.visual is not None
+    found = adapter.visual.encode(adapter.visual.hidden(image), prompts, mask)
 
     # block 1 by hand: its own projections of both keys, and of both values, before the image's
     block, x = tower.block(1), tower.run(tower.embed(image), 0, 1)

@@ -62,7 +62,7 @@ def test_gradients_of_each_class_equal_autograd(
     if jacobian:
         text.build_jacobian()
     cotangents = draw(3, len(CLASSES), MODEL.embed_dim)
-    found = text.pull(cotangents)
+    found = text.vjp(cotangents)
     leaf = text.start.expand(len(CLASSES), -1, -1).clone().requires_grad_()
     features = literal_features(text, leaf)
     for u in range(3):
@@ -79,7 +79,7 @@ def test_gradients_of_a_shared_context_equal_autograd(
     if jacobian:
         text.build_jacobian()
     slopes, asked = size * draw(4, len(CLASSES)), draw(4, MODEL.embed_dim, seed=1)
-    found = text.pull_shared(slopes, asked)
+    found = text.vjp_shared(slopes, asked)
     leaf = text.start.clone().requires_grad_()
     features = literal_features(text, leaf)
     for u in range(4):
@@ -102,8 +102,8 @@ def test_the_jacobian_equals_autograd(text: PromptedText) -> None:
         )
 
 
-def test_words_that_melt_into_class_names_are_refused() -> None:
-    with pytest.raises(ValueError, match="put a blank between"):
+def test_words_that_share_a_token_with_class_names_are_refused() -> None:
+    with pytest.raises(ValueError, match="put a space between"):
         PromptedText(MODEL, ClassPrompts(CLASSES, ("a photo of a{}.",)), 0.5)
     bare = PromptedText(MODEL, ClassPrompts(CLASSES, ("{}.",)), 0.5)
     assert bare.start.shape[0] == 0

@@ -1,10 +1,10 @@
 """Feature caches of fixed size: of every class, the K least uncertain features seen so far.
 
-TDA and DMN offer each image to the cache of its predicted class. There it is taken in if there is
-room, or in place of the entry of highest entropy if its own is lower. Whatever the stream, a
-class therefore holds the K entries of lowest entropy offered so far, earlier ones first among
-equals. Which entry is present at which moment follows from ranks alone, so that a whole batch is
-answered at once, exactly as one image after the other would be.
+TDA and DMN offer each image to the cache of its predicted class. It is inserted if there is room,
+or replaces the entry of highest entropy if its own is lower. A class therefore always holds the K
+entries of lowest entropy offered so far, earlier ones first among equals. Which entry is present
+at which moment follows from ranks alone, so that a whole batch is predicted at once, exactly as
+one image after the other would be.
 
 A cache is one tensor ``entropy`` (N, K), ascending per class and infinite where a slot is empty,
 and any number of tensors (N, K, ...) beside it, all zero at the start.
@@ -13,6 +13,7 @@ and any number of tensors (N, K, ...) beside it, all zero at the start.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ class CacheOccupancy:
     old: Tensor
     """(B, N, K) bool: the entry of this slot at the start is present once image b has arrived."""
     new: Tensor
-    """(B, B) bool: image e is present once image b has arrived (itself included, if taken in)."""
+    """(B, B) bool: image e is present once image b has arrived (itself included, if inserted)."""
     source: Tensor
     """(N, K): what each slot holds in the end, as a row of the old slots with the batch behind."""
 
@@ -77,14 +78,17 @@ def store(old: Tensor, arrivals: Tensor, occupancy: CacheOccupancy) -> Tensor:
     return torch.cat([old.flatten(0, 1), arrivals])[occupancy.source]
 
 
-def affinity(
-    queries: Tensor, keys: Tensor, arrivals: Tensor, occupancy: CacheOccupancy, sharpness: float
-) -> tuple[Tensor, Tensor]:
-    """exp(-sharpness (1 - f·k)) of each query with what the cache holds as it arrives, else 0.
+class Affinity(NamedTuple):
+    """Weights of the entries of a cache as each image of a batch arrives, 0 where absent."""
 
-    Queries are (B, E), keys (N, K, E), features of the arriving images (B, E); the results are
-    (B, N, K) for the old entries and (B, B) for those of the batch.
-    """
-    old = ((queries @ keys.flatten(0, 1).T - 1) * sharpness).exp_().view(occupancy.old.shape)
-    new = ((queries @ arrivals.T - 1) * sharpness).exp_()
-    return old * occupancy.old, new * occupancy.new
+    old: Tensor
+    """(B, N, K), for the entries at the start."""
+    new: Tensor
+    """(B, B), for the images of the batch."""
+
+
+def affinity(features: Tensor, keys: Tensor, occupancy: CacheOccupancy, beta: float) -> Affinity:
+    """exp(-beta (1 - f·k)) of the arriving images (B, E) with what the cache (N, K, E) holds."""
+    old = ((features @ keys.flatten(0, 1).T - 1) * beta).exp_().view(occupancy.old.shape)
+    new = ((features @ features.T - 1) * beta).exp_()
+    return Affinity(old * occupancy.old, new * occupancy.new)

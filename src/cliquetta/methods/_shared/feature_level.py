@@ -1,33 +1,30 @@
 """Methods that need of an image nothing but the features of its views.
 
 They can be asked with features that were encoded once and kept
-(:mod:`cliquetta.data.prepared`): a data set of ImageNet's size then takes seconds.
+(:mod:`cliquetta.data.prepared`): a dataset of ImageNet's size then takes seconds.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from cliquetta.errors import UserError
 from cliquetta.methods._shared.views import ViewsConfig
-from cliquetta.methods.base import Adapter
-from cliquetta.model.clip import CLIP, encode_views
-from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch, Prediction, ViewSpec
+from cliquetta.methods.base import Adapter, BatchDependence
+from cliquetta.model.clip import encode_views
+from cliquetta.types import Batch, Prediction
 
 
 class FeatureLevel(Adapter):
-    """An adapter that reads features only: :meth:`predict` is encoding, then the same."""
+    """An adapter that reads features only: :meth:`predict` is encoding, then the same.
 
-    @property
-    def views(self) -> ViewSpec | None:
-        """Those of the config, if it asks for more than the plain one."""
-        config = self.config
-        return config.spec if isinstance(config, ViewsConfig) and config.views > 1 else None
+    Independent of the batch unless a subclass says otherwise.
+    """
+
+    batch_dependence = BatchDependence.INDEPENDENT
 
     def predict_features(self, features: Tensor) -> Prediction:
         """Answer images whose views have the unit features (B, V, E), in order.
@@ -62,7 +59,6 @@ class FeatureLevel(Adapter):
 class FixedText(FeatureLevel):
     """One that leaves the class texts as they are: ``classifier`` (N, E) and CLIP's ``scale``."""
 
-    def __init__(self, model: CLIP, prompts: ClassPrompts, config: Any, *, seed: int = 0) -> None:
-        super().__init__(model, prompts, config, seed=seed)
-        self.classifier = model.classifier(prompts)
-        self.scale = model.scale
+    def _setup(self) -> None:
+        self.classifier = self.model.classifier(self.prompts)
+        self.scale = self.model.scale

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -22,14 +23,18 @@ from cliquetta.methods._shared.config import (
     Positive,
     Rule,
 )
+from cliquetta.methods._shared.feature_level import FeatureLevel
 from cliquetta.methods._shared.support_set import FewShot, Rows, crop_features
-from cliquetta.methods.base import Adapter
+from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.model.clip import CLIP, l2_normalize
 from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Prediction
 
 
 class FewShotAdapter(Adapter):
     """A classifier made from fitted tensors; it learns nothing more while it predicts."""
+
+    batch_dependence = BatchDependence.INDEPENDENT
 
     def __init__(
         self,
@@ -40,9 +45,9 @@ class FewShotAdapter(Adapter):
         seed: int = 0,
         fitted: Mapping[str, Tensor],
     ) -> None:
-        super().__init__(model, prompts, config, seed=seed)
         refuse_fixed_text(type(self), prompts)
         self.fitted = {name: value.detach().to(model.device) for name, value in fitted.items()}
+        super().__init__(model, prompts, config, seed=seed)
 
     def tensor(self, name: str, *shape: int | None) -> Tensor:
         """The fitted tensor ``name`` after a check of its shape; ``None`` stands for any size."""
@@ -75,6 +80,17 @@ class FewShotAdapter(Adapter):
         return dict(fitted)
 
 
+class FewShotClassifier(FeatureLevel, FewShotAdapter):
+    """One that classifies image features; the image tower stays as it is."""
+
+    def _predict_features(self, features: Tensor) -> Prediction:
+        return Prediction(self.classify(features[:, 0]))
+
+    @abstractmethod
+    def classify(self, features: Tensor) -> Tensor:
+        """Logits (B, N) of unit image features (B, E)."""
+
+
 def refuse_fixed_text(adapter: type[Adapter], prompts: ClassPrompts) -> None:
     """A method that learns text cannot work with text features from outside."""
     if "text-prompts" in adapter.needs and prompts.features is not None:
@@ -83,8 +99,8 @@ def refuse_fixed_text(adapter: type[Adapter], prompts: ClassPrompts) -> None:
         )
 
 
-def places_of(known: Sequence[str], wanted: Sequence[str], *, by: str) -> list[int]:
-    """Where each ``wanted`` class stands among the ``known`` ones; all must be there, once."""
+def indices_of(known: Sequence[str], wanted: Sequence[str], *, by: str) -> list[int]:
+    """Index of each ``wanted`` class among the ``known`` ones; all must be there, once."""
     if tuple(known) == tuple(wanted):
         return list(range(len(known)))
     strange = [name for name in wanted if name not in known]
@@ -120,7 +136,7 @@ class SGDTraining(MethodConfig, renamed={"context": "context_length", "words": "
     """Fraction of the image's area that a random training crop covers."""
 
     def epochs_for(self, shots: int) -> int:
-        """The number of epochs for that many images a class."""
+        """The number of epochs for that many images per class."""
         if self.epochs is not None:
             return self.epochs
         return 200 if shots >= 8 else 100 if shots >= 2 else 50
@@ -143,7 +159,7 @@ class TextTraining(SGDTraining):
 
 @dataclass(frozen=True)
 class FitStep:
-    """What a fit reports after each step."""
+    """Progress of a fit after a step."""
 
     step: int
     steps: int
@@ -153,6 +169,24 @@ class FitStep:
 
 
 OnStep = Callable[[FitStep], None]
+
+
+@dataclass(frozen=True)
+class FitTask:
+    """What a few-shot method is fitted on."""
+
+    model: CLIP
+    prompts: ClassPrompts
+    few_shot: FewShot
+    seed: int = 0
+    on_step: OnStep | None = None
+
+    def report(self, step: FitStep) -> None:
+        """Tell the caller about a step."""
+        if self.on_step is not None:
+            self.on_step(step)
+
+
 Loss = Callable[[Mapping[str, Tensor], Tensor, Tensor], Tensor]
 """Parameters, pixels (B, 3, S, S) or what else was drawn, labels (B,) -> the loss."""
 Draw = Callable[[Rows, np.random.Generator], Tensor]
@@ -174,19 +208,17 @@ def epoch_batches(
 def learn(
     start: Mapping[str, Tensor],
     loss: Loss,
-    model: CLIP,
-    few_shot: FewShot,
+    task: FitTask,
     config: SGDTraining,
     *,
-    seed: int,
-    on_step: OnStep | None = None,
     draw: Draw | None = None,
 ) -> dict[str, Tensor]:
     """The parameters after SGD on the examples, from ``start``.
 
     The loss sees what ``draw`` gives, by default pixels of a random crop of each image.
     """
-    draw = draw or crop_draw(model, few_shot, config)
+    few_shot = task.few_shot
+    draw = draw or crop_draw(task, config)
     learned = {name: value.detach().clone().requires_grad_() for name, value in start.items()}
     optimiser = torch.optim.SGD(
         list(learned.values()),
@@ -194,7 +226,7 @@ def learn(
         momentum=config.momentum,
         weight_decay=config.weight_decay,
     )
-    generator = np.random.default_rng([seed, 0xC0])
+    generator = np.random.default_rng([task.seed, 0xC0])
     n, size = len(few_shot), config.batch_size
     epochs = config.epochs_for(few_shot.shots)
     step, steps = 0, epochs * max(1, n // size)
@@ -202,7 +234,7 @@ def learn(
         lr = optimiser.param_groups[0]["lr"] = config.lr_at(epoch, epochs)
         for rows in epoch_batches(n, size, generator, drop_last=True):
             seen = draw(rows, generator)
-            labels = few_shot.labels[torch.from_numpy(rows)].to(model.device)
+            labels = few_shot.labels[torch.from_numpy(rows)].to(task.model.device)
             with torch.enable_grad():
                 value = loss(learned, seen, labels)
                 gradients = torch.autograd.grad(value, list(learned.values()))
@@ -210,59 +242,44 @@ def learn(
                 parameter.grad = gradient
             optimiser.step()
             step += 1
-            now = finite(float(value.detach()), step)
-            if on_step is not None:
-                on_step(FitStep(step, steps, epoch, now, lr))
+            task.report(FitStep(step, steps, epoch, finite(float(value.detach()), step), lr))
     return {name: value.detach() for name, value in learned.items()}
 
 
 def learn_text(
-    start: Mapping[str, Tensor],
-    logits: Logits,
-    model: CLIP,
-    few_shot: FewShot,
-    config: TextTraining,
-    *,
-    seed: int,
-    on_step: OnStep | None = None,
+    start: Mapping[str, Tensor], logits: Logits, task: FitTask, config: TextTraining
 ) -> dict[str, Tensor]:
     """:func:`learn` by cross-entropy of the logits of image features, which stay as they are."""
 
     def loss(learned: Mapping[str, Tensor], features: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(logits(learned, features), labels)
 
-    draw = feature_draw(model, few_shot, config, seed=seed)
-    return learn(start, loss, model, few_shot, config, seed=seed, on_step=on_step, draw=draw)
+    return learn(start, loss, task, config, draw=feature_draw(task, config))
 
 
-def crop_draw(model: CLIP, few_shot: FewShot, config: SGDTraining) -> Draw:
+def crop_draw(task: FitTask, config: SGDTraining) -> Draw:
     """Pixels (B, 3, S, S) of a fresh crop of each image."""
 
     def draw(rows: Rows, generator: np.random.Generator) -> Tensor:
-        return few_shot.crops(rows, model, generator, scale=config.crop_scale)[:, 0]
+        return task.few_shot.crops(rows, task.model, generator, scale=config.crop_scale)[:, 0]
 
     return draw
 
 
-def feature_draw(model: CLIP, few_shot: FewShot, config: TextTraining, *, seed: int) -> Draw:
+def feature_draw(task: FitTask, config: TextTraining) -> Draw:
     """Unit features (B, E) of a crop of each image, fresh or out of the pool."""
     if config.crop_pool is None:
-        pixels = crop_draw(model, few_shot, config)
+        pixels = crop_draw(task, config)
 
         def fresh(rows: Rows, generator: np.random.Generator) -> Tensor:
             with torch.no_grad():
-                return model.encode_image(pixels(rows, generator), normalize=True)
+                return task.model.encode_image(pixels(rows, generator), normalize=True)
 
         return fresh
-    pool = l2_normalize(
-        crop_features(
-            model,
-            few_shot,
-            np.random.default_rng([seed, 0xF0]),
-            scale=config.crop_scale,
-            count=config.crop_pool,
-        )
-    )
+    generator = np.random.default_rng([task.seed, 0xF0])
+    scale, count = config.crop_scale, config.crop_pool
+    raw = crop_features(task.model, task.few_shot, generator, scale=scale, count=count)
+    pool = l2_normalize(raw)
 
     def pooled(rows: Rows, generator: np.random.Generator) -> Tensor:
         picks = generator.integers(pool.shape[1], size=len(rows))
@@ -272,7 +289,7 @@ def feature_draw(model: CLIP, few_shot: FewShot, config: TextTraining, *, seed: 
 
 
 def finite(loss: float, step: int) -> float:
-    """The loss, unless it is no number any more."""
+    """The loss, if it is finite."""
     if not math.isfinite(loss):
         raise ArithmeticError(f"the loss is {loss} at step {step}: lower lr, or fit in float32")
     return loss

@@ -2,28 +2,30 @@
 
 >>> few_shot = FewShot.from_dataset(dataset, 16, model.preprocess)      # doctest: +SKIP
 >>> tensors = fit_method("coop", model, prompts, few_shot)              # doctest: +SKIP
->>> save_fitted("coop.safetensors", "coop", None, tensors, model, prompts)  # doctest: +SKIP
->>> adapter = create_fitted("coop.safetensors", model, other_prompts)   # doctest: +SKIP
+>>> save_fitted(path, "coop", None, tensors, model=model, prompts=prompts)  # doctest: +SKIP
+>>> adapter = create_fitted(path, model, other_prompts)   # doctest: +SKIP
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
-from safetensors.torch import load, save
 from torch import Tensor
 
 from cliquetta.atomic import write_atomically
 from cliquetta.errors import UserError
 from cliquetta.methods._shared.config import current_names
-from cliquetta.methods._shared.few_shot import FewShotAdapter, FitStep, OnStep, refuse_fixed_text
+from cliquetta.methods._shared.few_shot import (
+    FewShotAdapter,
+    FitStep,
+    FitTask,
+    OnStep,
+    refuse_fixed_text,
+)
 from cliquetta.methods._shared.state import plain_config
 from cliquetta.methods._shared.support_set import FewShot
 from cliquetta.methods.base import Adapter
@@ -36,6 +38,8 @@ from cliquetta.methods.registry import (
 )
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.tensor_file import pack, unpack
+from cliquetta.version import installed_version
 
 __all__ = [
     "FewShot",
@@ -63,7 +67,7 @@ class Fitted:
     dtype: str
     tensors: Mapping[str, Tensor]
     notes: Mapping[str, Any]
-    """What the writer added: data set, shots, seed."""
+    """What the writer added: dataset, shots, seed."""
 
 
 def fit_method(
@@ -89,7 +93,7 @@ def fit_method(
     if few_shot.validation is not None:
         _check_examples(few_shot.validation, model, prompts)
     assert entry.fit is not None  # _few_shot_entry saw to it
-    return dict(entry.fit(model, prompts, few_shot, config, seed=seed, on_step=on_step))
+    return dict(entry.fit(FitTask(model, prompts, few_shot, seed, on_step), config))
 
 
 def save_fitted(
@@ -97,9 +101,9 @@ def save_fitted(
     method: str,
     config: Any,
     tensors: Mapping[str, Tensor],
+    *,
     model: CLIP,
     prompts: ClassPrompts,
-    *,
     notes: Mapping[str, Any] | None = None,
 ) -> None:
     """Write fitted tensors with what they belong to; the file is replaced whole or not at all.
@@ -115,26 +119,19 @@ def save_fitted(
         "model": model.id,
         "weights": model.fingerprint,
         "dtype": str(model.dtype),
-        "versions": {"cliquetta": _own_version(), "torch": torch.__version__},
+        "versions": {"cliquetta": installed_version(), "torch": torch.__version__},
         "notes": dict(notes or {}),
     }
-    flat = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    metadata = {key: json.dumps(value) for key, value in header.items()}
-    write_atomically(Path(path), save(flat, metadata=metadata))
+    write_atomically(Path(path), pack(tensors, header))
 
 
 def load_fitted(path: Path | str) -> Fitted:
     """Read a file of :func:`save_fitted`; anything else is refused."""
     try:
-        with safetensors.safe_open(str(path), framework="pt") as file:
-            metadata = file.metadata() or {}
-        tensors = load(Path(path).read_bytes())
-    except (OSError, safetensors.SafetensorError) as error:
+        data = Path(path).read_bytes()
+    except OSError as error:
         raise UserError(f"{path} is not a readable fitted file ({error})") from error
-    try:
-        header = {key: json.loads(value) for key, value in metadata.items()}
-    except json.JSONDecodeError:
-        header = {}
+    tensors, header = unpack(data, source=str(path), kind="fitted file")
     if header.get("format") != FORMAT:
         raise UserError(f"{path} was not written by `cliquetta fit`")
     method = header["method"]
@@ -201,10 +198,3 @@ def _check_examples(few_shot: FewShot, model: CLIP, prompts: ClassPrompts) -> No
         raise UserError(
             f"a few-shot image has label {highest}, the class list holds {len(prompts)} names"
         )
-
-
-def _own_version() -> str:
-    try:
-        return version("cliquetta")
-    except PackageNotFoundError:  # run from a source tree
-        return "source"

@@ -1,13 +1,14 @@
-"""Adapting the LayerNorms of a tower without touching it: Tent, BATCLIP, CLIPArTT, WATT.
+"""Adapting the LayerNorms of a tower without modifying it: Tent, BATCLIP, CLIPArTT, WATT.
 
-The gains and biases of all LayerNorms of a tower are one flat vector, given to the tower from
-outside at every call. What a method learns is that vector, kept in its memory or dropped after
-the batch; the shared model stays as it was loaded.
+The gains and biases of all LayerNorms of a tower are one flat vector, passed to the tower at every
+call. What a method learns is that vector, kept in its memory or dropped after the batch; the
+shared model stays as it was loaded.
 """
 
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -15,11 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cliquetta.model.clip import to_float32
+from cliquetta.methods.base import Adapter, BatchDependence
+from cliquetta.model.clip import l2_normalize, to_float32
+from cliquetta.types import Batch, Prediction
 
 
 class Float32LayerNorm(nn.Module):
-    """LayerNorm computed in the precision of its gain, answered in that of its input.
+    """LayerNorm computed in the precision of its gain, returned in that of its input.
 
     A step of 1e-3 on a gain near one is below the resolution of bfloat16.
     """
@@ -76,3 +79,38 @@ class LayerNormTower:
         }
         features: Tensor = functional_call(self._tower, norms, (inputs,))
         return to_float32(features)
+
+
+class LayerNormAdapter(Adapter):
+    """A method that learns the LayerNorms of the image tower; class texts stay as they are."""
+
+    batch_dependence = BatchDependence.JOINT
+    needs = frozenset({"norm"})
+
+    def _setup(self) -> None:
+        self.classifier = self.model.classifier(self.prompts)  # (N, E)
+        self.scale = self.model.scale
+        self.tower = LayerNormTower(self.model.visual)
+
+    def features(self, norms: Tensor, images: Tensor) -> Tensor:
+        """Unit image features (B, E) under flat LayerNorm parameters ``norms``."""
+        return l2_normalize(self.tower(norms, images))
+
+    def logits(self, norms: Tensor, images: Tensor) -> Tensor:
+        """Logits (B, N) under flat LayerNorm parameters ``norms``."""
+        return self.scale * self.features(norms, images) @ self.classifier.T
+
+
+class EpisodicLayerNormAdapter(LayerNormAdapter):
+    """One that adapts to every batch from the loaded LayerNorms and remembers nothing."""
+
+    needs = frozenset({"norm", "text"})
+
+    def _predict(self, batch: Batch) -> Prediction:
+        norms = self.adapt(batch.images)
+        with torch.no_grad():
+            return Prediction(self.logits(norms, batch.images).float())
+
+    @abstractmethod
+    def adapt(self, images: Tensor) -> Tensor:
+        """Flat LayerNorm parameters for a batch of images."""

@@ -1,4 +1,4 @@
-"""Presets from data files: constants that a method's authors chose per data set.
+"""Presets from data files: constants that a method's authors chose per dataset.
 
 ``data/<method>.json`` holds, per preset, the fields that differ from the defaults and where they
 were published. They are never defaults: a run that uses one says so by name.

@@ -1,4 +1,4 @@
-"""What a method has learned, kept in a file: safetensors with a JSON header."""
+"""The state of a method in a file: safetensors with a JSON header."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
-from safetensors.torch import load, save
 from torch import Tensor
 
+from cliquetta import tensor_file
 from cliquetta.atomic import write_atomically
 from cliquetta.errors import UserError
 from cliquetta.methods._shared.config import current_names
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import name_of
+from cliquetta.tensor_file import pack, pack_raw, unpack
 
 FORMAT = "cliquetta-state-1"
 _MEMORY = "memory."
@@ -32,7 +32,7 @@ class StateMismatchError(UserError):
 
 @dataclass(frozen=True)
 class SavedState:
-    """What lay beside the memory in a state file."""
+    """What a state file holds beside the memory."""
 
     header: Mapping[str, Any]
     extra: Mapping[str, Tensor]
@@ -58,8 +58,7 @@ def fitted_fingerprint(adapter: Adapter) -> str | None:
     fitted: Mapping[str, Tensor] | None = getattr(adapter, "fitted", None)
     if fitted is None:
         return None
-    flat = {name: value.detach().cpu().contiguous() for name, value in fitted.items()}
-    return hashlib.sha256(save(dict(sorted(flat.items())))).hexdigest()[:16]
+    return hashlib.sha256(pack_raw(dict(sorted(fitted.items())))).hexdigest()[:16]
 
 
 def plain_config(config: Any) -> Any:
@@ -99,19 +98,12 @@ def pack_state(
         "torch": torch.__version__,
         "notes": dict(notes or {}),
     }
-    flat = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    metadata = {key: json.dumps(value) for key, value in header.items()}
-    return save(flat, metadata=metadata)
+    return pack(tensors, header)
 
 
 def read_header(path: Path | str) -> dict[str, Any]:
     """The header of a state file, without its tensors."""
-    try:
-        with safetensors.safe_open(str(path), framework="pt") as file:
-            metadata = file.metadata() or {}
-    except (OSError, safetensors.SafetensorError) as error:
-        raise UserError(f"{path} is not a readable state file ({error})") from error
-    return _parse_header(metadata, str(path))
+    return _checked(tensor_file.read_header(path, kind="state file"), str(path))
 
 
 def load_state(adapter: Adapter, path: Path | str) -> SavedState:
@@ -126,13 +118,8 @@ def unpack_state(adapter: Adapter, data: bytes, *, source: str = "the state") ->
     and the adapter is as it was if they are refused. Of a state of another class list an adapter
     takes what does not depend on the classes (``Adapter.class_free``), if it has such memory.
     """
-    try:
-        tensors = load(data)
-        size = int.from_bytes(data[:8], "little")
-        metadata = json.loads(data[8 : 8 + size]).get("__metadata__") or {}
-        header = _parse_header(metadata, source)
-    except (safetensors.SafetensorError, json.JSONDecodeError, RecursionError) as error:
-        raise UserError(f"{source} is not a readable state file ({error})") from error
+    tensors, header = unpack(data, source=source, kind="state file")
+    header = _checked(header, source)
     header["config"] = current_names(type(adapter.config), header["config"])
     mine = describe(adapter)
     other_classes = bool(adapter.class_free) and header.get("classes") != mine["classes"]
@@ -159,11 +146,11 @@ def unpack_state(adapter: Adapter, data: bytes, *, source: str = "the state") ->
     return SavedState(header, extra, header["notes"], other_classes)
 
 
-def _parse_header(metadata: Mapping[str, str], source: str) -> dict[str, Any]:
-    """The JSON values of a safetensors header, if it is one of ours."""
-    if metadata.get("format") != json.dumps(FORMAT) or "notes" not in metadata:
+def _checked(header: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The header, if it is one of ours."""
+    if header.get("format") != FORMAT or "notes" not in header:
         raise UserError(f"{source} is not a state of a method: it was not written by save_state")
-    return {key: json.loads(value) for key, value in metadata.items() if key != "format"}
+    return {key: value for key, value in header.items() if key != "format"}
 
 
 def _difference(saved: Any, mine: Any) -> str:

@@ -35,7 +35,7 @@ class FewShot:
     validation: FewShot | None = None
 
     def __post_init__(self) -> None:
-        """Check the examples at the door."""
+        """Validate the examples."""
         shape = tuple(self.images.shape)
         if len(shape) != 4 or shape[1] != 3 or shape[2] != shape[3]:
             raise UserError(f"few-shot images are (n, 3, S, S), got {shape}")
@@ -131,7 +131,7 @@ def crop_features(
 
 
 def choose_shots(dataset: Dataset, shots: int, seed: int) -> Rows:
-    """Indices of ``shots`` images of every class, drawn at random, in the data set's order."""
+    """Indices of ``shots`` images of every class, drawn at random, in the dataset's order."""
     if shots < 1:
         raise UserError(f"shots is at least 1, got {shots}")
     rows = _labelled(dataset)

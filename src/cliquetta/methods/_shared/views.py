@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods._shared.config import Count, Fraction, MethodConfig, Rule
+from cliquetta.methods._shared.entropy import entropy
 from cliquetta.types import ViewSpec
 
 ViewKind = Literal["resized-crop", "zoom-crop", "augmix"]
@@ -51,12 +52,6 @@ class SelectiveConfig(ViewsConfig):
     """Fraction of the views, those of lowest entropy, that are used."""
 
 
-def entropy(logits: Tensor) -> Tensor:
-    """Entropy in nats of softmax(logits) over the last dimension."""
-    log_p = logits.log_softmax(dim=-1)
-    return -(log_p.exp() * log_p).sum(dim=-1)
-
-
 def kept_count(views: int, fraction: float) -> int:
     """How many of ``views`` are kept: the whole number below ``fraction * views``, at least 1."""
     return max(1, math.floor(fraction * views))
@@ -74,17 +69,6 @@ def confident_views(logits: Tensor, fraction: float) -> Tensor:
 def take_views(values: Tensor, index: Tensor) -> Tensor:
     """Rows (..., K, X) of ``values`` (..., V, X) at ``index`` (..., K)."""
     return values.gather(-2, index[..., None].expand(*index.shape, values.shape[-1]))
-
-
-def marginal_entropy(logits: Tensor) -> Tensor:
-    """Entropy (...) of the mean of softmax(logits) over the views of logits (..., K, N).
-
-    The mean is taken of log-probabilities by logsumexp, so that a class without mass adds zero
-    and no gradient becomes NaN.
-    """
-    log_p = logits.log_softmax(dim=-1).logsumexp(dim=-2) - math.log(logits.shape[-2])
-    log_p = log_p.clamp(min=torch.finfo(log_p.dtype).min)
-    return -(log_p.exp() * log_p).sum(dim=-1)
 
 
 def mean_logits(logits: Tensor, index: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Composition: which prompts an image is scored with, and how its passes become one answer."""
+"""Composition: which prompts an image is scored with, and how its passes become one prediction."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from cliquetta.errors import UserError
+from cliquetta.methods._shared.entropy import entropy
 from cliquetta.methods.scap.cliques import Cliques
 from cliquetta.methods.scap.config import SCAPConfig
-from cliquetta.methods.scap.losses import entropy
+from cliquetta.methods.scap.retention import Cache, best_entries
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Passes:
 
     ``sets`` (R, G) are distinct sets whose prompts the pass takes and ``own`` (R, G) is true where
     there is one; ``labels`` (R, Q) are the classes whose retained prompt it takes and ``kept``
-    (R, Q) is true where that class holds one. A batch has ``width`` passes an image.
+    (R, Q) is true where that class holds one. There are ``width`` passes per image.
     """
 
     image: Tensor
@@ -104,6 +105,57 @@ def _ragged(row: Tensor, values: Tensor, order: Tensor, rows: int) -> tuple[Tens
     return out, mask
 
 
+@dataclass(frozen=True)
+class Composed:
+    """What every pass of a batch is scored with."""
+
+    passes: Passes
+    prompts: Tensor
+    """Visual prompts (R, S, V)."""
+    mask: Tensor
+    """(R, S) bool: where there is a prompt."""
+    places: Tensor
+    """(R, Q): the place in its class's cache that a retained prompt came from, or -1."""
+    text_features: Tensor
+    """(N, E) for all passes, or (C, N, E)."""
+    text_index: Tensor | None
+    """(R,): the text features of each pass, if there are several."""
+
+    def logits(self, features: Tensor, scale: float) -> Tensor:
+        """Logits (b, passes, N) of the features (R, E) of all passes (Eq. 19)."""
+        if self.text_index is None:
+            logits = scale * features @ self.text_features.T
+        else:
+            own = self.text_features[self.text_index]
+            logits = scale * torch.einsum("re,rne->rn", features, own)
+        return logits.view(-1, self.passes.width, logits.shape[-1])
+
+
+def gather_prompts(
+    passes: Passes, learned: Tensor, cache: Cache | None, query: Tensor, config: SCAPConfig
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Composed prompts (R, S, V) of every pass, their mask, and the retained places (R, Q) used.
+
+    ``learned`` (U, V) are the prompts of the distinct cliques, none if there is no row; ``query``
+    (b, E) are the features that are matched against the keys of the cache.
+    """
+    device = query.device
+    R, Q = passes.labels.shape
+    none = torch.zeros(R, 0, learned.shape[1], dtype=query.dtype, device=device)
+    no_mask = torch.zeros(R, 0, dtype=torch.bool, device=device)
+    own, own_mask, kept, kept_mask = none, no_mask, none, no_mask
+    if len(learned):
+        own, own_mask = learned[passes.sets.to(device)], passes.own.to(device)
+    places = torch.full((R, Q), -1, device=device)
+    if cache is not None:
+        kept_mask, labels = passes.kept.to(device), passes.labels.to(device)
+        query = query[passes.image.to(device)].repeat_interleave(Q, dim=0)
+        best = best_entries(cache, labels.reshape(-1), query, config.match).view(R, Q)
+        kept = cache.values[labels, best]
+        places = torch.where(kept_mask, best, places)
+    return *compose_prompts(own, own_mask, kept, kept_mask, config), places
+
+
 def compose_prompts(
     own: Tensor, own_mask: Tensor, kept: Tensor, kept_mask: Tensor, config: SCAPConfig
 ) -> tuple[Tensor, Tensor]:
@@ -142,6 +194,6 @@ def merge_passes(logits: Tensor, top: Tensor, how: str) -> Tensor:
     if how == "own-class":
         return mean.scatter(1, top, logits.gather(2, top[:, :, None])[:, :, 0])
     if how == "max-confidence":
-        best = entropy(logits.log_softmax(dim=-1)).argmin(dim=1)
+        best = entropy(logits).argmin(dim=1)
         return logits[torch.arange(len(logits), device=logits.device), best]
-    raise UserError(f"{how} merges one pass an image, got {logits.shape[1]}")
+    raise UserError(f"{how} merges one pass per image, got {logits.shape[1]}")

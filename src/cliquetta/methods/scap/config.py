@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cliquetta.errors import UserError
+from cliquetta.methods._shared.adam import Adam
 from cliquetta.methods._shared.config import (
     Count,
     Decay,
@@ -17,6 +18,7 @@ from cliquetta.methods._shared.config import (
     Weight,
 )
 from cliquetta.methods._shared.views import ViewKind, Zoom
+from cliquetta.types import ViewSpec
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,16 @@ class SCAPConfig(
         super().__post_init__()
         if not self.blocks or list(self.blocks) != sorted(set(self.blocks)) or self.blocks[0] < 0:
             raise UserError(f"blocks must be different and ascending, got {self.blocks}")
+
+    @property
+    def spec(self) -> ViewSpec:
+        """The views that are scored."""
+        return ViewSpec(self.view_kind, self.views, self.view_zoom)
+
+    @property
+    def adam(self) -> Adam:
+        """The optimiser of the prompts."""
+        return Adam(self.lr, weight_decay=0.01 if self.optimiser == "adamw" else 0.0)
 
     @property
     def learns_visual(self) -> bool:

@@ -23,7 +23,7 @@ def describe(prediction: Prediction) -> dict[str, Any]:
     * ``cliques``: in mining order, each with its ``id`` (place in this list), ``class``,
       ``members`` (places in the batch), ``size``, ``set`` (equal for equal member sets, which
       share their prompts) and the losses ``before`` and ``after`` learning (``None`` unless the
-      adapter's ``explain`` was on or the config evaluates them anyway).
+      adapter's ``collect_evidence`` was on or the config evaluates them anyway).
     * ``images``: in batch order, each with its ``top`` classes, best first, and the ``passes``
       that were scored: ``class``, the ``cliques`` whose prompts were in it and the ``retained``
       place of that class's cache, or ``None``. Empty where visual prompts were not scored with.
@@ -45,19 +45,20 @@ def describe(prediction: Prediction) -> dict[str, Any]:
     }
 
 
-def summary(prediction: Prediction) -> dict[str, int | float]:
+def summary(prediction: Prediction) -> dict[str, int | float | str]:
     """Counts over the batch.
 
     ``memberships`` are those of the distinct sets, which is what learning costs; ``mean_size`` is
     over all cliques. Images count as ``with_clique`` if they are a member of any clique of the
     batch, and as ``with_retained`` if they were scored with a retained prompt.
     """
-    counts: dict[str, int | float] = {
+    counts: dict[str, int | float | str] = {
         "images": len(prediction.logits),
         "cliques": 0,
         "distinct_sets": 0,
         "memberships": 0,
         "mean_size": 0.0,
+        "max_size": 0,
         "images_with_clique": 0,
         "images_with_retained": 0,
     }
@@ -70,6 +71,7 @@ def summary(prediction: Prediction) -> dict[str, int | float]:
         counts["distinct_sets"] = len(cliques.sets)
         counts["memberships"] = int(cliques.sets.sum())
         counts["mean_size"] = float(cliques.members.sum(dim=1).double().mean())
+        counts["max_size"] = int(cliques.sets.sum(dim=1).max())
         counts["images_with_clique"] = int(cliques.sets.any(dim=0).sum())
     if prediction.evidence["visual_prompts"] == "composed":
         retained: Tensor = prediction.evidence["retained"]

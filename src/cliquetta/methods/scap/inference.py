@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from cliquetta.methods.scap.cliques import Cliques
-from cliquetta.methods.scap.composition import Passes
+from cliquetta.methods.scap.composition import Composed
 from cliquetta.methods.scap.config import SCAPConfig
 from cliquetta.methods.scap.losses import clique_sum
 from cliquetta.methods.scap.text import PromptedText
@@ -17,22 +20,27 @@ from cliquetta.model.vjp import chunks
 
 TEXTS = 4096
 """Texts that are encoded at once when classes have contexts of their own."""
+MEMORY = {"cuda": 6 * 2**30, "cpu": 2**30}
+"""Bytes of activations that one chunk of prompted images may take, by device type."""
+
+
+class TextPrompts(NamedTuple):
+    """Contexts of the batch's distinct cliques (U, ...), and the retained one."""
+
+    own: Tensor | None
+    retained: Tensor
 
 
 def composed_text(
-    text: PromptedText,
-    cliques: Cliques,
-    own: Tensor | None,
-    mean: Tensor,
-    top: Tensor,
-    config: SCAPConfig,
+    text: PromptedText, prompts: TextPrompts, cliques: Cliques, top: Tensor, config: SCAPConfig
 ) -> tuple[Tensor, Tensor | None]:
-    """Text features of the passes: (N, E) for all, or (C, N, E) and which one each pass takes.
+    """Text features of the passes: (N, E) for all, or (C, N, E) and the index of each pass.
 
-    Eq. 18: the retained context ``mean``, and with alpha_r < 1 also the mean of the contexts
-    ``own`` (U, ...) of the class's cliques.
+    Eq. 18: the retained context, and with alpha_r < 1 also the mean of the contexts of the
+    class's cliques.
     """
     share = config.text_retained_share
+    own, mean = prompts
     if share == 1 or own is None:
         return text.features(mean), None
     device = mean.device
@@ -43,67 +51,75 @@ def composed_text(
     contexts = torch.cat([share * mean + (1 - share) * by_class, mean[None]])
     lookup = torch.full((text.classes,), len(labels))
     lookup[labels] = torch.arange(len(labels))
-    which = lookup[top]
+    text_index = lookup[top]
     if config.merge == "union":
-        contexts = contexts[which.to(device)].mean(dim=1)
-        which = torch.arange(len(top))
+        contexts = contexts[text_index.to(device)].mean(dim=1)
+        text_index = torch.arange(len(top))
     elif config.merge == "top-1":
-        which = which[:, 0]
+        text_index = text_index[:, 0]
     parts = chunks(len(contexts), max(1, TEXTS // text.classes))
-    words = torch.cat([text.features_of_each(contexts[part]) for part in parts])
-    return words, which.reshape(-1).to(device)
+    features = torch.cat([text.features_of_each(contexts[part]) for part in parts])
+    return features, text_index.reshape(-1).to(device)
 
 
-def prompted_features(
-    tower: VisionTower,
-    hidden: Tensor,
-    plain: Tensor,
-    passes: Passes,
-    prompts: Tensor,
-    mask: Tensor,
-    start: Tensor,
-    config: SCAPConfig,
-    *,
-    rows: int,
-) -> Tensor:
-    """Unit features (R, E) of all passes: prompted where there is a prompt, else ``plain`` (R, E).
+@dataclass(frozen=True)
+class PromptedTower:
+    """The image tower from its first prompted block on."""
 
-    ``hidden`` (b, T, D) are the states at the first prompted block, ``prompts`` (R, S, V) and
-    ``mask`` the composed prompts; at most ``rows`` passes are in the tower at once. ``start`` (B,
-    P, 2, D) stands in for a missing prompt if the config says so.
-    """
-    features = plain.clone()
-    chosen = passes.prompted.nonzero()[:, 0]
-    if config.without_prompts == "start-prompt":
-        chosen = torch.arange(len(plain))
-        alone = ~mask.any(dim=1, keepdim=True)
-        stand_in = start.flatten().expand(len(plain), 1, -1)
-        prompts = torch.cat([prompts, stand_in.to(prompts.dtype)], dim=1)
-        mask = torch.cat([mask, alone], dim=1)
-    image, chosen = passes.image.to(plain.device), chosen.to(plain.device)
-    for part in chunks(len(chosen), rows):
-        own = chosen[part]
-        features[own] = encode_prompted(
-            tower, hidden[image[own]], prompts[own], mask[own], start, config
-        )
-    return features
+    tower: VisionTower
+    blocks: tuple[int, ...]
+    """Blocks that take a prompt, ascending."""
+    length: int
+    """Tokens of a prompt per block."""
 
+    @property
+    def rows(self) -> int:
+        """Prompted images in memory at once."""
+        config, position = self.tower.config, self.tower.position
+        budget = MEMORY.get(position.device.type, MEMORY["cpu"])
+        width = 8 * config.width + 2 * config.hidden
+        return max(1, budget // ((config.patches + 1) * width * position.element_size()))
 
-def encode_prompted(
-    tower: VisionTower,
-    hidden: Tensor,
-    prompts: Tensor,
-    mask: Tensor,
-    start: Tensor,
-    config: SCAPConfig,
-) -> Tensor:
-    """Unit features of rows under their composed prompts (R, S, V); every row has at least one."""
-    B, P, _, D = start.shape
-    R, S, _ = prompts.shape
-    tokens = prompts.view(R, S, B, P, 2, D)
-    seen = None if S == 1 else mask.repeat_interleave(P, dim=1)
-    prefix = {
-        block: Prefix(tokens[:, :, at].reshape(R, S * P, 2, D), seen)
-        for at, block in enumerate(config.blocks)
-    }
-    return l2_normalize(tower.pool(tower.run(hidden, config.blocks[0], prefix=prefix)))
+    def hidden(self, images: Tensor) -> Tensor:
+        """Hidden states (b, T, D) at the first prompted block, which no prompt changes."""
+        return self.tower.run(self.tower.embed(images), 0, self.blocks[0])
+
+    def plain(self, hidden: Tensor) -> Tensor:
+        """Unit features (b, E) without prompts."""
+        return l2_normalize(self.tower.pool(self.tower.run(hidden, self.blocks[0])))
+
+    def encode(self, hidden: Tensor, prompts: Tensor, mask: Tensor) -> Tensor:
+        """Unit features of rows under their composed prompts (R, S, V); each has at least one."""
+        R, S, _ = prompts.shape
+        P = self.length
+        tokens = prompts.view(R, S, len(self.blocks), P, 2, -1)
+        seen = None if S == 1 else mask.repeat_interleave(P, dim=1)
+        prefix = {
+            block: Prefix(tokens[:, :, at].reshape(R, S * P, 2, -1), seen)
+            for at, block in enumerate(self.blocks)
+        }
+        return l2_normalize(self.tower.pool(self.tower.run(hidden, self.blocks[0], prefix=prefix)))
+
+    def pass_features(
+        self, hidden: Tensor, plain: Tensor, composed: Composed, stand_in: Tensor | None
+    ) -> Tensor:
+        """Unit features (R, E) of all passes: prompted where there is a prompt, else plain.
+
+        ``hidden`` (b, T, D) and ``plain`` (b, E) are the images'. ``stand_in`` is the prompt of
+        passes that have none of their own, if they are to have one.
+        """
+        prompts, mask = composed.prompts, composed.mask
+        image = composed.passes.image.to(plain.device)
+        features = plain[image]
+        chosen = composed.passes.prompted.nonzero()[:, 0]
+        if stand_in is not None:
+            chosen = torch.arange(len(features))
+            alone = ~mask.any(dim=1, keepdim=True)
+            same = stand_in.flatten().expand(len(features), 1, -1)
+            prompts = torch.cat([prompts, same.to(prompts.dtype)], dim=1)
+            mask = torch.cat([mask, alone], dim=1)
+        chosen = chosen.to(plain.device)
+        for part in chunks(len(chosen), self.rows):
+            own = chosen[part]
+            features[own] = self.encode(hidden[image[own]], prompts[own], mask[own])
+        return features

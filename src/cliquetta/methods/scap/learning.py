@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from cliquetta.methods._shared.adam import AdamState, adam_step
 from cliquetta.methods.scap.config import SCAPConfig
+from cliquetta.methods.scap.inference import MEMORY
 from cliquetta.methods.scap.losses import (
     CliqueLosses,
-    attribute_features,
+    Members,
     clique_losses,
     clique_sum,
-    concentration_loss,
-    entropy_loss,
     queries,
+    query_logits,
 )
 from cliquetta.methods.scap.text import PromptedText
 from cliquetta.model.block import Prefix
@@ -59,117 +62,85 @@ class Learned:
 
 
 @dataclass(frozen=True)
-class Moments:
-    """Adam's state for one parameter."""
+class Frozen:
+    """The frozen model as SCAP prompts it: image tower, text, plain classifier (N, E) and scale."""
 
-    first: Tensor
-    second: Tensor
-
-    @classmethod
-    def zero(cls, parameter: Tensor) -> Moments:
-        """No steps yet."""
-        return cls(torch.zeros_like(parameter), torch.zeros_like(parameter))
-
-
-def adam_step(
-    parameter: Tensor, gradient: Tensor, moments: Moments, step: int, config: SCAPConfig
-) -> tuple[Tensor, Moments]:
-    """One step of Adam or AdamW (beta 0.9 and 0.999, eps 1e-8); ``step`` counts from 1.
-
-    Coordinates do not interact, so that one call over stacked cliques is one optimiser each. From
-    zero moments this is lr * g / (|g| + eps).
-    """
-    if config.optimiser == "adamw":
-        parameter = parameter * (1 - 0.01 * config.lr)
-    first = 0.9 * moments.first + 0.1 * gradient
-    second = 0.999 * moments.second + 0.001 * gradient.square()
-    size = (second / (1 - 0.999**step)).sqrt() + 1e-8
-    moved = parameter - config.lr * (first / (1 - 0.9**step)) / size
-    return moved, Moments(first, second)
-
-
-class Learner:
-    """Learns the cliques of one batch after another from the same start.
-
-    ``rows`` bounds how many prompted images are pulled back at once; autograd, which keeps every
-    block, gets a part of that.
-    """
-
-    def __init__(
-        self,
-        tower: VisionTower | None,
-        text: PromptedText | None,
-        classifier: Tensor,
-        scale: float,
-        config: SCAPConfig,
-        rows: int,
-    ) -> None:
-        self.tower, self.text, self.classifier = tower, text, classifier
-        self.scale, self.config, self.rows = scale, config, rows
-        self.graph_rows = max(1, rows // (1 if tower is None else len(tower.blocks)))
-        self.learns_text = config.learns_text and text is not None and len(text.start) > 0
-        self.text_seconds: dict[str, float] = {}
-        """Seconds of the last batch's text gradients by products (``vjp``) and of the first batch's
-        through the Jacobian; the device is waited for only until both are known."""
-        self.reduce: Callable[[Tensor], Tensor] = lambda gradient: gradient
-        """Sums visual gradients over processes that share the memberships; one has them all."""
-        self.share: Callable[[int], slice] = lambda total: slice(0, total)
-        """The part of the memberships that this process pulls back."""
+    tower: VisionTower | None
+    text: PromptedText | None
+    classifier: Tensor
+    scale: float
 
     @property
     def start_text(self) -> Tensor:
         """Text features (N, E) at the start."""
         return self.classifier if self.text is None else self.text.start_features
 
+
+class Learner:
+    """Learns the cliques of one batch after another from the same start.
+
+    ``rows`` bounds the number of prompted images whose gradients are taken at once; autograd, which
+    keeps every block, gets a part of that.
+    """
+
+    def __init__(self, model: Frozen, config: SCAPConfig, rows: int) -> None:
+        self.model, self.config, self.rows = model, config, rows
+        self.tower, self.text = model.tower, model.text
+        self.graph_rows = max(1, rows // (1 if self.tower is None else len(self.tower.blocks)))
+        self.learns_text = config.learns_text and self.text is not None and len(self.text.start) > 0
+        self.text_seconds: dict[str, float] = {}
+        """Seconds of the last batch's text gradients by products (``vjp``) and of the first batch's
+        through the Jacobian; the device is waited for only until both are known."""
+        self.reduce: Callable[[Tensor], Tensor] = lambda gradient: gradient
+        """Sums visual gradients over processes that share the memberships; one has them all."""
+        self.share: Callable[[int], slice] = lambda total: slice(0, total)
+        """The part of the memberships whose gradients this process takes."""
+
     def learn(self, task: Task, start: Tensor | None, *, explain: bool = False) -> Learned:
         """Prompts of all sets. ``start`` is (B, P, 2, D), (U, B, P, 2, D) or ``None`` (no image).
 
         ``explain`` evaluates the losses again afterwards, one more forward pass per membership.
         """
-        config = self.config
+        config, adam = self.config, self.config.adam
         shared = start is not None and start.ndim == 4
         visual = text = None
         if start is not None:
-            visual = start.expand(task.count, *start.shape[-4:])
+            visual = AdamState.begin(start.expand(task.count, *start.shape[-4:]))
         if self.learns_text and self.text is not None:
-            context = self.text.start
+            context = to_float32(self.text.start)
             if config.text_scope == "class":
                 context = context.expand(self.text.classes, -1, -1)
-            text = context.expand(task.count, *context.shape)
-        state_v = None if visual is None else Moments.zero(visual)
-        state_t = None if text is None else Moments.zero(text)
-        tape_features = task.plain
-        for step in range(1, config.steps + 1):
-            if step == 1 and (shared or start is None):
-                before, grad_v, grad_t, tape_features = self._start_gradients(task, start)
+            text = AdamState.begin(context.expand(task.count, *context.shape))
+        before, start_features = None, task.plain
+        for step in range(config.steps):
+            if step == 0 and (shared or start is None):
+                losses, grad_v, grad_t, start_features = self._start_gradients(task, start)
             else:
-                losses, grad_v, grad_t = self._gradients(task, visual, text)
-                before = losses if step == 1 else before
-            if visual is not None and grad_v is not None and state_v is not None:
-                visual, state_v = adam_step(visual, grad_v, state_v, step, config)
-            if text is not None and grad_t is not None and state_t is not None:
-                text, state_t = adam_step(text, grad_t, state_t, step, config)
-        after = None
-        if explain or config.key == "updated":
-            after = self._losses(task, visual, text)
+                losses, grad_v, grad_t = self._gradients(task, _values(visual), _values(text))
+            before = before or losses
+            if visual is not None and grad_v is not None:
+                visual = adam_step(visual, grad_v, adam)
+            if text is not None and grad_t is not None:
+                text = adam_step(text, grad_t, adam)
+        assert before is not None  # there is at least one step
+        learned = _values(visual), _values(text)
+        after = self._losses(task, *learned) if explain or config.key == "updated" else None
         attributes = before.attributes
         if config.key == "updated" and after is not None:
             attributes = after.attributes
-        return Learned(visual, text, attributes, before, after, tape_features)
+        return Learned(*learned, attributes, before, after, start_features)
 
-    def start_features(self, task: Task, start: Tensor | None) -> Tensor:
-        """Unit features (b, E) of the images under the shared start prompt."""
-        if start is None:
-            return task.plain
-        return self._prompted(task, start.expand(1, *start.shape), slice(0, 0), whole=True)
+    def start_features(self, hidden: Tensor, start: Tensor) -> Tensor:
+        """Unit features (b, E) of images with these hidden states under the shared start prompt."""
+        return self._prompted(hidden, start[None])
 
     # --- the first step, from the shared start --------------------------------------------------
 
     def _start_gradients(
         self, task: Task, start: Tensor | None
     ) -> tuple[CliqueLosses, Tensor | None, Tensor | None, Tensor]:
-        """Losses and gradients at the start, where all cliques share one forward pass an image."""
-        config, U = self.config, task.count
+        """Losses and gradients at the start, where all cliques share one forward pass per image."""
+        config = self.config
         tape = None
         if start is not None and self.tower is not None:
             first = config.blocks[0]
@@ -179,64 +150,90 @@ class Learner:
             raw = task.plain
         with torch.enable_grad():
             rows = raw[task.image].detach().requires_grad_()
-            features = l2_normalize(rows)
-            asked, owner = queries(features, task.clique, U, config.entropy)
-            logits = self.scale * asked @ self.start_text.T
-            certainty = entropy_loss(logits, owner, U, config.entropy)
-            attributes = attribute_features(features, task.clique, U)
-            spread = concentration_loss(
-                features, task.clique, attributes, config.concentration_form
-            )
-            total = certainty + config.concentration * spread
-            grad_rows, slopes = torch.autograd.grad(total.sum(), [rows, logits])
-        losses = CliqueLosses(
-            certainty.detach(), spread.detach(), total.detach(), attributes.detach()
-        )
+            members = Members(l2_normalize(rows), task.clique, task.count)
+            query_features, owner = queries(members, config.entropy)
+            text_features, scale = self.model.start_text, self.model.scale
+            logits = query_logits(query_features, owner, text_features, scale)
+            losses = clique_losses(members, logits, owner, config)
+            grad_rows, grad_logits = torch.autograd.grad(losses.total.sum(), [rows, logits])
         grad_v = None
         if tape is not None and start is not None:
-            grad_v = self._pull_visual(tape, task, grad_rows, start)
+            grad_v = self._visual_gradient(tape, task, grad_rows, start)
         grad_t = None
         if self.learns_text:
-            grad_t = self._pull_text(slopes * self.scale, asked.detach(), owner, U)
-        return losses, grad_v, grad_t, l2_normalize(raw)
+            rows_t = Members(query_features.detach(), owner, task.count)
+            grad_t = self._text_gradient(grad_logits * scale, rows_t)
+        return losses.detach(), grad_v, grad_t, l2_normalize(raw)
 
-    def _pull_visual(self, tape: VisualTape, task: Task, grad: Tensor, start: Tensor) -> Tensor:
+    def _visual_gradient(self, tape: VisualTape, task: Task, grad: Tensor, start: Tensor) -> Tensor:
         """Gradients (U, B, P, 2, D) of all cliques' visual prompts: one row per membership."""
         total = grad.new_zeros(task.count, *start.shape)
         mine = self.share(len(grad))
         for part in chunks(mine.stop - mine.start, self.rows):
             part = slice(mine.start + part.start, mine.start + part.stop)
-            found = tape.pull(grad[part], task.image[part])
+            found = tape.vjp(grad[part], task.image[part])
             stacked = torch.stack([found[block] for block in self.config.blocks], dim=1)
             total += clique_sum(stacked, task.clique[part], task.count)
         return self.reduce(total)
 
-    def _pull_text(self, slopes: Tensor, asked: Tensor, owner: Tensor, count: int) -> Tensor:
-        """Gradients of all cliques' text prompts from those of the logits, (Q, N)."""
+    def _text_gradient(self, grad_logits: Tensor, rows: Members) -> Tensor:
+        """Gradients of all cliques' text prompts from those of the logits (Q, N) of query rows."""
         assert self.text is not None
         way = "vjp" if self.text.jacobian is None else "jacobian"
         if way == "jacobian" and way in self.text_seconds:
-            return self._pulled_text(slopes, asked, owner, count)
-        _wait(slopes.device)
+            return self._untimed_text_gradient(grad_logits, rows)
+        _wait(grad_logits.device)
         started = time.perf_counter()
-        found = self._pulled_text(slopes, asked, owner, count)
-        _wait(slopes.device)
+        found = self._untimed_text_gradient(grad_logits, rows)
+        _wait(grad_logits.device)
         self.text_seconds[way] = time.perf_counter() - started
         return found
 
-    def _pulled_text(self, slopes: Tensor, asked: Tensor, owner: Tensor, count: int) -> Tensor:
-        """The same, untimed."""
+    def _untimed_text_gradient(self, grad_logits: Tensor, rows: Members) -> Tensor:
+        """The same without the clock."""
         assert self.text is not None
+        query_features, owner, count = rows
         if self.config.text_scope == "shared":
-            found = self.text.pull_shared(slopes, asked)
-            if len(slopes) == count and self.config.entropy == "mean-feature":
+            found = self.text.vjp_shared(grad_logits, query_features)
+            if len(grad_logits) == count and self.config.entropy == "mean-feature":
                 return found
             return clique_sum(found, owner, count)
-        total = slopes.new_zeros(count, slopes.shape[1], asked.shape[1])
-        for part in chunks(len(slopes), max(1, 2**26 // (slopes.shape[1] * asked.shape[1]))):
-            outer = slopes[part][:, :, None] * asked[part][:, None]
+        size = grad_logits.shape[1], query_features.shape[1]
+        total = grad_logits.new_zeros(count, *size)
+        for part in chunks(len(grad_logits), max(1, 2**26 // math.prod(size))):
+            outer = grad_logits[part][:, :, None] * query_features[part][:, None]
             total += clique_sum(outer, owner[part], count)
-        return self.text.pull(total)
+        return self.text.vjp(total)
+
+    def choose_text_gradient(self, sets_learned: int) -> None:
+        """Build the text Jacobian once the products that it saves would have cost as much.
+
+        Building takes as many backward passes per class as a feature has entries; from then on
+        cliques are free. The tally ``sets_learned`` is part of the adapter's state, so that a
+        resumed stream changes over at the same batch.
+        """
+        text, fresh = self.text, self.config.learns_visual and self.config.start == "fresh"
+        if text is None or not self.learns_text or text.jacobian is not None or fresh:
+            return  # from fresh starts, text gradients come by autograd: no two cliques share one
+        size, device = self.model.classifier.shape[1], self.model.classifier.device
+        budget = MEMORY.get(device.type, MEMORY["cpu"])
+        if sets_learned > size and text.jacobian_bytes() <= budget:
+            text.build_jacobian()
+
+    def reset(self) -> None:
+        """Let the tally decide again: the Jacobian rounds differently from single products."""
+        if self.text is not None:
+            self.text.drop_jacobian()
+
+    def text_gradient(self) -> dict[str, Any]:
+        """Evidence: how text gradients are taken, and after how many batches that pays off."""
+        if self.text is None or self.text.jacobian is None:
+            return {"text_gradient": "vjp"}
+        seconds, batches = self.text_seconds, None
+        if {"vjp", "jacobian"} <= seconds.keys() and seconds["vjp"] > seconds["jacobian"]:
+            saved = seconds["vjp"] - seconds["jacobian"]
+            batches = math.ceil(self.text.jacobian_seconds / saved)
+        return {"text_gradient": "jacobian", "jacobian_pays_off_after": batches}
 
     # --- later steps, where every clique stands elsewhere ---------------------------------------
 
@@ -247,13 +244,7 @@ class Learner:
         parts: list[CliqueLosses] = []
         grads_v: list[Tensor] = []
         grads_t: list[Tensor] = []
-        for sets, rows in self._whole_cliques(task):
-            own = replace(
-                task,
-                clique=task.clique[rows] - sets.start,
-                image=task.image[rows],
-                count=sets.stop - sets.start,
-            )
+        for sets, own in self._whole_cliques(task):
             leaf_v = None if visual is None else visual[sets].detach().requires_grad_()
             leaf_t = None if text is None else text[sets].detach().requires_grad_()
             with torch.enable_grad():
@@ -275,21 +266,14 @@ class Learner:
     @torch.no_grad()
     def _losses(self, task: Task, visual: Tensor | None, text: Tensor | None) -> CliqueLosses:
         """Losses of all cliques at their own prompts."""
-        parts = []
-        for sets, rows in self._whole_cliques(task):
-            own = replace(
-                task,
-                clique=task.clique[rows] - sets.start,
-                image=task.image[rows],
-                count=sets.stop - sets.start,
+        parts = [
+            self._losses_of(
+                own,
+                None if visual is None else visual[sets],
+                None if text is None else text[sets],
             )
-            parts.append(
-                self._losses_of(
-                    own,
-                    None if visual is None else visual[sets],
-                    None if text is None else text[sets],
-                )
-            )
+            for sets, own in self._whole_cliques(task)
+        ]
         return _joined(parts)
 
     def _losses_of(self, task: Task, visual: Tensor | None, text: Tensor | None) -> CliqueLosses:
@@ -297,36 +281,36 @@ class Learner:
         if visual is None:
             features = task.plain[task.image]
         else:
-            features = self._prompted(task, visual, slice(0, len(task.image)))
-        words = self.start_text
+            features = self._prompted(task.hidden[task.image], visual[task.clique])
+        members = Members(features, task.clique, task.count)
+        query_features, owner = queries(members, self.config.entropy)
+        text_features = self.model.start_text
         if text is not None and self.text is not None:
-            words = self.text.features_of_each(text)
-        return clique_losses(features, task.clique, task.count, words, self.scale, self.config)
+            text_features = self.text.features_of_each(text)
+        logits = query_logits(query_features, owner, text_features, self.model.scale)
+        return clique_losses(members, logits, owner, self.config)
 
-    def _prompted(self, task: Task, visual: Tensor, rows: slice, *, whole: bool = False) -> Tensor:
-        """Unit features of the memberships ``rows`` under their cliques' prompts."""
+    def _prompted(self, hidden: Tensor, visual: Tensor) -> Tensor:
+        """Unit features of hidden states (R, T, D) under prompts (R or 1, B, P, 2, D)."""
         assert self.tower is not None
-        if whole:
-            hidden, own = task.hidden, visual
-        else:
-            hidden, own = task.hidden[task.image[rows]], visual[task.clique[rows]]
         first = self.config.blocks[0]
-        out = self.tower.run(hidden, first, prefix=prefixes(own, self.config))
+        out = self.tower.run(hidden, first, prefix=prefixes(visual, self.config))
         return l2_normalize(self.tower.pool(out))
 
-    def _whole_cliques(self, task: Task) -> list[tuple[slice, slice]]:
-        """Sets and memberships in parts of at most ``rows`` memberships, never splitting a set."""
+    def _whole_cliques(self, task: Task) -> Iterator[tuple[slice, Task]]:
+        """The task in parts of at most ``graph_rows`` memberships; none splits a set."""
         ends = torch.bincount(task.clique.cpu(), minlength=task.count).cumsum(0).tolist()
         texts = 1 if self.text is None else self.text.classes
-        parts, first, begun = [], 0, 0
+        first, begun = 0, 0
         for index, end in enumerate(ends):
             last = index + 1 == len(ends)
             following = ends[index if last else index + 1]
             texts_full = (index + 2 - first) * texts > 4 * self.graph_rows
             if last or following - begun > self.graph_rows or texts_full:
-                parts.append((slice(first, index + 1), slice(begun, end)))
+                rows, sets = slice(begun, end), slice(first, index + 1)
+                clique, image = task.clique[rows] - first, task.image[rows]
+                yield sets, replace(task, clique=clique, image=image, count=index + 1 - first)
                 first, begun = index + 1, end
-        return parts
 
 
 def prefixes(visual: Tensor, config: SCAPConfig) -> dict[int, Prefix]:
@@ -340,11 +324,11 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def _values(state: AdamState | None) -> Tensor | None:
+    return None if state is None else state.values
+
+
 def _joined(parts: list[CliqueLosses]) -> CliqueLosses:
     """Losses of consecutive cliques in one."""
-    return CliqueLosses(
-        torch.cat([part.entropy.detach() for part in parts]),
-        torch.cat([part.concentration.detach() for part in parts]),
-        torch.cat([part.total.detach() for part in parts]),
-        torch.cat([part.attributes.detach() for part in parts]),
-    )
+    columns = zip(*(part.detach() for part in parts), strict=True)
+    return CliqueLosses(*(torch.cat(column) for column in columns))

@@ -2,7 +2,7 @@
 
 All processes see the same batch, mine the same cliques and keep the same memory. What takes the
 time, one pull through the image tower for every membership, is divided between them, and the
-gradients are added up before anybody takes a step.
+gradients are added up before any process takes a step.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ are more than L, keys are propagated over their own graph and the closest pair i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +25,13 @@ class Cache:
     """(N, L + 1, V), a prompt in one row."""
     count: Tensor
     """(N,), pairs held; on the CPU, where the bookkeeping is done."""
+
+
+class Retained(NamedTuple):
+    """What is retained: visual prompts per class and the text context, where there are such."""
+
+    visual: Cache | None
+    text: Tensor | None
 
 
 def running_mean(mean: Tensor, seen: int, total: Tensor, new: int) -> Tensor:

@@ -19,7 +19,7 @@ from cliquetta.model.vjp import TextTape, chunks
 from cliquetta.prompts.classes import ClassPrompts
 
 ROWS = 16384
-"""Texts that are pulled back at once."""
+"""Texts whose gradients are taken at once."""
 
 
 class PromptedText:
@@ -34,7 +34,6 @@ class PromptedText:
         tower = model.require_text()
         words = prompts.templates[0].split("{}")[0].strip()
         self.tower = tower
-        self.words = words
         self.start = model.context(words)
         """Start context (M, D): embeddings of the template's words before the class name."""
         self.ids = model.tokenizer(prompts.texts(prompts.templates[0])).to(model.device)
@@ -43,8 +42,8 @@ class PromptedText:
         found, wanted = self.ids[:, self._words], model.tokenizer([words]).to(model.device)
         if not bool((found == wanted[:, self._words]).all()):
             raise UserError(
-                f"template {prompts.templates[0]!r}: the words before {{}} melt into the class "
-                "names and cannot be learned for all; put a blank between them"
+                f"template {prompts.templates[0]!r}: the words before {{}} share a token with the "
+                "class names and cannot be learned; put a space between them"
             )
         self.ends = tower.ends(self.ids)
         others = prompts.templates[1:]
@@ -89,7 +88,7 @@ class PromptedText:
     # --- gradients at the start context ---------------------------------------------------------
 
     @torch.no_grad()
-    def pull(self, cotangents: Tensor) -> Tensor:
+    def vjp(self, cotangents: Tensor) -> Tensor:
         """Gradients (U, N, M, D) of the start context, per class, from (U, N, E) of the features.
 
         A context that classes share gets their sum.
@@ -107,33 +106,32 @@ class PromptedText:
             for part in chunks(len(raw), max(1, ROWS // n)):
                 rows = raw[part][:, classes]
                 index = torch.arange(n, device=rows.device).repeat(len(rows))
-                found = tape.pull(rows.flatten(0, 1), index, self._positions(len(index)))
+                found = tape.vjp(rows.flatten(0, 1), index, self._positions(len(index)))
                 out[part, classes] = found.view(len(rows), n, *self.start.shape)
         return out
 
     @torch.no_grad()
-    def pull_shared(self, slopes: Tensor, asked: Tensor) -> Tensor:
+    def vjp_shared(self, grad_logits: Tensor, query_features: Tensor) -> Tensor:
         """Gradients (U, M, D) of a context that all classes share.
 
-        The cotangent of class n and clique u is ``slopes[u, n] * asked[u]``; with the Jacobian at
-        hand everything is one matrix product.
+        The cotangent of class n and clique u is ``grad_logits[u, n] * query_features[u]``; with
+        the Jacobian at hand everything is one matrix product.
         """
         if self.jacobian is None:
             out = []
-            for part in chunks(len(slopes), max(1, ROWS // self.classes)):
-                cotangents = slopes[part][:, :, None] * asked[part][:, None]
-                out.append(self.pull(cotangents).sum(dim=1))
+            for part in chunks(len(grad_logits), max(1, ROWS // self.classes)):
+                cotangents = grad_logits[part][:, :, None] * query_features[part][:, None]
+                out.append(self.vjp(cotangents).sum(dim=1))
             return torch.cat(out)
-        size = slopes.abs().amax(dim=1, keepdim=True).clamp_min(1e-30)
+        size = grad_logits.abs().amax(dim=1, keepdim=True).clamp_min(1e-30)
         dtype = self.jacobian.dtype
         flat = self.jacobian.flatten(0, 1)
         out = []
-        for part in chunks(len(slopes), max(1, 2**28 // len(flat))):
-            left = (
-                (slopes[part] / size[part]).to(dtype)[:, :, None] * asked[part].to(dtype)[:, None]
-            ).flatten(1)
-            out.append((left @ flat).to(size.dtype) * size[part])
-        return torch.cat(out).view(len(slopes), *self.start.shape)
+        for part in chunks(len(grad_logits), max(1, 2**28 // len(flat))):
+            left = (grad_logits[part] / size[part]).to(dtype)
+            outer = left[:, :, None] * query_features[part].to(dtype)[:, None]
+            out.append((outer.flatten(1) @ flat).to(size.dtype) * size[part])
+        return torch.cat(out).view(len(grad_logits), *self.start.shape)
 
     def jacobian_bytes(self) -> int:
         """Size of the Jacobian, in the tower's dtype."""
@@ -144,7 +142,7 @@ class PromptedText:
     def build_jacobian(self) -> None:
         """Use the Jacobian (N, E, M D) of the features at the start context, mixing included.
 
-        It depends on model and class list alone: what was put away is not built again.
+        It depends on model and class list alone, so that one that was dropped is not built again.
         """
         if self._built is not None:
             self.jacobian = self._built
@@ -162,14 +160,14 @@ class PromptedText:
                 tape, n = self._tape(classes), len(classes)
                 rows = self._through_mixing(directions[:, None].expand(-1, n, -1), classes)
                 index = torch.arange(n, device=rows.device).repeat(E)
-                found = tape.pull(rows.flatten(0, 1), index, self._positions(len(index)))
+                found = tape.vjp(rows.flatten(0, 1), index, self._positions(len(index)))
                 jacobian[classes] = found.view(E, n, -1).transpose(0, 1).to(dtype)
         if jacobian.is_cuda:
             torch.cuda.synchronize()
         self.jacobian = self._built = jacobian
         self.jacobian_seconds = time.perf_counter() - started
 
-    def put_jacobian_away(self) -> None:
+    def drop_jacobian(self) -> None:
         """Take gradients by vector-Jacobian products until :meth:`build_jacobian`."""
         self.jacobian = None
 
@@ -200,7 +198,7 @@ class PromptedText:
 
 
 def _through_unit(x: Tensor, cotangents: Tensor) -> Tensor:
-    """Pull cotangents of x / |x| back to x."""
+    """Cotangents of x from those of x / |x|."""
     size: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     direction = x / size
     radial = (cotangents * direction).sum(dim=-1, keepdim=True)

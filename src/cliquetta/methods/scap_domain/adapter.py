@@ -22,7 +22,7 @@ from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.registry import register
 from cliquetta.methods.scap_domain.config import DomainSCAPConfig
 from cliquetta.methods.scap_domain.domains import DomainKeys, absorb, signature, split_domains
-from cliquetta.methods.scap_domain.health import verdict
+from cliquetta.methods.scap_domain.health import health, verdict
 from cliquetta.methods.scap_domain.learning import arrange, domain_loss, nearest_images, vote
 from cliquetta.methods.scap_domain.presence import (
     belief,
@@ -151,6 +151,10 @@ class DomainSCAP(Adapter):
 
     def _declare(self, name: str, value: Tensor) -> None:
         self.memory.declare(name, value.to(self.model.device))
+
+    def summarize(self, prediction: Prediction) -> dict[str, int | float | str]:
+        """The health figures of a batch."""
+        return {"images": len(prediction.logits), **health(prediction.evidence)}
 
     @torch.no_grad()
     def _predict(self, batch: Batch) -> Prediction:
@@ -394,7 +398,7 @@ class DomainSCAP(Adapter):
             features = l2_normalize(leaf)
             logits = self.model.scale * features @ self.classifier.T
             loss = domain_loss(logits, target, share, config.diversity)
-        pulled = tape.pull(torch.autograd.grad(loss, leaf)[0], None)
+        pulled = tape.vjp(torch.autograd.grad(loss, leaf)[0], None)
         gradient = torch.stack([pulled[block].sum(dim=0) for block in sorted(pulled)])
         names = ("prompt", "first_moment", "second_moment")
         before = AdamState(*(memory[name][domain] for name in (*names, "steps")))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cliquetta.methods.scap.losses import entropy
+from cliquetta.methods._shared.entropy import log_prob_entropy
 
 
 def domain_loss(
@@ -14,7 +14,7 @@ def domain_loss(
     """Mean entropy of the most certain images, and KL(marginal || target), from logits (b, N)."""
     log_p = logits.log_softmax(dim=-1)
     kept = max(1, int(confident_fraction * len(logits)))
-    certain = entropy(log_p).sort().values[:kept]
+    certain = log_prob_entropy(log_p).sort().values[:kept]
     marginal = log_p.exp().mean(dim=0)
     log_ratio = marginal.clamp_min(1e-8).log() - target.clamp_min(1e-8).log()
     return certain.mean() + diversity * (marginal * log_ratio).sum()

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from cliquetta.methods.scap.losses import entropy
+from cliquetta.methods._shared.entropy import log_prob_entropy
 from cliquetta.methods.scap_domain.config import DomainSCAPConfig
 
 SHORT_LIST, LONG_LIST = 16, 80
@@ -36,7 +36,7 @@ def evenness(answers: Tensor) -> Tensor:
     """
     total = answers.sum().clamp_min(1)
     shares = (answers / total).clamp_min(1e-8)
-    found = entropy(shares.log()) + ((answers > 0).sum() - 1).clamp_min(0) / (2 * total)
+    found = log_prob_entropy(shares.log()) + ((answers > 0).sum() - 1).clamp_min(0) / (2 * total)
     return (found.exp() / len(answers)).clamp_max(1)
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
+from cliquetta.atomic import write_atomically
 from cliquetta.errors import UserError
 from cliquetta.model.checkpoints.state import (
     Checkpoint,
@@ -26,6 +24,7 @@ from cliquetta.model.checkpoints.state import (
 from cliquetta.model.clip import CLIP
 from cliquetta.model.config import CLIPConfig, ResNetConfig, TextConfig, VisionConfig
 from cliquetta.model.preprocess import Preprocess
+from cliquetta.tensor_file import pack_raw
 
 FORMAT = "cliquetta-clip"
 
@@ -33,12 +32,11 @@ FORMAT = "cliquetta-clip"
 def save_model(model: CLIP, path: str | Path, *, quantise: bool = False) -> None:
     """Write ``model`` to ``path``: never half a file, whatever happens in between.
 
-    ``quantise`` stores matrices in 8 bits with one scale a row, a quarter of the size.
+    ``quantise`` stores matrices in 8 bits with one scale per row, a quarter of the size.
     """
-    path = Path(path)
     if model.is_wrapped:
         raise UserError(f"{model.id} is wrapped: save it with the library that it comes from")
-    state = {key: tensor.detach().cpu() for key, tensor in model.state_dict().items()}
+    state: Mapping[str, Tensor] = model.state_dict()
     if quantise:
         state = quantise_state(state)
     metadata = {
@@ -47,16 +45,8 @@ def save_model(model: CLIP, path: str | Path, *, quantise: bool = False) -> None
         "config": json.dumps(asdict(model.config)),
         "preprocess": json.dumps(model.preprocess.to_dict()),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    os.close(handle)
-    try:
-        tensors = {key: tensor.contiguous() for key, tensor in state.items()}
-        save_file(tensors, temporary, metadata=metadata)
-        Path(temporary).chmod(0o644)  # mkstemp makes it private
-        Path(temporary).replace(path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    write_atomically(Path(path), pack_raw(state, metadata))
+    Path(path).chmod(0o644)  # a temporary file is private
 
 
 def load_model(

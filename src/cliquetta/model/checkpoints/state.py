@@ -50,7 +50,7 @@ def read_safetensors(paths: Sequence[Path]) -> tuple[State, dict[str, str]]:
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Symmetric 8 bits per row of the first axis: int8 codes and one float32 scale a row."""
+    """Symmetric 8 bits per row of the first axis: int8 codes and one float32 scale per row."""
     rows = weight.detach().float().flatten(1)
     peak = rows.abs().amax(dim=1)
     scale = torch.where(peak > 0, peak, 1.0) / _LEVELS

@@ -1,0 +1,28 @@
+"""Entropies in nats: of logits, of log-probabilities, and of the mean of several predictions."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Entropy (...) of softmax(logits) over the last dimension."""
+    return log_prob_entropy(logits.log_softmax(dim=-1))
+
+
+def log_prob_entropy(log_p: Tensor) -> Tensor:
+    """Entropy (...) of log-probabilities (..., N)."""
+    return -(log_p.exp() * log_p).sum(dim=-1)
+
+
+def marginal_entropy(logits: Tensor) -> Tensor:
+    """Entropy (...) of the mean of softmax(logits) over the views of logits (..., K, N).
+
+    The mean is taken of log-probabilities by logsumexp, so that a class without mass adds zero
+    and no gradient becomes NaN.
+    """
+    log_p = logits.log_softmax(dim=-1).logsumexp(dim=-2) - math.log(logits.shape[-2])
+    return log_prob_entropy(log_p.clamp(min=torch.finfo(log_p.dtype).min))

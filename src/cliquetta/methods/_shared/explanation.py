@@ -1,0 +1,63 @@
+"""What a report shows of a prediction: features with and without prompts, attention, caches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from cliquetta.model.attention import Kind
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Of the first images of a batch."""
+
+    MAPS: ClassVar[str] = "maps."
+
+    features: Tensor
+    """Unit features (n, E) of plain CLIP."""
+    before: Tensor
+    """Classes (n,) by plain CLIP."""
+    prompted: Tensor | None = None
+    """Unit features (n, E) with prompts: mean over the passes that were scored."""
+    description: dict[str, Any] | None = None
+    """The method's own account, as plain values."""
+    places: tuple[dict[str, Any], ...] = ()
+    """Images with attention maps: ``place``, ids of ``cliques``, and number of ``rows`` of maps."""
+    maps: dict[Kind, Tensor] | None = None
+    """(rows of all images, 1 + T)."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that is a tensor, by name, as it is stored.
+
+        Features in half precision; maps whole, since prompts move attention by little.
+        """
+        found = {"features": self.features.half()}
+        if self.prompted is not None:
+            found["prompted"] = self.prompted.half()
+        for kind, maps in (self.maps or {}).items():
+            found[f"{self.MAPS}{kind}"] = maps.float()
+        return found
+
+
+@dataclass(frozen=True)
+class CacheCount:
+    """Number of entries that a cache holds of every class, and its capacity per class."""
+
+    held: tuple[int, ...]
+    capacity: int
+
+
+@dataclass(frozen=True)
+class PromptedPasses:
+    """The passes over one image that were scored with visual prompts."""
+
+    titles: tuple[str, ...]
+    prompts: Tensor
+    """(S, B, P, 2, D)."""
+    used: Tensor
+    """(passes, S) bool: the prompts of each pass."""
+    blocks: tuple[int, ...]
+    """The B blocks that take a prompt."""

@@ -1,0 +1,49 @@
+"""Named tensors and a header in one safetensors file: states, fitted methods, checkpoints.
+
+Bytes of any origin may be read: they are parsed as safetensors and JSON, nothing is executed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load, save
+from torch import Tensor
+
+from cliquetta.errors import UserError
+
+
+def pack(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> bytes:
+    """The file's bytes; values of the header are JSON types."""
+    return pack_raw(tensors, {key: json.dumps(value) for key, value in header.items()})
+
+
+def pack_raw(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The same with a header of plain strings, or none."""
+    flat = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    return save(flat, metadata=None if metadata is None else dict(metadata))
+
+
+def unpack(data: bytes, *, source: str, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and header of :func:`pack`; errors call the bytes ``source``, a ``kind`` of file."""
+    try:
+        tensors = load(data)
+        size = int.from_bytes(data[:8], "little")
+        metadata = json.loads(data[8 : 8 + size]).get("__metadata__") or {}
+        return tensors, {key: json.loads(value) for key, value in metadata.items()}
+    except (SafetensorError, json.JSONDecodeError, RecursionError) as error:
+        raise UserError(f"{source} is not a readable {kind} ({error})") from error
+
+
+def read_header(path: Path | str, *, kind: str) -> dict[str, Any]:
+    """The header of a file of :func:`pack`, without its tensors."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            metadata = file.metadata() or {}
+        return {key: json.loads(value) for key, value in metadata.items()}
+    except (OSError, SafetensorError, json.JSONDecodeError) as error:
+        raise UserError(f"{path} is not a readable {kind} ({error})") from error

@@ -1,0 +1,77 @@
+"""Methods of other packages: an installed distribution registers them by entry points."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from cliquetta.errors import UnknownNameError
+from cliquetta.methods import registry
+from cliquetta.methods.registry import create_method, get_method, list_methods, method_config
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+
+MODULE = """
+from dataclasses import dataclass
+from cliquetta.methods._shared.config import MethodConfig, Positive
+from cliquetta.methods._shared.feature_level import FixedText
+from cliquetta.methods.registry import register
+from cliquetta.types import Prediction
+
+@dataclass(frozen=True)
+class MadeUpConfig(MethodConfig):
+    factor: Positive = 2.0
+
+@register("made_up", config=MadeUpConfig, summary="zero-shot with another scale")
+class MadeUp(FixedText):
+    config: MadeUpConfig
+
+    def _predict_features(self, features):
+        logits = self.config.factor * self.scale * features[:, 0] @ self.classifier.T
+        return Prediction(logits)
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of installed distributions, forgotten afterwards."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
+    yield tmp_path
+    registry._load_all.cache_clear()
+
+
+def distribute(folder: Path, module: str, source: str) -> None:
+    """What ``pip install`` leaves behind of a package with one module and one entry point."""
+    (folder / f"{module}.py").write_text(source)
+    info = folder / f"{module}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[cliquetta.methods]\n{module} = {module}\n")
+    registry._load_all.cache_clear()
+
+
+def test_a_plug_in_is_a_method_like_ours(
+    install: Path, tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
+) -> None:
+    distribute(install, "made_up_plug_in", MODULE)
+    assert "made_up" in [entry.name for entry in list_methods()]
+    config = method_config("made_up", options={"factor": "3"})
+    found = create_method("made_up", tiny_clip, tiny_prompts, config).predict(tiny_images)
+    plain = create_method("zero_shot", tiny_clip, tiny_prompts).predict(tiny_images)
+    assert found.logits.allclose(3 * plain.logits, atol=1e-4)
+
+
+def test_a_broken_plug_in_is_named_and_left_out(install: Path) -> None:
+    distribute(install, "broken_plug_in", "import a_module_that_is_not_there")
+    with pytest.warns(UserWarning, match="'broken_plug_in'.*a_module_that_is_not_there"):
+        assert get_method("zero_shot").name == "zero_shot"
+    with pytest.raises(UnknownNameError, match="known are"):
+        get_method("broken_plug_in")
+
+
+def test_shared_modules_register_nothing() -> None:
+    assert all("_shared" not in entry.adapter.__module__ for entry in list_methods())
