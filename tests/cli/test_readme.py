@@ -19,15 +19,13 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 def test_python_example_runs(
     photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for path in list((photos / "more").iterdir()):
-        path.rename(photos / path.name)
-    (photos / "more").rmdir()
     monkeypatch.chdir(photos.parent)
     (program,) = re.findall(r"```python\n(.*?)```", README, re.S)
     assert len(program.strip().splitlines()) <= 12
     exec(program, {})
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == [f"image{i}.png" for i in range(6)]
+    names = [f"photos/{'more/' if i > 3 else ''}image{i}.png" for i in range(6)]
+    assert [line.split()[0] for line in lines] == names
     assert all(line.split()[1] in ("cat", "dog", "horse") for line in lines)
     assert Path("photos.safetensors").exists()
 
@@ -53,9 +51,10 @@ def test_every_method_is_in_the_table() -> None:
         assert f"`{entry.name}`" in README
 
 
-def test_every_command_is_in_the_readme() -> None:
-    registered = [command.name for command in app.registered_commands]
-    for name in registered:
+def test_every_command_is_in_the_readme_and_the_changes() -> None:
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    for name in [command.name for command in app.registered_commands]:
+        assert f"`{name}`" in changes, name
         assert any(f"{start}{name}" in README for start in ("cliquetta ", "`", "make ")), (
             f"name `cliquetta {name}` in README.md"
         )
