@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.server
 import json
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ import transformers
 from safetensors.torch import save_file
 
 from cliquetta.data.bundled import load_bundled
-from cliquetta.errors import UnknownNameError
+from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.model.checkpoints import hub, open_clip_zoo, openai
 from cliquetta.model.checkpoints.hub import DownloadError, Fetcher
 from cliquetta.model.checkpoints.native import save_model
@@ -309,6 +310,18 @@ def test_hub_repositories_of_siglip(hub_server, tmp_path):
     assert first.tokenizer(["the cat"]).equal(second.tokenizer(["the cat"]))
     offline = create_model("hf-hub:owner/open", cache_dir=cache, offline=True)
     assert offline.tokenizer(["the cat"]).equal(second.tokenizer(["the cat"]))
+
+
+@pytest.mark.parametrize("name", ["hf:owner/siglip", "hf-hub:owner/open"])
+def test_a_missing_extra_is_said_before_weights_are_downloaded(
+    hub_server, tmp_path, monkeypatch, name
+):
+    serve(hub_server, "owner/siglip", save_siglip(tiny_siglip(), tmp_path / "hf"))
+    serve(hub_server, "owner/open", save_open_clip_siglip(tiny_siglip(), tmp_path / "open"))
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(UserError, match=r"pip install 'cliquetta\[siglip\]'"):
+        create_model(name, cache_dir=tmp_path / "cache")
+    assert not any("safetensors" in path for path, _ in hub_server.requests)
 
 
 # OpenAI's names

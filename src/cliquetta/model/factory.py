@@ -27,6 +27,7 @@ from cliquetta.model.checkpoints.state import (
 from cliquetta.model.clip import CLIP
 from cliquetta.model.config import Activation
 from cliquetta.model.preprocess import Preprocess
+from cliquetta.model.pretrained_tokenizer import require_tokenizers
 
 MICRO = "micro"
 
@@ -233,6 +234,8 @@ def _hugging_face(name: str, fetcher: Fetcher) -> Checkpoint:
         raise CheckpointError(f"{repo} has no {huggingface.CONFIG_FILE}: try hf-hub:{repo}")
     values = read_json(config)
     huggingface.config_from(values)  # refuse another model before its weights arrive
+    if huggingface.has_own_vocabulary(values):
+        require_tokenizers()
 
     def find(name: str) -> Path | None:
         return fetcher.hub_file(repo, name, revision or None)
@@ -281,6 +284,8 @@ def _open_clip_repo(
         raise CheckpointError(f"{repo} has no {open_clip.CONFIG_FILE}: try hf:{repo}")
     if activation is None and arch is not None:
         activation = open_clip_zoo.activation_of(arch, tag, config)
+    if open_clip.tokenizer_name(config) is not None:
+        require_tokenizers()
     state = _first_weights(repo, open_clip.WEIGHT_FILES, None, fetcher)
 
     def find(name: str) -> Path | None:

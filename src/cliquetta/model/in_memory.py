@@ -25,7 +25,7 @@ from cliquetta.model.checkpoints.state import Checkpoint, CheckpointError, build
 from cliquetta.model.clip import CLIP, MissingCapabilityError, l2_normalize, to_float32
 from cliquetta.model.config import Activation
 from cliquetta.model.preprocess import Preprocess
-from cliquetta.model.tokenizer import TextTokenizer, Tokenizer, is_clip_vocabulary
+from cliquetta.model.tokenizer import CLIP_END, TextTokenizer, Tokenizer, is_clip_vocabulary
 
 _IMAGE = {"encode_image": None, "get_image_features": "pixel_values"}
 _TEXT = {"encode_text": None, "get_text_features": "input_ids"}
@@ -181,11 +181,10 @@ def _agree(native: CLIP, model: nn.Module) -> bool:
     pairs = [(native.encode_image(pixels), image(pixels))]
     encode = _function(model, _TEXT)
     if text is not None and encode is not None:
-        ids = torch.randint(8, text.vocab_size - 1, (1, text.context_length), generator=draw)
-        ids[:, text.context_length // 2] = text.vocab_size - 1 if text.end is None else text.end
-        if text.end is None and text.causal:
-            ids[:, text.context_length // 2] = 49407  # CLIP's end token, the highest it knows
-            ids.clamp_(max=49407)
+        highest = min(CLIP_END, text.vocab_size - 1)
+        ids = torch.randint(8, highest, (1, text.context_length), generator=draw)
+        if text.causal:
+            ids[:, text.context_length // 2] = highest if text.end is None else text.end
         ids = ids.to(native.device)
         pairs.append((native.encode_text(ids), encode(ids)))
     allowed = 1e-4 if native.dtype in (torch.float32, torch.float64) else 3e-2

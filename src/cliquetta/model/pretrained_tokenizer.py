@@ -79,6 +79,16 @@ class PretrainedTokenizer(TextTokenizer):
         return ids
 
 
+def require_tokenizers() -> None:
+    """Raise if the extra that reads tokenizer files is missing: before weights are downloaded."""
+    try:
+        import tokenizers  # noqa: F401
+    except ImportError:
+        raise UserError(
+            "a model with a vocabulary of its own needs an extra: pip install 'cliquetta[siglip]'"
+        ) from None
+
+
 def find_tokenizer(
     find: Callable[[str], Path | None], text: TextConfig
 ) -> PretrainedTokenizer | None:

@@ -27,6 +27,8 @@ MERGES = 48894
 """Merges of OpenAI's vocabulary: 49408 = 2 * 256 bytes + 48894 merges + 2 specials."""
 
 _VOCABULARY = 2 * 256 + MERGES + 2
+CLIP_END = _VOCABULARY - 1
+"""Id of OpenAI's end-of-text token."""
 _ADDED = 1024
 """A fine-tuning may have added a few words."""
 _WORD_END = "</w>"

@@ -20,6 +20,7 @@ from cliquetta.model.checkpoints.state import (
 )
 from cliquetta.model.config import Activation, CLIPConfig, TextConfig, VisionConfig
 from cliquetta.model.preprocess import OPENAI_MEAN, OPENAI_STD, Preprocess
+from cliquetta.model.tokenizer import CLIP_END
 
 CONFIG_FILE = "config.json"
 PREPROCESS_FILE = "preprocessor_config.json"
@@ -50,7 +51,6 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 }
 _FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 _HALF = (0.5, 0.5, 0.5)
-_END = 49407
 _LEGACY_END = 2
 """Early configs name 2; transformers then pools at the highest id, which is the end token."""
 
@@ -64,7 +64,7 @@ _TEXT = {
     "max_position_embeddings": 77,
     "hidden_act": "quick_gelu",
     "layer_norm_eps": 1e-5,
-    "eos_token_id": _END,
+    "eos_token_id": CLIP_END,
 }
 _VISION = {
     "hidden_size": 768,
@@ -131,10 +131,15 @@ def from_huggingface(
     shapes = config_from(config)
     preprocess = preprocess_from(config, preprocessor or {})
     checkpoint = Checkpoint(shapes, rename(dequantise(state)), id, preprocess)
-    if config["model_type"] in ("siglip", "metaclip_2"):
+    if has_own_vocabulary(config):
         return with_tokenizer(checkpoint, find)
     check_vocabulary(shapes.text)
     return checkpoint
+
+
+def has_own_vocabulary(config: Mapping[str, Any]) -> bool:
+    """Whether text is tokenised by a file that comes with the weights."""
+    return config.get("model_type") in ("siglip", "metaclip_2")
 
 
 def config_from(config: Mapping[str, Any]) -> CLIPConfig:
@@ -245,10 +250,10 @@ def _vision_config(values: Mapping[str, Any]) -> VisionConfig:
 
 
 def _text_config(values: Mapping[str, Any], *, end: int | None) -> TextConfig:
-    if end is None and values["eos_token_id"] not in (_LEGACY_END, _END, None):
+    if end is None and values["eos_token_id"] not in (_LEGACY_END, CLIP_END, None):
         raise CheckpointError(
             f"not supported: text that ends with token {values['eos_token_id']}; CLIP's end token "
-            f"is {_END}"
+            f"is {CLIP_END}"
         )
     return TextConfig(
         context_length=values["max_position_embeddings"],
