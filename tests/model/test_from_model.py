@@ -24,6 +24,8 @@ from cliquetta.types import Batch
 from tests._helpers.openai_module import OpenAIModule
 from tests._helpers.siglip import randomise, tiny_siglip, word_tokenizer
 
+pytest.importorskip("transformers", minversion="5")
+
 PROMPTS = ClassPrompts(("cat", "frog", "truck"), ("a photo of a {}",))
 
 

@@ -13,6 +13,8 @@ from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.siglip import XLM, randomise, word_tokenizer
 
+pytest.importorskip("transformers", minversion="5")
+
 TEXTS = ["a photo of a cat", "the frog", "a sketch of a green truck"]
 
 

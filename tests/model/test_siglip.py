@@ -32,6 +32,8 @@ from tests._helpers.siglip import (
     word_tokenizer,
 )
 
+pytest.importorskip("transformers", minversion="5")
+
 NAMES = ("airplane", "cat", "frog", "ship", "truck")
 TEXTS = ["a photo of a cat", "the frog", "a sketch of a green truck"]
 
