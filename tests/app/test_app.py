@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fastapi import FastAPI, Request
+from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from cliquetta.app import pages as app_pages
@@ -28,6 +32,7 @@ from cliquetta.cli.main import app as command
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.data.dataset import ArrayDataset
 from cliquetta.data.stream import Stream
+from cliquetta.errors import UserError
 from cliquetta.methods.registry import create_method
 from cliquetta.methods.scap.evidence import describe
 from cliquetta.model.block import Prefix
@@ -36,6 +41,7 @@ from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.serve.auth import Tokens
 from cliquetta.serve.errors import ServiceError
 from cliquetta.serve.schema import SessionRequest
+from cliquetta.serve.server import open_port
 from cliquetta.serve.settings import Limits, Settings
 from cliquetta.types import Batch, Prediction
 from tests._helpers.serve_setup import picture
@@ -432,16 +438,93 @@ def test_widgets_become_a_form() -> None:
 # --- authentication ------------------------------------------------------------
 
 
-def test_only_known_hosts_are_answered_and_pages_stay_home() -> None:
-    from fastapi import FastAPI
-    from starlette.testclient import TestClient
+@pytest.fixture
+def visit(tiny_clip: CLIP) -> Callable[..., TestClient]:
+    def build(limits: Limits | None = None, host: str = "127.0.0.1:7860") -> TestClient:
+        settings = Settings({"tiny": tiny_clip}, limits=limits or Limits())
+        server = FastAPI(**server_settings(settings))
+        server.get("/")(lambda: "page")
+        server.post("/login")(lambda: "in")
 
-    server = FastAPI(**server_settings({"127.0.0.1"}))  # type: ignore[arg-type]
-    server.get("/")(lambda: "page")
-    answer = TestClient(server, base_url="http://127.0.0.1:7860").get("/")
+        @server.post("/gradio_api/upload")
+        async def upload(request: Request) -> int:
+            return len(await request.body())
+
+        return TestClient(server, base_url=f"http://{host}")
+
+    return build
+
+
+def test_only_known_hosts_and_own_pages_are_answered(visit: Callable[..., TestClient]) -> None:
+    http = visit()
+    answer = http.get("/", headers={"Origin": "http://127.0.0.1:7860"})
     assert answer.status_code == 200 and answer.headers["Content-Security-Policy"] == POLICY
-    assert TestClient(server, base_url="http://evil.example").get("/").status_code == 400
-    assert TestClient(server, base_url="http://127.0.0.1").get("/openapi.json").status_code == 404
+    assert http.get("/openapi.json").status_code == 404
+    assert visit(host="evil.example").get("/").status_code == 403
+    for headers in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
+        for path in ("/login", "/gradio_api/upload"):
+            assert http.post(path, headers=headers).status_code == 403
+
+
+def test_logins_are_slowed_and_uploads_are_bounded(visit: Callable[..., TestClient]) -> None:
+    http = visit(Limits(upload_bytes=10_000, wrong_token_rate=0.001))
+    assert [http.post("/login").status_code for _ in range(12)] == [200] * 10 + [429, 429]
+    path = "/gradio_api/upload"
+    sent = [http.post(path, content=b"x" * 4000).status_code for _ in range(3)]
+    assert sent == [200, 200, 429]
+    told = http.post(path, content=b"x" * 4000)
+    assert "within an hour" in told.text and "Retry-After" in told.headers
+    assert http.get("/").status_code == 200
+
+
+APP = """
+import sys, time, types
+from pathlib import Path
+fake = types.ModuleType("cliquetta.app.interface")
+def launch(desk, **_):
+    (desk.folder / "upload.png").write_bytes(b"x")
+    print(desk.folder, flush=True)
+    time.sleep(60)
+fake.launch = launch
+sys.modules["cliquetta.app.interface"] = fake
+from cliquetta.app import server
+from cliquetta.serve.server import open_port
+from cliquetta.serve.settings import Settings
+with open_port("127.0.0.1", 0) as free:
+    port = free.getsockname()[1]
+server.serve(Settings({"any": None}, methods={}), host="127.0.0.1", port=port)
+"""
+
+
+def test_uploads_are_deleted_when_the_app_stops_and_after_it_was_killed(tmp_path: Path) -> None:
+    source = str(Path(sys.modules["cliquetta"].__path__[0]).parent)
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": source}
+
+    def start() -> tuple[subprocess.Popen[str], Path]:
+        program = subprocess.Popen(
+            [sys.executable, "-c", APP], stdout=subprocess.PIPE, text=True, env=environment
+        )
+        assert program.stdout is not None
+        return program, Path(program.stdout.readline().strip())
+
+    killed, first = start()
+    killed.kill()
+    killed.wait(30)
+    assert (first / "upload.png").exists()
+    running, second = start()
+    assert not first.exists() and (second / "upload.png").exists()
+    other, third = start()
+    assert second.exists()  # of an app that runs
+    for program in (running, other):
+        program.terminate()
+        assert program.wait(30) == 0
+    assert not second.exists() and not third.exists()
+
+
+def test_a_port_in_use_is_said_before_any_address(tiny_clip: CLIP) -> None:
+    with open_port("127.0.0.1", 0) as taken, pytest.raises(UserError, match="in use"):
+        port = taken.getsockname()[1]
+        app_server.serve(Settings({"tiny": tiny_clip}), host="127.0.0.1", port=port)
 
 
 def test_tokens_are_passwords() -> None:

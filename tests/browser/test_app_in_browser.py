@@ -235,4 +235,4 @@ def test_neither_paths_nor_addresses_of_a_visitor_are_opened(
 
 def test_only_its_own_names_are_answered(address: str, page: Page) -> None:
     assert page.request.get(address).ok
-    assert page.request.get(address, headers={"Host": "evil.example"}).status == 400
+    assert page.request.get(address, headers={"Host": "evil.example"}).status == 403

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cliquetta.app.desk import Desk
-from cliquetta.serve.auth import Tokens, check_binding
+from cliquetta.serve.auth import Tokens, check_binding, check_origin
 from cliquetta.serve.errors import ServiceError
-from cliquetta.serve.middleware import CSPMiddleware
+from cliquetta.serve.limits import RateLimiter
+from cliquetta.serve.middleware import (
+    CSPMiddleware,
+    client_address,
+    guess_limiter,
+    problem_response,
+)
+from cliquetta.serve.server import open_port
 from cliquetta.serve.settings import Settings
 
 POLICY = (
@@ -24,35 +35,101 @@ POLICY = (
 )
 """A page may load nothing from and send nothing to another machine, whatever its scripts try."""
 
+_FOLDER = "cliquetta-app-"
 
-def serve(settings: Settings, *, host: str, port: int, open_browser: bool = False) -> None:
-    """Show the app until the process is stopped; nothing is left on disk."""
+
+def serve(
+    settings: Settings,
+    *,
+    host: str,
+    port: int,
+    open_browser: bool = False,
+    on_ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Show the app until the process is stopped; ``on_ready`` is called once the port is free.
+
+    Uploads are deleted on Ctrl-C and SIGTERM, and at the next start after a SIGKILL.
+    """
     check_binding(host, settings.tokens)
+    open_port(host, port).close()
     # Python remembers every different warning, and a visitor's file can cause any number of them.
     warnings.filterwarnings("ignore", module=r"PIL\.")
-    with tempfile.TemporaryDirectory(prefix="cliquetta-app-") as folder:
+    delete_left_uploads()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with tempfile.TemporaryDirectory(prefix=f"{_FOLDER}{os.getpid()}-") as folder:
         os.environ["GRADIO_TEMP_DIR"] = str(Path(folder) / "uploads")
         from cliquetta.app.interface import launch
 
+        on_ready()
         launch(
             Desk(settings, Path(folder)),
             host=host,
             port=port,
             open_browser=open_browser,
             auth=None if settings.tokens is None else token_auth(settings.tokens),
-            app_kwargs=server_settings(settings.hosts),
+            app_kwargs=server_settings(settings),
         )
 
 
-def server_settings(hosts: frozenset[str] | None) -> dict[str, Any]:
-    """Settings of the web server; ``hosts`` are the names it answers to, ``None`` for any.
+def delete_left_uploads() -> None:
+    """Delete folders of apps that were killed: their process is gone."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+        pid = folder.name.removeprefix(_FOLDER).partition("-")[0]
+        if pid.isdecimal() and (int(pid) == os.getpid() or not _is_running(int(pid))):
+            shutil.rmtree(folder, ignore_errors=True)  # of another user: stays
 
-    They refuse a foreign page that points a name of its own at this machine.
-    """
-    middleware = [Middleware(CSPMiddleware, policy=POLICY)]
-    if hosts is not None:
-        middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=sorted(hosts)))
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def server_settings(settings: Settings) -> dict[str, Any]:
+    """Settings of the web server."""
+    middleware = [
+        Middleware(CSPMiddleware, policy=POLICY),
+        Middleware(VisitorMiddleware, settings=settings),
+    ]
     return {"middleware": middleware, "docs_url": None, "redoc_url": None, "openapi_url": None}
+
+
+class VisitorMiddleware:
+    """Refuses pages of other sites, guessed passwords and uploads without end."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        limits = settings.limits
+        self._app, self._hosts = app, settings.hosts
+        self._logins = guess_limiter(limits)
+        refusal = f"more than {limits.upload_bytes:,} bytes uploaded within an hour; wait"
+        self._uploads = RateLimiter(
+            limits.upload_bytes / 3600, limits.upload_bytes, refusal=refusal
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        address, path = client_address(scope), scope["path"].rstrip("/")
+
+        async def counted() -> Message:
+            message = await receive()
+            self._uploads.take(address, cost=len(message.get("body", b"")))
+            return message
+
+        try:
+            check_origin(Headers(scope=scope), self._hosts)
+            if path.endswith("/login"):
+                self._logins.take(address)
+        except ServiceError as error:
+            await problem_response(error)(scope, receive, send)
+            return
+        await self._app(scope, counted if path.endswith("/upload") else receive, send)
 
 
 def token_auth(tokens: Tokens) -> Callable[[str, str], bool]:

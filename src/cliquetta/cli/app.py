@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -44,5 +45,5 @@ def show(
 
     limits = [f"body_bytes={_BODY_BYTES}", *(limit or [])]
     settings = offered(common, model, method, host, token_file, limits)
-    common.terminal.say(f"http://{host}:{port}; Ctrl-C stops it")
-    server.serve(settings, host=host, port=port, open_browser=open_browser)
+    ready = partial(common.terminal.say, f"http://{host}:{port}; press Ctrl-C to stop")
+    server.serve(settings, host=host, port=port, open_browser=open_browser, on_ready=ready)

@@ -24,11 +24,11 @@ class RateLimiter:
         rate: float,
         burst: int,
         *,
-        unit: str = "requests",
+        refusal: str = "too many requests; slow down",
         clients: int = 10_000,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._rate, self._burst, self._unit = rate, burst, unit
+        self._rate, self._burst, self._refusal = rate, burst, refusal
         self._clients, self._clock = clients, clock
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._lock = threading.Lock()
@@ -48,9 +48,8 @@ class RateLimiter:
             if len(self._buckets) > self._clients:
                 self._buckets.popitem(last=False)
         if not allowed:
-            message = f"more than {self._rate:g} {self._unit} per second; slow down"
             after = (needed - level) / self._rate
-            raise ServiceError(429, "rate_limited", message, retry_after=after)
+            raise ServiceError(429, "rate_limited", self._refusal, retry_after=after)
 
 
 class ByteBudget:

@@ -14,7 +14,7 @@ from cliquetta.serve.auth import LOCAL, check_origin
 from cliquetta.serve.errors import ServiceError
 from cliquetta.serve.limits import ByteBudget, RateLimiter
 from cliquetta.serve.metrics import Metrics
-from cliquetta.serve.settings import Settings
+from cliquetta.serve.settings import Limits, Settings
 
 OPEN_PATHS = frozenset({"/", "/docs", "/docs.js", "/style.css", "/healthz", "/openapi.json"})
 """Answered without a token: they say nothing about clients."""
@@ -25,9 +25,21 @@ _PART = 65536
 _log = logging.getLogger(__name__)
 
 
-def problem_response(error: ServiceError, metrics: Metrics) -> JSONResponse:
+def guess_limiter(limits: Limits) -> RateLimiter:
+    """Counts wrong tokens per address."""
+    refusal = "too many wrong tokens from your address; wait"
+    return RateLimiter(limits.wrong_token_rate, _WRONG_TOKENS, refusal=refusal)
+
+
+def client_address(scope: Scope) -> str:
+    """Where a request comes from."""
+    return str((scope.get("client") or ("unknown",))[0])
+
+
+def problem_response(error: ServiceError, metrics: Metrics | None = None) -> JSONResponse:
     """A refusal as it goes over the wire; it is counted."""
-    metrics.refusals.labels(error.code).inc()
+    if metrics is not None:
+        metrics.refusals.labels(error.code).inc()
     # names of fields come from clients, and may hold what UTF-8 does not
     message = error.message.encode("utf-8", "replace").decode()
     body = {"code": error.code, "message": message}
@@ -42,9 +54,7 @@ class AdmissionMiddleware:
     ) -> None:
         self._app, self._settings, self._limits = app, settings, settings.limits
         self._limiter = RateLimiter(self._limits.rate, self._limits.burst)
-        self._guesses = RateLimiter(
-            self._limits.wrong_token_rate, _WRONG_TOKENS, unit="wrong tokens"
-        )
+        self._guesses = guess_limiter(self._limits)
         self._budget, self._metrics = budget, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,7 +103,7 @@ class AdmissionMiddleware:
         """The owner of the request's token; its rate is counted here."""
         if scope["path"] in OPEN_PATHS:
             return LOCAL
-        address = (scope.get("client") or ("unknown",))[0]
+        address = client_address(scope)
         if self._settings.tokens is None:
             self._limiter.take(f"address {address}")
             return LOCAL

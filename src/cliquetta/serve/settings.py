@@ -87,6 +87,8 @@ class Limits:
     """Requests per second per token, or per address without tokens."""
     burst: int = 100
     """Requests that may come at once before ``rate`` counts."""
+    upload_bytes: int = 1024 * _MB
+    """Size of all files that a visitor of the web app may upload within an hour."""
     wrong_token_rate: float = 0.5
     """Wrong tokens per second per address, ten at once; beyond it the address is refused.
 
