@@ -35,7 +35,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    printed = re.search(r"on one page: (\S+)", done.stdout)
+    printed = re.search(r"Report: (\S+)", done.stdout)
     assert printed, done.stdout
     return Path(printed[1])
 

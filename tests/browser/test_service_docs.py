@@ -24,7 +24,7 @@ def test_requests_can_be_tried(open_page: OpenPage, tmp_path: Path) -> None:
 
         def send(operation: str) -> str:
             page.click(f"#{operation} button")
-            page.wait_for_function(f"!document.querySelector('#{operation} > pre').hidden")
+            page.wait_for_selector(f"#{operation} > pre:visible")
             return str(page.inner_text(f"#{operation} > pre"))
 
         create, batch = (

@@ -49,7 +49,7 @@ REPLAYED = "Cliquetta-Replayed"
 BINARY = "application/octet-stream"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 """What the pages of the service may load and do: nothing but talk to the service itself."""
 _SWEEP_SECONDS = 60
