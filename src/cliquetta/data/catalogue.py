@@ -45,7 +45,7 @@ class DatasetEntry:
     """False for data that come with the package."""
 
 
-def _bundled(which: BundledSplit, id: str) -> Callable[[Path | None, str | None], Dataset]:
+def _bundled(id: str, which: BundledSplit, images: int, summary: str) -> DatasetEntry:
     def build(root: Path | None, split: str | None) -> Dataset:
         del root  # comes with the package
         if split is not None:
@@ -55,7 +55,15 @@ def _bundled(which: BundledSplit, id: str) -> Callable[[Path | None, str | None]
             id, data.images, names=data.names, keys=data.keys, labels=data.labels.tolist()
         )
 
-    return build
+    return DatasetEntry(
+        id,
+        f"{images:,} {summary}; comes with the package",
+        build,
+        classes=10,
+        expected={"images": images},
+        source="CIFAR-10 (Krizhevsky, 2009); see cliquetta/data/bundled/README.md",
+        needs_root=False,
+    )
 
 
 def _entry(benchmark: Benchmark) -> DatasetEntry:
@@ -78,29 +86,11 @@ def _entry(benchmark: Benchmark) -> DatasetEntry:
     )
 
 
-_CIFAR = "CIFAR-10 (Krizhevsky, 2009); see cliquetta/data/bundled/README.md"
-
 _ENTRIES: dict[str, DatasetEntry] = {
     entry.id: entry
     for entry in (
-        DatasetEntry(
-            "bundled",
-            "2,000 test images of CIFAR-10, 200 per class; comes with the package",
-            _bundled("test", "bundled"),
-            classes=10,
-            expected={"images": 2000},
-            source=_CIFAR,
-            needs_root=False,
-        ),
-        DatasetEntry(
-            "bundled-fewshot",
-            "160 training images of CIFAR-10, 16 per class, for few-shot methods",
-            _bundled("few-shot", "bundled-fewshot"),
-            classes=10,
-            expected={"images": 160},
-            source=_CIFAR,
-            needs_root=False,
-        ),
+        _bundled("bundled", "test", 2000, "test images of CIFAR-10, 200 per class"),
+        _bundled("bundled-fewshot", "few-shot", 160, "training images of CIFAR-10, 16 per class"),
         *map(_entry, BENCHMARKS),
     )
 }

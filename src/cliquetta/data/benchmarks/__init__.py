@@ -1,4 +1,8 @@
-"""The known datasets: one :class:`Benchmark` each, in the order of the paper's tables."""
+"""The known datasets: facts in ``facts.json``, in the order of the paper's tables; layouts here."""
+
+import json
+from importlib.resources import files
+from typing import Any
 
 from cliquetta.data.benchmarks.benchmark import Benchmark, DataNotFoundError
 from cliquetta.data.benchmarks.cross_domain import CROSS_DOMAIN
@@ -7,4 +11,16 @@ from cliquetta.data.benchmarks.small import SMALL
 
 __all__ = ["BENCHMARKS", "Benchmark", "DataNotFoundError"]
 
-BENCHMARKS: tuple[Benchmark, ...] = (*IMAGENET, *CROSS_DOMAIN, *SMALL)
+_LAYOUTS = IMAGENET | CROSS_DOMAIN | SMALL
+
+
+def _load() -> tuple[Benchmark, ...]:
+    text = files("cliquetta.data.benchmarks").joinpath("facts.json").read_text(encoding="utf-8")
+    found = []
+    for id, facts in json.loads(text).items():
+        lists: dict[str, Any] = {name: tuple(facts[name]) for name in ("folders", "traps")}
+        found.append(Benchmark(id, layouts=_LAYOUTS[id], **facts | lists))
+    return tuple(found)
+
+
+BENCHMARKS = _load()

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cliquetta.data.benchmarks.place import Layout, Listing, Place, find_places, near_misses
 from cliquetta.data.dataset import ArrayDataset, Dataset, FileDataset
@@ -19,7 +20,7 @@ class DataNotFoundError(UserError):
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One known dataset. Adding one is adding one of these."""
+    """One known dataset: an entry of ``facts.json`` and its layouts."""
 
     id: str
     summary: str
@@ -97,24 +98,16 @@ class Benchmark:
                 stacklevel=1,
             )
         id = self.id if split == self.default_split else f"{self.id}/{split}"
+        facts: dict[str, Any] = {
+            "names": self.names,
+            "keys": listing.keys,
+            "labels": list(listing.labels),
+            "templates": self.templates,
+        }
         if listing.images is not None:
-            return ArrayDataset(
-                id,
-                listing.images,
-                names=self.names,
-                keys=listing.keys,
-                labels=list(listing.labels),
-                templates=self.templates,
-            )
-        return FileDataset(
-            id,
-            listing.paths,
-            names=self.names,
-            keys=listing.keys,
-            labels=list(listing.labels),
-            templates=self.templates,
-            exif=False,  # published numbers were taken on pixels as stored
-        )
+            return ArrayDataset(id, listing.images, **facts)
+        # published numbers were taken on pixels as stored
+        return FileDataset(id, listing.paths, **facts, exif=False)
 
     def _not_found(self, root: Path, split: str) -> str:
         """One sentence each: what was looked for, what was nearly there, how to get it."""
