@@ -6,12 +6,13 @@ LOCKS := pyproject.toml constraints/torch.txt constraints/cuda.txt
 UV_VERSION := 0.13.7
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: help demo test lint types lock test-slow test-parity test-lowest test-browser \
+.PHONY: help demo test lint types docs lock test-slow test-parity test-lowest test-browser \
   browser-tests bench clean
 
 help:
 	@echo "make demo         adapt the bundled CLIP to a shifted stream, on this machine's CPU"
 	@echo "make test         lint, types, tests and the examples of docstrings"
+	@echo "make docs         build the documentation into build/site"
 	@echo "make test-slow    the tests marked slow as well"
 	@echo "make test-parity  comparison with open_clip and torchvision"
 	@echo "make test-lowest  the tests with the lowest versions that pyproject.toml allows"
@@ -58,6 +59,9 @@ test: lint types
 
 test-slow: .venv/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not browser and not parity"
+
+docs: .venv/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 test-parity: .venv-parity/.installed
 	.venv-parity/bin/python -m pytest tests/parity -m parity

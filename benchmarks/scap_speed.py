@@ -218,8 +218,8 @@ def measure_reference(model: CLIP, batch: int, memberships: int, classes: int) -
         (int(label), frozenset(row.nonzero()[:, 0].tolist()))
         for label, row in zip(cliques.classes, cliques.members, strict=True)
     ]
-    scap_reference.mine = lambda *args, **kwargs: listed
-    scap_reference.top_classes = lambda *args: top.tolist()
+    scap_reference.mine = lambda *args, **kwargs: listed  # type: ignore[attr-defined]
+    scap_reference.top_classes = lambda *args: top.tolist()  # type: ignore[attr-defined]
     assert adapter.text is not None
     oracle = scap_reference.ReferenceSCAP(
         model,

@@ -107,7 +107,7 @@ def build_pair(
     patch, width, layers, heads, text_width, text_heads, common = SHAPES[shape]
     text_layers = min(layers, 12)
     torch.manual_seed(0)
-    config = transformers.CLIPConfig(
+    config = transformers.CLIPConfig(  # type: ignore[call-arg]
         text_config={
             "hidden_size": text_width,
             "intermediate_size": 4 * text_width,
@@ -182,7 +182,7 @@ def text_rows(ours: CLIP, theirs: transformers.CLIPModel, classes: int, rounds: 
 
 def features(output: object) -> Tensor:
     """Transformers 5 wraps features, 4 does not."""
-    return output if isinstance(output, Tensor) else output.pooler_output  # type: ignore[attr-defined, no-any-return]
+    return output if isinstance(output, Tensor) else output.pooler_output  # type: ignore[attr-defined]
 
 
 @torch.inference_mode()

@@ -14,7 +14,6 @@ import argparse
 import copy
 import json
 import math
-import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,10 +21,8 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).parent))
 from cifar import load_packs
+from torch import Tensor
 
 from cliquetta.model.checkpoints.native import load_model, save_model
 from cliquetta.model.clip import CLIP

@@ -149,7 +149,7 @@ def openai_state(model: CLIP) -> dict[str, Tensor]:
         for theirs, ours in norms.items():
             found[f"{theirs}.{kind}"] = state[f"{ours}.{kind}"]
         for tower, layers in (("visual.", model.config.vision), ("", model.config.text)):
-            for at in range(layers.layers):
+            for at in range(layers.layers):  # type: ignore[arg-type]
                 block = f"{tower or 'text.'}blocks.{at}"
                 other = f"{tower}transformer.resblocks.{at}"
                 found[f"{other}.attn.in_proj_{kind}"] = state[f"{block}.qkv.{kind}"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -14,7 +16,7 @@ XLM = ("<s>", "<pad>", "</s>", "<unk>")
 WORDS = ["a", "photo", "of", "sketch", "airplane", "cat", "frog", "ship", "truck", "green", "the"]
 
 
-def randomise(model, seed=0):
+def randomise(model: Any, seed: int = 0) -> Any:
     """Weights whose features depend on the input."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -30,7 +32,7 @@ def randomise(model, seed=0):
     return model.eval()
 
 
-def tiny_siglip(seed=0, *, text_width=48, vocab_size=64):
+def tiny_siglip(seed: int = 0, *, text_width: int = 48, vocab_size: int = 64) -> Any:
     """A random ``SiglipModel``: 32 px, two blocks, text and image of different width."""
     text = {"hidden_size": text_width, "projection_size": 64, "vocab_size": vocab_size}
     text |= {"intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -40,7 +42,9 @@ def tiny_siglip(seed=0, *, text_width=48, vocab_size=64):
     return randomise(transformers.SiglipModel(config), seed)
 
 
-def word_tokenizer(path, *, specials=("<pad>", "<eos>", "<bos>", "<unk>"), size=64):
+def word_tokenizer(
+    path: Path, *, specials: tuple[str, ...] = ("<pad>", "<eos>", "<bos>", "<unk>"), size: int = 64
+) -> None:
     """A ``tokenizer.json`` with one token per word, under Gemma's special tokens or XLM-V's."""
     vocabulary = {token: index for index, token in enumerate([*specials, *WORDS])}
     vocabulary |= {f"<unused{index}>": index for index in range(len(vocabulary), size)}
@@ -55,14 +59,14 @@ def word_tokenizer(path, *, specials=("<pad>", "<eos>", "<bos>", "<unk>"), size=
     tokenizer.save(str(path))
 
 
-def save_siglip(model, folder):
+def save_siglip(model: Any, folder: Path) -> Any:
     """The folder of a SigLIP 2: weights, config, tokenizer."""
     model.save_pretrained(folder)
     word_tokenizer(folder / "tokenizer.json", size=model.config.text_config.vocab_size)
     return folder
 
 
-def open_clip_layout(state):
+def open_clip_layout(state: Any) -> Any:
     """The weights of a ``SiglipModel`` under the names that open_clip and timm give them."""
     out = {}
     for key, tensor in state.items():
@@ -120,7 +124,7 @@ OTHERS = {
 }
 
 
-def save_open_clip_siglip(model, folder, tokenizer="owner/tokenizer"):
+def save_open_clip_siglip(model: Any, folder: Path, tokenizer: str = "owner/tokenizer") -> Any:
     """The folder of a SigLIP 2 in open_clip's format, without its tokenizer."""
     folder.mkdir(exist_ok=True)
     save_file(open_clip_layout(model.state_dict()), folder / "open_clip_model.safetensors")

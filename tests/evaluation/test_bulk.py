@@ -103,7 +103,7 @@ def strike(monkeypatch: pytest.MonkeyPatch, at: int, blow: Callable[[], None]) -
 
     for name in STEPS:
         monkeypatch.setattr(bulk, name, watched(getattr(bulk, name)))
-    monkeypatch.setattr(bulk.shutil, "rmtree", watched(bulk.shutil.rmtree))
+    monkeypatch.setattr(bulk.shutil, "rmtree", watched(bulk.shutil.rmtree))  # type: ignore[attr-defined]
 
 
 def unfinished(folder: Path) -> bool:

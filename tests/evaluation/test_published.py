@@ -12,7 +12,7 @@ from cliquetta.methods.registry import method_config
 
 OOD = ("imagenet-a", "imagenet-r", "imagenet-sketch", "imagenet-v2")
 TEN = ("cars", "sun397", "aircraft", "eurosat", "food101", "pets", "flowers102", "caltech101")
-TEN += ("dtd", "ucf101")
+TEN += ("dtd", "ucf101")  # type: ignore[assignment]
 
 # The SCAP paper (CVPR 2025): table 1 and the last table of the supplement, columns in its order,
 # the average last.
@@ -136,6 +136,6 @@ def test_the_defaults_are_the_stated_ones(preset: str, views: int) -> None:
     stated = {"topk": 3, "lr": 3e-3, "prompt_scale": 1.0, "text_retained_share": 1.0}
     stated |= {"bandwidth": 0.3, "capacity": 6, "neighbours": 3, "concentration": 1.0}
     chosen = {"threshold": 0.8, "text_mix": 0.5, "selection_fraction": 0.1, "steps": 1}
-    chosen |= {"propagation": 0.3, "blocks": (1,), "prompt_length": 1, "views": views}
+    chosen |= {"propagation": 0.3, "blocks": (1,), "prompt_length": 1, "views": views}  # type: ignore[dict-item]
     for name, value in {**stated, **chosen}.items():
         assert getattr(config, name) == value, name

@@ -34,7 +34,7 @@ def literal_logits(
         row = []
         for name in prompts.names:
             own = [embed[i] for i in tokenizer.encode(f"{name}.")]
-            sequence = [embed[tokenizer.start], *context, *own, embed[tokenizer.end]]
+            sequence = [embed[tokenizer.start], *context, *own, embed[tokenizer.end]]  # type: ignore[attr-defined]
             row.append(model.scale * feature @ text_feature(model, torch.stack(sequence)))
         rows.append(torch.stack(row))
     return torch.stack(rows)

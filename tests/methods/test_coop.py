@@ -34,7 +34,7 @@ def literal_prompt(model: CLIP, name: str, context: Tensor, position: str) -> Te
         "middle": [*learned[:half], *own, *learned[half:]],
         "front": [*own, *learned],
     }[position]
-    return torch.stack([embed[tokenizer.start], *middle, *stop, embed[tokenizer.end]])
+    return torch.stack([embed[tokenizer.start], *middle, *stop, embed[tokenizer.end]])  # type: ignore[attr-defined]
 
 
 def literal_logits(

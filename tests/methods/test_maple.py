@@ -37,7 +37,7 @@ def literal_logits(
     text = []
     for name in prompts.names:
         kept = [embed[i] for i in tokenizer.encode(f"a photo of a {name}.")[2:]]
-        sequence = [embed[tokenizer.start], *textual[0], *kept, embed[tokenizer.end]]
+        sequence = [embed[tokenizer.start], *textual[0], *kept, embed[tokenizer.end]]  # type: ignore[attr-defined]
         text.append(text_feature(model, torch.stack(sequence), deep=textual[1:]))
     images = [image_feature(model, image, visual) for image in pixels]
     return model.scale * torch.stack(images) @ torch.stack(text).T

@@ -303,7 +303,7 @@ NEW_TRANSFORMERS = pytest.mark.skipif(
 
 
 @NEW_TRANSFORMERS
-def test_hub_repositories_of_siglip(hub_server, tmp_path):
+def test_hub_repositories_of_siglip(hub_server: Any, tmp_path: Path) -> None:
     """Tokenizer files come from the repository, or from the one that its config names."""
     theirs = tiny_siglip()
     serve(hub_server, "owner/siglip", save_siglip(theirs, tmp_path / "hf"))
@@ -323,8 +323,8 @@ def test_hub_repositories_of_siglip(hub_server, tmp_path):
 @NEW_TRANSFORMERS
 @pytest.mark.parametrize("name", ["hf:owner/siglip", "hf-hub:owner/open"])
 def test_a_missing_extra_is_said_before_weights_are_downloaded(
-    hub_server, tmp_path, monkeypatch, name
-):
+    hub_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     serve(hub_server, "owner/siglip", save_siglip(tiny_siglip(), tmp_path / "hf"))
     serve(hub_server, "owner/open", save_open_clip_siglip(tiny_siglip(), tmp_path / "open"))
     monkeypatch.setitem(sys.modules, "tokenizers", None)

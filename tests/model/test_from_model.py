@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import warnings
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
 from cliquetta import Preprocess, create_method, from_model
 from cliquetta.data.bundled import load_bundled
@@ -29,7 +31,7 @@ pytest.importorskip("transformers", minversion="5")
 PROMPTS = ClassPrompts(("cat", "frog", "truck"), ("a photo of a {}",))
 
 
-def tiny_clip_model():
+def tiny_clip_model() -> Any:
     shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
     shape |= {"num_attention_heads": 4}
     config = transformers.CLIPConfig(
@@ -41,7 +43,7 @@ def tiny_clip_model():
 
 
 @pytest.fixture
-def words(tmp_path):
+def words(tmp_path: Path) -> Any:
     """A tokenizer of transformers with one token per word."""
     word_tokenizer(tmp_path / "tokenizer.json")
     return transformers.PreTrainedTokenizerFast(
@@ -53,11 +55,11 @@ def words(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def pixels():
+def pixels() -> Any:
     return torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
 
-def no_warning(call, *args, **options):
+def no_warning(call: Any, *args: Any, **options: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return call(*args, **options)
@@ -67,7 +69,7 @@ def no_warning(call, *args, **options):
 
 
 @torch.no_grad()
-def test_a_clip_model_becomes_ours(pixels):
+def test_a_clip_model_becomes_ours(pixels: Tensor) -> None:
     theirs = tiny_clip_model()
     ours = no_warning(from_model, theirs)
     assert not isinstance(ours, WrappedCLIP) and "visual-prefix" in ours.capabilities
@@ -78,7 +80,7 @@ def test_a_clip_model_becomes_ours(pixels):
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-5)
 
 
-def test_weights_are_shared_and_theirs_stay_trainable():
+def test_weights_are_shared_and_theirs_stay_trainable() -> None:
     theirs = tiny_clip_model()
     ours = from_model(theirs)
     tower, vision = ours.require_vit(), theirs.vision_model
@@ -93,7 +95,7 @@ def test_weights_are_shared_and_theirs_stay_trainable():
 
 
 @torch.no_grad()
-def test_a_siglip_becomes_ours(pixels, words):
+def test_a_siglip_becomes_ours(pixels: Tensor, words: Any) -> None:
     theirs = tiny_siglip()
     ours = from_model(theirs, tokenizer=words)
     assert ours.config.sigmoid and ours.config.text.start_tokens == 0
@@ -111,7 +113,7 @@ def test_a_siglip_becomes_ours(pixels, words):
 
 
 @pytest.mark.parametrize("method", ["scap_domain", "scap", "tent"])
-def test_methods_run_on_bundled_images(words, method):
+def test_methods_run_on_bundled_images(words: Any, method: str) -> None:
     model = from_model(tiny_siglip(), tokenizer=words)
     bundled = load_bundled()
     images = [bundled.images[i] for i in range(0, 2000, 250)]
@@ -122,7 +124,7 @@ def test_methods_run_on_bundled_images(words, method):
 
 
 @torch.no_grad()
-def test_half_precision_stays(pixels):
+def test_half_precision_stays(pixels: Tensor) -> None:
     theirs = tiny_clip_model().bfloat16()
     ours = from_model(theirs)
     assert not ours.is_wrapped and ours.dtype == torch.bfloat16
@@ -132,12 +134,12 @@ def test_half_precision_stays(pixels):
     assert cosine.min() > 0.99
 
 
-def test_openais_module_becomes_ours(pixels):
+def test_openais_module_becomes_ours(pixels: Tensor) -> None:
     class WithFunctions(OpenAIModule):
-        def encode_image(self, x):
+        def encode_image(self, x: Tensor) -> Any:
             return self.visual(x)
 
-        def encode_text(self, ids):
+        def encode_text(self, ids: Any) -> Any:
             return self(torch.zeros(1, 3, 32, 32), ids)[1]
 
     theirs = WithFunctions()
@@ -149,11 +151,11 @@ def test_openais_module_becomes_ours(pixels):
     assert from_model(ours) is ours
 
 
-def test_a_model_that_computes_something_else_is_wrapped(pixels):
+def test_a_model_that_computes_something_else_is_wrapped(pixels: Tensor) -> None:
     """The weights of a CLIP, but another forward pass: the comparison finds out."""
 
     class Halved(transformers.CLIPModel):
-        def get_image_features(self, pixel_values):
+        def get_image_features(self, pixel_values: Any) -> Any:
             return super().get_image_features(pixel_values).pooler_output.flip(1)
 
     theirs = Halved(tiny_clip_model().config).eval()
@@ -169,7 +171,7 @@ def test_a_model_that_computes_something_else_is_wrapped(pixels):
 class Convolutions(nn.Module):
     """An image tower of two convolutions with a LayerNorm in between, and a bag of words."""
 
-    def __init__(self, norm=True):
+    def __init__(self, norm: bool = True) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.stem = nn.Conv2d(3, 16, 8, 8)
@@ -179,21 +181,21 @@ class Convolutions(nn.Module):
         self.text_norm = nn.LayerNorm(12)
         self.logit_scale = nn.Parameter(torch.tensor(10.0).log())
 
-    def encode_image(self, pixels):
+    def encode_image(self, pixels: Tensor) -> Any:
         return self.head(self.norm(self.stem(pixels)).mean(dim=(2, 3)))
 
-    def encode_text(self, ids):
+    def encode_text(self, ids: Any) -> Any:
         return self.text_norm(self.words(ids).mean(dim=1))
 
 
 class ChannelNorm(nn.LayerNorm):
     """Over channels that come first, as in ConvNeXt: not the forward pass of its base class."""
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Any:
         return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
-def test_a_wrapped_model_has_what_it_has(pixels, words):
+def test_a_wrapped_model_has_what_it_has(pixels: Tensor, words: Any) -> None:
     theirs = Convolutions()
     ours = from_model(theirs, preprocess=Preprocess(32), tokenizer=words, id="conv")
     assert ours.is_wrapped and ours.capabilities == {"text", "norm"}
@@ -207,7 +209,7 @@ def test_a_wrapped_model_has_what_it_has(pixels, words):
     torch.testing.assert_close(logits, (10 * images @ texts.T).detach(), atol=1e-4, rtol=1e-5)
     for method in ("tda", "mta", "transclip"):
         adapter = create_method(method, ours, PROMPTS)
-        images = [np.zeros((32, 32, 3), np.uint8) + 40 * i for i in range(4)]
+        images = [np.zeros((32, 32, 3), np.uint8) + 40 * i for i in range(4)]  # type: ignore[assignment]
         assert adapter.predict(images).logits.isfinite().all()
     with pytest.raises(
         MissingCapabilityError, match="key/value prefixes, which conv does not have"
@@ -219,12 +221,12 @@ def test_a_wrapped_model_has_what_it_has(pixels, words):
         save_model(ours, "nowhere.safetensors")
 
 
-def test_tent_learns_the_layernorms_of_a_wrapped_image_tower(pixels, words):
+def test_tent_learns_the_layernorms_of_a_wrapped_image_tower(pixels: Tensor, words: Any) -> None:
     theirs = Convolutions()
     before = copy.deepcopy(theirs.state_dict())
     ours = from_model(theirs, preprocess=Preprocess(32), tokenizer=words)
     adapter = create_method("tent", ours, PROMPTS)
-    assert adapter.tower.start.numel() == 2 * 16  # not those of the text
+    assert adapter.tower.start.numel() == 2 * 16  # type: ignore[attr-defined]
     first, second = (adapter.predict(Batch(pixels)).logits for _ in range(2))
     # One step of Adam by hand on a copy of the module gives what the second batch sees.
     copied = Convolutions()
@@ -232,13 +234,13 @@ def test_tent_learns_the_layernorms_of_a_wrapped_image_tower(pixels, words):
     values = [copied.norm.weight, copied.norm.bias]
     texts = nn.functional.normalize(ours.encode_text(PROMPTS.texts(PROMPTS.templates[0])))
 
-    def logits():
+    def logits() -> Any:
         return 10 * nn.functional.normalize(copied.encode_image(pixels)) @ texts.detach().T
 
     torch.testing.assert_close(first, logits().detach(), atol=1e-5, rtol=1e-5)
     p = logits().softmax(dim=1)
     loss = -(p * p.log()).sum(dim=1).mean()
-    gradients = torch.autograd.grad(loss, values)
+    gradients = torch.autograd.grad(loss, values)  # type: ignore[arg-type]
     with torch.no_grad():
         for value, gradient in zip(values, gradients, strict=True):
             value -= 1e-3 * gradient / (gradient.abs() + 1e-8)
@@ -248,7 +250,7 @@ def test_tent_learns_the_layernorms_of_a_wrapped_image_tower(pixels, words):
         assert torch.equal(value, before[name])
 
 
-def test_a_wrapped_model_without_norms_or_tokenizer(pixels):
+def test_a_wrapped_model_without_norms_or_tokenizer(pixels: Tensor) -> None:
     ours = from_model(Convolutions(norm=False), preprocess=Preprocess(32))
     assert ours.capabilities == frozenset()
     with pytest.raises(MissingCapabilityError, match="tokenizer="):
@@ -277,13 +279,13 @@ def test_a_wrapped_model_without_norms_or_tokenizer(pixels):
         (tiny_siglip, {"tokenizer": lambda texts: [1]}, "does not turn N texts into a tensor"),
     ],
 )
-def test_what_does_not_fit_is_said_in_one_sentence(build, options, message):
+def test_what_does_not_fit_is_said_in_one_sentence(build: Any, options: Any, message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
         from_model(build(), **options)
     assert "\n" not in str(error.value)
 
 
-def test_a_siglip_without_a_tokenizer_says_so():
+def test_a_siglip_without_a_tokenizer_says_so() -> None:
     ours = from_model(tiny_siglip())
     with pytest.raises(UserError, match=r"from_model\(..., tokenizer=...\)"):
         create_method("zero_shot", ours, PROMPTS)
@@ -292,7 +294,7 @@ def test_a_siglip_without_a_tokenizer_says_so():
 # Tokenizers and preprocessing
 
 
-def test_rows_of_another_tokenizer(words):
+def test_rows_of_another_tokenizer(words: Any) -> None:
     given = RowTokenizer(words, 64, 64)
     assert given.encode("the cat") == [14, 9] and given.pad == 0
     same = RowTokenizer(Tokenizer(77), 77, 49408)
@@ -304,7 +306,7 @@ def test_rows_of_another_tokenizer(words):
 
 
 @pytest.mark.parametrize("kind", ["CLIPImageProcessorPil", "SiglipImageProcessorPil"])
-def test_image_processors(kind):
+def test_image_processors(kind: str) -> None:
     size = {"shortest_edge": 48} if kind.startswith("CLIP") else {"height": 48, "width": 48}
     options = {"crop_size": {"height": 48, "width": 48}} if kind.startswith("CLIP") else {}
     processor = getattr(transformers, kind)(size=size, **options)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 import transformers
@@ -18,9 +21,9 @@ pytest.importorskip("transformers", minversion="5")
 TEXTS = ["a photo of a cat", "the frog", "a sketch of a green truck"]
 
 
-def tiny_metaclip2(end=2):
+def tiny_metaclip2(end: int = 2) -> Any:
     shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
-    shape |= {"num_attention_heads": 4, "hidden_act": "gelu"}
+    shape |= {"num_attention_heads": 4, "hidden_act": "gelu"}  # type: ignore[dict-item]
     text = {"vocab_size": 64, "eos_token_id": end, "bos_token_id": None, "pad_token_id": None}
     config = transformers.MetaClip2Config(
         text_config=shape | text,
@@ -31,7 +34,7 @@ def tiny_metaclip2(end=2):
 
 
 @pytest.fixture(scope="module", params=["xlm", "mt5"])
-def pair(request, tmp_path_factory):
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """XLM-V's vocabulary, or SigLIP's multilingual one with its rules: no start token, end 1."""
     theirs = tiny_metaclip2(end=2 if request.param == "xlm" else 1)
     folder = tmp_path_factory.mktemp("meta")
@@ -41,7 +44,7 @@ def pair(request, tmp_path_factory):
     return create_model(folder), theirs
 
 
-def test_tokens(pair):
+def test_tokens(pair: Any) -> None:
     ours, theirs = pair
     ids = ours.tokenizer(["the cat"])[0].tolist()
     if theirs.config.text_config.eos_token_id == 2:
@@ -53,7 +56,7 @@ def test_tokens(pair):
 
 
 @torch.no_grad()
-def test_features_and_logits(pair):
+def test_features_and_logits(pair: Any) -> None:
     ours, theirs = pair
     pixels = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     ids = ours.tokenizer(TEXTS)
@@ -71,7 +74,7 @@ def test_features_and_logits(pair):
 
 
 @pytest.mark.parametrize("method", ["scap", "tpt"])
-def test_context_is_learned(pair, method):
+def test_context_is_learned(pair: Any, method: str) -> None:
     ours, _ = pair
     prompts = ClassPrompts(("cat", "frog", "truck"), ("a photo of a {}",))
     adapter = create_method(method, ours, prompts)
@@ -83,7 +86,7 @@ def test_context_is_learned(pair, method):
     assert logits.shape == (4, 3) and logits.isfinite().all()
 
 
-def test_a_tokenizer_of_another_model(tmp_path):
+def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:
     tiny_metaclip2().save_pretrained(tmp_path)
     word_tokenizer(tmp_path / "tokenizer.json")  # Gemma's special tokens, no end
     with pytest.raises(UserError, match="does not end a text with token 2"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import torch
 import transformers
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from cliquetta.data.views import attach_views
 from cliquetta.errors import UserError
@@ -39,24 +42,24 @@ TEXTS = ["a photo of a cat", "the frog", "a sketch of a green truck"]
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Any:
     theirs = tiny_siglip()
     folder = save_siglip(theirs, tmp_path_factory.mktemp("siglip"))
     return create_model(f"hf:{folder}"), theirs
 
 
 @pytest.fixture(scope="module")
-def pixels():
+def pixels() -> Any:
     return torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
 
-def close(ours, theirs, atol=1e-5):
+def close(ours: Any, theirs: Any, atol: float = 1e-5) -> None:
     assert theirs.std() > 0.01
     torch.testing.assert_close(ours, theirs, atol=atol, rtol=1e-5)
 
 
 @torch.no_grad()
-def test_features_and_logits(pair, pixels):
+def test_features_and_logits(pair: Any, pixels: Tensor) -> None:
     ours, theirs = pair
     ids = ours.tokenizer(TEXTS)
     assert ids.shape == (3, 64)
@@ -68,7 +71,7 @@ def test_features_and_logits(pair, pixels):
 
 
 @torch.no_grad()
-def test_zero_shot_logits_are_the_models_own(pair, pixels):
+def test_zero_shot_logits_are_the_models_own(pair: Any, pixels: Tensor) -> None:
     ours, theirs = pair
     prompts = ClassPrompts(NAMES, ("a photo of a {}",))
     found = create_method("zero_shot", ours, prompts).predict(Batch(pixels)).logits
@@ -76,11 +79,11 @@ def test_zero_shot_logits_are_the_models_own(pair, pixels):
     close(found, theirs(input_ids=ids, pixel_values=pixels).logits_per_image, atol=1e-4)
     adapter = create_method("zero_shot", ours, prompts)
     features = ours.encode_image(pixels, normalize=True)
-    torch.testing.assert_close(adapter.predict_features(features).logits, found)
+    torch.testing.assert_close(adapter.predict_features(features).logits, found)  # type: ignore[attr-defined]
 
 
 @torch.no_grad()
-def test_hidden_states_and_attention(pair, pixels):
+def test_hidden_states_and_attention(pair: Any, pixels: Tensor) -> None:
     ours, theirs = pair
     theirs = copy.deepcopy(theirs)
     theirs.vision_model.config._attn_implementation = "eager"
@@ -98,7 +101,7 @@ def test_hidden_states_and_attention(pair, pixels):
     torch.testing.assert_close(found[3], weights, atol=1e-6, rtol=1e-5)
 
 
-def prefixed(theirs, pixels, prefix):
+def prefixed(theirs: Any, pixels: Tensor, prefix: Any) -> Any:
     """Features of transformers' tower with (P, 2, D) prompts per block, by its own layers."""
     hidden = theirs.vision_model.embeddings(pixels)
     for index, layer in enumerate(theirs.vision_model.encoder.layers):
@@ -123,7 +126,7 @@ def prefixed(theirs, pixels, prefix):
 
 
 @pytest.mark.parametrize("blocks", [(0,), (2,), (0, 1, 2)])
-def test_gradients_of_prefix_prompts(pair, pixels, blocks):
+def test_gradients_of_prefix_prompts(pair: Any, pixels: Tensor, blocks: tuple[int, ...]) -> None:
     ours, theirs = pair
     draw = torch.Generator().manual_seed(2)
     prompts = [torch.randn(2, 2, 64, generator=draw).requires_grad_() for _ in blocks]
@@ -140,18 +143,18 @@ def test_gradients_of_prefix_prompts(pair, pixels, blocks):
 
 
 @pytest.mark.parametrize("position", ["after-class", "end"])
-def test_prompt_tokens_stand_beside_the_patches(pair, pixels, position):
+def test_prompt_tokens_stand_beside_the_patches(pair: Any, pixels: Tensor, position: str) -> None:
     ours, theirs = pair
     prompt = torch.randn(2, 64, generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
-        found = ours.encode_image(pixels, tokens=TokenPrompts([prompt], position))
+        found = ours.encode_image(pixels, tokens=TokenPrompts([prompt], position))  # type: ignore[arg-type]
         patches, tokens = theirs.vision_model.embeddings(pixels), prompt.expand(3, -1, -1)
         both = [tokens, patches] if position == "after-class" else [patches, tokens]
         states = theirs.vision_model.encoder(torch.cat(both, dim=1)).last_hidden_state
         close(found, theirs.vision_model.head(theirs.vision_model.post_layernorm(states)))
 
 
-def test_gradients_of_text_context(pair):
+def test_gradients_of_text_context(pair: Any) -> None:
     ours, theirs = pair
     context = ours.context("a photo of a")
     a, b = context.clone().requires_grad_(), context.clone().requires_grad_()
@@ -175,7 +178,7 @@ def test_gradients_of_text_context(pair):
     "method",
     ["scap", "scap_domain", "tent", "tpt", "tda", "batclip", "clipartt", "watt", "dart", "mta"],
 )
-def test_methods_run(pair, method):
+def test_methods_run(pair: Any, method: str) -> None:
     model, _ = pair
     prompts = ClassPrompts(NAMES, ("a photo of a {}", "a sketch of a {}"))
     adapter = create_method(method, model, prompts)
@@ -188,12 +191,12 @@ def test_methods_run(pair, method):
         assert logits.shape == (4, 5) and logits.isfinite().all()
 
 
-def test_capabilities_are_those_of_a_vit(pair):
+def test_capabilities_are_those_of_a_vit(pair: Any) -> None:
     assert pair[0].capabilities == CAPABILITIES.keys()
 
 
 @torch.no_grad()
-def test_attention_maps(pair, pixels):
+def test_attention_maps(pair: Any, pixels: Tensor) -> None:
     tower = pair[0].require_vit()
     prompts = torch.randn(2, 1, 2, 2, 64, generator=torch.Generator().manual_seed(6))
     chosen = torch.tensor([[False, False], [True, True]])
@@ -208,7 +211,7 @@ def test_attention_maps(pair, pixels):
 
 
 @torch.no_grad()
-def test_positions_interpolate_without_a_class_token(pair, tmp_path):
+def test_positions_interpolate_without_a_class_token(pair: Any, tmp_path: Path) -> None:
     folder = save_siglip(tiny_siglip(), tmp_path)
     large = create_model(folder, image_size=64)
     assert large.require_vit().position.shape == (64, 64)
@@ -218,7 +221,7 @@ def test_positions_interpolate_without_a_class_token(pair, tmp_path):
 # open_clip's format
 
 
-def wide_siglip():
+def wide_siglip() -> Any:
     """One with image heads of 64 channels, as open_clip's configs leave unsaid."""
     theirs = tiny_siglip()
     config = theirs.config.vision_config
@@ -232,7 +235,7 @@ def wide_siglip():
 
 
 @torch.no_grad()
-def test_an_open_clip_folder(tmp_path, pixels):
+def test_an_open_clip_folder(tmp_path: Path, pixels: Tensor) -> None:
     theirs = wide_siglip()
     folder = save_open_clip_siglip(theirs, tmp_path / "open")
     word_tokenizer(folder / "tokenizer.json")
@@ -240,11 +243,11 @@ def test_an_open_clip_folder(tmp_path, pixels):
     ids = ours.tokenizer(TEXTS)
     close(ours.encode_image(pixels), theirs.get_image_features(pixels).pooler_output)
     close(ours.encode_text(TEXTS), theirs.get_text_features(ids).pooler_output)
-    assert (ours.scale, ours.bias) == (pytest.approx(np.exp(2)), -3)
+    assert (ours.scale, ours.bias) == (pytest.approx(np.exp(2)), -3)  # type: ignore[comparison-overlap]
     assert ours.preprocess.resize == "squash" and ours.preprocess.mean == (0.5,) * 3
 
 
-def test_open_clip_weights_without_a_config(tmp_path):
+def test_open_clip_weights_without_a_config(tmp_path: Path) -> None:
     folder = save_open_clip_siglip(wide_siglip(), tmp_path / "open")
     (folder / "open_clip_config.json").unlink()
     with pytest.raises(CheckpointError, match=r"weights of a SigLIP: put open_clip_config.json"):
@@ -262,7 +265,7 @@ def test_open_clip_weights_without_a_config(tmp_path):
 
 
 @pytest.mark.parametrize("resample", [2, 3])
-def test_preprocessing_is_that_of_transformers(tmp_path, resample):
+def test_preprocessing_is_that_of_transformers(tmp_path: Path, resample: int) -> None:
     save_siglip(tiny_siglip(), tmp_path)
     processor = transformers.SiglipImageProcessorPil(
         size={"height": 32, "width": 32}, resample=resample
@@ -282,17 +285,17 @@ def test_preprocessing_is_that_of_transformers(tmp_path, resample):
 # Tokenizers
 
 
-def test_canonical_text():
+def test_canonical_text() -> None:
     assert canonicalize(" A photo,  of_a\n (Cat)! ") == "a photo of a cat"
 
 
-def test_tokenizer_json_of_gemmas_kind(pair):
+def test_tokenizer_json_of_gemmas_kind(pair: Any) -> None:
     ids = pair[0].tokenizer(["A photo, of the cat!"])[0].tolist()
     assert ids == [4, 5, 6, 14, 9, 1, *[0] * 58]
     assert pair[0].tokenizer.lengths(["the cat"]) == [3]
 
 
-def test_a_folder_without_its_tokenizer(tmp_path, pixels):
+def test_a_folder_without_its_tokenizer(tmp_path: Path, pixels: Tensor) -> None:
     save_siglip(tiny_siglip(), tmp_path)
     (tmp_path / "tokenizer.json").unlink()
     model = create_model(tmp_path)
@@ -302,7 +305,7 @@ def test_a_folder_without_its_tokenizer(tmp_path, pixels):
     assert create_method("zero_shot", model, prompts).predict(Batch(pixels)).logits.shape == (3, 2)
 
 
-def test_a_tokenizer_of_another_vocabulary(tmp_path):
+def test_a_tokenizer_of_another_vocabulary(tmp_path: Path) -> None:
     save_siglip(tiny_siglip(vocab_size=3000), tmp_path)
     word_tokenizer(tmp_path / "tokenizer.json")
     with pytest.raises(
@@ -311,7 +314,7 @@ def test_a_tokenizer_of_another_vocabulary(tmp_path):
         create_model(tmp_path)
 
 
-def test_a_damaged_tokenizer(tmp_path):
+def test_a_damaged_tokenizer(tmp_path: Path) -> None:
     save_siglip(tiny_siglip(), tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0", "model"')
     with pytest.raises(UserError, match="not a readable tokenizer") as error:
@@ -319,7 +322,7 @@ def test_a_damaged_tokenizer(tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_a_missing_library_names_the_extra(tmp_path, monkeypatch):
+def test_a_missing_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_siglip(tiny_siglip(), tmp_path)
     monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
     with pytest.raises(UserError, match=r"needs the package tokenizers: pip install .*\[siglip\]"):
@@ -327,7 +330,7 @@ def test_a_missing_library_names_the_extra(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def sentencepiece_file(tmp_path_factory):
+def sentencepiece_file(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A small SentencePiece model with the special tokens of SigLIP's vocabularies."""
     sentencepiece = pytest.importorskip("sentencepiece")
     path = tmp_path_factory.mktemp("pieces") / "spiece.model"
@@ -348,7 +351,7 @@ def sentencepiece_file(tmp_path_factory):
     return path
 
 
-def test_sentencepiece_ids_are_those_of_transformers(sentencepiece_file, pair):
+def test_sentencepiece_ids_are_those_of_transformers(sentencepiece_file: Any, pair: Any) -> None:
     pytest.importorskip("google.protobuf")
     theirs = transformers.SiglipTokenizer(str(sentencepiece_file))
     ours = PretrainedTokenizer(sentencepiece_file, pair[0].config.text)
@@ -361,7 +364,7 @@ def test_sentencepiece_ids_are_those_of_transformers(sentencepiece_file, pair):
 
 
 @torch.no_grad()
-def test_a_folder_with_a_sentencepiece_model(sentencepiece_file, tmp_path):
+def test_a_folder_with_a_sentencepiece_model(sentencepiece_file: Any, tmp_path: Path) -> None:
     theirs = tiny_siglip()
     theirs.save_pretrained(tmp_path)
     (tmp_path / "spiece.model").write_bytes(sentencepiece_file.read_bytes())
@@ -376,7 +379,7 @@ def test_a_folder_with_a_sentencepiece_model(sentencepiece_file, tmp_path):
 # Refusals
 
 
-def test_half_a_checkpoint(tmp_path):
+def test_half_a_checkpoint(tmp_path: Path) -> None:
     save_siglip(tiny_siglip(), tmp_path)
     state = load_file(tmp_path / "model.safetensors")
     whole = (tmp_path / "model.safetensors").read_bytes()
@@ -389,7 +392,7 @@ def test_half_a_checkpoint(tmp_path):
         create_model(tmp_path)
 
 
-def test_an_image_tower_without_its_head(tmp_path):
+def test_an_image_tower_without_its_head(tmp_path: Path) -> None:
     save_siglip(tiny_siglip(), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     config["vision_config"]["vision_use_head"] = False
@@ -398,7 +401,9 @@ def test_an_image_tower_without_its_head(tmp_path):
         create_model(tmp_path)
 
 
-def test_our_own_file_keeps_the_weights_and_says_that_tokens_are_missing(pair, tmp_path):
+def test_our_own_file_keeps_the_weights_and_says_that_tokens_are_missing(
+    pair: Any, tmp_path: Path
+) -> None:
     ours, _ = pair
     save_model(ours, tmp_path / "m.safetensors")
     again = load_model(tmp_path / "m.safetensors")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import open_clip
@@ -22,7 +24,7 @@ pytestmark = pytest.mark.parity
 PROMPTS = ClassPrompts(("cat", "frog", "truck"), ("a photo of a {}.",))
 
 
-def built(name):
+def built(name: str) -> Any:
     torch.manual_seed(0)
     model, _, preprocess = open_clip.create_model_and_transforms(name, pretrained=None)
     with torch.no_grad():
@@ -32,13 +34,13 @@ def built(name):
     return model.eval(), preprocess
 
 
-def pictures(count=4):
+def pictures(count: int = 4) -> Any:
     images = load_bundled().images[:: 2000 // count]
     return [np.asarray(image) for image in images]
 
 
 @torch.no_grad()
-def original_logits(model, preprocess, tokenizer, images):
+def original_logits(model: Any, preprocess: Any, tokenizer: Any, images: Any) -> Any:
     from PIL import Image
 
     pixels = torch.stack([preprocess(Image.fromarray(image)) for image in images])
@@ -51,7 +53,7 @@ def original_logits(model, preprocess, tokenizer, images):
 
 
 @pytest.mark.parametrize("name", ["ViT-B-32", "ViT-B-32-quickgelu", "RN50"])
-def test_known_towers_become_ours(name):
+def test_known_towers_become_ours(name: str) -> None:
     theirs, preprocess = built(name)
     tokenizer = open_clip.get_tokenizer(name)
     ours = from_model(theirs, preprocess=preprocess, tokenizer=tokenizer)
@@ -65,7 +67,7 @@ def test_known_towers_become_ours(name):
     assert ours.state_dict()[key].data_ptr() == theirs.visual.conv1.weight.data_ptr()
 
 
-def test_scap_domain_runs_on_a_held_vit():
+def test_scap_domain_runs_on_a_held_vit() -> None:
     theirs, preprocess = built("ViT-B-32")
     ours = from_model(theirs, preprocess=preprocess)
     adapter = create_method("scap_domain", ours, PROMPTS)
@@ -75,7 +77,7 @@ def test_scap_domain_runs_on_a_held_vit():
 
 
 @torch.no_grad()
-def test_siglip_becomes_ours(tmp_path):
+def test_siglip_becomes_ours(tmp_path: Path) -> None:
     config = copy.deepcopy(open_clip.get_model_config("ViT-B-32-SigLIP2-256"))
     config.pop("custom_text")
     config["text_cfg"] |= {"vocab_size": 64, "layers": 2, "width": 96, "heads": 3}
@@ -106,7 +108,7 @@ def test_siglip_becomes_ours(tmp_path):
 @pytest.mark.parametrize(
     "name", ["convnext_base", "EVA02-B-16", "MobileCLIP2-S0", "PE-Core-T-16-384"]
 )
-def test_other_towers_are_wrapped(name):
+def test_other_towers_are_wrapped(name: str) -> None:
     theirs, preprocess = built(name)
     tokenizer = open_clip.get_tokenizer(name)
     ours = from_model(theirs, preprocess=preprocess, tokenizer=tokenizer)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+from pathlib import Path
+from typing import Any
 
 import open_clip
 import pytest
@@ -21,7 +23,7 @@ pytestmark = pytest.mark.parity
 TEXTS = ["a photo of a cat", "the frog", "a sketch of a green truck"]
 
 
-def small(name, **text):
+def small(name: str, **text: Any) -> Any:
     """open_clip's config of ``name`` with a small vocabulary and few text layers."""
     config = copy.deepcopy(open_clip.get_model_config(name))
     config.pop("custom_text", None)
@@ -29,13 +31,13 @@ def small(name, **text):
     return config
 
 
-def saved(model, config, folder):
+def saved(model: Any, config: Any, folder: Path) -> None:
     state = {key: value.contiguous() for key, value in model.state_dict().items()}
     save_file(state, folder / "open_clip_model.safetensors")
     (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config}))
 
 
-def compare(ours, theirs, size):
+def compare(ours: Any, theirs: Any, size: int) -> None:
     pixels = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(1))
     images = theirs.encode_image(pixels)
     assert images.abs().mean() > 0.01
@@ -48,7 +50,7 @@ def compare(ours, theirs, size):
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["ViT-B-16-SigLIP", "ViT-B-32-SigLIP2-256"])
-def test_siglip(name, tmp_path):
+def test_siglip(name: str, tmp_path: Path) -> None:
     config = small(name)
     torch.manual_seed(0)
     theirs = open_clip.CustomTextCLIP(**config).eval()
@@ -64,7 +66,7 @@ def test_siglip(name, tmp_path):
     assert ours.config.vision.activation == ours.config.text.activation == expected
 
 
-def test_gelu_of_every_image_tower():
+def test_gelu_of_every_image_tower() -> None:
     for name in ARCHITECTURES:
         if "SigLIP" in name:
             timm_name = siglip_config(name)["vision_cfg"]["timm_model_name"]
@@ -76,7 +78,7 @@ def test_gelu_of_every_image_tower():
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["ViT-H-14-worldwide-quickgelu", "ViT-H-14-worldwide-378"])
-def test_metaclip_2(name, tmp_path):
+def test_metaclip_2(name: str, tmp_path: Path) -> None:
     config = small(name)
     config["vision_cfg"] |= {"layers": 2, "width": 160, "image_size": 56}
     torch.manual_seed(0)

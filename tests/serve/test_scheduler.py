@@ -34,7 +34,7 @@ def held(pool: FairPool, session: str = "held") -> tuple[threading.Event, Future
 
 
 def test_a_greedy_session_waits_its_turn() -> None:
-    pool, done = make_pool(), []
+    pool, done = make_pool(), []  # type: ignore[var-annotated]
     gate, _ = held(pool)
     for i in range(10):
         pool.submit("owner", "greedy", partial(done.append, ("greedy", i)))
@@ -48,7 +48,7 @@ def test_a_greedy_session_waits_its_turn() -> None:
 
 
 def test_an_owner_of_many_sessions_waits_its_turn() -> None:
-    pool, done = make_pool(queued_per_owner=8), []
+    pool, done = make_pool(queued_per_owner=8), []  # type: ignore[var-annotated]
     gate, _ = held(pool)
     for i in range(6):
         pool.submit("many", f"m{i}", partial(done.append, f"m{i}"))
@@ -115,7 +115,7 @@ def test_errors_reach_the_one_who_waits() -> None:
 
 
 def test_what_waited_too_long_is_refused_and_what_was_cancelled_is_not_done() -> None:
-    pool, done = make_pool(wait_seconds=0.05), []
+    pool, done = make_pool(wait_seconds=0.05), []  # type: ignore[var-annotated]
     gate, _ = held(pool)
     late = pool.submit("owner", "late", partial(done.append, "late"))
     cancelled = pool.submit("owner", "cancelled", partial(done.append, "cancelled"))

@@ -1,0 +1,92 @@
+"""The documentation site: pages of methods have one shape, and what pages say runs."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cliquetta import get_dataset
+from cliquetta.methods import registry
+from cliquetta.methods.registry import MethodEntry, list_methods
+from docs.hooks import DOCS, method_page, page_of
+
+SHAPE = ("How to run it", "Settings", "What it costs and gains", "When to use it")
+PAGES = [DOCS / name for name in ("index.md", "quickstart/own-images.md", "quickstart/research.md")]
+
+
+def filled(entry: MethodEntry) -> str:
+    """The page of a method as the site shows it."""
+    name = page_of(entry.name)
+    assert name is not None, f"write docs/methods/{entry.name}.md"
+    own = [other for other in list_methods() if page_of(other.name) == name]
+    return method_page((DOCS / name).read_text(encoding="utf-8"), own)
+
+
+def programs(text: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", text, re.S | re.M)
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with three photos."""
+    dataset = get_dataset("bundled")
+    (tmp_path / "photos").mkdir()
+    for place in range(3):
+        dataset.load(place).save(tmp_path / "photos" / f"{place + 1}.jpg")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "photos"
+
+
+@pytest.mark.parametrize("entry", list_methods(), ids=lambda entry: entry.name)
+def test_pages_of_methods_have_one_shape(entry: MethodEntry) -> None:
+    text = filled(entry)
+    for heading in SHAPE[:3]:
+        assert f"\n## {heading}\n" in text, heading
+    assert "When to use it" in text
+    assert f"cliquetta methods {entry.name}" in text or "| setting | type |" in text
+    if entry.name != "scap_domain":  # ours
+        assert "\n## Reference\n" in text
+        assert "arxiv.org/abs/" in text or entry.name == "dart"
+
+
+def cases() -> list[Any]:
+    slow = {"coop", "cocoop", "maple", "tip_adapter_f"}  # fitting takes a minute
+    return [
+        pytest.param(entry, marks=[pytest.mark.slow] if entry.name in slow else [], id=entry.name)
+        for entry in list_methods()
+    ]
+
+
+@pytest.mark.usefixtures("photos")
+@pytest.mark.parametrize("entry", cases())
+def test_snippets_of_methods_run(entry: MethodEntry, capsys: pytest.CaptureFixture[str]) -> None:
+    own = [text for text in programs(filled(entry)) if f'"{entry.name}"' in text]
+    assert own, "the page has no program that names the method"
+    for program in own:
+        exec(program.replace("dataset, 16", "dataset, 4"), {})
+    assert "photos" not in program or "tensor(" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("photos")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_programs_of_pages_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))  # one page registers another
+    found = programs(page.read_text(encoding="utf-8"))
+    assert found
+    for program in found:
+        Path("program.py").write_text(program, encoding="utf-8")
+        runpy.run_path("program.py", run_name="program")
+
+
+def test_the_walk_of_a_batch_names_files_that_exist() -> None:
+    text = (DOCS / "concepts.md").read_text(encoding="utf-8").split("## One batch, file by file")[1]
+    rows = [line.split("|")[2:-1] for line in text.splitlines() if re.match(r"\| \d", line)]
+    for column, most in enumerate((8, 6, 9)):
+        cells = [row[column] for row in rows if row[column].strip()]
+        assert 0 < len(cells) <= most
+        for path in re.findall(r"`([\w/]+\.py)`", "".join(cells)):
+            assert (DOCS.parent / "src/cliquetta" / path).exists(), path
