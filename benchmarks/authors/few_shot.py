@@ -255,7 +255,8 @@ def tip_adapter(repository: Repository) -> Iterator[Row]:
     test = data.views[200:, 0]
     validation = ours_module.Validation(held, 100.0 * held @ data.text.T, truth)
     hot = F.one_hot(labels).float()
-    alpha, beta = ours_module.search_strengths(validation, ours_keys, hot, config)  # type: ignore[arg-type, call-arg]
+    cache = ours_module.TipCache(ours_keys, hot, config.alpha, config.beta)
+    alpha, beta = ours_module.search_strengths(validation, cache, config)
     found = space["search_hp"](settings, keys, values, held, truth, data.text.T.contiguous())
     strengths = torch.tensor([beta, alpha])
     yield compare_values("searched beta and alpha", strengths, torch.tensor(found))
