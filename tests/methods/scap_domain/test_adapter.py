@@ -287,7 +287,7 @@ def test_every_memory_is_named_class_free_or_depends_on_the_classes() -> None:
     assert not per_class & DomainSCAP.class_free
     # Counts that belong to per-class sums, and votes that name classes, start again with them.
     beside = {"counted", "confidence", "agreement", "peak_images", "peak_windows"}
-    beside |= {"voters", "voters_next", "plain_votes"}
+    beside |= {"voters", "voters_next", "voters_domain", "plain_votes"}
     assert per_class | beside | DomainSCAP.class_free == set(sizes[0])
 
 
@@ -318,3 +318,29 @@ def test_evidence_tells_how_adaptation_is_doing() -> None:
 )
 def test_the_verdict_by_hand(figures: tuple[float, float | None, int], expected: str) -> None:
     assert verdict(*figures) == expected
+
+
+def test_single_images_that_stray_open_no_domain_but_a_change_of_domain_does() -> None:
+    """One at a time: outliers stay in their domain; 16 images of another one open it."""
+    generator = torch.Generator().manual_seed(5)
+    images = make_batches(2, 1, 80)[0]
+    images[40::8] += 2.5 * torch.randn(5, 1, 1, 1, generator=generator).double()
+    adapter = build(step_every=16)
+    for image in images:
+        assert adapter.predict(Batch(image[None])).evidence["domain"] == 0
+    visits = [adapter.predict(Batch(image[None])).evidence["domain"] for image in lit(-3.0)]
+    assert visits[0] == 0 and set(visits[16:]) == {1}
+
+
+def test_images_of_another_domain_do_not_vote() -> None:
+    """A burst of another domain leaves the answers of the first one as they were."""
+    options: dict[str, Any] = {"domains": 2, "step_every": 40, "warmup_images": 0}
+    plain, disturbed = (build(**options) for _ in range(2))
+    for adapter in (plain, disturbed):
+        adapter.predict(Batch(lit(0.0)))
+    for _ in range(8):
+        disturbed.predict(Batch(lit(-3.0)))
+    assert disturbed.memory["images"].tolist() == [40, 320]
+    plain.memory["voters_domain"][:] = -1  # the burst has overwritten them, with its own
+    expected, found = (adapter.predict(Batch(lit(0.0)[:20])) for adapter in (plain, disturbed))
+    torch.testing.assert_close(found.logits, expected.logits)

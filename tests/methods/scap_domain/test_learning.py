@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cliquetta.methods.scap_domain.learning import arrange, domain_loss, nearest_images, vote
+from cliquetta.methods.scap_domain.learning import arrange, domain_loss, nearest_images, ring, vote
 from cliquetta.model.clip import l2_normalize
 
 
@@ -43,3 +43,14 @@ def test_the_arrangement_follows_the_images() -> None:
     torch.testing.assert_close(confidence[order][arrange(confidence[order])], confidence[rows])
     # A stretch of it is a sample of the batch, not its confident end.
     assert abs(float(confidence[rows[:25]].mean() - confidence.mean())) < 0.1
+
+
+def test_a_ring_holds_the_last_values() -> None:
+    kept, position = torch.full((5,), -1), torch.tensor(0)
+    values = torch.arange(100)
+    for start, count in ((0, 2), (2, 1), (3, 4), (7, 5), (12, 3), (15, 1)):
+        places, position = ring(position, count, 5)
+        kept[places] = values[start : start + count]
+        end = start + count
+        assert sorted(kept[kept >= 0].tolist()) == list(range(max(0, end - 5), end))
+        assert min(int(position), 5) == min(end, 5)

@@ -21,9 +21,15 @@ from cliquetta.methods._shared.adam import Adam, AdamState, adam_step
 from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.registry import register
 from cliquetta.methods.scap_domain.config import DomainSCAPConfig
-from cliquetta.methods.scap_domain.domains import DomainKeys, absorb, signature, split_domains
+from cliquetta.methods.scap_domain.domains import (
+    DomainKeys,
+    absorb,
+    nearest_domain,
+    signature,
+    split_domains,
+)
 from cliquetta.methods.scap_domain.health import health, verdict
-from cliquetta.methods.scap_domain.learning import arrange, domain_loss, nearest_images, vote
+from cliquetta.methods.scap_domain.learning import arrange, domain_loss, nearest_images, ring, vote
 from cliquetta.methods.scap_domain.presence import (
     belief,
     class_prior,
@@ -40,6 +46,8 @@ from cliquetta.types import Batch, Prediction
 
 YOUNG = 32
 """Images that a domain must have seen before others are told apart from it."""
+GROUP = 16
+"""Smaller batches are told apart together with the images before them: single images stray."""
 PEAK_WINDOW = 64
 """Images over which the maximum of a class's probability is taken."""
 COLLAPSED, DIVERSE, WATCHED = 0.95, 0.5, 128
@@ -97,6 +105,7 @@ class DomainSCAP(Adapter):
             *("prompt", "first_moment", "second_moment", "steps", "due", "restarts"),
             *("key_count", "key_mean", "key_scatter", "images", "last_met", "domain"),
             *("window_hidden", "window_features", "window_domain", "window_next"),
+            *("group", "group_next"),
         }
     )
     config: DomainSCAPConfig
@@ -146,7 +155,9 @@ class DomainSCAP(Adapter):
         self._declare("voters", torch.zeros(config.vote_memory, E, dtype=dtype))
         self._declare("votes", torch.zeros(config.vote_memory, N, dtype=dtype))
         self._declare("plain_votes", torch.zeros(config.vote_memory, dtype=torch.long))
-        for name in ("window_next", "voters_next", "domain"):
+        self.memory.declare("voters_domain", torch.full((config.vote_memory,), -1))
+        self._declare("group", torch.zeros(GROUP, 2 * tower.width, dtype=dtype))
+        for name in ("window_next", "voters_next", "group_next", "domain"):
             self.memory.declare(name, torch.tensor(0))
 
     def _declare(self, name: str, value: Tensor) -> None:
@@ -191,23 +202,17 @@ class DomainSCAP(Adapter):
     def _answer(self, encoded: Encoded) -> Prediction:
         """Adapt to each domain of the batch, then let recent images vote."""
         config, memory = self.config, self.memory
-        p, weight = torch.empty_like(encoded.zero_shot), torch.empty_like(encoded.zero_shot)
+        voted = torch.empty_like(encoded.zero_shot)
         parts = self._domains(encoded.signatures)
         found: dict[int, Statistics] = {}
         for domain, rows in parts:
             part = encoded if len(parts) == 1 else encoded.take(rows)
             stats = found[domain] = self._count(domain, part)
-            p[rows] = self._adapt(domain, part, stats)
-            weight[rows] = stats.present ** (config.presence_share * stats.belief)
+            p = self._adapt(domain, part, stats)
+            weight = stats.present ** (config.presence_share * stats.belief)
+            voted[rows] = self._vote(domain, part, p) * weight
         domain, restarts = int(memory["domain"]), int(memory["restarts"].sum())
-        stats = found[domain]
-
-        filled = min(int(memory["voters_next"]), config.vote_memory)
-        others, votes = memory["voters"][:filled], memory["votes"][:filled]
-        nearest = nearest_images(encoded.features, others, config.neighbours)
-        voted = vote(p, votes, nearest, config.vote_share) * weight
-        plain = encoded.zero_shot.argmax(dim=1)
-        candidates = torch.cat([plain, memory["plain_votes"][:filled]])
+        stats, plain = found[domain], encoded.zero_shot.argmax(dim=1)
         evidence = {
             "domain": domain,
             "domains_in_batch": len(parts),
@@ -220,10 +225,6 @@ class DomainSCAP(Adapter):
             "restarts": restarts,
             "verdict": verdict(stats.confidence, stats.agreement, restarts),
         }
-        agreed = (candidates[nearest] == plain[:, None]).sum(dim=1) / max(1, nearest.shape[1])
-        for domain, rows in parts:
-            memory["agreement"][domain] += agreed[rows].sum()
-        self._remember_votes(encoded, p, plain)
         logits = (voted / voted.sum(dim=1, keepdim=True)).clamp_min(1e-12).log()
         return Prediction(logits.float(), evidence)
 
@@ -233,8 +234,12 @@ class DomainSCAP(Adapter):
         current = int(memory["domain"])
         rows = torch.arange(len(signatures), device=signatures.device)
         found: list[tuple[int | None, Tensor]] = [(current, rows)]
+        group = self._remember_group(signatures)
         if config.domains > 1 and memory["images"][current] >= YOUNG:
-            found = split_domains(signatures, self._keys(), config.domain_threshold)
+            if len(rows) >= GROUP:
+                found = split_domains(signatures, self._keys(), config.domain_threshold)
+            else:
+                found = [(nearest_domain(group, self._keys(), config.domain_threshold), rows)]
         parts = []
         for domain, members in found:
             place = self._open() if domain is None else domain
@@ -242,6 +247,14 @@ class DomainSCAP(Adapter):
             parts.append((place, members))
         memory["domain"] = torch.tensor(max(parts, key=lambda part: len(part[1]))[0])
         return parts
+
+    def _remember_group(self, signatures: Tensor) -> Tensor:
+        """The signatures of the last ``GROUP`` images, with these written over the oldest."""
+        memory = self.memory
+        rows = arrange(signatures[:, 0])[:GROUP]
+        places, memory["group_next"] = ring(memory["group_next"], len(rows), GROUP)
+        memory["group"].index_copy_(0, places.to(rows.device), signatures[rows])
+        return memory["group"][: min(int(memory["group_next"]), GROUP)]
 
     def _keys(self) -> DomainKeys:
         memory = self.memory
@@ -252,7 +265,8 @@ class DomainSCAP(Adapter):
         place = int(self.memory["last_met"].argmin())
         for name, value in self._fresh.items():
             self.memory[name][place] = value
-        self.memory["window_domain"][self.memory["window_domain"] == place] = -1
+        for name in ("window_domain", "voters_domain"):
+            self.memory[name][self.memory[name] == place] = -1
         return place
 
     def _absorb(self, domain: int, signatures: Tensor) -> None:
@@ -349,26 +363,30 @@ class DomainSCAP(Adapter):
     def _remember(self, domain: int, hidden: Tensor, features: Tensor) -> Tensor:
         """Write images over the oldest of the window; their places in it, on the CPU."""
         memory, size = self.memory, self.config.step_every
-        slots = (int(memory["window_next"]) + torch.arange(len(hidden))) % size
-        memory["window_next"] = (memory["window_next"] + len(hidden)) % size
+        slots, memory["window_next"] = ring(memory["window_next"], len(hidden), size)
         memory["window_domain"][slots] = domain
         places = slots.to(hidden.device)
         memory["window_hidden"].index_copy_(0, places, hidden.to(memory["window_hidden"].dtype))
         memory["window_features"].index_copy_(0, places, features)
         return slots
 
-    def _remember_votes(self, encoded: Encoded, p: Tensor, plain: Tensor) -> None:
-        """Write the answers of a batch over the oldest that vote."""
-        memory, size = self.memory, self.config.vote_memory
-        rows = arrange(encoded.zero_shot.amax(dim=1))[:size]
-        places = (int(memory["voters_next"]) + torch.arange(len(rows))) % size
-        filled = int(memory["voters_next"]) + len(rows)
-        # Below the size this counts how many vote; above, it only says where the next one goes.
-        memory["voters_next"] = torch.tensor(filled if filled < 2 * size else filled % size + size)
-        places = places.to(rows.device)
-        memory["voters"].index_copy_(0, places, encoded.features[rows])
+    def _vote(self, domain: int, part: Encoded, p: Tensor) -> Tensor:
+        """Answers (b, N) after the votes of recent images of the domain, which these join."""
+        memory, config = self.memory, self.config
+        voters = (memory["voters_domain"] == domain).nonzero()[:, 0].to(p.device)
+        nearest = nearest_images(part.features, memory["voters"][voters], config.neighbours)
+        voted = vote(p, memory["votes"][voters], nearest, config.vote_share)
+        plain = part.zero_shot.argmax(dim=1)
+        same = torch.cat([plain, memory["plain_votes"][voters]])[nearest] == plain[:, None]
+        memory["agreement"][domain] += same.sum() / max(1, nearest.shape[1])
+        rows = arrange(part.zero_shot.amax(dim=1))[: config.vote_memory]
+        places, memory["voters_next"] = ring(memory["voters_next"], len(rows), config.vote_memory)
+        memory["voters_domain"][places] = domain
+        places = places.to(p.device)
+        memory["voters"].index_copy_(0, places, part.features[rows])
         memory["votes"].index_copy_(0, places, p[rows])
         memory["plain_votes"].index_copy_(0, places, plain[rows])
+        return voted
 
     def _prefix(self, domain: int) -> dict[int, Prefix]:
         """The domain's prompt, block by block."""

@@ -68,6 +68,14 @@ def nearest_domains(signatures: Tensor, keys: DomainKeys) -> Tensor:
     return squared.masked_fill(keys.count < 2, torch.inf).argmin(dim=1)
 
 
+def nearest_domain(signatures: Tensor, keys: DomainKeys, threshold: float) -> int | None:
+    """The domain that images lie nearest to as a group, or ``None`` if that lies too far."""
+    distance = domain_distance(signatures, keys)
+    # The mean of a small group strays far by chance: it must lie farther off to be new.
+    known = float(distance.min()) <= threshold * (1 + 3 / len(signatures))
+    return int(distance.argmin()) if known else None
+
+
 def split_domains(
     signatures: Tensor, keys: DomainKeys, threshold: float
 ) -> list[tuple[int | None, Tensor]]:
@@ -78,8 +86,7 @@ def split_domains(
     apart as two domains do, is a batch split.
     """
     chosen = nearest_domains(signatures, keys)
-    whole = domain_distance(signatures, keys)
-    choices, best, distance = chosen.tolist(), int(whole.argmin()), float(whole.min())
+    choices = chosen.tolist()
     rows = torch.arange(len(signatures), device=signatures.device)
     least = max(MIXED, len(signatures) / 8)
     parts = [domain for domain in sorted(set(choices)) if choices.count(domain) >= least]
@@ -87,9 +94,7 @@ def split_domains(
         strays = ~torch.isin(chosen, torch.tensor(parts, device=chosen.device))
         chosen = chosen.masked_fill(strays, max(parts, key=choices.count))
         return [(domain, rows[chosen == domain]) for domain in parts]
-    # The mean of a small batch strays far by chance: it must lie farther off to be new.
-    known = distance <= threshold * (1 + 3 / len(signatures))
-    return [(best if known else None, rows)]
+    return [(nearest_domain(signatures, keys, threshold), rows)]
 
 
 def _apart(

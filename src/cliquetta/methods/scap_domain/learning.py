@@ -45,3 +45,14 @@ def arrange(confidence: Tensor) -> Tensor:
     """
     spread = torch.randperm(len(confidence), generator=torch.Generator().manual_seed(0))
     return confidence.argsort()[spread.to(confidence.device)]
+
+
+def ring(position: Tensor, count: int, size: int) -> tuple[Tensor, Tensor]:
+    """Places (count,) of a ring buffer for the next values, and its position after them.
+
+    Below ``size`` the position counts how many places are filled; above, it only says which one
+    is next.
+    """
+    places = (position + torch.arange(count)) % size
+    after = position + count
+    return places, torch.where(after < 2 * size, after, after % size + size)
