@@ -115,7 +115,7 @@ class DomainSCAP(Adapter):
     ) -> None:
         super().__init__(model, prompts, config, seed=seed)
         self.tower: VisionTower = model.require_vit()
-        self.classifier = model.classifier(prompts)
+        self.classifier, self.scale = model.classifier(prompts), model.scale
         layers, D = len(self.tower.blocks), self.tower.config.width
         self.start = min(max(1, int(layers * config.shared_depth)), layers - 1)
         """The first prompted block."""
@@ -197,7 +197,7 @@ class DomainSCAP(Adapter):
         )
 
     def _probabilities(self, features: Tensor) -> Tensor:
-        return (self.model.scale * features @ self.classifier.T).softmax(dim=-1)
+        return (self.scale * features @ self.classifier.T).softmax(dim=-1)
 
     def _answer(self, encoded: Encoded) -> Prediction:
         """Adapt to each domain of the batch, then let recent images vote."""
@@ -414,7 +414,7 @@ class DomainSCAP(Adapter):
         with torch.enable_grad():
             leaf = to_float32(tape.features).detach().requires_grad_()
             features = l2_normalize(leaf)
-            logits = self.model.scale * features @ self.classifier.T
+            logits = self.scale * features @ self.classifier.T
             loss = domain_loss(logits, target, share, config.diversity)
         pulled = tape.vjp(torch.autograd.grad(loss, leaf)[0], None)
         gradient = torch.stack([pulled[block].sum(dim=0) for block in sorted(pulled)])
