@@ -112,6 +112,20 @@ def test_state_of_other_classes_is_refused(predict: Any, photos: Path, tmp_path:
     assert "another class list" in answer.text
 
 
+def test_domains_of_a_state_are_kept_for_other_classes(
+    predict: Any, photos: Path, tmp_path: Path
+) -> None:
+    state = tmp_path / "state.safetensors"
+    predict(photos, "--state", state, "--method", "scap_domain")
+    learned = load_file(state)["memory.key_mean"]
+    words = (photos / "image0.png", "--state", state, "--method", "scap_domain")
+    answer, out = predict(*words, classes="cat,frog")
+    assert "saved with another class list: what was learned about the images is kept" in answer.text
+    assert answer.code == 0 and rows_of(out)[0]["prediction"] in ("cat", "frog")
+    assert learned.any() and load_file(state)["memory.counted"].sum() == 1
+    assert load_file(state)["memory.key_count"].sum() == 1 + len(list(photos.rglob("*.png")))
+
+
 def test_an_interrupted_run_says_how_to_continue(
     predict: Any, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

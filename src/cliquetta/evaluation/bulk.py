@@ -15,6 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -413,11 +414,21 @@ def _tally(run: PredictionRun, answers: Answers, row: Row) -> None:
 
 
 def _load(adapters: Mapping[str, Adapter], state: Path | None) -> int:
-    """Continue from a state file if there is one; returns how many images it has seen."""
+    """Continue from a state file if there is one; returns how many images it has seen.
+
+    Of a state of another class list a method may keep what it has learned apart from the classes.
+    """
     if state is None or not state.exists():
         return 0
     (adapter,) = adapters.values()
-    return int(load_state(adapter, state).notes.get("images", 0))
+    saved = load_state(adapter, state, other_classes=True)
+    if saved.classes_changed:
+        warnings.warn(
+            f"{state} was saved with another class list: what was learned about the images is "
+            "kept, what was counted per class starts again",
+            stacklevel=2,
+        )
+    return int(saved.notes.get("images", 0))
 
 
 def _save(adapters: Mapping[str, Adapter], state: Path | None, images: int) -> None:

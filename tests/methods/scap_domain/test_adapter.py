@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.errors import UserError
-from cliquetta.methods._shared.state import load_state, save_state
+from cliquetta.methods._shared.state import StateMismatchError, load_state, save_state
 from cliquetta.methods.registry import method_config
 from cliquetta.methods.scap_domain import DomainSCAP, DomainSCAPConfig
 from cliquetta.methods.scap_domain.health import health, verdict
@@ -263,10 +263,13 @@ def test_the_learned_domain_outlives_a_change_of_classes(tmp_path: Any) -> None:
 
     save_state(adapter, tmp_path / "state")
     loaded = DomainSCAP(MODEL, ClassPrompts(names), adapter.config)
-    assert load_state(loaded, tmp_path / "state").classes_changed
+    with pytest.raises(StateMismatchError, match="another class list"):
+        load_state(loaded, tmp_path / "state")
+    assert load_state(loaded, tmp_path / "state", other_classes=True).classes_changed
     for name in DomainSCAP.class_free:
         assert torch.equal(loaded.memory[name], adapter.memory[name]), name
-    assert not load_state(build(step_every=40), tmp_path / "state").classes_changed
+    same = load_state(build(step_every=40), tmp_path / "state", other_classes=True)
+    assert not same.classes_changed
 
     with pytest.raises(UserError, match="build a new one"):
         ZeroShot(MODEL, PROMPTS, method_config("zero_shot")).with_classes(names)

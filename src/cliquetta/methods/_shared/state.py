@@ -106,23 +106,28 @@ def read_header(path: Path | str) -> dict[str, Any]:
     return _checked(tensor_file.read_header(path, kind="state file"), str(path))
 
 
-def load_state(adapter: Adapter, path: Path | str) -> SavedState:
+def load_state(adapter: Adapter, path: Path | str, *, other_classes: bool = False) -> SavedState:
     """Let ``adapter`` continue from a file of :func:`save_state`; refuse one of another kind."""
-    return unpack_state(adapter, Path(path).read_bytes(), source=str(path))
+    data = Path(path).read_bytes()
+    return unpack_state(adapter, data, source=str(path), other_classes=other_classes)
 
 
-def unpack_state(adapter: Adapter, data: bytes, *, source: str = "the state") -> SavedState:
+def unpack_state(
+    adapter: Adapter, data: bytes, *, source: str = "the state", other_classes: bool = False
+) -> SavedState:
     """Let ``adapter`` continue from :func:`pack_state`; ``source`` names the bytes in errors.
 
     Bytes of any origin may come in: they are parsed as safetensors and JSON, nothing is executed,
-    and the adapter is as it was if they are refused. Of a state of another class list an adapter
-    takes what does not depend on the classes (``Adapter.class_free``), if it has such memory.
+    and the adapter is as it was if they are refused. With ``other_classes`` a state of another
+    class list is not refused by an adapter with memory that does not depend on the classes
+    (``Adapter.class_free``), which is what it takes of it.
     """
     tensors, header = unpack(data, source=source, kind="state file")
     header = _checked(header, source)
     header["config"] = current_names(type(adapter.config), header["config"])
     mine = describe(adapter)
-    other_classes = bool(adapter.class_free) and header.get("classes") != mine["classes"]
+    other_classes = other_classes and bool(adapter.class_free)
+    other_classes = other_classes and header.get("classes") != mine["classes"]
     for field, what in (
         ("method", "another method"),
         ("model", "another model"),
