@@ -16,6 +16,7 @@ from cliquetta.data.samplers import (
     Places,
     SamplerOptions,
     correlated,
+    interleave,
     parse_present,
 )
 from cliquetta.errors import UserError
@@ -37,7 +38,7 @@ def runs(labels: Indices) -> int:
     return 1 + int((labels[1:] != labels[:-1]).sum())
 
 
-@pytest.mark.parametrize("name", sorted(set(SAMPLERS) - {"uneven", "long"}))
+@pytest.mark.parametrize("name", sorted(set(SAMPLERS) - {"uneven", "long", "keff", "long-tail"}))
 @given(seed=st.integers(0, 10_000), sizes=st.lists(st.integers(1, 60), min_size=2, max_size=3))
 @settings(max_examples=20, deadline=None)
 def test_every_image_is_shown_once(name: str, seed: int, sizes: list[int]) -> None:
@@ -52,14 +53,15 @@ def test_the_seed_and_the_options_read_decide_the_places(name: str) -> None:
     def same(a: Places, b: Places) -> bool:
         return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
-    changes = {"gamma": 3.0, "present": (2, 2), "length": 77}
-    plain = draw(name, 100, 50)
-    assert same(plain, draw(name, 100, 50))
-    assert same(plain, draw(name, 100, 50, seed=1)) == (name == "sequential")
+    usual: dict[str, Any] = {"batch_size": 8}
+    changes = {"gamma": 3.0, "present": (2, 2), "length": 77, "imbalance": 2.0, "batch_size": 4}
+    plain = draw(name, 100, 50, **usual)
+    assert same(plain, draw(name, 100, 50, **usual))
+    assert same(plain, draw(name, 100, 50, seed=1, **usual)) == (name == "sequential")
     read = {
         key
         for key, value in changes.items()
-        if not same(plain, draw(name, 100, 50, **{key: value}))  # type: ignore[arg-type]
+        if not same(plain, draw(name, 100, 50, **{**usual, key: value}))
     }
     assert read == set(SAMPLERS[name].reads)
 
@@ -81,6 +83,72 @@ def test_an_uneven_stream_holds_all_images_of_a_few_classes() -> None:
         len(np.unique(draw("uneven", 200, seed=s, present=(1, 4)).image % 10)) for s in range(20)
     }
     assert counts == {1, 2, 3, 4}
+
+
+def test_separate_classes_come_one_after_the_other() -> None:
+    orders = {tuple(dict.fromkeys(draw("separate", 200, seed=s).image % 10)) for s in range(5)}
+    assert len(orders) == 5
+    shown = draw("separate", 200).image
+    assert runs(shown % 10) == 10
+    assert not np.array_equal(shown[:20], np.sort(shown[:20]))
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    size=st.integers(1, 40),
+    low=st.integers(1, 5),
+    more=st.integers(0, 5),
+    counts=st.lists(st.integers(1, 60), min_size=10, max_size=10),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_batch_holds_so_many_classes(
+    seed: int, size: int, low: int, more: int, counts: list[int]
+) -> None:
+    labels = np.repeat(np.arange(10), counts)
+    options = SamplerOptions(present=(low, low + more), batch_size=size)
+    largest = sum(sorted(counts)[-low - more :])
+    if largest < size:
+        with pytest.raises(UserError, match="smaller batches or more classes"):
+            SAMPLERS["keff"].draw([Domain("a", labels)], options, np.random.default_rng(seed))
+        return
+    places = SAMPLERS["keff"].draw([Domain("a", labels)], options, np.random.default_rng(seed))
+    assert len(places.image) % size == 0
+    assert len(np.unique(places.image)) == len(places.image)
+    present = [len(np.unique(batch)) for batch in labels[places.image].reshape(-1, size)]
+    assert min(low, size) <= min(present) and max(present) <= low + more
+
+
+def test_numbers_of_classes_in_batches_are_spread_over_the_range() -> None:
+    """Uniform from 1 to 4: 300 draws are within four standard deviations of 75 each."""
+    found = []
+    for seed in range(30):
+        images = draw("keff", 1000, seed=seed, present=(1, 4), batch_size=20).image
+        found += [len(np.unique(batch % 10)) for batch in images.reshape(-1, 20)[:10]]
+    counts = np.bincount(found, minlength=5)[1:]
+    assert counts.sum() == 300 and np.abs(counts - 75).max() < 4 * np.sqrt(300 * 0.25 * 0.75)
+    assert len(draw("keff", 1000, present=(1, 4), batch_size=20, limit=50).image) == 40
+
+
+@pytest.mark.parametrize("ratio", [1, 10, 50])
+def test_a_long_tail_falls_off_exponentially(ratio: int) -> None:
+    images = draw("long-tail", 1000, imbalance=ratio).image
+    counts = np.sort(np.bincount(images % 10))[::-1]
+    assert counts.tolist() == [int(100 * ratio ** (-r / 9) + 1e-9) for r in range(10)]
+    assert len(np.unique(images)) == len(images)
+    firsts = {
+        int(np.bincount(draw("long-tail", 1000, seed=s).image % 10).argmax()) for s in range(5)
+    }
+    assert len(firsts) > 1
+    assert runs(images % 10) > len(images) / 3
+
+
+def test_unknown_images_are_strewn_among_the_others() -> None:
+    known = draw("separate", 60)
+    places = interleave(known, Domain("b", np.full(90, -2)), 1, np.random.default_rng(0))
+    assert np.bincount(places.domain).tolist() == [60, 60]
+    assert places.image[places.domain == 0].tolist() == known.image.tolist()
+    assert len(np.unique(places.image[places.domain == 1])) == 60
+    assert 30 < runs(places.domain) < 90
 
 
 def test_a_dataset_that_comes_back_brings_new_images() -> None:

@@ -11,11 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
-from cliquetta.data.files import folder_dataset
+from cliquetta.data.dataset import OUTSIDE
+from cliquetta.data.files import RelabelledDataset, folder_dataset
 from cliquetta.data.shifts import Shift, ShiftedDataset
 from cliquetta.data.stream import Stream
 from cliquetta.data.views import image_views
-from cliquetta.errors import UnknownNameError
+from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.types import ViewSpec
 from tests._helpers.streaming import made_up_dataset
@@ -227,6 +228,29 @@ def test_a_long_stream_draws_its_noise_anew() -> None:
     assert not torch.equal(pixels["0004#1"], pixels["0004"])
     assert all(labels[i] == clean.labels[int(b.keys[i][:4])] for b, labels in batches for i in (0,))
     assert stream.settings()["length"] == 25
+
+
+def test_unknown_images_carry_a_label_of_their_own() -> None:
+    dataset = made_up_dataset(40)
+    inside = RelabelledDataset(dataset, dataset.names[:2], "inside")
+    outside = RelabelledDataset(dataset, dataset.names[:2], "outside")
+    stream = Stream(inside, PREPROCESS, 8, unknown=outside)
+    seen = {
+        key.rpartition("/")[2]: int(label)
+        for batch, labels in stream
+        for key, label in zip(batch.keys, labels, strict=True)
+    }
+    assert dataset.labels is not None
+    own = dict(zip(dataset.keys, dataset.labels.tolist(), strict=True))
+    assert {key for key, label in seen.items() if label >= 0} == set(inside.keys)
+    assert all(label == (own[key] if own[key] < 2 else OUTSIDE) for key, label in seen.items())
+    assert stream.id == f"{dataset.id} with unknown {dataset.id}"
+    assert stream.settings()["unknown"] == dataset.id
+    assert [d["images"] for d in stream.settings()["datasets"]] == [len(inside), len(outside)]
+    with pytest.raises(UserError, match="'keff' decides"):
+        Stream(inside, PREPROCESS, 8, order="keff", present=(1, 2), unknown=outside)
+    with pytest.raises(UserError, match="no images of classes outside"):
+        RelabelledDataset(dataset, dataset.names, "outside")
 
 
 def test_settings_name_what_the_order_depends_on() -> None:

@@ -23,6 +23,7 @@ from cliquetta.evaluation.comparison import (
     TUNED_BY_AUTHORS,
     IncomparableError,
     compare,
+    worst_tenth,
 )
 from cliquetta.evaluation.paired import paired_test, sign_flip_p
 from cliquetta.evaluation.record import RECORD, Predictions, Run, find_runs, load_record
@@ -192,6 +193,28 @@ def test_another_baseline_and_metric(made: Any) -> None:
     assert table.cells["zero_shot", "bundled"].gain == pytest.approx(nll["zero_shot"] - nll["tda"])
     with pytest.raises(UnknownNameError, match="did you mean 'top1'"):
         compare(runs, metric="top-1")
+
+
+def test_protocols_are_columns_and_words_of_a_row(made: Any) -> None:
+    mixed = {"classes": ("cat", "dog", "frog"), "unknown": "bundled"}
+    keff = {"dataset": "bundled@fog:3", "order": "keff", "present": (1, 2)}
+    runs = made(*(spec(name, **more) for name in ("zero_shot", "tda") for more in (mixed, keff)))
+    table = compare(runs, metric="fpr95")
+    assert set(table.columns) == {"bundled with unknown bundled", "bundled@fog:3"}
+    assert "tda order=keff present=1+2" in table.rows
+    row = table.overall("tda order=shuffled")
+    rates = {run.record.method: run.record.metrics.get("fpr95") for run in runs[:4]}
+    assert row.gain == pytest.approx((rates["tda"] or 0) - (rates["zero_shot"] or 0))
+    labels = {run.row: run.predictions.labels for run in runs if "unknown" in run.record.dataset}
+    for found in labels.values():
+        assert (found == -2).sum() == (found >= 0).sum() == 30 and found.max() == 2
+
+
+def test_the_worst_tenth_of_many_draws() -> None:
+    assert worst_tenth([1.0] * 9) is None
+    draws = [float(value) for value in range(20)]
+    assert worst_tenth(draws[::-1]) == 0.5 and worst_tenth(draws, lowest=False) == 18.5
+    assert worst_tenth(draws[:11]) == 0.5  # a tenth is rounded up
 
 
 def test_runs_are_found_once_and_unfinished_ones_apart(made: Any, tmp_path: Path) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.evaluation.metrics import Metrics
+from cliquetta.evaluation.metrics import Metrics, auroc, fpr95
 
 
 def made_up(images: int = 200, classes: int = 7, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -31,7 +32,13 @@ def by_hand(logits: Tensor, labels: Tensor, bins: int = 15) -> dict[str, float]:
         for b in range(bins)
         if (bin_of == b).any()
     ]
+    answers, f1 = ranked[:, 0], []
+    for c in np.unique(y):
+        precision = (y[answers == c] == c).mean() if (answers == c).any() else 0.0
+        recall = (answers[y == c] == c).mean()
+        f1.append(2 * precision * recall / max(precision + recall, 1e-12))
     return {
+        "macro_f1": 100 * np.mean(f1),
         "top1": 100 * right.mean(),
         "top5": 100 * (ranked[:, :5] == y[:, None]).any(1).mean(),
         "mean_class": 100 * np.mean([right[y == c].mean() for c in np.unique(y)]),
@@ -71,6 +78,50 @@ def test_unknown_labels_do_not_count() -> None:
     partial.update(logits, masked)
     plain.update(logits[masked >= 0], labels[masked >= 0])
     assert partial.compute() == plain.compute()
+
+
+def test_macro_f1_of_a_case_by_hand() -> None:
+    """Class 0: 2 of 3 right, 1 wrong; class 1: 1 of 1 right, 1 wrong; class 2 is absent."""
+    answers = torch.tensor([0, 0, 1, 1])
+    metrics = Metrics(3)
+    metrics.update(F.one_hot(answers, 3).float(), torch.tensor([0, 0, 0, 1]))
+    assert metrics.compute()["macro_f1"] == pytest.approx(100 * (4 / 5 + 2 / 3) / 2)
+
+
+def test_auroc_and_fpr95_by_hand() -> None:
+    known, outside = torch.tensor([0.9, 0.8, 0.6, 0.5]), torch.tensor([0.7, 0.5, 0.1])
+    # pairs that the known image wins: 3 + 3 + 2 + 1, and one tie
+    assert auroc(known, outside) == pytest.approx((9 + 0.5) / 12)
+    assert fpr95(known, outside) == pytest.approx(2 / 3)  # 4 of 4 pass at 0.5
+    many = torch.arange(100) / 100
+    assert fpr95(many, torch.tensor([0.04, 0.05, 0.06])) == pytest.approx(2 / 3)  # 95 pass at 0.05
+    assert auroc(known, known) == 0.5
+
+
+def test_images_outside_the_list_enter_the_open_set_scores_only() -> None:
+    logits, labels = made_up()
+    mixed = labels.clone()
+    mixed[::4] = -2
+    metrics, plain = Metrics(7), Metrics(7)
+    for rows in torch.arange(200).split(32):
+        metrics.update(logits[rows], mixed[rows])
+    resumed = Metrics(7)
+    resumed.load_state_dict(metrics.state_dict())
+    found = resumed.compute()
+    plain.update(logits[mixed >= 0], labels[mixed >= 0], [150])
+    scores = logits.softmax(1).amax(1)
+    inside, outside = scores[mixed >= 0].numpy(), scores[mixed == -2].numpy()
+    wins = np.greater.outer(inside, outside).mean()
+    assert found.pop("auroc") == pytest.approx(100 * wins)
+    threshold = max(t for t in inside if (inside >= t).mean() >= 0.95)
+    assert found.pop("fpr95") == pytest.approx(100 * (outside >= threshold).mean())
+    assert found.pop("outside") == 50
+    expected = plain.compute()
+    assert found.pop("per_class") == expected.pop("per_class")
+    assert found == pytest.approx(expected, abs=1e-4)
+    old = {name: value for name, value in metrics.state_dict().items() if "outside" not in name}
+    resumed.load_state_dict(old)
+    assert "auroc" not in resumed.compute()
 
 
 def test_without_labels_there_are_no_scores() -> None:

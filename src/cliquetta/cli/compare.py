@@ -20,8 +20,11 @@ _TITLES = {
     "top1": "top-1 %",
     "top5": "top-5 %",
     "mean_class": "mean accuracy of classes %",
+    "macro_f1": "macro-F1 %",
     "ece": "ECE %",
     "nll": "NLL",
+    "auroc": "AUROC % of unknown images",
+    "fpr95": "FPR95 % of unknown images",
 }
 _EXAMPLES = """
 cliquetta compare runs
@@ -48,7 +51,7 @@ def compare(
     baseline: Annotated[
         str, typer.Option(help="What the others are tested against; name:preset for a preset.")
     ] = "zero_shot",
-    metric: Annotated[str, typer.Option(help="top1, top5, mean_class, ece or nll.")] = "top1",
+    metric: Annotated[str, typer.Option(help=f"{', '.join(_TITLES)}.")] = "top1",
     save: Annotated[
         Path | None,
         typer.Option(help="Write the records to one small file, without predictions per image."),
@@ -124,9 +127,12 @@ def overall_table(table: Comparison) -> TextTable:
     """Every method over all datasets that it was run on, each dataset counted once."""
     from cliquetta.evaluation.tables import TextTable
 
-    columns = ("method", "datasets", "average", "gain", "worst", "p", "ECE %", "cost")
+    found = [table.overall(row) for row in table.rows]
+    tails = any(row.tail is not None for row in found)
+    tail = ("worst tenth",) if tails else ()
+    columns = ("method", "datasets", "average", *tail, "gain", "worst", "p", "ECE %", "cost")
     rows = []
-    for row in map(table.overall, table.rows):
+    for row in found:
         worst = "–" if row.worst is None else f"{row.worst[0]:+.2f} ({row.worst[1]})"
         gain = "–" if row.gain is None else f"{row.gain:+.2f}"
         rows.append(
@@ -134,6 +140,7 @@ def overall_table(table: Comparison) -> TextTable:
                 row.row,
                 str(len(row.columns)),
                 number(row.mean),
+                *([number(row.tail)] if tails else []),
                 gain,
                 worst,
                 "–" if row.p is None else p_value(row.p),
@@ -175,6 +182,8 @@ def footnotes(table: Comparison) -> list[str]:
     lines = [f"{mark} {MARKS[mark]}" for mark in table.marks]
     if any(cell.better for cell in table.cells.values()):
         lines.append(f"▲ ▼ answers better or worse than {table.baseline}, p < 0.05 (paired, exact)")
+    if any(cell.tail is not None for cell in table.cells.values()):
+        lines.append("worst tenth: mean over the worst tenth of the seeds, ten seeds or more")
     if any(table.overall(row).cost for row in table.rows):
         lines.append("cost: time per image as a multiple of zero_shot's on the same images")
     if not any(cell.gain is not None for cell in table.cells.values()):
@@ -210,6 +219,7 @@ def _plain(cell: Cell) -> dict[str, Any]:
         "metric": cell.metric,
         "mean": cell.mean,
         "sd": cell.sd,
+        "tail": cell.tail,
         "gain": cell.gain,
         "repaired": cell.test.repaired if cell.test else None,
         "broken": cell.test.broken if cell.test else None,

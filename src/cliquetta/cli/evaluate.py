@@ -37,6 +37,12 @@ cliquetta evaluate --dataset 'bundled@fog:3>bundled@contrast:4' --method scap --
 
 cliquetta evaluate --dataset bundled@fog:3 --method scap_domain --order uneven --present 3
 
+cliquetta evaluate --dataset bundled@fog:3 --order keff --present 1-4 --seeds 0,1,2
+
+cliquetta evaluate --dataset bundled@fog:3 --order long-tail --imbalance 20
+
+cliquetta evaluate --dataset bundled --classes cat,dog,frog,ship --unknown bundled
+
 cliquetta evaluate --dataset bundled --method scap_domain,scap_domain/vote_share=0 --seeds 0,1,2
 
 cliquetta evaluate --dataset folder:photos --method scap:paper-views --model ViT-B/16 --device cuda
@@ -80,15 +86,20 @@ def evaluate(
     order: Annotated[
         str,
         typer.Option(
-            help="shuffled, sequential, correlated, uneven, recurring (a>b>a), long, mixed (a+b)."
+            help="shuffled, sequential, correlated, separate, uneven, keff, long-tail, "
+            "recurring (a>b>a), long, mixed (a+b)."
         ),
     ] = "shuffled",
     gamma: Annotated[
         float, typer.Option(help="Order correlated: Dirichlet concentration; small is bursty.")
     ] = 0.1,
     present: Annotated[
-        str, typer.Option(help="Order uneven: number of classes that occur, or a range 1-4.")
+        str,
+        typer.Option(help="Classes that occur in the stream (uneven) or a batch (keff): 3 or 1-4."),
     ] = "3",
+    imbalance: Annotated[
+        float, typer.Option(help="Order long-tail: most frequent class over the rarest.")
+    ] = 10.0,
     length: Annotated[int, typer.Option(min=1, help="Order long: images of the stream.")] = 10_000,
     limit: Limit = None,
     view_seed: Annotated[
@@ -98,6 +109,10 @@ def evaluate(
     classes: Annotated[
         str | None,
         typer.Option(help="Another class list (file, a,b,c or a known list), matched by name."),
+    ] = None,
+    unknown: Annotated[
+        str | None,
+        typer.Option(help="Open set: mix in images of this dataset outside the class list."),
     ] = None,
     text_features: Annotated[
         Path | None,
@@ -153,11 +168,13 @@ def evaluate(
             order=get_sampler(order)[0],
             gamma=gamma,
             present=parse_present(present),
+            imbalance=imbalance,
             length=length,
             limit=limit,
             view_seed=view_seed,
             templates=read_templates(templates) if templates else None,
             classes=read_prompts(classes).names if classes else None,
+            unknown=unknown,
             text_features=None if text_features is None else str(text_features),
             dtype=common.dtype,
         )
@@ -188,7 +205,12 @@ def _report(results: Sequence[RunResult], out: Path, terminal: Terminal) -> None
     groups: dict[tuple[str, str], list[Record]] = {}
     for spec, record in done:
         groups.setdefault((record.dataset, spec.label), []).append(record)
-    columns = ("dataset", "method", "seeds", "top-1 %", "vs zero_shot", "ECE %", "images/s")
+    long_tail = any(record.settings["stream"]["order"] == "long-tail" for _, record in done)
+    open_set = any("auroc" in record.metrics for _, record in done)
+    extra = {"macro-F1 %": "macro_f1"} if long_tail else {}
+    extra |= {"AUROC %": "auroc", "FPR95 %": "fpr95"} if open_set else {}
+    extra = extra or {"ECE %": "ece"}
+    columns = ("dataset", "method", "seeds", "top-1 %", "vs zero_shot", *extra, "images/s")
     rows = [
         (
             dataset,
@@ -196,7 +218,7 @@ def _report(results: Sequence[RunResult], out: Path, terminal: Terminal) -> None
             str(len(records)),
             _spread(records, "top1"),
             _difference(records, groups.get((dataset, "zero_shot"))),
-            _spread(records, "ece"),
+            *(_spread(records, metric) for metric in extra.values()),
             number(statistics.mean(r.throughput["images_per_second"] for r in records), 0),
         )
         for (dataset, name), records in groups.items()

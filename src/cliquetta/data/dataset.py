@@ -23,13 +23,16 @@ UInt8Array = npt.NDArray[np.uint8]
 
 UNKNOWN = -1
 """The label of an image whose class is unknown."""
+OUTSIDE = -2
+"""The label of an image whose class is known not to be in the class list (open set)."""
 
 
 class Dataset(ABC):
     """Images with keys and, where known, labels.
 
     ``keys`` name the images and must differ: views, corruptions and per-image predictions are
-    tied to them. ``labels`` (N,) are indices into ``names``; ``None`` when there are none.
+    tied to them. ``labels`` (N,) are indices into ``names``, :data:`UNKNOWN` or :data:`OUTSIDE`;
+    ``None`` when there are none.
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class Dataset(ABC):
                 f"{tuple(self.labels.shape)}"
             )
         low, high = int(self.labels.min()), int(self.labels.max())
-        if low < UNKNOWN or high >= len(self.names):
+        if low < OUTSIDE or high >= len(self.names):
             raise UserError(
                 f"labels of dataset {self.id} run from {low} to {high}, its class list holds "
                 f"{len(self.names)} names"

@@ -9,10 +9,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from PIL import Image
 
-from cliquetta.data.dataset import UNKNOWN, Dataset, FileDataset, UInt8Array
+from cliquetta.data.dataset import OUTSIDE, UNKNOWN, Dataset, FileDataset, UInt8Array
 from cliquetta.errors import UserError
 from cliquetta.prompts.catalogue import text_lines
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE
@@ -228,31 +229,48 @@ def _plain(name: str) -> str:
     return name.strip().replace("_", " ").lower()
 
 
-class RelabelledDataset(Dataset):
-    """``base`` asked among another class list; its labels are matched by name."""
+Keep = Literal["all", "inside", "outside"]
 
-    def __init__(self, base: Dataset, names: Sequence[str]) -> None:
-        said = None
+
+class RelabelledDataset(Dataset):
+    """``base`` asked among another class list; its labels are matched by name.
+
+    ``keep`` chooses images for an open set: those of classes inside the list, or those outside of
+    it, which are labelled :data:`OUTSIDE` (as are all of a base without labels). ``"all"`` wants
+    every class of the base to be in the list.
+    """
+
+    def __init__(self, base: Dataset, names: Sequence[str], keep: Keep = "all") -> None:
+        said: list[str | None] = [None] * len(base)
         if base.labels is not None:
-            own = [*base.names, None]  # the label of unknown images is -1
-            said = [own[label] for label in base.labels.tolist()]
-        labels = None if said is None else number_labels(said, names, base.id)[1]
-        super().__init__(
-            base.id, names=names, keys=base.keys, labels=labels, templates=base.templates
-        )
-        self.base = base
+            said = [base.names[n] if n >= 0 else None for n in base.labels.tolist()]
+        self.rows = list(range(len(base)))
+        if keep != "all":
+            listed = set(map(_plain, names))
+            inside = [name is not None and _plain(name) in listed for name in said]
+            self.rows = [row for row in self.rows if inside[row] == (keep == "inside")]
+        if not self.rows:
+            raise UserError(f"{base.id} has no images of classes {keep} the class list")
+        labels: list[int] | None = [OUTSIDE] * len(self.rows)
+        if keep != "outside":
+            labels = number_labels([said[row] for row in self.rows], names, base.id)[1]
+        keys = [base.keys[row] for row in self.rows]
+        super().__init__(base.id, names=names, keys=keys, labels=labels, templates=base.templates)
+        self.base, self.keep = base, keep
 
     def load(self, index: int) -> Image.Image:
         """Image ``index`` in RGB."""
-        return self.base.load(index)
+        return self.base.load(self.rows[index])
 
     def arrays(self, indices: Sequence[int]) -> UInt8Array | None:
         """Images (n, H, W, 3) of a base in memory."""
-        return self.base.arrays(indices)
+        return self.base.arrays([self.rows[index] for index in indices])
 
     def redrawn(self, round: int) -> RelabelledDataset:
         """The base as it is shown in a later round."""
-        return RelabelledDataset(self.base.redrawn(round), self.names) if round else self
+        if not round:
+            return self
+        return RelabelledDataset(self.base.redrawn(round), self.names, self.keep)
 
     def contents(self) -> str:
         """What the base says of its pictures."""

@@ -47,6 +47,8 @@ class SamplerOptions:
     """Concentration of the Dirichlet distribution: near 0 every class comes in one burst."""
     present: tuple[int, int] = (3, 3)
     """How many classes occur, at least and at most."""
+    imbalance: float = 10.0
+    """Images of the most frequent class for each of the rarest."""
     length: int = 10_000
     """Images of the whole stream."""
     limit: int | None = None
@@ -59,6 +61,8 @@ class SamplerOptions:
             raise UserError(f"gamma must be above 0, got {self.gamma}")
         if not 1 <= self.present[0] <= self.present[1]:
             raise UserError(f"present is a number or a range such as 1-4, got {self.present}")
+        if not self.imbalance >= 1:
+            raise UserError(f"imbalance must be at least 1, got {self.imbalance}")
         for name in ("length", "limit", "batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -110,6 +114,66 @@ def uneven(domain: Domain, options: SamplerOptions, rng: Rng) -> Indices:
     return order[np.isin(domain.labels[order], chosen)]
 
 
+def separate(domain: Domain, options: SamplerOptions, rng: Rng) -> Indices:
+    """All images, one class after the other; the order of classes and within them is random."""
+    order = shuffled(domain, options, rng)
+    turn = rng.permutation(int(domain.labels.max(initial=0)) + 2)  # the last is for label -1
+    return order[np.argsort(turn[domain.labels[order]], kind="stable")]
+
+
+def keff(domain: Domain, options: SamplerOptions, rng: Rng) -> Indices:
+    """Batches of few effective classes (K_eff of StatA and MOON), each image shown at most once.
+
+    A batch draws its number of classes from ``present``, the classes by the images that they have
+    left, and takes at least one image of each. Where they hold too few for a batch, further
+    classes join up to the maximum; where that does not help either, the stream ends.
+    """
+    size, (low, high) = options.batch_size, options.present
+    labels = domain.labels
+    members = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+    if high > len(members):
+        raise UserError(f"{domain.id} has images of {len(members)} classes, not of {high}")
+    batches: list[Indices] = []
+    for _ in range((options.limit or len(labels)) // size):
+        left = np.array([len(images) for images in members])
+        most = min(high, int(np.count_nonzero(left)))
+        if most < low:
+            break
+        drawn = rng.choice(len(left), most, replace=False, p=left / left.sum())
+        if left[drawn].sum() < size:
+            drawn = np.argsort(-left)[:most]
+        needed = 1 + int(np.searchsorted(np.cumsum(left[drawn]), size))
+        if needed > most:
+            break
+        chosen = drawn[: min(size, max(needed, int(rng.integers(low, most + 1))))]
+        rest = rng.permutation(np.concatenate([members[c][1:] for c in chosen]))
+        firsts = [members[c][0] for c in chosen]  # so that none of the classes is missed
+        batches.append(rng.permutation(np.append(firsts, rest[: size - len(chosen)])))
+        for c in chosen:
+            members[c] = members[c][~np.isin(members[c], batches[-1])]
+    if not batches:
+        raise UserError(
+            f"{high} classes of {domain.id} hold fewer than {size} images: take smaller batches "
+            "or more classes"
+        )
+    return np.concatenate(batches)
+
+
+def long_tail(domain: Domain, options: SamplerOptions, rng: Rng) -> Indices:
+    """Images in random order, their classes thinned out exponentially (Cui et al., 2019).
+
+    Of C classes in random rank, class r keeps a share of ``imbalance ** (-r / (C - 1))`` of the
+    first one's images; as many are shown as the smallest class allows at that ratio.
+    """
+    order = shuffled(domain, options, rng)
+    classes, counts = np.unique(domain.labels, return_counts=True)
+    rank = rng.permutation(len(classes))
+    shares = options.imbalance ** (-rank / max(1, len(classes) - 1))
+    kept = np.maximum(1, np.floor((counts / shares).min() * shares + 1e-9)).astype(np.int64)
+    chosen = [order[domain.labels[order] == c][:n] for c, n in zip(classes, kept, strict=True)]
+    return order[np.isin(order, np.concatenate(chosen))]
+
+
 def in_turn(order: Order) -> Draw:
     """Datasets one after the other, each in an order of its own."""
 
@@ -150,6 +214,24 @@ def long(domains: Sequence[Domain], options: SamplerOptions, rng: Rng) -> Places
     return Places(*joined)
 
 
+def interleave(places: Places, domain: Domain, number: int, rng: Rng) -> Places:
+    """``places`` in their order, images of dataset ``number`` strewn among them at random.
+
+    At most as many as there are places: those of an open set are never the majority.
+    """
+    size = len(places.image)
+    extra = rng.permutation(len(domain.labels))[:size]
+    joined = (
+        np.concatenate([places.domain, np.full_like(extra, number)]),
+        np.concatenate([places.image, extra]),
+        np.concatenate([places.round, np.zeros_like(extra)]),
+    )
+    is_extra = rng.permutation(np.repeat([False, True], [size, len(extra)]))
+    order = np.empty(size + len(extra), dtype=np.int64)
+    order[~is_extra], order[is_extra] = np.arange(size), np.arange(size, len(order))
+    return Places(*(column[order] for column in joined))
+
+
 def _concatenate(orders: Sequence[Indices]) -> Places:
     turns = np.repeat(np.arange(len(orders)), [len(order) for order in orders])
     return Places(turns, np.concatenate(orders), np.zeros_like(turns))
@@ -176,6 +258,16 @@ SAMPLERS: dict[str, Sampler] = {
     "sequential": Sampler("as the dataset lists its images", in_turn(sequential)),
     "correlated": Sampler(
         "classes in bursts (Dirichlet, --gamma)", in_turn(correlated), ("gamma",), True
+    ),
+    "separate": Sampler("one class after the other, in random order", in_turn(separate), (), True),
+    "keff": Sampler(
+        "every batch of images of --present classes",
+        in_turn(keff),
+        ("present", "batch_size"),
+        True,
+    ),
+    "long-tail": Sampler(
+        "classes thinned out exponentially (--imbalance)", in_turn(long_tail), ("imbalance",), True
     ),
     "uneven": Sampler(
         "images of --present classes only; the class list stays whole",

@@ -19,7 +19,14 @@ from torch import Tensor
 from cliquetta.data.dataset import UNKNOWN, Dataset, UInt8Array
 from cliquetta.data.images import ImageError
 from cliquetta.data.loader import map_ahead
-from cliquetta.data.samplers import Domain, Indices, Places, SamplerOptions, get_sampler
+from cliquetta.data.samplers import (
+    Domain,
+    Indices,
+    Places,
+    SamplerOptions,
+    get_sampler,
+    interleave,
+)
 from cliquetta.data.views import array_views, check_spec, image_views, preprocess_arrays
 from cliquetta.errors import UserError
 from cliquetta.model.preprocess import Preprocess
@@ -52,10 +59,10 @@ _Assembled = tuple[Batch, Tensor, Sequence[Skipped]]
 
 
 class Stream:
-    """Yields ``(Batch, labels)``; labels are -1 where unknown. Can start at any batch.
+    """Yields ``(Batch, labels)``; labels are -1 where unknown, -2 outside the class list.
 
-    Equal arguments give equal streams. A batch has fixed places: an unreadable file leaves its
-    place empty, so the batch is shorter.
+    Can start at any batch. Equal arguments give equal streams. A batch has fixed places: an
+    unreadable file leaves its place empty, so the batch is shorter.
 
     Args:
         dataset: One dataset, or several with one class list (``[a, b, a]``).
@@ -66,8 +73,12 @@ class Stream:
         views: The views that batches carry; they depend on ``view_seed`` and the image's key only.
         view_seed: Seed of the views.
         gamma: Of order ``correlated``.
-        present: Of order ``uneven``: classes that occur, at least and at most.
+        present: Of order ``uneven``: classes that occur, at least and at most; of ``keff``: those
+            of a batch.
+        imbalance: Of order ``long-tail``: images of the first class for each of the last.
         length: Of order ``long``: images of the stream.
+        unknown: A dataset of images outside the class list (``RelabelledDataset(..., "outside")``)
+            to strew among the others, at most as many.
         limit: Images per dataset, at most.
         workers: Threads that read ahead.
         pin: Put batches into pinned memory.
@@ -89,16 +100,21 @@ class Stream:
         view_seed: int = 0,
         gamma: float = 0.1,
         present: tuple[int, int] = (3, 3),
+        imbalance: float = 10.0,
         length: int = 10_000,
+        unknown: Dataset | None = None,
         limit: int | None = None,
         workers: int = 0,
         pin: bool = False,
     ) -> None:
-        self.domains = (dataset,) if isinstance(dataset, Dataset) else tuple(dataset)
+        shown = (dataset,) if isinstance(dataset, Dataset) else tuple(dataset)
+        self.unknown = unknown
+        self.domains = shown if unknown is None else (*shown, unknown)
+        """The datasets; images of the last are unknown if :attr:`unknown` is set."""
         self.preprocess = preprocess
         self.batch_size = batch_size
         self.order, self.sampler = get_sampler(order)
-        self.options = SamplerOptions(gamma, present, length, limit, batch_size)
+        self.options = SamplerOptions(gamma, present, imbalance, length, limit, batch_size)
         self.seed = seed
         self.views = views
         self.view_seed = view_seed
@@ -108,15 +124,24 @@ class Stream:
         self.skipped: list[Skipped] = []
         """Unreadable files met since the last start, in order."""
         self._reported: set[str] = set()
-        domains = [Domain(domain.id, _labels(domain)) for domain in self.domains]
-        places = self.sampler.draw(domains, self.options, np.random.default_rng(seed))
+        rng = np.random.default_rng(seed)
+        places = self.sampler.draw(
+            [Domain(domain.id, _labels(domain)) for domain in shown], self.options, rng
+        )
+        if unknown is not None:
+            extra = Domain(unknown.id, _labels(unknown))
+            places = interleave(places, extra, len(shown), rng)
         self._arrange(places)
 
     def _check(self) -> None:
         """Refuse what cannot be streamed."""
         if not self.domains:
             raise UserError("no dataset to stream")
-        if self.sampler.interleaves and len(self.domains) < 2:
+        if self.unknown is not None and self.order == "keff":
+            raise UserError(
+                "order 'keff' decides the classes of a batch: no unknown ones among them"
+            )
+        if self.sampler.interleaves and len(self.domains) - (self.unknown is not None) < 2:
             raise UserError(f"order {self.order!r} interleaves several datasets, got one")
         if self.seed < 0 or self.view_seed < 0:
             raise UserError(f"seeds are 0 or more, got {min(self.seed, self.view_seed)}")
@@ -177,7 +202,9 @@ class Stream:
     @property
     def id(self) -> str:
         """Ids of the datasets in their order, ``a>b>a``; ``a+b`` when interleaved."""
-        return ("+" if self.sampler.interleaves else ">").join(d.id for d in self.domains)
+        known = self.domains if self.unknown is None else self.domains[:-1]
+        joined = ("+" if self.sampler.interleaves else ">").join(domain.id for domain in known)
+        return joined if self.unknown is None else f"{joined} with unknown {self.unknown.id}"
 
     def settings(self) -> dict[str, Any]:
         """Everything that decides what is shown and when, as plain JSON types."""
@@ -194,6 +221,7 @@ class Stream:
             "view_seed": self.view_seed if self.views is not None else None,
             "dirichlet": options.pop("gamma", None),  # as records have always called it
             "limit": self.options.limit,
+            **({} if self.unknown is None else {"unknown": self.unknown.id}),
             **{name: list(v) if isinstance(v, tuple) else v for name, v in options.items()},
         }
 

@@ -17,7 +17,10 @@ from cliquetta.methods.registry import get_method, method_config
 
 ENOUGH = 6
 """Datasets from which on their gains are tested: seeds share images and are not independent."""
-METRICS = ("top1", "top5", "mean_class", "ece", "nll")
+METRICS = ("top1", "top5", "mean_class", "macro_f1", "ece", "nll", "auroc", "fpr95")
+LOWER_IS_BETTER = frozenset({"ece", "nll", "fpr95"})
+DRAWS = 10
+"""Seeds from which on the worst tenth of them is told."""
 TUNED_BY_AUTHORS = "*"
 SEVERAL_SETTINGS = "‡"
 MARKS = {
@@ -45,6 +48,8 @@ class Cell:
     """``None`` where no image has a label."""
     sd: float | None
     """Over seeds; ``None`` for one."""
+    tail: float | None
+    """Mean over the worst tenth of the seeds; ``None`` with fewer than :data:`DRAWS`."""
     gain: float | None
     """Mean difference of the metric to the baseline, over the seeds that both have."""
     test: PairedTest | None
@@ -75,11 +80,13 @@ class Overall:
     mean: float | None
     sd: float | None
     """Of the mean over datasets, from seed to seed."""
+    tail: float | None
+    """Mean over datasets of :attr:`Cell.tail`."""
     gain: float | None
     gain_sd: float | None
     """From dataset to dataset."""
     worst: tuple[float, str] | None
-    """The lowest gain, and on which dataset."""
+    """The least favourable gain, and on which dataset."""
     p: float | None
     """Of the gains, paired by dataset; ``None`` with fewer than :data:`ENOUGH` of them."""
     ece: float | None
@@ -107,7 +114,8 @@ class Comparison:
         wanted = self.columns if columns is None else columns
         cells = [self.cells[row, column] for column in wanted if (row, column) in self.cells]
         gains = {cell.column: cell.gain for cell in cells if cell.gain is not None}
-        worst = min(gains, key=lambda column: gains[column], default=None)
+        sign = -1 if self.metric in LOWER_IS_BETTER else 1
+        worst = min(gains, key=lambda column: sign * gains[column], default=None)
         by_seed: dict[int, list[float]] = {}
         for run in (run for cell in cells for run in cell.runs):
             if self.metric in run.record.metrics:
@@ -120,6 +128,7 @@ class Comparison:
             tuple(cell.column for cell in cells),
             _mean(cell.mean for cell in cells),
             statistics.stdev(seeds) if len(seeds) > 1 else None,
+            _mean(cell.tail for cell in cells),
             _mean(gains.values()),
             statistics.stdev(gains.values()) if len(gains) > 1 else None,
             None if worst is None else (gains[worst], worst),
@@ -218,7 +227,7 @@ def _row_labels(runs: Sequence[Run]) -> dict[str, str]:
         usual = _usual(run)
         values = {n: v for n, v in run.setting.items() if n in usual and v != usual[n]}
         values |= {n: run.setting.get(n) for n in _varying(kin) if n not in usual}
-        values |= {name: run.conditions[name] for name in conditions}
+        values |= {name: run.conditions[name] for name in conditions if name in run.conditions}
         shown = [f"{name}={_brief(value)}" for name, value in values.items()]
         labels[key] = " ".join([run.name, *shown])
     return labels
@@ -304,11 +313,19 @@ def _cell(
         metric,
         statistics.mean(values) if values else None,
         statistics.stdev(values) if len(values) > 1 else None,
+        worst_tenth(values, lowest=metric not in LOWER_IS_BETTER),
         statistics.mean(changes) if changes else None,
         test,
         marks,
         cost,
     )
+
+
+def worst_tenth(values: Sequence[float], *, lowest: bool = True) -> float | None:
+    """Mean over the worst tenth, rounded up, of :data:`DRAWS` values or more."""
+    if len(values) < DRAWS:
+        return None
+    return statistics.mean(sorted(values, reverse=not lowest)[: -(-len(values) // 10)])
 
 
 def _cost(pairs: Sequence[tuple[Run, Run]]) -> float | None:

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics import MeanMetric, Metric
+from torchmetrics import CatMetric, MeanMetric, Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError
 
+from cliquetta.data.dataset import OUTSIDE
 from cliquetta.errors import UserError
 
 BINS = 15
@@ -18,7 +19,10 @@ BINS = 15
 
 
 class Metrics:
-    """Top-1, top-5, accuracy per class and its mean, ECE, NLL. Labels of -1 are left out.
+    """Top-1, top-5, accuracy per class and its mean, macro-F1, ECE, NLL. Labels of -1 are left out.
+
+    Images outside the class list (label -2) enter no score of these; once there are some, AUROC
+    and FPR95 say how well the highest probability tells them from images of the list.
 
     ``update``, ``compute`` and ``reset`` as in torchmetrics; ``state_dict`` is plain tensors.
     """
@@ -39,6 +43,7 @@ class Metrics:
                 count, n_bins=bins, norm="l1", validate_args=False, **alone
             ),
             "nll": MeanMetric(nan_strategy="error", **alone),
+            "outside": CatMetric(nan_strategy="error", **alone),
         }
 
     def update(self, logits: Tensor, labels: Tensor, sizes: Sequence[int] = ()) -> None:
@@ -52,6 +57,9 @@ class Metrics:
                 f"logits {tuple(logits.shape)} do not fit {len(labels)} labels of "
                 f"{self.classes} classes"
             )
+        outside = logits.detach()[(labels == OUTSIDE).to(logits.device)].float().cpu()
+        if len(outside):
+            self._metrics["outside"].update(outside.softmax(dim=-1).amax(dim=-1))
         known = labels >= 0
         if not known.any():
             return
@@ -83,8 +91,9 @@ class Metrics:
             return {"labelled": 0}
         each = self._metrics["per_class"]
         recall = each.compute()
-        hits, misses = (torch.as_tensor(each.metric_state[field]) for field in ("tp", "fn"))
+        hits, misses, wrong = (torch.as_tensor(each.metric_state[f]) for f in ("tp", "fn", "fp"))
         present = hits + misses > 0
+        f1 = 2 * hits / (2 * hits + misses + wrong).clamp_min(1)
         per_class = [
             100 * float(value) if there else None
             for value, there in zip(recall, present, strict=True)
@@ -94,10 +103,23 @@ class Metrics:
             "top1": 100 * float(self._metrics["top1"].compute()),
             "top5": 100 * float(self._metrics["top5"].compute()),
             "mean_class": 100 * float(recall[present].double().mean()),
+            "macro_f1": 100 * float(f1[present].double().mean()),
             "per_class": per_class[: self.classes],
             "ece": 100 * float(self._metrics["ece"].compute()),
             "ece_bins": self.bins,
             "nll": float(self._metrics["nll"].compute()),
+            **self._open_set(),
+        }
+
+    def _open_set(self) -> dict[str, Any]:
+        outside = _values(self._metrics["outside"].metric_state["value"])
+        if not len(outside):
+            return {}
+        known = _values(self._metrics["ece"].metric_state["confidences"])
+        return {
+            "outside": len(outside),
+            "auroc": 100 * auroc(known, outside),
+            "fpr95": 100 * fpr95(known, outside),
         }
 
     def reset(self) -> None:
@@ -111,9 +133,7 @@ class Metrics:
         state = {"seen": torch.tensor(self.seen)}
         for name, metric in self._metrics.items():
             for field, value in metric.metric_state.items():
-                if isinstance(value, list):  # torchmetrics keeps one tensor per batch
-                    value = torch.cat(value) if value else torch.zeros(0)
-                state[f"{name}.{field}"] = value.clone()
+                state[f"{name}.{field}"] = _values(value).clone()
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -122,10 +142,34 @@ class Metrics:
         self.seen = int(state["seen"])
         for name, metric in self._metrics.items():
             for field, value in metric.metric_state.items():
+                if name == "outside" and f"{name}.{field}" not in state:
+                    continue  # saved before open sets were scored
                 saved = state[f"{name}.{field}"].clone()
                 setattr(metric, field, [saved] if isinstance(value, list) else saved)
             # else compute() would warn that nothing was counted
             metric._update_count = int(self.seen > 0)
+
+
+def _values(state: Tensor | Sequence[Tensor]) -> Tensor:
+    """A state of torchmetrics as one tensor; some are kept batch by batch."""
+    if isinstance(state, Tensor):
+        return state
+    return torch.cat(list(state)) if state else torch.zeros(0)
+
+
+def auroc(known: Tensor, outside: Tensor) -> float:
+    """Chance that an image of the class list scores above one outside of it; a tie counts half."""
+    ordered = outside.sort().values
+    below = torch.searchsorted(ordered, known)
+    up_to = torch.searchsorted(ordered, known, right=True)
+    return float((below + up_to).double().mean()) / (2 * len(outside))
+
+
+def fpr95(known: Tensor, outside: Tensor) -> float:
+    """Share of images outside the list that pass the threshold that 95 % of the others pass."""
+    passing = -(-95 * len(known) // 100)
+    threshold = known.sort(descending=True).values[passing - 1]
+    return float((outside >= threshold).double().mean())
 
 
 FEW_IMAGES = 30

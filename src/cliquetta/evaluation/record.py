@@ -23,7 +23,7 @@ from torch import Tensor
 
 from cliquetta.atomic import write_atomically
 from cliquetta.data.prepared import PreparedStream
-from cliquetta.data.samplers import RENAMED
+from cliquetta.data.samplers import RENAMED, SAMPLERS
 from cliquetta.data.stream import Stream
 from cliquetta.errors import UserError
 from cliquetta.methods._shared.state import plain_config
@@ -365,7 +365,9 @@ class Run:
         chosen = [stream["limit"], *order.values()] if some else []
         number = f"{stream['limit']} of " if stream["limit"] else ""
         total = sum(domain["images"] for domain in stream["datasets"])
-        return f"{number}{total} {digest([[d['files'] for d in stream['datasets']], chosen])}"
+        unknown = [stream["unknown"]] if "unknown" in stream else []
+        files = [[d["files"] for d in stream["datasets"]], chosen, *unknown]
+        return f"{number}{total} {digest(files)}"
 
     @property
     def order(self) -> str:
@@ -376,7 +378,8 @@ class Run:
     def _own_order(self) -> dict[str, Any]:
         """Settings that only some orders have."""
         stream = self.record.settings["stream"]
-        return {name: stream[name] for name in ("present", "length") if name in stream}
+        reads = SAMPLERS[self.order].reads if self.order in SAMPLERS else ()
+        return {name: stream[name] for name in reads if name in stream}
 
     @property
     def conditions(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import torch
 
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.data.dataset import Dataset
-from cliquetta.data.files import RelabelledDataset
+from cliquetta.data.files import Keep, RelabelledDataset
 from cliquetta.data.prepared import FeatureStream, HeldStream, OnPrepare, PixelStore
 from cliquetta.data.samplers import get_sampler
 from cliquetta.data.stream import Stream
@@ -58,9 +58,10 @@ class RunSpec:
     """File of a few-shot method; it carries its own config."""
     batch_size: int = 64
     order: str = "shuffled"
-    """A key of :data:`cliquetta.data.samplers.SAMPLERS`; some read the next three fields."""
+    """A key of :data:`cliquetta.data.samplers.SAMPLERS`; some read the next four fields."""
     gamma: float = 0.1
     present: tuple[int, int] = (3, 3)
+    imbalance: float = 10.0
     length: int = 10_000
     limit: int | None = None
     view_seed: int | None = None
@@ -70,6 +71,9 @@ class RunSpec:
     """``None`` takes those of the dataset."""
     classes: tuple[str, ...] | None = None
     """Another class list than the dataset's; labels are matched by name."""
+    unknown: str | None = None
+    """Open set: a dataset whose classes outside the class list are mixed in, as unknown images;
+    with ``classes``, images of ``dataset`` outside of that list are left out."""
     text_features: str | None = None
     """File of text embeddings by class name, where the text tower is not at hand."""
     dtype: str = "float32"
@@ -247,7 +251,7 @@ class RunContext:
     def prepare(self, spec: RunSpec) -> tuple[Adapter, AnyStream]:
         """The method and the stream that a spec describes."""
         model = self._load_model(spec)
-        domains = self._load_data(spec)
+        domains, unknown = self._load_data(spec)
         adapter = build_adapter(spec, model, _prompts(spec, domains[0]))
         stream = Stream(
             domains,
@@ -259,8 +263,10 @@ class RunContext:
             view_seed=spec.seed if spec.view_seed is None else spec.view_seed,
             gamma=spec.gamma,
             present=spec.present,
+            imbalance=spec.imbalance,
             length=spec.length,
             limit=spec.limit,
+            unknown=unknown,
             workers=self.workers,
             pin=model.device.type == "cuda",
         )
@@ -306,16 +312,21 @@ class RunContext:
             self._model = (key, model)
         return self._model[1]
 
-    def _load_data(self, spec: RunSpec) -> list[Dataset]:
+    def _load_data(self, spec: RunSpec) -> tuple[list[Dataset], Dataset | None]:
+        """The datasets of a stream, and that of its unknown images."""
         ids = spec.dataset.split("+" if get_sampler(spec.order)[1].interleaves else ">")
         self._data = {
             id: self._data[id] if id in self._data else get_dataset(id, self.root)
-            for id in dict.fromkeys(ids)
+            for id in dict.fromkeys([*ids, *([spec.unknown] if spec.unknown else [])])
         }
         found = [self._data[id] for id in ids]
-        return (
-            found if spec.classes is None else [RelabelledDataset(d, spec.classes) for d in found]
-        )
+        names = spec.classes or found[0].names
+        if spec.classes is not None:
+            keep: Keep = "inside" if spec.unknown else "all"
+            found = [RelabelledDataset(domain, names, keep) for domain in found]
+        if spec.unknown is None:
+            return found, None
+        return found, RelabelledDataset(self._data[spec.unknown], names, "outside")
 
 
 def _room(device: torch.device) -> int:
