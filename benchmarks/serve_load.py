@@ -4,8 +4,8 @@
     python -m benchmarks.serve_load --sessions 50 --batches 6 --batch-size 8 --check
 
 One session runs inside this process, without any service: decoding and predicting the same bytes,
-on one thread and on one a core; the faster counts (threads that wait for one another are slow on a
-busy machine). Then a server is started as a process of its own, and as many clients as there are
+on one thread and on one per core; the faster counts (threads that wait for one another are slow on
+a busy machine). Then a server is started as a process of its own, and as many clients as there are
 sessions send their batches to it, each waiting for its answer. Both take the same cores, and the
 clients run on them too. ``--check`` fails where an aim is missed.
 """
@@ -179,6 +179,7 @@ def report(
     single = sum(alone) / 2  # before and after, as other programs come and go
     share = 100 * rate / single
     fairness = max(seconds) / max(min(seconds), 1e-9)
+    spread = (*np.percentile(latencies, (50, 99)), latencies.max())
     rows = [
         (
             "sessions x batches x images",
@@ -194,7 +195,7 @@ def report(
             f">= {100 * FASTEST:.0f} %",
         ),
         ("slowest / fastest session", f"{fairness:.2f}", f"<= {FAIREST:g}"),
-        ("latency, median and worst", f"{np.median(latencies):.2f} s, {latencies.max():.2f} s", ""),
+        ("latency, p50, p99 and worst", ", ".join(f"{one:.3f} s" for one in spread), ""),
     ]
     for name, value, aim in rows:
         print(f"{name:30} {value:48} {aim}")

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from cliquetta.app import pages as app_pages
 from cliquetta.app import server as app_server
 from cliquetta.app import session as app_session
-from cliquetta.app.desk import FILES, STREAM, Desk, Form, make_form, read_classes
+from cliquetta.app.controller import FILES, STREAM, Controller, Form, make_form, read_classes
 from cliquetta.app.evidence import attention_maps
 from cliquetta.app.server import POLICY, server_settings, token_auth
 from cliquetta.app.session import AppSession, StreamChoice
@@ -61,8 +61,8 @@ def make(tiny_clip: CLIP) -> Make:
 
 
 @pytest.fixture
-def desk(tiny_clip: CLIP, tmp_path: Path) -> Desk:
-    return Desk(Settings({"tiny": tiny_clip}), tmp_path)
+def controller(tiny_clip: CLIP, tmp_path: Path) -> Controller:
+    return Controller(Settings({"tiny": tiny_clip}), tmp_path)
 
 
 def photos(folder: Path, seeds: range) -> list[Path]:
@@ -235,8 +235,8 @@ def test_a_state_goes_on_in_another_session(make: Make, tmp_path: Path) -> None:
 )
 def test_class_names_are_checked(text: str, words: str, tiny_clip: CLIP, tmp_path: Path) -> None:
     limits = Limits(classes=2, class_length=10)
-    desk = Desk(Settings({"tiny": tiny_clip}, limits=limits), tmp_path)
-    session, pages = desk.next_batch(None, replace(FORM, classes=text), "class")
+    controller = Controller(Settings({"tiny": tiny_clip}, limits=limits), tmp_path)
+    session, pages = controller.next_batch(None, replace(FORM, classes=text), "class")
     assert session is None and words in pages.notice
 
 
@@ -352,34 +352,36 @@ def test_pages_mark_changes_and_hold_no_markup_of_a_visitor(
         assert not re.search(r"<(script|b>x|u>|s>)", text) and "='b" not in text
 
 
-# --- the desk -------------------------------------------------------------------------------------
+# --- the controller -------------------------------------------------------------------------------
 
 
-def test_visitors_do_not_meet(desk: Desk) -> None:
+def test_visitors_do_not_meet(controller: Controller) -> None:
     forms = FORM, replace(FORM, stream=replace(FOG, shift="snow"))
     alone = []
     for form in forms:
-        session, _ = desk.next_batch(None, form, "class")
-        session, pages = desk.next_batch(session, form, "class")
+        session, _ = controller.next_batch(None, form, "class")
+        session, pages = controller.next_batch(session, form, "class")
         alone.append(pages.predictions)
-    sessions = [desk.next_batch(None, form, "class")[0] for form in forms]
-    mixed = [desk.next_batch(s, f, "class")[1] for s, f in zip(sessions, forms, strict=True)]
+    sessions = [controller.next_batch(None, form, "class")[0] for form in forms]
+    mixed = [controller.next_batch(s, f, "class")[1] for s, f in zip(sessions, forms, strict=True)]
     assert [pages.predictions for pages in mixed] == alone and alone[0] != alone[1]
 
 
-def test_another_method_starts_over_and_says_so(desk: Desk) -> None:
-    session, pages = desk.next_batch(None, FORM, "class")
-    same, _ = desk.next_batch(session, replace(FORM, stream=replace(FOG, shift="snow")), "class")
+def test_another_method_starts_over_and_says_so(controller: Controller) -> None:
+    session, pages = controller.next_batch(None, FORM, "class")
+    same, _ = controller.next_batch(
+        session, replace(FORM, stream=replace(FOG, shift="snow")), "class"
+    )
     assert same is session and same is not None and same.batches == 2
-    desk.files(session)
-    other, pages = desk.next_batch(session, replace(FORM, method="tda"), "class")
+    controller.files(session)
+    other, pages = controller.next_batch(session, replace(FORM, method="tda"), "class")
     assert other is not session and other is not None and other.batches == 1
     assert "starts over" in pages.notice
-    assert list(desk.folder.iterdir()) == []  # the old session's files went with it
+    assert list(controller.folder.iterdir()) == []  # the old session's files went with it
 
 
-def test_refusals_keep_what_was_shown(desk: Desk) -> None:
-    session, pages = desk.next_batch(None, FORM, "class")
+def test_refusals_keep_what_was_shown(controller: Controller) -> None:
+    session, pages = controller.next_batch(None, FORM, "class")
     for form, words in (
         (replace(FORM, classes=""), "no class names"),
         (replace(FORM, classes="cat,cat"), "given twice"),
@@ -389,43 +391,45 @@ def test_refusals_keep_what_was_shown(desk: Desk) -> None:
         (replace(FORM, stream=replace(FOG, shift="rain")), "unknown shift"),
         (replace(FORM, stream=replace(FOG, batch_size=999)), "at most 256"),
     ):
-        again, told = desk.next_batch(session, form, "class")
+        again, told = controller.next_batch(session, form, "class")
         assert words in told.notice and "alert" in told.notice
         assert again is session and told.predictions == pages.predictions
 
 
-def test_a_defect_is_no_trace_on_the_page(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_is_no_trace_on_the_page(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: Any) -> None:
         raise RuntimeError("secret")
 
     monkeypatch.setattr(AppSession, "next_of_stream", fail)
-    session, pages = desk.next_batch(None, FORM, "class")
+    session, pages = controller.next_batch(None, FORM, "class")
     assert session is None
     assert "secret" not in pages.notice and "failed on the server" in pages.notice
 
 
-def test_files_come_and_go(desk: Desk, tmp_path: Path) -> None:
-    assert "run a batch first" in desk.files(None)[1]
-    session, _ = desk.next_batch(None, FORM, "class")
+def test_files_come_and_go(controller: Controller, tmp_path: Path) -> None:
+    assert "run a batch first" in controller.files(None)[1]
+    session, _ = controller.next_batch(None, FORM, "class")
     assert session is not None
-    (table, state), told = desk.files(session)
+    (table, state), told = controller.files(session)
     assert "ready" in told and Path(table).read_bytes() == session.predictions_csv()
-    fresh, pages = desk.load_state(None, FORM, Path(state), "class")
+    fresh, pages = controller.load_state(None, FORM, Path(state), "class")
     assert fresh is not None and "has seen 6 images" in pages.notice
     for name, value in session.adapter.state_dict().items():
         torch.testing.assert_close(fresh.adapter.state_dict()[name], value, rtol=0, atol=0)
-    kept, pages = desk.load_state(fresh, replace(FORM, method="tda"), Path(state), "class")
+    kept, pages = controller.load_state(fresh, replace(FORM, method="tda"), Path(state), "class")
     assert kept is fresh and "another method" in pages.notice
-    desk.forget(session)
+    controller.forget(session)
     assert not Path(state).exists()
 
 
-def test_reset_starts_over(desk: Desk) -> None:
-    session, first = desk.next_batch(None, FORM, "class")
-    desk.next_batch(session, FORM, "class")
-    session, pages = desk.reset(session)
+def test_reset_starts_over(controller: Controller) -> None:
+    session, first = controller.next_batch(None, FORM, "class")
+    controller.next_batch(session, FORM, "class")
+    session, pages = controller.reset(session)
     assert pages.predictions == app_pages.NOTHING_YET
-    again = desk.next_batch(session, FORM, "class")[1]
+    again = controller.next_batch(session, FORM, "class")[1]
     assert (again.notice, again.predictions) == (first.notice, first.predictions)
 
 
@@ -481,9 +485,9 @@ APP = """
 import sys, time, types
 from pathlib import Path
 fake = types.ModuleType("cliquetta.app.interface")
-def launch(desk, **_):
-    (desk.folder / "upload.png").write_bytes(b"x")
-    print(desk.folder, flush=True)
+def launch(controller, **_):
+    (controller.folder / "upload.png").write_bytes(b"x")
+    print(controller.folder, flush=True)
     time.sleep(60)
 fake.launch = launch
 sys.modules["cliquetta.app.interface"] = fake

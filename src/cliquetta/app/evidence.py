@@ -1,4 +1,4 @@
-"""What a method leaves behind for the eye: cliques, attention under its prompts, its cache."""
+"""What a prediction shows: the cliques of its batch, and attention under the prompts of a pass."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class AttentionMap:
     to_prompts: float
     """What goes to prompts."""
     moved: float
-    """Share of the attention that lies elsewhere than in plain CLIP."""
+    """Share of the attention that differs from plain CLIP's."""
 
 
 def attention_maps(

@@ -1,4 +1,4 @@
-"""The page of the web app: Gradio widgets around a :class:`Desk`."""
+"""The page of the web app: Gradio widgets around a :class:`Controller`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 import gradio as gr
 from gradio import processing_utils
 
-from cliquetta.app.desk import FILES, SOURCES, STREAM, Desk, Pages, make_form
+from cliquetta.app.controller import FILES, SOURCES, STREAM, Controller, Pages, make_form
 from cliquetta.app.pages import CSS, NOTHING_YET, notice
 from cliquetta.app.session import SHIFTS, AppSession, StreamChoice
 from cliquetta.data.bundled import load_bundled
@@ -36,29 +36,29 @@ _ABOUT = (
 )
 
 
-def build_app(desk: Desk) -> gr.Blocks:
+def build_app(controller: Controller) -> gr.Blocks:
     """The page. Each visitor's session is held in a state of its own."""
     with gr.Blocks(
         title="CliqueTTA", analytics_enabled=False, delete_cache=(600, IDLE_SECONDS)
     ) as app:
-        session = gr.State(None, time_to_live=IDLE_SECONDS, delete_callback=desk.forget)
+        session = gr.State(None, time_to_live=IDLE_SECONDS, delete_callback=controller.forget)
         gr.Markdown(_ABOUT)
         with gr.Row():
             with gr.Column(scale=1, min_width=300):
-                form = _form(desk)
+                form = _form(controller)
                 with gr.Row():
                     run = gr.Button("Next batch", variant="primary", min_width=120, elem_id="next")
                     reset = gr.Button("Reset", min_width=80, elem_id="reset")
             with gr.Column(scale=3):
                 told = gr.HTML(notice(_WELCOME), elem_id="notice")
-                kind, shown, files = _tabs(desk, session, form, told)
+                kind, shown, files = _tabs(controller, session, form, told)
         outputs = [session, told, *shown]
 
         def on_next(now: AppSession | None, kind: str, *values: Any) -> list[Any]:
-            return _listed(*desk.next_batch(now, make_form(*values), kind))
+            return _listed(*controller.next_batch(now, make_form(*values), kind))
 
         def on_reset(now: AppSession | None) -> list[Any]:
-            return _listed(*desk.reset(now))
+            return _listed(*controller.reset(now))
 
         options = _work()
         run.click(on_next, [session, kind, *form], outputs, **options).then(
@@ -69,11 +69,11 @@ def build_app(desk: Desk) -> gr.Blocks:
     return app
 
 
-def _form(desk: Desk) -> list[Any]:
+def _form(controller: Controller) -> list[Any]:
     """The choices, in the order of :func:`make_form`."""
     first = StreamChoice()
-    most = min(64, desk.settings.limits.images)
-    methods = list(desk.settings.methods)
+    most = min(64, controller.settings.limits.images)
+    methods = list(controller.settings.methods)
     default = DEFAULT_METHOD if DEFAULT_METHOD in methods else methods[0]
     source = gr.Radio(list(SOURCES), value=STREAM, label="Images", elem_id="source")
     with gr.Group() as bundled:
@@ -82,7 +82,7 @@ def _form(desk: Desk) -> list[Any]:
             min(SEVERITIES), max(SEVERITIES), first.severity, step=1, label="Severity"
         )
     files = gr.File(
-        label=f"Images, at most {desk.settings.limits.images}",
+        label=f"Images, at most {controller.settings.limits.images}",
         file_count="multiple",
         visible=False,
         elem_id="files",
@@ -96,7 +96,7 @@ def _form(desk: Desk) -> list[Any]:
         lines=2,
         elem_id="classes",
     )
-    names = list(desk.settings.models)
+    names = list(controller.settings.models)
     method = gr.Dropdown(methods, value=default, label="Method", elem_id="method")
     model = gr.Dropdown(names, value=names[0], label="Model", elem_id="model")
 
@@ -107,7 +107,9 @@ def _form(desk: Desk) -> list[Any]:
     return [model, method, classes, source, shift, severity, batch, files]
 
 
-def _tabs(desk: Desk, session: Any, form: list[Any], told: Any) -> tuple[Any, list[Any], Any]:
+def _tabs(
+    controller: Controller, session: Any, form: list[Any], told: Any
+) -> tuple[Any, list[Any], Any]:
     """The tabs; returns the kind of attention, what :func:`_listed` fills, and the downloads."""
     with gr.Tab("Predictions"):
         predictions = gr.HTML(NOTHING_YET, elem_id="predictions")
@@ -150,14 +152,14 @@ def _tabs(desk: Desk, session: Any, form: list[Any], told: Any) -> tuple[Any, li
 
     def on_select(now: AppSession | None, kind: str, event: gr.SelectData) -> tuple[int, str]:
         place = int(event.index)
-        return place, desk.attention(now, place, kind)
+        return place, controller.attention(now, place, kind)
 
     def on_load(now: AppSession | None, kind: str, path: str, *values: Any) -> list[Any]:
-        return _listed(*desk.load_state(now, make_form(*values), Path(path), kind))
+        return _listed(*controller.load_state(now, make_form(*values), Path(path), kind))
 
     pictures.select(on_select, [session, kind], [chosen, attention], **_work())
-    kind.change(desk.attention, [session, chosen, kind], attention, **_work())
-    prepare.click(desk.files, [session], [files, told], **_work())
+    kind.change(controller.attention, [session, chosen, kind], attention, **_work())
+    prepare.click(controller.files, [session], [files, told], **_work())
     upload.upload(on_load, [session, kind, upload, *form], [session, told, *shown], **_work())
     return kind, shown, files
 
@@ -190,7 +192,7 @@ async def refuse_address(url: str) -> None:
 
 
 def launch(
-    desk: Desk,
+    controller: Controller,
     *,
     host: str,
     port: int,
@@ -200,7 +202,7 @@ def launch(
 ) -> None:
     """Show the app until the process is stopped; ``app_kwargs`` go to the web server."""
     processing_utils.async_ssrf_protected_get = refuse_address
-    build_app(desk).launch(
+    build_app(controller).launch(
         server_name=host,
         server_port=port,
         auth=auth,
@@ -209,7 +211,7 @@ def launch(
         inbrowser=open_browser,
         quiet=True,
         auth_message="Any name; the password is a token.",
-        max_file_size=desk.settings.limits.body_bytes,
+        max_file_size=controller.settings.limits.body_bytes,
         state_session_capacity=VISITORS,
         run_history=False,
         footer_links=[],

@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cliquetta.app.desk import Desk
+from cliquetta.app.controller import Controller
 from cliquetta.serve.auth import Tokens, check_binding, check_origin
 from cliquetta.serve.errors import ServiceError
 from cliquetta.serve.limits import RateLimiter
@@ -62,7 +62,7 @@ def serve(
 
         on_ready()
         launch(
-            Desk(settings, Path(folder)),
+            Controller(settings, Path(folder)),
             host=host,
             port=port,
             open_browser=open_browser,

@@ -171,7 +171,7 @@ async def list_methods(service: ServiceOf) -> MethodList:
 
 @router.post("/sessions", status_code=201, responses=_BODY)
 async def create_session(body: SessionRequest, service: ServiceOf, owner: OwnerOf) -> SessionInfo:
-    """Start a session: a class list, a model and a method that adapts to what it is sent."""
+    """Create a session: a class list, a model and a method that adapts to its batches."""
     id = service.sessions.new_id()
     return await service.run(owner, id, partial(service.sessions.create, owner, id, body))
 
@@ -184,13 +184,13 @@ async def list_sessions(service: ServiceOf, owner: OwnerOf) -> SessionList:
 
 @router.get("/sessions/{session}", responses=_SESSION)
 async def inspect_session(session: SessionOf, service: ServiceOf, owner: OwnerOf) -> SessionInfo:
-    """How a session was made and how far it has come."""
+    """How a session was created and how far it has come."""
     return service.sessions.info(owner, session)
 
 
 @router.delete("/sessions/{session}", status_code=204, responses=_SESSION)
 async def delete_session(session: SessionOf, service: ServiceOf, owner: OwnerOf) -> None:
-    """Forget a session and all that it learned."""
+    """Delete a session and all that it learned."""
     await service.run(owner, session, partial(service.sessions.delete, session))
 
 
@@ -223,7 +223,7 @@ async def send_batch(
 
 @router.post("/sessions/{session}/reset", responses=_SESSION)
 async def reset_session(session: SessionOf, service: ServiceOf, owner: OwnerOf) -> SessionInfo:
-    """Forget what was learned; batches go on counting."""
+    """Forget what was learned; batch numbers continue."""
     return await service.run(owner, session, partial(service.sessions.reset, session))
 
 
@@ -246,7 +246,7 @@ async def export_state(session: SessionOf, service: ServiceOf, owner: OwnerOf) -
 async def import_state(
     request: Request, session: SessionOf, service: ServiceOf, owner: OwnerOf
 ) -> SessionInfo:
-    """Go on from a state that an equal session exported."""
+    """Continue from a state that an equal session exported."""
     data = await request.body()
     return await service.run(owner, session, partial(service.sessions.import_state, session, data))
 

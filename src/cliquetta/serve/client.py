@@ -36,7 +36,7 @@ from cliquetta.serve.schema import (
 )
 
 Picture = str | Path | bytes | Image.Image
-"""A file of this machine, the bytes of one, or a picture."""
+"""A path, the bytes of a file, or an image."""
 
 
 class RemoteError(RuntimeError):
@@ -75,7 +75,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Let go of the connections; sessions stay on the server."""
+        """Close the connections; sessions stay on the server."""
         self._http.close()
 
     def create_session(
@@ -89,7 +89,7 @@ class Client:
         templates: Sequence[str] = (DEFAULT_TEMPLATE,),
         seed: int = 0,
     ) -> RemoteSession:
-        """Start a session. A lost answer is not repeated: it might leave two of them."""
+        """Create a session; not repeated when an answer is lost: it might leave two of them."""
         request = SessionRequest(
             classes=list(classes),
             templates=list(templates),
@@ -172,12 +172,12 @@ class RemoteSession:
         return parsed
 
     def info(self) -> SessionInfo:
-        """How the session stands on the server."""
+        """The session's state on the server."""
         answer = self._client.send("GET", self._path)
         return SessionInfo.model_validate_json(answer.content)
 
     def reset(self) -> None:
-        """Forget what was learned; batches go on counting."""
+        """Forget what was learned; batch numbers continue."""
         self._client.send("POST", f"{self._path}/reset")
 
     def export_state(self) -> bytes:
@@ -185,7 +185,7 @@ class RemoteSession:
         return self._client.send("GET", f"{self._path}/state").content
 
     def import_state(self, state: bytes) -> None:
-        """Go on from a state that an equal session exported."""
+        """Continue from a state that an equal session exported."""
         headers = {"Content-Type": "application/octet-stream"}
         self._client.send("PUT", f"{self._path}/state", content=state, headers=headers)
 
@@ -218,7 +218,7 @@ def _growing(attempt: int) -> float:
 
 
 def _file(place: int, image: Picture) -> tuple[str, bytes]:
-    """Name and bytes of an image; pictures are sent as PNG, which loses nothing."""
+    """Name and bytes of an image; PIL images are sent as PNG, which is lossless."""
     if isinstance(image, bytes):
         return f"{place}", image
     if isinstance(image, Image.Image):

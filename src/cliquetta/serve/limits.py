@@ -83,12 +83,30 @@ class OutOfTimeError(Exception):
     """A computation took longer than allowed and was stopped."""
 
 
-class Deadline(TorchFunctionMode):
+class _Watch(TorchFunctionMode):
+    """Calls :meth:`before` ahead of every torch function, in the thread that entered it only."""
+
+    def before(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Watch, then call ``func``."""
+        del types
+        self.before(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+class Deadline(_Watch):
     """Inside ``with Deadline(seconds):`` every torch function checks the time first.
 
     Python cannot stop a thread from outside, but methods compute with nothing but torch, so a
-    batch ends within one operation of its limit. The mode holds for the thread that entered it
-    only. Other long work calls :meth:`check`.
+    batch ends within one operation of its limit. Other long work calls :meth:`check`.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -100,20 +118,13 @@ class Deadline(TorchFunctionMode):
         if time.monotonic() > self._end:
             raise OutOfTimeError
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Check the time, then call ``func``."""
-        del types
+    def before(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
+        """Check the time."""
+        del func, args, kwargs
         self.check()
-        return func(*args, **(kwargs or {}))
 
 
-class AllocationLimit(TorchFunctionMode):
+class AllocationLimit(_Watch):
     """Inside the block, tensors that a method makes for its memory are counted before they exist.
 
     Their sizes come from running the same function on torch's meta device, which allocates
@@ -124,28 +135,20 @@ class AllocationLimit(TorchFunctionMode):
         super().__init__()
         self._most, self._total = most, 0
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Count what ``func`` would allocate, then call it."""
-        del types
-        kwargs = kwargs or {}
-        if func in _MAKERS:
-            with torch._C.DisableTorchFunction():
-                meta = [_without_data(value) for value in args]
-                named = {k: v for k, v in kwargs.items() if k not in ("device", "generator")}
-                made = func(*meta, **named, device="meta") if func in _PLACED else func(*meta)
-            self._total += made.nbytes
-            if self._total > self._most:
-                raise too_large(
-                    f"the method would remember more than {self._most:,} bytes with these classes "
-                    "and options: use fewer or smaller ones"
-                )
-        return func(*args, **kwargs)
+    def before(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
+        """Count what ``func`` would allocate."""
+        if func not in _MAKERS:
+            return
+        with torch._C.DisableTorchFunction():
+            meta = [_without_data(value) for value in args]
+            named = {k: v for k, v in kwargs.items() if k not in ("device", "generator")}
+            made = func(*meta, **named, device="meta") if func in _PLACED else func(*meta)
+        self._total += made.nbytes
+        if self._total > self._most:
+            raise too_large(
+                f"the method would remember more than {self._most:,} bytes with these classes and "
+                "options: use fewer or smaller ones"
+            )
 
 
 _PLACED = frozenset(

@@ -144,7 +144,7 @@ class Sessions:
             raise invalid(message) from error
 
     def reset(self, id: str) -> SessionInfo:
-        """Forget what was learned; batches go on counting."""
+        """Forget what was learned; batch numbers continue."""
         with self._using(id) as (entry, resident), self._whole(id):
             resident.adapter.reset()
             progress = replace(entry.progress, imported=False)
@@ -157,7 +157,7 @@ class Sessions:
             return pack_state(resident.adapter)
 
     def import_state(self, id: str, data: bytes) -> SessionInfo:
-        """Go on from a state of an equal session; batches go on counting."""
+        """Continue from a state of an equal session; batch numbers continue."""
         with self._using(id) as (entry, resident), self._whole(id):
             try:
                 unpack_state(resident.adapter, data)

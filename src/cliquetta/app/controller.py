@@ -46,7 +46,7 @@ class Pages:
     memory: str = pages.NOTHING_YET
 
 
-class Desk:
+class Controller:
     """Serves all visitors; what belongs to one is in the session that is passed in and out."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
@@ -67,7 +67,7 @@ class Desk:
                 shown = current.next_of_stream(form.stream)
             return current, self._pages(current, pages.batch_notice(current, shown, opening), kind)
 
-        return self._told(session, run, kind)
+        return self._reported(session, run, kind)
 
     def load_state(
         self, session: AppSession | None, form: Form, path: Path, kind: str
@@ -83,7 +83,7 @@ class Desk:
             words = f"{path.name} is loaded: {current.request.method} has seen {images:,} images."
             return current, self._pages(current, pages.notice(words), kind)
 
-        return self._told(session, run, kind)
+        return self._reported(session, run, kind)
 
     def reset(self, session: AppSession | None) -> tuple[AppSession | None, Pages]:
         """Forget what was learned and shown."""
@@ -125,7 +125,7 @@ class Desk:
         changed = "The model, method or class list changed: the method starts over."
         return fresh, "" if session is None else changed
 
-    def _told(
+    def _reported(
         self,
         session: AppSession | None,
         run: Callable[[], tuple[AppSession, Pages]],
