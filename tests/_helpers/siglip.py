@@ -28,7 +28,8 @@ def randomise(model: Any, seed: int = 0) -> Any:
                 weight += 0.1 * noise
             else:
                 kind = "embedding" in name or "probe" in name
-                weight.copy_(noise * (0.5 if kind else weight[0].numel() ** -0.5))
+                sharp = 3.0 if "q_proj" in name or "k_proj" in name else 1.0  # words are few
+                weight.copy_(noise * (0.5 if kind else sharp * weight[0].numel() ** -0.5))
     return model.eval()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from torch import Tensor
 
 from cliquetta.data.views import attach_views
 from cliquetta.errors import UserError
-from cliquetta.methods.registry import create_method
+from cliquetta.methods._shared.fewshot_io import fit_method
+from cliquetta.methods.base import Adapter
+from cliquetta.methods.registry import create_method, get_method
 from cliquetta.model.attention import prompted_maps
 from cliquetta.model.block import Prefix
 from cliquetta.model.checkpoints.native import load_model, save_model
@@ -28,6 +31,7 @@ from cliquetta.model.pretrained_tokenizer import PretrainedTokenizer, canonicali
 from cliquetta.model.vision import TokenPrompts
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
+from tests._helpers.separable import TWO, make_examples
 from tests._helpers.siglip import (
     save_open_clip_siglip,
     save_siglip,
@@ -176,7 +180,10 @@ def test_gradients_of_text_context(pair: Any) -> None:
 
 @pytest.mark.parametrize(
     "method",
-    ["scap", "scap_domain", "tent", "tpt", "tda", "batclip", "clipartt", "watt", "dart", "mta"],
+    [
+        *("scap", "scap_domain", "tent", "tpt", "ctpt", "dart", "batclip", "clipartt", "watt"),
+        *("tda", "dmn", "mta", "transclip", "zero"),
+    ],
 )
 def test_methods_run(pair: Any, method: str) -> None:
     model, _ = pair
@@ -189,6 +196,30 @@ def test_methods_run(pair: Any, method: str) -> None:
             batch = attach_views(batch, adapter.views, seed=0, preprocess=model.preprocess)
         logits = adapter.predict(batch).logits
         assert logits.shape == (4, 5) and logits.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("coop", {"context_init": "a photo of a", "epochs": 20, "lr": 0.1}),
+        ("coop", {"context_length": 3, "class_position": "middle", "epochs": 20, "lr": 0.1}),
+        ("cocoop", {"epochs": 20, "lr": 0.05, "batch_size": 4}),
+        ("maple", {"epochs": 10, "lr": 0.05}),
+        ("tip_adapter", {}),
+    ],
+)
+def test_few_shot_methods_learn(pair: Any, method: str, options: dict[str, Any]) -> None:
+    model, _ = pair
+    config = replace(get_method(method).config(), crop_scale=(0.6, 1.0), **options)
+    examples = make_examples()
+    fitted = fit_method(method, model, TWO, examples, config)
+
+    def loss(adapter: Adapter) -> Tensor:
+        logits = adapter.predict(Batch(examples.images)).logits
+        return torch.nn.functional.cross_entropy(logits, examples.labels)
+
+    adapter = create_method(method, model, TWO, config, fitted=fitted)
+    assert loss(adapter) < 0.998 * loss(create_method("zero_shot", model, TWO))
 
 
 def test_capabilities_are_those_of_a_vit(pair: Any) -> None:
