@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 from cliquetta.atomic import exclusive
 from cliquetta.errors import BusyError, UserError
-from cliquetta.evaluation import bulk
+from cliquetta.evaluation import bulk, parts
 from cliquetta.evaluation.bulk import PredictionRun, predict
 from cliquetta.methods._shared.state import read_header
 from cliquetta.methods.registry import create_method
@@ -70,8 +70,13 @@ def whole(run: Callable[..., PredictionRun], tmp_path: Path) -> bytes:
     return (tmp_path / "whole.csv").read_bytes()
 
 
-STEPS = ("write_atomically", "sync_folder", "_save")
-"""What a run does to the disk, besides removing what it no longer needs."""
+STEPS = (
+    (parts, "write_atomically"),
+    (bulk, "sync_folder"),
+    (bulk, "_save"),
+    (parts.shutil, "rmtree"),
+)
+"""What a run does to the disk, besides removing states that are no longer needed."""
 
 
 def in_child(action: Callable[[], object]) -> int:
@@ -101,9 +106,8 @@ def strike(monkeypatch: pytest.MonkeyPatch, at: int, blow: Callable[[], None]) -
 
         return call
 
-    for name in STEPS:
-        monkeypatch.setattr(bulk, name, watched(getattr(bulk, name)))
-    monkeypatch.setattr(bulk.shutil, "rmtree", watched(bulk.shutil.rmtree))  # type: ignore[attr-defined]
+    for module, name in STEPS:
+        monkeypatch.setattr(module, name, watched(getattr(module, name)))
 
 
 def unfinished(folder: Path) -> bool:
@@ -343,7 +347,8 @@ def test_columns_of_a_table_are_kept_and_formulas_defused(
 ) -> None:
     table = tmp_path / "list.csv"
     table.write_text(
-        f"camera,filepath,error,shift\n=1+1,{photos / '0.png'},none,-3.5\n@x,gone\0.png,,+y\n",
+        "camera,filepath,error,shift,prediction,input_prediction\n"
+        f"=1+1,{photos / '0.png'},none,-3.5,mine,too\n@x,gone\0.png,,+y,mine,too\n",
         encoding="utf-8",
     )
     out = tmp_path / "out.csv"
@@ -355,7 +360,8 @@ def test_columns_of_a_table_are_kept_and_formulas_defused(
     assert [row["shift"] for row in rows] == ["-3.5", "'+y"]
     assert [row["input_error"] for row in rows] == ["none", ""]
     assert rows[0]["filepath"] == str(photos / "0.png") and rows[0]["prediction"] in NAMES
-    assert rows[1]["error"] == "no such file"
+    assert rows[1]["error"] == "no such file" and rows[1]["prediction"] == ""
+    assert rows[1]["input_prediction"] == "mine" and rows[1]["input_input_prediction"] == "too"
 
 
 def test_json_lines_and_parquet_hold_the_same(

@@ -24,6 +24,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from cliquetta.report.markup import count as count
+
 LINE_SECONDS = 30.0
 """How often progress is reported where there is no terminal to draw bars on."""
 
@@ -136,8 +138,3 @@ class _Lines(Progress):
 def number(value: float | None, digits: int = 2) -> str:
     """A figure of a table; a dash where there is none."""
     return "–" if value is None else f"{value:.{digits}f}"
-
-
-def count(amount: int, noun: str) -> str:
-    """An amount with its noun: ``1 image``, ``2,000 images``."""
-    return f"{amount:,} {noun}{'' if amount == 1 else 's'}"

@@ -1,10 +1,8 @@
 """Predict any number of images, in memory or into a file that survives being stopped.
 
-A run with an output file works in a folder beside it, ``OUT.parts``: the list of its images, what
-it was asked for (``run.json``), finished parts (``FIRST-LAST.jsonl``, complete or absent) and the
-methods' state after the last of them. The same command continues from there; batches do not depend
-on where a run was stopped, so its answers do not either. When all parts are there they become the
-output file, and the folder goes.
+A run with an output file keeps finished parts in a folder beside it (:mod:`.parts`). The same
+command continues from there; batches do not depend on where a run was stopped, so its answers do
+not either. When all parts are there they become the output file, and the folder goes.
 """
 
 from __future__ import annotations
@@ -26,14 +24,15 @@ from typing import Any
 import torch
 from PIL import Image
 
-from cliquetta.atomic import exclusive, sync_folder, write_atomically
+from cliquetta.atomic import sync_folder, write_atomically
 from cliquetta.data.batch import ImageLike, to_picture
 from cliquetta.data.dataset import Dataset, FileDataset
 from cliquetta.data.listing import STDIN, Listing, digest, list_images
 from cliquetta.data.stream import Stream
 from cliquetta.errors import UserError
+from cliquetta.evaluation.parts import Parts
 from cliquetta.evaluation.table_files import Row, TableFormat, pick_format, shown_path
-from cliquetta.methods._shared.state import describe, load_state, pack_state, unpack_state
+from cliquetta.methods._shared.state import describe, load_state, pack_state
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import DEFAULT_METHOD, create_method, name_of
 from cliquetta.model.clip import CLIP
@@ -350,9 +349,17 @@ class _Engine:
 class _Source:
     """Files of a list, or images in memory, as datasets of consecutive images."""
 
-    def __init__(self, images: Listing | Sequence[ImageLike], names: Sequence[str]) -> None:
+    def __init__(self, images: Listing | Sequence[ImageLike], answers: Answers) -> None:
         self.images = images
-        self.names = names
+        self.names = answers.classes
+        self.columns: dict[str, str] = {}
+        """Columns of input tables and what they are called in the output."""
+        taken = {"path", "error", *answers.columns()}
+        for name in images.columns if isinstance(images, Listing) else ():
+            while (shown := self.columns.get(name, name)) in taken:
+                self.columns[name] = f"input_{shown}"
+            self.columns[name] = shown
+            taken.add(shown)
 
     def segment(self, start: int, stop: int) -> tuple[Dataset, list[Row]]:
         """The dataset of some images, and the columns that were given for each."""
@@ -361,20 +368,8 @@ class _Source:
             return pictures, [{} for _ in pictures.keys]
         entries = self.images.entries(start, stop)
         files = FileDataset("files", [e[0] for e in entries], names=self.names, labels=None)
-        given = self.columns()
-        return files, [{given[name]: row.get(name, "") for name in given} for _, row in entries]
-
-    def columns(self) -> dict[str, str]:
-        """Columns of input tables and what they are called in the output."""
-        if not isinstance(self.images, Listing):
-            return {}
-        return {name: _own_name(name) for name in self.images.columns}
-
-
-def _own_name(column: str) -> str:
-    """A column of an input table, out of the way of those of the output."""
-    taken = column in ("path", "error") or column.startswith(("prediction", "probability"))
-    return f"input_{column}" if taken else column
+        shown = self.columns.items()
+        return files, [{new: row.get(name, "") for name, new in shown} for _, row in entries]
 
 
 def _as_sources(images: Any) -> list[Path | str] | None:
@@ -439,7 +434,7 @@ def _save(adapters: Mapping[str, Adapter], state: Path | None, images: int) -> N
 
 def _columns(source: _Source, answers: Answers) -> dict[str, type]:
     """All columns of a table, in order."""
-    given = dict.fromkeys(source.columns().values(), str)
+    given = dict.fromkeys(source.columns.values(), str)
     return {"path": str, **given, **answers.columns(), "error": str}
 
 
@@ -447,7 +442,7 @@ def _run_in_memory(
     engine: _Engine, given: Any, shard: tuple[int, int], state: Path | None
 ) -> tuple[PredictionRun, Iterator[Row], dict[str, type]]:
     """A run that keeps nothing for another start: its rows are yielded while it goes on."""
-    source, run = _Source(given, engine.answers.classes), PredictionRun()
+    source, run = _Source(given, engine.answers), PredictionRun()
     if isinstance(given, Listing):
         run.repeated, run.unused = given.repeated, given.unused
 
@@ -464,82 +459,6 @@ def _run_in_memory(
     return run, rows(), _columns(source, engine.answers)
 
 
-@dataclass
-class _Parts:
-    """The folder of a run with an output file; used by one process at a time."""
-
-    folder: Path
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Keep other processes out; a run that could not begin leaves nothing behind."""
-        self.folder.mkdir(exist_ok=True)
-        with exclusive(self.folder):
-            try:
-                yield
-            finally:
-                if self.folder.exists() and not self.read():
-                    shutil.rmtree(self.folder)
-
-    def read(self) -> dict[str, Any]:
-        """What the run was asked for; empty if it was not begun."""
-        try:
-            return dict(json.loads((self.folder / "run.json").read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            return {}
-
-    def begin(self, facts: Mapping[str, Any]) -> None:
-        """From here on the run can be continued."""
-        write_atomically(self.folder / "run.json", json.dumps(facts).encode())
-
-    def clear(self) -> None:
-        """Forget everything but the lock."""
-        for path in self.folder.iterdir():
-            if path.name != ".lock":
-                path.unlink()
-
-    def finished(self, start: int) -> list[tuple[int, Path]]:
-        """Where every part ends, and its file, in order from ``start`` without a gap."""
-        found, place = [], start
-        for path in sorted(self.folder.glob("*-*.jsonl")):
-            first, last = map(int, path.stem.split("-"))
-            if first == place:
-                found.append((last, path))
-                place = last
-        return found
-
-    def add(self, start: int, stop: int, rows: Sequence[Row]) -> None:
-        """Add a part; its rows are complete or absent. States are saved before."""
-        data = "".join(json.dumps(row) + "\n" for row in rows).encode()
-        write_atomically(self.folder / f"{start:012d}-{stop:012d}.jsonl", data)
-        for path in self.folder.glob(f"{start:012d}.*.safetensors"):
-            path.unlink()
-
-    def save_states(self, place: int, adapters: Mapping[str, Adapter]) -> None:
-        """The methods' state before image ``place``."""
-        for name, adapter in adapters.items():
-            _refuse_nan(name, adapter)
-            write_atomically(self._state(place, name), pack_state(adapter))
-
-    def load_states(self, place: int, adapters: Mapping[str, Adapter]) -> None:
-        """Let the methods continue at image ``place``."""
-        for name, adapter in adapters.items():
-            path = self._state(place, name)
-            unpack_state(adapter, path.read_bytes(), source=str(path))
-
-    def _state(self, place: int, name: str) -> Path:
-        return self.folder / f"{place:012d}.{name}.safetensors"
-
-
-def _refuse_nan(name: str, adapter: Adapter) -> None:
-    for key, value in adapter.state_dict().items():
-        if value.is_floating_point() and bool(value.isnan().any()):
-            raise UserError(
-                f"{name} learned {key!r} with NaN in it: lower its learning rate; the state before "
-                "this part is kept"
-            )
-
-
 def _run_with_parts(
     engine: _Engine,
     sources: Sequence[Path | str],
@@ -553,7 +472,7 @@ def _run_with_parts(
     keep_rows: bool,
 ) -> PredictionRun:
     """A run into a file: begun or continued, then put together."""
-    parts = _Parts(_parts_folder(target))
+    parts = Parts(_parts_folder(target))
     check_places(target, state, overwrite=overwrite)
     with parts.held():
         asked = {
@@ -585,7 +504,7 @@ def _run_with_parts(
         else:
             listing = Listing(parts.folder / "images.sqlite")
         with closing(listing):
-            source = _Source(listing, engine.answers.classes)
+            source = _Source(listing, engine.answers)
             run = PredictionRun(repeated=listing.repeated, unused=listing.unused, out=target)
             begun = time.perf_counter()
             run.before = _work_off(engine, source, parts, facts["start"], facts["stop"])
@@ -599,7 +518,7 @@ def _run_with_parts(
     return run
 
 
-def _work_off(engine: _Engine, source: _Source, parts: _Parts, start: int, stop: int) -> int:
+def _work_off(engine: _Engine, source: _Source, parts: Parts, start: int, stop: int) -> int:
     """Predict what is not in a part yet; returns how many images were there already."""
     finished = parts.finished(start)
     done = finished[-1][0] if finished else start
@@ -618,7 +537,7 @@ def _work_off(engine: _Engine, source: _Source, parts: _Parts, start: int, stop:
 
 
 def _collect(
-    run: PredictionRun, answers: Answers, parts: _Parts, start: int, keep_rows: bool
+    run: PredictionRun, answers: Answers, parts: Parts, start: int, keep_rows: bool
 ) -> Iterator[Row]:
     """All rows of the parts, counted on the way."""
     for _, path in parts.finished(start):
