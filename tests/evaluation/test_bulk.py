@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import random
+import shutil
 import signal
 import time
 import tracemalloc
@@ -74,7 +75,7 @@ STEPS = (
     (parts, "write_atomically"),
     (bulk, "sync_folder"),
     (bulk, "_save"),
-    (parts.shutil, "rmtree"),
+    (shutil, "rmtree"),
 )
 """What a run does to the disk, besides removing states that are no longer needed."""
 
