@@ -15,7 +15,8 @@ from cliquetta.methods.registry import MethodEntry, list_methods
 from docs.hooks import DOCS, method_page, page_of
 
 SHAPE = ("How to run it", "Settings", "What it costs and gains", "When to use it")
-PAGES = [DOCS / name for name in ("index.md", "quickstart/own-images.md", "quickstart/research.md")]
+_NAMES = ("index.md", "quickstart/own-images.md", "quickstart/research.md", "predict.md")
+PAGES = [DOCS / name for name in _NAMES]
 
 
 def filled(entry: MethodEntry) -> str:
