@@ -23,6 +23,7 @@ from cliquetta.evaluation.sweep import (
     RunSpec,
     grid,
     read_grid,
+    shard_of,
     sweep,
     with_fitted,
     with_method,
@@ -98,6 +99,21 @@ def test_a_grid_file_lays_shifts_over_datasets(tmp_path: Path) -> None:
     path.write_text(json.dumps([block | {"batchsize": 3}]))
     with pytest.raises(UnknownNameError, match="did you mean 'batch_size'"):
         read_grid(path)
+
+
+def test_a_star_stands_for_all_other_methods_and_slow_ones_have_limits(tmp_path: Path) -> None:
+    path = tmp_path / "grid.json"
+    block = {"datasets": ["bundled"], "methods": ["*", "mta/views=16"], "limits": {"mta": 5}}
+    path.write_text(json.dumps([block | {"order": o, "limit": 50} for o in ("shuffled", "long")]))
+    specs = read_grid(path)
+    assert {s.method for s in specs} == {e.name for e in registry.list_methods() if e.fit is None}
+    assert {s.limit for s in specs if s.method == "mta"} == {5}
+    assert {s.options for s in specs if s.method == "mta"} == {(("views", 16),)}
+    assert {s.limit for s in specs if s.method == "zero_shot"} == {5, 50}
+    assert {s.limit for s in specs if s.method not in ("mta", "zero_shot")} == {50}
+    shards = [shard_of(specs, number, 3) for number in (1, 2, 3)]
+    assert [{s.order for s in shard} for shard in shards] == [{"shuffled"}, {"long"}, set()]
+    assert sum(map(len, shards)) == len(specs)
 
 
 def test_every_method_and_dataset_of_a_grid_is_built_before_the_first_run(

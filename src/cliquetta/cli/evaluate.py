@@ -28,7 +28,7 @@ from cliquetta.errors import UserError
 
 if TYPE_CHECKING:
     from cliquetta.evaluation.record import Record
-    from cliquetta.evaluation.sweep import RunResult, RunSpec
+    from cliquetta.evaluation.sweep import RunResult
 
 _EXAMPLES = """
 cliquetta evaluate --dataset bundled@fog:3 --method tda,scap --seeds 0,1,2
@@ -75,7 +75,7 @@ def evaluate(
         typer.Option("--grid", help="JSON file of grids, instead of --dataset and --method."),
     ] = None,
     shard: Annotated[
-        str, typer.Option(help="With --grid: shard I of N of the datasets, written I/N.")
+        str, typer.Option(help="With --grid: shard I of N of the streams, written I/N.")
     ] = "1/1",
     model: Model = "micro",
     seeds: Seeds = "0",
@@ -148,7 +148,7 @@ def evaluate(
     that are finished already are read, not repeated.
     """
     from cliquetta.data.samplers import get_sampler, parse_present
-    from cliquetta.evaluation.sweep import RunContext, RunSpec, grid, read_grid, sweep
+    from cliquetta.evaluation.sweep import RunContext, RunSpec, grid, read_grid, shard_of, sweep
     from cliquetta.prompts.catalogue import read_prompts, read_templates
 
     if (grid_file is None) == (dataset is None):
@@ -157,7 +157,7 @@ def evaluate(
         if method or fitted or settings:
             raise UserError("--grid names the methods: leave out --method, --fitted and --set")
         changes = {} if limit is None else {"limit": limit}
-        specs = _shard(read_grid(grid_file, root=str(root or ""), **changes), shard)
+        specs = shard_of(read_grid(grid_file, root=str(root or ""), **changes), *read_shard(shard))
     else:
         assert dataset is not None
         base = RunSpec(
@@ -191,13 +191,6 @@ def evaluate(
     if at.is_main_process:
         _report(results, out, common.terminal)
         finish(results, common.terminal)
-
-
-def _shard(specs: Sequence[RunSpec], shard: str) -> list[RunSpec]:
-    """The runs on every nth dataset, for processes that share a grid."""
-    i, n = read_shard(shard)
-    chosen = list(dict.fromkeys(spec.dataset for spec in specs))[i - 1 :: n]
-    return [spec for spec in specs if spec.dataset in chosen]
 
 
 def _report(results: Sequence[RunResult], out: Path, terminal: Terminal) -> None:

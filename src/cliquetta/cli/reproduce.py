@@ -42,6 +42,8 @@ cliquetta reproduce headline --run --device cuda
 
 cliquetta reproduce methods
 
+cliquetta reproduce leaderboard --run --shard 2/8 --device cuda
+
 cliquetta reproduce cross-domain --root ~/data --method scap,tda --seeds 0,1,2
 
 cliquetta reproduce ood --root ~/data --fitted coop.safetensors --method zero_shot,coop
@@ -59,12 +61,16 @@ def reproduce(
         str,
         typer.Argument(
             help="Of the paper: ood, cross-domain, cross-domain-full, components, combination, "
-            "batch-size, hyperparameters; of our results: headline, methods, ablation."
+            "batch-size, hyperparameters; of our results: headline, methods, ablation, leaderboard."
         ),
     ],
     run: Annotated[
-        bool, typer.Option("--run", help="headline, methods, ablation: run what is missing first.")
+        bool, typer.Option("--run", help="Our results: run what is missing first.")
     ] = False,
+    shard: Annotated[
+        str,
+        typer.Option(help="With --run: only shard I of N of the streams (I/N); records nothing."),
+    ] = "1/1",
     check: Annotated[
         bool, typer.Option("--check", help="The same: exit with 1 if the page is out of date.")
     ] = False,
@@ -96,7 +102,7 @@ def reproduce(
     its published number. Without, on the bundled images under a shift: that shows the shape of a
     table in minutes, and its numbers cannot be compared with the printed ones.
     """
-    from cliquetta.cli.options import split_list
+    from cliquetta.cli.options import read_shard, split_list
     from cliquetta.evaluation.published import published_table
     from cliquetta.evaluation.reproduce import FEW_IMAGES, GRIDS, STAND_IN_IMAGES, Setting
     from cliquetta.evaluation.sweep import RunContext, RunSpec
@@ -105,11 +111,13 @@ def reproduce(
     if table in GRIDS:
         pages = Pages(results, Path("README.md"), results.parent / "methods" / "README.md")
         if run:
-            _run_grids(table, pages, RunContext(out, None, common.place(), workers), root, common)
-        _write_page(table, pages, common.terminal, check=check)
+            context = RunContext(out, None, common.place(), workers)
+            _run_grids(table, pages, context, root, common, read_shard(shard))
+        if shard == "1/1":
+            _write_page(table, pages, common.terminal, check=check)
         return
-    if run or check:
-        raise UserError(f"--run and --check are for {', '.join(GRIDS)}")
+    if run or check or shard != "1/1":
+        raise UserError(f"--run, --shard and --check are for {', '.join(GRIDS)}")
     wanted = published_table(table)
     if root is None and limit is None:
         limit = STAND_IN_IMAGES.get(table, FEW_IMAGES)
@@ -151,12 +159,19 @@ class Pages:
         from cliquetta.evaluation.reproduce import GRIDS, grid_file
         from cliquetta.evaluation.sweep import grid_roles
         from cliquetta.report import results_pages as made
+        from cliquetta.report.leaderboard import leaderboard_page
 
-        found = {}
-        for grid in GRIDS[page]:
-            known = self.records(grid).exists()
-            records = unpack_records(self.records(grid)) if known else []
-            found[grid] = made.read_settings(records, grid_roles(grid_file(grid)))
+        records = {
+            grid: unpack_records(self.records(grid)) if self.records(grid).exists() else []
+            for grid in GRIDS[page]
+        }
+        if page == "leaderboard":
+            text = leaderboard_page(records[page], self.methods.parent)
+            return self.results / "leaderboard.md", text
+        found = {
+            grid: made.read_settings(some, grid_roles(grid_file(grid)))
+            for grid, some in records.items()
+        }
         first = GRIDS[page][0]
         if not found[first]:
             raise UserError(
@@ -177,24 +192,35 @@ class Pages:
 
 
 def _run_grids(
-    page: str, pages: Pages, context: RunContext, root: Path | None, common: Common
+    page: str,
+    pages: Pages,
+    context: RunContext,
+    root: Path | None,
+    common: Common,
+    shard: tuple[int, int],
 ) -> None:
-    """Run the grids of a page and record them; those that need files elsewhere only with --root."""
+    """Run the grids of a page and record them; those that need files elsewhere only with --root.
+
+    A shard is run only: a last call without one finds all finished and records them.
+    """
     from cliquetta.atomic import write_atomically
     from cliquetta.evaluation.record import pack_records
     from cliquetta.evaluation.reproduce import GRIDS, grid_file
-    from cliquetta.evaluation.sweep import ROOT, read_grid, sweep
+    from cliquetta.evaluation.sweep import ROOT, read_grid, shard_of, sweep
 
     for grid in GRIDS[page]:
         if root is None and ROOT in grid_file(grid).read_text(encoding="utf-8"):
             common.terminal.warn(f"{grid} is left as it is: its images need --root")
             continue
-        specs = read_grid(grid_file(grid), root=str(root or ""))
+        specs = shard_of(read_grid(grid_file(grid), root=str(root or "")), *shard)
         with executing(specs, context, common.terminal) as at:
             done = sweep(specs, context, on_step=at.bars.step, on_result=at.bars.ended)
         records = [result.record for result in done if result.record is not None]
         if len(records) < len(specs):
             raise UserError(f"{len(specs) - len(records)} runs of {grid} failed: nothing recorded")
+        if shard[1] > 1:
+            common.terminal.say(f"{count(len(records), 'run')} in {context.out}")
+            continue
         packed = pack_records(records).replace(str(root), ROOT) if root else pack_records(records)
         write_atomically(pages.records(grid), packed.encode())
         common.terminal.say(f"{count(len(records), 'record')} in {pages.records(grid)}")

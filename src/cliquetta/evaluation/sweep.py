@@ -7,6 +7,7 @@ broken-off one continues from its saved state.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -29,7 +30,7 @@ from cliquetta.evaluation.runner import Answers, AnyStream, Step, evaluate, plan
 from cliquetta.methods._shared.feature_level import FeatureLevel
 from cliquetta.methods._shared.fewshot_io import create_fitted, load_fitted
 from cliquetta.methods.base import Adapter, BatchDependence
-from cliquetta.methods.registry import create_method, method_config
+from cliquetta.methods.registry import create_method, list_methods, method_config
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model
 from cliquetta.prompts.classes import ClassPrompts
@@ -143,15 +144,16 @@ def read_grid(path: Path | str, *, root: str = "", **changes: Any) -> list[RunSp
     """The runs of a grid file: JSON, a list of blocks, each a grid of its own.
 
     A block holds ``datasets``, ``methods`` and ``seeds``, and any field of :class:`RunSpec` that
-    its runs share. ``shifts`` and ``severities`` lay every such shift over every dataset; ``role``
-    is for reports. ``{root}`` in a value stands for a folder. ``changes`` overrule the fields of
-    all blocks.
+    its runs share. Method ``*`` stands for all that need no fitting and are not named beside it;
+    ``limits`` has the most images per dataset of slow methods, by name. ``shifts`` and
+    ``severities`` lay every such shift over every dataset; ``role`` is for reports. ``{root}`` in
+    a value stands for a folder. ``changes`` overrule the fields of all blocks.
     """
     known = {f.name for f in fields(RunSpec)}
     specs: list[RunSpec] = []
     for _, datasets, block in _blocks(path, root):
-        methods, seeds = block.pop("methods"), block.pop("seeds", [0])
-        baseline = block.pop("baseline", True)
+        methods, seeds = _expand(block.pop("methods")), block.pop("seeds", [0])
+        baseline, limits = block.pop("baseline", True), block.pop("limits", {})
         for name in set(block) - known:
             raise UnknownNameError(f"field of {path}", name, sorted(known))
         plain: dict[str, Any] = {
@@ -159,9 +161,28 @@ def read_grid(path: Path | str, *, root: str = "", **changes: Any) -> list[RunSp
             for name, value in {**block, **changes}.items()
         }
         base = RunSpec("", BASELINE, **plain)
-        cells = [with_method(base, method) for method in methods]
-        specs += grid(cells, datasets=datasets, seeds=seeds, baseline=baseline)
+        by_limit: dict[int | None, list[RunSpec]] = {}
+        for cell in (with_method(base, method) for method in methods):
+            known_limits = [n for n in (base.limit, limits.get(cell.method)) if n is not None]
+            limit = min(known_limits, default=None)
+            by_limit.setdefault(limit, []).append(replace(cell, limit=limit))
+        for cells in by_limit.values():
+            specs += grid(cells, datasets=datasets, seeds=seeds, baseline=baseline)
     return list(dict.fromkeys(specs))
+
+
+def _expand(methods: Sequence[str]) -> list[str]:
+    """Methods as they are written, ``*`` replaced."""
+    named = {re.split("[:/]", method)[0] for method in methods}
+    others = [e.name for e in list_methods() if e.fit is None and e.name not in named]
+    return [name for method in methods for name in (others if method == "*" else [method])]
+
+
+def shard_of(specs: Sequence[RunSpec], number: int, count: int) -> list[RunSpec]:
+    """The runs on every ``count``-th stream from ``number`` (1, 2 ...) on."""
+    streams = [(s.dataset, s.order, s.batch_size, s.unknown) for s in specs]
+    chosen = set(list(dict.fromkeys(streams))[number - 1 :: count])
+    return [spec for spec, stream in zip(specs, streams, strict=True) if stream in chosen]
 
 
 def grid_roles(path: Path | str) -> dict[str, str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from cliquetta.data.samplers import SAMPLERS
 from cliquetta.evaluation.comparison import Comparison, Overall, compare
 from cliquetta.evaluation.record import Record, Run
 from cliquetta.evaluation.sweep import BASELINE
@@ -78,10 +79,12 @@ def read_settings(records: Iterable[Record], roles: Mapping[str, str]) -> list[S
 def _title(record: Record) -> str:
     stream, model = record.settings["stream"], record.settings["model"]
     order = Run(record, None).order
-    facts = [f"{name} {stream[name]}" for name in ("present", "length") if name in stream]
+    reads = SAMPLERS[order].reads if order in SAMPLERS else ()
+    facts = [f"{n} {stream[n]}" for n in reads if n in stream and n != "batch_size"]
     facts += [f"gamma {stream['dirichlet']}"] if stream["dirichlet"] is not None else []
     order += f" ({', '.join(facts)})" if facts else ""
     limit = f", {stream['limit']} images per dataset" if stream["limit"] else ""
+    limit += ", open set" if "unknown" in stream else ""
     return f"{model['id']}, {model['dtype']}, {order}, batch {stream['batch_size']}{limit}"
 
 
@@ -100,17 +103,17 @@ def headline(bundled: Sequence[Setting], real: Sequence[Setting]) -> str:
         head += [f"{name}, {len(columns)} shifts", "worst", "clean"]
     _, main, _ = sides[-1]
     # A method may need other options on one side: its text half stays fixed on the real tower.
-    labels = [{_method(row): row for row in reversed(s.table.rows)} for _, s, _ in sides]
+    labels = [{method_of(row): row for row in reversed(s.table.rows)} for _, s, _ in sides]
     rows = []
     for row in main.rows:
-        name = _method(row.row)
+        name = method_of(row.row)
         if all(name in known for known in labels):
             cells = [
                 cell
                 for (_, setting, columns), known in zip(sides, labels, strict=True)
                 for cell in _headline_cells(setting, columns, known[name])
             ]
-            rows.append((f"`{name}`", *cells, BLANK if row.cost is None else _times(row.cost)))
+            rows.append((f"`{name}`", *cells, BLANK if row.cost is None else times(row.cost)))
     return to_markdown(TextTable((*head, "cost"), tuple(rows))).rstrip()
 
 
@@ -142,14 +145,14 @@ def methods_page(
     """Every registered method beside what was recorded of it; ``folder`` holds their pages."""
     parts = [
         "# The methods compared",
-        _fill(
+        fill(
             "Written by `cliquetta reproduce methods` from the records in `docs/results`: do not "
             "edit it. Each name leads to the method's own page."
         ),
         "## How to read and choose",
-        "\n".join(map(_item, READING)),
+        "\n".join(map(as_item, READING)),
         "What your images allow decides first; within that, by gain on the bundled set:",
-        "\n".join(_item(f"{text} {_ranking(bundled, kind)}") for kind, text in KINDS.items()),
+        "\n".join(as_item(f"{text} {_ranking(bundled, kind)}") for kind, text in KINDS.items()),
     ]
     for title, settings in (("Bundled set", bundled), ("Real ViT-B/16 image tower", real)):
         if settings:
@@ -169,7 +172,7 @@ def ablation_page(settings: Sequence[Setting]) -> str:
     parts = [
         "# Ablations",
         "Written by `cliquetta reproduce ablation` from records: do not edit it.",
-        "\n".join(map(_item, READING[:2])),
+        "\n".join(map(as_item, READING[:2])),
     ]
     for setting in settings:
         parts += [f"## {setting.title}", *_by_dataset(setting, overall=True)]
@@ -190,7 +193,7 @@ def sources(settings: Iterable[Setting]) -> str:
         )
         seeds = sorted({record.seed for record in records})
         facts = f"{' to '.join(dict.fromkeys([dates[0], dates[-1]]))}, {'; '.join(machines)}"
-        lines.append(_item(f"{setting.title}: {len(records)} runs, seeds {seeds}, {facts}."))
+        lines.append(as_item(f"{setting.title}: {len(records)} runs, seeds {seeds}, {facts}."))
     return "\n".join(lines)
 
 
@@ -206,25 +209,25 @@ def _every_method(settings: Sequence[Setting], folder: Path) -> str:
     )
     rows = []
     for setting, row in ordered:
-        page = folder / f"{_method(row.row)}.md"
+        page = folder / f"{method_of(row.row)}.md"
         name = f"[`{row.row}`]({page.name})" if page.exists() else f"`{row.row}`"
         untouched = setting.table.overall(row.row, setting.columns(REPORT)).gain
         spread = "" if row.sd is None else f" ± {row.sd:.2f}"
         rows.append(
             (
                 name,
-                _kind(get_method(_method(row.row))),
+                _kind(get_method(method_of(row.row))),
                 BLANK if row.mean is None else f"{row.mean:.2f}{spread}",
                 _gain(row),
                 BLANK if untouched is None else f"{untouched:+.2f}",
-                BLANK if row.worst is None else f"{row.worst[0]:+.2f} ({_short(row.worst[1])})",
+                BLANK if row.worst is None else f"{row.worst[0]:+.2f} ({short_id(row.worst[1])})",
                 BLANK if row.ece is None else f"{row.ece:.1f}",
-                BLANK if row.cost is None else _times(row.cost),
+                BLANK if row.cost is None else times(row.cost),
                 f"{len(row.columns)} × {row.images:,}",
             )
         )
     table = TextTable((*head, "cost", "datasets × images"), tuple(rows), labels=2)
-    return f"{_fill('; '.join(s.title for s in settings))}\n\n{to_markdown(table).rstrip()}"
+    return f"{fill('; '.join(s.title for s in settings))}\n\n{to_markdown(table).rstrip()}"
 
 
 def _by_dataset(setting: Setting, *, overall: bool = False) -> list[str]:
@@ -233,7 +236,7 @@ def _by_dataset(setting: Setting, *, overall: bool = False) -> list[str]:
     for start in range(0, len(names), COLUMNS):
         some = names[start : start + COLUMNS]
         marks = {DEVELOPMENT: " (dev)", CLEAN: " (clean)"}
-        head = [_short(name) + marks.get(setting.roles.get(name, ""), "") for name in some]
+        head = [short_id(name) + marks.get(setting.roles.get(name, ""), "") for name in some]
         rows = []
         for row in setting.rows:
             cells = []
@@ -253,16 +256,16 @@ def _ranking(settings: Sequence[Setting], kind: str) -> str:
     names = {e.name for e in list_methods() if _kind(e) == kind and e.name != BASELINE}
     gains: dict[str, float] = {}
     for row in (row for setting in settings for row in setting.rows):
-        if row.gain is not None and _method(row.row) in names:
+        if row.gain is not None and method_of(row.row) in names:
             gains.setdefault(row.row, row.gain)
     ordered = sorted(gains.items(), key=lambda item: -item[1])
     return ", ".join(f"`{name}` {gain:+.2f}" for name, gain in ordered) or "Nothing is recorded."
 
 
 def _not_run(settings: Sequence[Setting]) -> str:
-    ran = {_method(row) for setting in settings for row in setting.table.rows}
+    ran = {method_of(row) for setting in settings for row in setting.table.rows}
     missing = [f"`{entry.name}`" for entry in list_methods() if entry.name not in ran]
-    return _fill(", ".join(missing) or "Nothing: every method has a row.")
+    return fill(", ".join(missing) or "Nothing: every method has a row.")
 
 
 def _gain(row: Overall) -> str:
@@ -276,25 +279,28 @@ def _kind(entry: MethodEntry) -> str:
     return "few shots" if entry.fit is not None else entry.adapter.batch_dependence.value
 
 
-def _method(label: str) -> str:
+def method_of(label: str) -> str:
     """The registered name in the label of a row."""
     return label.split()[0].partition(":")[0]
 
 
-def _short(dataset: str) -> str:
+def short_id(dataset: str) -> str:
     """The id without the folder that its files are in."""
-    return dataset.rpartition("/")[2].removeprefix("bundled@")
+    return dataset.partition(" with unknown")[0].rpartition("/")[2].replace("bundled@", "")
 
 
-def _times(cost: float) -> str:
+def times(cost: float) -> str:
+    """A cost as a multiple."""
     return f"{cost:.3g} ×"
 
 
-def _fill(text: str) -> str:
+def fill(text: str) -> str:
+    """A paragraph of a page."""
     return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
 
 
-def _item(text: str) -> str:
+def as_item(text: str) -> str:
+    """An item of a list."""
     return textwrap.fill(
         f"- {text}", 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
     )
