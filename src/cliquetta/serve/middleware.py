@@ -187,8 +187,8 @@ class _Answer:
         self.count += len(body)
         try:
             await self._send_parts(message, body)
-        except asyncio.TimeoutError:
-            self._dropped = True  # incomplete: the server closes the connection
+        except (asyncio.TimeoutError, asyncio.CancelledError):  # or the server stops
+            self._dropped = True  # incomplete: the connection is closed
 
     async def _send_parts(self, message: Message, body: bytes) -> None:
         if self._head is not None:

@@ -6,8 +6,10 @@ import asyncio
 import errno
 import socket
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -20,6 +22,7 @@ from cliquetta.serve.logs import logging_as
 from cliquetta.serve.settings import Limits, Settings
 from cliquetta.serve.store import Store
 
+_BACKLOG = 128  # so many are accepted at once, each a file descriptor before it can be refused
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 5\r\n\r\n"
 
 
@@ -49,7 +52,7 @@ def open_port(host: str, port: int) -> socket.socket:
     """Listen on an address, or say what to do where it is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=256)
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise UserError(f"port {port} is in use: choose another one with --port") from None
@@ -61,11 +64,13 @@ def make_server(app: ASGIApp, limits: Limits) -> uvicorn.Server:
 
     class Protocol(BoundedProtocol):
         bounds = limits
+        waiting: ClassVar[OrderedDict[BoundedProtocol, None]] = OrderedDict()
 
     config = uvicorn.Config(
         app,
         http=Protocol,
         ws="none",
+        backlog=_BACKLOG,
         access_log=False,
         server_header=False,
         log_config=None,  # ours: see logs.py
@@ -78,24 +83,32 @@ class BoundedProtocol(H11Protocol):
     """HTTP with a cap on connections, and deadlines for heads of requests and stalled readers.
 
     The middleware sees a request only once its head is complete, and an answer only until it is
-    in the transport's buffer; these bounds are for what comes before and after.
+    in the transport's buffer; these bounds are for what comes before and after. At the cap, the
+    connection that has waited longest without a request makes room for a new one.
     """
 
-    bounds: Limits
+    bounds: ClassVar[Limits]
+    waiting: ClassVar[OrderedDict[BoundedProtocol, None]]
+    """Connections without a request under way, longest first."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accept a connection, or close it at once if there are too many."""
+        """Accept a connection; if there are too many, close an idle one or this one."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         super().connection_made(transport)
         if len(self.connections) > self.bounds.connections:
-            transport.write(_FULL)
-            transport.close()
+            if self.waiting:
+                self.waiting.popitem(last=False)[0].transport.abort()
+            else:
+                transport.write(_FULL)
+                transport.close()
         self._begin("head", self.bounds.header_seconds)
+        self.waiting[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop all timers."""
         for name in tuple(self._timers):
             self._end(name)
+        self.waiting.pop(self, None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -106,6 +119,13 @@ class BoundedProtocol(H11Protocol):
         super().data_received(data)
         if self.cycle is not before:
             self._end("head")
+            self.waiting.pop(self, None)
+
+    def on_response_complete(self) -> None:
+        """The connection is idle again."""
+        if not self.transport.is_closing():
+            self.waiting[self] = None
+        super().on_response_complete()
 
     def pause_writing(self) -> None:
         """The client does not read: give it some time."""
