@@ -118,6 +118,7 @@ def test_a_flat_folder_needs_names(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="give class names"):
         folder_dataset(tmp_path)
     assert folder_dataset(tmp_path, names=["cat"]).labels is None
+    assert get_dataset(f"folder:{tmp_path}", classes=["a", "b"]).names == ("a", "b")
     (tmp_path / "classnames.txt").write_text("cat\n# horse\ndog\n")
     dataset = get_dataset(f"folder:{tmp_path}")
     assert dataset.names == ("cat", "dog") and dataset.labels is None

@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cliquetta.data.benchmarks import BENCHMARKS, Benchmark
 from cliquetta.data.bundled import BundledSplit, load_bundled
 from cliquetta.data.dataset import ArrayDataset, Dataset
-from cliquetta.data.files import CLASS_FILES, folder_dataset, read_beside, table_dataset
+from cliquetta.data.files import (
+    CLASS_FILES,
+    NoClassNamesError,
+    folder_dataset,
+    read_beside,
+    table_dataset,
+)
 from cliquetta.data.huggingface import hugging_face_dataset
 from cliquetta.data.shifts import ShiftedDataset, parse_dataset_id
 from cliquetta.data.tar import tar_dataset
 from cliquetta.errors import UnknownNameError, UserError
 
 FOLDER = "folder:"
-YOURS: dict[str, tuple[Callable[[str], Dataset], str]] = {
-    FOLDER: (lambda at: _folder(_path(at)), "a folder of images, one sub-folder per class"),
-    "csv:": (lambda at: table_dataset(_path(at)), "a CSV or TSV file of paths and classes"),
-    "tar:": (lambda at: tar_dataset(_path(at)), "tar shards (WebDataset), one or a folder of them"),
-    "hf:": (hugging_face_dataset, "a dataset of the Hugging Face hub, or one saved to disk"),
+Names = Sequence[str] | None
+YOURS: dict[str, tuple[Callable[[str, Names], Dataset], str]] = {
+    FOLDER: (
+        lambda at, names: _folder(_path(at), names),
+        "a folder of images, one sub-folder per class",
+    ),
+    "csv:": (
+        lambda at, names: table_dataset(_path(at), names),
+        "a CSV or TSV file of paths and classes",
+    ),
+    "tar:": (
+        lambda at, names: tar_dataset(_path(at), names),
+        "tar shards (WebDataset), one or a folder of them",
+    ),
+    "hf:": (
+        lambda at, names: hugging_face_dataset(at),
+        "a dataset of the Hugging Face hub, or one saved to disk",
+    ),
 }
 """Users' own data: the prefix of an id, how to build it and what it is."""
 
@@ -101,30 +120,39 @@ def list_datasets() -> list[DatasetEntry]:
     return [_ENTRIES[id] for id in sorted(_ENTRIES)]
 
 
-def get_dataset(id: str, root: Path | str | None = None, *, noise_seed: int = 0) -> Dataset:
+def get_dataset(
+    id: str, root: Path | str | None = None, *, noise_seed: int = 0, classes: Names = None
+) -> Dataset:
     """The dataset of an id, which may name a split and a shift.
 
     ``pacs/sketch@fog:3`` is the sketches of PACS in fog. ``folder:PATH``, ``csv:PATH``,
-    ``tar:PATH`` and ``hf:NAME`` read your own data. ``noise_seed`` draws the noise of a shift.
+    ``tar:PATH`` and ``hf:NAME`` read your own data; ``classes`` are the class names where these
+    have none. ``noise_seed`` draws the noise of a shift.
     """
     base, shift = parse_dataset_id(id)
-    dataset = _plain_dataset(base, None if root is None else _path(root))
+    root = None if root is None else _path(root)
+    try:
+        dataset = _plain_dataset(base, root, None)
+    except NoClassNamesError:
+        if classes is None:
+            raise
+        dataset = _plain_dataset(base, root, classes)
     return dataset if shift is None else ShiftedDataset(dataset, shift, seed=noise_seed)
 
 
-def _plain_dataset(id: str, root: Path | None) -> Dataset:
+def _plain_dataset(id: str, root: Path | None, classes: Names) -> Dataset:
     prefix, colon, rest = id.partition(":")
     if colon and f"{prefix}:" in YOURS:
-        return YOURS[f"{prefix}:"][0](rest)
+        return YOURS[f"{prefix}:"][0](rest, classes)
     name, slash, split = id.partition("/")
     if name not in _ENTRIES:
         raise UnknownNameError("dataset", id, [*_ENTRIES, f"{FOLDER}PATH"])
     return _ENTRIES[name].build(root, split if slash else None)
 
 
-def _folder(path: Path) -> Dataset:
+def _folder(path: Path, names: Names) -> Dataset:
     """Sub-folders are labels here; a flat folder takes its class names from a file in it."""
-    return folder_dataset(path, read_beside(path, CLASS_FILES), labelled=True)
+    return folder_dataset(path, names or read_beside(path, CLASS_FILES), labelled=True)
 
 
 def _path(given: Path | str) -> Path:

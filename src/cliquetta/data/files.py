@@ -30,6 +30,10 @@ PATH_COLUMNS = ("path", "file", "filename", "filepath", "file_name", "image")
 LABEL_COLUMNS = ("class", "label", "class_name", "category", "target")
 
 
+class NoClassNamesError(UserError):
+    """Images whose classes have no names."""
+
+
 def natural_key(text: str) -> list[tuple[int, int, str]]:
     """Sorts "2" before "10": runs of digits count as numbers."""
     parts = re.split(r"(\d+)", text)
@@ -107,7 +111,10 @@ def folder_dataset(
     owners = [key.partition("/")[0] if "/" in key else None for key in keys]
     labelled = (names is None if labelled is None else labelled) and any(owners)
     if not labelled and names is None:
-        raise UserError(f"{folder} has no sub-folders to name its classes: give class names")
+        raise NoClassNamesError(
+            f"{folder} has no sub-folders to name its classes: give class names (--classes, or "
+            f"{CLASS_FILES[0]} in it)"
+        )
     if labelled and None in owners:
         loose = keys[owners.index(None)]
         raise UserError(f"{folder} has class folders and loose images ({loose}); move those")
@@ -205,9 +212,9 @@ def number_labels(
     numbers = numeric and bool(known) and all(value.isdecimal() for value in known)
     if names is None and (numbers or not known):
         what = "labels are numbers" if known else "there are no labels"
-        raise UserError(
+        raise NoClassNamesError(
             f"{source}: {what}, so the classes have no names: write them, one per line, into "
-            f"{CLASS_FILES[0]} beside it"
+            f"{CLASS_FILES[0]} beside it, or give --classes"
         )
     names = tuple(sorted(set(known), key=natural_key)) if names is None else tuple(names)
     if not known:

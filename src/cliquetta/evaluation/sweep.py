@@ -337,7 +337,7 @@ class RunContext:
         """The datasets of a stream, and that of its unknown images."""
         ids = spec.dataset.split("+" if get_sampler(spec.order)[1].interleaves else ">")
         self._data = {
-            id: self._data[id] if id in self._data else get_dataset(id, self.root)
+            id: self._data.get(id) or get_dataset(id, self.root, classes=spec.classes)
             for id in dict.fromkeys([*ids, *([spec.unknown] if spec.unknown else [])])
         }
         found = [self._data[id] for id in ids]
