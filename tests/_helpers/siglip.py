@@ -16,7 +16,7 @@ XLM = ("<s>", "<pad>", "</s>", "<unk>")
 WORDS = ["a", "photo", "of", "sketch", "airplane", "cat", "frog", "ship", "truck", "green", "the"]
 
 
-def randomise(model: Any, seed: int = 0) -> Any:
+def randomise(model: Any, seed: int = 0, *, sharpness: float = 1.0) -> Any:
     """Weights whose features depend on the input."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -28,19 +28,24 @@ def randomise(model: Any, seed: int = 0) -> Any:
                 weight += 0.1 * noise
             else:
                 kind = "embedding" in name or "probe" in name
-                sharp = 3.0 if "q_proj" in name or "k_proj" in name else 1.0  # words are few
+                sharp = sharpness if "q_proj" in name or "k_proj" in name else 1.0
                 weight.copy_(noise * (0.5 if kind else sharp * weight[0].numel() ** -0.5))
     return model.eval()
 
 
-def tiny_siglip(seed: int = 0, *, text_width: int = 48, vocab_size: int = 64) -> Any:
-    """A random ``SiglipModel``: 32 px, two blocks, text and image of different width."""
+def tiny_siglip(
+    seed: int = 0, *, text_width: int = 48, vocab_size: int = 64, sharpness: float = 1.0
+) -> Any:
+    """A random ``SiglipModel``: 32 px, two blocks, text and image of different width.
+
+    ``sharpness`` scales queries and keys, so that a few words stand out among the padding.
+    """
     text = {"hidden_size": text_width, "projection_size": 64, "vocab_size": vocab_size}
     text |= {"intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4}
     vision = {"hidden_size": 64, "image_size": 32, "patch_size": 8}
     vision |= {"intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
     config = transformers.SiglipConfig(text_config=text, vision_config=vision)
-    return randomise(transformers.SiglipModel(config), seed)
+    return randomise(transformers.SiglipModel(config), seed, sharpness=sharpness)
 
 
 def word_tokenizer(

@@ -131,9 +131,10 @@ def prefixed(theirs: Any, pixels: Tensor, prefix: Any) -> Any:
 
 @pytest.mark.parametrize("blocks", [(0,), (2,), (0, 1, 2)])
 def test_gradients_of_prefix_prompts(pair: Any, pixels: Tensor, blocks: tuple[int, ...]) -> None:
-    ours, theirs = pair
+    ours, theirs = (copy.deepcopy(model).double() for model in pair)
+    pixels = pixels.double()
     draw = torch.Generator().manual_seed(2)
-    prompts = [torch.randn(2, 2, 64, generator=draw).requires_grad_() for _ in blocks]
+    prompts = [torch.randn(2, 2, 64, generator=draw).double().requires_grad_() for _ in blocks]
     by_block = dict(zip(blocks, prompts, strict=True))
     found = ours.encode_image(pixels, prefix={b: Prefix(p[None]) for b, p in by_block.items()})
     wanted = prefixed(theirs, pixels, by_block)
@@ -159,7 +160,7 @@ def test_prompt_tokens_stand_beside_the_patches(pair: Any, pixels: Tensor, posit
 
 
 def test_gradients_of_text_context(pair: Any) -> None:
-    ours, theirs = pair
+    ours, theirs = (copy.deepcopy(model).double() for model in pair)
     context = ours.context("a photo of a")
     a, b = context.clone().requires_grad_(), context.clone().requires_grad_()
     found = ours.encode_text(["a photo of a frog"], context=a)
@@ -208,8 +209,8 @@ def test_methods_run(pair: Any, method: str) -> None:
         ("tip_adapter", {}),
     ],
 )
-def test_few_shot_methods_learn(pair: Any, method: str, options: dict[str, Any]) -> None:
-    model, _ = pair
+def test_few_shot_methods_learn(tmp_path: Path, method: str, options: dict[str, Any]) -> None:
+    model = create_model(save_siglip(tiny_siglip(sharpness=3), tmp_path))
     config = replace(get_method(method).config(), crop_scale=(0.6, 1.0), **options)
     examples = make_examples()
     fitted = fit_method(method, model, TWO, examples, config)
