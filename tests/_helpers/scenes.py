@@ -86,13 +86,12 @@ def pair(
     theirs = dict(options)
     if "blocks" in theirs:
         (theirs["prompt_block"],) = theirs.pop("blocks")
-    assert engine.text is not None
     oracle = ReferenceSCAP(
         model,
         prompts,
         ReferenceSettings(**theirs),
         engine.memory["start_prompt"][0],
-        engine.text.start,
+        model.context(templates[0].split("{}")[0].strip()),
     )
     return Pair(engine, oracle)
 

@@ -44,7 +44,9 @@ class ReferenceSettings:
     """rho, the share of the fixed templates; ``None`` is 0.5. One template alone: always 0."""
     key: Literal["start", "updated"] = "start"
     query: Literal["start", "plain"] = "start"
-    match: Literal["cosine", "inner"] = "cosine"
+    match: Literal["inner", "cosine"] = "inner"
+    graph: Literal["zhou", "zhou-loops"] = "zhou"
+    restore_norms: bool = False
     capacity: int = 6
     """L, pairs kept per class."""
     neighbours: int = 3
@@ -69,7 +71,7 @@ class ReferenceSettings:
 
 @dataclass
 class Losses:
-    """Eq. 9, Eq. 10 and their weighted sum, Eq. 15, of one clique."""
+    """Eq. 9, Eq. 10 and their weighted sum, Eq. 14, of one clique."""
 
     entropy: Tensor
     concentration: Tensor
@@ -222,7 +224,7 @@ def learn(
     *,
     learn_text: bool = True,
 ) -> Learned:
-    """Eq. 4-10, 15: prompts of one clique from its images (n, 3, S, S).
+    """Eq. 4-10, 14: prompts of one clique from its images (n, 3, S, S).
 
     ``text_of`` maps a context to text features. No ``start_visual``: images are encoded plainly.
     """
@@ -267,27 +269,30 @@ def running_mean(mean: Tensor | None, new: Tensor, tau: int) -> Tensor:
     return alpha * mean + (1 - alpha) * new
 
 
-def retention_graph(keys: Tensor, bandwidth: float, neighbours: int) -> Tensor:
-    """Eq. 12-13: symmetric weights (n, n): Gaussian, zero diagonal, K largest of each row."""
-    n = len(keys)
+def retention_graph(keys: Tensor, s: ReferenceSettings) -> Tensor:
+    """Eq. 12: Gaussian weights (n, n), K largest of each row, made symmetric.
+
+    Without loops the diagonal is zero and does not count among the K.
+    """
+    n, loops = len(keys), s.graph == "zhou-loops"
     W = torch.zeros(n, n, dtype=keys.dtype)
     for k in range(n):
         for m in range(n):
-            if k != m:
-                W[k, m] = torch.exp(-((keys[k] - keys[m]) ** 2).sum() / (2 * bandwidth**2))
+            if k != m or loops:
+                W[k, m] = torch.exp(-((keys[k] - keys[m]) ** 2).sum() / (2 * s.bandwidth**2))
     kept = torch.zeros_like(W)
     for k in range(n):
-        others = [m for m in range(n) if m != k]
-        nearest = sorted(others, key=lambda m: (-W[k, m].item(), m))[:neighbours]
+        candidates = [m for m in range(n) if m != k or loops]
+        nearest = sorted(candidates, key=lambda m: (-W[k, m].item(), m))[: s.neighbours]
         for m in nearest:
             kept[k, m] = W[k, m]
     return torch.maximum(kept, kept.T)
 
 
-def propagate(keys: Tensor, bandwidth: float, neighbours: int, alpha: float) -> Tensor:
-    """Zhou et al. 2003: (1 - alpha) (I - alpha S)^-1 A, each row with its former norm."""
-    keys, device = keys.cpu(), keys.device
-    W = retention_graph(keys, bandwidth, neighbours)
+def propagate(keys: Tensor, s: ReferenceSettings) -> Tensor:
+    """Zhou et al. 2003: (1 - alpha) (I - alpha S)^-1 A."""
+    keys, device, alpha = keys.cpu(), keys.device, s.propagation
+    W = retention_graph(keys, s)
     n = len(keys)
     S = torch.zeros_like(W)
     degree = W.sum(dim=1)
@@ -297,10 +302,10 @@ def propagate(keys: Tensor, bandwidth: float, neighbours: int, alpha: float) -> 
                 S[k, m] = W[k, m] / (degree[k].sqrt() * degree[m].sqrt())
     identity = torch.eye(n, dtype=keys.dtype)
     moved = (1 - alpha) * torch.linalg.solve(identity - alpha * S, keys)
-    rows = []
-    for old, new in zip(keys, moved, strict=True):
-        rows.append(new * old.norm() / new.norm() if new.norm() > 0 else new)
-    return torch.stack(rows).to(device)
+    if s.restore_norms:
+        norms = [old.norm() / new.norm() for old, new in zip(keys, moved, strict=True)]
+        moved = torch.stack([row * norm for row, norm in zip(moved, norms, strict=True)])
+    return moved.to(device)
 
 
 def closest_pair(keys: Tensor) -> tuple[int, int]:
@@ -312,13 +317,13 @@ def closest_pair(keys: Tensor) -> tuple[int, int]:
 def retain(
     entries: Sequence[Entry], key: Tensor, value: Tensor, s: ReferenceSettings
 ) -> list[Entry]:
-    """Eq. 12-14: R_i with one more pair, and two of its pairs fused when there are more than L."""
+    """Eq. 12-13: R_i with one more pair, and two of its pairs fused when there are more than L."""
     entries = [*entries, (key, value)]
     if len(entries) <= s.capacity:
         return entries
     raw = torch.stack([key for key, _ in entries])
     values = [value for _, value in entries]
-    moved = propagate(raw, s.bandwidth, s.neighbours, s.propagation)
+    moved = propagate(raw, s)
     k, m = closest_pair(moved)
     keys = list(moved if s.replace_keys else raw)
     keys[k] = (keys[k] + keys[m]) / 2
@@ -331,7 +336,7 @@ def retain(
 
 
 def best_match(query: Tensor, keys: Sequence[Tensor], match: str) -> int:
-    """Eq. 17: the key most similar to the query, the first on ties."""
+    """Eq. 16: the key most similar to the query, the first on ties."""
     scores = [float(query @ (l2_normalize(key) if match == "cosine" else key)) for key in keys]
     return scores.index(max(scores))
 
@@ -339,7 +344,7 @@ def best_match(query: Tensor, keys: Sequence[Tensor], match: str) -> int:
 def compose(
     cliques: Sequence[Tensor], retained: Sequence[Tensor], s: ReferenceSettings
 ) -> Tensor | None:
-    """Eq. 16-17: the prompt (sum of lengths, 2, D) of one pass, or ``None`` for no prompt.
+    """Eq. 15, 17: the prompt (sum of lengths, 2, D) of one pass, or ``None`` for no prompt.
 
     Tokens are concatenated along their own axis: keys stay keys (index 0), values stay values.
     """

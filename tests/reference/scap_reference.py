@@ -13,8 +13,8 @@ Readings, where the paper is silent:
   the whole set again is not added again, even with ``deduplicate="none"``.
 * Text. The learnable template is the first; its context stands right behind the start token. The
   feature is unit((1 - rho) u_learn + rho u_fix). A learner without context (``start_context`` is
-  ``None`` or has no tokens) learns no text; with ``None`` its text is the plain classifier.
-  ``modalities="image"`` with a context keeps text at that context, templates mixed as above.
+  ``None`` or has no tokens) learns no text. Text for which no prompt was learned is the plain
+  classifier, so that a run without prompts is zero-shot CLIP, also with several templates.
 * ``modalities="text"`` never prompts an image, neither in the loss nor at inference, and retains
   no visual prompt.
 * An image without any prompt is scored by its plain feature, whatever ``mining_features`` is.
@@ -154,7 +154,7 @@ class ReferenceSCAP:
                 self.model,
                 images[sorted(members)],
                 self.P0_I if self.learns_visual else None,
-                self.P0_T,
+                self.P0_T if self.learns_text else None,
                 self.text_of,
                 s,
                 learn_text=self.learns_text,
@@ -193,11 +193,15 @@ class ReferenceSCAP:
         return text_features(self.model, self.prompts, context, self.u_fix, mix)
 
     def composed_context(self, i: int, result: ReferenceResult) -> Tensor | None:
-        """Eq. 18: P_C^T of class i."""
-        if not self.learns_text or self.text_mean is None:
+        """Eq. 18: P_C^T of class i, or ``None`` as long as no text prompt is in use."""
+        retained = self.text_mean
+        if retained is None:
+            unused = self.settings.text_retained_share == 1 or not any(
+                text is not None for text in result.text
+            )
+            if unused:
+                return None
             retained = self.P0_T
-        else:
-            retained = self.text_mean
         own = [
             text
             for (c, _), text in zip(result.cliques, result.text, strict=True)

@@ -257,7 +257,7 @@ def zhou_by_iteration(A: np.ndarray, sigma: float, K: int, alpha: float) -> np.n
     out = A.copy()
     for _ in range(400):
         out = alpha * S @ out + (1 - alpha) * A
-    return out * (np.linalg.norm(A, axis=1) / np.linalg.norm(out, axis=1))[:, None]
+    return out
 
 
 @pytest.mark.parametrize(("n", "K", "alpha"), [(7, 3, 0.3), (7, 1, 0.9), (4, 9, 0.5), (2, 2, 0.3)])
@@ -265,27 +265,34 @@ def test_propagation_is_zhou_fixed_point(n: int, K: int, alpha: float) -> None:
     generator = torch.Generator().manual_seed(n + K)
     keys = torch.randn(n, 5, generator=generator, dtype=torch.float64)
     keys = 0.9 * eq.l2_normalize(keys + 2)
-    moved = eq.propagate(keys, 0.3, K, alpha)
+    settings = ReferenceSettings(neighbours=K, propagation=alpha)
+    moved = eq.propagate(keys, settings)
     expected = torch.from_numpy(zhou_by_iteration(keys.numpy(), 0.3, K, alpha))
     torch.testing.assert_close(moved, expected)
-    torch.testing.assert_close(moved.norm(dim=1), keys.norm(dim=1))
-    assert not torch.allclose(moved, keys, atol=1e-3)
+    assert not torch.allclose(eq.l2_normalize(moved), eq.l2_normalize(keys), atol=1e-3)
+    restored = eq.propagate(keys, replace(settings, restore_norms=True))
+    torch.testing.assert_close(restored, moved * (keys.norm(dim=1) / moved.norm(dim=1))[:, None])
 
 
 def test_graph_neighbours_are_joined_from_either_side() -> None:
     keys = torch.tensor([[0.0], [0.1], [0.3]], dtype=torch.float64)
-    W = eq.retention_graph(keys, 0.3, 1)
+    W = eq.retention_graph(keys, ReferenceSettings(neighbours=1))
     near, far = math.exp(-0.01 / 0.18), math.exp(-0.04 / 0.18)
     # 0 and 1 choose each other; 2 chooses 1, which joins them although 1 did not choose 2.
     expected = torch.tensor([[0, near, 0], [near, 0, far], [0, far, 0]], dtype=torch.float64)
     torch.testing.assert_close(W, expected)
+    # With loops a key is the first of its own neighbours, so that K = 1 joins nobody.
+    alone = eq.retention_graph(keys, ReferenceSettings(neighbours=1, graph="zhou-loops"))
+    torch.testing.assert_close(alone, torch.eye(3, dtype=torch.float64))
+    two = eq.retention_graph(keys, ReferenceSettings(neighbours=2, graph="zhou-loops"))
+    torch.testing.assert_close(two, expected + torch.eye(3, dtype=torch.float64))
 
 
 def test_isolated_key_stays() -> None:
     # The third key is so far away that its weights underflow to zero.
     keys = torch.tensor([[1.0, 0.0], [0.9, 0.1], [1e3, 1e3]], dtype=torch.float64)
-    moved = eq.propagate(keys, 0.3, 2, 0.3)
-    torch.testing.assert_close(moved[2], keys[2])
+    moved = eq.propagate(keys, ReferenceSettings(neighbours=2))
+    torch.testing.assert_close(moved[2], 0.7 * keys[2])
     assert moved.isfinite().all() and (moved[0] - moved[1]).norm() < (keys[0] - keys[1]).norm()
 
 
@@ -304,7 +311,7 @@ def test_retain_fuses_the_closest_pair_at_the_lower_index(replace_keys: bool) ->
         assert len(entries) == min(n + 1, 3)
     # 60 and 62 degrees are fused where 60 stood; values are averaged and never propagated.
     assert [float(value[0, 0, 0]) for _, value in entries] == [0.0, 2.0, 2.0]
-    moved = eq.propagate(keys, 0.3, 3, 0.3)
+    moved = eq.propagate(keys, settings)
     source = moved if replace_keys else keys
     expected = torch.stack([source[0], (source[1] + source[3]) / 2, source[2]])
     torch.testing.assert_close(torch.stack([key for key, _ in entries]), expected)

@@ -125,7 +125,7 @@ def test_every_clique_equals_itself_learned_alone(options: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("options", [{}, {"steps": 2}, {"blocks": (1, 2)}], ids=str)
 def test_fresh_starts_equal_each_clique_from_its_own(options: dict[str, Any]) -> None:
-    config = SCAPConfig(start="fresh", **options)
+    config = SCAPConfig(start="fresh", retention=False, **options)
     start = make_start(config, len(SETS))
     learned = make_learner(config).learn(make_task(config), start, explain=True)
     check(learned, start, config)
@@ -138,7 +138,9 @@ def test_text_alone_leaves_images_plain() -> None:
     check(learned, None, config)
 
 
-@pytest.mark.parametrize("options", [{}, {"steps": 3}, {"start": "fresh", "steps": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"steps": 3}, {"start": "fresh", "steps": 2, "retention": False}], ids=str
+)
 @pytest.mark.parametrize("rows", [1, 2, 5, 18])
 def test_parts_that_fit_in_memory_give_the_whole(options: dict[str, Any], rows: int) -> None:
     config = SCAPConfig(**options)

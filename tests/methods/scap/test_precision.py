@@ -25,7 +25,9 @@ def adapter_of(dtype: torch.dtype, **options: Any) -> SCAP:
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize(
-    "options", [{}, {"steps": 2}, {"text_scope": "class"}, {"start": "fresh"}], ids=str
+    "options",
+    [{}, {"steps": 2}, {"text_scope": "class"}, {"start": "fresh", "retention": False}],
+    ids=str,
 )
 def test_half_precision_runs_and_remembers_in_float32(
     dtype: torch.dtype, options: dict[str, Any]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import warnings
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor
 
 from cliquetta.data.views import attach_views
+from cliquetta.errors import UserError
 from cliquetta.methods.registry import create_method, get_method, method_config
 from cliquetta.methods.scap import PRESETS, SCAP, SCAPConfig
 from cliquetta.methods.scap.composition import Composed
@@ -132,7 +134,7 @@ OTHERWISE: dict[str, tuple[dict[str, Any], Any]] = {
     "blocks": ({}, (2,)),
     "prompt_length": ({}, 2),
     "prompt_scale": ({}, 0.5),
-    "start": ({}, "fresh"),
+    "start": ({"key": "plain", "query": "plain"}, "fresh"),
     "text_scope": ({}, "class"),
     "text_mix": ({}, 0.2),
     "entropy": ({}, "mean-entropy"),
@@ -149,10 +151,11 @@ OTHERWISE: dict[str, tuple[dict[str, Any], Any]] = {
     "bandwidth": ({"capacity": 3}, 1.0),
     "propagation": ({"capacity": 3, "bandwidth": 1.0}, 0.6),
     "graph": ({"capacity": 3, "bandwidth": 1.0}, "self"),
+    "restore_norms": ({"capacity": 3, "bandwidth": 1.0}, True),
     "replace_keys": ({"capacity": 3, "bandwidth": 1.0}, False),
     "count_start": ({}, True),
-    "query": ({"lr": 0.5, "threshold": 0.6}, "plain"),
-    "match": ({"lr": 0.5}, "inner"),
+    "query": ({"lr": 0.5, "match": "cosine", "threshold": 0.6}, "plain"),
+    "match": ({"lr": 0.5}, "cosine"),
     "clique_combination": ({}, "mean"),
     "retained_combination": ({}, "mean"),
     "text_retained_share": ({}, 0.5),
@@ -208,9 +211,75 @@ def test_an_image_without_prompts_can_take_the_start_prompt(merge: str) -> None:
     found = adapter.predict(Batch(BATCHES[0])).probabilities
     hidden, plain = adapter._encode(BATCHES[0])
     features = adapter._start_features(hidden, plain)
-    assert adapter.text is not None
-    expected = (MODEL.scale * features @ adapter.text.start_features.T).softmax(dim=-1)
+    expected = (MODEL.scale * features @ adapter.classifier.T).softmax(dim=-1)
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("modalities", ["both", "image", "text"])
+def test_a_run_without_prompts_is_zero_shot_with_several_templates(
+    modalities: Literal["both", "image", "text"],
+) -> None:
+    adapter = SCAP(MODEL, PROMPTS, SCAPConfig(threshold=2.0, modalities=modalities))
+    for images in BATCHES:
+        features = MODEL.encode_image(images, normalize=True)
+        expected = (MODEL.scale * features @ MODEL.classifier(PROMPTS).T).log_softmax(dim=-1)
+        found = adapter.predict(Batch(images)).logits.double().log_softmax(dim=-1)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+# --- settings that mean nothing -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "idle"),
+    [
+        ({}, []),
+        ({"graph": "self", "neighbours": 5}, ["neighbours"]),
+        ({"graph": "zhou", "neighbours": 5}, []),
+        ({"view_zoom": 1.2}, ["view_zoom"]),
+        ({"views": 8, "view_kind": "augmix", "view_zoom": 1.2}, ["view_zoom"]),
+        ({"views": 8, "view_zoom": 1.2}, []),
+        ({"retention": False, "capacity": 3, "match": "cosine"}, ["capacity", "match"]),
+        ({"modalities": "image", "text_mix": 0.2}, ["text_mix"]),
+        ({"modalities": "text", "blocks": (2,)}, ["blocks"]),
+        ({"concentration": 0.0, "concentration_form": "mean"}, ["concentration_form"]),
+    ],
+    ids=str,
+)
+def test_settings_without_effect_are_told(options: dict[str, Any], idle: list[str]) -> None:
+    config = SCAPConfig(**options)
+    assert config.without_effect() == idle
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        SCAP(MODEL, PROMPTS, config)
+    told = [str(warning.message) for warning in seen]
+    assert told == [f"scap.{name} has no effect beside the other settings" for name in idle]
+
+
+def test_a_template_without_words_is_said_loudly() -> None:
+    prompts = ClassPrompts(NAMES, ("{} texture.", "art of the {}."))
+    with pytest.warns(UserWarning, match="no text prompt is learned: '{} texture.' has no words"):
+        adapter = SCAP(MODEL, prompts, SCAPConfig(threshold=0.4))
+    evidence = adapter.predict(Batch(BATCHES[0])).evidence
+    assert evidence["text_prompts"] == "'{} texture.' has no words before the name"
+    assert SCAP(MODEL, PROMPTS, SCAPConfig())._text_prompts() == "learned"
+
+
+@pytest.mark.parametrize("options", [{}, {"key": "plain"}, {"query": "plain"}], ids=str)
+def test_fresh_starts_need_keys_and_queries_of_one_space(options: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="key=plain and query=plain, or retention=false"):
+        SCAPConfig(start="fresh", **options)
+    SCAPConfig(start="fresh", key="plain", query="plain")
+    SCAPConfig(start="fresh", retention=False)
+
+
+def test_plain_keys_are_mean_features_without_prompts() -> None:
+    config = SCAPConfig(threshold=0.4, key="plain", query="plain", start="fresh")
+    out = SCAP(MODEL, PROMPTS, config).predict(Batch(BATCHES[0]))
+    plain = MODEL.encode_image(BATCHES[0], normalize=True)
+    sets = out.evidence["cliques"].sets
+    expected = torch.stack([plain[row].mean(dim=0) for row in sets])
+    torch.testing.assert_close(out.evidence["learned"].attributes, expected, rtol=0, atol=1e-12)
 
 
 # --- models and class lists that do not fit -----------------------------------------------------

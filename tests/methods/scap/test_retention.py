@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -110,29 +110,37 @@ def test_the_resolvent_equals_the_inverse(alpha: float, n: int) -> None:
 
 
 @pytest.mark.parametrize("neighbours", [1, 2, 6])
-def test_the_graph_and_the_propagation_agree_with_the_oracle(neighbours: int) -> None:
+@pytest.mark.parametrize("graph", ["zhou", "zhou-loops"])
+@pytest.mark.parametrize("restore_norms", [True, False])
+def test_the_graph_and_the_propagation_agree_with_the_oracle(
+    neighbours: int, graph: Literal["zhou", "zhou-loops"], restore_norms: bool
+) -> None:
     keys = 0.5 * draw(4, 2, 5, 3)
-    config = SCAPConfig(neighbours=neighbours, bandwidth=0.6)
-    graph, moved = retention_graph(keys, 0.6, neighbours), propagate(keys, config)
+    shared: dict[str, Any] = {"graph": graph, "restore_norms": restore_norms, "bandwidth": 0.6}
+    shared["neighbours"] = neighbours
+    config, literal = SCAPConfig(**shared), ReferenceSettings(**shared)
+    loops = graph == "zhou-loops"
+    weights = retention_graph(keys, 0.6, neighbours, loops=loops)
+    moved = propagate(keys, config)
     for c in range(2):
-        expected = oracle.retention_graph(keys[c], 0.6, neighbours)
-        torch.testing.assert_close(graph[c], expected, rtol=0, atol=1e-12)
-        expected = oracle.propagate(keys[c], 0.6, neighbours, 0.3)
+        expected = oracle.retention_graph(keys[c], literal)
+        torch.testing.assert_close(weights[c], expected, rtol=0, atol=1e-12)
+        expected = oracle.propagate(keys[c], literal)
         torch.testing.assert_close(moved[c], expected, rtol=0, atol=1e-10)
-    assert (graph.diagonal(dim1=1, dim2=2) == 0).all()
-    torch.testing.assert_close(moved.norm(dim=-1), keys.norm(dim=-1))
+    assert (weights.diagonal(dim1=1, dim2=2) == float(loops)).all()
 
 
 def test_keys_too_far_apart_for_any_weight_stay_where_they_are() -> None:
     keys = 1e3 * torch.eye(3).double()[None]
-    torch.testing.assert_close(propagate(keys, SCAPConfig()), keys)
+    torch.testing.assert_close(propagate(keys, SCAPConfig()), 0.7 * keys)
+    torch.testing.assert_close(propagate(keys, SCAPConfig(restore_norms=True)), keys)
 
 
 def test_equally_weighted_neighbours_go_to_the_lower_index() -> None:
     keys = torch.tensor([[[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]]).double()
     graph = retention_graph(keys, 1.0, 1)[0]
     assert graph[0].nonzero()[:, 0].tolist() == [1, 2, 3]  # each of them has 0 as its nearest
-    expected = oracle.retention_graph(keys[0], 1.0, 1)
+    expected = oracle.retention_graph(keys[0], ReferenceSettings(bandwidth=1.0, neighbours=1))
     torch.testing.assert_close(graph, expected, rtol=0, atol=1e-12)
 
 

@@ -44,7 +44,7 @@ def run(adapter: SCAP, batches: list[Tensor]) -> list[Tensor]:
 
 OPTIONS: list[dict[str, Any]] = [
     {},
-    {"start": "fresh"},
+    {"start": "fresh", "key": "plain", "query": "plain"},
     {"text_scope": "class", "blocks": (1, 2)},
     {"modalities": "text"},
     {"retention_order": "infer-first", "steps": 2},
@@ -165,7 +165,9 @@ def _changed_weights() -> CLIP:
 
 
 def test_a_reset_adapter_treats_the_stream_like_a_fresh_one() -> None:
-    adapter = adapter_of(SCAPConfig(threshold=0.4, start="fresh", modalities="image"))
+    adapter = adapter_of(
+        SCAPConfig(threshold=0.4, start="fresh", modalities="image", retention=False)
+    )
     expected = run(adapter, BATCHES)
     adapter.reset()
     for found, wanted in zip(run(adapter, BATCHES), expected, strict=True):

@@ -170,5 +170,5 @@ def test_a_reset_stream_changes_over_again_without_building_again() -> None:
 
 
 def test_no_jacobian_is_built_for_cliques_that_share_no_start() -> None:
-    kinds = {kind for kind, _ in stream_of(adapter_of(start="fresh"))}
+    kinds = {kind for kind, _ in stream_of(adapter_of(start="fresh", retention=False))}
     assert kinds == {"vjp"}

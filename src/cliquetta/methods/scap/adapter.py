@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -57,7 +58,9 @@ class SCAP(Adapter):
             if config.blocks[-1] >= layers:
                 raise UserError(f"scap.blocks {config.blocks}: {model.id} has {layers} blocks")
         self.classifier = model.classifier(prompts)
-        self.text = None if fixed_text else PromptedText(model, prompts, config.text_mix)
+        self.text = None
+        if config.learns_text and not fixed_text:
+            self.text = PromptedText(model, prompts, config.text_mix)
         tower = None if self.visual is None else self.visual.tower
         frozen = Frozen(tower, self.text, self.classifier, model.scale)
         self.learner = Learner(frozen, config, 1 if self.visual is None else self.visual.rows)
@@ -66,7 +69,26 @@ class SCAP(Adapter):
                 f"nothing to learn: template {prompts.templates[0]!r} has no words before the "
                 "class name; put another first, or set scap.modalities=image"
             )
+        self._warn()
         self._declare()
+
+    def _warn(self) -> None:
+        """Tell of what was asked for and cannot have an effect."""
+        for name in self.config.without_effect():
+            warnings.warn(f"scap.{name} has no effect beside the other settings", stacklevel=2)
+        if self.config.learns_text and not self.learner.learns_text:
+            warnings.warn(
+                f"no text prompt is learned: {self._text_prompts()}; put a template with words in "
+                "front of the class name first, or set scap.modalities=image",
+                stacklevel=2,
+            )
+
+    def _text_prompts(self) -> str:
+        """Whether text prompts are learned, and why not."""
+        if not self.config.learns_text:
+            return "not asked for"
+        first = self.prompts.templates[0]
+        return "learned" if self.learner.learns_text else f"{first!r} has no words before the name"
 
     def _declare(self) -> None:
         """Declare everything that is remembered over the stream."""
@@ -202,13 +224,12 @@ class SCAP(Adapter):
             self.memory["count"] = cache.count
 
     def _retained(self) -> Retained:
-        """What is retained; the text context is its start as long as nothing was learned."""
+        """What is retained; no text context as long as none was learned: text is plain CLIP's."""
         cache = context = None
         if self.config.retention and self.config.learns_visual:
             cache = Cache(self.memory["keys"], self.memory["values"], self.memory["count"])
-        if self.text is not None:
-            learns = self.learner.learns_text
-            context = self.memory["text_mean"] if learns else self.text.start
+        if self.learner.learns_text and int(self.memory["text_seen"]) > 0:
+            context = self.memory["text_mean"]
         return Retained(cache, context)
 
     def _compose(
@@ -228,9 +249,10 @@ class SCAP(Adapter):
             own = learned.visual.flatten(1)
         prompts = gather_prompts(passes, own, retained.visual, query, self.config)
         text: tuple[Tensor, Tensor | None] = self.classifier, None
-        if self.text is not None and retained.text is not None:
-            contexts = TextPrompts(None if learned is None else learned.text, retained.text)
-            text = composed_text(self.text, contexts, cliques, top, self.config)
+        own_text = None if learned is None or self.config.text_retained_share == 1 else learned.text
+        if self.text is not None and (retained.text is not None or own_text is not None):
+            mean = self.memory["text_mean"] if retained.text is None else retained.text
+            text = composed_text(self.text, TextPrompts(own_text, mean), cliques, top, self.config)
         return Composed(passes, *prompts, *text)
 
     def _logits(self, hidden: Tensor, plain: Tensor, composed: Composed, top: Tensor) -> Tensor:
@@ -262,6 +284,7 @@ class SCAP(Adapter):
             "passes": composed.passes,
             "retained": composed.places,
             "top": top,
+            "text_prompts": self._text_prompts(),
             "visual_prompts": self.config.visual_inference if self.config.learns_visual else "none",
             **self.learner.text_gradient(),
         }

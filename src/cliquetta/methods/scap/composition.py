@@ -38,7 +38,7 @@ class Passes:
 
 
 def plan_passes(cliques: Cliques, top: Tensor, count: Tensor, config: SCAPConfig) -> Passes:
-    """The passes of every image from its candidate sets (Eq. 16-17).
+    """The passes of every image from its candidate sets (Eq. 15-17).
 
     ``top`` is (b, k) and ``count`` (N,) the number of pairs that each class has retained.
     """
@@ -161,7 +161,7 @@ def compose_prompts(
 ) -> tuple[Tensor, Tensor]:
     """Prompts (R, S, V) of every pass and their mask, from those of cliques and of the cache.
 
-    Concatenation keeps every prompt whole, keys with keys and values with values (Eq. 16-17);
+    Concatenation keeps every prompt whole, keys with keys and values with values (Eq. 15, 17);
     ``mean`` averages instead, the retained prompt half and half into each that is left.
     """
     if config.clique_combination == "mean" and own.shape[1]:

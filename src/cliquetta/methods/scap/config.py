@@ -56,7 +56,7 @@ class SCAPConfig(
     text_mix: Weight = 0.5
     """rho, share of the fixed templates in a text feature when there are several templates."""
 
-    # --- learning (Eq. 5-10, 15)
+    # --- learning (Eq. 5-10, 14)
     entropy: Literal["mean-feature", "mean-entropy", "marginal"] = "mean-feature"
     """Entropy of the mean feature's prediction (Eq. 7-9), mean of the members' entropies (released
     code), or entropy of their mean prediction (the paper's figure)."""
@@ -71,13 +71,13 @@ class SCAPConfig(
     steps: Count = 1
     """Not stated in the paper; one is what the released code and its relatives do."""
 
-    # --- retention (Eq. 11-14)
+    # --- retention (Eq. 11-13)
     retention: bool = True
     """Keep visual prompts in a cache per class. The text running mean is always kept."""
     retention_order: Literal["update-first", "infer-first"] = "update-first"
     """Whether a batch is scored with what it has itself just taught."""
-    key: Literal["start", "updated"] = "start"
-    """Key of a clique: its mean feature before or after learning."""
+    key: Literal["start", "updated", "plain"] = "start"
+    """Key of a clique: its mean feature before or after learning, or without any prompt."""
     capacity: Count = 6
     """L, prompts kept per class."""
     neighbours: Count = 3
@@ -86,21 +86,25 @@ class SCAPConfig(
     """sigma of the graph's Gaussian kernel."""
     propagation: Decay = 0.3
     """alpha of the propagation; not stated in the paper, the released code's constant."""
-    graph: Literal["zhou", "self"] = "zhou"
-    """Propagation after Zhou et al. 2003 without self-loops, or the released rule, whose only
-    neighbour of a key is itself: keys / (1 - alpha), nothing propagates."""
+    graph: Literal["zhou", "zhou-loops", "self"] = "zhou"
+    """Propagation after Zhou et al. 2003: without self-loops, as there; with loops, where a key is
+    the first of its own K neighbours; or the released rule, whose only neighbour of a key is
+    itself: keys / (1 - alpha), nothing propagates."""
+    restore_norms: bool = False
+    """Rescale propagated keys to their former norms; the paper does not."""
     replace_keys: bool = True
     """Keys become the propagated ones ("update all pairs"); else these only choose the pair."""
     count_start: bool = False
     """Whether the start context counts as the first text prompt of the running mean."""
 
-    # --- composition and inference (Eq. 16-19)
+    # --- composition and inference (Eq. 15-19)
     query: Literal["start", "plain"] = "start"
     """Feature that is matched against the keys."""
-    match: Literal["cosine", "inner"] = "cosine"
-    """How a query is compared with a key."""
+    match: Literal["inner", "cosine"] = "inner"
+    """How a query is compared with a key: by inner product (Eq. 16), or by cosine, which ignores
+    that keys of scattered cliques are short."""
     clique_combination: Literal["concat", "mean"] = "concat"
-    """How the prompts of an image's cliques are joined (Eq. 16)."""
+    """How the prompts of an image's cliques are joined (Eq. 15)."""
     retained_combination: Literal["concat", "mean"] = "concat"
     """How the retained prompt joins them (Eq. 17)."""
     text_retained_share: Weight = 1.0
@@ -129,6 +133,12 @@ class SCAPConfig(
         super().__post_init__()
         if not self.blocks or list(self.blocks) != sorted(set(self.blocks)) or self.blocks[0] < 0:
             raise UserError(f"blocks must be different and ascending, got {self.blocks}")
+        spaces = {self.key, self.query}
+        if self.start == "fresh" and self.learns_visual and self.retention and spaces != {"plain"}:
+            raise UserError(
+                "start=fresh draws a prompt per clique, so that keys and queries under prompts "
+                "cannot be compared: set key=plain and query=plain, or retention=false"
+            )
 
     @property
     def spec(self) -> ViewSpec:
@@ -139,6 +149,28 @@ class SCAPConfig(
     def adam(self) -> Adam:
         """The optimiser of the prompts."""
         return Adam(self.lr, weight_decay=0.01 if self.optimiser == "adamw" else 0.0)
+
+    def without_effect(self) -> list[str]:
+        """Fields that were changed from their defaults and mean nothing beside the others."""
+        idle: set[str] = set()
+        if self.graph == "self":
+            idle |= {"neighbours", "bandwidth", "restore_norms"}
+        if self.views == 1:
+            idle |= {"view_kind", "view_zoom", "selection_fraction"}
+        elif self.view_kind != "zoom-crop":
+            idle |= {"view_zoom"}
+        if not self.learns_visual:
+            idle |= {"blocks", "prompt_length", "prompt_scale", "start", "clique_combination"}
+            idle |= {"visual_inference", "retention"}
+        if not self.learns_visual or not self.retention:
+            idle |= {"key", "query", "match", "capacity", "neighbours", "bandwidth", "graph"}
+            idle |= {"propagation", "restore_norms", "replace_keys", "retained_combination"}
+        if not self.learns_text:
+            idle |= {"text_scope", "text_mix", "text_retained_share", "count_start"}
+        if self.concentration == 0:
+            idle |= {"concentration_form"}
+        defaults = type(self)()
+        return sorted(name for name in idle if getattr(self, name) != getattr(defaults, name))
 
     @property
     def learns_visual(self) -> bool:

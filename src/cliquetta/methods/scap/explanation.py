@@ -34,7 +34,10 @@ def explain(
     places, rows = [], []
     for place in _worth_a_map(description, changed.tolist(), maps):
         ids = _cliques_of(description, place)
-        found = _maps(adapter, images[place], prediction, [description["cliques"][i] for i in ids])
+        sets = [description["cliques"][i]["set"] for i in ids]
+        learned = prediction.evidence["learned"].visual[sets]
+        kept = _retained_values(adapter, description, place)
+        found = _maps(adapter, images[place], learned, kept)
         places.append({"place": place, "cliques": ids[:_CLIQUES], "rows": len(found["class"])})
         rows.append(found)
     joined: dict[Kind, Tensor] | None = None
@@ -93,14 +96,25 @@ def _worth_a_map(description: Mapping[str, Any], changed: Sequence[bool], count:
     return sorted(order[:count])
 
 
-def _maps(
-    adapter: SCAP, pixels: Tensor, prediction: Prediction, cliques: Sequence[Mapping[str, Any]]
-) -> dict[Kind, Tensor]:
-    """Maps of one image: plain, with the prompt of each of its first cliques, with all of them."""
+def _retained_values(adapter: SCAP, description: Mapping[str, Any], place: int) -> Tensor:
+    """The retained prompts (Q, B, P, 2, D) that image ``place`` was scored with."""
+    passes = description["images"][place]["passes"]
+    used = [(p["class"], p["retained"]) for p in passes if p["retained"] is not None]
+    labels = torch.tensor([label for label, _ in used], dtype=torch.long)
+    places = torch.tensor([slot for _, slot in used], dtype=torch.long)
+    values = adapter.memory["values"][labels, places]
+    return values.view(len(used), *adapter.memory["start_prompt"].shape)
+
+
+def _maps(adapter: SCAP, pixels: Tensor, learned: Tensor, retained: Tensor) -> dict[Kind, Tensor]:
+    """Maps of one image: plain, with the prompt of each of its first cliques, with everything.
+
+    ``learned`` (G, B, P, 2, D) are the prompts of its cliques; the last map adds the ``retained``.
+    """
     assert adapter.visual is not None
-    prompts = prediction.evidence["learned"].visual[[clique["set"] for clique in cliques]]
-    shown = min(_CLIQUES, len(cliques))
-    chosen = torch.zeros(shown + 2, len(cliques), dtype=torch.bool)
+    prompts = torch.cat([learned, retained.to(learned)])
+    shown = min(_CLIQUES, len(learned))
+    chosen = torch.zeros(shown + 2, len(prompts), dtype=torch.bool)
     chosen[torch.arange(1, shown + 1), torch.arange(shown)] = True
     chosen[-1] = True
     return prompted_maps(adapter.visual.tower, pixels, prompts, adapter.config.blocks, chosen)

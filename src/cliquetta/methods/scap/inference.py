@@ -41,7 +41,7 @@ def composed_text(
     """
     share = config.text_retained_share
     own, mean = prompts
-    if share == 1 or own is None:
+    if own is None:
         return text.features(mean), None
     device = mean.device
     labels, owner = torch.unique(cliques.classes, return_inverse=True)

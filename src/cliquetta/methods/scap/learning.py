@@ -1,4 +1,4 @@
-"""Attribute prompt learning: every clique of a batch at once (Eq. 4-10, 15)."""
+"""Attribute prompt learning: every clique of a batch at once (Eq. 4-10, 14)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from cliquetta.methods.scap.inference import MEMORY
 from cliquetta.methods.scap.losses import (
     CliqueLosses,
     Members,
+    attribute_features,
     clique_losses,
     clique_sum,
     queries,
@@ -128,6 +129,8 @@ class Learner:
         attributes = before.attributes
         if config.key == "updated" and after is not None:
             attributes = after.attributes
+        elif config.key == "plain":
+            attributes = attribute_features(task.plain[task.image], task.clique, task.count)
         return Learned(*learned, attributes, before, after, start_features)
 
     def start_features(self, hidden: Tensor, start: Tensor) -> Tensor:

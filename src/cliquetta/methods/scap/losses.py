@@ -11,6 +11,9 @@ from cliquetta.methods._shared.entropy import log_prob_entropy
 from cliquetta.methods.scap.config import SCAPConfig
 from cliquetta.model.clip import l2_normalize
 
+CELLS = 2**24
+"""Entries of the matrix of cliques and memberships that are held at once."""
+
 
 class CliqueLosses(NamedTuple):
     """Losses of U cliques and what they were computed from."""
@@ -20,7 +23,7 @@ class CliqueLosses(NamedTuple):
     concentration: Tensor
     """(U,), Eq. 10."""
     total: Tensor
-    """(U,), Eq. 15."""
+    """(U,), Eq. 14."""
     attributes: Tensor
     """Mean features (U, E), Eq. 5; not normalised."""
 
@@ -40,10 +43,13 @@ class Members(NamedTuple):
 def clique_sum(rows: Tensor, clique: Tensor, count: int) -> Tensor:
     """Sum (U, ...) of the rows of every clique; row r is of clique ``clique[r]``.
 
-    A matrix product, because scattered additions have no fixed order on a GPU.
+    A matrix product, because scattered additions have no fixed order on a GPU; some cliques at a
+    time, so that the matrix of who belongs where stays small.
     """
-    belongs = torch.arange(count, device=rows.device)[:, None] == clique
-    return (belongs.to(rows.dtype) @ rows.flatten(1)).view(count, *rows.shape[1:])
+    flat, parts = rows.flatten(1), []
+    for some in torch.split(torch.arange(count, device=rows.device), max(1, CELLS // len(rows))):
+        parts.append((some[:, None] == clique).to(rows.dtype) @ flat)
+    return torch.cat(parts).view(count, *rows.shape[1:])
 
 
 def attribute_features(features: Tensor, clique: Tensor, count: int) -> Tensor:

@@ -43,31 +43,38 @@ def running_mean(mean: Tensor, seen: int, total: Tensor, new: int) -> Tensor:
     return (mean * seen + total) / (seen + new)
 
 
-def retention_graph(keys: Tensor, bandwidth: float, neighbours: int) -> Tensor:
-    """Symmetric K-nearest weights (C, n, n) of keys (C, n, E): Gaussian, no loops (Eq. 12-13)."""
+def retention_graph(
+    keys: Tensor, bandwidth: float, neighbours: int, *, loops: bool = False
+) -> Tensor:
+    """Symmetric K-nearest weights (C, n, n) of keys (C, n, E): Gaussian (Eq. 12)."""
     n = keys.shape[1]
     squared = (keys[:, :, None] - keys[:, None]).square().sum(dim=-1)
     weights = torch.exp(-squared / (2 * bandwidth**2))
-    loops = torch.eye(n, dtype=torch.bool, device=keys.device)
-    # Below any weight, so that a loop is never a neighbour, not even among zeros.
-    ranked = weights.masked_fill(loops, -1.0).sort(dim=-1, descending=True, stable=True).indices
-    nearest = ranked[..., : min(neighbours, n - 1)]
+    if not loops:
+        # Below any weight, so that a loop is never a neighbour, not even among zeros.
+        itself = torch.eye(n, dtype=torch.bool, device=keys.device)
+        weights = weights.masked_fill(itself, -1.0)
+    ranked = weights.sort(dim=-1, descending=True, stable=True).indices
+    nearest = ranked[..., : min(neighbours, n if loops else n - 1)]
     kept = torch.zeros_like(weights).scatter(-1, nearest, weights.gather(-1, nearest))
     return torch.maximum(kept, kept.transpose(-1, -2))
 
 
 def propagate(keys: Tensor, config: SCAPConfig) -> Tensor:
-    """Keys (C, n, E) after propagation over their graph (Zhou et al. 2003), norms kept.
+    """Keys (C, n, E) after propagation over their graph (Zhou et al. 2003; no number).
 
     (1 - alpha) (I - alpha S)^-1 A with S = D^-1/2 W D^-1/2.
     """
     if config.graph == "self":
         return keys / (1 - config.propagation)
-    weights = retention_graph(keys, config.bandwidth, config.neighbours)
+    loops = config.graph == "zhou-loops"
+    weights = retention_graph(keys, config.bandwidth, config.neighbours, loops=loops)
     root = weights.sum(dim=-1).rsqrt()
     root = torch.where(root.isfinite(), root, 0.0)
     smooth = root[:, :, None] * weights * root[:, None]
     moved = (1 - config.propagation) * resolvent(smooth, config.propagation) @ keys
+    if not config.restore_norms:
+        return moved
     norm = moved.norm(dim=-1, keepdim=True)
     return torch.where(norm > 0, moved * (keys.norm(dim=-1, keepdim=True) / norm), moved)
 
@@ -99,7 +106,7 @@ def closest_pairs(keys: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fuse_closest(keys: Tensor, values: Tensor, config: SCAPConfig) -> tuple[Tensor, Tensor]:
-    """L pairs (C, L, .) of L + 1: the closest two averaged into the lower place (Eq. 14)."""
+    """L pairs (C, L, .) of L + 1: the closest two averaged into the lower place (Eq. 13)."""
     C, n, _ = keys.shape
     moved = propagate(keys, config)
     first, second = closest_pairs(moved)
@@ -154,7 +161,7 @@ def rounds(classes: Tensor) -> list[Tensor]:
 
 
 def best_entries(cache: Cache, classes: Tensor, query: Tensor, match: str) -> Tensor:
-    """Place (R,) of the key of class ``classes[r]`` nearest to ``query`` (R, E) (Eq. 17).
+    """Place (R,) of the key of class ``classes[r]`` that matches ``query`` (R, E) (Eq. 16).
 
     Meaningless where a class holds nothing; the caller knows ``count``.
     """
