@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -181,3 +186,16 @@ def test_batches_counted_together_score_the_same_to_the_last_bit() -> None:
         one.update(*part)
     all_.update(logits, labels, [10] * 9 + [7])
     assert one.compute() == all_.compute()
+
+
+def test_a_broken_torchvision_does_not_take_the_scores_down(tmp_path: Path) -> None:
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision/__init__.py").write_text("raise RuntimeError('no operator nms')")
+    about = tmp_path / "torchvision-0.99.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: torchvision\nVersion: 0.99\n")
+    program = "import cliquetta.evaluation.metrics as m; m.Metrics(3); import cliquetta.report.page"
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import cliquetta.evaluation.torchmetrics_import  # noqa: F401  # isort: skip
 import torch
 import torch.nn.functional as F
 from torch import Tensor
