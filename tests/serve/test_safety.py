@@ -7,6 +7,7 @@ import resource
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -280,6 +281,44 @@ def test_overload_is_refused_at_once_and_passes(
             assert [one.result().status_code for one in waiting] == [200, 200, 200]
         assert service.send(second, batch_of(9, 1)).status_code == 200
         assert service.send(third, batch_of(9, 1)).status_code == 200
+
+
+def test_one_token_with_many_sessions_does_not_delay_another(
+    tmp_path: Path, tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, real, order = threading.Event(), Tent._predict, []
+
+    def held(self: Tent, batch: Batch) -> Prediction:
+        gate.wait(30)
+        order.append(len(batch))
+        return real(self, batch)
+
+    more: dict[str, Any] = {"tokens": Tokens([ALICE, BOB]), "hosts": None, "workers": 1}
+    with local_service(tmp_path, tiny_clip, limits=FREE, **more) as service:
+        http, request = service.http, {"classes": CLASSES, "method": "tent"}
+
+        def create(token: str) -> str:
+            made = http.post("/v1/sessions", json=request, headers=bearer(token))
+            return f"/v1/sessions/{made.json()['id']}/batches"
+
+        def send(path: str, token: str, count: int) -> int:
+            files = [("images", ("a.png", data)) for data in batch_of(0, count)]
+            return http.post(path, files=files, headers=bearer(token)).status_code
+
+        many, one = [create(ALICE) for _ in range(6)], create(BOB)
+        monkeypatch.setattr(Tent, "_predict", held)
+        with ThreadPoolExecutor(8) as clients:
+            sent = []
+            for queued, (path, token, count) in enumerate(
+                [*((path, ALICE, 2) for path in many), (one, BOB, 1)], start=1
+            ):
+                sent.append(clients.submit(send, path, token, count))
+                while service.service.pool.count < queued:
+                    time.sleep(0.01)
+            gate.set()
+            assert [result.result() for result in sent] == [200] * 7
+    # one of Alice's batches was running, one was next; then it was Bob's turn
+    assert order.index(1) <= 2 and order.count(2) == 6
 
 
 _opened: list[str] | None = None
