@@ -14,6 +14,7 @@ from cliquetta.evaluation.paired import PairedTest
 from cliquetta.evaluation.record import Predictions, Record, load_predictions, load_record
 from cliquetta.report.changes import Changes
 from tests._helpers.running import Run
+from tests._helpers.trees import picture
 
 
 @pytest.fixture
@@ -54,6 +55,23 @@ def test_table_shows_mean_spread_and_gain(evaluate: Any) -> None:
     assert f"{np.mean(plain):.2f} ± {np.std(plain, ddof=1):.2f}" in answer.text
     assert f"{np.mean(tent) - np.mean(plain):+.2f}" in answer.text
     assert "4 runs recorded" in answer.text
+
+
+def test_protocols_have_words_and_metrics_of_their_own(evaluate: Any, tmp_path: Path) -> None:
+    picture(tmp_path / "junk" / "a.png")
+    (run,) = json.loads(evaluate("--unknown", f"folder:{tmp_path / 'junk'}", "--json").stdout)
+    assert run["images"] == 41 and run["metrics"]["outside"] == 1
+    words = ("--classes", "cat,dog,frog", "--unknown", "bundled@fog:3")
+    (run,) = json.loads(evaluate(*words, "--json").stdout)
+    assert run["images"] == 80 and run["metrics"]["labelled"] == run["metrics"]["outside"] == 40
+    table = evaluate(*words).text
+    assert "AUROC" in table and "FPR95" in table and f"{run['metrics']['fpr95']:.2f}" in table
+    tail = evaluate("--order", "long-tail", "--imbalance", "20")
+    assert tail.code == 0 and "macro-F1" in tail.text
+    (batches,) = json.loads(evaluate("--order", "keff", "--present", "1-4", "--json").stdout)
+    assert batches["images"] == 32  # whole batches only
+    wrong = evaluate("--order", "keff", "--present", "11")
+    assert wrong.code == 2 and "classes, not of 11" in wrong.text
 
 
 def test_finished_runs_are_not_repeated(evaluate: Any, tmp_path: Path) -> None:

@@ -90,6 +90,8 @@ def test_what_cannot_be_run_is_refused(reproduce: Any, run: Run, tmp_path: Path)
     assert answer.code == 2 and "batch-size needs imagenet-a" in answer.text
     answer = reproduce("hyperparameters", "--method", "scap")
     assert answer.code == 2 and "leave out --method" in answer.text
+    answer = reproduce("components", "--shard", "1/2")
+    assert answer.code == 2 and "--shard and --check are for headline" in answer.text
 
 
 @pytest.fixture

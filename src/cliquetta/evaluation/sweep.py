@@ -336,18 +336,21 @@ class RunContext:
     def _load_data(self, spec: RunSpec) -> tuple[list[Dataset], Dataset | None]:
         """The datasets of a stream, and that of its unknown images."""
         ids = spec.dataset.split("+" if get_sampler(spec.order)[1].interleaves else ">")
-        self._data = {
-            id: self._data.get(id) or get_dataset(id, self.root, classes=spec.classes)
-            for id in dict.fromkeys([*ids, *([spec.unknown] if spec.unknown else [])])
-        }
-        found = [self._data[id] for id in ids]
-        names = spec.classes or found[0].names
+        loaded = {id: self._open(id, spec.classes) for id in dict.fromkeys(ids)}
+        names = spec.classes or loaded[ids[0]].names
+        if spec.unknown is not None:  # images of no class need no class names of their own
+            loaded[spec.unknown] = loaded.get(spec.unknown) or self._open(spec.unknown, names)
+        self._data = loaded
+        found = [loaded[id] for id in ids]
         if spec.classes is not None:
-            keep: Keep = "inside" if spec.unknown else "all"
+            keep: Keep = "all" if spec.unknown is None else "inside"
             found = [RelabelledDataset(domain, names, keep) for domain in found]
         if spec.unknown is None:
             return found, None
-        return found, RelabelledDataset(self._data[spec.unknown], names, "outside")
+        return found, RelabelledDataset(loaded[spec.unknown], names, "outside")
+
+    def _open(self, id: str, classes: Sequence[str] | None) -> Dataset:
+        return self._data.get(id) or get_dataset(id, self.root, classes=classes)
 
 
 def _room(device: torch.device) -> int:
