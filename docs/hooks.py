@@ -32,7 +32,7 @@ model = create_model("micro")
 dataset = get_dataset("bundled-fewshot")  # labelled images, 16 per class
 few_shot = FewShot.from_dataset(dataset, 16, model.preprocess)
 fitted = fit_method("{name}", model, dataset.prompts, few_shot)
-save_fitted("{name}.safetensors", "{name}", None, fitted, model, dataset.prompts)
+save_fitted("{name}.safetensors", "{name}", None, fitted, model=model, prompts=dataset.prompts)
 method = create_fitted("{name}.safetensors", model, dataset.prompts)
 print(method.predict(["photos/1.jpg", "photos/2.jpg"]).logits.argmax(dim=1))
 """
