@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from cliquetta.cli.main import app
-from cliquetta.methods.registry import list_methods
 from tests._helpers.running import Run
 
 ROOT = Path(__file__).parents[2]
@@ -44,11 +43,6 @@ def test_commands_of_the_documents_exist_with_their_options(run: Run, line: str)
     assert f"cliquetta {' '.join(names)}" in text
     for option in re.findall(r"(?<!\S)--[a-z-]+", line):
         assert option in text or option == "--help", f"{option} of {line!r}"
-
-
-def test_every_method_is_in_the_table() -> None:
-    for entry in list_methods():
-        assert f"`{entry.name}`" in README
 
 
 def test_every_command_is_in_the_readme_and_the_changes() -> None:

@@ -199,8 +199,8 @@ def test_methods_answer_from_features_as_from_pixels(
 
 
 def test_the_methods_that_need_features_only_are_known() -> None:
-    expected = {"zero_shot", "tda", "dmn", "zero", "mta", "transclip", "tpt", "ctpt"}
-    assert set(feature_level()) == expected
+    assert {"zero_shot", "tda", "tpt"} <= set(feature_level())
+    assert not {"scap", "tent", "dart"} & set(feature_level())
 
 
 def test_a_method_that_looks_at_pixels_is_refused(
