@@ -27,6 +27,11 @@ from torch import Tensor
 
 from cliquetta.methods._shared.config import Count, MethodConfig, NonNegative, Positive
 from cliquetta.methods._shared.feature_level import FixedText
+from cliquetta.methods._shared.mixtures import (
+    nearest_affinity,
+    propagate_assignments,
+    weighted_means,
+)
 from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
@@ -53,16 +58,6 @@ class TransCLIPConfig(MethodConfig, renamed={"seeds": "init_images", "inner": "i
     """Updates of the assignments in each round."""
 
 
-def neighbour_affinity(features: Tensor, neighbours: int) -> Tensor:
-    """W (B, B): cosine with each image's nearest neighbours, zero elsewhere."""
-    cosine = features @ features.T
-    others = cosine.clone().fill_diagonal_(-torch.inf)
-    count = min(neighbours, len(features) - 1)
-    nearest = others.topk(count, dim=-1).indices
-    near = torch.zeros_like(cosine, dtype=torch.bool).scatter(1, nearest, True)
-    return torch.where(near, cosine.clamp_min(0), 0.0)
-
-
 def first_means(features: Tensor, prior: Tensor, seeds: int) -> Tensor:
     """Unit means (N, E) of each class's most confident images, weighted by ``prior`` (B, N)."""
     weights, chosen = prior.topk(min(seeds, len(prior)), dim=0)  # (S, N)
@@ -81,11 +76,6 @@ def gaussian_log_likelihood(features: Tensor, means: Tensor, variance: Tensor) -
     )
 
 
-def update_means(features: Tensor, log_assignments: Tensor) -> Tensor:
-    """Unit means (N, E), each image weighted by its assignment; sound for vanishing classes."""
-    return F.normalize(log_assignments.softmax(dim=0).T @ features, dim=-1)
-
-
 def update_variance(features: Tensor, means: Tensor, assignments: Tensor) -> Tensor:
     """σ² (E,): squared residuals averaged over images and, by assignment, over classes."""
     # Σ_k z_ik (f - μ_k)² without a tensor over images, classes and dimensions
@@ -96,7 +86,7 @@ def update_variance(features: Tensor, means: Tensor, assignments: Tensor) -> Ten
 
 def transduce(features: Tensor, log_prior: Tensor, config: TransCLIPConfig) -> Tensor:
     """Log assignments (B, N) of unit features (B, E), from zero-shot log-probabilities (B, N)."""
-    affinity = neighbour_affinity(features, config.neighbours)
+    affinity = nearest_affinity(features @ features.T, config.neighbours)
     links = (affinity + affinity.T) / (2 * config.neighbours)
     means = first_means(features, log_prior.exp(), config.init_images)
     variance = torch.full_like(features[0], 1 / features.shape[1])
@@ -104,10 +94,9 @@ def transduce(features: Tensor, log_prior: Tensor, config: TransCLIPConfig) -> T
     for updates_left in range(config.rounds, -1, -1):
         likelihood = gaussian_log_likelihood(features, means, variance)
         fixed = config.text_weight * log_prior + likelihood / config.gaussian_temperature
-        for _ in range(config.inner_steps):
-            logs = (fixed + links @ logs.exp()).log_softmax(dim=-1)
+        logs = propagate_assignments(fixed, links, logs, config.inner_steps)
         if updates_left:
-            means = update_means(features, logs)
+            means = F.normalize(weighted_means(features, logs), dim=-1)
             variance = update_variance(features, means, logs.exp())
     return logs
 

@@ -1,0 +1,44 @@
+"""Soft clustering of a batch of features: what TransCLIP, StatA, MOON, OGA and DOTA share.
+
+A batch of unit features (B, E) is explained by one distribution per class. Assignments are kept as
+logarithms (B, N), so that classes of vanishing weight stay sound.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def nearest_affinity(similarity: Tensor, neighbours: int) -> Tensor:
+    """W (B, B): similarity of each row with its nearest others, zero elsewhere and if negative.
+
+    Fewer than ``neighbours`` + 1 rows use as many neighbours as there are.
+    """
+    others = similarity.clone().fill_diagonal_(-float("inf"))
+    nearest = others.topk(min(neighbours, len(similarity) - 1), dim=-1)
+    return similarity.new_zeros(similarity.shape).scatter(
+        1, nearest.indices, nearest.values.clamp_min(0)
+    )
+
+
+def propagate_assignments(fixed: Tensor, links: Tensor, logs: Tensor, steps: int) -> Tensor:
+    """``steps`` updates z ∝ exp(fixed + links z) of log assignments ``logs`` (B, N)."""
+    for _ in range(steps):
+        logs = (fixed + links @ logs.exp()).log_softmax(dim=-1)
+    return logs
+
+
+def weighted_means(features: Tensor, log_weights: Tensor) -> Tensor:
+    """Means (N, E) of features (B, E) under log weights (B, N), which need not be normalised."""
+    return log_weights.softmax(dim=0).T @ features
+
+
+def linear_discriminant(features: Tensor, means: Tensor, covariance: Tensor) -> Tensor:
+    """xᵀΣ⁻¹μ_k - ½ μ_kᵀΣ⁻¹μ_k, (B, N): Gaussian log-likelihood up to what all classes share.
+
+    ``covariance`` Σ (E, E) is common to all classes and positive definite.
+    """
+    factor = torch.linalg.cholesky_ex(covariance).L
+    weights = torch.cholesky_solve(means.T, factor)  # (E, N)
+    return features @ weights - 0.5 * (weights * means.T).sum(dim=0)

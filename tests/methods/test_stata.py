@@ -1,0 +1,74 @@
+"""StatA against a numpy version with a loop for every index."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from cliquetta.methods.stata import StatAConfig, anchored_update, transduce
+from cliquetta.model.clip import CLIP
+from tests._helpers.clusters import gains_over_text, make_clusters
+from tests._helpers.literal_numpy import Array, neighbour_graph, on_features, softmax, unit
+
+
+def numpy_stata(f: Array, prior: Array, text: Array, config: StatAConfig) -> Array:
+    """Assignments (B, N) by the update rules as they are printed."""
+    B, N = prior.shape
+    w = neighbour_graph(f @ f.T, config.neighbours)
+    anchor = sum(prior[i, k] * (f[i] - text[k]) ** 2 for i in range(B) for k in range(N)) / B
+    mu, sigma, z = text.copy(), np.stack([anchor] * N), prior.copy()
+    tau = config.gaussian_temperature
+    for _ in range(config.rounds):
+        for _ in range(config.inner_steps):
+            old = z.copy()
+            for i in range(B):
+                exponent = np.zeros(N)
+                for k in range(N):
+                    squared = ((f[i] - mu[k]) ** 2 / sigma[k]).sum() + np.log(sigma[k]).sum()
+                    near = sum((w[i, j] + w[j, i]) * old[j, k] for j in range(B))
+                    exponent[k] = -0.5 * squared / tau + near / (2 * config.neighbours)
+                z[i] = softmax(np.log(prior[i]) + exponent)
+        for k in range(N):
+            n = sum(z[i].argmax() == k for i in range(B))
+            beta = n / (n + config.anchor_weight)
+            v = sum(z[i, k] * f[i] for i in range(B)) / z[:, k].sum()
+            mu[k] = unit(beta * v + (1 - beta) * text[k])
+            spread = sum(z[i, k] * (f[i] - mu[k]) ** 2 for i in range(B)) / z[:, k].sum()
+            sigma[k] = beta * spread + (1 - beta) * (anchor + (text[k] - mu[k]) ** 2)
+            sigma[k] = np.maximum(sigma[k], 1e-6)
+    return z
+
+
+@pytest.mark.parametrize(
+    ("images", "config"),
+    [
+        (24, StatAConfig(rounds=3)),
+        (12, StatAConfig(anchor_weight=4.0, neighbours=2, gaussian_temperature=5.0)),
+        (2, StatAConfig(rounds=2)),
+    ],
+)
+def test_a_batch_equals_numpy(images: int, config: StatAConfig) -> None:
+    features, _, text = (x.double() if x.is_floating_point() else x for x in make_clusters(images))
+    prior = (10 * features @ text.T).softmax(dim=-1)
+    expected = numpy_stata(features.numpy(), prior.numpy(), text.numpy(), config)
+    ours = transduce(features, prior.log(), text, config).exp()
+    np.testing.assert_allclose(ours.numpy(), expected, atol=1e-8)
+    assert np.abs(expected - prior.numpy()).max() > 0.02
+
+
+def test_a_class_without_images_keeps_the_statistics_of_its_text() -> None:
+    features, _, text = make_clusters(20)
+    logs = torch.tensor([0.7, 0.2, 0.1, 1e-9, 1e-9]).log().expand(20, -1)
+    anchor = torch.full((24,), 0.02)
+    means, variances = anchored_update(features, logs, text, anchor, 1.0)
+    torch.testing.assert_close(means[1:], text[1:])
+    torch.testing.assert_close(variances[1:], anchor.expand(4, -1))
+    assert not torch.allclose(variances[0], anchor, atol=1e-3)
+
+
+def test_it_beats_zero_shot_where_classes_are_beside_their_texts(tiny_clip: CLIP) -> None:
+    gains = gains_over_text(
+        lambda f, text: on_features(tiny_clip, "stata", text).predict_features(f).logits
+    )
+    assert gains.min() > 0
