@@ -1,0 +1,79 @@
+"""OGA against a numpy version with lists for caches and explicit densities."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from cliquetta.methods.oga import OGAConfig, cache_means, ridge_covariance
+from cliquetta.model.clip import CLIP
+from tests._helpers.clusters import gains_over_text, make_clusters
+from tests._helpers.literal_numpy import Array, on_features, softmax
+
+
+def numpy_oga(batches: list[Array], text: Array, scale: float, config: OGAConfig) -> Array:
+    """Posteriors of a stream of batches."""
+    N, d = text.shape
+    cache: list[list[tuple[float, Array]]] = [[] for _ in range(N)]
+    answers = []
+    for batch in batches:
+        prior = softmax(scale * batch @ text.T)
+        for f, p in zip(batch, prior, strict=True):
+            entries = cache[int(p.argmax())]
+            entries.append((float(-(p * np.log(p)).sum()), f))
+            entries.sort(key=lambda entry: entry[0])
+            del entries[config.capacity :]
+        mu = text.copy()
+        for k, entries in enumerate(cache):
+            if len(entries) >= 2:
+                mu[k] = np.mean([f for _, f in entries], axis=0)
+        rest = np.array([f - mu[k] for k, entries in enumerate(cache) for _, f in entries])
+        inverse = d * np.eye(d)
+        if max(len(entries) for entries in cache) > 2:
+            M = np.cov(rest.T)
+            inverse = d * np.linalg.inv((len(rest) - 1) * M + np.trace(M) * np.eye(d))
+        for f, p in zip(batch, prior, strict=True):
+            log_density = np.array([-0.5 * (f - m) @ inverse @ (f - m) for m in mu])
+            z = p * softmax(config.likelihood_weight * log_density)
+            answers.append(z / z.sum())
+    return np.stack(answers)
+
+
+@pytest.mark.parametrize("config", [OGAConfig(), OGAConfig(capacity=3, likelihood_weight=0.5)])
+def test_a_stream_equals_numpy(tiny_clip: CLIP, config: OGAConfig) -> None:
+    features, _, text = make_clusters(90)
+    parts = features.split([4, 1, 60, 25])
+    arrays = [part.double().numpy() for part in parts]
+    expected = numpy_oga(arrays, text.double().numpy(), tiny_clip.scale, config)
+    oga = on_features(tiny_clip, "oga", text, config)
+    ours = torch.cat([oga.predict_features(part).probabilities for part in parts])
+    np.testing.assert_allclose(ours.numpy(), expected, atol=2e-4)
+    plain = (tiny_clip.scale * features @ text.T).softmax(dim=-1)
+    assert np.abs(plain.numpy() - expected).max() > 0.02
+
+
+def test_a_full_cache_is_inverted_without_shrinkage() -> None:
+    """More entries than four times the width."""
+    keys = torch.randn(5, 12, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    filled = torch.ones(5, 12, dtype=torch.bool)
+    filled[2, 9:] = False
+    means = cache_means(keys, filled, torch.zeros(5, 6, dtype=torch.float64))
+    rest = np.concatenate([(keys[k][filled[k]] - means[k]).numpy() for k in range(5)])
+    ours = ridge_covariance(keys, filled, means).numpy()
+    np.testing.assert_allclose(ours, np.cov(rest.T), rtol=1e-3, atol=1e-5)
+
+
+def test_equal_images_leave_no_spread_to_divide_by(tiny_clip: CLIP) -> None:
+    _, _, text = make_clusters(1)
+    oga = on_features(tiny_clip, "oga", text)
+    logits = oga.predict_features(text[:1].expand(9, -1)).logits
+    assert torch.isfinite(logits).all()
+    assert (logits.argmax(dim=-1) == 0).all()
+
+
+def test_it_beats_zero_shot_where_classes_are_beside_their_texts(tiny_clip: CLIP) -> None:
+    gains = gains_over_text(
+        lambda f, text: on_features(tiny_clip, "oga", text).predict_features(f).logits
+    )
+    assert gains.mean() > 0.01
