@@ -1,0 +1,63 @@
+"""BCA against a numpy version that takes one image after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from cliquetta.methods.bca import BCAConfig
+from cliquetta.model.clip import CLIP
+from tests._helpers.clusters import make_clusters
+from tests._helpers.literal_numpy import Array, on_features, softmax, unit
+
+LIVELY = BCAConfig(likelihood_count=2, prior_threshold=0.4)
+
+
+def numpy_bca(stream: Array, text: Array, scale: float, config: BCAConfig) -> Array:
+    """Posteriors, each from the state that the images before it left."""
+    N = len(text)
+    mu, priors = text.copy(), np.eye(N)
+    seen, judged = np.full(N, config.likelihood_count, float), np.full(N, config.prior_count, float)
+    answers = []
+    for f in stream:
+        likelihood = softmax(scale * unit(mu) @ f)
+        posterior = sum(likelihood[m] * priors[m] for m in range(N))
+        answers.append(posterior)
+        s = int(likelihood.argmax())
+        if likelihood[s] > config.likelihood_threshold:
+            mu[s] = (seen[s] * mu[s] + f) / (seen[s] + 1)
+            seen[s] += 1
+        if likelihood[s] > config.prior_threshold:
+            priors[s] = (judged[s] * priors[s] + posterior) / (judged[s] + 1)
+            judged[s] += 1
+    return np.stack(answers)
+
+
+@pytest.mark.parametrize("config", [BCAConfig(), LIVELY])
+def test_a_stream_equals_numpy(tiny_clip: CLIP, config: BCAConfig) -> None:
+    features, _, text = make_clusters(80)
+    expected = numpy_bca(features.double().numpy(), text.double().numpy(), tiny_clip.scale, config)
+    bca = on_features(tiny_clip, "bca", text, config)
+    parts = [bca.predict_features(part).probabilities for part in features.split([50, 1, 29])]
+    np.testing.assert_allclose(torch.cat(parts).numpy(), expected, atol=1e-5)
+    plain = (tiny_clip.scale * features @ text.T).softmax(dim=-1)
+    assert np.abs(plain.numpy() - expected).max() > 0.01
+
+
+def test_priors_stay_distributions_and_embeddings_move_to_their_images(tiny_clip: CLIP) -> None:
+    features, labels, text = make_clusters(300)
+    bca = on_features(tiny_clip, "bca", text, LIVELY)
+    bca.predict_features(features)
+    torch.testing.assert_close(bca.memory["priors"].sum(dim=1), torch.ones(5))
+    centres = torch.stack([features[labels == k].mean(dim=0) for k in range(5)])
+    near = torch.cosine_similarity(bca.memory["embeddings"], centres)
+    assert (near > torch.cosine_similarity(text, centres)).all()
+
+
+def test_thresholds_of_one_switch_learning_off(tiny_clip: CLIP) -> None:
+    features, _, text = make_clusters(40)
+    still = BCAConfig(likelihood_threshold=1.0, prior_threshold=1.0)
+    answer = on_features(tiny_clip, "bca", text, still).predict_features(features)
+    plain = (tiny_clip.scale * features @ text.T).softmax(dim=-1)
+    torch.testing.assert_close(answer.probabilities, plain)
