@@ -1,4 +1,4 @@
-"""Adapting the LayerNorms of a tower without modifying it: Tent, BATCLIP, CLIPArTT, WATT.
+"""Adapting the LayerNorms of a tower without modifying it: Tent and the methods after it.
 
 The gains and biases of all LayerNorms of a tower are one flat vector, passed to the tower at every
 call. What a method learns is that vector, kept in its memory or dropped after the batch; the
@@ -8,6 +8,7 @@ shared model stays as it was loaded.
 from __future__ import annotations
 
 import copy
+import re
 from abc import abstractmethod
 from typing import Any
 
@@ -35,8 +36,13 @@ class Float32LayerNorm(nn.Module):
         self.bias = norm.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension."""
-        normed = F.layer_norm(x.to(self.weight.dtype), self.shape, self.weight, self.bias, self.eps)
+        """Normalise the last dimension; gain and bias are (D,) or one per image, (B, D)."""
+        wide = x.to(self.weight.dtype)
+        if self.weight.ndim == 1:
+            normed = F.layer_norm(wide, self.shape, self.weight, self.bias, self.eps)
+        else:
+            gain, bias = (p.view(len(p), *[1] * (x.ndim - 2), -1) for p in (self.weight, self.bias))
+            normed = F.layer_norm(wide, self.shape, eps=self.eps) * gain + bias
         return normed.to(x.dtype)
 
 
@@ -68,11 +74,29 @@ class LayerNormTower:
         self.start = torch.cat(start)
         """(P,) the parameters as loaded, at least float32."""
 
+    def early(self) -> Tensor:
+        """(P,) 1 for parameters before the last quarter of the blocks, 0 from there on.
+
+        A name's first number is its block's; what has none stands before the blocks or after them.
+        """
+        found = [re.search(r"(?:^|\.)(\d+)\.", name) for name in self._names]
+        blocks = [int(match[1]) if match else None for match in found]
+        depth = 1 + max((block for block in blocks if block is not None), default=-1)
+        first = next((i for i, block in enumerate(blocks) if block is not None), len(blocks))
+        parts = []
+        for i, (block, shape) in enumerate(zip(blocks, self._shapes, strict=True)):
+            is_early = i < first if block is None else block < depth - depth // 4
+            parts.append(self.start.new_full((shape.numel(),), float(is_early)))
+        return torch.cat(parts)
+
     def __call__(self, parameters: Tensor, inputs: Tensor) -> Tensor:
-        """Features of ``inputs`` under flat LayerNorm ``parameters`` (P,), at least float32."""
-        parts = torch.split(parameters, [shape.numel() for shape in self._shapes])
+        """Features of ``inputs`` under flat LayerNorm ``parameters``, at least float32.
+
+        They are (P,), or (B, P) for every input its own: gradients by them are then per input.
+        """
+        parts = torch.split(parameters, [shape.numel() for shape in self._shapes], dim=-1)
         norms = {
-            name: part.view(shape).to(dtype or part.dtype)
+            name: part.view(*parameters.shape[:-1], *shape).to(dtype or part.dtype)
             for name, part, shape, dtype in zip(
                 self._names, parts, self._shapes, self._dtypes, strict=True
             )

@@ -1,0 +1,101 @@
+"""DeYO against a training loop on the model's own LayerNorms, one image after the other."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from cliquetta.methods._shared.patches import join_patches, split_patches
+from cliquetta.methods.deyo import DeYO, DeYOConfig, shuffle_patches
+from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch
+from tests._helpers.live_layernorms import double_clip, flat, open_norms, unit_rows
+
+LIVELY = DeYOConfig(entropy_threshold=0.75, plpd_threshold=0.0)
+"""Thresholds that let some of the random tiny CLIP's answers pass, and stop others."""
+
+
+def literal_shuffle(image: Tensor, order: Tensor, grid: int) -> Tensor:
+    size = image.shape[-1] // grid
+    shuffled = torch.zeros_like(image)
+    for place, source in enumerate(order.tolist()):
+        (y, x), (v, u) = divmod(place, grid), divmod(source, grid)
+        cell = image[:, v * size : (v + 1) * size, u * size : (u + 1) * size]
+        shuffled[:, y * size : (y + 1) * size, x * size : (x + 1) * size] = cell
+    return shuffled
+
+
+def literal_losses(live: CLIP, text: Tensor, images: Tensor, order: Tensor) -> list[Tensor]:
+    """Weighted entropies of the images that pass both filters."""
+    chance = math.log(len(text))
+    found = []
+    for image in images:
+        p = (live.scale * unit_rows(live.encode_image(image[None])) @ text.T).softmax(dim=-1)[0]
+        h = -(p * p.log()).sum()
+        if h < LIVELY.entropy_threshold * chance:
+            other = literal_shuffle(image, order, 4)[None]
+            q = (live.scale * unit_rows(live.encode_image(other)) @ text.T).softmax(dim=-1)[0]
+            drop = (p.max() - q[p.argmax()]).detach()
+            if drop > LIVELY.plpd_threshold:
+                weight = (0.4 * chance - h.detach()).exp() + drop.exp()
+                found.append(h * weight)
+    return found
+
+
+def test_a_stream_equals_a_training_loop(tiny_prompts: ClassPrompts, tiny_images: Tensor) -> None:
+    deyo = DeYO(double_clip(), tiny_prompts, LIVELY, seed=3)
+    live = double_clip()
+    text = live.classifier(tiny_prompts)
+    norms = open_norms(live.visual)
+    optimiser = torch.optim.Adam(norms[:-2], lr=1e-3)  # two blocks: only the final norm is late
+    generator = torch.Generator().manual_seed(3)
+    taught = 0
+    for images in tiny_images.split([4, 3, 3]):
+        answer = deyo.predict(Batch(images))
+        losses = literal_losses(
+            live, text, images.double(), torch.randperm(16, generator=generator)
+        )
+        taught += len(losses)
+        assert int(answer.evidence["teaching"].sum()) == len(losses)
+        if losses:
+            optimiser.zero_grad()
+            torch.stack(losses).mean().backward()
+            optimiser.step()
+    assert 0 < taught < 10  # both filters were passed by some and stopped others
+    torch.testing.assert_close(deyo.memory["norms.values"], flat(norms))
+
+
+def test_the_answer_is_given_before_the_step(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
+) -> None:
+    deyo = DeYO(tiny_clip, tiny_prompts, LIVELY)
+    first, second = (deyo.predict(Batch(tiny_images)).logits for _ in range(2))
+    plain = ZeroShot(tiny_clip, tiny_prompts, ZeroShotConfig()).predict(Batch(tiny_images)).logits
+    torch.testing.assert_close(first, plain)
+    assert not torch.allclose(second, plain, atol=1e-3)
+
+
+def test_nothing_is_learned_if_no_image_passes(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
+) -> None:
+    deyo = DeYO(tiny_clip, tiny_prompts, DeYOConfig(entropy_threshold=0.0))
+    deyo.predict(Batch(tiny_images))
+    assert torch.equal(deyo.memory["norms.values"], deyo.tower.start)
+
+
+@pytest.mark.parametrize("grid", [4, 5])
+def test_patches_come_back_and_are_shuffled(tiny_images: Tensor, grid: int) -> None:
+    patches = split_patches(tiny_images, grid)
+    assert patches.shape == (10, grid * grid, 3, 32 // grid, 32 // grid)
+    together = join_patches(patches, 32)
+    assert together.shape == tiny_images.shape
+    if 32 % grid == 0:
+        assert torch.equal(together, tiny_images)
+    order = torch.randperm(grid * grid, generator=torch.Generator().manual_seed(1))
+    mixed = shuffle_patches(tiny_images, grid, torch.Generator().manual_seed(1))
+    torch.testing.assert_close(mixed, join_patches(patches[:, order], 32))
