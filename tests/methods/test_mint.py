@@ -1,0 +1,96 @@
+"""Mint against loops over images and autograd on the model's own LayerNorms."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cliquetta.methods.mint import Mint, MintConfig, between_class_variance
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch
+from tests._helpers.live_layernorms import double_clip, flat, open_norms, unit_rows
+
+
+def test_the_variance_is_the_total_less_that_within_classes() -> None:
+    """With means of the batch itself it is the weighted spread of the class means."""
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(12, 4, generator=generator, dtype=torch.float64)
+    labels = torch.arange(12) % 3
+    means = torch.stack([z[labels == c].mean(dim=0) for c in range(3)])
+    between = sum(len(z[labels == c]) * (m - z.mean(0)).square().sum() for c, m in enumerate(means))
+    ours = between_class_variance(z, labels, z.mean(dim=0), means)
+    torch.testing.assert_close(ours, torch.as_tensor(between / 12))
+
+
+def pull(text: Tensor, seen: list[list[Tensor]]) -> Tensor:
+    """Texts that count for four images, and the images of their classes."""
+    rows = [sum(images, 4 * t) for t, images in zip(text, seen, strict=True)]
+    return unit_rows(torch.stack(rows))
+
+
+def test_a_stream_equals_loops(tiny_prompts: ClassPrompts, tiny_images: Tensor) -> None:
+    config = MintConfig(text_weight=4)
+    mint = Mint(double_clip(), tiny_prompts, config)
+    text = mint.classifier
+    seen: list[list[Tensor]] = [[] for _ in text]
+    gradients = []
+    for images in tiny_images.split([4, 1, 5]):
+        live = double_clip()  # the norms start again with every batch
+        norms = open_norms(live.visual)
+        pulled = pull(text, seen)
+        z = unit_rows(live.encode_image(images))
+        labels = (z @ pulled.T).argmax(dim=-1).tolist()
+        for feature, label in zip(z.detach(), labels, strict=True):
+            seen[label].append(feature)
+        everything = torch.stack([f for part in seen for f in part]).mean(dim=0)
+        objective = z.new_zeros(())
+        for feature, label in zip(z, labels, strict=True):
+            own = torch.stack(seen[label]).mean(dim=0)
+            objective = objective + ((feature - everything) ** 2).sum()
+            objective = objective - ((feature - own) ** 2).sum()
+        gradient = torch.autograd.grad(-objective / len(images), norms)
+        gradients.append(flat(list(gradient)))
+        average = torch.stack(gradients).mean(dim=0)
+        step = torch.nn.Parameter(flat(norms))
+        step.grad = average
+        torch.optim.Adam([step], lr=config.lr).step()
+        with torch.no_grad():
+            at = 0
+            for p in norms:
+                p.copy_(step[at : at + p.numel()].view_as(p))
+                at += p.numel()
+            pulled = pull(text, seen)
+            expected = live.scale * unit_rows(live.encode_image(images)) @ pulled.T
+        torch.testing.assert_close(mint.predict(Batch(images)).logits, expected.float())
+
+
+def test_one_image_alone_teaches_nothing_at_first(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
+) -> None:
+    """It is its class's mean and everybody's: there is no variance to gain."""
+    mint = Mint(tiny_clip, tiny_prompts, MintConfig())
+    mint.predict(Batch(tiny_images[:1]))
+    assert float(mint.memory["gradient"].abs().max()) < 1e-6
+
+
+def test_the_variance_between_classes_grows(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
+) -> None:
+    mint = Mint(tiny_clip, tiny_prompts, MintConfig(lr=1e-3))
+    before = mint.predict(Batch(tiny_images)).evidence["variance"]
+    fresh, adapted = (mint.features(n, tiny_images) for n in (mint.tower.start, learned(mint)))
+    labels = (fresh @ mint.classifier.T).argmax(dim=-1)
+    spread = []
+    for z in (fresh, adapted):
+        means = torch.stack(
+            [z[labels == c].mean(0) if (labels == c).any() else z[0] for c in range(5)]
+        )
+        spread.append(float(between_class_variance(z, labels, z.mean(dim=0), means)))
+    assert abs(spread[0] - float(before)) < 1e-4
+    assert spread[1] > 1.005 * spread[0]
+
+
+def learned(mint: Mint) -> Tensor:
+    g = mint.memory["gradient"]
+    return mint.tower.start - mint.config.lr * g / (g.abs() + 1e-8)
