@@ -1,0 +1,105 @@
+"""DPE against a loop with lists for caches, autograd and torch's AdamW."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from cliquetta.methods.dpe import DPEConfig, alignment
+from cliquetta.methods.registry import get_method
+from cliquetta.model.clip import CLIP
+from tests._helpers.clusters import make_clusters, make_views
+from tests._helpers.literal_numpy import on_features
+
+LIVELY = DPEConfig(lr=0.05, alpha=3.0, update_threshold=0.3)
+
+
+def rows(x: Tensor) -> Tensor:
+    return x / x.norm(dim=-1, keepdim=True)
+
+
+def literal_dpe(stream: Tensor, text: Tensor, scale: float, config: DPEConfig) -> Tensor:
+    """Logits of a stream (B, V, E)."""
+    N = len(text)
+    base, averaged = text.clone(), 0
+    cache: dict[int, list[tuple[float, Tensor]]] = {}
+    answers = []
+    for views in stream:
+        t0 = rows(base)
+        p = (scale * views @ t0.T).softmax(dim=-1)
+        order = (-(p * p.log()).sum(dim=-1)).argsort()
+        kept = views[order[: max(1, int(config.selection_fraction * len(views)))]]
+        feature, mean = kept.mean(dim=0), (scale * kept @ t0.T).softmax(dim=-1).mean(dim=0)
+        label = int((scale * kept @ t0.T).mean(dim=0).argmax())
+        entries = cache.setdefault(label, [])
+        entries.append((float(-(mean * mean.log()).sum()), feature))
+        entries.sort(key=lambda entry: entry[0])
+        del entries[config.capacity :]
+        classes = sorted(cache)
+        prototypes = torch.stack(
+            [torch.stack([f for _, f in cache[c]]).mean(dim=0) for c in classes]
+        )
+        dt = torch.zeros_like(base, requires_grad=True)
+        dv = torch.zeros_like(prototypes, requires_grad=True)
+
+        def logits(f: Tensor, t: Tensor, v: Tensor, classes: list[int] = classes) -> Tensor:
+            found = [scale * f @ t[k] for k in range(N)]
+            for j, c in enumerate(classes):
+                found[c] = found[c] + config.alpha * (-config.beta * (1 - f @ v[j])).exp()
+            return torch.stack(found)
+
+        t, v = rows(base + dt), rows(prototypes + dv)
+        q = logits(feature, t, v).softmax(dim=-1)
+        loss = -(q * q.log()).sum()
+        for j, _ in enumerate(classes):
+            z = torch.stack([v[j] @ t[c] / 0.01 for c in classes])
+            loss = loss - config.alignment_weight * z.log_softmax(dim=0)[j] / len(classes)
+        loss.backward()
+        torch.optim.AdamW([dt, dv], lr=config.lr, eps=1e-3, weight_decay=0.1).step()
+        with torch.no_grad():
+            t, v = rows(base + dt), rows(prototypes + dv)
+            answer = logits(views[0], t, v)
+            q = answer.softmax(dim=-1)
+            if float(-(q * q.clamp_min(1e-300).log()).sum()) / math.log2(N) < (
+                config.update_threshold
+            ):
+                averaged += 1
+                base = base * (averaged / (averaged + 1)) + t / (averaged + 1)
+        answers.append(answer)
+    return torch.stack(answers)
+
+
+@pytest.mark.parametrize("config", [DPEConfig(), LIVELY])
+def test_a_stream_equals_a_loop(tiny_clip: CLIP, config: DPEConfig) -> None:
+    features, _, text = make_clusters(40)
+    stream, text = make_views(features, 20).double(), text.double()
+    expected = literal_dpe(stream, text, tiny_clip.scale, config)
+    dpe = on_features(tiny_clip, "dpe", text, config)
+    parts = [dpe.predict_features(part).logits for part in stream.split([25, 1, 14])]
+    torch.testing.assert_close(torch.cat(parts), expected.float(), atol=1e-4, rtol=1e-4)
+    assert 0 < int(dpe.memory["updates"]) < 40  # some answers were sure, others not
+
+
+def test_the_alignment_is_a_contrast_over_classes() -> None:
+    eye = torch.eye(3)
+    assert float(alignment(eye, eye)) < 1e-6
+    assert float(alignment(eye, eye[[1, 2, 0]])) > 50
+
+
+def test_without_learning_rate_the_texts_stay(tiny_clip: CLIP) -> None:
+    features, _, text = make_clusters(30)
+    config = DPEConfig(lr=0.0, alpha=0.0, update_threshold=1.0)
+    dpe = on_features(tiny_clip, "dpe", text, config)
+    answer = dpe.predict_features(make_views(features, 10)).logits
+    torch.testing.assert_close(answer, tiny_clip.scale * features @ text.T)
+    torch.testing.assert_close(dpe.memory["text"], text)
+
+
+def test_settings_per_dataset_are_tuned_presets() -> None:
+    entry = get_method("dpe")
+    assert entry.tuned_by_authors == set(entry.presets)
+    assert entry.presets["imagenet"] == DPEConfig()
+    assert entry.presets["imagenet-r"].alignment_weight == 0

@@ -1,0 +1,67 @@
+"""TPS against torch's AdamW on one image at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from cliquetta.methods import tps
+from cliquetta.methods.tps import TPSConfig
+from cliquetta.model.clip import CLIP
+from tests._helpers.clusters import make_clusters, make_views
+from tests._helpers.literal_numpy import on_features
+
+
+def literal_tps(views: Tensor, text: Tensor, scale: float, config: TPSConfig) -> Tensor:
+    """Logits (N,) of one image whose views are (V, E)."""
+    p = (scale * views @ text.T).softmax(dim=-1)
+    order = (-(p * p.log()).sum(dim=-1)).argsort()
+    kept = views[order[: max(1, int(config.selection_fraction * len(views)))]]
+    shift = torch.zeros_like(text, requires_grad=True)
+    optimiser = torch.optim.AdamW([shift], lr=config.lr, weight_decay=config.weight_decay)
+    for _ in range(config.steps):
+        moved = text + shift
+        moved = moved / moved.norm(dim=-1, keepdim=True)
+        mean = (scale * kept @ moved.T).softmax(dim=-1).mean(dim=0)
+        optimiser.zero_grad()
+        (-(mean * mean.log()).sum()).backward()
+        optimiser.step()
+    with torch.no_grad():
+        moved = text + shift
+        return scale * moved / moved.norm(dim=-1, keepdim=True) @ views[0]
+
+
+@pytest.mark.parametrize("config", [TPSConfig(), TPSConfig(steps=3, lr=0.02, weight_decay=0.3)])
+def test_every_image_equals_torch(tiny_clip: CLIP, config: TPSConfig) -> None:
+    features, _, text = (x.double() if x.is_floating_point() else x for x in make_clusters(6))
+    views = make_views(features.float(), 30).double()
+    expected = torch.stack([literal_tps(v, text, tiny_clip.scale, config) for v in views])
+    answer = on_features(tiny_clip, "tps", text, config).predict_features(views).logits
+    torch.testing.assert_close(answer, expected.float(), atol=2e-4, rtol=1e-4)
+    plain = (tiny_clip.scale * features @ text.T).float()
+    assert not torch.allclose(answer, plain, atol=0.02)
+
+
+def test_at_rate_zero_it_is_zero_shot(tiny_clip: CLIP) -> None:
+    features, _, text = make_clusters(5)
+    still = on_features(tiny_clip, "tps", text, TPSConfig(lr=0.0))
+    answer = still.predict_features(make_views(features, 20)).logits
+    torch.testing.assert_close(answer, tiny_clip.scale * features @ text.T)
+
+
+def test_groups_change_nothing(tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
+    features, _, text = make_clusters(7)
+    views = make_views(features, 20)
+    whole = on_features(tiny_clip, "tps", text).predict_features(views).logits
+    monkeypatch.setattr(tps, "ELEMENTS", 2 * text.numel())
+    parts = on_features(tiny_clip, "tps", text).predict_features(views).logits
+    torch.testing.assert_close(parts, whole)
+
+
+def test_confident_views_become_more_certain(tiny_clip: CLIP) -> None:
+    features, _, text = make_clusters(8)
+    views = make_views(features, 1).expand(-1, 10, -1)  # equal views: the answer is what is tuned
+    answer = on_features(tiny_clip, "tps", text).predict_features(views).probabilities
+    plain = (tiny_clip.scale * features @ text.T).softmax(dim=-1)
+    assert (answer.amax(dim=-1) > plain.amax(dim=-1)).all()
