@@ -1,0 +1,163 @@
+"""Panda: take from every feature what images without objects have in common; around any method.
+
+Deng et al., Panda: Test-Time Adaptation with Negative Data Augmentation, AAAI 2026. Corruptions add
+a shared component to all features and so bias predictions. From the patches of all images of a
+batch, shuffled over images and places, B/10 images are put together that keep the corruption but no
+object; with n̄ the mean of their features
+
+    d_i = v_i - β n̄
+
+takes the place of every image feature v_i in the method that Panda is put around, its learning
+included. ``method`` names that method, ``options`` changes its settings.
+
+The authors' repository names no licence and was not opened. Ours where the descriptions leave it
+open: v and n are unit features and β is 1 (the paper reports little difference from 0.5 to 2); the
+paper's 7 x 7 patches of 32 pixels are the nearest grid that divides the image; negatives go through
+the tower together with the images, under the same LayerNorms, and gradients flow through them; the
+images are sorted by brightness before patches are drawn, so that their order does not matter.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cliquetta.errors import UserError
+from cliquetta.methods._shared.config import Count, Fraction, MethodConfig, NonNegative
+from cliquetta.methods._shared.patches import join_patches, split_patches
+from cliquetta.methods.base import Adapter, BatchDependence
+from cliquetta.methods.registry import create_method, method_config, register
+from cliquetta.model.clip import CLIP, MissingCapabilityError, l2_normalize
+from cliquetta.model.vision import VisionTower
+from cliquetta.types import Batch, Prediction, ViewSpec
+
+
+@dataclass(frozen=True)
+class PandaConfig(MethodConfig):
+    """Negative data augmentation around another method."""
+
+    method: str = "tent"
+    """Name of the method that gets the corrected features."""
+    options: tuple[str, ...] = ()
+    """Settings of that method, each as key=value."""
+    offset: NonNegative = 1.0
+    """β: how much of the negatives' mean feature is taken away; 0 is the method alone."""
+    negative_fraction: Fraction = 0.1
+    """Negatives per image of the batch; at least one is made."""
+    patch_grid: Count = 7
+    """Patches per side; the nearest number that divides the image is taken."""
+
+
+def nearest_divisor(size: int, wanted: int) -> int:
+    """The divisor of ``size`` nearest to ``wanted``, the larger of two."""
+    divisors = [n for n in range(1, size + 1) if size % n == 0]
+    return min(divisors, key=lambda n: (abs(n - wanted), -n))
+
+
+def make_negatives(images: Tensor, count: int, grid: int, generator: torch.Generator) -> Tensor:
+    """``count`` images (count, 3, S, S) of patches drawn from all images without replacement."""
+    images = images[images.double().mean(dim=(1, 2, 3)).argsort(stable=True)]
+    pool = split_patches(images, grid).flatten(0, 1)  # (B grid², 3, h, w)
+    drawn = torch.randperm(len(pool), generator=generator)[: count * grid * grid]
+    patches = pool[drawn.to(pool.device)].view(count, grid * grid, *pool.shape[1:])
+    return join_patches(patches, images.shape[-1])
+
+
+class Negatives:
+    """The negatives of the batch being answered; copies of a tower share them."""
+
+    images: Tensor
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Negatives:
+        return self
+
+
+class OffsetTower(VisionTower):
+    """An image tower whose unit features have the mean of those of negatives taken away."""
+
+    offset: float
+    negatives: Negatives
+
+    @classmethod
+    def around(cls, tower: VisionTower, offset: float) -> OffsetTower:
+        """The same tower, weights shared, with an offset."""
+        copied = copy.copy(tower)
+        copied.__class__ = cls
+        assert isinstance(copied, OffsetTower)
+        copied.offset, copied.negatives = offset, Negatives()
+        return copied
+
+    def forward(self, pixels: Tensor, **prompts: Any) -> Tensor:
+        """Features (B, E) of pixels (B, 3, S, S)."""
+        negatives = self.negatives.images.to(pixels)
+        features = l2_normalize(super().forward(torch.cat([pixels, negatives]), **prompts))
+        return features[: len(pixels)] - self.offset * features[len(pixels) :].mean(dim=0)
+
+
+class OffsetCLIP(CLIP):
+    """A CLIP with such a tower: plain encoding, no prompts inside the image tower."""
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """Those of a CLIP that concern text and LayerNorms."""
+        return super().capabilities - {"visual-prefix", "visual-tokens", "attention"}
+
+
+def with_offset(model: CLIP, offset: float) -> tuple[CLIP, Negatives]:
+    """A model that shares all weights with ``model``, and where it looks for negatives."""
+    tower = OffsetTower.around(model.require_vit(), offset)
+    copied = copy.copy(model)
+    copied.__class__ = OffsetCLIP
+    copied._modules = {**model._modules, "visual": tower}
+    return copied, tower.negatives
+
+
+@register(
+    "panda",
+    config=PandaConfig,
+    summary="any method on features less the mean of images made of the batch's shuffled patches",
+    paper="Deng et al., Panda: Test-Time Adaptation with Negative Data Augmentation, AAAI 2026",
+)
+class Panda(Adapter):
+    """Another method, asked with a model whose image features are corrected batch by batch."""
+
+    batch_dependence = BatchDependence.JOINT
+    needs = frozenset({"norm"})
+    config: PandaConfig
+
+    def _setup(self) -> None:
+        super()._setup()
+        config = self.config
+        if config.method == "panda":
+            raise UserError("panda cannot be put around itself; name another method")
+        options = dict(option.partition("=")[::2] for option in config.options)
+        corrected, self.negatives = with_offset(self.model, config.offset)
+        try:
+            inner = method_config(config.method, options=options)
+            prompts, seed = self.prompts, self.seed
+            self.inner = create_method(config.method, corrected, prompts, inner, seed=seed)
+        except MissingCapabilityError as error:
+            raise UserError(
+                f"panda cannot be put around {config.method!r}, which prompts the image tower "
+                "itself; choose one that takes its features as they come, such as tent"
+            ) from error
+        self.grid = nearest_divisor(self.model.image_size, self.config.patch_grid)
+        self.memory = self.inner.memory
+        generator = torch.Generator().manual_seed(self.seed)
+        self.memory.declare("panda.generator", generator.get_state())
+
+    @property
+    def views(self) -> ViewSpec | None:
+        """Those of the method inside."""
+        return self.inner.views
+
+    def _predict(self, batch: Batch) -> Prediction:
+        generator = self.memory.generator("panda.generator")
+        count = max(1, int(self.config.negative_fraction * len(batch)))
+        self.negatives.images = make_negatives(batch.images, count, self.grid, generator)
+        self.memory.keep("panda.generator", generator)
+        return self.inner._predict(batch)

@@ -1,0 +1,111 @@
+"""Panda against features corrected by hand, and against a training loop around Tent."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from cliquetta.errors import UserError
+from cliquetta.methods.panda import Panda, PandaConfig, make_negatives, nearest_divisor
+from cliquetta.methods.registry import create_method
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch
+from tests._helpers.live_layernorms import (
+    double_clip,
+    flat,
+    literal_entropy,
+    open_norms,
+    unit_rows,
+)
+
+
+def cells(image: Tensor, size: int) -> list[bytes]:
+    """Every patch of an image, as bytes."""
+    places = range(0, image.shape[-1], size)
+    return [
+        image[:, y : y + size, x : x + size].contiguous().numpy().tobytes()
+        for y in places
+        for x in places
+    ]
+
+
+def test_negatives_are_patches_of_the_batch_each_used_once() -> None:
+    images = torch.randn(10, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    negatives = make_negatives(images, 3, 8, torch.Generator().manual_seed(1))
+    pool = {cell: row for row, image in enumerate(images) for cell in cells(image, 4)}
+    drawn = [cell for image in negatives for cell in cells(image, 4)]
+    assert len(set(drawn)) == 3 * 64
+    assert {pool[cell] for cell in drawn} == set(range(10))  # shuffled over images
+    again = make_negatives(images.flip(0), 3, 8, torch.Generator().manual_seed(1))
+    assert torch.equal(again, negatives)  # whatever their order
+
+
+@pytest.mark.parametrize(("size", "grid"), [(224, 7), (32, 8), (336, 7), (30, 6), (7, 7)])
+def test_the_grid_divides_the_image(size: int, grid: int) -> None:
+    assert nearest_divisor(size, 7) == grid
+
+
+def test_zero_shot_equals_features_corrected_by_hand(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
+) -> None:
+    panda = Panda(tiny_clip, tiny_prompts, PandaConfig(method="zero_shot", negative_fraction=0.3))
+    answer = panda.predict(Batch(tiny_images)).logits
+    negatives = make_negatives(tiny_images, 3, 8, torch.Generator().manual_seed(0))
+    common = unit_rows(tiny_clip.encode_image(negatives)).mean(dim=0)
+    corrected = unit_rows(unit_rows(tiny_clip.encode_image(tiny_images)) - common)
+    expected = tiny_clip.scale * corrected @ tiny_clip.classifier(tiny_prompts).T
+    torch.testing.assert_close(answer, expected)
+
+
+def test_tent_learns_through_the_correction(
+    tiny_prompts: ClassPrompts, tiny_images: Tensor
+) -> None:
+    config = PandaConfig(method="tent", options=("lr=2e-3",), offset=0.7)
+    panda = Panda(double_clip(), tiny_prompts, config)
+    live = double_clip()
+    text = live.classifier(tiny_prompts)
+    norms = open_norms(live.visual)
+    optimiser = torch.optim.Adam(norms, lr=2e-3)
+    generator = torch.Generator().manual_seed(0)
+    for images in tiny_images.split([6, 4]):
+        answer = panda.predict(Batch(images)).logits
+        negatives = make_negatives(images, 1, 8, generator)
+        common = unit_rows(live.encode_image(negatives)).mean(dim=0)
+        corrected = unit_rows(unit_rows(live.encode_image(images)) - 0.7 * common)
+        logits = live.scale * corrected @ text.T
+        torch.testing.assert_close(answer, logits.detach().float())
+        optimiser.zero_grad()
+        literal_entropy(logits).backward()
+        optimiser.step()
+    torch.testing.assert_close(panda.memory["norms.values"], flat(norms))
+
+
+@pytest.mark.parametrize("method", ["tent", "tda", "moon", "tpt"])
+def test_without_offset_it_is_the_method_alone(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor, method: str
+) -> None:
+    options = ("views=3",) if method == "tpt" else ()
+    panda = Panda(tiny_clip, tiny_prompts, PandaConfig(method=method, offset=0.0, options=options))
+    views = tiny_images[:, None].expand(-1, 3, -1, -1, -1) if options else None
+    batch = Batch(tiny_images, tuple("abcdefghij"), views)
+    alone = create_method(method, tiny_clip, tiny_prompts, panda.inner.config).predict(batch)
+    torch.testing.assert_close(panda.predict(batch).logits, alone.logits, atol=1e-4, rtol=1e-4)
+    assert panda.views == panda.inner.views
+
+
+def test_the_model_outside_is_untouched(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
+) -> None:
+    before = tiny_clip.encode_image(tiny_images)
+    Panda(tiny_clip, tiny_prompts, PandaConfig()).predict(Batch(tiny_images))
+    assert torch.equal(tiny_clip.encode_image(tiny_images), before)
+
+
+@pytest.mark.parametrize("method", ["panda", "scap", "dart"])
+def test_methods_that_prompt_the_tower_are_refused(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts, method: str
+) -> None:
+    with pytest.raises(UserError, match="cannot be put around"):
+        Panda(tiny_clip, tiny_prompts, PandaConfig(method=method))
