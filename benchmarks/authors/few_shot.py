@@ -30,6 +30,7 @@ from benchmarks.authors.support import (
     tokenize,
 )
 from cliquetta import CLIP, ClassPrompts, create_method, method_config
+from cliquetta.methods._shared.few_shot import FitTask
 from cliquetta.methods._shared.fewshot_io import fit_method
 from cliquetta.methods._shared.support_set import FewShot
 
@@ -68,7 +69,7 @@ def _train(name: str, repository: Repository, openai: Repository, dassl: Reposit
     few_shot = FewShot(images, torch.cat(list(data.labels[:BATCHES])))
     options: dict[str, Any] = {"epochs": EPOCHS, "batch_size": SIZE, "lr": RATES[name]}
     if name == "coop":
-        options["context"] = 5
+        options["context_length"] = 5
     config = method_config(name, options=options)
     prompts = ClassPrompts(data.names)
     with _same_batches(name, start):
@@ -183,13 +184,12 @@ def _same_batches(name: str, start: dict[str, Tensor]) -> Any:
     def epoch_batches(*_: Any, **__: Any) -> Iterator[Any]:
         return (np.arange(i * SIZE, (i + 1) * SIZE) for i in range(BATCHES))
 
-    def pixels(_: CLIP, few_shot: FewShot, __: Any) -> Any:
-        return lambda rows, generator: few_shot.images[torch.from_numpy(rows)]
+    def pixels(task: FitTask, _: Any) -> Any:
+        return lambda rows, _: task.few_shot.images[torch.from_numpy(rows)]
 
-    def features(model: CLIP, few_shot: FewShot, _: Any, *, seed: int) -> Any:
-        del seed
-        images = few_shot.images
-        return lambda rows, _: model.encode_image(images[torch.from_numpy(rows)], normalize=True)
+    def features(task: FitTask, config: Any) -> Any:
+        draw = pixels(task, config)
+        return lambda rows, _: task.model.encode_image(draw(rows, _), normalize=True)
 
     stack = mock.patch.multiple(
         shared, epoch_batches=epoch_batches, crop_draw=pixels, feature_draw=features
