@@ -75,6 +75,8 @@ def test_figures_are_drawn_and_saved(
         picture.verify()
     if table == "batch-size":
         assert set(saved["largest_clique"]) == {"6", "12"}
+        assert [curve["modalities"] for curve in saved["curves"]] == ["both", "image", "text"]
+        assert "batch_size, image prompts alone" in answer.text
         assert "largest clique" in answer.text
     else:
         # four curves share zero-shot and the run with default values

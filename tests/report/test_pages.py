@@ -16,13 +16,14 @@ from typer.testing import CliRunner
 from cliquetta.cli.main import app
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.evaluation.evidence_log import BatchEvidence, Evidence
+from cliquetta.evaluation.record import Record
 from cliquetta.evaluation.sweep import RunContext, RunSpec
 from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.clip import CLIP
 from cliquetta.report.evidence_section import Amounts, evidence_section
 from cliquetta.report.gallery import changed_tiles, clique_cards
 from cliquetta.report.markup import Figures
-from cliquetta.report.page import Choices, build_page
+from cliquetta.report.page import Choices, build_page, unlearned_text
 from cliquetta.report.runs import load_runs, shown_groups
 from cliquetta.report.sections import headline
 from tests._helpers.made_runs import NAMES, make_run
@@ -318,3 +319,11 @@ def test_command_refuses_what_it_cannot_report_on(tmp_path: Path) -> None:
 def test_class_names_come_from_the_data_set_where_the_run_left_none(evaluated: Any) -> None:
     runs, _ = load_runs(sorted(evaluated.glob("*zero_shot*")))
     assert runs[0].evidence is None and runs[0].names == get_dataset("bundled").names
+
+
+def test_runs_that_learned_no_text_are_named() -> None:
+    told = {"text_prompts": "'{} texture.' has no words before the name"}
+    silent = Record("a", {"method": "scap", "dataset": "dtd"}, notes=told)
+    learned = Record("b", {"method": "scap", "dataset": "pets"}, notes={"text_prompts": "learned"})
+    (note,) = unlearned_text([silent, learned, silent])
+    assert note == "scap learned no text prompt on dtd: '{} texture.' has no words before the name."

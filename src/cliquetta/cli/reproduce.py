@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cliquetta.evaluation.ablation import Curve
     from cliquetta.evaluation.published import PublishedTable, Side
     from cliquetta.evaluation.reproduce import Line, Setting
-    from cliquetta.evaluation.sweep import RunContext
+    from cliquetta.evaluation.sweep import RunContext, RunSpec
 
 VALUES: dict[str, tuple[float, ...]] = {
     "threshold": (0.6, 0.65, 0.7, 0.8, 0.9),
@@ -375,18 +375,25 @@ def _curves(
         raise UserError(f"{table.name} needs {item.dataset}: {item.missing}")
     base = item.specs[0]
     fields = list(table.curves) or ["batch_size"]
-    ablations = [ablation(base, field, VALUES[field], setting.seeds) for field in fields]
-    cells = list(dict.fromkeys(spec for each in ablations for spec in each.specs))
+    ablations = {
+        (field, modality): ablation(spec, field, VALUES[field], setting.seeds)
+        for field in fields
+        for modality, spec in _modalities(base, apart=field == "batch_size").items()
+    }
+    cells = list(dict.fromkeys(spec for each in ablations.values() for spec in each.specs))
     cells += [spec for spec in item.specs if spec not in cells]
     _announce(table, setting, len(cells), terminal)
     with executing(cells, context, terminal) as at:
         results = sweep(cells, context, on_step=at.bars.step, on_result=at.bars.ended)
-    curves = {field: curve(each, results) for field, each in zip(fields, ablations, strict=True)}
-    named = {_show_figure(table, field, shown, terminal): shown for field, shown in curves.items()}
+    curves = {key: curve(each, results) for key, each in ablations.items()}
+    named = {_show_figure(table, key, shown, terminal): shown for key, shown in curves.items()}
     document: dict[str, Any] = {
         "table": table.name,
         "title": table.title,
-        "curves": [{**c.plain(), **table.curves.get(field, {})} for field, c in curves.items()],
+        "curves": [
+            {**c.plain(), **table.curves.get(field, {}), "modalities": modality}
+            for (field, modality), c in curves.items()
+        ],
     }
     if table.name == "batch-size":
         sizes = largest_cliques(context, base, [int(size) for size in VALUES["batch_size"]])
@@ -403,12 +410,25 @@ def _curves(
     finish(results, terminal)
 
 
-def _show_figure(table: PublishedTable, field: str, curve: Curve, terminal: Terminal) -> str:
+def _modalities(base: RunSpec, *, apart: bool) -> dict[str, RunSpec]:
+    """The run as it is and, where the paper draws them ``apart``, with either prompts alone."""
+    found = {"both": base}
+    for modality in ("image", "text") if apart else ():
+        options = {**dict(base.options), "modalities": modality}
+        found[modality] = replace(base, options=tuple(sorted(options.items())))
+    return found
+
+
+def _show_figure(
+    table: PublishedTable, key: tuple[str, str], curve: Curve, terminal: Terminal
+) -> str:
     """A curve as a table, with what the paper says about it; returns its name."""
     from cliquetta.cli.ablate import show_curve
 
+    field, modality = key
     facts = table.curves.get(field, {})
     name = f"{facts['symbol']} ({field})" if facts else field
+    name += "" if modality == "both" else f", {modality} prompts alone"
     show_curve(curve, terminal, title=name)
     for statement in [facts["statement"]] if facts else table.statements:
         terminal.say(f"  the paper: {statement}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from cliquetta.evaluation.record import Run
+from cliquetta.evaluation.record import Record, Run
 from cliquetta.model.attention import Kind
 from cliquetta.report.curves import find_curves
 from cliquetta.report.embedding import How
@@ -125,7 +125,8 @@ def _document(
     if curves:
         sections.append(("Settings", curves_section(curves, figures)))
     sections.append(("How to repeat it", repeat_section(runs)))
-    notes = _notes(unfinished, left_out, max(0, len(groups) - level.drawn))
+    notes = unlearned_text([run.record for run in runs])
+    notes += _notes(unfinished, left_out, max(0, len(groups) - level.drawn))
     return _frame(choices.title or _title(runs), _lead(runs), sections, notes)
 
 
@@ -146,6 +147,18 @@ def _lead(runs: Sequence[ReportedRun]) -> str:
         f"{count(len(runs), 'run')} of CliqueTTA{numbered} with {models}; the last one finished "
         f"{last.replace('T', ' ')[:16]} UTC."
     )
+
+
+def unlearned_text(records: Sequence[Record]) -> list[str]:
+    """What to say of runs that were to learn text prompts and could not."""
+    told = {"learned", "not asked for"}
+    found = {
+        f"{record.method} learned no text prompt on {record.dataset}: "
+        f"{record.notes['text_prompts']}."
+        for record in records
+        if record.notes.get("text_prompts", "learned") not in told
+    }
+    return sorted(found)
 
 
 def _notes(unfinished: Sequence[Run], evidence: int, undrawn: int) -> list[str]:

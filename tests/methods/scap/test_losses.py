@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cliquetta.methods.scap import losses
 from cliquetta.methods.scap.config import SCAPConfig
 from cliquetta.methods.scap.losses import (
     CliqueLosses,
@@ -114,3 +115,22 @@ def test_clique_sums_equal_scattered_additions() -> None:
     clique = torch.tensor([2, 0, 2, 2])
     expected = torch.zeros(4, 3, 2).index_add(0, clique, rows)
     assert torch.equal(clique_sum(rows, clique, 4), expected)
+
+
+def test_sums_over_cliques_are_bounded_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few cliques at a time give what a scattered addition gives."""
+    generator = torch.Generator().manual_seed(3)
+    rows = torch.randn(40, 3, 2, generator=generator, dtype=torch.float64)
+    clique = torch.randint(7, (40,), generator=generator)
+    expected = torch.zeros(7, 3, 2, dtype=torch.float64).index_add_(0, clique, rows)
+    seen: list[int] = []
+    split = torch.split
+
+    def watched(values: Tensor, size: int) -> tuple[Tensor, ...]:
+        seen.append(size)
+        return split(values, size)
+
+    monkeypatch.setattr(losses, "CELLS", 100)
+    monkeypatch.setattr(torch, "split", watched)
+    torch.testing.assert_close(losses.clique_sum(rows, clique, 7), expected)
+    assert seen == [2]

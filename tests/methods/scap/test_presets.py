@@ -319,3 +319,10 @@ def test_a_resnet_learns_text_alone() -> None:
     first, second = (adapter.predict(Batch(images)) for _ in range(2))
     assert torch.isfinite(second.logits).all()
     assert int(adapter.memory["text_seen"]) == 2 * len(first.evidence["cliques"]) > 0
+
+
+def test_the_start_prompt_is_uniform_between_minus_one_and_one() -> None:
+    start = SCAP(MODEL, PROMPTS, SCAPConfig(prompt_length=64)).memory["start_prompt"].flatten()
+    assert -1 <= float(start.min()) < -0.95 and 0.95 < float(start.max()) <= 1
+    shares = torch.histc(start.float(), bins=4, min=-1, max=1) / len(start)
+    torch.testing.assert_close(shares, torch.full((4,), 0.25), rtol=0, atol=0.03)
