@@ -111,6 +111,8 @@ def to_svg(figure: Figure, alt: str, prefix: str) -> str:
     text = file.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    # Images are named by a hash of their pixels, twice where two are alike; nothing refers to them.
+    text = re.sub(r'(<image\b[^>]*?) id="[^"]*"', r"\1", text)
     text = re.sub(r'\bid="', f'id="{prefix}-', text)
     text = re.sub(r"url\(#", f"url(#{prefix}-", text)
     text = re.sub(r'href="#', f'href="#{prefix}-', text)
