@@ -2,7 +2,7 @@
 # second. demo, test and docs add to one environment, .venv; the others have their own.
 PYTHON ?= python3
 BIN := .venv/bin
-LOCKS := pyproject.toml constraints/torch.txt constraints/cuda.txt
+LOCKS := pyproject.toml constraints/torch.txt constraints/torch-cpu.txt constraints/cuda.txt
 UV_VERSION := 0.13.7
 export OMP_NUM_THREADS ?= 2
 
@@ -20,7 +20,8 @@ help:
 	@echo "make bench        the speed programs in benchmarks/"
 	@echo "make lock         renew the locked versions in constraints/"
 
-# $(call setup,ENVIRONMENT,LOCK): torch by itself, because only its CUDA builds need CUDA packages;
+# $(call setup,ENVIRONMENT,LOCK): torch by itself, its CPU build where an index or a directory of
+# pip's offers the locked one, else PyPI's (with CUDA on Linux), because only that needs more packages;
 # then everything else, and this package as an editable install. A marker newer than the locks
 # means: installed, nothing to do.
 PIP = $(1)/bin/python -m pip install --quiet --disable-pip-version-check
@@ -30,7 +31,7 @@ NEEDS_CUDA := from importlib.metadata import requires; \
 define setup
 	@test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
 	@echo "setting up $(1) for $(2) (once; some minutes)"
-	@$(LOCKED)/torch.txt
+	@$(LOCKED)/torch-cpu.txt 2>/dev/null || $(LOCKED)/torch.txt
 	@if $(1)/bin/python -c '$(NEEDS_CUDA)'; then $(LOCKED)/cuda.txt; fi
 	@$(LOCKED)/$(2).txt
 	@$(PIP) --no-deps --no-build-isolation -e .

@@ -19,7 +19,11 @@ lean() { resolve "$@" --config-file constraints/uv.toml -c constraints/.torch.in
 
 "${UV:-uv}" pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-deps \
   --no-annotate constraints/.torch.in --upgrade --output-file constraints/torch.txt
-sed -i "s/^torch==$TORCH .*/&\n    --hash=$CPU_WHEEL \\\\/" constraints/torch.txt
+cat > constraints/torch-cpu.txt <<END
+# The CPU build for Python 3.11 on Linux, which PyPI does not have; \`make lock\` writes this file.
+torch==$TORCH+cpu \\
+    --hash=$CPU_WHEEL
+END
 lean test.txt pyproject.toml constraints/build.in --extra dev
 lean demo.txt pyproject.toml constraints/build.in --extra report -c constraints/test.txt
 lean docs.txt pyproject.toml constraints/build.in --extra docs -c constraints/test.txt

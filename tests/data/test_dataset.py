@@ -36,7 +36,7 @@ def test_images_come_back_as_they_are() -> None:
         ({"keys": (), "labels": None}, "no images"),
         ({"labels": [0, 1]}, "3 images and labels of shape"),
         ({"labels": [0, 1, 2]}, "class list holds 2"),
-        ({"labels": [-2, 1, 1]}, "run from -2"),
+        ({"labels": [-3, 1, 1]}, "run from -3"),
         ({"keys": ("x", "y"), "labels": None}, "3 images for 2 keys"),
     ],
 )

@@ -69,7 +69,8 @@ def test_a_run_is_recorded_whole(drift: Drift, stream: Stream, tmp_path: Path) -
     assert record.settings["preprocessing"]["size"] == 32
     assert record.preset == "paper"
     assert record.images == 50
-    assert record.environment["versions"]["torch"] == torch.__version__
+    # PyPI's CUDA builds leave the suffix of their version out of their metadata.
+    assert torch.__version__.startswith(record.environment["versions"]["torch"])
     assert record.throughput["images_per_second"] > 0
     assert record.peak_memory["host"] > 1e6
     assert record.notes == {"path": "drift"}
