@@ -14,7 +14,7 @@ from cliquetta.methods._shared.state import StateMismatchError, load_state, save
 from cliquetta.methods.registry import method_config
 from cliquetta.methods.scap_domain import DomainSCAP, DomainSCAPConfig
 from cliquetta.methods.scap_domain.health import health, verdict
-from cliquetta.methods.scap_domain.learning import domain_loss
+from cliquetta.methods.scap_domain.learning import certain_weights, domain_loss
 from cliquetta.methods.scap_domain.presence import belief, class_prior, presence, target_marginal
 from cliquetta.methods.zero_shot import ZeroShot
 from cliquetta.model.block import Prefix
@@ -49,8 +49,8 @@ def test_first_step_equals_autograd_through_the_whole_tower() -> None:
     prior = class_prior(marginal, presence(marginal, plain.amax(0)), believed)
     target = target_marginal(marginal, marginal, prior)
     features = MODEL.encode_image(images, prefix=prefix, normalize=True)
-    share = 0.7 + 0.3 * float(believed)
-    domain_loss(MODEL.scale * features @ adapter.classifier.T, target, share, 1.0).backward()
+    certain = certain_weights(6, 0.7 + 0.3 * float(believed))
+    domain_loss(MODEL.scale * features @ adapter.classifier.T, target, certain, 1.0).backward()
     assert leaf.grad is not None
 
     adapter.predict(Batch(images))

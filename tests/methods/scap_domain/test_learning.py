@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from cliquetta.methods.scap_domain.learning import arrange, domain_loss, nearest_images, ring, vote
+from cliquetta.methods.scap_domain.learning import (
+    arrange,
+    certain_weights,
+    domain_loss,
+    nearest_images,
+    ring,
+    vote,
+)
 from cliquetta.model.clip import l2_normalize
 
 
@@ -14,7 +21,9 @@ def test_loss_by_hand() -> None:
     certain = -(p[0] * p[0].log()).sum()
     marginal, target = p.mean(0), torch.tensor([0.25, 0.75])
     expected = certain + 2 * (marginal * (marginal / target).log()).sum()
-    torch.testing.assert_close(domain_loss(logits, target, 0.5, 2.0), expected)
+    torch.testing.assert_close(
+        domain_loss(logits, target, certain_weights(2, 0.5).float(), 2.0), expected
+    )
 
 
 def test_the_nearest_image_votes_be_it_of_the_batch_or_remembered() -> None:

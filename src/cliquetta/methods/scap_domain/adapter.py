@@ -29,7 +29,14 @@ from cliquetta.methods.scap_domain.domains import (
     split_domains,
 )
 from cliquetta.methods.scap_domain.health import health, verdict
-from cliquetta.methods.scap_domain.learning import arrange, domain_loss, nearest_images, ring, vote
+from cliquetta.methods.scap_domain.learning import (
+    arrange,
+    certain_weights,
+    domain_loss,
+    nearest_images,
+    ring,
+    vote,
+)
 from cliquetta.methods.scap_domain.presence import (
     belief,
     class_prior,
@@ -39,6 +46,7 @@ from cliquetta.methods.scap_domain.presence import (
 )
 from cliquetta.model.block import Prefix
 from cliquetta.model.clip import CLIP, l2_normalize, to_float32
+from cliquetta.model.cuda_graph import Replayed
 from cliquetta.model.vision import VisionTower
 from cliquetta.model.vjp import VisualTape
 from cliquetta.prompts.classes import ClassPrompts
@@ -127,6 +135,8 @@ class DomainSCAP(Adapter):
         self._declare_domains(len(prompts), 2 * D)
         self._fresh = {name: value[0] for name, value in self.memory.state_dict().items()}
         self._declare_recent(len(prompts))
+        self._plain, self._prompted = Replayed(self._run_plain), Replayed(self._run_prompted)
+        self._learning = Replayed(self._run_learning)
 
     def _declare_domains(self, N: int, F: int) -> None:
         """What is remembered per domain; counters that steer are kept on the CPU."""
@@ -183,18 +193,36 @@ class DomainSCAP(Adapter):
         return Prediction(logits, {**evidence, "non_finite": len(batch) - len(rows)})
 
     def _encode(self, images: Tensor) -> Encoded:
+        shared, signatures, features = self._plain(images)
+        return Encoded(shared, signatures, features, self._probabilities(features))
+
+    def _run_plain(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """States before the prompts, signatures and features (b, E) of plain CLIP."""
         tower = self.tower
         hidden = tower.embed(images)
         early = tower.run(hidden, 0, 1)
         shared = hidden if self.start == 0 else tower.run(early, 1, self.start)
-        rest = tower.run(shared, self.start)
-        features = l2_normalize(tower.pool(rest))
-        return Encoded(
-            shared,
-            signature(early, tower.config.class_tokens).to(self.memory["key_mean"].dtype),
-            features,
-            self._probabilities(features),
-        )
+        features = l2_normalize(tower.pool(tower.run(shared, self.start)))
+        signatures = signature(early, tower.config.class_tokens)
+        return shared, signatures.to(self.memory["key_mean"].dtype), features
+
+    def _run_prompted(self, hidden: Tensor, prompt: Tensor) -> tuple[Tensor]:
+        """Features (b, E) under a prompt."""
+        rest = self.tower.run(hidden, self.start, prefix=self._prefix(prompt))
+        return (l2_normalize(self.tower.pool(rest)),)
+
+    def _run_learning(
+        self, hidden: Tensor, prompt: Tensor, target: Tensor, certain: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Features (b, E) under a prompt, and the gradient of the loss with respect to it."""
+        tape = VisualTape(self.tower, hidden, self.start, self._prefix(prompt))
+        with torch.enable_grad():
+            leaf = to_float32(tape.features).detach().requires_grad_()
+            features = l2_normalize(leaf)
+            logits = self.scale * features @ self.classifier.T
+            loss = domain_loss(logits, target, certain, self.config.diversity)
+        pulled = tape.vjp(torch.autograd.grad(loss, leaf)[0], None)
+        return features.detach(), torch.stack([pulled[block].sum(0) for block in sorted(pulled)])
 
     def _probabilities(self, features: Tensor) -> Tensor:
         return (self.scale * features @ self.classifier.T).softmax(dim=-1)
@@ -348,8 +376,7 @@ class DomainSCAP(Adapter):
             return part.zero_shot
         if waiting:
             rows = torch.cat(waiting)
-            rest = self.tower.run(part.hidden[rows], self.start, prefix=self._prefix(domain))
-            features[rows] = l2_normalize(self.tower.pool(rest))
+            features[rows] = self._prompted(part.hidden[rows], memory["prompt"][domain])[0]
         p = self._probabilities(features)
         self._watch(domain, p, part.zero_shot, b)
         return p.lerp(part.zero_shot, config.zero_shot_share * (1 - stats.step_size))
@@ -388,9 +415,8 @@ class DomainSCAP(Adapter):
         memory["plain_votes"].index_copy_(0, places, plain[rows])
         return voted
 
-    def _prefix(self, domain: int) -> dict[int, Prefix]:
-        """The domain's prompt, block by block."""
-        prompt = self.memory["prompt"][domain]
+    def _prefix(self, prompt: Tensor) -> dict[int, Prefix]:
+        """A prompt block by block."""
         return {self.start + place: Prefix(tokens[None]) for place, tokens in enumerate(prompt)}
 
     def _distance(self, domain: int) -> Tensor:
@@ -408,16 +434,10 @@ class DomainSCAP(Adapter):
         window = self._probabilities(memory["window_features"][rows]).mean(dim=0)
         target = target_marginal(window, stats.marginal, stats.prior)
         share = config.confident_fraction + (1 - config.confident_fraction) * stats.belief
-        tape = VisualTape(
-            self.tower, memory["window_hidden"][rows], self.start, self._prefix(domain)
+        certain = certain_weights(len(members), share).to(target)
+        features, gradient = self._learning(
+            memory["window_hidden"][rows], memory["prompt"][domain], target, certain
         )
-        with torch.enable_grad():
-            leaf = to_float32(tape.features).detach().requires_grad_()
-            features = l2_normalize(leaf)
-            logits = self.scale * features @ self.classifier.T
-            loss = domain_loss(logits, target, share, config.diversity)
-        pulled = tape.vjp(torch.autograd.grad(loss, leaf)[0], None)
-        gradient = torch.stack([pulled[block].sum(dim=0) for block in sorted(pulled)])
         names = ("prompt", "first_moment", "second_moment")
         before = AdamState(*(memory[name][domain] for name in (*names, "steps")))
         rate = config.lr * stats.step_size * min(1.0, len(members) / config.step_every)
@@ -426,4 +446,4 @@ class DomainSCAP(Adapter):
         for name, old, new in zip(names, before, after, strict=False):
             memory[name][domain] = torch.where(finite, new, old)
         memory["steps"][domain] = after.steps
-        return features.detach()[torch.searchsorted(members, slots).to(rows.device)]
+        return features[torch.searchsorted(members, slots).to(rows.device)]

@@ -8,16 +8,22 @@ from torch import Tensor
 from cliquetta.methods._shared.entropy import log_prob_entropy
 
 
-def domain_loss(
-    logits: Tensor, target: Tensor, confident_fraction: float, diversity: float
-) -> Tensor:
-    """Mean entropy of the most certain images, and KL(marginal || target), from logits (b, N)."""
+def certain_weights(count: int, confident_fraction: float) -> Tensor:
+    """Weights (count,), by rank of certainty, of a mean over the most certain images."""
+    kept = max(1, int(confident_fraction * count))
+    return (torch.arange(count) < kept).double() / kept
+
+
+def domain_loss(logits: Tensor, target: Tensor, certain: Tensor, diversity: float) -> Tensor:
+    """Mean entropy of the most certain images, and KL(marginal || target), from logits (b, N).
+
+    ``certain`` are the weights of :func:`certain_weights`.
+    """
     log_p = logits.log_softmax(dim=-1)
-    kept = max(1, int(confident_fraction * len(logits)))
-    certain = log_prob_entropy(log_p).sort().values[:kept]
     marginal = log_p.exp().mean(dim=0)
     log_ratio = marginal.clamp_min(1e-8).log() - target.clamp_min(1e-8).log()
-    return certain.mean() + diversity * (marginal * log_ratio).sum()
+    uncertain = (log_prob_entropy(log_p).sort().values * certain).sum()
+    return uncertain + diversity * (marginal * log_ratio).sum()
 
 
 def nearest_images(features: Tensor, others: Tensor, neighbours: int) -> Tensor:
