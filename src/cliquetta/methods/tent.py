@@ -7,8 +7,9 @@ was learned stays for the next batch.
 
 The paper adapts BatchNorms and their statistics; on CLIP's ViTs there are none, and only the
 affine parameters of LayerNorms are learned, as in the common reference implementation for CLIP
-(test-time-adaptation of Döbler et al.: text frozen, Adam, 1e-3, batches of 200). The original
-uses SGD at 2.5e-4 for ImageNet. Ours: learned values are float32 whatever the weights' precision.
+(test-time-adaptation of Döbler et al.: text frozen, Adam, 1e-3, batches of 200, which is its
+setting for CIFAR). The original uses SGD at 2.5e-4 for ImageNet. Ours: learned values are float32
+whatever the weights' precision.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from cliquetta.methods.scap import SCAP, SCAPConfig
+from cliquetta.methods.scap import SCAP, SCAPConfig, explanation
 from cliquetta.methods.scap.evidence import describe, summary
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
 from cliquetta.prompts.classes import ClassPrompts
@@ -145,3 +145,36 @@ def test_gathering_more_evidence_changes_no_logit() -> None:
         assert torch.equal(a.logits, b.logits)
         assert describe(a)["cliques"][0]["after"] is None
         assert describe(b)["cliques"][0]["after"] is not None
+
+
+@pytest.mark.parametrize("retention", [True, False])
+def test_the_map_with_all_prompts_has_the_retained_ones(
+    monkeypatch: pytest.MonkeyPatch, retention: bool
+) -> None:
+    prompts = ClassPrompts(NAMES)
+    config = SCAPConfig(threshold=THRESHOLD, modalities="image", retention=retention)
+    adapter = SCAP(MODEL, prompts, config)
+    adapter.collect_evidence = True
+    shown: list[tuple[int, list[int]]] = []
+    real = explanation.prompted_maps
+
+    def watched(tower: Any, pixels: Any, values: Any, blocks: Any, chosen: Any) -> Any:
+        shown.append((len(values), chosen.sum(dim=1).tolist()))
+        return real(tower, pixels, values, blocks, chosen)
+
+    monkeypatch.setattr(explanation, "prompted_maps", watched)
+    batch = Batch(BATCHES[0])
+    prediction = adapter.predict(batch)
+    places = adapter.explain(batch, prediction, maps=2).places
+    assert len(shown) == len(places) > 0
+    for place, (count, used) in zip(places, shown, strict=True):
+        passes = describe(prediction)["images"][place["place"]]["passes"]
+        kept = sum(entry["retained"] is not None for entry in passes)
+        assert (kept > 0) == retention
+        distinct = {
+            frozenset(clique["members"])
+            for clique in describe(prediction)["cliques"]
+            if place["place"] in clique["members"]
+        }
+        assert count == len(distinct) + kept
+        assert used[0] == 0 and used[-1] == count  # plain first, everything last
