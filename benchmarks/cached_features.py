@@ -1,4 +1,4 @@
-"""How long TDA, Zero and MTA take over a data set of ImageNet's size whose features are kept.
+"""How long TDA, Zero and MTA take over a dataset of ImageNet's size whose features are kept.
 
 Features are made up: unit vectors around 1000 directions, written through the feature cache and
 read back from it by the same runner as any other run, metrics and predictions on disk included.

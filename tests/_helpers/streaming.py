@@ -1,4 +1,4 @@
-"""A made-up data set and a method with memory, for tests of streams and runs."""
+"""A made-up dataset and a method with memory, for tests of streams and runs."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_gradients_agree_with_finite_differences(batch: Batch) -> None:
 def test_a_step_lowers_the_loss_and_moves_both_kinds_of_prompts(
     tiny_clip: CLIP, batch: Batch
 ) -> None:
-    # the official code leaves text without gradient on some data sets
+    # the official code leaves text without gradient on some datasets
     adapter = DART(tiny_clip, PROMPTS, CONFIG)
     assert batch.views is not None
     hidden = adapter._before_prompt(batch.views[0])

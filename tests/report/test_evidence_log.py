@@ -44,7 +44,7 @@ def dataset() -> ArrayDataset:
 
 @pytest.fixture
 def run(tiny_clip: CLIP, dataset: Any, tmp_path: Path) -> Any:
-    """Run a method over the data set with evidence; gives back its folder and its adapter."""
+    """Run a method over the dataset with evidence; gives back its folder and its adapter."""
 
     def call(
         method: str = "scap",

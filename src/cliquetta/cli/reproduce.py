@@ -78,7 +78,7 @@ def reproduce(
         Path, typer.Option(help="The same: folder of recorded results in this repository.")
     ] = Path("docs/results"),
     root: Annotated[
-        Path | None, typer.Option(help="Where the data sets lie; bundled images if not given.")
+        Path | None, typer.Option(help="Where the datasets lie; bundled images if not given.")
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="ViT-B/16 with --root, micro without, if not given.")
@@ -98,7 +98,7 @@ def reproduce(
 ) -> None:
     """Run a table of the paper with what is at hand and print both sides with their protocols.
 
-    With --root, on the data sets that are found there, each row with the views and templates of
+    With --root, on the datasets that are found there, each row with the views and templates of
     its published number. Without, on the bundled images under a shift: that shows the shape of a
     table in minutes, and its numbers cannot be compared with the printed ones.
     """

@@ -25,13 +25,13 @@ class Protocol:
 
     views: int | None
     templates: str | None
-    """A template set, or the method whose choice per data set it is."""
+    """A template set, or the method whose choice per dataset it is."""
     batch_size: int | None = None
     shots: int | None = None
     """Labelled images per class that the method was trained on."""
 
     def texts(self, dataset: str) -> tuple[str, ...] | None:
-        """The templates on a data set, if they are known."""
+        """The templates on a dataset, if they are known."""
         if self.templates is None or self.templates in list_templates():
             return None if self.templates is None else templates(self.templates)
         try:
@@ -49,13 +49,13 @@ class PublishedRow:
     source: str
     """Key of :func:`sources`."""
     values: Mapping[str, float]
-    """Top-1 in percent by data set."""
+    """Top-1 in percent by dataset."""
     protocol: Protocol
     preset: str | None = None
-    """``{dataset}`` stands for the preset that is named after the data set."""
+    """``{dataset}`` stands for the preset that is named after the dataset."""
     options: Mapping[str, Any] = field(default_factory=dict)
     options_by_dataset: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Constants that the authors' scripts set per data set."""
+    """Constants that the authors' scripts set per dataset."""
     tuned_on_test: bool = False
     note: str = ""
 
@@ -67,7 +67,7 @@ class PublishedRow:
         return method_config(self.method, known, options)
 
     def mean(self, datasets: tuple[str, ...]) -> float | None:
-        """Mean over data sets, if all of them are published."""
+        """Mean over datasets, if all of them are published."""
         known = [self.values[dataset] for dataset in datasets if dataset in self.values]
         return statistics.mean(known) if len(known) == len(datasets) else None
 
@@ -239,7 +239,7 @@ def _setting_reasons(row: PublishedRow, dataset: str, record: Record) -> list[st
 
 
 def _image_reasons(record: Record) -> list[str]:
-    """Whether fewer images were scored than a complete copy of the data set holds."""
+    """Whether fewer images were scored than a complete copy of the dataset holds."""
     id = record.dataset.partition("@")[0]
     expected = {entry.id: entry.expected.get("images") for entry in list_datasets()}.get(id)
     total = expected or sum(d["images"] for d in record.settings["stream"]["datasets"])

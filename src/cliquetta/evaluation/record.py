@@ -76,7 +76,7 @@ class Record:
 
     @property
     def dataset(self) -> str:
-        """Ids of the data sets, as in :attr:`Stream.id`."""
+        """Ids of the datasets, as in :attr:`Stream.id`."""
         return str(self.settings["dataset"])
 
     @property
@@ -128,7 +128,7 @@ def describe_run(
 
 
 def run_id(settings: Mapping[str, Any]) -> str:
-    """A name that equal settings share: data set, method, seed, hash."""
+    """A name that equal settings share: dataset, method, seed, hash."""
     dataset = re.sub(r"[^A-Za-z0-9.@+_>-]+", "-", str(settings["dataset"])).strip("-")
     dataset = re.sub(r"[@>+]", "_", dataset)[-60:].strip("-_.")
     return f"{dataset}--{settings['method']}--{settings['seed']}--{digest(settings)[:10]}"
@@ -402,7 +402,7 @@ class Run:
 
     @property
     def row(self) -> str:
-        """Equal for runs that differ in data set and seed only."""
+        """Equal for runs that differ in dataset and seed only."""
         return json.dumps([self.name, self.setting, self.conditions], sort_keys=True)
 
 

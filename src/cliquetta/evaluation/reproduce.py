@@ -31,7 +31,7 @@ GRIDS = {
 }
 """Pages of our own results, and the grids whose records they are written from."""
 STAND_IN = "bundled"
-"""Takes the place of the paper's data sets where there are none."""
+"""Takes the place of the paper's datasets where there are none."""
 SHIFT = "contrast:4"
 """Of the stand-in, unless another is asked for; its cliques are small, so that it is quick."""
 STAND_IN_IMAGES = {
@@ -49,7 +49,7 @@ class Setting:
     """Where and with what a table is run."""
 
     base: RunSpec
-    """Model, batch size, limit and the like; data set and method are filled in."""
+    """Model, batch size, limit and the like; dataset and method are filled in."""
     root: Path | None = None
     shift: str | None = None
     seeds: tuple[int, ...] = (0,)
@@ -58,11 +58,11 @@ class Setting:
 
     @property
     def is_stand_in(self) -> bool:
-        """Whether the bundled images take the place of the paper's data sets."""
+        """Whether the bundled images take the place of the paper's datasets."""
         return self.root is None
 
     def dataset(self, published: str) -> str:
-        """The id that is run for a data set of the paper."""
+        """The id that is run for a dataset of the paper."""
         shift = self.shift or (SHIFT if self.is_stand_in else "")
         return (STAND_IN if self.is_stand_in else published) + (f"@{shift}" if shift else "")
 
@@ -73,7 +73,7 @@ class Item:
 
     row: PublishedRow
     dataset: str
-    """The paper's data set, or that the number is a mean of several."""
+    """The paper's dataset, or that the number is a mean of several."""
     paper: float | None
     specs: tuple[RunSpec, ...] = ()
     missing: str = ""
@@ -111,7 +111,7 @@ def grid_file(name: str) -> Path:
 
 
 def absent(datasets: Iterable[str], root: Path | None) -> dict[str, str]:
-    """The data sets that are not under ``root``, each with the reason."""
+    """The datasets that are not under ``root``, each with the reason."""
     reasons = {}
     for dataset in datasets:
         try:

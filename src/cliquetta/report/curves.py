@@ -66,7 +66,7 @@ class Curve:
 
 
 def find_curves(runs: Sequence[ReportedRun]) -> list[Curve]:
-    """All curves that can be drawn from ``runs``, one per data set, method and setting."""
+    """All curves that can be drawn from ``runs``, one per dataset, method and setting."""
     scored = [run for run in runs if run.metric("top1") is not None]
     groups: dict[tuple[str, str, str], list[ReportedRun]] = {}
     for run in scored:

@@ -47,7 +47,7 @@ class _Level:
     evidence: int
     """Runs whose evidence is shown."""
     drawn: int
-    """Data sets with figures."""
+    """Datasets with figures."""
 
 
 _LEVELS = (
@@ -134,7 +134,7 @@ def _title(runs: Sequence[ReportedRun]) -> str:
     methods = list(dict.fromkeys(run.run.name for run in runs if not run.plain)) or ["zero_shot"]
     datasets = list(dict.fromkeys(run.record.dataset for run in runs))
     what = methods[0] if len(methods) == 1 else f"{len(methods)} methods"
-    where = datasets[0] if len(datasets) == 1 else f"{len(datasets)} data sets"
+    where = datasets[0] if len(datasets) == 1 else f"{len(datasets)} datasets"
     return f"{what} on {where}"
 
 
@@ -168,7 +168,7 @@ def _notes(unfinished: Sequence[Run], evidence: int, undrawn: int) -> list[str]:
         notes.append(f"{count(len(unfinished), 'unfinished run')} left out: {names}.")
     if evidence or undrawn:
         left = [f"the galleries of {count(evidence, 'run')}"] if evidence else []
-        left += [f"the figures of {count(undrawn, 'data set')}"] if undrawn else []
+        left += [f"the figures of {count(undrawn, 'dataset')}"] if undrawn else []
         notes.append(
             f"To keep the page small it leaves out {' and '.join(left)}: report on fewer runs to "
             "see them."

@@ -94,7 +94,7 @@ def load_runs(
 ) -> tuple[list[ReportedRun], list[Run]]:
     """The finished and the unfinished runs in run folders, folders of runs or record files.
 
-    ``root`` is where data sets lie; only class names are read from them, and only for runs that
+    ``root`` is where datasets lie; only class names are read from them, and only for runs that
     left none.
     """
     finished, unfinished = find_runs(paths)
@@ -128,7 +128,7 @@ def _numbered(classes: int) -> tuple[str, ...]:
 
 
 def _names_of(record: Record, root: Path | str | None) -> tuple[str, ...]:
-    """Class names of the run's data set where it can still be opened."""
+    """Class names of the run's dataset where it can still be opened."""
     try:
         first = record.settings["stream"]["datasets"][0]["id"]
         return get_dataset(first, root).names
@@ -137,7 +137,7 @@ def _names_of(record: Record, root: Path | str | None) -> tuple[str, ...]:
 
 
 def group_runs(runs: Sequence[ReportedRun]) -> list[Group]:
-    """Runs by data set and by the images they saw, in the order given."""
+    """Runs by dataset and by the images they saw, in the order given."""
     groups: dict[tuple[Any, ...], list[ReportedRun]] = {}
     for run in runs:
         groups.setdefault((run.record.dataset, run.predictions.keys), []).append(run)
@@ -148,7 +148,7 @@ def group_runs(runs: Sequence[ReportedRun]) -> list[Group]:
 
 
 def shown_groups(runs: Sequence[ReportedRun], most: int = 8) -> list[Group]:
-    """One group per data set, with one run per method: what figures can show.
+    """One group per dataset, with one run per method: what figures can show.
 
     Of several seeds the first; of several settings of a method the one that is closest to what
     most of its runs have.

@@ -1,4 +1,4 @@
-"""The sections of a report: results, each data set, settings, how to repeat."""
+"""The sections of a report: results, each dataset, settings, how to repeat."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def slug(text: str) -> str:
 
 
 def results(runs: Sequence[ReportedRun]) -> str:
-    """One row per data set and method, seeds together."""
+    """One row per dataset and method, seeds together."""
     found = compare([run.run for run in runs], split=True)
     rows = []
     for column in found.columns:
         for row in found.rows:
             if (row, column) in found.cells:
                 rows.append(_result_row(column, row, found.cells[row, column]))
-    columns = ("data set", "method", "seeds", "top-1 %", "vs zero_shot", "wrong → right",
+    columns = ("dataset", "method", "seeds", "top-1 %", "vs zero_shot", "wrong → right",
                "right → wrong", "p", "ECE %", "images/s")  # fmt: skip
     notes = [f"{mark} {MARKS[mark]}" for mark in found.marks]
     if any(cell.better for cell in found.cells.values()):
@@ -140,7 +140,7 @@ def _stream(group: Group, figures: Figures, name: str) -> str:
     if group.baseline is not None and group.adapted:
         caption += " Below, right answers more (or fewer) than zero_shot so far."
     if len(group.runs[0].record.settings["stream"]["datasets"]) > 1:
-        caption += " Dotted lines: another data set begins."
+        caption += " Dotted lines: another dataset begins."
     title = f"stream-{name}-{group.runs[0].id[-10:]}"
     known = figures.known(title)
     figure = known or figures.add(title, stream_figure(group), alt, caption)

@@ -11,6 +11,7 @@ import torch
 from cliquetta.methods.scap import SCAP, SCAPConfig, explanation
 from cliquetta.methods.scap.evidence import describe, summary
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
+from cliquetta.model.attention import prompted_maps
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch, Prediction
 from tests._helpers.scenes import NAMES, between_similarities, build_model, make_batches, pair
@@ -156,11 +157,10 @@ def test_the_map_with_all_prompts_has_the_retained_ones(
     adapter = SCAP(MODEL, prompts, config)
     adapter.collect_evidence = True
     shown: list[tuple[int, list[int]]] = []
-    real = explanation.prompted_maps
 
     def watched(tower: Any, pixels: Any, values: Any, blocks: Any, chosen: Any) -> Any:
         shown.append((len(values), chosen.sum(dim=1).tolist()))
-        return real(tower, pixels, values, blocks, chosen)
+        return prompted_maps(tower, pixels, values, blocks, chosen)
 
     monkeypatch.setattr(explanation, "prompted_maps", watched)
     batch = Batch(BATCHES[0])
