@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from cliquetta.report.changes import Changes
 
 PLAIN = "zero_shot"
+SHIFTS = ("gaussian_noise:3", "defocus_blur:3", "contrast:3", "jpeg_compression:3")
+"""The development shifts: a fixed list that no test gain has chosen."""
 _EXAMPLES = """
 cliquetta demo
 
-cliquetta demo --shifts fog:4,contrast:3 --images 512 --method tda,scap_domain
+cliquetta demo --shifts fog:4,contrast:3 --images 128 --method scap,scap_domain
 
 cliquetta demo --method zero_shot
 """
@@ -65,11 +67,11 @@ def demo(
     common: Common,
     method: Annotated[
         str, typer.Option(help="Methods to show beside zero_shot, comma-separated.")
-    ] = "scap,scap_domain",
+    ] = "scap_domain,tda",
     shifts: Annotated[
         str, typer.Option(help="Shifts as NAME:SEVERITY, comma-separated.")
-    ] = "gaussian_noise:1,motion_blur:4,fog:4,jpeg_compression:3",
-    images: Annotated[int, typer.Option(min=1, max=2000, help="Images per shift.")] = 256,
+    ] = ",".join(SHIFTS),
+    images: Annotated[int, typer.Option(min=1, max=2000, help="Images per shift.")] = 512,
     batch_size: BatchSize = 64,
     seed: Annotated[int, typer.Option(help="Seed of the order and of the method.")] = 0,
     out: Annotated[Path, typer.Option(help="Output directory.")] = Path("demo"),
@@ -86,7 +88,7 @@ def demo(
     cells = [base, *(with_method(base, name) for name in read_methods(method))]
     wanted = split_list(shifts, "shifts")
     specs = grid(cells, datasets=[f"bundled@{shift}" for shift in wanted], seeds=[seed])
-    context = RunContext(out, device=common.place(), evidence=True, again=True)
+    context = RunContext(out, device=common.place(), evidence=True)
     with executing(specs, context, common.terminal) as at:
         results = sweep(specs, context, at.executor, on_step=at.bars.step, on_result=at.bars.ended)
     records = [result.record for result in results if result.record is not None]
