@@ -156,7 +156,9 @@ def test_prompt_tokens_stand_beside_the_patches(pair: Any, pixels: Tensor, posit
         patches, tokens = theirs.vision_model.embeddings(pixels), prompt.expand(3, -1, -1)
         both = [tokens, patches] if position == "after-class" else [patches, tokens]
         states = theirs.vision_model.encoder(torch.cat(both, dim=1)).last_hidden_state
+        plain = ours.encode_image(pixels)
         close(found, theirs.vision_model.head(theirs.vision_model.post_layernorm(states)))
+    assert (found - plain).abs().max() > 1e-3
 
 
 def test_gradients_of_text_context(pair: Any) -> None:

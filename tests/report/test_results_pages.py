@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cliquetta.cli.reproduce import Pages
+from cliquetta.errors import UserError
 from cliquetta.evaluation.comparison import compare
 from cliquetta.evaluation.record import Record, find_runs, load_record, pack_records, unpack_records
 from cliquetta.evaluation.reproduce import GRIDS, grid_file
@@ -195,7 +196,9 @@ def test_pages_are_what_the_records_say(page: str) -> None:
         REPOSITORY / "docs/methods/README.md",
     )
     if page != "leaderboard" and not pages.records(GRIDS[page][0]).exists():
-        pytest.skip(f"{page} has not been recorded yet")
+        with pytest.raises(UserError, match="no records"):
+            pages.text(page)
+        return
     path, text = pages.text(page)
     assert path.read_text(encoding="utf-8") == text, f"run `cliquetta reproduce {page}`"
 

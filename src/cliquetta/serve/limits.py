@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -83,11 +84,12 @@ class OutOfTimeError(Exception):
     """A computation took longer than allowed and was stopped."""
 
 
-class _Watch(TorchFunctionMode):
+class _Watch(TorchFunctionMode, ABC):
     """Calls :meth:`before` ahead of every torch function, in the thread that entered it only."""
 
+    @abstractmethod
     def before(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
-        raise NotImplementedError
+        """Look at a call that is about to be made; raise to stop it."""
 
     def __torch_function__(
         self,
