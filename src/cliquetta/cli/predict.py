@@ -23,7 +23,7 @@ from cliquetta.cli.options import (
 from cliquetta.errors import UserError
 
 if TYPE_CHECKING:
-    from cliquetta.evaluation.bulk import PredictionRun
+    from cliquetta.evaluation.answers import PredictionRun
 
 _EXAMPLES = """
 cliquetta predict photos/ --classes cat,dog,horse
@@ -99,7 +99,8 @@ def predict(
     If the command is interrupted, run it again: it continues, and every image is predicted once.
     An image that cannot be read is skipped and named in the column `error`.
     """
-    from cliquetta.evaluation import bulk
+    from cliquetta.evaluation.bulk import predict as predict_images
+    from cliquetta.evaluation.resumable import check_places, shard_path
     from cliquetta.evaluation.sweep import RunSpec, build_adapter
     from cliquetta.prompts.catalogue import read_prompts
 
@@ -110,8 +111,8 @@ def predict(
     base = RunSpec("", "", model, seed=seed)
     specs = read_cells(base, method, fitted, settings or (), preset)
     part = read_shard(shard)
-    target = bulk.shard_path(out, part)
-    bulk.check_places(target, state, overwrite=overwrite or to_stdout)
+    target = shard_path(out, part)
+    check_places(target, state, overwrite=overwrite or to_stdout)
     clip = common.model(model)
     adapters = [build_adapter(spec, clip, prompts) for spec in specs]
     if not to_stdout:
@@ -124,7 +125,7 @@ def predict(
             progress.update(bar, completed=done, total=total, note=note)
 
         try:
-            run = bulk.predict(
+            run = predict_images(
                 paths,
                 method=adapters,
                 seed=seed,

@@ -1,0 +1,86 @@
+"""What a prediction run gives: its columns and rows, and what it counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cliquetta.evaluation.table_files import Row
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Which columns the answers of some methods fill."""
+
+    methods: tuple[str, ...]
+    classes: tuple[str, ...]
+    top_k: int = 1
+    all_probabilities: bool = False
+
+    def prefix(self, method: str) -> str:
+        """What leads the names of a method's columns."""
+        return "" if len(self.methods) == 1 else f"{method}_"
+
+    def columns(self) -> dict[str, type]:
+        """Names and types of the columns of all methods."""
+        found: dict[str, type] = {}
+        for prefix in map(self.prefix, self.methods):
+            for rank in range(1, self.top_k + 1):
+                suffix = "" if rank == 1 else f"_{rank}"
+                found[f"{prefix}prediction{suffix}"] = str
+                found[f"{prefix}probability{suffix}"] = float
+            if self.all_probabilities:
+                found |= {f"{prefix}p_{name}": float for name in self.classes}
+        return found
+
+    def rows(self, logits: Mapping[str, torch.Tensor]) -> list[Row]:
+        """One row per image of the logits (B, N) of every method."""
+        columns = list(self.columns())
+        rows: list[list[Any]] = [[] for _ in next(iter(logits.values()))]
+        for method in self.methods:
+            probabilities = logits[method].float().softmax(dim=-1)
+            best = probabilities.topk(self.top_k, dim=-1)
+            for row, values, indices, every in zip(
+                rows, best.values.tolist(), best.indices.tolist(), probabilities, strict=True
+            ):
+                for index, value in zip(indices, values, strict=True):
+                    row += [self.classes[index], round(value, 6)]
+                if self.all_probabilities:
+                    row += [round(value, 6) for value in every.tolist()]
+        return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+@dataclass
+class PredictionRun:
+    """What :func:`~cliquetta.predict` did."""
+
+    images: int = 0
+    """Images in the list (of the shard)."""
+    skipped: int = 0
+    """Images of these that could not be read."""
+    before: int = 0
+    """Images of these that an earlier, stopped run had done."""
+    seconds: float = 0.0
+    classes: dict[str, Counter[str]] = field(default_factory=dict)
+    """By method: how often each class came first."""
+    rows: list[Row] = field(default_factory=list)
+    """Path, answers and error of every image; empty where they went to a file only."""
+    repeated: int = 0
+    """Paths that were named again."""
+    unused: Counter[str] = field(default_factory=Counter)
+    """Files in folders that are not images, by kind."""
+    out: Path | None = None
+
+    def count(self, answers: Answers, row: Row) -> None:
+        """Count a row of the table."""
+        self.images += 1
+        self.skipped += bool(row["error"])
+        for method in answers.methods:
+            found = row.get(f"{answers.prefix(method)}prediction")
+            if found is not None:
+                self.classes.setdefault(method, Counter())[found] += 1
