@@ -24,7 +24,7 @@ cat > constraints/torch-cpu.txt <<END
 torch==$TORCH+cpu \\
     --hash=$CPU_WHEEL
 END
-lean test.txt pyproject.toml constraints/build.in --extra dev
+lean test.txt pyproject.toml constraints/build.in --extra dev --extra ray-serve
 lean demo.txt pyproject.toml constraints/build.in --extra report -c constraints/test.txt
 lean docs.txt pyproject.toml constraints/build.in --extra docs -c constraints/test.txt
 lean app.txt pyproject.toml constraints/build.in constraints/app.in --extra app

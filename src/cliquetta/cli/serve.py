@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -73,6 +74,10 @@ def serve(
     log_format: Annotated[
         str, typer.Option(help="text, or json: one object per line, every request included.")
     ] = "text",
+    traces: Annotated[
+        bool,
+        typer.Option("--traces", help="Send OpenTelemetry traces to OTEL_EXPORTER_OTLP_ENDPOINT."),
+    ] = False,
     limit: LimitPairs = None,
 ) -> None:
     """Serve predictions that adapt to each client, over HTTP."""
@@ -85,7 +90,11 @@ def serve(
 
     if log_format not in FORMATS:
         raise UnknownNameError("log format", log_format, FORMATS)
+    from cliquetta.serve.tracing import Tracing
+
+    tracing = Tracing.to_collector() if traces else Tracing()
     settings = offered(common, model, method, host, token_file, limit, workers, session_days)
+    settings = replace(settings, tracing=tracing)
     said = f"http://{host}:{port}, sessions in {state_dir}; press Ctrl-C to stop"
     ready = partial(common.terminal.say, said)
     server.serve(settings, state_dir, host=host, port=port, log_format=log_format, on_ready=ready)

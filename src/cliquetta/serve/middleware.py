@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
@@ -64,23 +65,22 @@ class AdmissionMiddleware:
             return
         start = time.perf_counter()
         answer = _Answer(send, self._limits.answer_seconds, self._budget, self._metrics)
-        try:
-            await self._pass(scope, receive, answer.send)
-        finally:
-            self._budget.give_back(answer.count)
-            route = getattr(scope.get("route"), "path", "none")
-            elapsed = time.perf_counter() - start
-            self._metrics.requests.labels(route, str(answer.status)).inc()
-            self._metrics.request_seconds.labels(route).observe(elapsed)
-            event = {
-                "method": scope["method"] if scope["method"] in _METHODS else "other",
-                "route": route,
-                "status": answer.status,
-                "seconds": round(elapsed, 4),
-                "bytes": answer.count,
-                "owner": scope.get("state", {}).get("owner"),
-            }
-            _log.info("request", extra=event)
+        with self._settings.tracing.request(Headers(scope=scope)) as span:
+            try:
+                await self._pass(scope, receive, answer.send)
+            finally:
+                self._budget.give_back(answer.count)
+                event = _event(scope, answer, time.perf_counter() - start)
+                self._metrics.requests.labels(event["route"], str(answer.status)).inc()
+                self._metrics.request_seconds.labels(event["route"]).observe(event["seconds"])
+                _log.info("request", extra=event)
+                span |= {
+                    "name": f"{event['method']} {event['route']}",
+                    "session": scope.get("path_params", {}).get("session"),
+                    "http.request.method": event["method"],
+                    "http.route": event["route"],
+                    "http.response.status_code": answer.status,
+                }
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -115,6 +115,18 @@ class AdmissionMiddleware:
             raise
         self._limiter.take(f"owner {owner}")
         return owner
+
+
+def _event(scope: Scope, answer: _Answer, seconds: float) -> dict[str, Any]:
+    """A request as its line in the log."""
+    return {
+        "method": scope["method"] if scope["method"] in _METHODS else "other",
+        "route": getattr(scope.get("route"), "path", "none"),
+        "status": answer.status,
+        "seconds": round(seconds, 6),
+        "bytes": answer.count,
+        "owner": scope.get("state", {}).get("owner"),
+    }
 
 
 class _Body:

@@ -45,7 +45,10 @@ def serve(
     warnings.filterwarnings("ignore", module=r"PIL\.")
     with logging_as(log_format), Store.open(folder) as store, open_port(host, port) as opened:
         on_ready()
-        make_server(create_app(store, settings), settings.limits).run(sockets=[opened])
+        try:
+            make_server(create_app(store, settings), settings.limits).run(sockets=[opened])
+        finally:
+            settings.tracing.close()
 
 
 def open_port(host: str, port: int) -> socket.socket:
@@ -69,6 +72,7 @@ def make_server(app: ASGIApp, limits: Limits) -> uvicorn.Server:
     config = uvicorn.Config(
         app,
         http=Protocol,
+        loop="asyncio",  # whatever else is installed: the bounds were tried on it
         ws="none",
         backlog=_BACKLOG,
         access_log=False,

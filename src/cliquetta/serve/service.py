@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 import time
 from collections import Counter, OrderedDict, deque
@@ -55,7 +56,17 @@ class Service:
 
     async def run(self, owner: str, session: str, work: Callable[[], T]) -> T:
         """The result of ``work`` when it is the session's turn; others are served meanwhile."""
-        return await asyncio.wrap_future(self.pool.submit(owner, session, work))
+        tracing, context = self.settings.tracing, contextvars.copy_context()
+        waiting = tracing.start("queue", session=session)
+
+        def take_turn() -> T:
+            tracing.end(waiting)
+            return context.run(work)  # below the request's span, in a worker's thread
+
+        try:
+            return await asyncio.wrap_future(self.pool.submit(owner, session, take_turn))
+        finally:
+            tracing.end(waiting)
 
     def sweep(self) -> None:
         """Delete sessions that are due, each when it is its turn."""

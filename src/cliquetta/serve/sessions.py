@@ -50,7 +50,7 @@ class Sessions:
 
     def __init__(self, settings: Settings, store: Store, metrics: Metrics) -> None:
         self._settings, self._limits = settings, settings.limits
-        self._store, self._metrics = store, metrics
+        self._store, self._metrics, self._tracing = store, metrics, settings.tracing
         self._lock = threading.Lock()
         self._entries = {stored.spec.id: stored for stored in store.scan()}
         self._residents: OrderedDict[str, _Resident] = OrderedDict()
@@ -91,7 +91,7 @@ class Sessions:
             spec, adapter = create_session(request, self._settings, id=id, owner=owner)
             resident = _Resident(adapter, {})
             entry = StoredSession(spec, Progress(), time.time())
-            with self._storage():
+            with self._storage(), self._tracing.span("store.write", session=id):
                 self._store.save(resident.adapter, spec, entry.progress, {})
             with self._lock:
                 self._entries[id] = entry
@@ -132,8 +132,10 @@ class Sessions:
     def _compute(
         self, entry: StoredSession, adapter: Adapter, request: BatchRequest
     ) -> tuple[Decoded, Prediction]:
+        known = {"session": entry.spec.id, "method": entry.spec.method}
         try:
-            return predict_images(adapter, request.images, self._limits)
+            with self._tracing.span("predict", **known, images=len(request.images)):
+                return predict_images(adapter, request.images, self._limits)
         except ServiceError:
             raise
         except Exception as error:
@@ -211,7 +213,7 @@ class Sessions:
         progress: Progress,
         answers: dict[int, Answer],
     ) -> None:
-        with self._storage():
+        with self._storage(), self._tracing.span("store.write", session=entry.spec.id):
             self._store.save(resident.adapter, entry.spec, progress, answers)
         entry.progress, entry.used, resident.answers = progress, time.time(), answers
 

@@ -11,6 +11,7 @@ from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.methods.registry import MethodEntry, list_methods
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.auth import Tokens
+from cliquetta.serve.tracing import Tracing
 
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 _MB = 1024 * 1024
@@ -145,6 +146,8 @@ class Settings:
     """Threads of one computation."""
     session_days: float | None = None
     """Delete sessions that were not used for so many days; ``None`` keeps them."""
+    tracing: Tracing = field(default_factory=Tracing)
+    """Where spans of requests go; nowhere by default."""
 
     def __post_init__(self) -> None:
         """Validate fields."""
