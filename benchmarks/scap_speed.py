@@ -39,10 +39,9 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 def vit_b16() -> CLIP:
     """A ViT-B/16 CLIP of random weights."""
-    vision = VisionConfig(224, 16, 768, 12, 12, 3072)
-    return initialise(
-        CLIP(CLIPConfig(512, vision, TextConfig(77, 49408, 512, 12, 8, 2048)), id="random ViT-B/16")
-    )
+    vision = VisionConfig(224, 16, width=768, layers=12, heads=12, hidden=3072)
+    text = TextConfig(77, 49408, width=512, layers=12, heads=8, hidden=2048)
+    return initialise(CLIP(CLIPConfig(512, vision, text), id="random ViT-B/16"))
 
 
 def plant(batch: int, memberships: int, classes: int, seed: int) -> tuple[Tensor, Cliques]:

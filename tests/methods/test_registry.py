@@ -10,9 +10,17 @@ from torch import Tensor
 
 from cliquetta.errors import UnknownNameError
 from cliquetta.methods import registry
-from cliquetta.methods.registry import create_method, get_method, list_methods, method_config
+from cliquetta.methods._shared.feature_level import FixedText
+from cliquetta.methods.registry import (
+    create_method,
+    get_method,
+    list_methods,
+    method_config,
+    register,
+)
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Prediction
 
 MODULE = """
 from dataclasses import dataclass
@@ -25,8 +33,9 @@ from cliquetta.types import Prediction
 class MadeUpConfig(MethodConfig):
     factor: Positive = 2.0
 
-@register("made_up", config=MadeUpConfig, summary="zero-shot with another scale")
+@register("made_up")
 class MadeUp(FixedText):
+    '''Zero-shot with another scale.'''
     config: MadeUpConfig
 
     def _predict_features(self, features):
@@ -59,6 +68,7 @@ def test_a_plug_in_is_a_method_like_ours(
 ) -> None:
     distribute(install, "made_up_plug_in", MODULE)
     assert "made_up" in [entry.name for entry in list_methods()]
+    assert get_method("made_up").summary == "Zero-shot with another scale"
     config = method_config("made_up", options={"factor": "3"})
     found = create_method("made_up", tiny_clip, tiny_prompts, config).predict(tiny_images)
     plain = create_method("zero_shot", tiny_clip, tiny_prompts).predict(tiny_images)
@@ -71,6 +81,15 @@ def test_a_broken_plug_in_is_named_and_left_out(install: Path) -> None:
         assert get_method("zero_shot").name == "zero_shot"
     with pytest.raises(UnknownNameError, match="known are"):
         get_method("broken_plug_in")
+
+
+def test_an_adapter_without_a_config_is_refused() -> None:
+    class Plain(FixedText):
+        def _predict_features(self, features: Tensor) -> Prediction:
+            return Prediction(features)
+
+    with pytest.raises(TypeError, match="Plain names no config"):
+        register("plain")(Plain)
 
 
 def test_shared_modules_register_nothing() -> None:

@@ -20,12 +20,12 @@ from cliquetta.model.vjp import TextTape, VisualTape, chunks
 def clip(request: pytest.FixtureRequest) -> CLIP:
     siglip = request.param == "siglip"
     activation: Any = "gelu_tanh" if siglip else request.param
-    shape = (32, 3, 2, 64, activation)
-    vision = VisionConfig(32, 8, *shape, pooling="attention" if siglip else "class")
+    shape: Any = {"width": 32, "layers": 3, "heads": 2, "hidden": 64, "activation": activation}
+    vision = VisionConfig(32, 8, **shape, pooling="attention" if siglip else "class")
     text = TextConfig(
         32,
         512 + 512 + 2,
-        *shape,
+        **shape,
         merges=512,
         causal=not siglip,
         projection_bias=siglip,

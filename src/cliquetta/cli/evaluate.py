@@ -63,12 +63,10 @@ def add_to(app: typer.Typer) -> None:
 def evaluate(
     common: Common,
     dataset: Annotated[
-        str | None,
-        typer.Option(help="Ids, several with commas; a>b for one after the other in a stream."),
+        str | None, typer.Option(help="Dataset ids, comma-separated; a>b streams b after a.")
     ] = None,
     method: Annotated[
-        str | None,
-        typer.Option(help="name, name:preset or name/field=value; several with commas."),
+        str | None, typer.Option(help="NAME, NAME:PRESET or NAME/FIELD=VALUE, comma-separated.")
     ] = None,
     grid_file: Annotated[
         Path | None,

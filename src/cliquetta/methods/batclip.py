@@ -82,14 +82,15 @@ def batclip_loss(logits: Tensor, features: Tensor, text: Tensor) -> Tensor:
 
 @register(
     "batclip",
-    config=BATCLIPConfig,
-    summary="one step per batch on the LayerNorms of both towers: certain, matched, separated",
     paper="Maharana et al., BATCLIP: Bimodal Online Test-Time Adaptation for CLIP, ICCV 2025",
     presets={"cifar10": BATCLIPConfig(lr=1e-3)},
     tuned_by_authors=frozenset({"cifar10"}),
 )
 class BATCLIP(Adapter):
-    """logits = scale · cos(image, text), both under the norms learned so far; then one step."""
+    """One step per batch on the LayerNorms of both towers: certain, matched, separated.
+
+    logits = scale · cos(image, text), both under the norms learned so far; then one step.
+    """
 
     batch_dependence = BatchDependence.JOINT
     needs = frozenset({"norm"})

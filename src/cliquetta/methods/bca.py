@@ -77,12 +77,13 @@ class Embeddings:
 
 @register(
     "bca",
-    config=BCAConfig,
-    summary="running means of class embeddings and of the labels they stand for; no training",
     paper="Zhou et al., Bayesian Test-Time Adaptation for Vision-Language Models, CVPR 2025",
 )
 class BCA(FixedText):
-    """log of the posterior under adapted embeddings and priors."""
+    """Running means of class embeddings and of the labels they stand for; no training.
+
+    log of the posterior under adapted embeddings and priors.
+    """
 
     batch_dependence = BatchDependence.SEQUENTIAL
     config: BCAConfig

@@ -60,12 +60,13 @@ def transductive_loss(
 
 @register(
     "clipartt",
-    config=CLIPArTTConfig,
-    summary="ten steps per batch on visual LayerNorms, taught by texts of the top three classes",
     paper="Hakim et al., CLIPArTT: Adaptation of CLIP to New Domains at Test Time, WACV 2025",
 )
 class CLIPArTT(EpisodicLayerNormAdapter):
-    """logits = scale · cos(image under norms adapted to this batch, text)."""
+    """Ten steps per batch on visual LayerNorms, taught by texts of the top three classes.
+
+    logits = scale · cos(image under norms adapted to this batch, text).
+    """
 
     config: CLIPArTTConfig
 

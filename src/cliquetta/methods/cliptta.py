@@ -56,13 +56,14 @@ def soft_contrastive_loss(logits: Tensor) -> Tensor:
 
 @register(
     "cliptta",
-    config=CLIPTTAConfig,
-    summary="ten contrastive steps per batch on visual LayerNorms, with a memory of sure images",
     paper="Lafon et al., CLIPTTA: Robust Contrastive Vision-Language Test-Time Adaptation, "
     "NeurIPS 2025",
 )
 class CLIPTTA(LayerNormAdapter):
-    """logits = scale · cos(image under the norms learned up to this batch, text)."""
+    """Ten contrastive steps per batch on visual LayerNorms, with a memory of sure images.
+
+    logits = scale · cos(image under the norms learned up to this batch, text).
+    """
 
     config: CLIPTTAConfig
 

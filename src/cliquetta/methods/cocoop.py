@@ -109,13 +109,14 @@ def fit_cocoop(task: FitTask, config: CoCoOpConfig) -> dict[str, Tensor]:
 
 @register(
     "cocoop",
-    config=CoCoOpConfig,
-    summary="learned context that a small network shifts for every image",
     paper="Zhou et al., Conditional Prompt Learning for Vision-Language Models, CVPR 2022",
     fit=fit_cocoop,
 )
 class CoCoOp(FewShotClassifier):
-    """logits = scale * cos(image, text with the context of that image)."""
+    """Learned context that a small network shifts for every image.
+
+    logits = scale * cos(image, text with the context of that image).
+    """
 
     needs = frozenset({"text", "text-prompts"})
 

@@ -115,15 +115,16 @@ def fit_coop(task: FitTask, config: CoOpConfig) -> dict[str, Tensor]:
 
 @register(
     "coop",
-    config=CoOpConfig,
-    summary="context words learned from a few labelled images",
     paper="Zhou et al., Learning to Prompt for Vision-Language Models, IJCV 2022",
     presets={"imagenet": CoOpConfig(context_init="a photo of a", epochs=50)},
     tuned_by_authors=frozenset({"imagenet"}),
     fit=fit_coop,
 )
 class CoOp(FewShotClassifier):
-    """logits = scale * cos(image, text with the learned context)."""
+    """Context words learned from a few labelled images.
+
+    logits = scale * cos(image, text with the learned context).
+    """
 
     needs = frozenset({"text", "text-prompts"})
 

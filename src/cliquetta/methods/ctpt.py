@@ -41,15 +41,13 @@ def text_dispersion(text: Tensor) -> Tensor:
 
 @register(
     "ctpt",
-    config=CTPTConfig,
-    summary="TPT with class texts kept apart, for better calibration",
     paper="Yoon et al., C-TPT: Calibrated Test-Time Prompt Tuning for Vision-Language Models via "
     "Text Feature Dispersion, ICLR 2024",
     presets=read_presets("ctpt", CTPTConfig),
     tuned_by_authors=frozenset({"fine-grained", "shift"}),
 )
 class CTPT(TPT):
-    """TPT with another loss."""
+    """TPT with class texts kept apart, for better calibration."""
 
     config: CTPTConfig
 

@@ -82,15 +82,13 @@ class DARTConfig(
 
 @register(
     "dart",
-    config=DARTConfig,
-    summary="tunes text and visual prompts on each image and remembers them by class",
     paper="Liu et al., DART: Dual-Modal Adaptive Online Prompting and Knowledge Retention for "
     "Test-Time Adaptation, AAAI 2024",
     presets=read_presets("dart", DARTConfig),
     tuned_by_authors=frozenset({"imagenet-a", "imagenet-r", "imagenet-sketch", "imagenet-v2"}),
 )
 class DART(Adapter):
-    """One image after the other, with a memory of prompts."""
+    """Tunes text and visual prompts on each image and remembers them by class."""
 
     batch_dependence = BatchDependence.SEQUENTIAL
     needs = frozenset({"text-prompts", "visual-prefix"})

@@ -67,13 +67,14 @@ def sample_weights(entropies: Tensor, drop: Tensor, margin: float) -> Tensor:
 
 @register(
     "deyo",
-    config=DeYOConfig,
-    summary="entropy steps on LayerNorms from images whose prediction depends on their shape",
     paper="Lee et al., Entropy is not Enough for Test-Time Adaptation: From the Perspective of "
     "Disentangled Factors, ICLR 2024",
 )
 class DeYO(LayerNormAdapter):
-    """logits = scale · cos(image under the norms learned so far, text); then one step."""
+    """Entropy steps on LayerNorms from images whose prediction depends on their shape.
+
+    logits = scale · cos(image under the norms learned so far, text); then one step.
+    """
 
     config: DeYOConfig
 

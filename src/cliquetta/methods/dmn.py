@@ -75,14 +75,12 @@ def class_features(
 
 @register(
     "dmn",
-    config=DMNConfig,
-    summary="the text and a memory of 50 confident test features per class classify together",
     paper="Zhang et al., Dual Memory Networks: A Versatile Adaptation Approach for "
     "Vision-Language Models, CVPR 2024",
     presets={"fine-grained": DMNConfig(view_kind="augmix")},
 )
 class DMN(FixedText):
-    """Log-probabilities of the mixture of the text's and the dynamic memory's prediction."""
+    """The text and a memory of 50 confident test features per class classify together."""
 
     batch_dependence = BatchDependence.SEQUENTIAL
     config: DMNConfig

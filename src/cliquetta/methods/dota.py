@@ -62,13 +62,14 @@ def scatter_around(features: Tensor, weights: Tensor, means: Tensor) -> Tensor:
 
 @register(
     "dota",
-    config=DOTAConfig,
-    summary="running Gaussian estimates of all classes answer beside the text; no training",
     paper="Han et al., DOTA: Distributional Test-Time Adaptation of Vision-Language Models, "
     "NeurIPS 2025",
 )
 class DOTA(FixedText):
-    """CLIP's logits plus the growing weight of a Gaussian discriminant."""
+    """Running Gaussian estimates of all classes answer beside the text; no training.
+
+    CLIP's logits plus the growing weight of a Gaussian discriminant.
+    """
 
     batch_dependence = BatchDependence.JOINT
     config: DOTAConfig

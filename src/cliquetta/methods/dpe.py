@@ -87,15 +87,16 @@ _TUNED = read_presets("dpe", DPEConfig)
 
 @register(
     "dpe",
-    config=DPEConfig,
-    summary="text and visual prototypes step together on each image; sure text steps are kept",
     paper="Zhang et al., Dual Prototype Evolving for Test-Time Generalization of Vision-Language "
     "Models, NeurIPS 2024",
     presets=_TUNED,
     tuned_by_authors=frozenset(_TUNED),
 )
 class DPE(FixedText):
-    """logits = scale · cos(image, text prototype) + weight of the visual prototype."""
+    """Text and visual prototypes step together on each image; sure text steps are kept.
+
+    logits = scale · cos(image, text prototype) + weight of the visual prototype.
+    """
 
     batch_dependence = BatchDependence.SEQUENTIAL
     config: DPEConfig

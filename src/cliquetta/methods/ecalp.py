@@ -82,13 +82,14 @@ def normalised_graph(to_texts: Tensor, to_images: Tensor) -> tuple[Tensor, Tenso
 
 @register(
     "ecalp",
-    config=ECALPConfig,
-    summary="labels spread from the texts over a graph of the images seen; no training",
     paper="Li et al., Efficient and Context-Aware Label Propagation for Zero-/Few-Shot "
     "Training-Free Adaptation of Vision-Language Model, ICLR 2025",
 )
 class ECALP(FixedText):
-    """log of the scores that reach an image."""
+    """Labels spread from the texts over a graph of the images seen; no training.
+
+    log of the scores that reach an image.
+    """
 
     batch_dependence = BatchDependence.JOINT
     config: ECALPConfig

@@ -147,8 +147,6 @@ def fit_maple(task: FitTask, config: MaPLeConfig) -> dict[str, Tensor]:
 
 @register(
     "maple",
-    config=MaPLeConfig,
-    summary="coupled learned tokens in several blocks of both towers",
     paper="Khattak et al., MaPLe: Multi-modal Prompt Learning, CVPR 2023",
     presets={
         "base_to_novel": MaPLeConfig(),
@@ -157,7 +155,10 @@ def fit_maple(task: FitTask, config: MaPLeConfig) -> dict[str, Tensor]:
     fit=fit_maple,
 )
 class MaPLe(FewShotAdapter):
-    """logits = scale * cos(prompted image, prompted text)."""
+    """Coupled learned tokens in several blocks of both towers.
+
+    logits = scale * cos(prompted image, prompted text).
+    """
 
     needs = frozenset({"text", "text-prompts", "visual-tokens"})
 

@@ -57,13 +57,14 @@ def between_class_variance(
 
 @register(
     "mint",
-    config=MintConfig,
-    summary="one LayerNorm step per batch up the variance between classes, from running averages",
     paper="Bao et al., Mint: A Simple Test-Time Adaptation of Vision-Language Models against "
     "Common Corruptions, NeurIPS 2025",
 )
 class Mint(LayerNormAdapter):
-    """logits = scale · cos(image under this batch's norms, text pulled to the class's images)."""
+    """One LayerNorm step per batch up the variance between classes, from running averages.
+
+    logits = scale · cos(image under this batch's norms, text pulled to the class's images).
+    """
 
     config: MintConfig
 

@@ -26,15 +26,13 @@ from torch import Tensor
 
 from cliquetta.methods._shared.config import Count, MethodConfig
 from cliquetta.methods._shared.entropy import log_prob_entropy
-from cliquetta.methods._shared.feature_level import FixedText
+from cliquetta.methods._shared.feature_level import Transductive
 from cliquetta.methods._shared.mixtures import (
     nearest_affinity,
     propagate_assignments,
     weighted_means,
 )
-from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.registry import register
-from cliquetta.types import Prediction
 
 SHORTEST, LONGEST = 1e-3, 1 - 1e-4
 """Mean lengths between which κ is finite and positive."""
@@ -106,18 +104,14 @@ def transduce(features: Tensor, log_prior: Tensor, text: Tensor, config: MOONCon
 
 @register(
     "moon",
-    config=MOONConfig,
-    summary="per batch: von Mises-Fisher classes, held at their text unless present; no training",
     paper="Huang et al., Von Mises-Fisher Mixture Model with Dynamic Shrinkage for Realistic "
     "Test-Time Transduction, ICML 2026",
 )
-class MOON(FixedText):
-    """logits = log of the assignments that a batch settles on."""
+class MOON(Transductive):
+    """Per batch: von Mises-Fisher classes, held at their text unless present; no training."""
 
-    batch_dependence = BatchDependence.JOINT
     config: MOONConfig
 
-    def _predict_features(self, features: Tensor) -> Prediction:
-        features = features[:, 0]
-        prior = (self.scale * features @ self.classifier.T).log_softmax(dim=-1)
-        return Prediction(transduce(features, prior, self.classifier, self.config).float())
+    def assign(self, features: Tensor, log_prior: Tensor) -> Tensor:
+        """Log assignments (B, N) after all rounds."""
+        return transduce(features, log_prior, self.classifier, self.config)

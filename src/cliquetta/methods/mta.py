@@ -114,13 +114,16 @@ def _advance(old: Tensor, new: Tensor, active: Tensor, tolerance: float) -> tupl
 
 @register(
     "mta",
-    config=MTAConfig,
-    summary="takes the mode of the views' features, outliers weighed down; no training",
     paper="Zanella and Ben Ayed, On the Test-Time Zero-Shot Generalization of Vision-Language "
     "Models: Do We Really Need Prompt Learning?, CVPR 2024",
 )
 class MTA(FixedText):
-    """logits = scale · cos(mode of the views, text of the class)."""
+    """Takes the mode of the views' features, outliers weighed down; no training.
+
+    logits = scale · cos(mode of the views, text of the class).
+    """
+
+    config: MTAConfig
 
     def _predict_features(self, features: Tensor) -> Prediction:
         probabilities = (self.scale * features @ self.classifier.T).softmax(dim=-1)

@@ -71,13 +71,14 @@ def ridge_covariance(keys: Tensor, filled: Tensor, means: Tensor) -> Tensor:
 
 @register(
     "oga",
-    config=OGAConfig,
-    summary="Gaussian classes from a cache of sure images, zero-shot answers as prior; no training",
     paper="Fuchs et al., Online Gaussian Test-Time Adaptation of Vision-Language Models, CVPR "
     "Workshops 2025",
 )
 class OGA(FixedText):
-    """logits = log of the posterior under the cache's Gaussians."""
+    """Gaussian classes from a cache of sure images, zero-shot answers as prior; no training.
+
+    logits = log of the posterior under the cache's Gaussians.
+    """
 
     batch_dependence = BatchDependence.JOINT
     config: OGAConfig

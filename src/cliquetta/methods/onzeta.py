@@ -93,12 +93,13 @@ class Proxies:
 
 @register(
     "onzeta",
-    config=OnZetaConfig,
-    summary="image by image: balanced labels teach vision proxies beside the texts; no training",
     paper="Qian and Hu, Online Zero-Shot Classification with CLIP, ECCV 2024",
 )
 class OnZeta(FixedText):
-    """log of the mixture of the balanced text label and the vision label."""
+    """Image by image: balanced labels teach vision proxies beside the texts; no training.
+
+    log of the mixture of the balanced text label and the vision label.
+    """
 
     batch_dependence = BatchDependence.SEQUENTIAL
     config: OnZetaConfig

@@ -118,12 +118,10 @@ def with_offset(model: CLIP, offset: float) -> tuple[CLIP, Negatives]:
 
 @register(
     "panda",
-    config=PandaConfig,
-    summary="any method on features less the mean of images made of the batch's shuffled patches",
     paper="Deng et al., Panda: Test-Time Adaptation with Negative Data Augmentation, AAAI 2026",
 )
 class Panda(Adapter):
-    """Another method, asked with a model whose image features are corrected batch by batch."""
+    """Any method on features less the mean of images made of the batch's shuffled patches."""
 
     batch_dependence = BatchDependence.JOINT
     needs = frozenset({"norm"})

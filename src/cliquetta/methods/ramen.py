@@ -68,13 +68,14 @@ def entry_weights(similarity: Tensor, entropies: Tensor, distance_weight: float)
 
 @register(
     "ramen",
-    config=RamenConfig,
-    summary="a LayerNorm step per image, from cached gradients of similar images of every class",
     paper="Bao et al., Ramen: Robust Test-Time Adaptation of Vision-Language Models with Active "
     "Sample Selection, CVPR 2026",
 )
 class Ramen(LayerNormAdapter):
-    """logits = scale · cos(image under norms of its own, text)."""
+    """A LayerNorm step per image, from cached gradients of similar images of every class.
+
+    logits = scale · cos(image under norms of its own, text).
+    """
 
     batch_dependence = BatchDependence.SEQUENTIAL
     config: RamenConfig

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from torch import Tensor
 
@@ -58,20 +58,28 @@ PLUG_INS = "cliquetta.methods"
 def register(
     name: str,
     *,
-    config: type[Any],
-    summary: str,
+    config: type[Any] | None = None,
+    summary: str = "",
     paper: str = "",
     presets: Mapping[str, Any] | None = None,
     tuned_by_authors: frozenset[str] = frozenset(),
     fit: Callable[..., Mapping[str, Any]] | None = None,
 ) -> Callable[[A], A]:
-    """Class decorator that enters an adapter under ``name``."""
+    """Class decorator that enters an adapter under ``name``.
+
+    ``config`` is by default what the class annotates as its ``config``, ``summary`` the first line
+    of its docstring.
+    """
 
     def enter(adapter: A) -> A:
         if name in _ENTRIES:
             raise UserError(f"a method named {name!r} is registered already")
+        settings = config or get_type_hints(adapter).get("config")
+        if settings is None:
+            raise TypeError(f"{adapter.__name__} names no config: annotate `config: ItsConfig`")
+        line = summary or (adapter.__doc__ or "").partition("\n")[0].removesuffix(".")
         _ENTRIES[name] = MethodEntry(
-            name, adapter, config, summary, paper, dict(presets or {}), tuned_by_authors, fit
+            name, adapter, settings, line, paper, dict(presets or {}), tuned_by_authors, fit
         )
         return adapter
 

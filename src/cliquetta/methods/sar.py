@@ -47,12 +47,13 @@ class SARConfig(MethodConfig):
 
 @register(
     "sar",
-    config=SARConfig,
-    summary="sharpness-aware entropy steps on LayerNorms from reliable images, reset on collapse",
     paper="Niu et al., Towards Stable Test-Time Adaptation in Dynamic Wild World, ICLR 2023",
 )
 class SAR(LayerNormAdapter):
-    """logits = scale · cos(image under the norms learned so far, text); then one step."""
+    """Sharpness-aware entropy steps on LayerNorms from reliable images, reset on collapse.
+
+    logits = scale · cos(image under the norms learned so far, text); then one step.
+    """
 
     config: SARConfig
 

@@ -24,12 +24,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.methods._shared.config import Count, MethodConfig, Positive
-from cliquetta.methods._shared.feature_level import FixedText
+from cliquetta.methods._shared.feature_level import Transductive
 from cliquetta.methods._shared.mixtures import nearest_affinity, propagate_assignments
-from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.registry import register
 from cliquetta.methods.transclip import VARIANCE_FLOOR, update_variance
-from cliquetta.types import Prediction
 
 
 @dataclass(frozen=True)
@@ -88,17 +86,13 @@ def transduce(features: Tensor, log_prior: Tensor, text: Tensor, config: StatACo
 
 @register(
     "stata",
-    config=StatAConfig,
-    summary="per batch: Gaussian classes anchored at the texts; no training",
     paper="Zanella et al., Realistic Test-Time Adaptation of Vision-Language Models, CVPR 2025",
 )
-class StatA(FixedText):
-    """logits = log of the assignments that a batch settles on."""
+class StatA(Transductive):
+    """Per batch: Gaussian classes anchored at the texts; no training."""
 
-    batch_dependence = BatchDependence.JOINT
     config: StatAConfig
 
-    def _predict_features(self, features: Tensor) -> Prediction:
-        features = features[:, 0]
-        prior = (self.scale * features @ self.classifier.T).log_softmax(dim=-1)
-        return Prediction(transduce(features, prior, self.classifier, self.config).float())
+    def assign(self, features: Tensor, log_prior: Tensor) -> Tensor:
+        """Log assignments (B, N) after all rounds."""
+        return transduce(features, log_prior, self.classifier, self.config)

@@ -73,12 +73,13 @@ def chordal_distance(products: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
 
 @register(
     "subtta",
-    config=SubTTAConfig,
-    summary="LayerNorm steps that align the image span with the texts', then adapt inside it",
     paper="Zeng et al., Subspace Alignment for Vision-Language Model Test-time Adaptation, 2026",
 )
 class SubTTA(LayerNormAdapter):
-    """logits = scale · cos(image projected on the texts' span, text), between the two steps."""
+    """LayerNorm steps that align the image span with the texts', then adapt inside it.
+
+    logits = scale · cos(image projected on the texts' span, text), between the two steps.
+    """
 
     config: SubTTAConfig
 

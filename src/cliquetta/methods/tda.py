@@ -121,14 +121,12 @@ _TUNED = read_presets("tda", TDAConfig)
 
 @register(
     "tda",
-    config=TDAConfig,
-    summary="caches of confident and of uncertain test features correct CLIP's logits; no training",
     paper="Karmanov et al., Efficient Test-Time Adaptation of Vision-Language Models, CVPR 2024",
     presets={**_TUNED, "views": TDAConfig(views=64)},
     tuned_by_authors=frozenset(_TUNED),
 )
 class TDA(FixedText):
-    """CLIP's logits, plus what similar sure images were, minus what similar doubtful ones were."""
+    """Caches of confident and of uncertain test features correct CLIP's logits; no training."""
 
     batch_dependence = BatchDependence.SEQUENTIAL
     config: TDAConfig

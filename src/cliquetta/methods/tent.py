@@ -36,12 +36,13 @@ class TentConfig(AdamConfig):
 
 @register(
     "tent",
-    config=TentConfig,
-    summary="one entropy step per batch on the image tower's LayerNorms, kept for the next batch",
     paper="Wang et al., Tent: Fully Test-Time Adaptation by Entropy Minimization, ICLR 2021",
 )
 class Tent(LayerNormAdapter):
-    """logits = scale · cos(image under the norms learned so far, text); then one step."""
+    """One entropy step per batch on the image tower's LayerNorms, kept for the next batch.
+
+    logits = scale · cos(image under the norms learned so far, text); then one step.
+    """
 
     config: TentConfig
 

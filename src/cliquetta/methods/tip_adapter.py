@@ -241,15 +241,15 @@ def train_keys(
 
 @register(
     "tip_adapter",
-    config=TipAdapterConfig,
-    summary="a cache of labelled features beside the text classifier; no training",
     paper=PAPER,
     presets=PRESETS,
     tuned_by_authors=frozenset(PRESETS),
     fit=fit_tip_adapter,
 )
 class TipAdapter(FewShotClassifier):
-    """logits = scale * f W^T + alpha * exp(-beta (1 - f F^T)) L.
+    """A cache of labelled features beside the text classifier; no training.
+
+    logits = scale * f W^T + alpha * exp(-beta (1 - f F^T)) L.
 
     ``alpha`` and ``beta`` are those that a search found, if there was one, else the config's.
     """
@@ -291,11 +291,11 @@ class TipAdapter(FewShotClassifier):
 @register(
     "tip_adapter_f",
     fit=fit_tip_adapter,
-    config=TipAdapterFConfig,
     presets=PRESETS_F,
     tuned_by_authors=frozenset(PRESETS_F),
-    summary="Tip-Adapter with trained keys",
     paper=PAPER,
 )
 class TipAdapterF(TipAdapter):
-    """Tip-Adapter whose keys were trained."""
+    """Tip-Adapter with trained keys."""
+
+    config: TipAdapterFConfig

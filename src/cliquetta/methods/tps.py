@@ -55,13 +55,11 @@ def shifted_text(text: Tensor, shift: Tensor) -> Tensor:
 
 @register(
     "tps",
-    config=TPSConfig,
-    summary="shifts the class texts on each image so that its confident views agree",
     paper="Sui et al., Just Shift It: Test-Time Prototype Shifting for Zero-Shot Generalization "
     "with Vision-Language Models, WACV 2025",
 )
 class TPS(FixedText):
-    """One shift per image and class, one step, forgotten afterwards."""
+    """Shifts the class texts on each image so that its confident views agree."""
 
     batch_dependence = BatchDependence.INDEPENDENT
     config: TPSConfig

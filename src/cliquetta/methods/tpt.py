@@ -133,15 +133,13 @@ class LearnableTemplate:
 
 @register(
     "tpt",
-    config=TPTConfig,
-    summary="tunes the context words on each image so that its confident views agree",
     paper="Shu et al., Test-Time Prompt Tuning for Zero-Shot Generalization in Vision-Language "
     "Models, NeurIPS 2022",
     presets=read_presets("tpt", TPTConfig),
     tuned_by_authors=frozenset({"fine-grained"}),
 )
 class TPT(FeatureLevel):
-    """One context per image, one step, forgotten afterwards."""
+    """Tunes the context words on each image so that its confident views agree."""
 
     needs = frozenset({"text-prompts"})
     config: TPTConfig

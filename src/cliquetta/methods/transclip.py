@@ -26,15 +26,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.methods._shared.config import Count, MethodConfig, NonNegative, Positive
-from cliquetta.methods._shared.feature_level import FixedText
+from cliquetta.methods._shared.feature_level import Transductive
 from cliquetta.methods._shared.mixtures import (
     nearest_affinity,
     propagate_assignments,
     weighted_means,
 )
-from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.registry import register
-from cliquetta.types import Prediction
 
 VARIANCE_FLOOR = 1e-6
 """A batch of equal images has no spread, and nothing may be divided by it. Usual: 1 / E."""
@@ -103,17 +101,13 @@ def transduce(features: Tensor, log_prior: Tensor, config: TransCLIPConfig) -> T
 
 @register(
     "transclip",
-    config=TransCLIPConfig,
-    summary="per batch: Gaussian classes, nearest neighbours and zero-shot predictions combined",
     paper="Zanella et al., Boosting Vision-Language Models with Transduction, NeurIPS 2024",
 )
-class TransCLIP(FixedText):
-    """logits = log of the assignments that a batch settles on."""
+class TransCLIP(Transductive):
+    """Per batch: Gaussian classes, nearest neighbours and zero-shot predictions combined."""
 
-    batch_dependence = BatchDependence.JOINT
     config: TransCLIPConfig
 
-    def _predict_features(self, features: Tensor) -> Prediction:
-        features = features[:, 0]
-        prior = (self.scale * features @ self.classifier.T).log_softmax(dim=-1)
-        return Prediction(transduce(features, prior, self.config).float())
+    def assign(self, features: Tensor, log_prior: Tensor) -> Tensor:
+        """Log assignments (B, N) after all rounds."""
+        return transduce(features, log_prior, self.config)

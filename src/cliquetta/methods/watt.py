@@ -68,8 +68,6 @@ class WATTConfig(AdamConfig):
 
 @register(
     "watt",
-    config=WATTConfig,
-    summary="CLIPArTT's loss under eight templates, averaging the LayerNorms they lead to",
     paper="Osowiechi et al., WATT: Weight Average Test-Time Adaptation of CLIP, NeurIPS 2024",
     presets={
         "parallel": WATTConfig(mode="parallel", rounds=50),
@@ -78,7 +76,10 @@ class WATTConfig(AdamConfig):
     },
 )
 class WATT(EpisodicLayerNormAdapter):
-    """logits = scale · cos(image under the averaged norms, mean text of the templates)."""
+    """CLIPArTT's loss under eight templates, averaging the LayerNorms they lead to.
+
+    logits = scale · cos(image under the averaged norms, mean text of the templates).
+    """
 
     config: WATTConfig
 

@@ -90,13 +90,11 @@ def elect(cosines: Tensor, scale: float, config: ZeroConfig) -> tuple[Tensor, Te
 
 @register(
     "zero",
-    config=ZeroConfig,
-    summary="lets the confident views of an image vote; no training",
     paper="Farina et al., Frustratingly Easy Test-Time Adaptation of Vision-Language Models, "
     "NeurIPS 2024",
 )
 class Zero(FixedText):
-    """Majority vote of the confident views."""
+    """Lets the confident views of an image vote; no training."""
 
     config: ZeroConfig
 

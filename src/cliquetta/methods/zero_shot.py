@@ -26,12 +26,12 @@ class ZeroShotConfig(MethodConfig):
 
 @register(
     "zero_shot",
-    config=ZeroShotConfig,
-    summary="CLIP as it is: cosine of image and class text",
     paper="Radford et al., Learning Transferable Visual Models From Natural Language, ICML 2021",
 )
 class ZeroShot(FixedText):
-    """logits = scale · cos(image, text of the class)."""
+    """CLIP as it is: cosine of image and class text."""
+
+    config: ZeroShotConfig
 
     def _setup(self) -> None:
         super()._setup()

@@ -8,12 +8,10 @@ from typing import Literal
 Activation = Literal["quick_gelu", "gelu", "gelu_tanh"]
 
 
-@dataclass(frozen=True)
-class VisionConfig:
-    """A ViT image tower."""
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """What the towers have in common."""
 
-    image_size: int
-    patch_size: int
     width: int
     layers: int
     heads: int
@@ -21,6 +19,14 @@ class VisionConfig:
     """Width of the MLP's hidden layer."""
     activation: Activation = "quick_gelu"
     eps: float = 1e-5
+
+
+@dataclass(frozen=True)
+class VisionConfig(TransformerConfig):
+    """A ViT image tower."""
+
+    image_size: int
+    patch_size: int
     pooling: Literal["class", "attention"] = "class"
     """``class``: a class token is read (CLIP); ``attention``: a learned query reads the patches
     (SigLIP)."""
@@ -47,17 +53,11 @@ class ResNetConfig:
 
 
 @dataclass(frozen=True)
-class TextConfig:
+class TextConfig(TransformerConfig):
     """A text tower; by default causal, read at the end token of each text."""
 
     context_length: int
     vocab_size: int
-    width: int
-    layers: int
-    heads: int
-    hidden: int
-    activation: Activation = "quick_gelu"
-    eps: float = 1e-5
     merges: int | None = None
     """Size of a reduced BPE vocabulary; ``None`` is OpenAI's whole one."""
     causal: bool = True

@@ -310,7 +310,7 @@ def test_text_alone_without_words_to_learn_is_refused() -> None:
 
 def test_a_resnet_learns_text_alone() -> None:
     vision = ResNetConfig(32, 8, (1, 1, 1, 1), 4)
-    text = TextConfig(24, 512 + 256 + 2, 24, 2, 2, 48, merges=256)
+    text = TextConfig(24, 512 + 256 + 2, width=24, layers=2, heads=2, hidden=48, merges=256)
     model = initialise(CLIP(CLIPConfig(16, vision, text), id="resnet"), 0)
     with pytest.raises(MissingCapabilityError, match="scap needs a ViT image tower"):
         SCAP(model, PROMPTS, SCAPConfig())

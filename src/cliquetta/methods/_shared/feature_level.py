@@ -62,3 +62,18 @@ class FixedText(FeatureLevel):
     def _setup(self) -> None:
         self.classifier = self.model.classifier(self.prompts)
         self.scale = self.model.scale
+
+
+class Transductive(FixedText):
+    """One that explains each batch as a whole: logits are the log of the assignments found."""
+
+    batch_dependence = BatchDependence.JOINT
+
+    def _predict_features(self, features: Tensor) -> Prediction:
+        features = features[:, 0]
+        log_prior = (self.scale * features @ self.classifier.T).log_softmax(dim=-1)
+        return Prediction(self.assign(features, log_prior).float())
+
+    @abstractmethod
+    def assign(self, features: Tensor, log_prior: Tensor) -> Tensor:
+        """Log assignments (B, N) of unit features (B, E), from zero-shot log-probabilities."""

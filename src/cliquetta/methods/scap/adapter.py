@@ -30,14 +30,15 @@ from cliquetta.types import Batch, Prediction
 
 @register(
     "scap",
-    config=SCAPConfig,
-    summary="supportive cliques, attribute prompts in both modalities, retention",
     paper="Zhang et al., SCAP: Transductive Test-Time Adaptation via Supportive Clique-based "
     "Attribute Prompting, CVPR 2025",
     presets=PRESETS,
 )
 class SCAP(Adapter):
-    """Supportive Clique-based Attribute Prompting."""
+    """Supportive cliques, attribute prompts in both modalities, retention.
+
+    Supportive Clique-based Attribute Prompting.
+    """
 
     batch_dependence = BatchDependence.JOINT
     config: SCAPConfig

@@ -99,12 +99,13 @@ class Statistics:
 
 @register(
     "scap_domain",
-    config=DomainSCAPConfig,
-    summary="a visual attribute prompt per domain of the stream, kept; recent images vote",
     paper="ours, after Zhang et al., CVPR 2025",
 )
 class DomainSCAP(Adapter):
-    """One retained prompt per domain; text stays fixed."""
+    """A visual attribute prompt per domain of the stream, kept; recent images vote.
+
+    One retained prompt per domain; text stays fixed.
+    """
 
     batch_dependence = BatchDependence.JOINT
     needs = frozenset({"visual-prefix"})
