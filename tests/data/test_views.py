@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from cliquetta.data.crops import crop_image, zoom_crop_boxes
 from cliquetta.data.views import VIEW_KINDS, array_views, attach_views, check_spec, image_views
 from cliquetta.errors import UnknownNameError
 from cliquetta.model.preprocess import Preprocess
@@ -32,6 +36,51 @@ def test_arrays_and_pictures_give_the_same_views(kind: str, height: int, width: 
     for row, key in enumerate(KEYS):
         alone = image_views(Image.fromarray(images[row]), key, spec, 5, PREPROCESS)
         assert torch.equal(alone, views[row])
+
+
+EXTREME = """
+import resource
+import numpy as np
+from PIL import Image
+from cliquetta.data.views import VIEW_KINDS, array_views, image_views
+from cliquetta.model.preprocess import Preprocess
+from cliquetta.types import ViewSpec
+
+N = 5_000_000
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for shape in (1, 1), (1, 2), (2, 1), (1, N), (N, 1), (2, N // 2), (5000, 5000):
+    picture = np.full((*shape, 3), (10, 100, 200), dtype=np.uint8)
+    for kind in VIEW_KINDS:
+        for rule in ("shorter", "squash"):
+            spec, preprocess = ViewSpec(kind, 4), Preprocess(224, resize=rule)
+            views = image_views(Image.fromarray(picture), "key", spec, 0, preprocess)
+            assert views.shape == (4, 3, 224, 224) and views.isfinite().all()
+            assert kind == "augmix" or views.std(dim=(-1, -2)).max() < 1e-5
+            if kind == "zoom-crop":
+                assert views.equal(array_views(picture[None], ["key"], spec, 0, preprocess)[0])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_extreme_shapes_take_little_memory() -> None:
+    run = subprocess.run([sys.executable, "-c", EXTREME], capture_output=True, text=True)
+    assert run.stderr == ""
+    assert int(run.stdout) < 700_000  # kilobytes; the largest picture has 75 MB
+
+
+@pytest.mark.parametrize("zoom", [1.15, 40.0])
+def test_crops_of_a_long_picture_are_those_of_the_whole(zoom: float) -> None:
+    rows, columns = np.indices((3, 200))
+    waves = [128 + 100 * np.sin((rows + columns) / period) for period in (3, 5, 9)]
+    picture = np.stack(waves, axis=-1).astype(np.uint8)
+    boxes = zoom_crop_boxes(3, 200, 20, np.random.default_rng(0), size=16, zoom=zoom)
+    assert boxes.height * boxes.width > 64 * 16 * 16
+    whole = Image.fromarray(picture).resize((boxes.width, boxes.height), Image.Resampling.BILINEAR)
+    crops = crop_image(Image.fromarray(picture), boxes, 16)
+    for view, (top, left) in enumerate(zip(boxes.top, boxes.left, strict=True)):
+        expected = np.asarray(whole)[top : top + 16, left : left + 16].astype(int)
+        expected = expected[:, ::-1] if boxes.mirrored[view] else expected
+        assert np.abs(crops[view] - expected).max() <= 1
 
 
 @pytest.mark.parametrize("kind", VIEW_KINDS)

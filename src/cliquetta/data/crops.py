@@ -17,10 +17,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from cliquetta.model.preprocess import resize_part
+
 Integers = npt.NDArray[np.int64]
 
 _ATTEMPTS = 10
-_ROW_BUDGET = 1 << 24
+_LARGEST = 64
+"""Enlarged pictures of more crops' areas than this are resized crop by crop: the whole of a
+1 x 5,000,000 image would take gigabytes."""
+ROW_BUDGET = 1 << 24
 """Elements of interpolation matrices that are held at a time."""
 
 
@@ -104,13 +109,22 @@ def zoom_crop_boxes(
 
 def crop_image(image: Image.Image, boxes: Boxes, size: int) -> npt.NDArray[np.uint8]:
     """The crops (V, size, size, 3) of an RGB picture, by Pillow."""
-    image = _resize(image, boxes.width, boxes.height)
     crops = np.empty((len(boxes.top), size, size, 3), dtype=np.uint8)
+    enlarged = (boxes.width, boxes.height) != image.size
+    piecewise = enlarged and boxes.width * boxes.height > _LARGEST * size**2
+    across, down = image.width / boxes.width, image.height / boxes.height
+    if enlarged and not piecewise:
+        image = _resize(image, boxes.width, boxes.height)
     for view, (top, left, rows, columns) in enumerate(
         zip(boxes.top, boxes.left, boxes.rows, boxes.columns, strict=True)
     ):
-        crop = image.crop((int(left), int(top), int(left + columns), int(top + rows)))
-        crops[view] = np.asarray(_resize(crop, size, size))
+        box = (int(left), int(top), int(left + columns), int(top + rows))
+        if piecewise:
+            part = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
+            crop = resize_part(image, size, Image.Resampling.BILINEAR, part)
+        else:
+            crop = _resize(image.crop(box), size, size)
+        crops[view] = np.asarray(crop)
     crops[boxes.mirrored] = crops[boxes.mirrored, :, ::-1]
     return crops
 
@@ -139,7 +153,7 @@ def crop_tensors(
     work = torch.float64 if eight_bit else torch.float32
     home = torch.device("cpu") if images.device.type == "mps" and eight_bit else images.device
     out = torch.empty(B, V, C, size, size, device=images.device)
-    step = max(1, _ROW_BUDGET // max(1, V * size * max(H, W)))
+    step = max(1, ROW_BUDGET // max(1, V * size * max(H, W)))
     for first in range(0, B, step):
         part = images[first : first + step].to(home, work)
         across, down = (

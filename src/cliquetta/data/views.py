@@ -19,6 +19,7 @@ from torch import Tensor
 
 from cliquetta.data.augmix import Recipe, augmix_chains, draw_recipe, mix
 from cliquetta.data.crops import (
+    ROW_BUDGET,
     Boxes,
     crop_image,
     crop_tensors,
@@ -55,7 +56,13 @@ def array_views(
     seed: int,
     preprocess: Preprocess,
 ) -> Tensor:
-    """Views (B, V, 3, S, S) of pictures (B, H, W, 3), all at once."""
+    """Views (B, V, 3, S, S) of pictures (B, H, W, 3), all at once unless they are large."""
+    matrices = spec.count * preprocess.size * max(images.shape[1:3])
+    if max(matrices, images[0].size) > ROW_BUDGET:
+        alone = zip(images, keys, strict=True)
+        return torch.stack(
+            [image_views(Image.fromarray(i), key, spec, seed, preprocess) for i, key in alone]
+        )
     plans = [_Plan(spec, seed, key, images.shape[1:3], preprocess.size) for key in keys]
     pixels = torch.from_numpy(np.array(images)).permute(0, 3, 1, 2)
     crops = crop_tensors(pixels, [p.boxes for p in plans], preprocess.size, eight_bit=True)
@@ -67,7 +74,7 @@ def image_views(
     image: Image.Image, key: str, spec: ViewSpec, seed: int, preprocess: Preprocess
 ) -> Tensor:
     """Views (V, 3, S, S) of one picture."""
-    image = image.convert("RGB")
+    image = image if image.mode == "RGB" else image.convert("RGB")
     plan = _Plan(spec, seed, key, (image.height, image.width), preprocess.size)
     crops = torch.from_numpy(crop_image(image, plan.boxes, preprocess.size))
     return _finish(preprocess(image)[None], crops.permute(0, 3, 1, 2)[None], [plan], preprocess)[0]

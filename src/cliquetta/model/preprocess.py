@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -28,6 +29,34 @@ _FILTERS = {
 # Beyond this ratio of sides the picture is resized around its crop only: a 1 x 20,000 image would
 # otherwise take gigabytes on the way to 224 x 224.
 _LONGEST = 32
+# Sides of twice as many times the size of a squashed picture are averaged first: Pillow's filters
+# take memory in proportion to the longer side, and beyond some ten millions none at all.
+_REDUCED = 512
+
+
+def resize_part(
+    image: Image.Image,
+    size: int,
+    resample: Image.Resampling,
+    box: tuple[float, float, float, float],
+) -> Image.Image:
+    """``image.resize((size, size), resample, box=box)`` for a small part of a very large picture.
+
+    Pillow keeps boxes in float32, which cannot tell neighbours apart beyond 16 million pixels: the
+    part is cut out first, with the margin that the filter looks at.
+    """
+    spans = ((box[0], box[2], image.width), (box[1], box[3], image.height))
+    margins = [math.ceil(3 * max(1, (last - first) / size)) for first, last, _ in spans]
+    left, top = (max(0, int(s[0]) - m) for s, m in zip(spans, margins, strict=True))
+    right, bottom = (min(s[2], math.ceil(s[1]) + m) for s, m in zip(spans, margins, strict=True))
+    inside = (
+        box[0] - left,
+        box[1] - top,
+        min(box[2], image.width) - left,
+        min(box[3], image.height) - top,
+    )
+    part = image.crop((left, top, right, bottom))
+    return part.resize((size, size), resample, box=inside)
 
 
 @dataclass(frozen=True)
@@ -84,10 +113,12 @@ class Preprocess:
 
     def picture(self, image: Image.Image) -> Image.Image:
         """The RGB picture (size x size) that the model sees, before normalisation."""
-        image = image.convert("RGB")
+        image = image if image.mode == "RGB" else image.convert("RGB")  # which copies
         width, height = image.size
         resample = _FILTERS[self.interpolation]
         if self.resize == "squash":
+            across, down = (max(1, side // (_REDUCED * self.size)) for side in image.size)
+            image = image.reduce((across, down)) if across * down > 1 else image
             return image.resize((self.size, self.size), resample)
         short, long = sorted((width, height))
         longer = int(self.size * long / short)
@@ -156,7 +187,7 @@ class Preprocess:
         scale = longer / max(width, height)
         first, last = offset / scale, (offset + self.size) / scale
         box = (first, 0, last, height) if width > height else (0, first, width, last)
-        return image.resize((self.size, self.size), _FILTERS[self.interpolation], box=box)
+        return resize_part(image, self.size, _FILTERS[self.interpolation], box)
 
     def _statistics(self, device: torch.device) -> tuple[Tensor, Tensor]:
         mean, std = (
