@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.data.views import attach_views
+from cliquetta.methods._shared.template import LearnableTemplate
 from cliquetta.methods.registry import get_method
-from cliquetta.methods.tpt import TPT, LearnableTemplate, TPTConfig
+from cliquetta.methods.tpt import TPT, TPTConfig
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
 from cliquetta.model.clip import CLIP, encode_views
 from cliquetta.prompts.classes import ClassPrompts
@@ -157,7 +158,7 @@ def test_texts_of_like_length_share_a_chunk(tiny_clip: CLIP) -> None:
     template = LearnableTemplate(tiny_clip, ONE, chunk=4, by="TPT")
     lengths = template.ids.argmax(dim=-1)[template.order]
     assert torch.equal(lengths, lengths.sort().values)
-    chunks = list(template._chunks(images=2))
+    chunks = list(template._chunks(contexts=2))
     assert [len(chunk) for chunk in chunks] == [2] * math.ceil(len(ONE) / 2)
 
 

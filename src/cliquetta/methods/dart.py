@@ -32,6 +32,7 @@ from cliquetta.methods._shared.adam import Adam, AdamState, adam_step
 from cliquetta.methods._shared.config import Count, NonNegative, Positive, Rule, Weight
 from cliquetta.methods._shared.entropy import marginal_entropy
 from cliquetta.methods._shared.presets import read_presets
+from cliquetta.methods._shared.template import LearnableTemplate
 from cliquetta.methods._shared.views import (
     SelectiveConfig,
     ViewKind,
@@ -41,7 +42,6 @@ from cliquetta.methods._shared.views import (
 )
 from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.registry import register
-from cliquetta.methods.tpt import LearnableTemplate
 from cliquetta.model.block import Prefix
 from cliquetta.model.clip import l2_normalize
 from cliquetta.types import Batch, Prediction, ViewSpec

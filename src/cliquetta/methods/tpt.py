@@ -18,27 +18,23 @@ positions, and runs under fp16 autocast with a gradient scaler. Ours:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from cliquetta.errors import UserError
 from cliquetta.methods._shared.adam import Adam, AdamState, adam_step
 from cliquetta.methods._shared.config import Count, NonNegative
 from cliquetta.methods._shared.entropy import marginal_entropy
 from cliquetta.methods._shared.feature_level import FeatureLevel
 from cliquetta.methods._shared.presets import read_presets
+from cliquetta.methods._shared.template import LearnableTemplate
 from cliquetta.methods._shared.views import (
     SelectiveConfig,
     confident_views,
-    near_one,
     take_views,
 )
 from cliquetta.methods.registry import register
-from cliquetta.model.clip import CLIP, l2_normalize
-from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Prediction
 
 
@@ -54,81 +50,6 @@ class TPTConfig(SelectiveConfig, renamed={"rows": "text_chunk"}):
     """AdamW steps per image; views are selected before the first."""
     text_chunk: Count = 1024
     """Texts (images x classes) encoded at once. Bounds memory only."""
-
-
-class LearnableTemplate:
-    """The text classifier as a function of the context words of the first template.
-
-    ``context`` is (B, M, D), one per image for all classes, or (B, N, M, D), one per image and
-    class; ``start`` (M, D) holds the embeddings of the words that stand before the class name.
-    """
-
-    def __init__(self, model: CLIP, prompts: ClassPrompts, *, chunk: int, by: str) -> None:
-        if prompts.features is not None:
-            raise UserError(
-                f"{by} learns text, but these class prompts are fixed text features; give names "
-                "and templates, or choose a method that works on features"
-            )
-        first, *others = prompts.templates
-        words = first.split("{}")[0]
-        start = model.tokenizer.encode(words)
-        self.ids = model.tokenizer(prompts.texts(first)).to(model.device)  # (N, L)
-        tower = model.require_text()
-        found = self.ids[:, tower.word_positions(len(start))]
-        if not start or (found != torch.tensor(start, device=found.device)).any():
-            raise UserError(
-                f"{by} learns the words before the class name, of which {first!r} has none that "
-                "stand alone; put a template such as 'a photo of a {}.' first"
-            )
-        self.model = model
-        self.chunk = chunk
-        self.start = model.context(words)
-        self.order = tower.ends(self.ids).argsort(stable=True)  # short texts first
-        self.fixed: Tensor | None = None
-        if others:
-            fixed = [self._unit_texts(prompts.texts(template)) for template in others]
-            self.fixed = torch.stack(fixed).sum(dim=0)  # (N, E)
-
-    @torch.no_grad()
-    def features(self, context: Tensor) -> Tensor:
-        """Unit classifiers (B, N, E)."""
-        found = context.new_empty(len(context), len(self.ids), self.model.embed_dim)
-        for classes in self._chunks(len(context)):
-            found[:, classes] = self._encode(context, classes)
-        return found
-
-    def gradient(self, context: Tensor, cotangent: Tensor) -> Tensor:
-        """Gradient, shaped as ``context``, of a loss whose gradient by the features is given.
-
-        Texts of all images go through together, forward and back, chunk by chunk, so that
-        memory does not grow with the number of classes.
-        """
-        cotangent, factor = near_one(cotangent)
-        total = torch.zeros_like(context)
-        with torch.enable_grad():
-            for classes in self._chunks(len(context)):
-                leaf = context.detach().requires_grad_()
-                features = self._encode(leaf, classes)
-                total += torch.autograd.grad(features, leaf, cotangent[:, classes])[0]
-        return total / factor.view(-1, *[1] * (context.ndim - 1))
-
-    def _chunks(self, images: int) -> Iterator[Tensor]:
-        """Classes of similar text length, as many as fit with ``images`` contexts each."""
-        return iter(torch.split(self.order, max(1, self.chunk // images)))
-
-    def _encode(self, context: Tensor, classes: Tensor) -> Tensor:
-        """Unit classifiers (B, C, E) of some classes (C,)."""
-        B, C = len(context), len(classes)
-        own = context[:, classes] if context.ndim == 4 else context[:, None].expand(-1, C, -1, -1)
-        ids = self.ids[classes].expand(B, -1, -1)
-        texts = self.model.encode_text(
-            ids.flatten(0, 1), context=own.flatten(0, 1), normalize=True, chunk=B * C
-        ).view(B, C, -1)
-        return texts if self.fixed is None else l2_normalize(texts + self.fixed[classes])
-
-    @torch.no_grad()
-    def _unit_texts(self, texts: list[str]) -> Tensor:
-        return self.model.encode_text(texts, normalize=True)
 
 
 @register(

@@ -241,7 +241,7 @@ def test_9_text_cut_at_its_end_equals_text_of_full_length(
     whole[:, 1 : 1 + len(context)] = context.to(dtype)
     full = tower.encode(whole, text.ends)
     expected = torch.nn.functional.normalize(full.to(context.dtype), dim=1)
-    torch.testing.assert_close(text.features(context), expected, rtol=0, atol=tolerance)
+    torch.testing.assert_close(text.features(context[None])[0], expected, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("count_start", [False, True])

@@ -46,11 +46,13 @@ def test_start_features_are_those_of_the_plain_template(text: PromptedText) -> N
         text.start_features, literal_features(text, text.start), rtol=0, atol=1e-12
     )
     contexts = text.start + 0.1 * draw(3, *text.start.shape)
-    found = text.features_of_each(contexts)
+    found = text.features(contexts)
     for u in range(3):
         expected = literal_features(text, contexts[u])
         torch.testing.assert_close(found[u], expected, rtol=0, atol=1e-12)
-        torch.testing.assert_close(text.features(contexts[u]), expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            text.features(contexts[u, None])[0], expected, rtol=0, atol=1e-12
+        )
 
 
 @pytest.mark.parametrize("jacobian", [False, True])

@@ -42,7 +42,7 @@ def composed_text(
     share = config.text_retained_share
     own, mean = prompts
     if own is None:
-        return text.features(mean), None
+        return text.features(mean[None])[0], None
     device = mean.device
     labels, owner = torch.unique(cliques.classes, return_inverse=True)
     total = clique_sum(own[cliques.set_of.to(device)], owner.to(device), len(labels))
@@ -58,7 +58,7 @@ def composed_text(
     elif config.merge == "top-1":
         text_index = text_index[:, 0]
     parts = chunks(len(contexts), max(1, TEXTS // text.classes))
-    features = torch.cat([text.features_of_each(contexts[part]) for part in parts])
+    features = torch.cat([text.features(contexts[part]) for part in parts])
     return features, text_index.reshape(-1).to(device)
 
 

@@ -289,7 +289,7 @@ class Learner:
         query_features, owner = queries(members, self.config.entropy)
         text_features = self.model.start_text
         if text is not None and self.text is not None:
-            text_features = self.text.features_of_each(text)
+            text_features = self.text.features(text)
         logits = query_logits(query_features, owner, text_features, self.model.scale)
         return clique_losses(members, logits, owner, self.config)
 

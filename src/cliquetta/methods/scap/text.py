@@ -12,8 +12,8 @@ import time
 import torch
 from torch import Tensor
 
-from cliquetta.errors import UserError
-from cliquetta.model.clip import CLIP, l2_normalize, to_float32
+from cliquetta.methods._shared.template import LearnableTemplate
+from cliquetta.model.clip import CLIP, to_float32
 from cliquetta.model.text import place
 from cliquetta.model.vjp import TextTape, chunks
 from cliquetta.prompts.classes import ClassPrompts
@@ -22,68 +22,18 @@ ROWS = 16384
 """Texts whose gradients are taken at once."""
 
 
-class PromptedText:
-    """Features of a class list whose first template has a learnable context.
-
-    The feature of a class is the unit vector of (1 - mix) u_learn + mix u_fix: the prompted
-    template mixed with the unit mean of the other templates, if there are any.
-    """
+class PromptedText(LearnableTemplate):
+    """The class texts of SCAP, with gradients at the start context in closed form."""
 
     @torch.no_grad()
     def __init__(self, model: CLIP, prompts: ClassPrompts, mix: float) -> None:
-        tower = model.require_text()
-        words = prompts.templates[0].split("{}")[0].strip()
-        self.tower = tower
-        self.start = model.context(words)
-        """Start context (M, D): embeddings of the template's words before the class name."""
-        self.ids = model.tokenizer(prompts.texts(prompts.templates[0])).to(model.device)
-        M = len(self.start)
-        self._words = tower.word_positions(M)
-        found, wanted = self.ids[:, self._words], model.tokenizer([words]).to(model.device)
-        if not bool((found == wanted[:, self._words]).all()):
-            raise UserError(
-                f"template {prompts.templates[0]!r}: the words before {{}} share a token with the "
-                "class names and cannot be learned; put a space between them"
-            )
-        self.ends = tower.ends(self.ids)
-        others = prompts.templates[1:]
-        self.fixed: Tensor | None = None
-        self.mix = 0.0
-        if others:
-            self.mix = mix
-            self.fixed = model.classifier(
-                ClassPrompts(prompts.names, others, allow_duplicates=True)
-            )
+        super().__init__(model, prompts, by="SCAP", mix=mix, bare=True)
         self.jacobian: Tensor | None = None
         """In use if not ``None``."""
         self._built: Tensor | None = None
         self.jacobian_seconds = 0.0
-        raw = to_float32(tower(self.ids, context=self.start))
-        self.start_features = self.mixed(raw)
-        self._raw = raw
-
-    @property
-    def classes(self) -> int:
-        """N."""
-        return len(self.ids)
-
-    def mixed(self, raw: Tensor) -> Tensor:
-        """Unit features (..., N, E) of the tower's output."""
-        learned = l2_normalize(raw)
-        if self.fixed is None:
-            return learned
-        return l2_normalize((1 - self.mix) * learned + self.mix * self.fixed)
-
-    def features(self, context: Tensor) -> Tensor:
-        """Text features (N, E) under one context (M, D), or one per class (N, M, D)."""
-        return self.mixed(to_float32(self.tower(self.ids, context=context)))
-
-    def features_of_each(self, contexts: Tensor) -> Tensor:
-        """Text features (U, N, E) under each of U contexts, (U, M, D) or (U, N, M, D)."""
-        U, N = len(contexts), self.classes
-        rows = contexts if contexts.ndim == 4 else contexts[:, None].expand(-1, N, -1, -1)
-        raw = self.tower(self.ids.repeat(U, 1), context=rows.flatten(0, 1))
-        return self.mixed(to_float32(raw).view(U, N, -1))
+        self._raw = to_float32(self.tower(self.ids, context=self.start))
+        self.start_features = self.combine(self._raw)
 
     # --- gradients at the start context ---------------------------------------------------------
 
@@ -178,12 +128,11 @@ class PromptedText:
         learned = raw / size
         if self.fixed is not None:
             fixed = self.fixed if classes is None else self.fixed[classes]
-            blend = (1 - self.mix) * learned + self.mix * fixed
-            cotangents = (1 - self.mix) * _through_unit(blend, cotangents)
+            cotangents = self.weight * _through_unit(self.weight * learned + fixed, cotangents)
         return _through_unit(learned, cotangents) / size
 
     def _positions(self, rows: int) -> Tensor:
-        return self._words.expand(rows, -1)
+        return self.positions.expand(rows, -1)
 
     def _tape(self, classes: Tensor) -> TextTape:
         """The forward pass of some classes at the start context, cut at their longest end."""
