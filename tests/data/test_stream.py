@@ -259,3 +259,6 @@ def test_settings_name_what_the_order_depends_on() -> None:
     assert plain == Stream(dataset, PREPROCESS).settings()
     assert Stream(dataset, PREPROCESS, order="uneven").settings()["present"] == [3, 3]
     assert Stream(dataset, PREPROCESS, order="correlated", gamma=0.5).settings()["dirichlet"] == 0.5
+    with pytest.warns(UserWarning, match="now called gamma"):
+        old = Stream(dataset, PREPROCESS, order="correlated", dirichlet=0.5)
+    assert old.options.gamma == 0.5

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -82,6 +83,7 @@ class Stream:
         limit: Images per dataset, at most.
         workers: Threads that read ahead.
         pin: Put batches into pinned memory.
+        dirichlet: Earlier name of ``gamma``.
 
     Raises:
         UserError: If the arguments do not describe a stream.
@@ -106,7 +108,11 @@ class Stream:
         limit: int | None = None,
         workers: int = 0,
         pin: bool = False,
+        dirichlet: float | None = None,
     ) -> None:
+        if dirichlet is not None:
+            warnings.warn("dirichlet of Stream is now called gamma", stacklevel=2)
+            gamma = dirichlet
         shown = (dataset,) if isinstance(dataset, Dataset) else tuple(dataset)
         self.unknown = unknown
         self.domains = shown if unknown is None else (*shown, unknown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -25,8 +26,10 @@ from cliquetta.atomic import write_atomically
 from cliquetta.data.prepared import PreparedStream
 from cliquetta.data.samplers import RENAMED, SAMPLERS
 from cliquetta.data.stream import Stream
-from cliquetta.errors import UserError
+from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.methods._shared.config import current_names
 from cliquetta.methods._shared.state import plain_config
+from cliquetta.methods.registry import get_method
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.version import installed_version
@@ -169,13 +172,22 @@ def load_record(folder: Path | str) -> Record:
     """The record in a run's folder."""
     path = Path(folder) / RECORD
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        values["skipped"] = tuple(values["skipped"])
-        return Record(**values)
+        return parse_record(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise UserError(f"{folder} is not the folder of a run: it has no {RECORD}") from None
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise UserError(f"{path} is not a record that this version can read ({error})") from error
+
+
+def parse_record(values: Mapping[str, Any]) -> Record:
+    """A record of its JSON; what earlier versions called otherwise has its name of today."""
+    settings, stream = values["settings"], values["settings"]["stream"]
+    order, config = stream["order"], settings["config"]
+    with contextlib.suppress(UnknownNameError):  # a plug-in's method that is not installed here
+        config = current_names(get_method(settings["method"]).config, config)
+    stream = {**stream, "order": RENAMED.get(order, order)}
+    settings = {**settings, "config": config, "stream": stream}
+    return Record(**{**values, "settings": settings, "skipped": tuple(values["skipped"])})
 
 
 def list_records(root: Path | str) -> list[Record]:
@@ -317,8 +329,7 @@ def unpack_records(path: Path | str) -> list[Record]:
                 value = document["shared"][value[_SHARED]]
             return {k: restore(v) for k, v in value.items()} if isinstance(value, dict) else value
 
-        entries = [restore(entry) for entry in document["records"]]
-        return [Record(**{**entry, "skipped": tuple(entry["skipped"])}) for entry in entries]
+        return [parse_record(restore(entry)) for entry in document["records"]]
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise UserError(f"{path} holds no records that this version can read ({error})") from error
 
@@ -371,9 +382,8 @@ class Run:
 
     @property
     def order(self) -> str:
-        """The order of the stream, by its name of today."""
-        order = str(self.record.settings["stream"]["order"])
-        return RENAMED.get(order, order)
+        """The order of the stream."""
+        return str(self.record.settings["stream"]["order"])
 
     def _own_order(self) -> dict[str, Any]:
         """Settings that only some orders have."""

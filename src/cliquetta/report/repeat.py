@@ -6,7 +6,6 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
-from cliquetta.data.samplers import RENAMED
 from cliquetta.errors import UnknownNameError
 from cliquetta.evaluation.record import Record
 from cliquetta.methods._shared.state import plain_config
@@ -43,13 +42,14 @@ def repeat_command(record: Record) -> Repeat:
         )
     words += ["--model", str(model["id"]), "--seeds", str(record.seed)]
     words += ["--batch-size", str(stream["batch_size"])]
-    words += ["--order", RENAMED.get(stream["order"], stream["order"])]
+    words += ["--order", stream["order"]]
     if stream["dirichlet"] is not None:
         words += ["--gamma", str(stream["dirichlet"])]
     if "present" in stream:
         words += ["--present", "-".join(map(str, dict.fromkeys(stream["present"])))]
-    if "length" in stream:
-        words += ["--length", str(stream["length"])]
+    for name in ("imbalance", "length"):
+        if name in stream:
+            words += [f"--{name}", str(stream[name])]
     if stream["limit"] is not None:
         words += ["--limit", str(stream["limit"])]
     for given in _templates(settings["prompts"]["templates"]):

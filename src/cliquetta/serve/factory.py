@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from cliquetta.errors import UnknownNameError
+from cliquetta.methods._shared.config import current_names, saved_names
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import MethodEntry, create_method, method_config
 from cliquetta.prompts.classes import ClassPrompts
@@ -84,6 +85,7 @@ def resolve_config(
     """The method's config in full, checked field by field, as JSON types."""
     base = method_config(entry.name, preset)
     known = [field.name for field in dataclasses.fields(entry.config)]
+    options = current_names(entry.config, options, warn=True)
     for name in options:
         if name not in known:
             raise UnknownNameError(f"option of {entry.name}", name, known)
@@ -103,5 +105,7 @@ def build_adapter(spec: SessionSpec, settings: Settings) -> Adapter:
                 f"this session uses the {kind} {name!r}, which the server no longer offers",
             )
     prompts = ClassPrompts(spec.classes, spec.templates)
-    config = TypeAdapter(methods[spec.method].config).validate_python(spec.config)
+    entry = methods[spec.method]
+    saved = saved_names(entry.config, spec.config, source="this session")
+    config = TypeAdapter(entry.config).validate_python(saved)
     return create_method(spec.method, models[spec.model], prompts, config, seed=spec.seed)

@@ -91,6 +91,23 @@ def current_names(
     return found
 
 
+def saved_names(config: type[Any], values: Mapping[str, Any], *, source: str) -> dict[str, Any]:
+    """A config that was saved with ``source``, under the present names of its fields.
+
+    Raises:
+        UserError: It has fields that this version does not know.
+
+    """
+    found = current_names(config, values)
+    unknown = sorted(found.keys() - config.__dataclass_fields__.keys())
+    if unknown:
+        raise UserError(
+            f"{source} has settings that this version does not know ({', '.join(unknown)}): it was "
+            "made by another version, start anew"
+        )
+    return found
+
+
 def check(name: str, value: Any, hint: Any) -> None:
     """Raise a :class:`UserError` unless ``value`` suits the annotation of field ``name``."""
     origin, arguments = get_origin(hint), get_args(hint)
