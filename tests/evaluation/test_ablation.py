@@ -17,7 +17,7 @@ from cliquetta.evaluation import sweep as sweeping
 from cliquetta.evaluation.ablation import ablation, curve, largest_cliques
 from cliquetta.evaluation.record import list_records
 from cliquetta.evaluation.sweep import RunContext, RunResult, RunSpec, sweep
-from cliquetta.report.ablation_figure import _widen, ablation_figure
+from cliquetta.report.curves import _widen, curves_figure
 from cliquetta.report.style import to_file
 from tests._helpers.tiny import build_tiny_clip
 
@@ -112,7 +112,7 @@ def test_curves_are_drawn(context: RunContext) -> None:
     found = curve(study, sweep(study.specs, context))
     sizes = []
     for names in ("a", "abc"):
-        figure = ablation_figure(dict.fromkeys(names, found))
+        figure = curves_figure(dict.fromkeys(names, found))
         with Image.open(io.BytesIO(to_file(figure, "png"))) as picture:
             sizes.append(picture.size)
     assert sizes[1] == (2 * sizes[0][0], 2 * sizes[0][1])

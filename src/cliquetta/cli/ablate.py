@@ -115,14 +115,14 @@ def save_curves(
 ) -> None:
     """Numbers to ``stem.json``, curves to ``stem.png`` if matplotlib is there; stdout for JSON."""
     from cliquetta.atomic import write_atomically
-    from cliquetta.report.ablation_figure import ablation_figure
+    from cliquetta.report.curves import curves_figure
     from cliquetta.report.style import can_draw, to_file
 
     numbers, picture = Path(f"{stem}.json"), Path(f"{stem}.png")
     write_atomically(numbers, json.dumps(document, indent=1, ensure_ascii=False).encode())
     terminal.say(f"numbers: {numbers}")
     if can_draw():
-        write_atomically(picture, to_file(ablation_figure(curves), "png"))
+        write_atomically(picture, to_file(curves_figure(curves), "png"))
         terminal.say(f"curves: {picture}")
     else:
         terminal.say(

@@ -93,22 +93,40 @@ def _whole(value: Any) -> int:
 
 @dataclass(frozen=True)
 class Point:
-    """One value of the field."""
+    """The runs at one value of a setting, one per seed; none where every run failed."""
 
     value: Any
-    mean: float | None
-    """Top-1 in percent over seeds; ``None`` where every run failed."""
-    sd: float | None
-    gain: float | None
-    """Over zero-shot with the same seeds, in points."""
-    nll: float | None
-    """Negative log-likelihood over seeds: moves where no answer changes."""
     records: tuple[Record, ...]
+    gain: float | None = None
+    """Over zero-shot with the same seeds, in points."""
+    clique_size: float | None = None
+    """Mean over batches of the largest clique's size, where the runs kept counts."""
+
+    @property
+    def top1(self) -> list[float]:
+        """Top-1 in percent of each run."""
+        return [record.metrics["top1"] for record in self.records]
+
+    @property
+    def mean(self) -> float | None:
+        """Mean of :attr:`top1`."""
+        return statistics.mean(self.top1) if self.records else None
+
+    @property
+    def sd(self) -> float | None:
+        """Standard deviation of :attr:`top1` where there are several."""
+        return statistics.stdev(self.top1) if len(self.records) > 1 else None
+
+    @property
+    def nll(self) -> float | None:
+        """Negative log-likelihood over seeds: moves where no answer changes."""
+        values = [record.metrics["nll"] for record in self.records]
+        return statistics.mean(values) if values else None
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Accuracy by the value of a field."""
+    """Accuracy by the value of a setting, everything else equal."""
 
     field: str
     default: Any
@@ -151,18 +169,8 @@ def curve(ablation: Ablation, results: Sequence[RunResult]) -> Curve:
     points = []
     for value, specs in ablation.cells:
         records = tuple(r for r in map(found.get, specs) if r is not None and "top1" in r.metrics)
-        values = [record.metrics["top1"] for record in records]
         gains = [r.metrics["top1"] - plain[r.seed] for r in records if r.seed in plain]
-        points.append(
-            Point(
-                value,
-                statistics.mean(values) if values else None,
-                statistics.stdev(values) if len(values) > 1 else None,
-                statistics.mean(gains) if gains else None,
-                statistics.mean(r.metrics["nll"] for r in records) if records else None,
-                records,
-            )
-        )
+        points.append(Point(value, records, statistics.mean(gains) if gains else None))
     mean = statistics.mean(plain.values()) if plain else None
     return Curve(ablation.field, ablation.default, tuple(points), mean)
 

@@ -7,12 +7,15 @@ seed; "nothing else" is measured from the settings that most of the runs share.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from cliquetta.evaluation.ablation import Curve, Point, label
 from cliquetta.report.runs import ReportedRun, flat_settings, most_common, varied
-from cliquetta.report.style import BASELINE_LOOK, line_look, new_figure
+from cliquetta.report.style import BASELINE_LOOK, FAINT, line_look, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,49 +23,7 @@ if TYPE_CHECKING:
 
 COMPONENTS = ("modalities", "retention")
 _NOT_A_SETTING = frozenset({"seed", "model"})
-
-
-@dataclass(frozen=True)
-class Point:
-    """The runs at one value of a setting."""
-
-    value: Any
-    top1: tuple[float, ...]
-    """Over seeds."""
-    clique_size: float | None = None
-    """Mean over batches of the largest clique's size, where the runs kept counts."""
-
-    @property
-    def mean(self) -> float:
-        """Over seeds."""
-        return statistics.mean(self.top1)
-
-    @property
-    def spread(self) -> float:
-        """Standard deviation over seeds; 0 for one."""
-        return statistics.stdev(self.top1) if len(self.top1) > 1 else 0.0
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One setting varied, everything else as most runs have it."""
-
-    setting: str
-    method: str
-    dataset: str
-    points: tuple[Point, ...]
-    default: Any
-    """The value that most runs have."""
-    baseline: float | None
-    """Top-1 of zero-shot on the same data, mean over seeds."""
-
-    @property
-    def numeric(self) -> bool:
-        """Whether the values lie on an axis."""
-        return all(
-            isinstance(point.value, int | float) and not isinstance(point.value, bool)
-            for point in self.points
-        )
+_BASELINE = {key: value for key, value in BASELINE_LOOK.items() if key != "marker"}
 
 
 def find_curves(runs: Sequence[ReportedRun]) -> list[Curve]:
@@ -79,11 +40,12 @@ def find_curves(runs: Sequence[ReportedRun]) -> list[Curve]:
         settings = [flat_settings(run.record) for run in members]
         keys = [key for key in varied(settings) if key not in _NOT_A_SETTING]
         common = {key: most_common([each.get(key) for each in settings]) for key in keys}
-        if all(key in keys for key in COMPONENTS):
+        together = all(key in keys for key in COMPONENTS)
+        if together:
             points = _component_points(members, settings, common)
-            found.append(Curve("components", method, dataset, points, None, baseline))
+            found.append(Curve("components", None, points, baseline))
         for key in keys:
-            if key in COMPONENTS and "components" in {curve.setting for curve in found}:
+            if key in COMPONENTS and together:
                 continue
             others = [other for other in keys if other != key]
             own = [
@@ -93,7 +55,7 @@ def find_curves(runs: Sequence[ReportedRun]) -> list[Curve]:
             ]
             points = _points(own)
             if len(points) > 1:
-                found.append(Curve(key, method, dataset, points, common[key], baseline))
+                found.append(Curve(key, common[key], points, baseline))
     return [curve for curve in found if len(curve.points) > 1]
 
 
@@ -105,13 +67,9 @@ def _points(own: Sequence[tuple[Any, ReportedRun]]) -> tuple[Point, ...]:
     for members in by_value.values():
         sizes = [_clique_size(run) for _, run in members]
         known = [size for size in sizes if size is not None]
-        points.append(
-            Point(
-                members[0][0],
-                tuple(run.metric("top1") or 0.0 for _, run in members),
-                statistics.mean(known) if known else None,
-            )
-        )
+        size = statistics.mean(known) if known else None
+        records = tuple(run.record for _, run in members)
+        points.append(Point(members[0][0], records, clique_size=size))
     try:
         return tuple(sorted(points, key=lambda point: point.value))
     except TypeError:
@@ -136,11 +94,7 @@ def _component_points(
         _points(own), key=lambda point: (not point.value[0], order.index(point.value[1]))
     )
     return tuple(
-        Point(
-            words[point.value[1]] + ("" if point.value[0] else " + retention"),
-            point.top1,
-            point.clique_size,
-        )
+        replace(point, value=words[point.value[1]] + ("" if point.value[0] else " + retention"))
         for point in points
     )
 
@@ -155,53 +109,103 @@ def _clique_size(run: ReportedRun) -> float | None:
 
 def curve_figure(curve: Curve) -> Figure:
     """Points joined where the setting is a number, rows of dots where it is a choice."""
-    if not curve.numeric:
+    if not all(_is_number(point.value) for point in curve.points):
         return _choices(curve)
     sizes = [point.clique_size for point in curve.points]
-    wide = curve.setting == "batch_size" and all(size is not None for size in sizes)
+    wide = curve.field == "batch_size" and all(size is not None for size in sizes)
     with new_figure(6.8 if wide else 3.9, 2.9) as figure:
         axes = figure.subplots(1, 2 if wide else 1, squeeze=False)[0]
-        values = [point.value for point in curve.points]
-        look = line_look(0)
-        axes[0].errorbar(
-            values,
-            [point.mean for point in curve.points],
-            [point.spread for point in curve.points] if _several(curve) else None,
-            capsize=3,
-            elinewidth=1.2,
-            **look,
-        )
-        _baseline(axes[0], curve)
-        _axis(axes[0], curve, values)
-        axes[0].set_ylabel("top-1, %")
+        _draw(axes[0], curve)
         if wide:
-            axes[1].plot(values, sizes, **line_look(1))
+            places = _axis(axes[1], curve.field, [point.value for point in curve.points])
+            axes[1].plot(places, sizes, **line_look(1))
             axes[1].set_ylabel("largest clique, images")
             axes[1].set_ylim(bottom=0)
-            _axis(axes[1], curve, values)
     return figure
 
 
+def curves_figure(curves: Mapping[str, Curve]) -> Figure:
+    """Named curves side by side, two in a row, with the likelihood beside the accuracy."""
+    columns = min(2, len(curves))
+    rows = -(-len(curves) // columns)
+    with new_figure(4.6 * columns, 3.2 * rows) as figure:
+        panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+        for axes, (name, curve) in zip(panels, curves.items(), strict=False):
+            places = _draw(axes, curve)
+            axes.set_xlabel(name)
+            other = axes.twinx()  # shows what a method does where no answer changes
+            likelihood = np.array([point.nll for point in _known(curve)], dtype=float)
+            other.plot(places, likelihood, marker=".", color=FAINT, alpha=0.5, linewidth=1)
+            other.set_ylabel("NLL (grey)", color=FAINT)
+            other.tick_params(colors=FAINT)
+            other.grid(False)
+            _widen(axes, 2.0)
+            _widen(other, 0.05)
+        for axes in panels[len(curves) :]:
+            axes.set_visible(False)
+    return figure
+
+
+def _draw(axes: Axes, curve: Curve) -> Sequence[float]:
+    """Accuracy with error bars, the default and zero-shot; returns where the points are."""
+    known = _known(curve)
+    places = _axis(axes, curve.field, [point.value for point in known])
+    axes.errorbar(
+        places,
+        np.array([point.mean for point in known], dtype=float),
+        [point.sd or 0.0 for point in known] if _several(curve) else None,
+        capsize=3,
+        elinewidth=1.2,
+        **line_look(0),
+    )
+    axes.set_ylabel("top-1, %")
+    defaults = [x for x, point in zip(places, known, strict=True) if point.value == curve.default]
+    for place in defaults:
+        axes.axvline(place, color=FAINT, linewidth=0.8, linestyle=":", label="default")
+    if curve.baseline is not None:
+        axes.axhline(curve.baseline, label="zero_shot", **_BASELINE)
+    if defaults or curve.baseline is not None:
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), borderpad=0, ncols=2)
+    return places
+
+
+def _known(curve: Curve) -> list[Point]:
+    return [point for point in curve.points if point.records]
+
+
 def _several(curve: Curve) -> bool:
-    return any(len(point.top1) > 1 for point in curve.points)
+    return any(len(point.records) > 1 for point in curve.points)
 
 
-def _baseline(axes: Axes, curve: Curve) -> None:
-    if curve.baseline is None:
-        return
-    look = {key: value for key, value in BASELINE_LOOK.items() if key != "marker"}
-    axes.axhline(curve.baseline, label="zero_shot", **look)
-    axes.legend(loc="best")
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _axis(axes: Axes, curve: Curve, values: Sequence[float]) -> None:
-    """The values that were run as ticks; evenly spaced on a logarithm where they multiply."""
-    axes.set_xlabel(curve.setting.replace("_", " "))
-    if min(values) > 0 and max(values) / min(values) >= 16:
-        axes.set_xscale("log", base=2 if curve.setting == "batch_size" else 10)
-    shown = values if len(values) <= 9 else values[:: -(-len(values) // 9)]
-    axes.set_xticks(shown, [f"{value:g}" for value in shown])
+def _axis(axes: Axes, field: str, values: Sequence[Any]) -> Sequence[float]:
+    """Places of the values, which are the ticks.
+
+    Numbers that multiply are on a logarithm; words, and such numbers with a zero, evenly spaced.
+    """
+    axes.set_xlabel(field.replace("_", " "))
+    numbers = all(map(_is_number, values))
+    sizes = [abs(value) for value in values if value] if numbers else []
+    multiply = bool(sizes) and max(sizes) / min(sizes) >= 16
+    places: Sequence[float] = range(len(values))
+    if numbers and not (multiply and min(values) <= 0):
+        places = values
+        if multiply:
+            axes.set_xscale("log", base=2 if field == "batch_size" else 10)
+    step = -(-len(values) // 9)
+    axes.set_xticks(places[::step], [label(value) for value in values[::step]])
     axes.minorticks_off()
+    return places
+
+
+def _widen(axes: Axes, span: float) -> None:
+    """Show at least ``span`` of the vertical axis: zoomed in, rounding would look like a trend."""
+    low, high = axes.get_ylim()
+    if high - low < span:
+        axes.set_ylim((low + high - span) / 2, (low + high + span) / 2)
 
 
 def _choices(curve: Curve) -> Figure:
@@ -209,12 +213,13 @@ def _choices(curve: Curve) -> Figure:
     with new_figure(5.6, 1.0 + 0.36 * len(curve.points)) as figure:
         axes = figure.subplots()
         for place, point in enumerate(curve.points):
+            mean = statistics.mean(point.top1)
             look = line_look(place) | {"linestyle": "none", "markersize": 7}
-            error = point.spread if _several(curve) else None
-            axes.errorbar(point.mean, place, xerr=error, capsize=3, elinewidth=1.2, **look)
+            error = (point.sd or 0.0) if _several(curve) else None
+            axes.errorbar(mean, place, xerr=error, capsize=3, elinewidth=1.2, **look)
             axes.annotate(
-                f"{point.mean:.1f}",
-                (point.mean, place),
+                f"{mean:.1f}",
+                (mean, place),
                 (0, 6),
                 textcoords="offset points",
                 ha="center",
@@ -222,13 +227,12 @@ def _choices(curve: Curve) -> Figure:
                 fontsize=8,
             )
         if curve.baseline is not None:
-            look = {key: value for key, value in BASELINE_LOOK.items() if key != "marker"}
-            axes.axvline(curve.baseline, label=f"zero_shot {curve.baseline:.1f}", **look)
+            axes.axvline(curve.baseline, label=f"zero_shot {curve.baseline:.1f}", **_BASELINE)
             axes.legend(loc="lower left", bbox_to_anchor=(0, 1), borderpad=0)
         axes.margins(x=0.12)
         axes.set_yticks(range(len(curve.points)), [str(point.value) for point in curve.points])
         axes.set_ylim(len(curve.points) - 0.5, -0.7)
         axes.set_xlabel("top-1, %")
-        if curve.setting != "components":
-            axes.set_ylabel(curve.setting.replace("_", " "))
+        if curve.field != "components":
+            axes.set_ylabel(curve.field.replace("_", " "))
     return figure

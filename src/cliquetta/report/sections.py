@@ -7,11 +7,12 @@ import re
 import statistics
 from collections.abc import Mapping, Sequence
 
+from cliquetta.evaluation.ablation import Curve
 from cliquetta.evaluation.comparison import MARKS, Cell, compare
 from cliquetta.evaluation.record import Predictions
 from cliquetta.report.changes import count_changes, in_words, moves
 from cliquetta.report.confusion import changed_confusion, confusion_figure
-from cliquetta.report.curves import Curve, curve_figure
+from cliquetta.report.curves import curve_figure
 from cliquetta.report.markup import Figures, cards, count, details, esc, number, table
 from cliquetta.report.reliability import PANELS, reliability_figure
 from cliquetta.report.repeat import repeat_command
@@ -202,16 +203,16 @@ def curves_section(curves: Sequence[Curve], figures: Figures) -> str:
     parts = []
     for curve in curves:
         values = ", ".join(f"{point.value}: {point.mean:.1f} %" for point in curve.points)
-        words = curve.setting.replace("_", " ")
-        alt = f"Top-1 of {curve.method} on {curve.dataset} over {words}; {values}"
-        caption = f"{curve.method} on {curve.dataset}: {words}."
+        about, words = curve.points[0].records[0], curve.field.replace("_", " ")
+        alt = f"Top-1 of {about.method} on {about.dataset} over {words}; {values}"
+        caption = f"{about.method} on {about.dataset}: {words}."
         if curve.default is not None:
             caption += f" Most runs have {curve.default}; everything else as in those."
-        if any(len(point.top1) > 1 for point in curve.points):
+        if any(len(point.records) > 1 for point in curve.points):
             caption += " Bars: standard deviation over seeds."
-        if curve.setting == "batch_size":
+        if curve.field == "batch_size":
             caption += " Largest clique: mean over batches."
-        title = f"curve-{slug(curve.dataset)}-{slug(curve.method)}-{slug(curve.setting)}"
+        title = f"curve-{slug(about.dataset)}-{slug(about.method)}-{slug(curve.field)}"
         figure = figures.known(title) or figures.add(title, curve_figure(curve), alt, caption)
         parts.append(figure)
     return f'<div class="pair">{"".join(parts)}</div>'
