@@ -16,18 +16,36 @@ from cliquetta.errors import BusyError
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace ``path`` by ``data``; after a crash at any moment it holds one of both, whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    with _written_beside(path, data) as temporary:
+        temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def create_atomically(path: Path, data: bytes) -> None:
+    """Create ``path`` with ``data``, whole or not at all; of several processes one succeeds.
+
+    Raises:
+        FileExistsError: There is a file already; it is unchanged.
+        FileNotFoundError: Its folder does not exist.
+
+    """
+    with _written_beside(path, data) as temporary:
+        os.link(temporary, path)
+    sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def _written_beside(path: Path, data: bytes) -> Iterator[Path]:
+    """A temporary file with ``data`` on disk, removed at the end if it is still there."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            Path(name).unlink()
-        raise
-    sync_folder(path.parent)
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

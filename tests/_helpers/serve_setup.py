@@ -7,7 +7,7 @@ import io
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from cliquetta.serve.asgi import create_app
 from cliquetta.serve.server import make_server, open_port
 from cliquetta.serve.service import Service
 from cliquetta.serve.settings import Limits, Settings
+from cliquetta.serve.shared_store import SharedStore
 from cliquetta.serve.store import Store
 from cliquetta.types import Batch
 
@@ -78,11 +79,16 @@ class Local:
 
 @contextmanager
 def local_service(
-    folder: Path, model: CLIP, *, limits: Limits = FREE, host: str = "127.0.0.1", **more: Any
+    folder: Path | SharedStore,
+    model: CLIP,
+    *,
+    limits: Limits = FREE,
+    host: str = "127.0.0.1",
+    **more: Any,
 ) -> Iterator[Local]:
     """Serve ``model`` as ``tiny`` from ``folder`` until the block ends."""
     settings = Settings(models={"tiny": model}, limits=limits, **{"workers": 2, **more})
-    with Store.open(folder) as store:
+    with nullcontext(folder) if isinstance(folder, SharedStore) else Store.open(folder) as store:
         app = create_app(store, settings)
         with TestClient(app, base_url=f"http://{host}", raise_server_exceptions=False) as http:
             yield Local(http, app.state.service)

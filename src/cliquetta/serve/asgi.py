@@ -104,17 +104,23 @@ def _owner(request: Request) -> str:
     return owner
 
 
+def _key(request: Request) -> str:
+    """A router's name for this request; empty where there is no router."""
+    return getattr(request.state, "key", "")
+
+
 async def _session(
     service: Annotated[Service, Depends(_service)],
     owner: Annotated[str, Depends(_owner)],
     session: Annotated[str, Path(description="Id of a session", examples=["0f3a"])],
 ) -> str:
     """The id of a session that exists and belongs to the asking client."""
-    return service.sessions.info(owner, session).id
+    return (await service.look_up(partial(service.sessions.info, owner, session))).id
 
 
 ServiceOf = Annotated[Service, Depends(_service)]
 OwnerOf = Annotated[str, Depends(_owner)]
+KeyOf = Annotated[str, Depends(_key)]
 SessionOf = Annotated[str, Depends(_session)]
 
 open_router = APIRouter(tags=["server"])
@@ -170,22 +176,24 @@ async def list_methods(service: ServiceOf) -> MethodList:
 
 
 @router.post("/sessions", status_code=201, responses=_BODY)
-async def create_session(body: SessionRequest, service: ServiceOf, owner: OwnerOf) -> SessionInfo:
+async def create_session(
+    body: SessionRequest, service: ServiceOf, owner: OwnerOf, key: KeyOf
+) -> SessionInfo:
     """Create a session: a class list, a model and a method that adapts to its batches."""
-    id = service.sessions.new_id()
+    id = key or service.sessions.new_id()
     return await service.run(owner, id, partial(service.sessions.create, owner, id, body))
 
 
 @router.get("/sessions")
 async def list_sessions(service: ServiceOf, owner: OwnerOf) -> SessionList:
     """The sessions of the asking client, oldest first."""
-    return SessionList(sessions=service.sessions.owned_by(owner))
+    return SessionList(sessions=await service.look_up(partial(service.sessions.owned_by, owner)))
 
 
 @router.get("/sessions/{session}", responses=_SESSION)
 async def inspect_session(session: SessionOf, service: ServiceOf, owner: OwnerOf) -> SessionInfo:
     """How a session was created and how far it has come."""
-    return service.sessions.info(owner, session)
+    return await service.look_up(partial(service.sessions.info, owner, session))
 
 
 @router.delete("/sessions/{session}", status_code=204, responses=_SESSION)
@@ -205,7 +213,7 @@ async def delete_session(session: SessionOf, service: ServiceOf, owner: OwnerOf)
     openapi_extra={"requestBody": {"required": True, "content": BatchRequest.body_schemas()}},
 )
 async def send_batch(
-    request: Request, session: SessionOf, service: ServiceOf, owner: OwnerOf
+    request: Request, session: SessionOf, service: ServiceOf, owner: OwnerOf, key: KeyOf
 ) -> Response:
     """Classify a batch of images and learn from it.
 
@@ -215,7 +223,7 @@ async def send_batch(
     """
     service.pool.check_room(owner, session)  # before the images are read
     batch = await read_batch(request, service.limits.images)
-    work = partial(service.sessions.predict, session, batch)
+    work = partial(service.sessions.predict, session, batch, key)
     body, replayed = await service.run(owner, session, work)
     headers = {REPLAYED: "true"} if replayed else None
     return Response(body, media_type="application/json", headers=headers)
@@ -251,8 +259,12 @@ async def import_state(
     return await service.run(owner, session, partial(service.sessions.import_state, session, data))
 
 
-def create_app(store: Store, settings: Settings) -> FastAPI:
-    """The ASGI application over an open store; its workers stop with its lifespan."""
+def create_app(store: Store, settings: Settings, *, admitted: bool = False) -> FastAPI:
+    """The ASGI application over an open store; its workers stop with its lifespan.
+
+    Requests that were ``admitted`` by a router are not checked once more; the router puts the
+    owner, and a key of the request, into the state of their scope.
+    """
     service = Service(store, settings)
 
     @asynccontextmanager
@@ -278,9 +290,10 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     for path, name in _PAGES.items():
         app.add_route(path, partial(_page, name), include_in_schema=False)
     app.add_middleware(CSPMiddleware, policy=POLICY)
-    app.add_middleware(
-        AdmissionMiddleware, settings=settings, budget=service.budget, metrics=service.metrics
-    )
+    if not admitted:
+        app.add_middleware(
+            AdmissionMiddleware, settings=settings, budget=service.budget, metrics=service.metrics
+        )
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(ClientDisconnect, _gone)
@@ -291,7 +304,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
 async def _sweep(service: Service) -> None:
     """Delete sessions that are due, now and every minute."""
     while True:
-        service.sweep()
+        await asyncio.to_thread(service.sweep)
         await asyncio.sleep(_SWEEP_SECONDS)
 
 

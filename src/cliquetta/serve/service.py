@@ -68,6 +68,10 @@ class Service:
         finally:
             tracing.end(waiting)
 
+    async def look_up(self, work: Callable[[], T]) -> T:
+        """What is known about sessions; from a thread where it means to ask a shared store."""
+        return await asyncio.to_thread(work) if self.sessions.shared else work()
+
     def sweep(self) -> None:
         """Delete sessions that are due, each when it is its turn."""
         for owner, session in self.sessions.due():

@@ -7,10 +7,11 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from cliquetta.errors import UserError
 from cliquetta.methods._shared.state import pack_state, unpack_state
@@ -21,10 +22,19 @@ from cliquetta.serve.factory import build_adapter, create_session, memory_bytes
 from cliquetta.serve.metrics import Metrics
 from cliquetta.serve.schema import BatchRequest, SessionInfo, SessionRequest
 from cliquetta.serve.settings import Settings
-from cliquetta.serve.store import Answer, DamagedError, Progress, Store, StoredSession
+from cliquetta.serve.shared_store import SharedStore
+from cliquetta.serve.store import (
+    Answer,
+    DamagedError,
+    FencedError,
+    Progress,
+    Store,
+    StoredSession,
+)
 from cliquetta.types import Prediction
 
 _log = logging.getLogger(__name__)
+_ATTEMPTS = 3
 
 
 @dataclass
@@ -33,6 +43,7 @@ class _Resident:
 
     adapter: Adapter
     answers: dict[int, Answer]
+    version: int
 
     @property
     def bytes(self) -> int:
@@ -41,8 +52,31 @@ class _Resident:
         return memory_bytes(self.adapter) + answers
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _repeated(
+    work: Callable[Concatenate[Sessions, str, P], T],
+) -> Callable[Concatenate[Sessions, str, P], T]:
+    """Do it again if another replica has written the session meanwhile, from where that one is."""
+
+    @wraps(work)
+    def attempt(self: Sessions, id: str, /, *given: P.args, **named: P.kwargs) -> T:
+        for _ in range(_ATTEMPTS):
+            try:
+                return work(self, id, *given, **named)
+            except FencedError as error:
+                if error.ahead >= self._limits.replay:
+                    break  # it may have been applied, and the answer is not kept any more
+        message = "another replica works on this session: look at its sequence, then try again"
+        raise ServiceError(503, "session_moved", message, retry_after=1)
+
+    return attempt
+
+
 class Sessions:
-    """All sessions of a server.
+    """All sessions of a server, or of one of its replicas.
 
     :meth:`predict`, :meth:`reset`, :meth:`export_state`, :meth:`import_state` and :meth:`delete`
     of one session must not overlap (the scheduler sees to it); different sessions may.
@@ -56,6 +90,11 @@ class Sessions:
         self._residents: OrderedDict[str, _Resident] = OrderedDict()
         self._busy: set[str] = set()
         self._coming: list[str] = []  # owners of sessions under construction
+
+    @property
+    def shared(self) -> bool:
+        """Whether other replicas work on them, too, so that to know them is to ask the store."""
+        return isinstance(self._store, SharedStore)
 
     @property
     def count(self) -> int:
@@ -74,41 +113,51 @@ class Sessions:
 
     def owned_by(self, owner: str) -> list[SessionInfo]:
         """The sessions of ``owner``, oldest first."""
+        self._refresh()
         with self._lock:
             entries = [e for e in self._entries.values() if e.spec.owner == owner]
         return [_info(entry) for entry in entries]
 
     def info(self, owner: str, id: str) -> SessionInfo:
         """One session of ``owner``; those of others do not exist for it."""
-        entry = self._entries.get(id)
+        entry = self._present(id)
         if entry is None or entry.spec.owner != owner:
             raise not_found("session")
         return _info(entry)
 
     def create(self, owner: str, id: str, request: SessionRequest) -> SessionInfo:
-        """Build a session and write it to disk."""
+        """Build a session and write it to disk; once, if a router asks two replicas for it."""
+        if self._present(id) is not None:
+            return self.info(owner, id)
+        self._refresh()
         with self._room_for(owner):
             spec, adapter = create_session(request, self._settings, id=id, owner=owner)
-            resident = _Resident(adapter, {})
+            resident = _Resident(adapter, {}, 0)
             entry = StoredSession(spec, Progress(), time.time())
-            with self._storage(), self._tracing.span("store.write", session=id):
-                self._store.save(resident.adapter, spec, entry.progress, {})
+            try:
+                self._save(entry, resident, entry.progress, {})
+            except FencedError:
+                return self.info(owner, id)
             with self._lock:
                 self._entries[id] = entry
                 self._residents[id] = resident
                 self._evict()
         return _info(entry)
 
-    def predict(self, id: str, request: BatchRequest) -> tuple[bytes, bool]:
+    @_repeated
+    def predict(self, id: str, request: BatchRequest, key: str = "") -> tuple[bytes, bool]:
         """The answer as JSON, and whether it is a repeat of one given before.
 
         On return the answer and what was learned from the batch are on disk. On an exception the
-        session is as it was.
+        session is as it was. A request that has the ``key`` of one before is that request.
         """
         start = time.perf_counter()
         digest = request.digest
         with self._using(id) as (entry, resident):
-            known = find_repeated(entry.progress, resident.answers, request.sequence, digest)
+            given = [answer for answer in resident.answers.values() if key and answer.key == key]
+            known = next(iter(given), None) or find_repeated(
+                entry.progress, resident.answers, request.sequence, digest
+            )
             if known is not None:
                 self._metrics.replays.inc()
                 return known.body, True
@@ -116,7 +165,7 @@ class Sessions:
                 decoded, prediction = self._compute(entry, resident.adapter, request)
                 number = entry.progress.sequence + 1
                 body = render_answer(entry.spec, number, request, decoded, prediction)
-                answers = {**resident.answers, number: Answer.of(digest, body)}
+                answers = {**resident.answers, number: Answer.of(digest, body, key)}
                 for old in sorted(answers)[: -self._limits.replay]:
                     del answers[old]
                 images = entry.progress.images + len(decoded.places)
@@ -145,6 +194,7 @@ class Sessions:
             message = "the imported state cannot be used: reset the session or import another one"
             raise invalid(message) from error
 
+    @_repeated
     def reset(self, id: str) -> SessionInfo:
         """Forget what was learned; batch numbers continue."""
         with self._using(id) as (entry, resident), self._whole(id):
@@ -153,11 +203,13 @@ class Sessions:
             self._commit(entry, resident, progress, resident.answers)
             return _info(entry)
 
+    @_repeated
     def export_state(self, id: str) -> bytes:
         """What was learned, as a file that ``load_state`` reads."""
         with self._using(id) as (_, resident):
             return pack_state(resident.adapter)
 
+    @_repeated
     def import_state(self, id: str, data: bytes) -> SessionInfo:
         """Continue from a state of an equal session; batch numbers continue."""
         with self._using(id) as (entry, resident), self._whole(id):
@@ -171,16 +223,20 @@ class Sessions:
             self._commit(entry, resident, progress, resident.answers)
             return _info(entry)
 
+    @_repeated
     def delete(self, id: str) -> None:
         """Remove a session from memory and disk."""
-        with self._using(id, restore=False), self._storage():
-            self._store.delete(id)
+        with self._using(id, restore=False) as (entry, _), self._storage():
+            self._store.delete(id, entry.version)
             with self._lock:
-                del self._entries[id]
+                self._entries.pop(id, None)
                 self._residents.pop(id, None)
 
     def due(self) -> list[tuple[str, str]]:
         """Owner and id of all sessions to delete: expired, or asked for by the operator."""
+        self._refresh()
+        if isinstance(self._store, SharedStore):
+            self._store.collect()
         asked = set(self._store.deletions())
         for unknown in asked - self._entries.keys():
             self._store.delete(unknown)  # a file that was not used, or one that is gone
@@ -213,21 +269,58 @@ class Sessions:
         progress: Progress,
         answers: dict[int, Answer],
     ) -> None:
-        with self._storage(), self._tracing.span("store.write", session=entry.spec.id):
-            self._store.save(resident.adapter, entry.spec, progress, answers)
+        self._save(entry, resident, progress, answers)
         entry.progress, entry.used, resident.answers = progress, time.time(), answers
+
+    def _save(
+        self,
+        entry: StoredSession,
+        resident: _Resident,
+        progress: Progress,
+        answers: dict[int, Answer],
+    ) -> None:
+        with self._storage(), self._tracing.span("store.write", session=entry.spec.id):
+            version = self._store.save(
+                resident.adapter, entry.spec, progress, answers, entry.version
+            )
+        entry.version = resident.version = version
+
+    def _refresh(self) -> None:
+        """Learn what other replicas have made, changed and deleted since."""
+        if isinstance(self._store, SharedStore):
+            with self._storage():
+                found = self._store.scan(dict(self._entries))
+            with self._lock:
+                self._entries = {entry.spec.id: entry for entry in found}
+
+    def _present(self, id: str) -> StoredSession | None:
+        """A session as it is now, also if another replica has made or changed it."""
+        entry = self._entries.get(id)
+        if not isinstance(self._store, SharedStore):
+            return entry
+        with self._storage():
+            if entry is not None and entry.version == self._store.version(id):
+                return entry
+            entry = self._store.find(id)
+        with self._lock:
+            if entry is None:
+                self._entries.pop(id, None)
+                self._residents.pop(id, None)
+            else:
+                self._entries[id] = entry
+        return entry
 
     @contextmanager
     def _using(self, id: str, *, restore: bool = True) -> Iterator[tuple[StoredSession, Any]]:
         """A session in memory, from disk if need be, safe from eviction until the end."""
+        entry = self._present(id)
+        if entry is None:
+            raise not_found("session")
         with self._lock:
-            entry = self._entries.get(id)
-            if entry is None:
-                raise not_found("session")
             self._busy.add(id)
             resident = self._residents.get(id)
         try:
-            if resident is None and restore:
+            if restore and (resident is None or resident.version != entry.version):
                 resident = self._restore(entry)
             yield entry, resident
         finally:
@@ -242,7 +335,7 @@ class Sessions:
         with self._storage():
             try:
                 adapter = build_adapter(entry.spec, self._settings)
-                entry.progress, answers = self._store.load(adapter, entry.spec.id)
+                entry.progress, answers = self._store.load(adapter, entry.spec.id, entry.version)
             except DamagedError as error:
                 _log.error("session %s: %s", entry.spec.id, error)
                 message = f"{error}; delete the session, or ask the operator for a backup"
@@ -251,7 +344,7 @@ class Sessions:
                 _log.warning("session %s cannot be restored: %s", entry.spec.id, error)
                 message = "the server's models or methods have changed since this session was made"
                 raise conflict("not_served", message) from error
-        resident = _Resident(adapter, answers)
+        resident = _Resident(adapter, answers, entry.version)
         with self._lock:
             self._residents[entry.spec.id] = resident
         self._metrics.restores.inc()

@@ -33,6 +33,8 @@ _SUFFIX = ".safetensors"
 _DELETE = ".delete"
 _ANSWER = "answer."
 _UNSEALED = "0" * 64
+UNREADABLE = (ValueError, KeyError, TypeError, OSError)
+"""What reading the head of a file that is none of ours may raise."""
 # The field as it stands in a file: JSON inside the JSON of a safetensors header. Texts of clients
 # are escaped once more, so that none of them can look like it.
 _SEAL = re.compile(rb'(\\"checksum\\": \\")([0-9a-f]{64})\\"')
@@ -74,6 +76,15 @@ class Progress:
     """Whether its memory came from a client and not from its own batches."""
 
 
+class FencedError(Exception):
+    """Another replica has written the session since it was read; nothing of this one counts."""
+
+    def __init__(self, ahead: int = 1) -> None:
+        self.ahead = ahead
+        """Versions that others have written since."""
+        super().__init__("the session was written by another replica")
+
+
 @dataclass(frozen=True)
 class Answer:
     """An answer that was given, with what it answered."""
@@ -82,11 +93,13 @@ class Answer:
     """Hash of the request."""
     packed: bytes
     """The body, compressed."""
+    key: str = ""
+    """The router's name for the request, the same when it is sent to another replica."""
 
     @classmethod
-    def of(cls, digest: str, body: bytes) -> Answer:
+    def of(cls, digest: str, body: bytes, key: str = "") -> Answer:
         """Keep ``body`` as the answer to the request with ``digest``."""
-        return cls(digest, zlib.compress(body, 1))
+        return cls(digest, zlib.compress(body, 1), key)
 
     @property
     def body(self) -> bytes:
@@ -104,6 +117,12 @@ class StoredSession:
     """Time of the last change, in seconds since 1970."""
     bytes: int = 0
     """Size of its file."""
+    version: int = 0
+    """Counts the changes where several replicas share a store."""
+
+    def age(self) -> tuple[str, str]:
+        """Sorts sessions, oldest first."""
+        return self.spec.created, self.spec.id
 
 
 class Store:
@@ -124,57 +143,102 @@ class Store:
         with exclusive(path):
             for left in path.glob(f".*{_SUFFIX}.*.tmp"):  # of a server that was killed
                 left.unlink()
+            cls._adopt(path)
             yield cls(path)
+
+    @staticmethod
+    def _adopt(folder: Path) -> None:
+        """Take over what replicas left: folders of versions (see shared_store.py)."""
+        for versions in [path for path in folder.iterdir() if is_id(path.name) and path.is_dir()]:
+            target = folder / f"{versions.name}{_SUFFIX}"
+            latest = max(versions.glob(f"*{_SUFFIX}"), default=None)
+            if latest is not None and latest.stat().st_size and not target.exists():
+                latest.replace(target)
+                sync_folder(folder)
+            shutil.rmtree(versions)
 
     def scan(self) -> list[StoredSession]:
         """All sessions, oldest first; unreadable files are reported and left alone."""
         found = []
         for path in self._folder.glob(f"*{_SUFFIX}"):
             try:
-                session = _parse(read_header(path)["notes"], path.name.removesuffix(_SUFFIX))
+                session = parse_notes(read_header(path)["notes"], path.name.removesuffix(_SUFFIX))
                 status = path.stat()
                 session.used, session.bytes = status.st_mtime, status.st_size
                 found.append(session)
-            except (ValueError, KeyError, TypeError, OSError) as error:
+            except UNREADABLE as error:
                 _log.warning("the session file %s is not used: %s", path, error)
-        return sorted(found, key=lambda session: (session.spec.created, session.spec.id))
+        return sorted(found, key=StoredSession.age)
 
     def free_bytes(self) -> int:
         """Free space on the disk of the sessions."""
         return shutil.disk_usage(self._folder).free
 
     def save(
-        self, adapter: Adapter, spec: SessionSpec, progress: Progress, answers: Mapping[int, Answer]
-    ) -> None:
-        """Replace the file of a session; it is on disk when this returns."""
+        self,
+        adapter: Adapter,
+        spec: SessionSpec,
+        progress: Progress,
+        answers: Mapping[int, Answer],
+        version: int = 0,
+    ) -> int:
+        """Write a session that was read as ``version``; it is on disk when this returns.
+
+        Returns:
+            The version that it is now.
+
+        Raises:
+            FencedError: It is another version already; nothing was changed.
+
+        """
         notes = {
             "session": asdict(spec),
             "progress": asdict(progress),
             "answers": {str(number): answer.digest for number, answer in answers.items()},
+            "keys": {str(number): answer.key for number, answer in answers.items() if answer.key},
+            "saved": time.time(),
             "checksum": _UNSEALED,
         }
         extra = {f"{_ANSWER}{number}": _tensor(a.packed) for number, a in answers.items()}
         data = _seal(pack_state(adapter, extra=extra, notes=notes))
-        self.failing = True
-        write_atomically(self._path(spec.id), data)
-        self.failing = False
-
-    def load(self, adapter: Adapter, id: str) -> tuple[Progress, dict[int, Answer]]:
-        """Let ``adapter`` continue where the session was, and return where that was."""
         try:
-            data = self._path(id).read_bytes()
-        except FileNotFoundError:
-            raise DamagedError("the session's file is gone") from None
+            written = self._write(spec.id, data, version)
+        except BaseException as error:
+            self.failing = not isinstance(error, FencedError)
+            raise
+        self.failing = False
+        return written
+
+    def load(
+        self, adapter: Adapter, id: str, version: int = 0
+    ) -> tuple[Progress, dict[int, Answer]]:
+        """Let ``adapter`` continue where the session was, and return where that was."""
+        data = self._read(id, version)
         _check_seal(data)
         saved = unpack_state(adapter, data, source="the session's file")
+        keys = saved.notes.get("keys", {})
         answers = {
-            int(number): Answer(digest, saved.extra[f"{_ANSWER}{number}"].numpy().tobytes())
+            int(number): Answer(
+                digest, saved.extra[f"{_ANSWER}{number}"].numpy().tobytes(), keys.get(number, "")
+            )
             for number, digest in saved.notes["answers"].items()
         }
-        return _parse(saved.notes, id).progress, answers
+        return parse_notes(saved.notes, id).progress, answers
 
-    def delete(self, id: str) -> None:
-        """Remove a session."""
+    def _write(self, id: str, data: bytes, version: int) -> int:
+        write_atomically(self._path(id), data)
+        return version
+
+    def _read(self, id: str, version: int) -> bytes:
+        del version
+        try:
+            return self._path(id).read_bytes()
+        except FileNotFoundError:
+            raise DamagedError("the session's file is gone") from None
+
+    def delete(self, id: str, version: int = 0) -> None:
+        """Remove a session that was read as ``version``."""
+        del version
         for path in (self._path(id), self._folder / f"{id}{_DELETE}"):
             path.unlink(missing_ok=True)
         sync_folder(self._folder)
@@ -204,7 +268,12 @@ def delete_sessions(folder: Path, ids: Sequence[str]) -> bool:
         return False
 
 
-def _parse(notes: Mapping[str, Any], id: str) -> StoredSession:
+def is_id(name: str) -> bool:
+    """Whether ``name`` can be the id of a session, and so a part of a path."""
+    return re.fullmatch("[0-9a-f]{32}", name) is not None
+
+
+def parse_notes(notes: Mapping[str, Any], id: str) -> StoredSession:
     """What a file's notes say about its session, which must be the one it is named after."""
     values = dict(notes["session"])
     for name in ("classes", "templates"):
@@ -212,7 +281,7 @@ def _parse(notes: Mapping[str, Any], id: str) -> StoredSession:
     spec = SessionSpec(**values)
     if spec.id != id:
         raise DamagedError(f"the file of session {id} holds session {spec.id}: copied or swapped")
-    return StoredSession(spec, Progress(**notes["progress"]), time.time())
+    return StoredSession(spec, Progress(**notes["progress"]), notes.get("saved", time.time()))
 
 
 def _seal(data: bytes) -> bytes:

@@ -1,0 +1,285 @@
+"""Replicas on one store: whatever one of them does meanwhile, every batch counts once, in order."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load
+
+from cliquetta.errors import BusyError, UserError
+from cliquetta.methods._shared.state import pack_state
+from cliquetta.model.clip import CLIP
+from cliquetta.serve.schema import BatchRequest, SessionRequest, Upload
+from cliquetta.serve.shared_store import SharedStore, _Bucket
+from cliquetta.serve.store import Store
+from tests._helpers.serve_setup import (
+    CLASSES,
+    FREE,
+    Alone,
+    Local,
+    batch_of,
+    local_service,
+    probabilities,
+)
+
+
+@pytest.fixture(params=["folder", "memory"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path) if request.param == "folder" else f"memory://{tmp_path.name}"
+
+
+Pair = tuple[Local, Local]
+
+
+@pytest.fixture
+def pair(where: str, tiny_clip: CLIP) -> Iterator[Pair]:
+    """Two replicas on one store."""
+    with ExitStack() as stack:
+        yield tuple(  # type: ignore[misc]
+            stack.enter_context(local_service(SharedStore(where), tiny_clip)) for _ in range(2)
+        )
+
+
+def check_state(service: Local, session: str, alone: Alone) -> None:
+    found = load(service.http.get(f"/v1/sessions/{session}/state").content)
+    expected = load(pack_state(alone.adapter))
+    assert expected.keys() == found.keys()
+    assert all(expected[name].equal(found[name]) for name in expected)
+
+
+def test_any_replica_continues_bit_equally(pair: Pair, tiny_clip: CLIP) -> None:
+    first, second = pair
+    session, alone = first.create(), Alone(tiny_clip)
+    for number in range(6):
+        answer = pair[number % 2].predict(session, batch_of(number), sequence=number + 1)
+        assert probabilities(answer) == alone.predict(batch_of(number))
+        repeat = pair[(number + 1) % 2].predict(session, batch_of(number), sequence=number + 1)
+        assert repeat == answer
+    check_state(first, session, alone)
+    assert first.http.post(f"/v1/sessions/{session}/reset").status_code == 200
+    check_state(second, session, Alone(tiny_clip))
+    for service in pair:
+        (info,) = service.http.get("/v1/sessions").json()["sessions"]
+        assert (info["id"], info["sequence"], info["images"]) == (session, 6, 24)
+    assert second.http.delete(f"/v1/sessions/{session}").status_code == 204
+    for service in pair:
+        assert service.send(session, batch_of(0)).status_code == 404
+        assert service.http.get(f"/v1/sessions/{session}").status_code == 404
+        assert service.http.get("/v1/sessions").json()["sessions"] == []
+
+
+def test_limits_count_the_sessions_of_all_replicas(where: str, tiny_clip: CLIP) -> None:
+    limits = replace(FREE, sessions=3)
+    with (
+        local_service(SharedStore(where), tiny_clip, limits=limits) as first,
+        local_service(SharedStore(where), tiny_clip, limits=limits) as second,
+    ):
+        first.create()
+        second.create()
+        first.create()
+        refused = second.http.post("/v1/sessions", json={"classes": CLASSES, "method": "tent"})
+        assert refused.json()["code"] == "too_many_sessions"
+
+
+def test_ids_of_clients_are_no_paths(pair: Pair) -> None:
+    for id in ("..", "%2e%2e%2fetc", "a" * 31, "A" * 32, "0" * 32, "*"):
+        assert pair[0].http.get(f"/v1/sessions/{id}/state").status_code == 404
+
+
+class Slow:
+    """Holds a replica up before or after it writes a version, once."""
+
+    def __init__(self, service: Local, *, after: bool = False) -> None:
+        self.files = service.service.sessions._store._files  # type: ignore[attr-defined]
+        self.create, self.after = self.files.create, after
+        self.reached, self.go_on = threading.Event(), threading.Event()
+        self.files.create = self.held
+
+    def held(self, name: str, data: bytes) -> None:
+        self.files.create = self.create
+        if self.after:
+            self.create(name, data)
+        self.reached.set()
+        assert self.go_on.wait(60)
+        if not self.after:
+            self.create(name, data)
+
+
+def in_thread(work: Callable[[], Any]) -> Future[Any]:
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(work)
+    pool.shutdown(wait=False)
+    return future
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("sequence", [None, 2])
+@pytest.mark.parametrize("more", [0, 1, 2])
+def test_a_slow_replica_changes_nothing_twice(
+    pair: Pair, tiny_clip: CLIP, after: bool, sequence: int | None, more: int
+) -> None:
+    """The router takes a replica for dead and sends the request to the other; both work on it."""
+    first, second = pair
+    session, alone, key = first.create(), Alone(tiny_clip), "f" * 32
+    first.predict(session, batch_of(0), sequence=1)
+    alone.predict(batch_of(0))
+
+    def ask(service: Local) -> Any:
+        images = [Upload(data=data) for data in batch_of(1)]
+        request = BatchRequest(images=images, top_k=len(CLASSES), sequence=sequence)
+        return service.service.sessions.predict(session, request, key)
+
+    slow = Slow(first, after=after)
+    held = in_thread(lambda: ask(first))
+    assert slow.reached.wait(60)
+    answer, _ = ask(second)
+    for number in range(2, 2 + more):
+        second.predict(session, batch_of(number))
+    slow.go_on.set()
+    late, replayed = held.result(60)
+    assert late == answer
+    assert replayed == (not after or more > 0)  # else it was the one that wrote the answer
+    for number in range(1, 2 + more):
+        alone.predict(batch_of(number))
+    check_state(first, session, alone)
+    check_state(second, session, alone)
+    assert first.http.get(f"/v1/sessions/{session}").json()["sequence"] == 2 + more
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_replica_that_is_far_too_late_says_so(pair: Pair, tiny_clip: CLIP, after: bool) -> None:
+    first, second = pair
+    session, alone = first.create(), Alone(tiny_clip)
+    slow = Slow(first, after=after)
+    held = in_thread(lambda: first.send(session, batch_of(0)))
+    assert slow.reached.wait(60)
+    if after:
+        alone.predict(batch_of(0))
+    for number in range(1, 7):
+        second.predict(session, batch_of(number))
+        alone.predict(batch_of(number))
+    slow.go_on.set()
+    refused = held.result(60)
+    assert (refused.status_code, refused.json()["code"]) == (503, "session_moved")
+    assert "retry-after" in refused.headers
+    check_state(first, session, alone)
+
+
+def test_a_deleted_session_stays_deleted(pair: Pair, where: str) -> None:
+    first, second = pair
+    session = first.create()
+    first.predict(session, batch_of(0))
+    slow = Slow(first)
+    held = in_thread(lambda: first.send(session, batch_of(1)))
+    assert slow.reached.wait(60)
+    assert second.http.delete(f"/v1/sessions/{session}").status_code == 204
+    slow.go_on.set()
+    assert held.result(60).status_code == 404
+    assert SharedStore(where).find(session) is None
+
+
+def test_tombstones_are_removed_after_a_day(tmp_path: Path, tiny_clip: CLIP) -> None:
+    with local_service(SharedStore(tmp_path), tiny_clip) as service:
+        session, kept = service.create(), service.create()
+        service.http.delete(f"/v1/sessions/{session}")
+        (tombstone,) = (tmp_path / session).iterdir()
+        service.service.sweep()
+        assert tombstone.exists() and tombstone.stat().st_size == 0
+        then = time.time() - 2 * 86400
+        for path in tmp_path.glob("*/*"):
+            os.utime(path, (then, then))
+        service.service.sweep()
+        assert not (tmp_path / session).exists()
+        assert service.send(kept, batch_of(0)).status_code == 200
+
+
+def test_both_replicas_at_once_with_every_batch(pair: Pair, tiny_clip: CLIP) -> None:
+    clients = [(pair[number % 2].create(), number) for number in range(3)]
+
+    def stream(session: str, seed: int) -> list[dict[str, Any]]:
+        answers = []
+        with ThreadPoolExecutor(2) as pool:
+            for number in range(8):
+                batch = batch_of(100 * seed + number, 2)
+                both = [
+                    pool.submit(each.predict, session, batch, sequence=number + 1) for each in pair
+                ]
+                one, other = (future.result(60) for future in both)
+                assert one == other
+                answers.append(one)
+        return answers
+
+    with ThreadPoolExecutor(len(clients)) as pool:
+        streams = list(pool.map(lambda client: stream(*client), clients))
+    for (session, seed), answers in zip(clients, streams, strict=True):
+        alone = Alone(tiny_clip)
+        for number, answer in enumerate(answers):
+            assert probabilities(answer) == alone.predict(batch_of(100 * seed + number, 2))
+        check_state(pair[0], session, alone)
+    # versions are not kept: the present one of each session
+    store = pair[0].service.sessions._store
+    assert len(store._files.sizes()) == len(clients)  # type: ignore[attr-defined]
+
+
+def test_a_session_is_made_once_for_one_key(pair: Pair) -> None:
+    request, key = SessionRequest(classes=CLASSES, method="tent"), "0123456789abcdef" * 2
+    made = [one.service.sessions.create("local", key, request) for one in pair]
+    assert made[0] == made[1] and made[0].id == key
+    assert len(pair[1].http.get("/v1/sessions").json()["sessions"]) == 1
+    slow = Slow(pair[0])
+    other = key[::-1]
+    held = in_thread(lambda: pair[0].service.sessions.create("local", other, request))
+    assert slow.reached.wait(60)
+    late = pair[1].service.sessions.create("local", other, request)
+    slow.go_on.set()
+    assert held.result(60) == late
+
+
+def test_folders_change_hands_between_one_server_and_replicas(
+    tmp_path: Path, tiny_clip: CLIP
+) -> None:
+    alone = Alone(tiny_clip)
+    with local_service(tmp_path, tiny_clip) as service:
+        session, other = service.create(), service.create()
+        service.predict(session, batch_of(0))
+    for number in range(1, 5):
+        if number % 2:
+            with SharedStore.open(tmp_path) as store, local_service(store, tiny_clip) as service:
+                service.predict(session, batch_of(number))
+                with pytest.raises(BusyError), Store.open(tmp_path):
+                    pass
+                if number == 3:
+                    service.http.delete(f"/v1/sessions/{other}")
+            assert (tmp_path / session).is_dir()
+        else:
+            with local_service(tmp_path, tiny_clip) as service:
+                service.predict(session, batch_of(number))
+            assert (tmp_path / f"{session}.safetensors").is_file()
+    with local_service(tmp_path, tiny_clip) as service:
+        for number in range(5):
+            alone.predict(batch_of(number))
+        check_state(service, session, alone)
+        assert service.http.get(f"/v1/sessions/{other}").status_code == 404
+
+
+def test_stores_that_cannot_fence_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"through ftp://: use a mounted folder"):
+        SharedStore("ftp://host/x")
+    with SharedStore.open("memory://probed") as store:
+        assert store.scan() == []
+
+    def overwrite(self: _Bucket, name: str, data: bytes) -> None:
+        self._fs.pipe_file(f"{self._root}/{name}", data)
+
+    monkeypatch.setattr(_Bucket, "create", overwrite)
+    with pytest.raises(UserError, match="only if there is none"), SharedStore.open("memory://y"):
+        pass
