@@ -15,7 +15,13 @@ from cliquetta.methods.registry import MethodEntry, list_methods
 from docs.hooks import DOCS, method_page, page_of
 
 SHAPE = ("How to run it", "Settings", "What it costs and gains", "When to use it")
-_NAMES = ("index.md", "quickstart/own-images.md", "quickstart/research.md", "predict.md")
+_NAMES = (
+    "index.md",
+    "quickstart/own-images.md",
+    "quickstart/research.md",
+    "predict.md",
+    "features.md",
+)
 PAGES = [DOCS / name for name in _NAMES]
 
 

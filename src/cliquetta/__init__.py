@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from cliquetta.data.dataset import ArrayDataset as ArrayDataset
     from cliquetta.data.dataset import Dataset as Dataset
     from cliquetta.data.dataset import FileDataset as FileDataset
+    from cliquetta.data.features import FeatureDataset as FeatureDataset
+    from cliquetta.data.features import feature_dataset as feature_dataset
     from cliquetta.data.files import folder_dataset as folder_dataset
     from cliquetta.data.images import ImageError as ImageError
     from cliquetta.data.images import open_image as open_image
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from cliquetta.model.clip import CLIP as CLIP
     from cliquetta.model.factory import create_model as create_model
     from cliquetta.model.factory import list_models as list_models
+    from cliquetta.model.features_only import FeaturesOnly as FeaturesOnly
     from cliquetta.model.in_memory import from_model as from_model
     from cliquetta.model.preprocess import Preprocess as Preprocess
     from cliquetta.prompts.classes import ClassPrompts as ClassPrompts
@@ -54,6 +57,7 @@ if TYPE_CHECKING:
 _EXPORTS = {
     "data.catalogue": ("get_dataset", "list_datasets"),
     "data.dataset": ("ArrayDataset", "Dataset", "FileDataset"),
+    "data.features": ("FeatureDataset", "feature_dataset"),
     "data.files": ("folder_dataset",),
     "data.images": ("ImageError", "open_image"),
     "data.views": ("attach_views",),
@@ -68,6 +72,7 @@ _EXPORTS = {
     "model.checkpoints.native": ("save_model",),
     "model.clip": ("CLIP",),
     "model.factory": ("create_model", "list_models"),
+    "model.features_only": ("FeaturesOnly",),
     "model.in_memory": ("from_model",),
     "model.preprocess": ("Preprocess",),
     "prompts.classes": ("ClassPrompts",),

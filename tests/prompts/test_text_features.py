@@ -39,10 +39,10 @@ def test_rows_are_found_by_name(path: Path) -> None:
 def test_files_of_another_form_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "bare.npz", names=np.array(NAMES))
     np.savez(tmp_path / "twice.npz", names=np.array(["cat"] * 3), embeddings=EMBEDDINGS)
-    save_file({"embeddings": torch.zeros(3, 4)}, tmp_path / "bare.safetensors")
+    save_file({"embeddings": torch.ones(3, 4)}, tmp_path / "bare.safetensors")
     for name, sentence in (
         ("bare.npz", "holds no text features"),
-        ("bare.safetensors", "holds no text features"),
+        ("bare.safetensors", "3 text features without names for 1 class names"),
         ("twice.npz", "each name once"),
     ):
         with pytest.raises(UserError, match=sentence):

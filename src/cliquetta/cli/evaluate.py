@@ -51,6 +51,8 @@ cliquetta evaluate --dataset pets,dtd --root ~/data --method zero_shot --templat
 
 cliquetta evaluate --dataset imagenet --root ~/data --method tda,dmn --features ~/features
 
+cliquetta evaluate --dataset features:photos.npz --text-features classes.npz --method tda,moon
+
 cliquetta evaluate --dataset pets,dtd,cars --method scap --seeds 0,1,2 --ray auto --ray-gpus 0.5
 """
 
@@ -182,6 +184,8 @@ def evaluate(
             seeds=read_seeds(seeds),
             baseline=baseline,
         )
+    if features is not None and features.is_file():
+        raise UserError(f"--features names a folder: evaluate with --dataset features:{features}")
     device = common.device if ray else common.place()
     context = RunContext(out, root, device, workers, False, features, evidence, hold)
     with executing(specs, context, common.terminal, ray=ray, gpus=ray_gpus) as at:

@@ -24,6 +24,7 @@ from cliquetta.errors import UserError
 
 if TYPE_CHECKING:
     from cliquetta.evaluation.answers import PredictionRun
+    from cliquetta.model.clip import CLIP
 
 _EXAMPLES = """
 cliquetta predict photos/ --classes cat,dog,horse
@@ -37,6 +38,8 @@ find /data -name '*.jpg' -print0 | cliquetta predict - --classes names.txt --sha
 cliquetta predict monday/ --classes names.txt --state camera.safetensors
 
 cliquetta predict photos/ --classes names.txt --method zero_shot,scap_domain,tda
+
+cliquetta predict --features photos.npz --text-features classes.npz --method tda
 """
 
 
@@ -48,12 +51,23 @@ def add_to(app: typer.Typer) -> None:
 def predict(
     common: Common,
     paths: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Argument(
             help="Folders, image files, CSV files with a column `path`, or - for a list of paths "
             "on standard input."
         ),
-    ],
+    ] = None,
+    features: Annotated[
+        Path | None,
+        typer.Option(
+            help="Features of images (.npy, .npz, .safetensors) instead of paths, for methods "
+            "that need no more."
+        ),
+    ] = None,
+    text_features: Annotated[
+        Path | None,
+        typer.Option(help="With --features: those of the class names; no model is loaded."),
+    ] = None,
     classes: Annotated[
         str | None,
         typer.Option(help="File with one name per line, a,b,c, or a known list (imagenet)."),
@@ -99,23 +113,37 @@ def predict(
     If the command is interrupted, run it again: it continues, and every image is predicted once.
     An image that cannot be read is skipped and named in the column `error`.
     """
+    from cliquetta.data.features import feature_dataset
     from cliquetta.evaluation.bulk import predict as predict_images
     from cliquetta.evaluation.resumable import check_places, shard_path
     from cliquetta.evaluation.sweep import RunSpec, build_adapter
+    from cliquetta.model.features_only import FeaturesOnly
     from cliquetta.prompts.catalogue import read_prompts
+    from cliquetta.prompts.features import as_text_features
 
     to_stdout = str(out) == "-"
     if to_stdout and common.json:
         raise UserError("--json prints the predictions itself: leave out --out -")
-    prompts = read_prompts(classes, templates or ())
+    if (features is None) == (not paths):
+        raise UserError("name images (folders, files or tables), or a file with --features")
+    if text_features is not None and features is None:
+        raise UserError("--text-features go with --features, the features of images")
+    text = None if text_features is None else as_text_features(text_features)
+    named = classes is None and text is not None and text.names is not None
+    prompts = None if named else read_prompts(classes, templates or ())
     base = RunSpec("", "", model, seed=seed)
     specs = read_cells(base, method, fitted, settings or (), preset)
     part = read_shard(shard)
     target = shard_path(out, part)
     check_places(target, state, overwrite=overwrite or to_stdout)
-    clip = common.model(model)
+    if text is not None:
+        prompts = text.prompts(prompts)
+        clip: CLIP = FeaturesOnly(text.width, scale=text.scale, device=common.place())
+    else:
+        clip = common.model(model)
+    assert prompts is not None
     adapters = [build_adapter(spec, clip, prompts) for spec in specs]
-    if not to_stdout:
+    if not to_stdout and text is None:
         _note_micro(model, common.terminal)
     with common.terminal.progress() as progress:
         bar = progress.add_task("predict", total=None, note="")
@@ -126,7 +154,9 @@ def predict(
 
         try:
             run = predict_images(
-                paths,
+                paths
+                if features is None
+                else feature_dataset(features, prompts.names, labelled=False),
                 method=adapters,
                 seed=seed,
                 batch_size=batch_size,
@@ -142,7 +172,7 @@ def predict(
                 on_progress=show,
             )
         except (KeyboardInterrupt, OSError):
-            if not to_stdout:
+            if not to_stdout and features is None:
                 common.terminal.warn(
                     f"stopped; finished parts are in {target}.parts: run the same command again "
                     "to continue"

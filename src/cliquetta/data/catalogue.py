@@ -9,6 +9,7 @@ from pathlib import Path
 from cliquetta.data.benchmarks import BENCHMARKS, Benchmark
 from cliquetta.data.bundled import BundledSplit, load_bundled
 from cliquetta.data.dataset import ArrayDataset, Dataset
+from cliquetta.data.features import feature_dataset
 from cliquetta.data.files import (
     CLASS_FILES,
     NoClassNamesError,
@@ -39,6 +40,10 @@ YOURS: dict[str, tuple[Callable[[str, Names], Dataset], str]] = {
     "hf:": (
         lambda at, names: hugging_face_dataset(at),
         "a dataset of the Hugging Face hub, or one saved to disk",
+    ),
+    "features:": (
+        lambda at, names: feature_dataset(_path(at), names),
+        "features of images (.npy, .npz, .safetensors), for methods that need no more",
     ),
 }
 """Users' own data: the prefix of an id, how to build it and what it is."""
@@ -126,8 +131,9 @@ def get_dataset(
     """The dataset of an id, which may name a split and a shift.
 
     ``pacs/sketch@fog:3`` is the sketches of PACS in fog. ``folder:PATH``, ``csv:PATH``,
-    ``tar:PATH`` and ``hf:NAME`` read your own data; ``classes`` are the class names where these
-    have none. ``noise_seed`` draws the noise of a shift.
+    ``tar:PATH`` and ``hf:NAME`` read your own data, ``features:PATH`` what an encoder made of it;
+    ``classes`` are the class names where these have none. ``noise_seed`` draws the noise of a
+    shift.
     """
     base, shift = parse_dataset_id(id)
     root = None if root is None else _path(root)

@@ -18,6 +18,7 @@ from torch import Tensor
 from cliquetta.data.images import open_image
 from cliquetta.errors import UserError
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE, ClassPrompts
+from cliquetta.prompts.features import FloatArray
 
 UInt8Array = npt.NDArray[np.uint8]
 
@@ -85,6 +86,11 @@ class Dataset(ABC):
 
     def arrays(self, indices: Sequence[int]) -> UInt8Array | None:
         """Images (n, H, W, 3) at once where all are in memory with one size, else ``None``."""
+        del indices
+        return None
+
+    def features(self, indices: Sequence[int]) -> FloatArray | None:
+        """Unit features (n, V, E) where the dataset holds these instead of images."""
         del indices
         return None
 

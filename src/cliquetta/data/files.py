@@ -17,6 +17,7 @@ from cliquetta.data.dataset import OUTSIDE, UNKNOWN, Dataset, FileDataset, UInt8
 from cliquetta.errors import UserError
 from cliquetta.prompts.catalogue import text_lines
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE
+from cliquetta.prompts.features import FloatArray
 
 EXTENSIONS = frozenset(
     (
@@ -272,6 +273,10 @@ class RelabelledDataset(Dataset):
     def arrays(self, indices: Sequence[int]) -> UInt8Array | None:
         """Images (n, H, W, 3) of a base in memory."""
         return self.base.arrays([self.rows[index] for index in indices])
+
+    def features(self, indices: Sequence[int]) -> FloatArray | None:
+        """Unit features (n, V, E) of a base that holds these."""
+        return self.base.features([self.rows[index] for index in indices])
 
     def redrawn(self, round: int) -> RelabelledDataset:
         """The base as it is shown in a later round."""

@@ -23,6 +23,7 @@ from cliquetta.data.stream import Skipped, Stream
 from cliquetta.errors import UserError
 from cliquetta.model.clip import CLIP, encode_views
 from cliquetta.model.preprocess import Preprocess
+from cliquetta.prompts.features import FloatArray
 from cliquetta.types import Batch, ViewSpec
 
 VIEWS_AT_ONCE = 256
@@ -166,11 +167,35 @@ class FeatureStream(PreparedStream[FeatureTable, FeatureBatch]):
     """
 
     def __init__(
-        self, stream: Stream, model: CLIP, root: Path, on_prepare: OnPrepare | None = None
+        self,
+        stream: Stream,
+        model: CLIP,
+        root: Path | None = None,
+        on_prepare: OnPrepare | None = None,
     ) -> None:
         super().__init__(stream, model, on_prepare)
         self.root = root
         self._tables: dict[int, FeatureTable] = {}
+        for number, part in enumerate(stream.parts):
+            given = part.features(range(len(part)))
+            if given is not None:
+                self._tables[number] = self._given(part, given)
+
+    def _given(self, part: Dataset, features: FloatArray) -> FeatureTable:
+        """A dataset of features is its own table, if the model and the method can take it."""
+        (_, views, width), count = features.shape, 1 if self.views is None else self.views.count
+        if width != self.model.embed_dim:
+            raise UserError(
+                f"{part.id} holds features of width {width}, {self.model.id} works with "
+                f"{self.model.embed_dim}: give text features of the model that made them, or that "
+                "model"
+            )
+        if views < count:
+            raise UserError(
+                f"{part.id} holds {views} {'view' if views == 1 else 'views'} of each image, the "
+                f"method wants {count}: give features (N, {count}, {width}), or set views=1"
+            )
+        return FeatureTable(features[:, :count], {})
 
     def _gather(
         self, keys: tuple[str, ...], parts: Indices, rows: Indices, tables: Sequence[FeatureTable]
@@ -184,6 +209,7 @@ class FeatureStream(PreparedStream[FeatureTable, FeatureBatch]):
     def _table(self, number: int) -> FeatureTable:
         part = self.stream.parts[number]
         if number not in self._tables:
+            assert self.root is not None, "features that are encoded need a folder"
             self._tables[number] = open_table(
                 self.root,
                 self._layout(part),
@@ -209,6 +235,18 @@ class FeatureStream(PreparedStream[FeatureTable, FeatureBatch]):
                 encoded = encode_views(self.model, views, chunk=VIEWS_AT_ONCE)
                 features[at] = encoded.float().cpu().numpy()
             yield Block(features, unreadable)
+
+
+def from_given_features(
+    stream: Stream | PreparedStream[Any, Any], model: CLIP
+) -> Stream | PreparedStream[Any, Any]:
+    """The stream, of features if that is what its datasets hold."""
+    if not isinstance(stream, Stream):
+        return stream
+    holds = [part.features([0]) is not None for part in stream.parts]
+    if any(holds) and not all(holds):
+        raise UserError(f"{stream.id}: datasets of images and of features cannot be mixed")
+    return FeatureStream(stream, model) if all(holds) else stream
 
 
 @dataclass(frozen=True, eq=False)

@@ -60,6 +60,8 @@ class ShiftedDataset(Dataset):
     """``base`` with every image corrupted; image i draws its noise from ``(seed, i)``."""
 
     def __init__(self, base: Dataset, shift: Shift, *, seed: int = 0) -> None:
+        if base.features([0]) is not None:
+            raise UserError(f"{base.id} holds features, and {shift} needs images: leave it out")
         super().__init__(
             f"{base.id}@{shift}",
             names=base.names,

@@ -12,24 +12,36 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cliquetta.data.batch import ImageLike
+import numpy as np
+import torch
+
+from cliquetta.data.features import FeatureDataset, feature_dataset
 from cliquetta.data.listing import STDIN, Listing, list_images
 from cliquetta.errors import UserError
 from cliquetta.evaluation.answers import Answers, PredictionRun
 from cliquetta.evaluation.inference import ImageSource, Predictor
-from cliquetta.evaluation.resumable import run_with_parts, shard_path, shard_range
-from cliquetta.evaluation.table_files import Row, pick_format
+from cliquetta.evaluation.resumable import (
+    check_places,
+    put_together,
+    run_with_parts,
+    shard_path,
+    shard_range,
+)
+from cliquetta.evaluation.table_files import Row, TableFormat, pick_format
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import DEFAULT_METHOD, create_method, name_of
 from cliquetta.model.clip import CLIP
-from cliquetta.model.factory import create_model
+from cliquetta.model.factory import create_model, pick_device
+from cliquetta.model.features_only import FeaturesOnly
 from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.prompts.features import as_text_features
 
 
 def predict(
-    images: Path | str | ImageLike | Sequence[Path | str | ImageLike],
+    images: Any,
     classes: ClassPrompts | Sequence[str] | None = None,
     *,
+    text_features: Any = None,
     method: str | Adapter | Sequence[str | Adapter] = DEFAULT_METHOD,
     model: CLIP | str = "micro",
     device: str = "auto",
@@ -55,8 +67,12 @@ def predict(
 
     Args:
         images: Folders, image files, CSV files with a column of paths (their columns are kept),
-            ``-`` for a list of paths on standard input; or PIL images and arrays.
+            ``-`` for a list of paths on standard input; PIL images and arrays; or features of
+            images, as :func:`cliquetta.feature_dataset` takes them.
         classes: Class names, or prompts with templates; not needed with an :class:`Adapter`.
+        text_features: Features of the class names, from the model that made ``images``, which
+            are features then: an array or tensor (N, E), or a file (see
+            :func:`cliquetta.prompts.features.as_text_features`). No model is loaded.
         method: Name of a method, an adapter, or several of them; the answers of several stand
             side by side.
         model: Name or path of a model, or a loaded one.
@@ -83,6 +99,10 @@ def predict(
         BusyError: Another process writes the same output file.
 
     """
+    if text_features is not None:
+        text = as_text_features(text_features)
+        classes = text.prompts(classes)
+        model = FeaturesOnly(text.width, scale=text.scale, device=pick_device(device))
     adapters = _adapters(method, model, classes, device, seed)
     first = next(iter(adapters.values()))
     if len({adapter.prompts for adapter in adapters.values()}) > 1:
@@ -93,7 +113,10 @@ def predict(
     answers = Answers(tuple(adapters), names, min(top_k, len(names)), all_probabilities)
     predictor = Predictor(adapters, answers, batch_size, seed, workers, on_progress)
     state = None if state is None else Path(state)
-    sources = _as_sources(images)
+    if text_features is not None or _is_features(images):
+        images = feature_dataset(images, names, labelled=False)
+        predictor.check(images)
+    sources = None if isinstance(images, FeatureDataset) else _as_sources(images)
     with _standard_input(sources) as stdin:
         if out is None or str(out) == STDIN:
             given = images if sources is None else list_images(sources, stdin=stdin)
@@ -103,9 +126,13 @@ def predict(
             else:
                 pick_format(Path(out), file_format).write(rows, columns, sys.stdout.buffer)
             return run
+        target = shard_path(Path(out), shard)
+        if isinstance(images, FeatureDataset):
+            check_places(target, state, overwrite=overwrite)
+            table = pick_format(target, file_format)
+            return _run_features(predictor, images, target, table, shard, state, keep_rows)
         if sources is None:
             raise UserError("an output file needs paths: folders, image files or CSV files")
-        target = shard_path(Path(out), shard)
         return run_with_parts(
             predictor,
             sources,
@@ -142,6 +169,16 @@ def _adapters(
     if not found:
         raise UserError("no method given")
     return found
+
+
+def _is_features(images: Any) -> bool:
+    """Whether these can only be features: a dataset or a DataFrame of them, or rows of floats."""
+    if isinstance(images, FeatureDataset) or hasattr(images, "columns"):
+        return True
+    kind = getattr(images, "dtype", None)
+    floats = isinstance(kind, np.dtype) and np.issubdtype(kind, np.floating)
+    floats |= isinstance(kind, torch.dtype) and kind.is_floating_point
+    return floats and images.ndim in (2, 3)
 
 
 def _as_sources(images: Any) -> list[Path | str] | None:
@@ -183,3 +220,28 @@ def _run_in_memory(
         predictor.save(state, seen + run.images - run.skipped)
 
     return run, rows(), source.table_columns()
+
+
+def _run_features(
+    predictor: Predictor,
+    features: FeatureDataset,
+    target: Path,
+    table: TableFormat,
+    shard: tuple[int, int],
+    state: Path | None,
+    keep_rows: bool,
+) -> PredictionRun:
+    """A run over features into a file, too short to be continued: the file comes first."""
+    seen = predictor.load(state)
+    run, rows, columns = _run_in_memory(predictor, features, shard, None)
+
+    def kept() -> Iterator[Row]:
+        for row in rows:
+            run.rows += [row] if keep_rows else []
+            yield row
+
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        put_together(kept(), table, target, Path(folder), columns)
+    predictor.save(state, seen + run.images)
+    run.out = target
+    return run

@@ -14,13 +14,17 @@ from PIL import Image
 
 from cliquetta.data.batch import ImageLike, to_picture
 from cliquetta.data.dataset import Dataset, FileDataset
+from cliquetta.data.features import FeatureDataset
 from cliquetta.data.listing import Listing
+from cliquetta.data.prepared import FeatureBatch, from_given_features
 from cliquetta.data.stream import Stream
 from cliquetta.errors import UserError
 from cliquetta.evaluation.answers import Answers
 from cliquetta.evaluation.table_files import Row, shown_path
+from cliquetta.methods._shared.feature_level import FeatureLevel
 from cliquetta.methods._shared.state import load_state, save_state
 from cliquetta.methods.base import Adapter
+from cliquetta.methods.registry import require_features_only
 
 _SEGMENT = 64
 """Batches that are read as one dataset."""
@@ -29,7 +33,9 @@ _SEGMENT = 64
 class ImageSource:
     """Files of a list, or images in memory, as datasets of consecutive images."""
 
-    def __init__(self, images: Listing | Sequence[ImageLike], answers: Answers) -> None:
+    def __init__(
+        self, images: Listing | FeatureDataset | Sequence[ImageLike], answers: Answers
+    ) -> None:
         self.images = images
         self.answers = answers
         self.columns: dict[str, str] = {}
@@ -43,6 +49,8 @@ class ImageSource:
 
     def segment(self, start: int, stop: int) -> tuple[Dataset, list[Row]]:
         """The dataset of some images, and the columns that were given for each."""
+        if isinstance(self.images, FeatureDataset):
+            return self.images.part(start, stop), [{}] * (stop - start)
         if not isinstance(self.images, Listing):
             pictures = _Pictures(self.images[start:stop], start, self.answers.classes)
             return pictures, [{} for _ in pictures.keys]
@@ -83,6 +91,24 @@ class Predictor:
     workers: int
     on_progress: Callable[[int, int, int], None] | None
 
+    def check(self, dataset: FeatureDataset) -> None:
+        """Refuse features that a method cannot take, before anything is written."""
+        for name, adapter in self.adapters.items():
+            require_features_only(type(adapter), name, towers=True)
+            from_given_features(self._stream(dataset, adapter), adapter.model)
+
+    def _stream(self, dataset: Dataset, adapter: Adapter) -> Stream:
+        return Stream(
+            dataset,
+            adapter.model.preprocess,
+            self.batch_size,
+            order="sequential",
+            views=adapter.views,
+            view_seed=self.seed,
+            workers=self.workers,
+            pin=adapter.model.device.type == "cuda",
+        )
+
     def run(self, source: ImageSource, start: int, stop: int, origin: int) -> Iterator[list[Row]]:
         """The rows of each batch from image ``start`` up to ``stop`` of a run from ``origin``."""
         skipped, step = 0, _SEGMENT * self.batch_size
@@ -106,18 +132,8 @@ class Predictor:
 
         Methods that want the same views share a stream.
         """
-        first = next(iter(self.adapters.values()))
         streams = {
-            adapter.views: Stream(
-                dataset,
-                first.model.preprocess,
-                self.batch_size,
-                order="sequential",
-                views=adapter.views,
-                view_seed=self.seed,
-                workers=self.workers,
-                pin=first.model.device.type == "cuda",
-            )
+            adapter.views: from_given_features(self._stream(dataset, adapter), adapter.model)
             for adapter in self.adapters.values()
         }
         seen = 0
@@ -136,7 +152,11 @@ class Predictor:
                 yield rows, {entry.key: entry.reason for entry in fresh}
 
     def _logits(self, name: str, adapter: Adapter, batch: Any) -> torch.Tensor:
-        logits = adapter.predict(batch).logits
+        if isinstance(batch, FeatureBatch):
+            assert isinstance(adapter, FeatureLevel)
+            logits = adapter.predict_features(batch.features).logits
+        else:
+            logits = adapter.predict(batch).logits
         if not bool(torch.isfinite(logits).all()):
             raise UserError(
                 f"{name} gave answers that are not finite at {batch.keys[0]!r} and after: lower "

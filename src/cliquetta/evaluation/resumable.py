@@ -119,7 +119,7 @@ def run_with_parts(
             run.before = _work_off(predictor, source, parts, facts["start"], facts["stop"])
             run.seconds = time.perf_counter() - begun
             rows = _collect(run, predictor.answers, parts, facts["start"], keep_rows)
-            _put_together(rows, table, target, parts.folder, source.table_columns())
+            put_together(rows, table, target, parts.folder, source.table_columns())
         if run.images != facts["stop"] - facts["start"]:
             raise RuntimeError(f"{run.images} rows for {facts['stop'] - facts['start']} images")
         predictor.save(state, facts["seen"] + run.images - run.skipped)
@@ -161,7 +161,7 @@ def _collect(
                 yield row
 
 
-def _put_together(
+def put_together(
     rows: Iterator[Row], table: TableFormat, target: Path, folder: Path, columns: dict[str, type]
 ) -> None:
     """Make the output file of the rows; it appears complete or not at all."""

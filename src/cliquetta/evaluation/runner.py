@@ -20,7 +20,13 @@ import torch
 from torch import Tensor
 
 from cliquetta.atomic import exclusive
-from cliquetta.data.prepared import FeatureBatch, FeatureStream, HeldStream, PreparedStream
+from cliquetta.data.prepared import (
+    FeatureBatch,
+    FeatureStream,
+    HeldStream,
+    PreparedStream,
+    from_given_features,
+)
 from cliquetta.data.stream import Skipped, Stream
 from cliquetta.errors import UserError
 from cliquetta.evaluation.evidence_log import FOLDER, EvidenceLimits, EvidenceLog, has_evidence
@@ -40,7 +46,7 @@ from cliquetta.evaluation.record import (
 from cliquetta.methods._shared.feature_level import FeatureLevel
 from cliquetta.methods._shared.state import fitted_fingerprint, save_state, unpack_state
 from cliquetta.methods.base import Adapter
-from cliquetta.methods.registry import name_of
+from cliquetta.methods.registry import name_of, require_features_only
 from cliquetta.types import Batch, Prediction
 
 if TYPE_CHECKING:
@@ -175,6 +181,7 @@ def evaluate(
         UserError: If method and stream do not fit together.
 
     """
+    stream = from_given_features(stream, adapter.model)
     _check(adapter, stream)
     run = _Run(adapter, stream, plan(adapter, stream, preset), answers)
     with run.opened(out, again, evidence, team) as known:
@@ -212,10 +219,8 @@ def plan(adapter: Adapter, stream: AnyStream, preset: str | None = None) -> Reco
 
 def _check(adapter: Adapter, stream: AnyStream) -> None:
     """Refuse pairs that cannot be scored."""
-    if isinstance(stream, FeatureStream) and not isinstance(adapter, FeatureLevel):
-        raise UserError(
-            f"{name_of(adapter)} looks at pixels, not at features only; give it the Stream itself"
-        )
+    if isinstance(stream, FeatureStream):
+        require_features_only(type(adapter), name_of(adapter), towers=True)
     if stream.views != adapter.views:
         raise UserError(
             f"the stream carries views {stream.views}, the method wants {adapter.views}; build "

@@ -20,7 +20,13 @@ import torch
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.data.dataset import Dataset
 from cliquetta.data.files import Keep, RelabelledDataset
-from cliquetta.data.prepared import FeatureStream, HeldStream, OnPrepare, PixelStore
+from cliquetta.data.prepared import (
+    FeatureStream,
+    HeldStream,
+    OnPrepare,
+    PixelStore,
+    from_given_features,
+)
 from cliquetta.data.samplers import get_sampler
 from cliquetta.data.stream import Stream
 from cliquetta.errors import UnknownNameError, UserError
@@ -32,9 +38,10 @@ from cliquetta.methods._shared.fewshot_io import create_fitted, load_fitted
 from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.registry import create_method, list_methods, method_config
 from cliquetta.model.clip import CLIP
-from cliquetta.model.factory import create_model
+from cliquetta.model.factory import create_model, pick_device
+from cliquetta.model.features_only import FeaturesOnly
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.prompts.features import read_text_features
+from cliquetta.prompts.features import TextFeatures, as_text_features
 
 BASELINE = "zero_shot"
 HOST_ROOM = 2**30
@@ -271,9 +278,15 @@ class RunContext:
 
     def prepare(self, spec: RunSpec) -> tuple[Adapter, AnyStream]:
         """The method and the stream that a spec describes."""
-        model = self._load_model(spec)
-        domains, unknown = self._load_data(spec)
-        adapter = build_adapter(spec, model, _prompts(spec, domains[0]))
+        text = None if spec.text_features is None else as_text_features(spec.text_features)
+        domains, unknown = self._load_data(spec, None if text is None else text.names)
+        given = domains[0].features([0]) is not None
+        if given and text is not None:
+            device = pick_device(self.device)
+            model: CLIP = FeaturesOnly(text.width, scale=text.scale, device=device)
+        else:
+            model = self._load_model(spec)
+        adapter = build_adapter(spec, model, _prompts(spec, domains[0], text))
         stream = Stream(
             domains,
             model.preprocess,
@@ -291,6 +304,10 @@ class RunContext:
             workers=self.workers,
             pin=model.device.type == "cuda",
         )
+        if self.evidence and given:
+            raise UserError(f"{stream.id} holds features, no images to show: leave out --evidence")
+        if given:
+            return adapter, from_given_features(stream, model)
         if self.evidence:
             return adapter, stream
         if self.features is not None and isinstance(adapter, FeatureLevel):
@@ -333,10 +350,15 @@ class RunContext:
             self._model = (key, model)
         return self._model[1]
 
-    def _load_data(self, spec: RunSpec) -> tuple[list[Dataset], Dataset | None]:
-        """The datasets of a stream, and that of its unknown images."""
+    def _load_data(
+        self, spec: RunSpec, known: Sequence[str] | None = None
+    ) -> tuple[list[Dataset], Dataset | None]:
+        """The datasets of a stream, and that of its unknown images.
+
+        ``known`` are class names for data that have none of their own.
+        """
         ids = spec.dataset.split("+" if get_sampler(spec.order)[1].interleaves else ">")
-        loaded = {id: self._open(id, spec.classes) for id in dict.fromkeys(ids)}
+        loaded = {id: self._open(id, spec.classes or known) for id in dict.fromkeys(ids)}
         names = spec.classes or loaded[ids[0]].names
         if spec.unknown is not None:  # images of no class need no class names of their own
             loaded[spec.unknown] = loaded.get(spec.unknown) or self._open(spec.unknown, names)
@@ -358,13 +380,11 @@ def _room(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else HOST_ROOM
 
 
-def _prompts(spec: RunSpec, dataset: Dataset) -> ClassPrompts:
+def _prompts(spec: RunSpec, dataset: Dataset, text: TextFeatures | None) -> ClassPrompts:
     """The class list of a run, as text or as fixed features."""
     prompts = dataset.prompts
     texts = prompts.templates if spec.templates is None else spec.templates
-    features = None
-    if spec.text_features is not None:
-        features = read_text_features(spec.text_features, prompts.names)
+    features = None if text is None else text.select(prompts.names)
     return ClassPrompts(prompts.names, texts, features, allow_duplicates=True)
 
 

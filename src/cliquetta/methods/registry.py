@@ -24,8 +24,10 @@ from torch import Tensor
 
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.methods._shared.config import current_names, field_types, parse
+from cliquetta.methods._shared.feature_level import FeatureLevel
 from cliquetta.methods.base import Adapter
-from cliquetta.model.clip import CLIP
+from cliquetta.model.clip import CLIP, MissingCapabilityError
+from cliquetta.model.features_only import FeaturesOnly
 from cliquetta.prompts.classes import ClassPrompts, as_prompts
 
 DEFAULT_METHOD = "scap_domain"
@@ -127,6 +129,21 @@ def name_of(adapter: Adapter) -> str:
     return type(adapter).__qualname__
 
 
+def require_features_only(adapter: type[Adapter], name: str, *, towers: bool = False) -> None:
+    """Raise unless features are all that a method needs; ``towers``: and those of the model."""
+    if issubclass(adapter, FeatureLevel) and (towers or not adapter.needs):
+        return
+    found = [
+        entry.name
+        for entry in list_methods()
+        if issubclass(entry.adapter, FeatureLevel) and not entry.adapter.needs and not entry.fit
+    ]
+    raise MissingCapabilityError(
+        f"{name} needs images and a model, not features alone; methods that run on features are "
+        f"{', '.join(found)}"
+    )
+
+
 def method_config(
     name: str, preset: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Any:
@@ -185,6 +202,13 @@ def create_method(
     config = entry.config() if config is None else config
     if not isinstance(config, entry.config):
         raise TypeError(f"{name} takes a {entry.config.__name__}, got {type(config).__name__}")
+    if len(prompts) < 2:
+        raise UserError(
+            f"one class, {prompts.names[0]!r}, which every image would be with certainty: give at "
+            "least two, such as 'something else' beside it"
+        )
+    if isinstance(model, FeaturesOnly):
+        require_features_only(entry.adapter, name)
     if entry.fit is None:
         if fitted is not None:
             raise UserError(f"{name} is not fitted on labelled images: build it without `fitted`")

@@ -1,50 +1,181 @@
-"""Text embeddings by class name, for towers that come without their text half."""
+"""Features that were encoded elsewhere: arrays and files of them, and those of class names."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.prompts.classes import ClassPrompts, as_prompts
+
+FEATURE_FILES = (".npy", ".npz", ".safetensors")
+FEATURE_NAMES = ("features", "embeddings", "feature", "embedding")
+"""What the array of features is called where a file holds several."""
+Arrays = Mapping[str, npt.NDArray[Any]]
+FloatArray = npt.NDArray[np.float32]
+
+
+def read_arrays(path: Path | str) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of an ``.npy``, ``.npz`` or ``.safetensors`` file; nothing in it is executed.
+
+    An ``.npy`` file holds one, called ``features``. JSON lists and numbers in the header of a
+    ``.safetensors`` file are arrays, too.
+
+    Raises:
+        UserError: There is no such file, or it is of another kind.
+
+    """
+    path = Path(path).expanduser()
+    if not path.is_file() or path.suffix not in FEATURE_FILES:
+        what = f"{path} is none" if path.exists() else f"there is no {path}"
+        raise UserError(f"features are read from {', '.join(FEATURE_FILES)} files; {what}")
+    try:
+        if path.suffix == ".npy":
+            return {FEATURE_NAMES[0]: np.load(path, allow_pickle=False)}
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as file:
+                return dict(file)
+        with safe_open(path, framework="pt") as file:
+            found = {name: _numpy(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
+            said = {name: json.loads(text) for name, text in (file.metadata() or {}).items()}
+        return {name: np.asarray(value) for name, value in said.items()} | found
+    except (ValueError, EOFError, zipfile.BadZipFile, SafetensorError) as error:
+        raise UserError(f"{path} is not a readable {path.suffix} file ({error})") from None
+
+
+def pick_features(arrays: Arrays, source: str) -> FloatArray:
+    """The features among arrays, checked: the array called so, or the only one that can be meant.
+
+    Raises:
+        UserError: There are none, or rows that hold no direction: zeros, NaN or infinity.
+
+    """
+    named = [arrays[name] for name in FEATURE_NAMES if name in arrays]
+    numeric = [a for a in arrays.values() if a.ndim > 1 and np.issubdtype(a.dtype, np.number)]
+    if not named and len(numeric) != 1:
+        found = ", ".join(f"{name} {value.shape}" for name, value in arrays.items())
+        raise UserError(
+            f"{source} holds no text features or image features: an array `features` or "
+            f"`embeddings` (rows, width) is needed, found {found or 'nothing'}"
+        )
+    return check_features((named or numeric)[0], source)
+
+
+def check_features(given: npt.NDArray[Any], source: str) -> FloatArray:
+    """Features (N, E), or (N, V, E) of V views each, in float32, every row with a direction."""
+    if given.ndim not in (2, 3) or 0 in given.shape or not np.issubdtype(given.dtype, np.number):
+        raise UserError(
+            f"features are numbers of shape (rows, width), or (rows, views, width); {source} "
+            f"holds {given.shape} {given.dtype}"
+        )
+    features = np.ascontiguousarray(given, dtype=np.float32)
+    flat = features.reshape(len(features), -1)
+    for what, is_bad in (
+        ("not finite (NaN or infinity)", ~np.isfinite(flat).all(axis=1)),
+        ("all zeros", ~(features != 0).any(axis=-1).reshape(len(features), -1).all(axis=1)),
+    ):
+        if is_bad.any():
+            raise UserError(
+                f"{source} has {int(is_bad.sum())} of {len(features)} rows that are {what}, the "
+                f"first is row {int(is_bad.argmax())}: encode these again or leave them out"
+            )
+    return features
+
+
+@dataclass(frozen=True, eq=False)
+class TextFeatures:
+    """Features of class names, and the scale of the model that made them."""
+
+    features: FloatArray
+    """(M, E)."""
+    names: tuple[str, ...] | None
+    """Which class each row is of; ``None``: in the order of the class list."""
+    scale: float
+    """What cosines are multiplied by."""
+    source: str
+
+    @property
+    def width(self) -> int:
+        """Entries of a feature."""
+        return int(self.features.shape[1])
+
+    def select(self, names: Sequence[str]) -> Tensor:
+        """The rows (N, E) of some classes, in their order."""
+        rows = list(range(len(self.features)))
+        if self.names is not None:
+            place = {name: row for row, name in enumerate(self.names)}
+            for name in names:
+                if name not in place:
+                    raise UnknownNameError(f"class of {self.source}", name, self.names)
+            rows = [place[name] for name in names]
+        elif len(rows) != len(names):
+            raise UserError(
+                f"{self.source} holds {len(rows)} text features without names for {len(names)} "
+                "class names: give one for each, in their order"
+            )
+        return torch.from_numpy(self.features[rows])
+
+    def prompts(self, classes: ClassPrompts | Sequence[str] | None) -> ClassPrompts:
+        """The class list with these features; all names that the features have by default."""
+        if classes is None and self.names is None:
+            raise UserError(
+                f"{self.source} holds no class names: give them in the order of its rows"
+            )
+        given = as_prompts(classes if classes is not None else self.names or ())
+        features = self.select(given.names)
+        return ClassPrompts(given.names, given.templates, features, given.allow_duplicates)
+
+
+def as_text_features(given: Any, *, scale: float | None = None) -> TextFeatures:
+    """Features of class names from an array or tensor (N, E), or from a file.
+
+    A file holds ``embeddings`` or ``features``; ``names`` (N,), the classes of its rows, which may
+    then come in any order; and ``scale``, what cosines are multiplied by (100, as CLIP's, unless
+    stated).
+    """
+    if isinstance(given, str | os.PathLike):
+        path = Path(given)
+        source, arrays = path.name, read_arrays(path)
+        features = pick_features(arrays, source)
+    else:
+        source, arrays = "text_features", {}
+        features = check_features(as_array(given, source), source)
+    names = tuple(str(name) for name in arrays["names"]) if "names" in arrays else None
+    if features.ndim != 2 or (names is not None and len(set(names)) != len(features)):
+        raise UserError(f"{source} must hold one text feature per name, each name once")
+    stated = float(arrays["scale"]) if "scale" in arrays else 100.0
+    scale = stated if scale is None else scale
+    if not 0 < scale < float("inf"):
+        raise UserError(f"the scale of cosines is a number above 0, got {scale}")
+    return TextFeatures(features, names, scale, source)
 
 
 def read_text_features(path: Path | str, names: Sequence[str]) -> Tensor:
-    """Embeddings (N, E) of class names.
+    """Embeddings (N, E) of class names, in the order wanted; the file may hold more."""
+    return as_text_features(path).select(names)
 
-    Args:
-        path: An ``.npz`` file with arrays ``names`` (M,) and ``embeddings`` (M, E); or a
-            ``.safetensors`` file with a tensor ``embeddings`` and its names, a JSON list, under
-            ``names`` in the header.
-        names: The classes, in the order wanted; the file may hold more.
 
-    Raises:
-        UserError: If the file is not of that form, or does not hold a name.
-
-    """
-    path = Path(path)
+def as_array(given: Any, source: str) -> npt.NDArray[Any]:
+    """An array of numbers from an array, a tensor or a list of vectors."""
+    if isinstance(given, Tensor):
+        return _numpy(given)
     try:
-        if path.suffix == ".npz":
-            with np.load(path) as file:
-                known = [str(name) for name in file["names"]]
-                embeddings = torch.from_numpy(file["embeddings"]).float()
-        else:
-            with safe_open(path, framework="pt") as file:
-                known = list(json.loads((file.metadata() or {})["names"]))
-                embeddings = file.get_tensor("embeddings").float()
-    except (KeyError, ValueError, SafetensorError) as error:
-        raise UserError(
-            f"{path} holds no text features: arrays `names` and `embeddings` are needed ({error})"
-        ) from None
-    if embeddings.ndim != 2 or len(known) != len(embeddings) or len(set(known)) != len(known):
-        raise UserError(f"{path} must hold one embedding per name, each name once")
-    place = {name: row for row, name in enumerate(known)}
-    for name in names:
-        if name not in place:
-            raise UnknownNameError(f"class of {path.name}", name, known)
-    return embeddings[[place[name] for name in names]]
+        return np.asarray(given)
+    except ValueError:  # vectors of different lengths
+        raise UserError(f"the rows of {source} differ in width") from None
+
+
+def _numpy(tensor: Tensor) -> npt.NDArray[Any]:
+    plain = tensor.detach().cpu()
+    return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
