@@ -25,8 +25,7 @@ prediction = method.predict(["photos/1.jpg", "photos/2.jpg", "photos/3.jpg"])
 print(prediction.logits.argmax(dim=1))
 """
 _FITTED = """\
-from cliquetta import create_model, get_dataset
-from cliquetta.methods._shared.fewshot_io import FewShot, create_fitted, fit_method, save_fitted
+from cliquetta import FewShot, create_fitted, create_model, fit_method, get_dataset, save_fitted
 
 model = create_model("micro")
 dataset = get_dataset("bundled-fewshot")  # labelled images, 16 per class

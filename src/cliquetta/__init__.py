@@ -35,8 +35,12 @@ if TYPE_CHECKING:
     from cliquetta.evaluation.record import Record as Record
     from cliquetta.evaluation.record import load_record as load_record
     from cliquetta.evaluation.runner import evaluate as evaluate
+    from cliquetta.methods._shared.fewshot_io import create_fitted as create_fitted
+    from cliquetta.methods._shared.fewshot_io import fit_method as fit_method
+    from cliquetta.methods._shared.fewshot_io import save_fitted as save_fitted
     from cliquetta.methods._shared.state import load_state as load_state
     from cliquetta.methods._shared.state import save_state as save_state
+    from cliquetta.methods._shared.support_set import FewShot as FewShot
     from cliquetta.methods.base import Adapter as Adapter
     from cliquetta.methods.registry import create_method as create_method
     from cliquetta.methods.registry import list_methods as list_methods
@@ -68,7 +72,9 @@ _EXPORTS = {
     "data.stream": ("Stream",),
     "methods.base": ("Adapter",),
     "methods.registry": ("create_method", "list_methods", "method_config", "register"),
+    "methods._shared.fewshot_io": ("create_fitted", "fit_method", "save_fitted"),
     "methods._shared.state": ("load_state", "save_state"),
+    "methods._shared.support_set": ("FewShot",),
     "model.checkpoints.native": ("save_model",),
     "model.clip": ("CLIP",),
     "model.factory": ("create_model", "list_models"),

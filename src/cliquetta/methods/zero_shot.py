@@ -26,7 +26,8 @@ class ZeroShotConfig(MethodConfig):
 
 @register(
     "zero_shot",
-    paper="Radford et al., Learning Transferable Visual Models From Natural Language, ICML 2021",
+    paper="Radford et al., Learning Transferable Visual Models From Natural Language Supervision, "
+    "ICML 2021",
 )
 class ZeroShot(FixedText):
     """CLIP as it is: cosine of image and class text."""

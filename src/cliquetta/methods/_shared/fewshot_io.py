@@ -3,12 +3,12 @@
 >>> few_shot = FewShot.from_dataset(dataset, 16, model.preprocess)      # doctest: +SKIP
 >>> tensors = fit_method("coop", model, prompts, few_shot)              # doctest: +SKIP
 >>> save_fitted(path, "coop", None, tensors, model=model, prompts=prompts)  # doctest: +SKIP
->>> adapter = create_fitted(path, model, other_prompts)   # doctest: +SKIP
+>>> adapter = create_fitted(path, model, other_classes)   # doctest: +SKIP
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from cliquetta.methods.registry import (
     method_config,
 )
 from cliquetta.model.clip import CLIP
-from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.prompts.classes import ClassPrompts, as_prompts
 from cliquetta.tensor_file import pack, unpack
 from cliquetta.version import installed_version
 
@@ -80,10 +80,23 @@ def fit_method(
     seed: int = 0,
     on_step: OnStep | None = None,
 ) -> dict[str, Tensor]:
-    """What the few-shot method ``name`` learns from labelled images: tensors for its adapter.
+    """Fit a few-shot method on labelled images; equal arguments give equal tensors.
 
-    Equal arguments give equal tensors. ``on_step`` hears of every training step; a training-free
-    method has none.
+    Args:
+        name: A few-shot method, such as ``coop``.
+        model: The CLIP to fit it to.
+        prompts: Class names and templates.
+        few_shot: The labelled images.
+        config: The method's config; its defaults if not given.
+        seed: Of the training's random draws.
+        on_step: Called after every training step; a training-free method has none.
+
+    Returns:
+        The tensors that its adapter is built from, for :func:`save_fitted`.
+
+    Raises:
+        UserError: Not a few-shot method, or images and classes that do not fit together.
+
     """
     entry = _few_shot_entry(name)
     config = _config(entry, config)
@@ -108,7 +121,15 @@ def save_fitted(
 ) -> None:
     """Write fitted tensors with what they belong to; the file is replaced whole or not at all.
 
-    ``config`` = ``None`` is the method's default; ``notes`` are JSON types of the caller's.
+    Args:
+        path: The file, by custom ``.safetensors``.
+        method: Name of the method.
+        config: What it was fitted with; ``None`` is its default.
+        tensors: What :func:`fit_method` returned.
+        model: The CLIP that it was fitted to.
+        prompts: The classes that it was fitted on.
+        notes: JSON types of your own, kept in the file.
+
     """
     entry = _few_shot_entry(method)
     header = {
@@ -149,12 +170,27 @@ def load_fitted(path: Path | str) -> Fitted:
     )
 
 
-def create_fitted(path: Path | str, model: CLIP, prompts: ClassPrompts, seed: int = 0) -> Adapter:
-    """The adapter of a fitted file, for this model and these classes.
+def create_fitted(
+    path: Path | str, model: CLIP, classes: ClassPrompts | Sequence[str], seed: int = 0
+) -> Adapter:
+    """Build the adapter of a fitted file.
 
-    Class names may differ from those that it was fitted on; methods that know their classes one by
-    one (Tip-Adapter, class-specific CoOp) take any selection of them and refuse others.
+    Args:
+        path: A file of :func:`save_fitted` or ``cliquetta fit``.
+        model: The CLIP that it was fitted to.
+        classes: Class names, or a :class:`ClassPrompts` with templates. They may differ from those
+            of the fit; methods that know their classes one by one (Tip-Adapter, class-specific
+            CoOp) take any selection of them.
+        seed: Of the method's own random draws.
+
+    Returns:
+        An adapter that predicts.
+
+    Raises:
+        UserError: Not such a file, another model, or classes that the method does not know.
+
     """
+    prompts = as_prompts(classes)
     fitted = load_fitted(path)
     # Weights of another dtype hash differently although they are the same model's.
     same = fitted.weights == model.fingerprint or fitted.dtype != str(model.dtype)
