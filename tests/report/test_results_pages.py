@@ -15,9 +15,10 @@ from cliquetta.errors import UserError
 from cliquetta.evaluation.comparison import compare
 from cliquetta.evaluation.record import Record, find_runs, load_record, pack_records, unpack_records
 from cliquetta.evaluation.reproduce import GRIDS, grid_file
-from cliquetta.evaluation.sweep import ROOT, grid_roles, read_grid
+from cliquetta.evaluation.sweep import ROOT, TEXT_CAPABILITIES, grid_roles, read_grid, zero_shot
 from cliquetta.methods.registry import list_methods
-from cliquetta.report.leaderboard import COLUMNS, leaderboard_page, stream_kind
+from cliquetta.report import leaderboard
+from cliquetta.report.leaderboard import COLUMNS, leaderboard_page, stream_kind, within_noise
 from cliquetta.report.results_pages import (
     BEGIN,
     END,
@@ -134,7 +135,13 @@ def on_stream(record: Record, top1: float | None = None, **changes: Any) -> Reco
     return replace(record, settings={**record.settings, "stream": stream}, metrics=metrics)
 
 
-def test_the_board_says_who_wins_where(records: list[Record], tmp_path: Path) -> None:
+def board(records: list[Record], folder: Path) -> str:
+    return leaderboard_page({"Toys": (records, {})}, folder)
+
+
+def test_the_board_says_who_wins_where(
+    records: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On two sets with few classes TDA gains 20 and loses 2, Tent 4 and 6 in half the time."""
     top1 = {"zero_shot": (50.0, 50.0), "tda": (70.0, 48.0), "tent": (54.0, 56.0)}
     few = [
@@ -143,7 +150,7 @@ def test_the_board_says_who_wins_where(records: list[Record], tmp_path: Path) ->
         if r.dataset != "toy"
     ]
     unknown = [on_stream(r, top1[r.method][1], unknown="junk") for r in few[::4]]
-    page = leaderboard_page([*records, *few, *unknown], tmp_path)
+    page = board([*records, *few, *unknown], tmp_path)
     head = next(line for line in page.splitlines() if line.startswith("| method"))
     names = [name.strip() for name in head.strip("|").split("|")][1:]
     found = {m: dict(zip(names, cells(page, m), strict=True)) for m in top1}
@@ -159,33 +166,51 @@ def test_the_board_says_who_wins_where(records: list[Record], tmp_path: Path) ->
     assert (found["tda"]["cost"], found["tent"]["cost"]) == ("2 ×", "1 ×")
     advice = " ".join(page.partition("## What to take")[2].split())
     assert (
-        "**few classes**: Highest gains: `tda` (+9.0), `tent` (+5.0). Below zero-shot on no set: "
-        "`tent`. For at most 1.5 × the time of zero-shot: `tent` (+5.0)." in advice
+        "**few classes**: Highest gain: `tda` (+9.0); within noise of it: `tent` (+5.0). Below "
+        "zero-shot on average: none; on no set: `tent` (+5.0). `tda` takes 2 × the time of "
+        "zero-shot; for at most 1.5 ×: `tent` (+5.0)." in advice
     )
-    assert "**digital**: No method gains: take zero-shot." in advice
+    assert "**digital**: No method gains: take zero-shot. The most is lost by `tent` " in advice
     assert "**noise**: Nothing is recorded." in advice
+    monkeypatch.setattr(leaderboard, "DEFAULT_METHOD", "tda")
+    page = board([*records, *few], tmp_path)
+    assert "| digital | ▼-5.0 | ▼-5.0 (toy@contrast:3) | 1 of 2 | – |" in page
 
 
 def test_rows_of_fewer_images_give_no_advice(records: list[Record], tmp_path: Path) -> None:
     small = [
         replace(on_stream(r, limit=5), images=5) if r.method == "tda" else r for r in records
     ] + [replace(on_stream(r, limit=5), images=5) for r in records if r.method == "zero_shot"]
-    page = leaderboard_page(small, tmp_path)
-    assert cells(page, "tda")[3] == "+15.0" and cells(page, "tda")[-1] == "5"
-    assert cells(page, "zero_shot")[3] == "50.0" and cells(page, "tent")[-1] == "20"
+    page = board(small, tmp_path)
+    assert cells(page, "tda")[3] == "+15.0°" and cells(page, "tda")[-1] == "3 × 5"
+    assert cells(page, "zero_shot")[3] == "50.0" and cells(page, "tent")[-1] == "3 × 20"
     assert "**weather**: No method gains: take zero-shot." in page
-    assert "**Not recorded yet.**" in leaderboard_page([], tmp_path)
+    assert "**Not recorded yet.**" in board([], tmp_path)
 
 
-def test_the_grid_of_the_board_fills_every_column() -> None:
-    specs = read_grid(grid_file("leaderboard"))
-    assert {s.method for s in specs} == {e.name for e in list_methods() if e.fit is None}
-    kinds = set()
+@pytest.mark.parametrize("grid", GRIDS["leaderboard"])
+def test_the_grids_of_the_board_fill_every_column(grid: str) -> None:
+    """With every method that can run there, and each beside zero-shot on the same images."""
+    specs = read_grid(grid_file(grid), root=ROOT)
+    lacking = TEXT_CAPABILITIES if specs[0].text_features else frozenset()
+    able = {e.name for e in list_methods() if e.fit is None and not e.adapter.needs & lacking}
+    assert {s.method for s in specs} == able
+    assert {zero_shot(spec) for spec in specs} <= set(specs)
+    kinds, roles = set(), grid_roles(grid_file(grid))
     for spec in specs:
         stream: dict[str, Any] = {"order": spec.order, "batch_size": spec.batch_size}
         stream |= {"unknown": spec.unknown} if spec.unknown else {}
-        kinds.add(stream_kind(Record("", {"dataset": spec.dataset, "stream": stream})))
+        kinds.add(stream_kind(Record("", {"dataset": spec.dataset, "stream": stream}), roles))
     assert kinds == {kind for kind, _ in COLUMNS.values()}
+
+
+def test_noise_is_told_by_paired_runs() -> None:
+    def runs(*gains: float) -> dict[tuple[str, int], float]:
+        return {("set", seed): gain for seed, gain in enumerate(gains)}
+
+    assert within_noise(runs(3, 4, 5), runs(1, 6, 4))  # differences 2, -2, 1: 0.33 ± 1.2
+    assert not within_noise(runs(3, 4, 5), runs(1, 1.9, 3.1))  # 2, 2.1, 1.9: 2.0 ± 0.06
+    assert not within_noise(runs(3), runs(2.9))  # one run says nothing of noise
 
 
 @pytest.mark.parametrize("page", GRIDS)

@@ -159,14 +159,17 @@ class Pages:
         from cliquetta.evaluation.reproduce import GRIDS, grid_file
         from cliquetta.evaluation.sweep import grid_roles
         from cliquetta.report import results_pages as made
-        from cliquetta.report.leaderboard import leaderboard_page
+        from cliquetta.report.leaderboard import BOARDS, leaderboard_page
 
         records = {
             grid: unpack_records(self.records(grid)) if self.records(grid).exists() else []
             for grid in GRIDS[page]
         }
         if page == "leaderboard":
-            text = leaderboard_page(records[page], self.methods.parent)
+            boards = {
+                BOARDS[grid]: (some, grid_roles(grid_file(grid))) for grid, some in records.items()
+            }
+            text = leaderboard_page(boards, self.methods.parent)
             return self.results / "leaderboard.md", text
         found = {
             grid: made.read_settings(some, grid_roles(grid_file(grid)))

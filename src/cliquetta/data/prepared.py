@@ -142,11 +142,11 @@ class PreparedStream(ABC, Generic[T, B]):
         }
 
     def _read(
-        self, number: int, blocks: Sequence[range]
+        self, number: int, blocks: Sequence[range], rows: Sequence[Indices] | None = None
     ) -> Iterator[tuple[Batch, Indices, dict[int, str]]]:
         """Rows of a part as it is listed: what was read, at which rows of the block; the rest."""
-        listing = self.stream.listing()
-        before = sum(len(part) for part in self.stream.parts[:number])
+        listing = self.stream.listing(rows)
+        before = sum(map(len, (self.stream.parts if rows is None else rows)[:number]))
         places = [range(before + rows.start, before + rows.stop) for rows in blocks]
         for block, (batch, _) in zip(places, listing.read(places), strict=True):
             row = {listing.key(place): at for at, place in enumerate(block)}
@@ -249,13 +249,29 @@ def from_given_features(
     return FeatureStream(stream, model) if all(holds) else stream
 
 
+def held_rows(stream: Stream) -> list[Indices]:
+    """The images of every part that are held: all, unless a stream shows less than half of them."""
+    pairs = zip(stream.parts, stream.shown(), strict=True)
+    return [
+        rows if 2 * len(rows) < len(part) else np.arange(len(part), dtype=np.int64)
+        for part, rows in pairs
+    ]
+
+
 @dataclass(frozen=True, eq=False)
 class PixelTable:
     """Preprocessed images of a part on the model's device, with their views if there are any."""
 
     pixels: Tensor
     """(n, 3, S, S), or (n, V, 3, S, S) with views."""
+    rows: Indices
+    """(n,) which images of the part, in ascending order."""
     unreadable: dict[int, str]
+
+    def take(self, rows: Indices) -> Tensor:
+        """The pixels of some images of the part."""
+        at = torch.from_numpy(np.searchsorted(self.rows, rows))
+        return self.pixels[at.to(self.pixels.device)]
 
 
 @dataclass
@@ -269,9 +285,13 @@ class PixelStore:
     @staticmethod
     def bytes_of(stream: Stream, model: CLIP) -> int:
         """What a stream needs: all of its parts at once, in the model's dtype."""
+        return sum(map(len, held_rows(stream))) * PixelStore.image_bytes(stream, model)
+
+    @staticmethod
+    def image_bytes(stream: Stream, model: CLIP) -> int:
+        """What an image needs, with its views."""
         count = 1 if stream.views is None else stream.views.count
-        images = sum(len(part) for part in stream.parts)
-        return images * count * 3 * stream.preprocess.size**2 * model.dtype.itemsize
+        return count * 3 * stream.preprocess.size**2 * model.dtype.itemsize
 
     def fits(self, stream: Stream, model: CLIP) -> bool:
         """Whether a stream can be held."""
@@ -303,40 +323,45 @@ class HeldStream(PreparedStream[PixelTable, Batch]):
     ) -> None:
         super().__init__(stream, model, on_prepare)
         self.store = store
+        self._rows = held_rows(stream)
 
     def _table(self, number: int) -> PixelTable:
-        part = self.stream.parts[number]
-        key = f"{self._shape(part)} {self.model.dtype} {self.model.device}"
-        size = PixelStore.bytes_of(self.stream, self.model) * len(part)
-        size //= sum(len(other) for other in self.stream.parts)
+        rows = self._rows[number]
+        shape = self._shape(self.stream.parts[number])
+        key = f"{shape} {self.model.dtype} {self.model.device} {hash(rows.tobytes())}"
+        size = len(rows) * PixelStore.image_bytes(self.stream, self.model)
         return self.store.get(key, size, lambda: self._hold(number))
 
     def _hold(self, number: int) -> PixelTable:
         count = 1 if self.views is None else self.views.count
-        size, images = self.preprocess.size, len(self.stream.parts[number])
-        shape = (images, *([] if self.views is None else [count]), 3, size, size)
+        size, rows = self.preprocess.size, self._rows[number]
+        shape = (len(rows), *([] if self.views is None else [count]), 3, size, size)
         pixels = torch.zeros(shape, dtype=self.model.dtype, device=self.model.device)
         step, unreadable = max(1, VIEWS_AT_ONCE // count), dict[int, str]()
-        blocks = [range(at, min(at + step, images)) for at in range(0, images, step)]
-        for block, (batch, at, missing) in zip(blocks, self._read(number, blocks), strict=True):
-            unreadable |= missing
+        blocks = [range(at, min(at + step, len(rows))) for at in range(0, len(rows), step)]
+        read = self._read(number, blocks, self._rows)
+        for block, (batch, at, missing) in zip(blocks, read, strict=True):
+            unreadable |= {int(rows[place]): reason for place, reason in missing.items()}
             if len(batch):
                 made = batch.images if batch.views is None else batch.views
-                rows = torch.from_numpy(at + block.start).to(pixels.device)
-                pixels[rows] = made.to(pixels.device, pixels.dtype)
-            self._tell(f"read {self.stream.parts[number].id}", block.stop, images)
-        return PixelTable(pixels, unreadable)
+                places = torch.from_numpy(at + block.start).to(pixels.device)
+                pixels[places] = made.to(pixels.device, pixels.dtype)
+            self._tell(f"read {self.stream.parts[number].id}", block.stop, len(rows))
+        return PixelTable(pixels, rows, unreadable)
 
     def _gather(
         self, keys: tuple[str, ...], parts: Indices, rows: Indices, tables: Sequence[PixelTable]
     ) -> Batch:
         first = tables[0].pixels
-        at = torch.from_numpy(rows).to(first.device)
         if len(tables) == 1:
-            made = first[at]
+            made = tables[0].take(rows)
         else:
-            made = torch.empty((len(keys), *first.shape[1:]), dtype=first.dtype, device=at.device)
+            made = torch.empty(
+                (len(keys), *first.shape[1:]), dtype=first.dtype, device=first.device
+            )
             for number in np.unique(parts):
-                own = torch.from_numpy(np.flatnonzero(parts == number)).to(at.device)
-                made[own] = tables[number].pixels[at[own]]
+                own = parts == number
+                made[torch.from_numpy(np.flatnonzero(own)).to(first.device)] = tables[number].take(
+                    rows[own]
+                )
         return Batch(made, keys) if self.views is None else Batch(made[:, 0], keys, made)

@@ -182,12 +182,12 @@ class Stream:
             own = part_of == number
             self._label_of[own] = _labels(part)[index_of[own]]
 
-    def listing(self) -> Stream:
-        """All images of all parts, in the order in which they are listed; keys as here."""
-        lengths = [len(part) for part in self.parts]
+    def listing(self, rows: Sequence[Indices] | None = None) -> Stream:
+        """All images of all parts, or some ``rows`` of each, as they are listed; keys as here."""
+        rows = [np.arange(len(part)) for part in self.parts] if rows is None else rows
         found = copy.copy(self)
-        order = np.concatenate([np.arange(length) for length in lengths])
-        found._lay_out(np.repeat(np.arange(len(lengths)), lengths), order)
+        lengths = [len(some) for some in rows]
+        found._lay_out(np.repeat(np.arange(len(lengths)), lengths), np.concatenate(rows))
         found.skipped, found._reported = [], set()
         return found
 
@@ -265,6 +265,10 @@ class Stream:
         """Number of the part, and index of the image in it, at places of the stream."""
         where = slice(places.start, places.stop)
         return self._part_of[where], self._index_of[where]
+
+    def shown(self) -> list[Indices]:
+        """The images of every part that have a place in the stream, in ascending order."""
+        return [np.unique(self._index_of[self._part_of == n]) for n in range(len(self.parts))]
 
     def key(self, place: int) -> str:
         """Name of the image at a place of the stream.

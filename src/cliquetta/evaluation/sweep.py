@@ -44,6 +44,8 @@ from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.prompts.features import TextFeatures, as_text_features
 
 BASELINE = "zero_shot"
+TEXT_CAPABILITIES = frozenset({"text", "text-prompts"})
+"""What a model has not whose text comes from a file of features."""
 HOST_ROOM = 2**30
 """Bytes of pixels that are held in memory where there is no GPU."""
 
@@ -151,16 +153,19 @@ def read_grid(path: Path | str, *, root: str = "", **changes: Any) -> list[RunSp
     """The runs of a grid file: JSON, a list of blocks, each a grid of its own.
 
     A block holds ``datasets``, ``methods`` and ``seeds``, and any field of :class:`RunSpec` that
-    its runs share. Method ``*`` stands for all that need no fitting and are not named beside it;
-    ``limits`` has the most images per dataset of slow methods, by name. ``shifts`` and
-    ``severities`` lay every such shift over every dataset; ``role`` is for reports. ``{root}`` in
-    a value stands for a folder. ``changes`` overrule the fields of all blocks.
+    its runs share; one without ``datasets`` holds what the blocks after it have in common. Method
+    ``*`` stands for all that need no fitting (with ``text_features``: and no text tower) and are
+    not named beside it; ``limits`` has the most images per dataset of slow methods, by name, where
+    0 leaves a method out. ``shifts`` and ``severities`` lay every such shift over every dataset;
+    ``role`` is for reports. ``{root}`` in a value stands for a folder. ``changes`` overrule the
+    fields of all blocks.
     """
     known = {f.name for f in fields(RunSpec)}
     specs: list[RunSpec] = []
     for _, datasets, block in _blocks(path, root):
-        methods, seeds = _expand(block.pop("methods")), block.pop("seeds", [0])
-        baseline, limits = block.pop("baseline", True), block.pop("limits", {})
+        methods = _expand(block.pop("methods"), text="text_features" not in block)
+        seeds, baseline = block.pop("seeds", [0]), block.pop("baseline", True)
+        limits = block.pop("limits", {})
         for name in set(block) - known:
             raise UnknownNameError(f"field of {path}", name, sorted(known))
         plain: dict[str, Any] = {
@@ -172,16 +177,22 @@ def read_grid(path: Path | str, *, root: str = "", **changes: Any) -> list[RunSp
         for cell in (with_method(base, method) for method in methods):
             known_limits = [n for n in (base.limit, limits.get(cell.method)) if n is not None]
             limit = min(known_limits, default=None)
-            by_limit.setdefault(limit, []).append(replace(cell, limit=limit))
+            if limit != 0:
+                by_limit.setdefault(limit, []).append(replace(cell, limit=limit))
         for cells in by_limit.values():
             specs += grid(cells, datasets=datasets, seeds=seeds, baseline=baseline)
     return list(dict.fromkeys(specs))
 
 
-def _expand(methods: Sequence[str]) -> list[str]:
-    """Methods as they are written, ``*`` replaced."""
+def _expand(methods: Sequence[str], *, text: bool) -> list[str]:
+    """Methods as they are written, ``*`` replaced; ``text`` says whether there is a text tower."""
     named = {re.split("[:/]", method)[0] for method in methods}
-    others = [e.name for e in list_methods() if e.fit is None and e.name not in named]
+    lacking = frozenset() if text else TEXT_CAPABILITIES
+    others = [
+        e.name
+        for e in list_methods()
+        if e.fit is None and e.name not in named and not e.adapter.needs & lacking
+    ]
     return [name for method in methods for name in (others if method == "*" else [method])]
 
 
@@ -205,7 +216,12 @@ def _blocks(path: Path | str, root: str) -> Iterator[tuple[str, list[str], dict[
     text = Path(path).read_text(encoding="utf-8")
     if ROOT in text and not root:
         raise UserError(f"{path} needs a folder: say where its files are with --root")
-    for block in json.loads(text.replace(ROOT, root)):
+    shared: dict[str, Any] = {}
+    for own in json.loads(text.replace(ROOT, root)):
+        if "datasets" not in own:
+            shared = own
+            continue
+        block = {**shared, **own}
         datasets, shifts = block.pop("datasets"), block.pop("shifts", [])
         severities = block.pop("severities", [5])
         if shifts:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from cliquetta.data.corruptions import CORRUPTIONS
 from cliquetta.data.shifts import parse_dataset_id
-from cliquetta.evaluation.comparison import compare
+from cliquetta.evaluation.comparison import Cell, compare
 from cliquetta.evaluation.record import Record, Run
 from cliquetta.evaluation.sweep import BASELINE
 from cliquetta.evaluation.tables import TextTable, to_markdown
+from cliquetta.methods.registry import DEFAULT_METHOD
 from cliquetta.report.results_pages import (
     BLANK,
+    CLEAN,
     as_item,
     fill,
     method_of,
@@ -24,6 +28,11 @@ from cliquetta.report.results_pages import (
     times,
 )
 
+BOARDS = {
+    "leaderboard": "Bundled model",
+    "leaderboard-real": "Real ViT-B/16 image tower, fixed text features",
+}
+"""Titles of the boards, by the grid that each is recorded from."""
 COLUMNS = {
     "clean": ("clean", "top1"),
     "noise": ("noise", "top1"),
@@ -40,6 +49,8 @@ COLUMNS = {
     "batch 1": ("batch 1", "top1"),
 }
 """Columns of the board: a kind of stream, as :func:`stream_kind` tells it, and a metric."""
+Runs = Mapping[tuple[str, int], float]
+"""Gains by set and seed."""
 ORDERS = {
     "keff": "few classes",
     "uneven": "few classes",
@@ -50,6 +61,8 @@ ORDERS = {
 }
 CHEAP = 1.5
 """Times the cost of zero-shot up to which a method is called cheap."""
+NAMED = 3
+"""Methods that a sentence names; of others it tells the number."""
 READING = (
     "A cell is the gain over zero-shot in points, mean over the sets of its column and over "
     "seeds, on exactly the same images; in brackets the set with the lowest gain. ▼ marks a loss, "
@@ -57,13 +70,19 @@ READING = (
     "ordered by their mean over columns.",
     "*Long tail* is macro-F1, *open set* accuracy on images of the class list, *AUROC* how well "
     "the highest probability tells them from the others; all else is top-1 accuracy.",
-    "*Cost* is time per image as a multiple of zero-shot's, the median over sets. Methods that "
-    "saw fewer *images* per run than others are left out of the advice and of bold.",
+    "*Cost* is time per image as a multiple of zero-shot's, the median over sets. *Sets × images* "
+    "tells how much a method was shown: slow ones saw fewer images, or fewer sets. In columns "
+    "where a method saw less than others (its cell is marked °) it is left out of advice and bold.",
+    "*Within noise* of another: the mean difference of the two over sets and seeds is below twice "
+    "its standard error.",
 )
 
 
-def stream_kind(record: Record) -> str:
-    """What is special about the stream of a record: its protocol, else the shift of its images."""
+def stream_kind(record: Record, roles: Mapping[str, str] | None = None) -> str:
+    """What is special about the stream of a record: its protocol, else the shift of its images.
+
+    ``roles`` has the kind of datasets that are a shift themselves, by id; others are clean.
+    """
     stream, order = record.settings["stream"], Run(record, None).order
     if "unknown" in stream:
         return "open set"
@@ -72,78 +91,125 @@ def stream_kind(record: Record) -> str:
     if stream["batch_size"] == 1:
         return "batch 1"
     shift = parse_dataset_id(record.dataset)[1]
-    return "clean" if shift is None else CORRUPTIONS[shift.name].group
+    if shift is not None:
+        return CORRUPTIONS[shift.name].group
+    role = (roles or {}).get(record.dataset, CLEAN)
+    return role if role in {kind for kind, _ in COLUMNS.values()} else CLEAN
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A method on one set of a column."""
+
+    dataset: str
+    images: int
+    level: float
+    gains: Mapping[int, float]
+    """Over zero-shot by seed; empty for zero-shot itself."""
+    cost: float | None
+
+    @cached_property
+    def gain(self) -> float:
+        return statistics.mean(self.gains.values())
 
 
 @dataclass
 class _Row:
     """A method, as far as it was run."""
 
-    gains: dict[str, list[tuple[float, str]]] = field(default_factory=dict)
-    """By column: the gain, and on which set."""
-    levels: dict[str, dict[str, tuple[int, float]]] = field(default_factory=dict)
-    """By column and set: on how many images, and the metric itself; the most images count."""
-    costs: list[float] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
+    entries: dict[str, list[_Entry]] = field(default_factory=dict)
+    """By column."""
+
+    def measured(self, column: str) -> list[_Entry]:
+        """The entries of a column with a gain."""
+        return [entry for entry in self.entries.get(column, ()) if entry.gains]
 
     def gain(self, column: str) -> float | None:
-        found = [gain for gain, _ in self.gains.get(column, ())]
+        found = [entry.gain for entry in self.measured(column)]
         return statistics.mean(found) if found else None
+
+    def worst(self, column: str) -> tuple[float, str]:
+        return min((entry.gain, short_id(entry.dataset)) for entry in self.measured(column))
+
+    def shown(self, column: str) -> dict[str, int]:
+        """Images of every set of a column."""
+        return {entry.dataset: entry.images for entry in self.measured(column)}
+
+    def runs(self, column: str) -> Runs:
+        """Gains by set and seed."""
+        return {(e.dataset, seed): g for e in self.measured(column) for seed, g in e.gains.items()}
 
     @property
     def cost(self) -> float | None:
-        return statistics.median(self.costs) if self.costs else None
+        costs = [e.cost for some in self.entries.values() for e in some if e.cost is not None]
+        return statistics.median(costs) if costs else None
 
     @property
-    def images(self) -> int:
-        """Of a run, usually."""
-        return round(statistics.median(self.sizes))
+    def size(self) -> str:
+        """Sets and images of a run, usually."""
+        metrics = [some for (c, some) in self.entries.items() if COLUMNS[c][1] != "auroc"]
+        sizes = [entry.images for some in metrics for entry in some]
+        return f"{len(sizes)} × {round(statistics.median(sizes)):,}"
 
 
-def leaderboard_page(records: Sequence[Record], folder: Path) -> str:
-    """The board as Markdown; ``folder`` holds the pages of methods."""
+def leaderboard_page(
+    boards: Mapping[str, tuple[Sequence[Record], Mapping[str, str]]], folder: Path
+) -> str:
+    """The boards as Markdown: by title, the records and the kinds of datasets (``grid_roles``).
+
+    ``folder`` holds the pages of methods.
+    """
     parts = [
         "# Who wins where",
         fill(
             "Written by `cliquetta reproduce leaderboard` from the records in `docs/results`: do "
-            "not edit it. Every method that needs no labelled images, on the bundled model."
+            "not edit it. Every registered method that needs no labelled images; where text "
+            "features are fixed, every one that needs no text tower."
         ),
+        "\n".join(map(as_item, READING)),
     ]
-    if not records:
+    for title, (records, roles) in boards.items():
         parts += [
-            fill(
-                "**Not recorded yet.** `cliquetta reproduce leaderboard --run --device cuda` runs "
-                "the grid and writes this page; `--shard I/N` shares it out over processes."
-            )
+            f"## {title}",
+            *(_sections(records, roles, folder) if records else [NOT_RECORDED]),
         ]
-        return "\n\n".join(parts) + "\n"
-    rows = _rows(records)
-    advice = [as_item(f"**{column}**: {_advice(rows, column)}") for column in COLUMNS]
-    parts += ["\n".join(map(as_item, READING)), _board(rows, folder)]
-    parts += ["## What to take for which stream", "\n".join(advice)]
-    parts += ["## Sources", sources(read_settings(records, {}))]
     return "\n\n".join(parts) + "\n"
 
 
-def _rows(records: Iterable[Record]) -> dict[str, _Row]:
+NOT_RECORDED = fill(
+    "**Not recorded yet.** `cliquetta reproduce leaderboard --run --device cuda` runs the grid and "
+    "writes this page; `--shard I/N` shares it out over processes."
+)
+
+
+def _sections(records: Sequence[Record], roles: Mapping[str, str], folder: Path) -> list[str]:
+    rows = _rows(records, roles)
+    advice = [as_item(f"**{column}**: {_advice(rows, column)}") for column in COLUMNS]
+    return [
+        _board(rows, folder),
+        "### What to take for which stream",
+        "\n".join(advice),
+        f"### `{DEFAULT_METHOD}`, the default, column by column",
+        _standing(rows, DEFAULT_METHOD),
+        "### Sources",
+        sources(read_settings(records, {})),
+    ]
+
+
+def _rows(records: Iterable[Record], roles: Mapping[str, str]) -> dict[str, _Row]:
     """Every method by its label; zero-shot first, then by the mean over columns."""
     kinds: dict[str, list[Record]] = {}
     for record in records:
-        kinds.setdefault(stream_kind(record), []).append(record)
+        kinds.setdefault(stream_kind(record, roles), []).append(record)
     rows: dict[str, _Row] = {}
     for column, (kind, metric) in COLUMNS.items():
         for setting in read_settings(kinds.get(kind, []), {}):
-            table = compare(setting.runs, metric=metric)
-            for (name, dataset), cell in table.cells.items():
-                row = rows.setdefault(name, _Row())
-                images = cell.runs[0].record.images
-                row.sizes.append(images)
-                row.costs += [] if cell.cost is None else [cell.cost]
-                if cell.gain is not None:
-                    row.gains.setdefault(column, []).append((cell.gain, short_id(dataset)))
+            cells = compare(setting.runs, metric=metric).cells
+            for (name, dataset), cell in cells.items():
                 if cell.mean is not None:
-                    known = row.levels.setdefault(column, {})
-                    known[dataset] = max(known.get(dataset, (0, 0.0)), (images, cell.mean))
+                    plain = None if name == BASELINE else cells.get((BASELINE, dataset))
+                    row = rows.setdefault(name, _Row())
+                    row.entries.setdefault(column, []).append(_entry(cell, plain))
 
     def rank(name: str) -> tuple[bool, float]:
         gains = [gain for column in COLUMNS if (gain := rows[name].gain(column)) is not None]
@@ -152,37 +218,46 @@ def _rows(records: Iterable[Record]) -> dict[str, _Row]:
     return {name: rows[name] for name in sorted(rows, key=rank)}
 
 
-def _ranked(rows: dict[str, _Row], column: str) -> list[tuple[str, float]]:
-    """Methods with the gain of a column, best first, of those that saw as many images as any."""
-    others = {name: row for name, row in rows.items() if row.gains}
-    most = max((row.images for row in others.values()), default=0)
-    found = [(name, row.gain(column)) for name, row in others.items() if row.images == most]
-    known = [(name, gain) for name, gain in found if gain is not None]
-    return sorted(known, key=lambda pair: -pair[1])
+def _entry(cell: Cell, plain: Cell | None) -> _Entry:
+    """A cell with its gains over zero-shot, seed by seed."""
+    own, before = (
+        {run.record.seed: run.record.metrics[cell.metric] for run in (some.runs if some else ())}
+        for some in (cell, plain)
+    )
+    gains = {seed: value - before[seed] for seed, value in own.items() if seed in before}
+    assert cell.mean is not None
+    return _Entry(cell.column, cell.runs[0].record.images, cell.mean, gains, cell.cost)
 
 
-def _board(rows: dict[str, _Row], folder: Path) -> str:
-    best = {column: [name for name, _ in _ranked(rows, column)[:1]] for column in COLUMNS}
+def _in_full(rows: Mapping[str, _Row], column: str) -> list[str]:
+    """Methods that saw of a column as much as any, best first."""
+    sizes = {name: sum(row.shown(column).values()) for name, row in rows.items()}
+    full = [name for name, size in sizes.items() if size and size == max(sizes.values())]
+    return sorted(full, key=lambda name: -(rows[name].gain(column) or 0.0))
+
+
+def _board(rows: Mapping[str, _Row], folder: Path) -> str:
+    full = {column: _in_full(rows, column) for column in COLUMNS}
     lines = []
     for name, row in rows.items():
         page = folder / f"{method_of(name)}.md"
         link = f"[`{name}`](../methods/{page.name})" if page.exists() else f"`{name}`"
-        cells = [_cell(row, column, bold=name in best[column]) for column in COLUMNS]
-        cost = BLANK if row.cost is None else times(row.cost)
-        lines.append((link, *cells, cost, f"{row.images:,}"))
-    head = ("method", *COLUMNS, "cost", "images")
+        cells = [_cell(row, column, name, full[column]) for column in COLUMNS]
+        lines.append((link, *cells, BLANK if row.cost is None else times(row.cost), row.size))
+    head = ("method", *COLUMNS, "cost", "sets × images")
     return to_markdown(TextTable(head, tuple(lines))).rstrip()
 
 
-def _cell(row: _Row, column: str, *, bold: bool) -> str:
+def _cell(row: _Row, column: str, name: str, full: Sequence[str]) -> str:
     gain = row.gain(column)
-    if gain is None:
-        levels = [level for _, level in row.levels.get(column, {}).values()]
-        return f"{statistics.mean(levels):.1f}" if levels else BLANK
-    shown = _points(gain)
-    shown = f"**{shown}**" if bold and gain > 0 else shown
-    lowest, name = min(row.gains[column])
-    return shown if len(row.gains[column]) == 1 else f"{shown} ({name} {_points(lowest)})"
+    if gain is None:  # zero-shot may have been run on fewer images as well: the most count
+        levels = {e.dataset: e for e in sorted(row.entries.get(column, ()), key=lambda e: e.images)}
+        found = [entry.level for entry in levels.values()]
+        return f"{statistics.mean(found):.1f}" if found else BLANK
+    shown = _points(gain) + ("" if name in full else "°")
+    shown = f"**{shown}**" if full[:1] == [name] and gain > 0 else shown
+    lowest, where = row.worst(column)
+    return shown if len(row.measured(column)) == 1 else f"{shown} ({where} {_points(lowest)})"
 
 
 def _points(gain: float) -> str:
@@ -190,29 +265,55 @@ def _points(gain: float) -> str:
     return f"{'▼' if rounded < 0 else ''}{rounded:+.1f}"
 
 
-def _advice(rows: dict[str, _Row], column: str) -> str:
-    """Up to three sentences: the highest gains, who never loses, what little time buys."""
-    ranked = _ranked(rows, column)
-    if not ranked:
+def within_noise(better: Runs, other: Runs) -> bool:
+    """Whether two methods differ by less than twice the standard error, run by run."""
+    steps = [better[run] - other[run] for run in better if run in other]
+    if len(steps) < 2:
+        return False
+    return statistics.mean(steps) < 2 * statistics.stdev(steps) / math.sqrt(len(steps))
+
+
+def _advice(rows: Mapping[str, _Row], column: str) -> str:
+    """Three sentences: the best and who is as good; who loses, and who never; what is cheap."""
+    full = _in_full(rows, column)
+    gains = {name: rows[name].gain(column) or 0.0 for name in full}
+    if not full:
         return "Nothing is recorded."
-    if ranked[0][1] <= 0:
-        return "No method gains: take zero-shot."
-    shown = [f"`{name}` ({gain:+.1f})" for name, gain in ranked[:3] if gain > 0]
-    sentences = [f"Highest gains: {', '.join(shown)}."]
-    safe = [name for name, gain in ranked if gain > 0 and min(rows[name].gains[column])[0] >= 0]
-    if safe:
-        more = f" and {len(safe) - 3} more" if len(safe) > 3 else ""
-        named = ", ".join(f"`{name}`" for name in safe[:3])
-        sentences.append(f"Below zero-shot on no set: {named}{more}.")
-    else:
-        name = max((n for n, gain in ranked if gain > 0), key=lambda n: min(rows[n].gains[column]))
-        lowest, where = min(rows[name].gains[column])
-        sentences.append(
-            f"Every method loses somewhere; of those that gain, `{name}` least ({lowest:+.1f} on "
-            f"{where})."
-        )
-    cheap = [(n, g) for n, g in ranked if g > 0 and (rows[n].cost or CHEAP + 1) <= CHEAP]
-    if cheap and cheap[0][0] != ranked[0][0]:
-        name, gain = cheap[0]
-        sentences.append(f"For at most {CHEAP:g} × the time of zero-shot: `{name}` ({gain:+.1f}).")
-    return " ".join(sentences)
+    if gains[full[0]] <= 0:
+        return f"No method gains: take zero-shot. The most is lost by {_some(gains, full[::-1])}."
+    best = rows[full[0]].runs(column)
+    alike = [name for name in full[1:] if within_noise(best, rows[name].runs(column))]
+    first = f"Highest gain: {_some(gains, full[:1])}"
+    sentences = [f"{first}; within noise of it: {_some(gains, alike)}."]
+    losing = [name for name in full[::-1] if gains[name] < 0]
+    safe = [name for name in full if rows[name].worst(column)[0] >= 0]
+    sentences.append(
+        f"Below zero-shot on average: {_some(gains, losing)}; on no set: {_some(gains, safe)}."
+    )
+    cheap = [name for name in full if (rows[name].cost or CHEAP + 1) <= CHEAP and gains[name] > 0]
+    cost = rows[full[0]].cost
+    paid = f"`{full[0]}` takes {times(cost)} the time of zero-shot" if cost else ""
+    if cheap[:1] != full[:1]:
+        paid += f"; for at most {CHEAP:g} ×: {_some(gains, cheap[:1])}"
+    return " ".join([*sentences, *([f"{paid}."] if paid else [])])
+
+
+def _some(gains: Mapping[str, float], names: Sequence[str]) -> str:
+    shown = ", ".join(f"`{name}` ({gains[name]:+.1f})" for name in names[:NAMED])
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{shown}{more}" if names else "none"
+
+
+def _standing(rows: Mapping[str, _Row], name: str) -> str:
+    """The gain and the place of one method, and how far the best of each column is from it."""
+    lines = []
+    for column in COLUMNS:
+        full = _in_full(rows, column)
+        if name in full:
+            own, best = rows[name].gain(column) or 0.0, rows[full[0]].gain(column) or 0.0
+            lowest, where = rows[name].worst(column)
+            place = f"{full.index(name) + 1} of {len(full)}"
+            behind = BLANK if full[0] == name else f"{_points(own - best)} (`{full[0]}`)"
+            lines.append((column, _points(own), f"{_points(lowest)} ({where})", place, behind))
+    head = ("column", "gain", "lowest gain", "place", "against the best")
+    return to_markdown(TextTable(head, tuple(lines))).rstrip() if lines else "Not recorded."
