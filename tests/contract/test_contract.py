@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import re
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.errors import UnknownNameError
+from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.methods._shared.state import load_state, save_state
-from cliquetta.methods.base import Adapter, BatchDependence
+from cliquetta.methods.base import Adapter, BatchDependence, NonFiniteError
 from cliquetta.methods.registry import (
     MethodEntry,
     create_method,
@@ -25,7 +27,7 @@ from cliquetta.methods.registry import (
 )
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch
+from cliquetta.types import Batch, Prediction
 from tests._helpers.building import build_adapter, fitted_tensors, prepare
 from tests._helpers.tiny import build_tiny_clip
 
@@ -138,6 +140,114 @@ def test_an_empty_batch_is_answered_and_changes_nothing(adapter: Adapter, batch:
     prediction = adapter.predict(prepare(adapter, batch[0:0]))
     assert prediction.logits.shape == (0, len(adapter.prompts))
     assert all(torch.equal(before[name], value) for name, value in adapter.state_dict().items())
+
+
+def assert_same_state(adapter: Adapter, before: dict[str, Tensor]) -> None:
+    for name, value in adapter.state_dict().items():
+        assert value.equal(before[name]), name
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf], ids=str)
+def test_pixels_that_are_not_finite_are_refused_and_teach_nothing(
+    entry: MethodEntry,
+    adapter: Adapter,
+    tiny_clip: CLIP,
+    tiny_prompts: ClassPrompts,
+    batch: Batch,
+    value: float,
+) -> None:
+    expected = logits_of(build_adapter(entry, tiny_clip, tiny_prompts), stream_of(batch))
+    found = logits_of(adapter, stream_of(batch)[:2])
+    spoilt = batch.images[:4].clone()
+    spoilt[2, 1, 5, 7] = value
+    with pytest.raises(NonFiniteError, match=r"1 of 4 images .* number 2 \(image-2\)"):
+        adapter.predict(prepare(adapter, Batch(spoilt, batch.keys[:4])))
+    assert_bit_equal(expected, found + logits_of(adapter, stream_of(batch)[2:]))
+
+
+def diverging(config: Any) -> Iterator[Any]:
+    """The config with each of its learning rates beyond all measure."""
+    for field in dataclasses.fields(config):
+        if field.name.endswith("lr") and isinstance(getattr(config, field.name), float):
+            yield dataclasses.replace(config, **{field.name: 1e30})
+
+
+RATES = [entry for entry in list_methods() if list(diverging(entry.config()))]
+
+
+@pytest.mark.parametrize("entry", RATES, ids=named)
+def test_a_rate_that_diverges_never_gives_or_keeps_what_is_not_finite(
+    entry: MethodEntry, tiny_clip: CLIP, tiny_prompts: ClassPrompts, batch: Batch
+) -> None:
+    fitted = None if entry.fit is None else fitted_tensors(entry.name, tiny_prompts.names)
+    for config in diverging(entry.config()):
+        adapter = create_method(entry.name, tiny_clip, tiny_prompts, config, fitted=fitted)
+        for part in stream_of(batch) * 3:
+            before = adapter.state_dict()
+            try:
+                assert adapter.predict(prepare(adapter, part)).logits.isfinite().all()
+            except NonFiniteError:
+                assert_same_state(adapter, before)
+        for name, value in adapter.state_dict().items():
+            assert not value.isnan().any(), name
+
+
+def test_an_error_in_the_middle_leaves_the_memory_as_it_was(
+    adapter: Adapter, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits_of(adapter, stream_of(batch)[:2])
+    before, predict = adapter.state_dict(), adapter._predict
+
+    def fail(batch: Batch) -> Prediction:
+        predict(batch)
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(adapter, "_predict", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        adapter.predict(prepare(adapter, batch))
+    assert_same_state(adapter, before)
+
+
+def test_states_with_numbers_that_cannot_be_are_refused(adapter: Adapter, batch: Batch) -> None:
+    start = adapter.state_dict()
+    logits_of(adapter, stream_of(batch)[:2])
+    before = adapter.state_dict()
+    for name, value in before.items():
+        for number in poison(start[name]):
+            for place in {0, value.numel() - 1}:
+                bad = value.clone()
+                bad.view(-1)[place] = number
+                with pytest.raises(UserError, match=re.escape(repr(name))):
+                    adapter.load_state_dict({**before, name: bad})
+                assert_same_state(adapter, before)
+
+
+def poison(start: Tensor) -> tuple[float, ...]:
+    """Numbers that no tensor with this start may hold."""
+    if start.is_floating_point():
+        return (torch.nan,) if start.isinf().any() else (torch.nan, torch.inf)
+    if start.dtype in (torch.uint8, torch.bool):
+        return ()
+    return (min(0, int(start.min())) - 1, 2**62)
+
+
+def test_states_with_the_largest_counters_are_refused_or_work(
+    adapter: Adapter, batch: Batch
+) -> None:
+    logits_of(adapter, stream_of(batch)[:2])
+    before = adapter.state_dict()
+    for name, value in before.items():
+        if value.dtype is not torch.long:
+            continue
+        for number in (0, 3, 10**6, 2**47):
+            try:
+                adapter.load_state_dict({**before, name: torch.full_like(value, number)})
+            except UserError:
+                continue
+            try:
+                logits_of(adapter, stream_of(batch)[2:])
+            except NonFiniteError:
+                continue
 
 
 def test_reset_replays_the_stream(adapter: Adapter, batch: Batch) -> None:

@@ -282,6 +282,13 @@ def test_tensors_of_another_shape_are_refused(tiny_clip: CLIP) -> None:
         create_method("coop", tiny_clip, TWO, fitted={"context": torch.zeros(2, 4, 32)})
 
 
+def test_tensors_that_are_not_finite_are_refused(tiny_clip: CLIP) -> None:
+    context = torch.zeros(16, 32)
+    context[3, 4] = torch.nan
+    with pytest.raises(ValueError, match="not finite: fit again"):
+        create_method("coop", tiny_clip, TWO, fitted={"context": context})
+
+
 def test_examples_that_do_not_fit_the_model_or_the_classes_are_refused(tiny_clip: CLIP) -> None:
     images, labels = make_images(1, seed=0)
     with pytest.raises(ValueError, match=r"model\.preprocess"):

@@ -175,6 +175,25 @@ def test_a_failed_write_leaves_the_old_file(
     assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused(
+    tiny_clip: CLIP, tmp_path: Path, value: float
+) -> None:
+    path = tmp_path / "model.safetensors"
+    save_model(tiny_clip, path)
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    state = load_file(path)
+    state["visual.ln_post.weight"][3] = value
+    save_file(state, path, metadata)
+    with pytest.raises(CheckpointError, match=r"visual\.ln_post\.weight holds numbers"):
+        create_model(path)
+    state["visual.ln_post.weight"][3] = 3e38  # large is not infinite, even if the sum is
+    state["visual.ln_post.weight"][4] = 3e38
+    save_file(state, path, metadata)
+    assert create_model(path).id == "tiny"
+
+
 def test_bad_headers(tiny_clip: CLIP, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_model(tiny_clip, path)

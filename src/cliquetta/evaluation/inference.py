@@ -18,12 +18,11 @@ from cliquetta.data.features import FeatureDataset
 from cliquetta.data.listing import Listing
 from cliquetta.data.prepared import FeatureBatch, from_given_features
 from cliquetta.data.stream import Stream
-from cliquetta.errors import UserError
 from cliquetta.evaluation.answers import Answers
 from cliquetta.evaluation.table_files import Row, shown_path
 from cliquetta.methods._shared.feature_level import FeatureLevel
 from cliquetta.methods._shared.state import load_state, save_state
-from cliquetta.methods.base import Adapter
+from cliquetta.methods.base import Adapter, NonFiniteError
 from cliquetta.methods.registry import require_features_only
 
 _SEGMENT = 64
@@ -152,17 +151,13 @@ class Predictor:
                 yield rows, {entry.key: entry.reason for entry in fresh}
 
     def _logits(self, name: str, adapter: Adapter, batch: Any) -> torch.Tensor:
-        if isinstance(batch, FeatureBatch):
-            assert isinstance(adapter, FeatureLevel)
-            logits = adapter.predict_features(batch.features).logits
-        else:
-            logits = adapter.predict(batch).logits
-        if not bool(torch.isfinite(logits).all()):
-            raise UserError(
-                f"{name} gave answers that are not finite at {batch.keys[0]!r} and after: lower "
-                "its learning rate, or start without the state; nothing of this batch was kept"
-            )
-        return logits
+        try:
+            if isinstance(batch, FeatureBatch):
+                assert isinstance(adapter, FeatureLevel)
+                return adapter.predict_features(batch.features).logits
+            return adapter.predict(batch).logits
+        except NonFiniteError as error:
+            raise NonFiniteError(f"{name}, batch from {batch.keys[0]!r} on: {error}") from error
 
     def load(self, state: Path | None) -> int:
         """Continue from a state file if there is one; returns how many images it has seen.

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from cliquetta.atomic import exclusive, write_atomically
-from cliquetta.errors import UserError
 from cliquetta.evaluation.table_files import Row
 from cliquetta.methods._shared.state import pack_state, unpack_state
 from cliquetta.methods.base import Adapter
@@ -77,7 +76,6 @@ class Parts:
     def save_states(self, place: int, adapters: Mapping[str, Adapter]) -> None:
         """The methods' state before image ``place``."""
         for name, adapter in adapters.items():
-            _refuse_nan(name, adapter)
             write_atomically(self._state(place, name), pack_state(adapter))
 
     def load_states(self, place: int, adapters: Mapping[str, Adapter]) -> None:
@@ -88,12 +86,3 @@ class Parts:
 
     def _state(self, place: int, name: str) -> Path:
         return self.folder / f"{place:012d}.{name}.safetensors"
-
-
-def _refuse_nan(name: str, adapter: Adapter) -> None:
-    for key, value in adapter.state_dict().items():
-        if value.is_floating_point() and bool(value.isnan().any()):
-            raise UserError(
-                f"{name} learned {key!r} with NaN in it: lower its learning rate; the state before "
-                "this part is kept"
-            )

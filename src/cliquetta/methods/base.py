@@ -6,7 +6,7 @@ Labels are not part of it. A method sees what a deployed classifier sees.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from functools import cached_property
@@ -18,7 +18,7 @@ from torch import Tensor
 from cliquetta.data.batch import Images, as_batch
 from cliquetta.errors import UserError
 from cliquetta.methods._shared.explanation import CacheCount, Explanation, PromptedPasses
-from cliquetta.methods._shared.memory import Memory
+from cliquetta.methods._shared.memory import Memory, all_finite
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts, as_prompts
 from cliquetta.types import Batch, Prediction, ViewSpec
@@ -37,6 +37,24 @@ class BatchDependence(str, Enum):
     """Every image alone: neither splitting nor order changes a prediction."""
 
 
+class NonFiniteError(UserError):
+    """NaN or infinity in pixels, answers or what was learned from them."""
+
+
+def _refuse_pixels(batch: Batch) -> None:
+    """Refuse a batch with pixels that are not finite, and name the first image that has them."""
+    pixels = batch.images if batch.views is None else batch.views
+    if all_finite([pixels]):
+        return
+    bad = (~pixels.isfinite().flatten(1).all(dim=1)).nonzero()[:, 0].tolist()
+    if bad:
+        name = f" ({batch.keys[bad[0]]})" if batch.keys else ""
+        raise NonFiniteError(
+            f"{len(bad)} of {len(batch)} images have pixels that are NaN or infinite, the first is "
+            f"number {bad[0]}{name}: leave them out; nothing of this batch was predicted"
+        )
+
+
 class Adapter(ABC):
     """A classifier that may learn from the unlabelled batches it predicts.
 
@@ -48,6 +66,9 @@ class Adapter(ABC):
     batch_dependence: ClassVar[BatchDependence]
     needs: ClassVar[frozenset[str]] = frozenset()
     """Capabilities of the model (``CLIP.capabilities``) without which the method cannot run."""
+
+    in_place: bool = False
+    """Whether predicting writes into tensors of the memory instead of replacing them."""
 
     class_free: ClassVar[frozenset[str]] = frozenset()
     """Names in ``memory`` that stay valid when the class list changes."""
@@ -84,13 +105,30 @@ class Adapter(ABC):
             Logits of every image, in order.
 
         Raises:
+            NonFiniteError: Pixels, answers or what was learned are not finite.
             UserError: Something is not an image, or cannot be read.
 
         """
         batch = as_batch(images, self.model.preprocess, views=self.views, seed=self.seed)
         if len(batch) == 0:
             return Prediction(torch.zeros(0, len(self.prompts), device=self.model.device))
-        return self._on_model_scale(self._predict(batch.to(self.model.device)))
+        _refuse_pixels(batch)
+        return self._ask(lambda: self._predict(batch.to(self.model.device)))
+
+    def _ask(self, predict: Callable[[], Prediction]) -> Prediction:
+        """The prediction on the model's scale; whatever is raised, the memory is as it was."""
+        before = self.memory.snapshot(copied=self.in_place)
+        try:
+            prediction = predict()
+            if not all_finite([prediction.logits, *self.memory.changed(before)]):
+                raise NonFiniteError(
+                    f"{type(self).__name__} gave or learned numbers that are not finite: lower its "
+                    "learning rate, or start without the state; nothing of this batch was kept"
+                )
+        except BaseException:
+            self.memory.restore(before)
+            raise
+        return self._on_model_scale(prediction)
 
     def _on_model_scale(self, prediction: Prediction) -> Prediction:
         """The same with the bias of a sigmoid model (SigLIP): its logits, where CLIP's have none.

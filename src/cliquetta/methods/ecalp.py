@@ -99,7 +99,8 @@ class ECALP(FixedText):
         M, E = self.config.capacity, self.classifier.shape[1]
         self.memory.declare("features", self.classifier.new_zeros(M, E))
         self.memory.declare("scores", self.classifier.new_zeros(M))
-        self.memory.declare("labels", torch.zeros(M, dtype=torch.long, device=self.model.device))
+        labels = torch.zeros(M, dtype=torch.long, device=self.model.device)
+        self.memory.declare("labels", labels, below=len(self.prompts))
         self.memory.declare("images", torch.zeros((), dtype=torch.long))
 
     def _predict_features(self, features: Tensor) -> Prediction:

@@ -144,7 +144,7 @@ class Panda(Adapter):
                 "itself; choose one that takes its features as they come, such as tent"
             ) from error
         self.grid = nearest_divisor(self.model.image_size, self.config.patch_grid)
-        self.memory = self.inner.memory
+        self.memory, self.in_place = self.inner.memory, self.inner.in_place
         generator = torch.Generator().manual_seed(self.seed)
         self.memory.declare("panda.generator", generator.get_state())
 

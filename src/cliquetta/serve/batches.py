@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cliquetta.data.images import ImageError, open_image
 from cliquetta.data.views import image_views
-from cliquetta.methods.base import Adapter
+from cliquetta.methods.base import Adapter, NonFiniteError
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.serve.errors import conflict, invalid, too_large
 from cliquetta.serve.limits import bounded
@@ -129,10 +129,10 @@ def predict_images(
 
 def predict_finite(adapter: Adapter, batch: Batch) -> Prediction:
     """Predict; an answer that is not finite is refused."""
-    prediction = adapter.predict(batch)
-    if not bool(prediction.logits.isfinite().all()):
-        raise invalid("the method's answer is not finite with these options and images")
-    return prediction
+    try:
+        return adapter.predict(batch)
+    except NonFiniteError as error:
+        raise invalid(str(error)) from error
 
 
 def check_views(adapter: Adapter, images: int, limits: Limits) -> None:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from cliquetta.errors import UserError
+from cliquetta.methods._shared.memory import all_finite
 from cliquetta.methods._shared.views import ViewsConfig
-from cliquetta.methods.base import Adapter, BatchDependence
+from cliquetta.methods.base import Adapter, BatchDependence, NonFiniteError
 from cliquetta.model.clip import encode_views
 from cliquetta.types import Batch, Prediction
 
@@ -40,9 +41,11 @@ class FeatureLevel(Adapter):
             )
         if len(features) == 0:
             return Prediction(torch.zeros(0, len(self.prompts), device=self.model.device))
+        if not all_finite([features]):
+            raise NonFiniteError("features hold NaN or infinity: encode finite images only")
         with torch.no_grad():
             features = features.to(self.model.device, non_blocking=True)
-            return self._on_model_scale(self._predict_features(features))
+            return self._ask(lambda: self._predict_features(features))
 
     @torch.no_grad()
     def _predict(self, batch: Batch) -> Prediction:

@@ -24,6 +24,7 @@ from cliquetta.methods._shared.config import (
     Rule,
 )
 from cliquetta.methods._shared.feature_level import FeatureLevel
+from cliquetta.methods._shared.memory import all_finite
 from cliquetta.methods._shared.support_set import FewShot, Rows, crop_features
 from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.model.clip import CLIP, l2_normalize
@@ -46,6 +47,11 @@ class FewShotAdapter(Adapter):
         fitted: Mapping[str, Tensor],
     ) -> None:
         refuse_fixed_text(type(self), prompts)
+        if not all_finite(fitted.values()):
+            raise UserError(
+                f"fitted tensors of {type(self).__name__} hold numbers that are not finite: fit "
+                "again with a lower learning rate"
+            )
         self.fitted = {name: value.detach().to(model.device) for name, value in fitted.items()}
         super().__init__(model, prompts, config, seed=seed)
 

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from cliquetta.errors import UserError
+
+MOST_COUNTED = 2**48
+"""Counters of a state that claim more than this are refused."""
+
+
+def all_finite(values: Iterable[Tensor]) -> bool:
+    """Whether all numbers of some tensors are finite, at the cost of one sum each.
+
+    A sum is not finite if a summand is not; a GPU is asked once for all tensors on it.
+    """
+    sums: dict[torch.device, list[Tensor]] = {}
+    for value in values:
+        if value.is_floating_point():
+            real = torch.promote_types(value.dtype, torch.float32)
+            sums.setdefault(value.device, []).append(value.detach().sum(dtype=real))
+    return all(
+        bool(torch.stack([s.double() for s in found]).isfinite().all()) for found in sums.values()
+    )
 
 
 class Memory:
@@ -23,11 +41,20 @@ class Memory:
     def __init__(self) -> None:
         self._start: dict[str, Tensor] = {}
         self._now: dict[str, Tensor] = {}
+        self._below: dict[str, int] = {}
+        self._open: set[str] = set()
 
-    def declare(self, name: str, start: Tensor) -> None:
-        """Add a tensor; its shape, dtype and device stay fixed from here on."""
+    def declare(self, name: str, start: Tensor, *, below: int = MOST_COUNTED) -> None:
+        """Add a tensor; its shape, dtype and device stay fixed from here on.
+
+        Integers must be smaller than ``below``, and not negative unless the start is: a state from
+        elsewhere may hold anything. Where the start is infinite, later values may be.
+        """
         if name in self._start:
             raise KeyError(f"memory already holds {name!r}")
+        self._below[name] = below
+        if start.is_floating_point() and bool(start.isinf().any()):
+            self._open.add(name)
         self._start[name] = start.detach().clone()
         self._now[name] = start.detach().clone()
 
@@ -76,8 +103,44 @@ class Memory:
                     f"state {name!r} is {tuple(value.shape)} {value.dtype}, this adapter keeps "
                     f"{tuple(start.shape)} {start.dtype}; it was saved with other classes or config"
                 )
+            self._refuse_values(name, value)
             taken[name] = value.to(start.device, copy=True)
         self._now = taken
+
+    def _refuse_values(self, name: str, value: Tensor) -> None:
+        """Refuse numbers that the method could not have written."""
+        below = self._below[name]
+        if value.is_floating_point():
+            if not all_finite([self._closed(name, value)]):
+                raise UserError(
+                    f"state {name!r} holds numbers that are not finite: it is damaged, or was "
+                    "saved by a run that diverged; start without it"
+                )
+        elif value.dtype in _COUNTERS and value.numel() > 0:
+            least = min(0, int(self._start[name].min()))
+            low, high = int(value.min()), int(value.max())
+            if low < least or high >= below:
+                raise UserError(
+                    f"state {name!r} holds {low if low < least else high}, outside of {least} to "
+                    f"{below - 1}: it is damaged; start without it"
+                )
+
+    def snapshot(self, *, copied: bool) -> dict[str, Tensor]:
+        """What :meth:`restore` takes back; ``copied`` for methods that write into tensors."""
+        return self.state_dict() if copied else dict(self._now)
+
+    def restore(self, snapshot: dict[str, Tensor]) -> None:
+        """Be as at the time of ``snapshot``."""
+        self._now = snapshot
+
+    def changed(self, snapshot: Mapping[str, Tensor]) -> list[Tensor]:
+        """Tensors that are others than in ``snapshot``, zero where they may be infinite."""
+        found = ((name, v) for name, v in self._now.items() if v is not snapshot.get(name))
+        return [self._closed(name, value) for name, value in found]
+
+    def _closed(self, name: str, value: Tensor) -> Tensor:
+        """``value``, without the infinities that mean "empty" in this tensor."""
+        return value.nan_to_num(torch.nan, 0, 0) if name in self._open else value
 
     def generator(self, name: str) -> torch.Generator:
         """A CPU generator in the remembered state ``name``; store it back with :meth:`keep`."""
@@ -88,3 +151,6 @@ class Memory:
     def keep(self, name: str, generator: torch.Generator) -> None:
         """Remember where ``generator`` stands."""
         self._now[name] = generator.get_state()
+
+
+_COUNTERS = (torch.int64, torch.int32, torch.int16)

@@ -106,7 +106,7 @@ class SCAP(Adapter):
                 for name, size in (("keys", E), ("values", start.numel())):
                     empty = torch.zeros(N, config.capacity + 1, size, dtype=real, device=device)
                     self.memory.declare(name, empty)
-        self.memory.declare("count", torch.zeros(N, dtype=torch.long))
+        self.memory.declare("count", torch.zeros(N, dtype=torch.long), below=config.capacity + 1)
         if self.learner.learns_text and self.text is not None:
             mean = self.text.start.to(real)
             if config.text_scope == "class":

@@ -108,6 +108,7 @@ class DomainSCAP(Adapter):
     """
 
     batch_dependence = BatchDependence.JOINT
+    in_place = True
     needs = frozenset({"visual-prefix"})
     class_free = frozenset(
         {
@@ -157,19 +158,21 @@ class DomainSCAP(Adapter):
 
     def _declare_recent(self, N: int) -> None:
         """Recent images: those that are learned from, and those that vote."""
-        config, tower = self.config, self.tower.config
+        config, tower, K = self.config, self.tower.config, self.config.domains
         E, dtype = self.classifier.shape[1], self.classifier.dtype
         hidden = (config.step_every, tower.class_tokens + tower.patches, tower.width)
         self._declare("window_hidden", torch.zeros(hidden, dtype=self.model.dtype))
         self._declare("window_features", torch.zeros(config.step_every, E, dtype=dtype))
-        self.memory.declare("window_domain", torch.full((config.step_every,), -1))
+        self.memory.declare("window_domain", torch.full((config.step_every,), -1), below=K)
         self._declare("voters", torch.zeros(config.vote_memory, E, dtype=dtype))
         self._declare("votes", torch.zeros(config.vote_memory, N, dtype=dtype))
-        self._declare("plain_votes", torch.zeros(config.vote_memory, dtype=torch.long))
-        self.memory.declare("voters_domain", torch.full((config.vote_memory,), -1))
+        plain = torch.zeros(config.vote_memory, dtype=torch.long, device=self.model.device)
+        self.memory.declare("plain_votes", plain, below=N)
+        self.memory.declare("voters_domain", torch.full((config.vote_memory,), -1), below=K)
         self._declare("group", torch.zeros(GROUP, 2 * tower.width, dtype=dtype))
-        for name in ("window_next", "voters_next", "group_next", "domain"):
+        for name in ("window_next", "voters_next", "group_next"):
             self.memory.declare(name, torch.tensor(0))
+        self.memory.declare("domain", torch.tensor(0), below=K)
 
     def _declare(self, name: str, value: Tensor) -> None:
         self.memory.declare(name, value.to(self.model.device))

@@ -122,6 +122,7 @@ def build(
     check_fit(state, {key: tuple(tensor.shape) for key, tensor in wanted.items()}, checkpoint.id)
     weights = {}
     for key in wanted:
+        _refuse_non_finite(key, state[key], checkpoint.id)
         kind = dtype if state[key].is_floating_point() else None
         weights[key] = state[key].to(device=device, dtype=kind, copy=not share)
         if not share:
@@ -131,6 +132,16 @@ def build(
         weights[key] = state[key].to(device, torch.float32)
     model.load_state_dict(weights, assign=True)
     return model.requires_grad_(False).eval()
+
+
+def _refuse_non_finite(key: str, weight: Tensor, name: str) -> None:
+    """Refuse a weight that holds NaN or infinity, after a look at its sum, which is cheap."""
+    if weight.is_floating_point() and not bool(weight.sum(dtype=torch.float32).isfinite()):
+        if bool(weight.isfinite().all()):
+            return
+        raise CheckpointError(
+            f"{name} is damaged or its training diverged: {key} holds numbers that are not finite"
+        )
 
 
 def at_size(checkpoint: Checkpoint, image_size: int) -> Checkpoint:
