@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from cliquetta.methods._shared.fewshot_io import fit_method as fit_method
     from cliquetta.methods._shared.fewshot_io import save_fitted as save_fitted
     from cliquetta.methods._shared.state import load_state as load_state
+    from cliquetta.methods._shared.state import merge_states as merge_states
     from cliquetta.methods._shared.state import save_state as save_state
     from cliquetta.methods._shared.support_set import FewShot as FewShot
     from cliquetta.methods.base import Adapter as Adapter
@@ -73,7 +74,7 @@ _EXPORTS = {
     "methods.base": ("Adapter",),
     "methods.registry": ("create_method", "list_methods", "method_config", "register"),
     "methods._shared.fewshot_io": ("create_fitted", "fit_method", "save_fitted"),
-    "methods._shared.state": ("load_state", "save_state"),
+    "methods._shared.state": ("load_state", "merge_states", "save_state"),
     "methods._shared.support_set": ("FewShot",),
     "model.checkpoints.native": ("save_model",),
     "model.clip": ("CLIP",),

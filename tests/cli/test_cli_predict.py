@@ -139,7 +139,7 @@ def test_an_interrupted_run_says_how_to_continue(
             raise OSError(28, "No space left on device")
         return plain(self, batch)
 
-    monkeypatch.setattr("cliquetta.evaluation.resumable.PART_ROWS", 2)
+    monkeypatch.setattr("cliquetta.evaluation.parts.PART_ROWS", 2)
     with monkeypatch.context() as patch:
         patch.setattr(ZeroShot, "_predict", fail_at_the_second)
         answer, out = predict(photos, "--batch-size", "2")

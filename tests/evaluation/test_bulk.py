@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 
 from cliquetta.atomic import exclusive
 from cliquetta.errors import BusyError, UserError
-from cliquetta.evaluation import inference, parts, resumable
+from cliquetta.evaluation import parts, reading, resumable
 from cliquetta.evaluation.answers import PredictionRun
 from cliquetta.evaluation.bulk import predict
 from cliquetta.evaluation.inference import Predictor
@@ -128,7 +128,7 @@ def test_a_kill_at_any_step_to_the_disk_changes_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(resumable, "PART_ROWS", 8)
+    monkeypatch.setattr(parts, "PART_ROWS", 4)
     struck = 0
     for at in range(100):
         with monkeypatch.context() as patch:
@@ -152,7 +152,7 @@ def test_a_full_disk_loses_nothing_that_was_done(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(resumable, "PART_ROWS", 8)
+    monkeypatch.setattr(parts, "PART_ROWS", 8)
 
     def full() -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -174,7 +174,7 @@ def test_twenty_random_kills(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The time of a kill is drawn anew for every start; the state file goes on as well."""
-    monkeypatch.setattr(resumable, "PART_ROWS", 4)
+    monkeypatch.setattr(parts, "PART_ROWS", 4)
     generator = random.Random(0)
     begun = time.perf_counter()
     run(out=tmp_path / "timed.csv")
@@ -208,7 +208,7 @@ def kept(state: Path) -> dict[str, object]:
 def test_a_state_file_is_as_exactly_once_as_the_rows(
     run: Callable[..., PredictionRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resumable, "PART_ROWS", 4)
+    monkeypatch.setattr(parts, "PART_ROWS", 4)
     state = tmp_path / "tda.safetensors"
     once = {"method": "tda", "state": state}
     for _ in range(2):
@@ -238,7 +238,7 @@ def test_only_the_same_command_continues(
     run: Callable[..., PredictionRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(resumable, "PART_ROWS", 8)
+        patch.setattr(parts, "PART_ROWS", 8)
         strike(patch, 16, die)
         in_child(run)
     for changes, what in (
@@ -337,7 +337,7 @@ def test_nothing_that_is_not_finite_is_written(
 
     with monkeypatch.context() as patch:
         patch.setattr(ZeroShot, "_predict", diverge)
-        patch.setattr(resumable, "PART_ROWS", 4)
+        patch.setattr(parts, "PART_ROWS", 4)
         with pytest.raises(UserError, match="not finite"):
             run(method="zero_shot")
     assert not (tmp_path / "out.csv").exists()
@@ -415,8 +415,8 @@ def listed(count: int) -> Iterator[str]:
 def test_memory_does_not_grow_with_the_list(
     tiny_clip: CLIP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resumable, "PART_ROWS", 256)
-    monkeypatch.setattr(inference, "_SEGMENT", 4)
+    monkeypatch.setattr(parts, "PART_ROWS", 256)
+    monkeypatch.setattr(reading, "_SEGMENT", 4)
     monkeypatch.setattr(logging.getLogger("cliquetta"), "disabled", True)  # pytest keeps records
     monkeypatch.setattr(logging.getLogger("cliquetta.data.stream"), "disabled", True)
     peaks = []

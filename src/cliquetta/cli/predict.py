@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,6 +41,8 @@ cliquetta predict monday/ --classes names.txt --state camera.safetensors
 cliquetta predict photos/ --classes names.txt --method zero_shot,scap_domain,tda
 
 cliquetta predict --features photos.npz --text-features classes.npz --method tda
+
+cliquetta predict list.csv --classes names.txt --group-by camera --ray auto --gpus-per-actor 0.5
 """
 
 
@@ -103,6 +106,26 @@ def predict(
     shard: Annotated[
         str, typer.Option(help="Predict part I of N of the list, into a file of its own: I/N.")
     ] = "1/1",
+    group_by: Annotated[
+        str | None,
+        typer.Option(
+            help="Column of the input table: one adapted state per value; --state is then a folder."
+        ),
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(help="Run on a Ray cluster: local, auto or an address."),
+    ] = None,
+    actors: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Actors that adapt at the same time, with --ray (default: one per GPU)."
+        ),
+    ] = None,
+    gpus_per_actor: Annotated[
+        float | None,
+        typer.Option(min=0, help="GPUs of an actor, with --ray; 0.25 lets four share one."),
+    ] = None,
     templates: Templates = None,
     batch_size: BatchSize = 64,
     seed: Annotated[int, typer.Option(help="Seed of the method and of views.")] = 0,
@@ -136,6 +159,16 @@ def predict(
     part = read_shard(shard)
     target = shard_path(out, part)
     check_places(target, state, overwrite=overwrite or to_stdout)
+    cluster = None
+    if features is not None and (ray is not None or group_by is not None):
+        raise UserError("--ray and --group-by are for images, not for --features")
+    if ray is not None:
+        from cliquetta.evaluation.bulk_ray import RayCluster
+
+        cluster = RayCluster(ray, actors, gpus_per_actor, common.threads or 1)
+        common = replace(common, device="cpu")  # actors move the model to theirs
+    elif actors is not None or gpus_per_actor is not None:
+        raise UserError("--actors and --gpus-per-actor are for --ray")
     if text is not None:
         prompts = text.prompts(prompts)
         clip: CLIP = FeaturesOnly(text.width, scale=text.scale, device=common.place())
@@ -170,6 +203,8 @@ def predict(
                 overwrite=overwrite,
                 keep_rows=common.json,
                 on_progress=show,
+                group_by=group_by,
+                cluster=cluster,
             )
         except (KeyboardInterrupt, OSError):
             if not to_stdout and features is None:

@@ -30,11 +30,11 @@ class Listing:
     """An opened list; build one with :func:`list_images`."""
 
     def __init__(self, database: Path | str) -> None:
-        self._rows = sqlite3.connect(database)
+        self._rows = sqlite3.connect(database, check_same_thread=False)
         self._rows.execute("CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT)")
         self._rows.execute(
             "CREATE TABLE IF NOT EXISTS images "
-            "(number INTEGER PRIMARY KEY, path BLOB UNIQUE, columns TEXT)"
+            "(number INTEGER PRIMARY KEY, path BLOB UNIQUE, columns TEXT, section TEXT)"
         )
         facts = dict(self._rows.execute("SELECT name, value FROM facts"))
         self.columns: list[str] = json.loads(facts.get("columns", "[]"))
@@ -55,21 +55,46 @@ class Listing:
         )
         return [(Path(os.fsdecode(path)), json.loads(columns)) for path, columns in found]
 
-    def fill(self, entries: Iterator[Entry], unused: Counter[str]) -> None:
-        """Store all entries, each path once; ``unused`` is counted while they are read."""
+    def groups(self) -> list[tuple[str, int]]:
+        """What the images share in the column they are grouped by, and how many of them do."""
+        return self._rows.execute(
+            "SELECT section, COUNT(*) FROM images GROUP BY section ORDER BY MIN(number)"
+        ).fetchall()
+
+    def fill(
+        self, entries: Iterator[Entry], unused: Counter[str], group_by: str | None = None
+    ) -> None:
+        """Store all entries, each path once; ``unused`` is counted while they are read.
+
+        With ``group_by``, the name of a column, images with the same value there follow one
+        another, groups in order of their first image.
+        """
         columns: dict[str, None] = {}
         for path, row in entries:
             columns |= dict.fromkeys(row)
             added = self._rows.execute(
-                "INSERT OR IGNORE INTO images (path, columns) VALUES (?, ?)",
-                (os.fsencode(path), json.dumps(dict(row))),
+                "INSERT OR IGNORE INTO images (path, columns, section) VALUES (?, ?, ?)",
+                (os.fsencode(path), json.dumps(dict(row)), row.get(group_by or "", "")),
             )
             self.repeated += added.rowcount == 0
+        if group_by is not None:
+            self._sort_groups(group_by, list(columns))
         self.columns, self.unused = list(columns), unused
         facts = {"columns": self.columns, "unused": unused, "repeated": self.repeated}
         values = [(name, json.dumps(value)) for name, value in facts.items()]
         self._rows.executemany("INSERT INTO facts VALUES (?, ?)", values)
         self._rows.commit()
+
+    def _sort_groups(self, column: str, known: Sequence[str]) -> None:
+        if column not in known:
+            found = f"found {', '.join(known)}" if known else "only tables have columns"
+            raise UserError(f"no column {column!r} to group by in the input: {found}")
+        self._rows.executescript(
+            "CREATE TEMP TABLE found AS SELECT * FROM images; DELETE FROM images;"
+            "INSERT INTO images (path, columns, section) SELECT path, columns, section FROM "
+            "(SELECT *, MIN(number) OVER (PARTITION BY section) AS first FROM found) "
+            "ORDER BY first, number; DROP TABLE found;"
+        )
 
     def close(self) -> None:
         """Close the file."""
@@ -77,17 +102,22 @@ class Listing:
 
 
 def list_images(
-    sources: Sequence[Path | str], database: Path | str = ":memory:", stdin: Path | None = None
+    sources: Sequence[Path | str],
+    database: Path | str = ":memory:",
+    stdin: Path | None = None,
+    group_by: str | None = None,
 ) -> Listing:
     """List the images of folders (with sub-folders), image files, and tables with a path column.
 
     A file that is named itself is taken as an image whatever its suffix. Paths in a CSV or TSV
     file count from its folder; its columns are kept. ``-`` is ``stdin``, a file of paths separated
-    by line breaks or NUL characters.
+    by line breaks or NUL characters. ``group_by`` names the column whose values the list is sorted
+    by (see :meth:`Listing.fill`).
     """
     listing = Listing(database)
     unused: Counter[str] = Counter()
-    listing.fill((entry for source in sources for entry in _expand(source, unused, stdin)), unused)
+    entries = (entry for source in sources for entry in _expand(source, unused, stdin))
+    listing.fill(entries, unused, group_by)
     if not len(listing):
         raise UserError("no images to predict")
     return listing

@@ -66,6 +66,10 @@ class PredictionRun:
     before: int = 0
     """Images of these that an earlier, stopped run had done."""
     seconds: float = 0.0
+    busy: float = 0.0
+    """Seconds in which the methods worked, added over actors."""
+    waited: float = 0.0
+    """Seconds in which the methods waited for images, added over actors."""
     classes: dict[str, Counter[str]] = field(default_factory=dict)
     """By method: how often each class came first."""
     rows: list[Row] = field(default_factory=list)

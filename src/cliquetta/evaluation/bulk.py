@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,12 @@ from cliquetta.data.features import FeatureDataset, feature_dataset
 from cliquetta.data.listing import STDIN, Listing, list_images
 from cliquetta.errors import UserError
 from cliquetta.evaluation.answers import Answers, PredictionRun
-from cliquetta.evaluation.inference import ImageSource, Predictor
+from cliquetta.evaluation.inference import Predictor
+from cliquetta.evaluation.reading import ImageSource
 from cliquetta.evaluation.resumable import (
+    Cluster,
+    Progress,
+    Request,
     check_places,
     put_together,
     run_with_parts,
@@ -56,7 +60,9 @@ def predict(
     shard: tuple[int, int] = (1, 1),
     overwrite: bool = False,
     keep_rows: bool = False,
-    on_progress: Callable[[int, int, int], None] | None = None,
+    on_progress: Progress | None = None,
+    group_by: str | None = None,
+    cluster: Cluster | None = None,
 ) -> PredictionRun:
     """Predict the class of every image.
 
@@ -82,7 +88,8 @@ def predict(
         top_k: Answers per image.
         all_probabilities: Give the probability of every class, too.
         workers: Threads that decode images.
-        state: File of one method's adapted state: continued from if it exists, saved at the end.
+        state: File of one method's adapted state: continued from if it exists, saved at the end;
+            with ``group_by`` a folder of such files.
         out: Output file; ``-`` is standard output. Without it rows are kept in memory.
         file_format: ``csv``, ``jsonl`` or ``parquet``; by the suffix of ``out`` if not given.
         shard: ``(i, n)`` predicts the i-th of n equal parts of the list, counted from 1, into a
@@ -90,6 +97,10 @@ def predict(
         overwrite: Replace an existing output file.
         keep_rows: Keep rows in memory although they go to a file.
         on_progress: Called after each batch with the images done, of how many, and those skipped.
+        group_by: Column of the input table: images that share a value there share a state, and no
+            others. Rows come group by group.
+        cluster: Where to run instead of here:
+            :class:`~cliquetta.evaluation.bulk_ray.RayCluster`.
 
     Returns:
         Counts, and the rows unless they went to a file only.
@@ -111,7 +122,7 @@ def predict(
         raise UserError(f"a state belongs to one method, got {', '.join(adapters)}")
     names = first.prompts.names
     answers = Answers(tuple(adapters), names, min(top_k, len(names)), all_probabilities)
-    predictor = Predictor(adapters, answers, batch_size, seed, workers, on_progress)
+    predictor = Predictor(adapters, answers, batch_size, seed, workers)
     state = None if state is None else Path(state)
     if text_features is not None or _is_features(images):
         images = feature_dataset(images, names, labelled=False)
@@ -119,8 +130,10 @@ def predict(
     sources = None if isinstance(images, FeatureDataset) else _as_sources(images)
     with _standard_input(sources) as stdin:
         if out is None or str(out) == STDIN:
+            if group_by is not None or cluster is not None:
+                raise UserError("groups and clusters write a file: give an output file (--out)")
             given = images if sources is None else list_images(sources, stdin=stdin)
-            run, rows, columns = _run_in_memory(predictor, given, shard, state)
+            run, rows, columns = _run_in_memory(predictor, given, shard, state, on_progress)
             if out is None:
                 run.rows = list(rows)
             else:
@@ -130,20 +143,24 @@ def predict(
         if isinstance(images, FeatureDataset):
             check_places(target, state, overwrite=overwrite)
             table = pick_format(target, file_format)
-            return _run_features(predictor, images, target, table, shard, state, keep_rows)
+            return _run_features(
+                predictor, images, target, table, shard, state, keep_rows, on_progress
+            )
         if sources is None:
             raise UserError("an output file needs paths: folders, image files or CSV files")
-        return run_with_parts(
-            predictor,
+        request = Request(
             sources,
             target,
             pick_format(target, file_format),
             shard=shard,
+            group_by=group_by,
             state=state,
             stdin=stdin,
             overwrite=overwrite,
             keep_rows=keep_rows,
+            on_progress=on_progress,
         )
+        return run_with_parts(predictor, request, cluster)
 
 
 def _adapters(
@@ -202,7 +219,11 @@ def _standard_input(sources: Sequence[Path | str] | None) -> Iterator[Path | Non
 
 
 def _run_in_memory(
-    predictor: Predictor, given: Any, shard: tuple[int, int], state: Path | None
+    predictor: Predictor,
+    given: Any,
+    shard: tuple[int, int],
+    state: Path | None,
+    on_progress: Progress | None,
 ) -> tuple[PredictionRun, Iterator[Row], dict[str, type]]:
     """A run that keeps nothing for another start: its rows are yielded while it goes on."""
     source, run = ImageSource(given, predictor.answers), PredictionRun()
@@ -212,12 +233,16 @@ def _run_in_memory(
     def rows() -> Iterator[Row]:
         seen, begun = predictor.load(state), time.perf_counter()
         start, stop = shard_range(len(given), shard, predictor.batch_size)
-        for batch in predictor.run(source, start, stop, start):
-            for row in batch:
+        for read in predictor.reader.batches(source, start, stop):
+            for row in predictor.rows(read):
                 run.count(predictor.answers, row)
                 yield row
+            if on_progress is not None:
+                on_progress(run.images, stop - start, run.skipped)
         run.seconds = time.perf_counter() - begun
-        predictor.save(state, seen + run.images - run.skipped)
+        run.busy, run.waited = predictor.busy, run.seconds - predictor.busy
+        if state is not None:
+            predictor.save(state, seen + run.images - run.skipped)
 
     return run, rows(), source.table_columns()
 
@@ -230,10 +255,11 @@ def _run_features(
     shard: tuple[int, int],
     state: Path | None,
     keep_rows: bool,
+    on_progress: Progress | None,
 ) -> PredictionRun:
     """A run over features into a file, too short to be continued: the file comes first."""
     seen = predictor.load(state)
-    run, rows, columns = _run_in_memory(predictor, features, shard, None)
+    run, rows, columns = _run_in_memory(predictor, features, shard, None, on_progress)
 
     def kept() -> Iterator[Row]:
         for row in rows:
@@ -242,6 +268,7 @@ def _run_features(
 
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         put_together(kept(), table, target, Path(folder), columns)
-    predictor.save(state, seen + run.images)
+    if state is not None:
+        predictor.save(state, seen + run.images)
     run.out = target
     return run

@@ -59,7 +59,7 @@ class RayExecutor:
                 f"the cluster chooses which GPU a run gets: write --device cuda, not "
                 f"{context.device}"
             )
-        with _connected(self.address) as ray:
+        with connected(self.address) as ray:
             grid = _Grid(ray, self, context, specs)
             try:
                 yield from grid.run()
@@ -201,8 +201,8 @@ def _context(packed: bytes) -> RunContext:
 
 
 @contextmanager
-def _connected(address: str) -> Iterator[Any]:
-    """Ray, connected."""
+def connected(address: str, cores: int | None = None) -> Iterator[Any]:
+    """Ray, connected; a cluster of this machine has ``cores`` (all, if not given)."""
     try:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anybody
         import ray
@@ -211,7 +211,9 @@ def _connected(address: str) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
-    options: dict[str, Any] = {"include_dashboard": False} if address == LOCAL else {}
+    options: dict[str, Any] = {}
+    if address == LOCAL:
+        options = {"include_dashboard": False, "num_cpus": cores}
     ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
     try:
         yield ray

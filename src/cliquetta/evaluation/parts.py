@@ -1,25 +1,84 @@
 """The folder of an unfinished prediction run, from which it continues after being stopped.
 
 It holds the list of images (``images.sqlite``), what the run was asked for (``run.json``), finished
-parts (``FIRST-LAST.jsonl``, complete or absent) and the methods' state after the last of them.
-States are written before the part they belong to and removed after the next one: whichever step a
-crash hits, the last finished part has its state.
+parts (``FIRST-LAST.jsonl``, complete or absent) and, for every lane, the methods' state after the
+last of them. States are written before the part they belong to and removed after the next one:
+whichever step a crash hits, the last finished part has its state.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from cliquetta.atomic import exclusive, write_atomically
+from cliquetta.evaluation.inference import Predictor, States
 from cliquetta.evaluation.table_files import Row
-from cliquetta.methods._shared.state import pack_state, unpack_state
-from cliquetta.methods.base import Adapter
+
+PART_SECONDS = 20.0
+"""How much work a run that is stopped may lose."""
+PART_ROWS = 4096
+_START = "start"
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Consecutive images of a list that one state passes through, batch after batch."""
+
+    start: int
+    stop: int
+    group: str = ""
+    """What its images share in the column that the list is grouped by."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Finished images of a lane and the methods' state after them."""
+
+    lane: Lane
+    first: int
+    last: int
+    rows: Sequence[Row]
+    states: States
+
+
+@dataclass
+class PartCutter:
+    """Collects the rows of a lane until a part is due."""
+
+    predictor: Predictor
+    lane: Lane
+    place: int
+    keep_state: bool
+    """Whether the state at the end of the lane is wanted."""
+    most_rows: int = field(default_factory=lambda: PART_ROWS)
+    seconds: float = field(default_factory=lambda: PART_SECONDS)
+    waiting: list[Row] = field(default_factory=list)
+    begun: float = field(default_factory=time.monotonic)
+
+    @property
+    def next(self) -> int:
+        """The image whose turn it is."""
+        return self.place + len(self.waiting)
+
+    def add(self, rows: Sequence[Row], *, due: bool = False) -> Part | None:
+        """The part that ends with these rows, if it is time, the lane is done, or it is due."""
+        self.waiting += rows
+        last, late = self.next, time.monotonic() - self.begun > self.seconds
+        if not (due or late or len(self.waiting) >= self.most_rows or last == self.lane.stop):
+            return None
+        wanted = last < self.lane.stop or self.keep_state
+        states = self.predictor.states() if wanted else {}
+        part = Part(self.lane, self.place, last, self.waiting, states)
+        self.waiting, self.place, self.begun = [], last, time.monotonic()
+        return part
 
 
 @dataclass
@@ -27,6 +86,8 @@ class Parts:
     """The folder of a run with an output file; used by one process at a time."""
 
     folder: Path
+    methods: Sequence[str]
+    """Those that have a state, by name."""
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -46,43 +107,59 @@ class Parts:
         except FileNotFoundError:
             return {}
 
-    def begin(self, facts: Mapping[str, Any]) -> None:
-        """From here on the run can be continued."""
+    def begin(self, facts: Mapping[str, Any], states: States) -> None:
+        """From here on the run can be continued; lanes start from ``states``."""
+        for name, data in states.items():
+            write_atomically(self.folder / f"{_START}.{name}.safetensors", data)
         write_atomically(self.folder / "run.json", json.dumps(facts).encode())
 
     def clear(self) -> None:
         """Forget everything but the lock."""
+        self.__dict__.pop("_ends", None)
         for path in self.folder.iterdir():
             if path.name != ".lock":
                 path.unlink()
 
-    def finished(self, start: int) -> list[tuple[int, Path]]:
-        """Where every part ends, and its file, in order from ``start`` without a gap."""
-        found, place = [], start
-        for path in sorted(self.folder.glob("*-*.jsonl")):
-            first, last = map(int, path.stem.split("-"))
-            if first == place:
-                found.append((last, path))
-                place = last
+    @cached_property
+    def _ends(self) -> dict[int, int]:
+        """Where every part ends, by its first image."""
+        names = (path.stem.split("-") for path in self.folder.glob("*-*.jsonl"))
+        return {int(first): int(last) for first, last in names}
+
+    def finished(self, lane: Lane) -> list[Path]:
+        """The files of a lane's parts, in order without a gap."""
+        found, place = [], lane.start
+        while place < lane.stop and place in self._ends:
+            found.append(self._part(place, self._ends[place]))
+            place = self._ends[place]
         return found
 
-    def add(self, start: int, stop: int, rows: Sequence[Row]) -> None:
-        """Add a part; its rows are complete or absent. States are saved before."""
-        data = "".join(json.dumps(row) + "\n" for row in rows).encode()
-        write_atomically(self.folder / f"{start:012d}-{stop:012d}.jsonl", data)
-        for path in self.folder.glob(f"{start:012d}.*.safetensors"):
-            path.unlink()
+    def done(self, lane: Lane) -> int:
+        """The first image of a lane that is in no part."""
+        place = lane.start
+        while place < lane.stop and place in self._ends:
+            place = self._ends[place]
+        return place
 
-    def save_states(self, place: int, adapters: Mapping[str, Adapter]) -> None:
-        """The methods' state before image ``place``."""
-        for name, adapter in adapters.items():
-            write_atomically(self._state(place, name), pack_state(adapter))
+    def add(self, part: Part) -> None:
+        """Add a part; its rows are complete or absent."""
+        for name, state in part.states.items():
+            write_atomically(self._state(part.lane, part.last, name), state)
+        data = "".join(json.dumps(row) + "\n" for row in part.rows).encode()
+        write_atomically(self._part(part.first, part.last), data)
+        self._ends[part.first] = part.last
+        if part.first > part.lane.start:
+            for name in self.methods:
+                self._state(part.lane, part.first, name).unlink(missing_ok=True)
 
-    def load_states(self, place: int, adapters: Mapping[str, Adapter]) -> None:
-        """Let the methods continue at image ``place``."""
-        for name, adapter in adapters.items():
-            path = self._state(place, name)
-            unpack_state(adapter, path.read_bytes(), source=str(path))
+    def states(self, lane: Lane) -> States:
+        """The methods' state after the last part of a lane; that of the start if there is none."""
+        done = self.done(lane)
+        return {name: self._state(lane, done, name).read_bytes() for name in self.methods}
 
-    def _state(self, place: int, name: str) -> Path:
-        return self.folder / f"{place:012d}.{name}.safetensors"
+    def _part(self, first: int, last: int) -> Path:
+        return self.folder / f"{first:012d}-{last:012d}.jsonl"
+
+    def _state(self, lane: Lane, place: int, name: str) -> Path:
+        when = _START if place == lane.start else f"{lane.start:012d}-{place:012d}"
+        return self.folder / f"{when}.{name}.safetensors"

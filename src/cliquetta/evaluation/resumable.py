@@ -11,22 +11,25 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
+from dataclasses import astuple, dataclass
+from itertools import accumulate
 from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import quote
 
 from cliquetta.atomic import sync_folder
 from cliquetta.data.listing import STDIN, Listing, digest, list_images
 from cliquetta.errors import UserError
-from cliquetta.evaluation.answers import Answers, PredictionRun
-from cliquetta.evaluation.inference import ImageSource, Predictor
-from cliquetta.evaluation.parts import Parts
+from cliquetta.evaluation.answers import PredictionRun
+from cliquetta.evaluation.inference import Predictor, States
+from cliquetta.evaluation.parts import Lane, PartCutter, Parts
+from cliquetta.evaluation.reading import ImageSource
 from cliquetta.evaluation.table_files import Row, TableFormat
-from cliquetta.methods._shared.state import describe
+from cliquetta.methods._shared.state import describe, merge_states
 
-PART_SECONDS = 20.0
-"""How much work a run that is stopped may lose."""
-PART_ROWS = 4096
 _FORMAT = "cliquetta-predict-1"
 
 
@@ -68,97 +71,222 @@ def shard_range(count: int, shard: tuple[int, int], batch_size: int) -> tuple[in
     return min(ends[0] * batch_size, count), min(ends[1] * batch_size, count)
 
 
+Progress = Callable[[int, int, int], None]
+"""Told the images that are done, how many there are, and how many were skipped."""
+
+
+class Workers(Protocol):
+    """Where the lanes of a run are predicted at the same time."""
+
+    @property
+    def actors(self) -> int:
+        """How many lanes at a time."""
+        ...
+
+    def do(self, work: Work) -> None:
+        """Predict what is in no part yet."""
+        ...
+
+
+class Cluster(Protocol):
+    """Machines to connect to."""
+
+    def connect(self) -> AbstractContextManager[Workers]:
+        """The workers, for as long as a run goes on."""
+        ...
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a run into a file is asked for, besides its methods."""
+
+    sources: Sequence[Path | str]
+    target: Path
+    table: TableFormat
+    shard: tuple[int, int] = (1, 1)
+    group_by: str | None = None
+    state: Path | None = None
+    """A file; with ``group_by`` a folder with a file per group."""
+    stdin: Path | None = None
+    overwrite: bool = False
+    keep_rows: bool = False
+    on_progress: Progress | None = None
+
+    def state_file(self, lane: Lane) -> Path | None:
+        """Where the state of a lane is kept after the run."""
+        if self.state is None or self.group_by is None:
+            return self.state
+        return self.state / f"{quote(lane.group, safe=' ') or '_'}.safetensors"
+
+
 def run_with_parts(
-    predictor: Predictor,
-    sources: Sequence[Path | str],
-    target: Path,
-    table: TableFormat,
-    *,
-    shard: tuple[int, int],
-    state: Path | None,
-    stdin: Path | None,
-    overwrite: bool,
-    keep_rows: bool,
+    predictor: Predictor, request: Request, cluster: Cluster | None = None
 ) -> PredictionRun:
-    """A run into a file: begun or continued, then put together."""
-    parts = Parts(_parts_folder(target))
-    check_places(target, state, overwrite=overwrite)
-    with parts.held():
-        asked = {
-            "format": _FORMAT,
-            "list of images": digest(sources, stdin),
-            "shard": list(shard),
-            "batch size": predictor.batch_size,
-            "seed": predictor.seed,
-            "top k": predictor.answers.top_k,
-            "all probabilities": predictor.answers.all_probabilities,
-            "state": None if state is None else str(state),
-            "method": {name: describe(adapter) for name, adapter in predictor.adapters.items()},
-        }
-        facts = parts.read()
-        differing = [key for key in asked if facts and facts["asked"].get(key) != asked[key]]
-        if differing and not overwrite:
-            raise UserError(
-                f"{parts.folder} holds an unfinished run with another {differing[0]}: repeat its "
-                "command to continue it, or pass --overwrite to start again"
-            )
-        if differing or not facts:
-            parts.clear()
-            seen = predictor.load(state)
-            listing = list_images(sources, parts.folder / "images.sqlite", stdin)
-            start, stop = shard_range(len(listing), shard, predictor.batch_size)
-            parts.save_states(start, predictor.adapters)
-            facts = {"asked": asked, "start": start, "stop": stop, "seen": seen}
-            parts.begin(facts)
-        else:
-            listing = Listing(parts.folder / "images.sqlite")
-        with closing(listing):
-            source = ImageSource(listing, predictor.answers)
-            run = PredictionRun(repeated=listing.repeated, unused=listing.unused, out=target)
-            begun = time.perf_counter()
-            run.before = _work_off(predictor, source, parts, facts["start"], facts["stop"])
-            run.seconds = time.perf_counter() - begun
-            rows = _collect(run, predictor.answers, parts, facts["start"], keep_rows)
-            put_together(rows, table, target, parts.folder, source.table_columns())
-        if run.images != facts["stop"] - facts["start"]:
-            raise RuntimeError(f"{run.images} rows for {facts['stop'] - facts['start']} images")
-        predictor.save(state, facts["seen"] + run.images - run.skipped)
+    """A run into a file: begun or continued, here or on a cluster, then put together."""
+    parts = Parts(_parts_folder(request.target), tuple(predictor.adapters))
+    check_places(request.target, request.state, overwrite=request.overwrite)
+    if request.group_by is not None and request.shard[1] > 1:
+        raise UserError("a shard would cut groups apart: leave out one of --shard and --group-by")
+    with parts.held(), ExitStack() as stack:
+        workers = None if cluster is None else stack.enter_context(cluster.connect())
+        facts = _begin_or_continue(predictor, request, parts, workers)
+        lanes = [Lane(*lane) for lane in facts["lanes"]]
+        listing = stack.enter_context(closing(Listing(parts.folder / "images.sqlite")))
+        source = ImageSource(listing, predictor.answers)
+        run = PredictionRun(repeated=listing.repeated, unused=listing.unused, out=request.target)
+        work = Work(predictor, source, parts, lanes, request, run)
+        begun = time.perf_counter()
+        work.do() if workers is None else workers.do(work)
+        run.seconds = time.perf_counter() - begun
+        predicted: Counter[Lane] = Counter()
+        rows = _collect(work, predicted)
+        put_together(rows, request.table, request.target, parts.folder, source.table_columns())
+        if run.images != sum(lane.stop - lane.start for lane in lanes):
+            raise RuntimeError(f"{run.images} rows for the images of {lanes}")
+        if request.state is not None:
+            _save_states(work, facts["seen"], predicted)
         (parts.folder / "run.json").unlink()  # the run is over, and its folder goes
     return run
 
 
-def _work_off(
-    predictor: Predictor, source: ImageSource, parts: Parts, start: int, stop: int
-) -> int:
-    """Predict what is not in a part yet; returns how many images were there already."""
-    finished = parts.finished(start)
-    done = finished[-1][0] if finished else start
-    parts.load_states(done, predictor.adapters)
-    waiting: list[Row] = []
-    first, saved = done, time.monotonic()
-    for rows in predictor.run(source, done, stop, start):
-        waiting += rows
-        late = time.monotonic() - saved > PART_SECONDS
-        if late or len(waiting) >= PART_ROWS or first + len(waiting) == stop:
-            last = first + len(waiting)
-            parts.save_states(last, predictor.adapters)
-            parts.add(first, last, waiting)
-            waiting, first, saved = [], last, time.monotonic()
-    return done - start
+def _begin_or_continue(
+    predictor: Predictor, request: Request, parts: Parts, workers: Workers | None
+) -> dict[str, Any]:
+    """The facts of the run in the folder of parts; begun if there is none."""
+    groups = request.group_by is not None
+    asked = {
+        "format": _FORMAT,
+        "list of images": digest(request.sources, request.stdin),
+        "output": str(request.target),
+        "column to group by": request.group_by,
+        "number of actors": None if groups or workers is None else workers.actors,
+        "shard": list(request.shard),
+        "batch size": predictor.batch_size,
+        "seed": predictor.seed,
+        "top k": predictor.answers.top_k,
+        "all probabilities": predictor.answers.all_probabilities,
+        "state": None if request.state is None else str(request.state),
+        "method": {name: describe(adapter) for name, adapter in predictor.adapters.items()},
+    }
+    facts = parts.read()
+    differing = [key for key in asked if facts and facts["asked"].get(key) != asked[key]]
+    if differing and not request.overwrite:
+        raise UserError(
+            f"{parts.folder} holds an unfinished run with another {differing[0]}: repeat its "
+            "command to continue it, or pass --overwrite to start again"
+        )
+    if facts and not differing:
+        return facts
+    parts.clear()
+    states = predictor.states()
+    if request.state is not None and workers is not None and not groups:
+        (adapter,) = predictor.adapters.values()
+        adapter.merge([adapter.state_dict()])  # refused before the first image, if at all
+    database = parts.folder / "images.sqlite"
+    with closing(
+        list_images(request.sources, database, request.stdin, request.group_by)
+    ) as listing:
+        lanes = _lanes(listing, request, predictor.batch_size, workers)
+    seen = {lane.group: predictor.load(request.state_file(lane)) for lane in lanes}
+    facts = {"asked": asked, "lanes": [astuple(lane) for lane in lanes], "seen": seen}
+    parts.begin(facts, states if groups else predictor.states())
+    return facts
 
 
-def _collect(
-    run: PredictionRun, answers: Answers, parts: Parts, start: int, keep_rows: bool
-) -> Iterator[Row]:
-    """All rows of the parts, counted on the way."""
-    for _, path in parts.finished(start):
-        with path.open(encoding="utf-8") as file:
-            for line in file:
-                row: Row = json.loads(line)
-                run.count(answers, row)
-                if keep_rows:
-                    run.rows.append(row)
-                yield row
+def _lanes(
+    listing: Listing, request: Request, batch_size: int, workers: Workers | None
+) -> list[Lane]:
+    """One lane per group; else equal parts, in whole batches, for as many actors as there are."""
+    if request.group_by is not None:
+        ends = list(accumulate(count for _, count in listing.groups()))
+        names = [name for name, _ in listing.groups()]
+        return list(map(Lane, [0, *ends], ends, names))
+    start, stop = shard_range(len(listing), request.shard, batch_size)
+    actors = 1 if workers is None else workers.actors
+    ranges = [shard_range(stop - start, (i, actors), batch_size) for i in range(1, actors + 1)]
+    return [Lane(start + first, start + last) for first, last in ranges if first < last]
+
+
+@dataclass
+class Work:
+    """What is to be predicted, and what is done of it."""
+
+    predictor: Predictor
+    source: ImageSource
+    parts: Parts
+    lanes: Sequence[Lane]
+    request: Request
+    run: PredictionRun
+
+    def __post_init__(self) -> None:
+        self.total = sum(lane.stop - lane.start for lane in self.lanes)
+        self.run.before = sum(self.parts.done(lane) - lane.start for lane in self.lanes)
+        self.seen, self.skipped = self.run.before, 0
+
+    def unfinished(self) -> list[Lane]:
+        """Lanes with images that are in no part."""
+        return [lane for lane in self.lanes if self.parts.done(lane) < lane.stop]
+
+    def states(self, lane: Lane) -> States:
+        """What a lane continues from."""
+        file = self.request.state_file(lane)
+        if self.request.group_by and self.parts.done(lane) == lane.start and file and file.exists():
+            self.predictor.load(file)
+            return self.predictor.states()
+        return self.parts.states(lane)
+
+    def advance(self, images: int, skipped: int) -> None:
+        """Report that images were predicted."""
+        self.seen, self.skipped = self.seen + images, self.skipped + skipped
+        if self.request.on_progress is not None:
+            self.request.on_progress(self.seen, self.total, self.skipped)
+
+    def do(self) -> None:
+        """Predict here what is in no part yet, one lane after the other."""
+        begun = time.perf_counter()
+        for lane in self.unfinished():
+            self.predictor.restore(self.states(lane))
+            place = self.parts.done(lane)
+            cutter = PartCutter(self.predictor, lane, place, self.request.state is not None)
+            for read in self.predictor.reader.batches(self.source, place, lane.stop):
+                rows = self.predictor.rows(read)
+                part = cutter.add(rows)
+                if part is not None:
+                    self.parts.add(part)
+                self.advance(len(rows), len(read.unreadable))
+        self.run.busy, self.run.waited = self.predictor.busy, time.perf_counter() - begun
+        self.run.waited -= self.run.busy
+
+
+def _collect(work: Work, predicted: Counter[Lane]) -> Iterator[Row]:
+    """All rows of the parts, counted on the way; ``predicted`` counts those without an error."""
+    for lane in work.lanes:
+        for path in work.parts.finished(lane):
+            with path.open(encoding="utf-8") as file:
+                for line in file:
+                    row: Row = json.loads(line)
+                    work.run.count(work.predictor.answers, row)
+                    predicted[lane] += not row["error"]
+                    if work.request.keep_rows:
+                        work.run.rows.append(row)
+                    yield row
+
+
+def _save_states(work: Work, seen: Mapping[str, int], predicted: Mapping[Lane, int]) -> None:
+    """Write the state file of the one lane, one per group, or what several lanes learned."""
+    predictor, request = work.predictor, work.request
+    if request.group_by is None:
+        (adapter,) = predictor.adapters.values()
+        ends = [state for lane in work.lanes for state in work.parts.states(lane).values()]
+        merge_states(adapter, ends)
+        assert request.state is not None
+        predictor.save(request.state, seen[""] + sum(predicted.values()))
+        return
+    for lane in work.lanes:
+        file = request.state_file(lane)
+        assert file is not None
+        predictor.restore(work.parts.states(lane))
+        predictor.save(file, seen[lane.group] + predicted[lane])
 
 
 def put_together(

@@ -19,6 +19,7 @@ from cliquetta.data.batch import Images, as_batch
 from cliquetta.errors import UserError
 from cliquetta.methods._shared.explanation import CacheCount, Explanation, PromptedPasses
 from cliquetta.methods._shared.memory import Memory, all_finite
+from cliquetta.methods._shared.merging import MergeRule, merge_memories
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts, as_prompts
 from cliquetta.types import Batch, Prediction, ViewSpec
@@ -72,6 +73,9 @@ class Adapter(ABC):
 
     class_free: ClassVar[frozenset[str]] = frozenset()
     """Names in ``memory`` that stay valid when the class list changes."""
+
+    merge_rules: ClassVar[Sequence[tuple[str, MergeRule]]] = ()
+    """How to join what several copies remember under a name (or a name, a dot and more)."""
 
     def __init__(self, model: CLIP, prompts: ClassPrompts, config: Any, *, seed: int = 0) -> None:
         model.require(self.needs, by=type(self).__name__)
@@ -177,6 +181,15 @@ class Adapter(ABC):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from :meth:`state_dict` of an equally built adapter."""
         self.memory.load_state_dict(state)
+
+    def merge(self, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """One state from those that equally built adapters reached on parts of a stream.
+
+        Raises:
+            UserError: What the method learns on several streams cannot be joined.
+
+        """
+        return merge_memories(states, self.merge_rules, type(self).__name__)
 
     # --- what reports, the app and a cluster ask of a method ------------------------------------
 

@@ -94,6 +94,10 @@ class BATCLIP(Adapter):
 
     batch_dependence = BatchDependence.JOINT
     needs = frozenset({"norm"})
+    merge_rules = (
+        ("image_norms", "mean"),
+        ("text_norms", "mean"),
+    )
     config: BATCLIPConfig
 
     def _setup(self) -> None:

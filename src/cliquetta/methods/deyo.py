@@ -76,6 +76,10 @@ class DeYO(LayerNormAdapter):
     logits = scale · cos(image under the norms learned so far, text); then one step.
     """
 
+    merge_rules = (
+        ("norms", "mean"),
+        ("generator", "first"),
+    )
     config: DeYOConfig
 
     def _setup(self) -> None:

@@ -83,6 +83,7 @@ class DMN(FixedText):
     """The text and a memory of 50 confident test features per class classify together."""
 
     batch_dependence = BatchDependence.SEQUENTIAL
+    merge_rules = (("", "cache"),)
     config: DMNConfig
 
     def _setup(self) -> None:

@@ -81,6 +81,7 @@ class OGA(FixedText):
     """
 
     batch_dependence = BatchDependence.JOINT
+    merge_rules = (("", "cache"),)
     config: OGAConfig
 
     def _setup(self) -> None:

@@ -129,6 +129,10 @@ class TDA(FixedText):
     """Caches of confident and of uncertain test features correct CLIP's logits; no training."""
 
     batch_dependence = BatchDependence.SEQUENTIAL
+    merge_rules = (
+        ("positive", "cache"),
+        ("negative", "cache"),
+    )
     config: TDAConfig
 
     def _setup(self) -> None:

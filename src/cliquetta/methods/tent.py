@@ -44,6 +44,7 @@ class Tent(LayerNormAdapter):
     logits = scale · cos(image under the norms learned so far, text); then one step.
     """
 
+    merge_rules = (("norms", "mean"),)
     config: TentConfig
 
     def _setup(self) -> None:

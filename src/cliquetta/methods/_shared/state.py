@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -149,6 +149,33 @@ def unpack_state(
     adapter.load_state_dict(found)
     extra = {name[len(_EXTRA) :]: v for name, v in tensors.items() if name.startswith(_EXTRA)}
     return SavedState(header, extra, header["notes"], other_classes)
+
+
+def merge_states(adapter: Adapter, states: Sequence[Path | str | bytes]) -> None:
+    """Let ``adapter`` continue from what several equally built ones learned.
+
+    Each of them saw a part of a stream: the shards of a list, or the actors of a cluster. TDA's
+    and DMN's caches become those of one adapter that saw all parts; learned parameters are
+    averaged. One state alone is taken up as it is.
+
+    Args:
+        adapter: Built like those that learned.
+        states: Files of :func:`save_state`, or bytes of :func:`pack_state`.
+
+    Raises:
+        StateMismatchError: A state belongs to another method, model, class list or config.
+        UserError: The method cannot join states.
+
+    """
+    memories = []
+    for state in states:
+        if isinstance(state, bytes):
+            unpack_state(adapter, state)
+        else:
+            load_state(adapter, state)
+        memories.append(adapter.state_dict())
+    if len(memories) > 1:
+        adapter.load_state_dict(adapter.merge(memories))
 
 
 def _checked(header: Mapping[str, Any], source: str) -> dict[str, Any]:

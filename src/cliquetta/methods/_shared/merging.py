@@ -1,0 +1,99 @@
+"""Joining what several copies of a method learned on parts of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from cliquetta.errors import UserError
+
+MergeRule = Literal["mean", "cache", "first"]
+"""What is done with the names that a rule is given for (all of them, if that is empty).
+
+``mean``: average, of counters the largest. ``cache``: of every class the entries of lowest entropy
+(:mod:`.cache`). ``first``: as in the first state.
+"""
+States = Sequence[Mapping[str, Tensor]]
+
+
+def merge_memories(
+    states: States, rules: Sequence[tuple[str, MergeRule]], method: str
+) -> dict[str, Tensor]:
+    """One memory from several of a method, each name by its rule."""
+    merged: dict[str, Tensor] = {}
+    for owner, rule in rules:
+        own = [name for name in states[0] if f"{name}.".startswith(owner and f"{owner}.")]
+        if own:
+            merged |= _RULES[rule]([{name: state[name] for name in own} for state in states])
+    if merged.keys() != states[0].keys():
+        raise UserError(
+            f"{method} cannot join what several copies of it learned: use one actor, or keep no "
+            "state"
+        )
+    return merged
+
+
+def _average(states: States) -> dict[str, Tensor]:
+    found = {}
+    for name, first in states[0].items():
+        values = torch.stack([state[name] for state in states])
+        floats = first.is_floating_point()
+        found[name] = values.mean(dim=0) if floats else values.amax(dim=0)
+    return found
+
+
+def merge_caches(states: States) -> dict[str, Tensor]:
+    """The cache of one method that saw all images that were offered to several.
+
+    Tensors (N, K, ...), one of them ``entropy``, infinite where empty. An entry that several
+    caches hold, because they had it at the start, is kept once.
+    """
+    stacked = {name: torch.cat([state[name] for state in states], dim=1) for name in states[0]}
+    name = next(name for name in stacked if name.rpartition(".")[2] == "entropy")
+    stacked = _sorted(stacked, stacked[name])
+    stacked[name] = stacked[name].masked_fill(_repeated(stacked, name), torch.inf)
+    stacked = _sorted(stacked, stacked[name])
+    capacity = states[0][name].shape[1]
+    held = stacked[name][:, :capacity].isfinite()
+    found = {}
+    for key, values in stacked.items():
+        empty = values.new_full((), torch.inf if key == name else 0)
+        shape = (*held.shape, *[1] * (values.ndim - 2))
+        found[key] = torch.where(held.view(shape), values[:, :capacity], empty)
+    return found
+
+
+def _sorted(cache: Mapping[str, Tensor], entropy: Tensor) -> dict[str, Tensor]:
+    """The entries (N, K, ...) of each class by entropy, earlier ones first among equals."""
+    order = entropy.argsort(dim=1, stable=True)
+    rows = torch.arange(len(order), device=order.device)[:, None]
+    return {name: values[rows, order] for name, values in cache.items()}
+
+
+def _repeated(cache: Mapping[str, Tensor], name: str) -> Tensor:
+    """Whether an entry of a sorted cache equals one before it, (N, K) bool."""
+    entropy = cache[name]
+    found = torch.zeros_like(entropy, dtype=torch.bool)
+    for lag in range(1, entropy.shape[1]):
+        if (
+            not (entropy[:, lag:] == entropy[:, :-lag])
+            .logical_and(entropy[:, lag:].isfinite())
+            .any()
+        ):
+            break
+        same = torch.ones_like(found[:, lag:])
+        for values in cache.values():
+            equal = values[:, lag:] == values[:, :-lag]
+            same &= equal.flatten(2).all(dim=2) if equal.ndim > 2 else equal
+        found[:, lag:] |= same
+    return found
+
+
+def _first(states: States) -> dict[str, Tensor]:
+    return dict(states[0])
+
+
+_RULES = {"mean": _average, "cache": merge_caches, "first": _first}
