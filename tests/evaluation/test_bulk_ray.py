@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import ray
 import torch
 from PIL import Image
 from safetensors.torch import load_file
@@ -25,6 +23,7 @@ from cliquetta.evaluation.parts import Lane
 from cliquetta.methods._shared.state import read_header
 from cliquetta.methods.registry import create_method, method_config
 from cliquetta.model.clip import CLIP
+from tests._helpers.local_ray import local_ray
 
 NAMES = ["airplane", "cat", "frog"]
 IMAGES = 46
@@ -34,21 +33,8 @@ Predict = Callable[..., PredictionRun]
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
     """Workers on this machine; all tests here share them."""
-    here = str(Path(__file__).parents[2])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("PYTHONPATH", here, prepend=os.pathsep)
-        ray.init(
-            "local",
-            num_cpus=3,
-            num_gpus=0,
-            object_store_memory=80 * 2**20,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
+    with local_ray(3):
         yield
-        ray.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import logging
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-import ray
 from typer.testing import CliRunner
 
 from cliquetta.cli.main import app
@@ -19,6 +16,7 @@ from cliquetta.evaluation.progress_actor import Board, Report
 from cliquetta.evaluation.record import PREDICTIONS, list_records
 from cliquetta.evaluation.sweep import RunContext, RunResult, RunSpec, sweep
 from cliquetta.model.checkpoints.native import save_model
+from tests._helpers.local_ray import local_ray
 from tests._helpers.perils import PerilousPlace
 from tests._helpers.tiny import build_tiny_clip
 
@@ -26,21 +24,8 @@ from tests._helpers.tiny import build_tiny_clip
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
     """Two workers on this machine; all tests here share them."""
-    here = str(Path(__file__).parents[2])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("PYTHONPATH", here, prepend=os.pathsep)  # workers import the perils
-        ray.init(
-            "local",
-            num_cpus=2,
-            num_gpus=0,
-            object_store_memory=80 * 2**20,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
+    with local_ray(2):
         yield
-        ray.shutdown()
 
 
 @dataclass
