@@ -152,7 +152,7 @@ def test_a_full_disk_loses_nothing_that_was_done(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(parts, "PART_ROWS", 8)
+    monkeypatch.setattr(parts, "PART_ROWS", 4)
 
     def full() -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -238,7 +238,7 @@ def test_only_the_same_command_continues(
     run: Callable[..., PredictionRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(parts, "PART_ROWS", 8)
+        patch.setattr(parts, "PART_ROWS", 4)
         strike(patch, 16, die)
         in_child(run)
     for changes, what in (
@@ -287,6 +287,26 @@ def test_shards_cover_the_list_once(run: Callable[..., PredictionRun], tmp_path:
         run(method="zero_shot", shard=(i, 3))
         found += (tmp_path / f"out.{i}-of-3.csv").read_text().splitlines()[1:]
     assert found == (tmp_path / "all.csv").read_text().splitlines()[1:]
+
+
+def test_groups_share_nothing(photos: Path, tiny_clip: CLIP, tmp_path: Path) -> None:
+    """Rows group by group, each with the answers and the state of a run over it alone."""
+    once = {"method": "tda", "model": tiny_clip, "batch_size": 4, "workers": 0}
+    lines = [f"{photos / f'{place}.png'},{'ab'[place % 3 % 2]}" for place in range(IMAGES)]
+    groups = {"all": lines, **{g: [line for line in lines if line.endswith(g)] for g in "ab"}}
+    found = {}
+    for group, members in groups.items():
+        table = tmp_path / f"{group}.csv"
+        table.write_text("\n".join(["path,camera", *members]))
+        changes = {"group_by": "camera", "state": tmp_path / "states"} if group == "all" else {}
+        changes |= {} if group == "all" else {"state": tmp_path / f"{group}.safetensors"}
+        predict(table, NAMES, out=tmp_path / f"{group}.out.csv", **once, **changes)  # type: ignore[arg-type]
+        found[group] = (tmp_path / f"{group}.out.csv").read_text().splitlines()[1:]
+    assert found["all"] == found["a"] + found["b"] and len(found["a"]) > 8
+    for group in "ab":
+        assert kept(tmp_path / f"states/{group}.safetensors") == kept(
+            tmp_path / f"{group}.safetensors"
+        )
 
 
 def test_several_methods_answer_as_each_alone(run: Callable[..., PredictionRun]) -> None:

@@ -79,6 +79,7 @@ def test_actors_answer_as_shards_do(run: Predict, tmp_path: Path) -> None:
     assert not (tmp_path / "ray.csv.parts").exists()
 
 
+@pytest.mark.slow
 def test_groups_answer_as_each_alone(
     run: Predict, table: Path, tiny_clip: CLIP, tmp_path: Path
 ) -> None:
