@@ -2,12 +2,18 @@
 
     python -m benchmarks.serve_load
     python -m benchmarks.serve_load --sessions 50 --batches 6 --batch-size 8 --check
+    python -m benchmarks.serve_load --sessions 1 --batches 200 --batch-size 1 --method scap_domain
+    python -m benchmarks.serve_load --replicas 4 --sessions 200 --kills 5    # on Ray Serve
 
 One session runs inside this process, without any service: decoding and predicting the same bytes,
 on one thread and on one per core; the faster counts (threads that wait for one another are slow on
 a busy machine). Then a server is started as a process of its own, and as many clients as there are
 sessions send their batches to it, each waiting for its answer. Both take the same cores, and the
 clients run on them too. ``--check`` fails where an aim is missed.
+
+With ``--replicas`` the service runs on Ray Serve on this machine, and ``--kills`` of its replicas
+are killed (SIGKILL) at even times while the clients send. Clients do not repeat a request: an error
+is one that they would see. Every answer is compared with those of a session that nobody disturbed.
 """
 
 from __future__ import annotations
@@ -15,13 +21,17 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import random
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -29,8 +39,10 @@ import numpy as np
 import torch
 from PIL import Image
 
+from benchmarks.scap_speed import vit_b16
 from cliquetta.data.bundled import load_bundled
 from cliquetta.methods.registry import create_method
+from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.factory import create_model
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.serve.batches import decode
@@ -46,7 +58,9 @@ class RunResult:
     """What one client saw."""
 
     seconds: float = 0.0
-    latencies: tuple[float, ...] = ()
+    latencies: list[float] = field(default_factory=list)
+    answers: list[list[float]] = field(default_factory=list)
+    """Probabilities of the first class, of every batch."""
     error: str = ""
 
 
@@ -61,9 +75,20 @@ def pictures(count: int) -> tuple[list[bytes], tuple[str, ...]]:
     return files, bundled.names
 
 
-def in_process(files: list[bytes], names: tuple[str, ...], options: argparse.Namespace) -> float:
+def model_path(options: argparse.Namespace, folder: str) -> str:
+    """The model as a name or a file: a ViT-B/16 has random weights."""
+    if options.model != "ViT-B/16":
+        return str(options.model)
+    path = Path(folder) / "vit-b16.safetensors"
+    save_model(vit_b16(), path)
+    return str(path)
+
+
+def in_process(
+    source: str, files: list[bytes], names: tuple[str, ...], options: argparse.Namespace
+) -> float:
     """Images per second of one session without a service, with the better number of threads."""
-    model = create_model("micro")
+    model = create_model(source, device=options.device, dtype=options.dtype)
     adapter = create_method(options.method, model, ClassPrompts(names))
     size = options.batch_size
     batches = [files[i : i + size] for i in range(0, len(files) - size + 1, size)]
@@ -85,40 +110,81 @@ def in_process(files: list[bytes], names: tuple[str, ...], options: argparse.Nam
     return max(rates)
 
 
-def start_server(folder: Path, workers: int) -> tuple[subprocess.Popen[bytes], str]:
+def start_server(
+    source: str, folder: Path, options: argparse.Namespace
+) -> tuple[subprocess.Popen[bytes], str]:
     """A server of its own process, ready to answer."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     code = "from cliquetta.cli.main import main; main()"
-    options = ["--port", str(port), "--state-dir", str(folder), "--workers", str(workers)]
+    where = ["--port", str(port), "--state-dir", str(folder), "--model", f"m={source}"]
+    how = ["--device", options.device, "--dtype", options.dtype]
+    if options.replicas:
+        how += ["--ray", "local", "--replicas", str(options.replicas)]
+    else:
+        how += ["--workers", str(options.cores)]
     limits = ["--limit", "rate=100000", "--limit", "burst=100000"]
-    command = [sys.executable, "-c", code, "serve", "--device", "cpu", *options, *limits]
+    command = [sys.executable, "-c", code, "serve", *where, *how, *limits]
     server = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    address, end = f"http://127.0.0.1:{port}", time.monotonic() + 120
+    address, end = f"http://127.0.0.1:{port}", time.monotonic() + 600
     while time.monotonic() < end and server.poll() is None:
         try:
-            httpx.get(f"{address}/healthz")
+            httpx.get(f"{address}/healthz", timeout=60)
             return server, address
         except httpx.TransportError:
             time.sleep(0.1)
     raise SystemExit("the server did not start")
 
 
+def replica_pids(server: int) -> list[int]:
+    """Processes of the replicas below a server."""
+    parents, found = {}, []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with suppress(OSError):  # it has ended
+            fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines()[:7])
+            pid = int(status.parent.name)
+            parents[pid] = int(fields["PPid"])
+            title = (status.parent / "cmdline").read_bytes()
+            if title.startswith(b"ray::ServeReplica:cliquetta:Replica"):
+                found.append(pid)
+
+    def below(pid: int) -> bool:
+        return pid == server or (pid in parents and below(parents[pid]))
+
+    return [pid for pid in found if below(pid)]
+
+
+def kill_replicas(server: int, count: int, done: Callable[[], float]) -> int:
+    """Kill ``count`` replicas, evenly over the work; ``done`` is the share that is done."""
+    killed, draw = 0, random.Random(0)
+    while killed < count and done() < 1:
+        alive = sorted(replica_pids(server))
+        if done() * (count + 1) > killed + 1 and alive:
+            os.kill(draw.choice(alive), signal.SIGKILL)
+            killed += 1
+        time.sleep(0.2)
+    return killed
+
+
 def drive(
-    address: str, files: list[bytes], names: tuple[str, ...], options: argparse.Namespace
-) -> tuple[list[RunResult], float]:
+    server: int,
+    address: str,
+    files: list[bytes],
+    names: tuple[str, ...],
+    options: argparse.Namespace,
+) -> tuple[list[RunResult], float, int]:
     """All clients at once; their results and the seconds from first to last."""
     results = [RunResult() for _ in range(options.sessions)]
     barrier = threading.Barrier(options.sessions + 1)
     size = options.batch_size
 
     def run(number: int, result: RunResult) -> None:
-        latencies = []
+        latencies = result.latencies
         try:
-            with Client(address, retries=0) as client:
+            with Client(address, retries=0, timeout=600) as client:
                 session = client.create_session(names, method=options.method)
-                barrier.wait(300)
+                barrier.wait(900)
                 begin = time.perf_counter()
                 for place in range(options.batches):
                     first = (number * options.batches + place) * size % (len(files) - size)
@@ -126,20 +192,48 @@ def drive(
                     answer = session.predict(files[first : first + size])
                     latencies.append(time.perf_counter() - sent)
                     assert len(answer.predictions) == size
+                    result.answers.append([one.probability for one in answer.predictions])
                 result.seconds = time.perf_counter() - begin
         except Exception as error:
             result.error = f"{type(error).__name__}: {error}"
             barrier.abort()
-        result.latencies = tuple(latencies)
 
     threads = [threading.Thread(target=run, args=(i, result)) for i, result in enumerate(results)]
     for thread in threads:
         thread.start()
-    barrier.wait(300)
+    barrier.wait(900)
     start = time.perf_counter()
+    total = options.sessions * options.batches
+    killed = kill_replicas(
+        server, options.kills, lambda: sum(len(result.latencies) for result in results) / total
+    )
     for thread in threads:
         thread.join()
-    return results, time.perf_counter() - start
+    return results, time.perf_counter() - start, killed
+
+
+def unequal(
+    source: str,
+    files: list[bytes],
+    names: tuple[str, ...],
+    options: argparse.Namespace,
+    results: list[RunResult],
+) -> int:
+    """Answers that differ from those of the same streams without a service, of some sessions."""
+    torch.set_num_threads(1)
+    model = create_model(source, device=options.device, dtype=options.dtype)
+    size, differ = options.batch_size, 0
+    for number in range(0, options.sessions, max(1, options.sessions // options.compared)):
+        adapter = create_method(options.method, model, ClassPrompts(names))
+        for place, given in enumerate(results[number].answers):
+            first = (number * options.batches + place) * size % (len(files) - size)
+            uploads = [Upload(data=data) for data in files[first : first + size]]
+            batch = decode(
+                uploads, model.preprocess, views=adapter.views, seed=0, max_pixels=10**6
+            ).batch
+            best = adapter.predict(batch).probabilities.amax(-1).float().cpu().numpy()
+            differ += [float(str(p)) for p in best] != given
+    return differ
 
 
 def main() -> None:
@@ -148,6 +242,12 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=6, help="of each session")
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--method", default="zero_shot")
+    parser.add_argument("--model", default="micro", help="or ViT-B/16, with random weights")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="fp32")
+    parser.add_argument("--replicas", type=int, default=0, help="on Ray Serve; 0: one process")
+    parser.add_argument("--kills", type=int, default=0, help="of replicas, while clients send")
+    parser.add_argument("--compared", type=int, default=8, help="sessions that are computed again")
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each run in process")
     parser.add_argument("--check", action="store_true", help="fail where an aim is missed")
@@ -156,38 +256,50 @@ def main() -> None:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
     files, names = pictures(512)
 
-    before = in_process(files, names, options)
     with tempfile.TemporaryDirectory() as folder:
-        server, address = start_server(Path(folder), options.cores)
+        source = model_path(options, folder)
+        before = in_process(source, files, names, options)
+        server, address = start_server(source, Path(folder) / "sessions", options)
         try:
-            results, wall = drive(address, files, names, options)
+            results, wall, killed = drive(server.pid, address, files, names, options)
         finally:
             server.terminate()
-            server.wait(60)
-    after = in_process(files, names, options)
-    raise SystemExit(report(options, results, wall, (before, after)))
+            server.wait(120)
+        after = in_process(source, files, names, options)
+        differ = unequal(source, files, names, options, results)
+    raise SystemExit(report(options, results, wall, (before, after), killed, differ))
 
 
 def report(
-    options: argparse.Namespace, results: list[RunResult], wall: float, alone: tuple[float, float]
+    options: argparse.Namespace,
+    results: list[RunResult],
+    wall: float,
+    alone: tuple[float, float],
+    killed: int,
+    differ: int,
 ) -> int:
     """Print the table; 1 if ``--check`` finds an aim missed."""
     errors = [result.error for result in results if result.error]
     seconds = [result.seconds for result in results]
     latencies = np.array([one for result in results for one in result.latencies])
-    rate = options.sessions * options.batches * options.batch_size / wall
+    rate = len(latencies) * options.batch_size / wall
     single = sum(alone) / 2  # before and after, as other programs come and go
     share = 100 * rate / single
     fairness = max(seconds) / max(min(seconds), 1e-9)
+    cuda = options.device == "cuda"
+    where = torch.cuda.get_device_name() if cuda else f"{options.cores} cores"
+    where = f"{where}, {options.dtype}"
     spread = (*np.percentile(latencies, (50, 99)), latencies.max())
     rows = [
         (
             "sessions x batches x images",
             f"{options.sessions} x {options.batches} x "
-            f"{options.batch_size}, {options.method} on micro, {options.cores} cores",
+            f"{options.batch_size}, {options.method} on {options.model}, {where}",
             "",
         ),
+        ("replicas, killed meanwhile", f"{options.replicas or 'one process'}, {killed}", ""),
         ("errors", str(len(errors)), "0"),
+        ("answers unlike undisturbed ones", str(differ), "0"),
         ("one session in process", f"{single:.0f} images/s ({alone[0]:.0f}, {alone[1]:.0f})", ""),
         (
             "service",
@@ -198,10 +310,10 @@ def report(
         ("latency, p50, p99 and worst", ", ".join(f"{one:.3f} s" for one in spread), ""),
     ]
     for name, value, aim in rows:
-        print(f"{name:30} {value:48} {aim}")
+        print(f"{name:32} {value:48} {aim}")
     for error in errors[:5]:
         print("error:", error)
-    missed = bool(errors) or fairness > FAIREST or rate < FASTEST * single
+    missed = bool(errors) or differ > 0 or fairness > FAIREST or rate < FASTEST * single
     return int(options.check and missed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -14,7 +15,9 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load
+from typer.testing import CliRunner
 
+from cliquetta.cli.main import app
 from cliquetta.errors import BusyError, UserError
 from cliquetta.methods._shared.state import pack_state
 from cliquetta.model.clip import CLIP
@@ -283,3 +286,26 @@ def test_stores_that_cannot_fence_are_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(_Bucket, "create", overwrite)
     with pytest.raises(UserError, match="only if there is none"), SharedStore.open("memory://y"):
         pass
+
+
+def test_operators_list_and_delete(pair: Pair, where: str) -> None:
+    session, other = pair[0].create(), pair[1].create()
+    pair[1].predict(session, batch_of(0))
+    listed = run_command("list", "--json", "--state-dir", where)
+    assert {one["id"]: one["images"] for one in json.loads(listed.output)} == {
+        session: "4",
+        other: "0",
+    }
+    with SharedStore.open(where):  # as the router does
+        assert run_command("delete", session, "--state-dir", where).exit_code == 0
+        pair[1].service.sweep()
+        for _ in range(100):
+            if pair[0].http.get(f"/v1/sessions/{session}").status_code == 404:
+                break
+            time.sleep(0.05)
+    assert pair[0].http.get(f"/v1/sessions/{session}").status_code == 404
+    assert pair[0].send(other, batch_of(1)).status_code == 200
+
+
+def run_command(*words: str) -> Any:
+    return CliRunner().invoke(app, ["sessions", *words])

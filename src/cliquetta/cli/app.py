@@ -8,7 +8,17 @@ from typing import Annotated
 import typer
 
 from cliquetta.cli.command import Common, command
-from cliquetta.cli.serve import Host, LimitPairs, Methods, Models, Port, TokenFile, offered
+from cliquetta.cli.serve import (
+    Host,
+    LimitPairs,
+    Methods,
+    Models,
+    Port,
+    TokenFile,
+    name_models,
+    offered,
+    with_models,
+)
 from cliquetta.errors import UserError
 
 _BODY_BYTES = 128 * 2**20  # several photographs per batch; the service's default fits fewer
@@ -44,6 +54,7 @@ def show(
     del interface
 
     limits = [f"body_bytes={_BODY_BYTES}", *(limit or [])]
-    settings = offered(common, model, method, host, token_file, limits)
+    settings = offered(common, method, host, token_file, limits)
+    settings = with_models(common, settings, name_models(model))
     ready = partial(common.terminal.say, f"http://{host}:{port}; press Ctrl-C to stop")
     server.serve(settings, host=host, port=port, open_browser=open_browser, on_ready=ready)

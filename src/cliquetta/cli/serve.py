@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -47,6 +48,8 @@ cliquetta serve
 cliquetta serve --model micro --model b16=/models/ViT-B-16.pt --state-dir sessions
 
 cliquetta serve --host 0.0.0.0 --token-file tokens.txt --limit images=64 --limit rate=10
+
+cliquetta serve --ray auto --replicas 2:8 --state-dir s3://bucket/sessions
 """
 
 
@@ -57,7 +60,9 @@ def add_to(app: typer.Typer) -> None:
 
 def serve(
     common: Common,
-    state_dir: Annotated[Path, typer.Option(help="Directory of the sessions.")] = Path("sessions"),
+    state_dir: Annotated[
+        str, typer.Option(help="Directory of the sessions; with --ray also s3:// or gs://.")
+    ] = "sessions",
     model: Models = None,
     method: Methods = None,
     host: Host = "127.0.0.1",
@@ -65,7 +70,10 @@ def serve(
     token_file: TokenFile = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Sessions that compute at one time. (default: one per core)"),
+        typer.Option(
+            min=1,
+            help="Sessions that compute at one time. (default: one per core; per replica: one)",
+        ),
     ] = None,
     session_days: Annotated[
         float | None,
@@ -78,6 +86,16 @@ def serve(
         bool,
         typer.Option("--traces", help="Send OpenTelemetry traces to OTEL_EXPORTER_OTLP_ENDPOINT."),
     ] = False,
+    ray: Annotated[
+        str | None,
+        typer.Option(help="Serve with replicas on a Ray cluster: its address, auto, or local."),
+    ] = None,
+    replicas: Annotated[
+        str, typer.Option(help="With --ray: N, or MIN:MAX by the number of waiting requests.")
+    ] = "2",
+    ray_gpus: Annotated[
+        float | None, typer.Option(min=0, help="With --ray: share of a GPU for each replica.")
+    ] = None,
     limit: LimitPairs = None,
 ) -> None:
     """Serve predictions that adapt to each client, over HTTP."""
@@ -90,27 +108,61 @@ def serve(
 
     if log_format not in FORMATS:
         raise UnknownNameError("log format", log_format, FORMATS)
-    from cliquetta.serve.tracing import Tracing
+    from cliquetta.serve.tracing import Tracing, open_tracing
 
-    tracing = Tracing.to_collector() if traces else Tracing()
-    settings = offered(common, model, method, host, token_file, limit, workers, session_days)
-    settings = replace(settings, tracing=tracing)
+    if ray is None and (ray_gpus is not None or replicas != "2" or "://" in state_dir):
+        raise UserError("--replicas, --ray-gpus and a URL as --state-dir are for --ray")
+    settings = offered(common, method, host, token_file, limit, workers, session_days, ray=ray)
     said = f"http://{host}:{port}, sessions in {state_dir}; press Ctrl-C to stop"
     ready = partial(common.terminal.say, said)
-    server.serve(settings, state_dir, host=host, port=port, log_format=log_format, on_ready=ready)
+    where: Any = {"host": host, "port": port, "log_format": log_format, "on_ready": ready}
+    sources = name_models(model)
+    if ray is None:
+        settings = with_models(common, settings, sources)
+        settings = replace(settings, tracing=open_tracing(traces))
+        server.serve(settings, Path(state_dir), **where)
+        return
+
+    from cliquetta.serve.replicas import ReplicaPlan, build_settings, serve_replicas
+
+    least, _, most = replicas.partition(":")
+    if not (least.isdecimal() and (most or least).isdecimal()):
+        raise UserError(f"--replicas is N or MIN:MAX, got {replicas!r}")
+    cores = settings.workers * settings.threads
+    gpus = ray_gpus or 0.0
+    plan = ReplicaPlan(int(least), int(most or least), cpus=cores, gpus=gpus, address=ray)
+    # tokens stay with the router
+    plain = replace(settings, tokens=None, hosts=frozenset(), tracing=Tracing())
+    build = partial(build_settings, plain, sources, common.device, common.dtype, traces)
+    settings = replace(settings, tracing=open_tracing(traces))
+    serve_replicas(settings, build, state_dir, plan, **where)
+
+
+def name_models(model: list[str] | None) -> dict[str, str]:
+    """Public name and source of each model to offer."""
+    from cliquetta.serve import settings as known
+
+    return known.name_models(model or ["micro"])
+
+
+def with_models(common: Common, settings: Settings, sources: Mapping[str, str]) -> Settings:
+    """The same with models loaded in this process."""
+    from cliquetta.serve.settings import load_models
+
+    return replace(settings, models=load_models(sources, common.model))
 
 
 def offered(
     common: Common,
-    model: list[str] | None,
     method: list[str] | None,
     host: str,
     token_file: Path | None,
     limit: list[str] | None,
     workers: int | None = None,
     session_days: float | None = None,
+    ray: str | None = None,
 ) -> Settings:
-    """What the operator offers, everything checked before a model is loaded."""
+    """What the operator offers, checked before a model is loaded."""
     from cliquetta.serve import settings as known
     from cliquetta.serve.auth import check_binding
 
@@ -118,14 +170,12 @@ def offered(
     check_binding(host, tokens)
     limits = known.Limits.from_text(read_settings(limit or []))
     methods = known.served_methods(method)
-    models = known.load_models(known.name_models(model or ["micro"]), common.model)
     return known.Settings(
-        models=models,
         methods=methods,
         tokens=tokens,
         hosts=known.LOCAL_HOSTS | {host} if tokens is None else None,
         limits=limits,
-        workers=workers or os.cpu_count() or 1,
+        workers=workers or (1 if ray else os.cpu_count()) or 1,
         threads=common.threads or 1,
         session_days=session_days,
     )

@@ -27,7 +27,7 @@ cliquetta sessions delete 0f3a9c17b2d45e6688aa01b2c3d4e5f6
 cliquetta sessions delete --unused-days 30 --state-dir /var/lib/cliquetta
 """
 
-StateDir = Annotated[Path, typer.Option(help="Directory of the sessions.")]
+StateDir = Annotated[str, typer.Option(help="Directory of the sessions, or a URL (see serve).")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -38,7 +38,7 @@ def add_to(app: typer.Typer) -> None:
     app.add_typer(group, name="sessions")
 
 
-def list_sessions(common: Common, state_dir: StateDir = Path("sessions")) -> None:
+def list_sessions(common: Common, state_dir: StateDir = "sessions") -> None:
     """List all sessions, also those of a running server."""
     found = _scan(state_dir)
     columns = ("id", "owner", "model", "method", "classes", "batches", "images", "used", "KiB")
@@ -62,10 +62,10 @@ def delete(
     unused_days: Annotated[
         float | None, typer.Option(min=0, help="Delete all not used for so many days.")
     ] = None,
-    state_dir: StateDir = Path("sessions"),
+    state_dir: StateDir = "sessions",
 ) -> None:
     """Delete sessions; a running server does it within a minute."""
-    from cliquetta.serve.store import delete_sessions
+    from cliquetta.serve.shared_store import delete_sessions
 
     if not ids and unused_days is None:
         raise UserError("no sessions given: name their ids, or use --unused-days")
@@ -82,9 +82,12 @@ def delete(
     common.terminal.document({"sessions": chosen, "deleted": now})
 
 
-def _scan(folder: Path) -> list[StoredSession]:
+def _scan(where: str) -> list[StoredSession]:
+    from cliquetta.serve.shared_store import SharedStore
     from cliquetta.serve.store import Store
 
-    if not folder.is_dir():
-        raise UserError(f"no directory {folder}: pass --state-dir as for `cliquetta serve`")
-    return Store(folder).scan()
+    if "://" in where:
+        return SharedStore(where).scan()
+    if not Path(where).is_dir():
+        raise UserError(f"no directory {where}: pass --state-dir as for `cliquetta serve`")
+    return [*Store(Path(where)).scan(), *SharedStore(where).scan()]  # of one server, of replicas

@@ -201,13 +201,13 @@ def _context(packed: bytes) -> RunContext:
 
 
 @contextmanager
-def connected(address: str, cores: int | None = None) -> Iterator[Any]:
+def connected(address: str, cores: int | None = None, *, extra: str = "ray") -> Iterator[Any]:
     """Ray, connected; a cluster of this machine has ``cores`` (all, if not given)."""
     try:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anybody
         import ray
     except ImportError:
-        raise UserError("--ray needs an extra: pip install 'cliquetta[ray]'") from None
+        raise UserError(f"--ray needs an extra: pip install 'cliquetta[{extra}]'") from None
     if ray.is_initialized():
         yield ray
         return

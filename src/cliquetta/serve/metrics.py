@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
 from typing import Any
 
 import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics_core import Metric
 from torch import Tensor
 
 from cliquetta.types import Prediction
@@ -41,6 +42,7 @@ class Metrics:
         self.replays = self._counter("replays", "Batches answered from the store.")
         self.evictions = self._counter("evictions", "Sessions evicted from memory.")
         self.restores = self._counter("restores", "Sessions read back from disk.")
+        self.resent = self._counter("resent", "Requests sent again, their replica was lost.")
         self.store_errors = self._counter("store_errors", "Disk errors.")
         self._confidence = self._histogram(
             "confidence", "Mean top probability of a batch.", "method", buckets=_SHARES
@@ -89,10 +91,37 @@ class Metrics:
                 self._scalars.add((method, name))
             self._evidence.labels(method, name).set(value)
 
-    def render(self) -> bytes:
-        """All metrics as text."""
-        data: bytes = generate_latest(self._registry)
+    def collect(self) -> list[Metric]:
+        """All metrics, with the values that they have now."""
+        return list(self._registry.collect())
+
+    def render(self, replicas: Mapping[str, list[Metric]] | None = None) -> bytes:
+        """All metrics as text; those of ``replicas`` with them, each under its name."""
+        shown: Any = (
+            self._registry if replicas is None else _Merged({"": self.collect(), **replicas})
+        )
+        data: bytes = generate_latest(shown)
         return data
+
+
+class _Merged:
+    """Metrics of several processes under one head each, told apart by a label."""
+
+    def __init__(self, parts: Mapping[str, list[Metric]]) -> None:
+        self._parts = parts
+
+    def collect(self) -> Iterable[Metric]:
+        """As a registry does."""
+        merged: dict[str, Metric] = {}
+        for replica, metrics in self._parts.items():
+            for metric in metrics:
+                about = (metric.name, metric.documentation, metric.type)
+                family = merged.setdefault(metric.name, Metric(*about))
+                family.samples += [
+                    sample._replace(labels={**sample.labels, "replica": replica})
+                    for sample in metric.samples
+                ]
+        return merged.values()
 
 
 def _scalars(evidence: Mapping[str, Any]) -> dict[str, float]:

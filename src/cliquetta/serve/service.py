@@ -31,6 +31,8 @@ class Service:
     """Everything behind the routes."""
 
     def __init__(self, store: Store, settings: Settings) -> None:
+        if not settings.models:
+            raise UserError("no models to serve: name at least one, such as micro")
         self.settings = settings
         self.limits = limits = settings.limits
         self.metrics = Metrics()

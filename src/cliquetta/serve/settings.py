@@ -130,7 +130,7 @@ def served_methods(allowed: Iterable[str] | None = None) -> dict[str, MethodEntr
 class Settings:
     """What a server offers, to whom, and how much of it."""
 
-    models: Mapping[str, CLIP]
+    models: Mapping[str, CLIP] = field(default_factory=dict)
     """By the names that clients use; the first is the default. All sessions share them."""
     methods: Mapping[str, MethodEntry] = field(default_factory=served_methods)
     """Methods that sessions may use."""
@@ -151,8 +151,6 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Validate fields."""
-        if not self.models:
-            raise UserError("no models to serve: name at least one, such as micro")
         if self.tokens is None and self.hosts is None:
             raise UserError("a server without tokens answers to local names only: set hosts")
 

@@ -15,14 +15,14 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from cliquetta.atomic import create_atomically, exclusive, sync_folder
-from cliquetta.errors import UserError
+from cliquetta.errors import BusyError, UserError
 from cliquetta.methods._shared.state import read_header
 from cliquetta.serve.store import (
     UNREADABLE,
@@ -204,6 +204,24 @@ class SharedStore(Store):
             return self._files.read(_name(id, version))
         except FileNotFoundError:
             raise FencedError from None
+
+
+def delete_sessions(where: str, ids: Sequence[str]) -> bool:
+    """Delete sessions of a store; ``False`` if its server was asked to, as one is running."""
+    if "://" in where:
+        store = SharedStore(where)
+        for id in ids:
+            store.delete(id)
+        return True
+    try:
+        with Store.open(where) as folder:
+            for id in ids:
+                folder.delete(id)
+            return True
+    except BusyError:
+        for id in ids:
+            Store(Path(where)).request_deletion(id)
+        return False
 
 
 def _name(id: str, version: int) -> str:

@@ -14,7 +14,7 @@ import re
 import shutil
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.atomic import exclusive, sync_folder, write_atomically
-from cliquetta.errors import BusyError, UserError
+from cliquetta.errors import UserError
 from cliquetta.methods._shared.state import pack_state, read_header, unpack_state
 from cliquetta.methods.base import Adapter
 
@@ -253,19 +253,6 @@ class Store:
 
     def _path(self, id: str) -> Path:
         return self._folder / f"{id}{_SUFFIX}"
-
-
-def delete_sessions(folder: Path, ids: Sequence[str]) -> bool:
-    """Delete sessions of a folder; ``False`` if its server was asked to, as one is running."""
-    try:
-        with Store.open(folder) as store:
-            for id in ids:
-                store.delete(id)
-            return True
-    except BusyError:
-        for id in ids:
-            Store(folder).request_deletion(id)
-        return False
 
 
 def is_id(name: str) -> bool:

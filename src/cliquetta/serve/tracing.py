@@ -65,6 +65,15 @@ class Tracing:
                     span.set_status(StatusCode.ERROR)
                 span.set_attributes(_attributes(known))
 
+    def headers(self) -> dict[str, str]:
+        """What tells another process the present span: ``traceparent``."""
+        carrier: dict[str, str] = {}
+        if self._tracer is not None:
+            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+            TraceContextTextMapPropagator().inject(carrier)
+        return carrier
+
     @contextmanager
     def span(self, name: str, **known: Any) -> Iterator[None]:
         """A span below the present one; ``session`` is hashed, the rest are attributes."""
@@ -104,6 +113,11 @@ class Tracing:
                 span.set_status(StatusCode.ERROR)
                 span.set_attribute("error.type", getattr(error, "code", type(error).__name__))
                 raise
+
+
+def open_tracing(traces: bool) -> Tracing:
+    """Tracing to a collector, or none."""
+    return Tracing.to_collector() if traces else Tracing()
 
 
 def _attributes(known: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,219 @@
+"""The service on Ray Serve: replicas that share a store, behind one router.
+
+Serve starts, watches, restarts and counts replicas, and its consistent-hash router sends the
+requests of a session to the same one while it lives. That is for speed only: a session stays in
+one memory. What keeps sessions right when replicas die, stall, come and go is the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cliquetta.errors import UserError
+from cliquetta.evaluation.cluster import LOCAL, connected
+from cliquetta.model.factory import create_model, pick_device
+from cliquetta.serve.asgi import create_app
+from cliquetta.serve.auth import check_binding
+from cliquetta.serve.logs import logging_as
+from cliquetta.serve.metrics_board import POST_SECONDS, Board
+from cliquetta.serve.router import Answered, Forwarded, LostError, create_router, run_app
+from cliquetta.serve.server import make_server, open_port
+from cliquetta.serve.settings import Settings, load_models
+from cliquetta.serve.shared_store import SharedStore
+from cliquetta.serve.tracing import open_tracing
+
+APP = "cliquetta"
+EXTRA = "ray-serve"
+_UPSCALE_SECONDS = 10.0
+_ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ReplicaPlan:
+    """How many replicas there are, and what each of them gets."""
+
+    least: int = 2
+    """Replicas that are always there."""
+    most: int = 2
+    """Replicas at most; more than ``least`` are started while requests queue up."""
+    queue: float = 4.0
+    """Requests per replica, waiting or running, above which there are more of them."""
+    cpus: float = 1.0
+    """Cores of a replica."""
+    gpus: float = 0.0
+    """Share of a GPU of a replica."""
+    address: str = LOCAL
+    """``local``, ``auto`` (the cluster of this machine) or an address of Ray."""
+
+    def __post_init__(self) -> None:
+        """Validate fields."""
+        if not 1 <= self.least <= self.most:
+            raise UserError(f"replicas are N or MIN:MAX from 1, got {self.least}:{self.most}")
+
+    def options(self, settings: Settings) -> dict[str, Any]:
+        """The same in the words of Serve."""
+        limits = settings.limits
+        scale: dict[str, Any] = {"num_replicas": self.least}
+        if self.most > self.least:
+            scale = {
+                "autoscaling_config": {
+                    "min_replicas": self.least,
+                    "max_replicas": self.most,
+                    "target_ongoing_requests": self.queue,
+                    "upscale_delay_s": _UPSCALE_SECONDS,
+                }
+            }
+        return {
+            **scale,
+            "name": "Replica",
+            "ray_actor_options": {"num_cpus": self.cpus, "num_gpus": self.gpus},
+            "request_router_config": {
+                "request_router_class": _ROUTER,
+                "request_router_kwargs": {"num_fallback_replicas": 0},
+            },
+            # a replica refuses by itself, and says when to come back
+            "max_ongoing_requests": 2 * limits.queued,
+            "graceful_shutdown_timeout_s": limits.wait_seconds + limits.batch_seconds,
+            "graceful_shutdown_wait_loop_s": 0.5,
+            "health_check_period_s": 5.0,
+            "health_check_timeout_s": 30.0,
+        }
+
+
+class Replica:
+    """One process of the service: all of it but admission, which is the router's."""
+
+    async def __init__(  # type: ignore[misc]
+        self, build: Callable[[], Settings], where: str, board: Any
+    ) -> None:
+        from ray import serve
+
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        self._settings = await asyncio.to_thread(build)
+        self._app = create_app(SharedStore(where), self._settings, admitted=True)
+        self._life = self._app.router.lifespan_context(self._app)
+        await self._life.__aenter__()
+        name = serve.get_replica_context().replica_id.unique_id
+        self._posting = asyncio.create_task(self._post(name, board))
+
+    async def answer(self, request: Forwarded) -> Answered:
+        """What the service answers to a request."""
+        with self._settings.tracing.request(request.trace) as span:
+            span["name"] = "replica"
+            return await run_app(self._app, request)
+
+    async def __del__(self) -> None:
+        self._posting.cancel()
+        await self._life.__aexit__(None, None, None)
+        self._settings.tracing.close()
+
+    async def _post(self, name: str, board: Any) -> None:
+        while True:
+            await board.post.remote(name, self._app.state.service.metrics.collect())
+            await asyncio.sleep(POST_SECONDS)
+
+
+def build_settings(
+    settings: Settings, sources: Mapping[str, str], device: str, dtype: str, traces: bool
+) -> Settings:
+    """Settings of a replica, with its models loaded onto the device that it was given."""
+    torch.set_num_threads(settings.threads)
+    place = str(pick_device(device))
+    models = load_models(sources, partial(create_model, device=place, dtype=dtype))
+    return replace(settings, models=models, tracing=open_tracing(traces))
+
+
+def serve_replicas(
+    settings: Settings,
+    build: Callable[[], Settings],
+    where: Path | str,
+    plan: ReplicaPlan,
+    *,
+    host: str,
+    port: int,
+    log_format: str = "text",
+    on_ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve with replicas until the process is stopped; SIGHUP restarts them one by one.
+
+    Args:
+        settings: What the router enforces. Its models are not used.
+        build: Makes the settings of a replica, models included, where the replica runs.
+        where: A folder that all machines see, or a URL of fsspec.
+        plan: How many replicas there are.
+        host: Address to listen on.
+        port: Port to listen on.
+        log_format: ``text``, or ``json`` with a line for every request.
+        on_ready: Called once the port is open and all replicas are ready.
+
+    """
+    check_binding(host, settings.tokens)
+    url = str(where) if "://" in str(where) else str(Path(where).resolve())
+    cores = max(os.cpu_count() or 1, math.ceil(plan.most * plan.cpus))
+    with (
+        logging_as(log_format),
+        SharedStore.open(url),
+        open_port(host, port) as opened,
+        connected(plan.address, cores, extra=EXTRA) as ray,
+    ):
+        try:
+            from ray import serve
+        except ImportError as error:
+            raise UserError(f"no {error.name}: pip install 'cliquetta[{EXTRA}]'") from error
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        board = ray.remote(num_cpus=0)(Board).remote()
+        replicas = serve.deployment(**plan.options(settings))(Replica)
+
+        def deploy() -> Any:
+            return serve.run(replicas.bind(build, url, board), name=APP, route_prefix=None)
+
+        serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
+        try:
+            handle = deploy()
+            _on_hangup(deploy)
+            app = create_router(settings, _ask_by(handle), board.read.remote)
+            on_ready()
+            make_server(app, settings.limits).run(sockets=[opened])
+        finally:
+            settings.tracing.close()
+            serve.delete(APP)
+
+
+def _ask_by(handle: Any) -> Callable[[str, Forwarded], Any]:
+    """Ask through a handle of Serve; a session id decides which replica answers."""
+    from ray.exceptions import RayError, RayTaskError
+    from ray.serve.exceptions import RayServeException
+
+    async def ask(session: str, request: Forwarded) -> Answered:
+        try:
+            answer: Answered = await handle.options(session_id=session).answer.remote(request)
+            return answer
+        except RayTaskError:
+            raise  # a defect of ours, not a loss
+        except (RayError, RayServeException) as error:
+            _log.warning("a request is sent again: %s", type(error).__name__)
+            raise LostError from error
+
+    return ask
+
+
+def _on_hangup(restart: Callable[[], Any]) -> None:
+    """Restart replicas one by one at SIGHUP; requests are answered meanwhile."""
+    if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
+        signal.signal(
+            signal.SIGHUP, lambda *_: threading.Thread(target=restart, daemon=True).start()
+        )

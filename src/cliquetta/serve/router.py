@@ -1,0 +1,213 @@
+"""In front of replicas: admits requests, keeps the order of sessions, sends lost requests again.
+
+The router holds nothing that matters: sessions are in the store. It gives every request a key, so
+that one whose replica was lost (or is only slow) can be sent to another and is applied once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from urllib.parse import unquote
+
+from prometheus_client.metrics_core import Metric
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cliquetta.serve.errors import ServiceError
+from cliquetta.serve.limits import ByteBudget
+from cliquetta.serve.metrics import CONTENT_TYPE, Metrics
+from cliquetta.serve.middleware import AdmissionMiddleware, problem_response
+from cliquetta.serve.settings import Limits, Settings
+from cliquetta.serve.tracing import Tracing
+
+_SESSION = re.compile("/v1/sessions/([0-9a-f]{32})(/.*)?")
+_LONGEST_PAUSE = 2.0
+
+
+class LostError(Exception):
+    """A replica did not answer; whether it has done what was asked is not known."""
+
+
+@dataclass(frozen=True)
+class Forwarded:
+    """A request as it travels to a replica."""
+
+    method: str
+    path: str
+    query: bytes
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes
+    owner: str
+    key: str
+    """Names this request and, if it makes a session, that session."""
+    trace: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What a replica answered."""
+
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes
+    route: str
+
+
+Ask = Callable[[str, Forwarded], Awaitable[Answered]]
+"""Send a request to the replica of a session; raises :class:`LostError`."""
+Watch = Callable[[], Awaitable[Mapping[str, list[Metric]]]]
+"""Metrics of the replicas by name."""
+
+
+async def run_app(app: ASGIApp, request: Forwarded) -> Answered:
+    """The answer of an application in this process."""
+    scope: Scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "scheme": "http",
+        "method": request.method,
+        "path": unquote(request.path),
+        "raw_path": request.path.encode(),
+        "query_string": request.query,
+        "root_path": "",
+        "headers": list(request.headers),
+        "state": {"owner": request.owner, "key": request.key},
+    }
+    status, headers, parts = 500, (), []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": request.body, "more_body": False}
+
+    async def send(message: Message) -> None:
+        nonlocal status, headers
+        if message["type"] == "http.response.start":
+            status, headers = message["status"], tuple(message["headers"])
+        else:
+            parts.append(message.get("body", b""))
+
+    await app(scope, receive, send)
+    return Answered(status, headers, b"".join(parts), _route(scope))
+
+
+def _route(scope: Scope) -> str:
+    return str(getattr(scope.get("route"), "path", "none"))
+
+
+def create_router(settings: Settings, ask: Ask, watch: Watch) -> ASGIApp:
+    """The application in front of replicas, with the bounds of a server without them."""
+    metrics, budget = Metrics(), ByteBudget(settings.limits.queued_bytes)
+    metrics.watch("body_bytes", "Requests and answers in memory.", lambda: budget.used)
+    router = Router(settings.limits, settings.tracing, metrics, ask, watch)
+    return AdmissionMiddleware(router, settings=settings, budget=budget, metrics=metrics)
+
+
+class Router:
+    """An ASGI application that asks replicas. Requests of one session take turns."""
+
+    def __init__(
+        self, limits: Limits, tracing: Tracing, metrics: Metrics, ask: Ask, watch: Watch
+    ) -> None:
+        self._limits, self._tracing, self._metrics = limits, tracing, metrics
+        self._ask, self._watch = ask, watch
+        self._turns: dict[str, asyncio.Lock] = {}
+        self._waiting: dict[str, int] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or begin and end with the server."""
+        if scope["type"] == "lifespan":
+            while scope.get("ended") is None:
+                message = await receive()
+                await send({"type": f"{message['type']}.complete"})
+                scope["ended"] = True if message["type"] == "lifespan.shutdown" else None
+            return
+        try:
+            if scope["path"] == "/metrics" and scope["method"] == "GET":
+                scope["route"] = SimpleNamespace(path="/metrics")
+                text = self._metrics.render(await self._watch())
+                await Response(text, media_type=CONTENT_TYPE)(scope, receive, send)
+                return
+            answer = await self._forward(scope, receive)
+        except ServiceError as error:
+            await problem_response(error, self._metrics)(scope, receive, send)
+        except ClientDisconnect:
+            return
+        else:
+            head = {"type": "http.response.start", "status": answer.status}
+            await send({**head, "headers": list(answer.headers)})
+            await send({"type": "http.response.body", "body": answer.body})
+
+    async def _forward(self, scope: Scope, receive: Receive) -> Answered:
+        request = Forwarded(
+            method=scope["method"],
+            path=scope["raw_path"].decode("latin-1").partition("?")[0],
+            query=scope["query_string"],
+            headers=tuple((bytes(name), bytes(value)) for name, value in scope["headers"]),
+            body=await Request(scope, receive).body(),
+            owner=scope["state"]["owner"],
+            key=secrets.token_hex(16),
+            trace=self._tracing.headers(),
+        )
+        found = _SESSION.fullmatch(request.path)
+        if found is None:
+            answer = await self._ask_until(request.key, request)
+        elif request.method == "GET" and found[2] is None:  # a look does not wait
+            answer = await self._ask_until(found[1], request)
+        else:
+            async with self._turn(found[1]):
+                answer = await self._ask_until(found[1], request)
+        scope["route"] = SimpleNamespace(path=answer.route)
+        scope["path_params"] = {} if found is None else {"session": found[1]}
+        return answer
+
+    @asynccontextmanager
+    async def _turn(self, session: str) -> AsyncIterator[None]:
+        """Wait until all earlier requests of a session are answered, wherever they are."""
+        waiting = self._waiting.get(session, 0)
+        if waiting > self._limits.queued_per_session:
+            message = f"{waiting} requests of this session are waiting already"
+            raise ServiceError(429, "session_busy", message, retry_after=1)
+        turn = self._turns.setdefault(session, asyncio.Lock())
+        self._waiting[session] = waiting + 1
+        try:
+            try:
+                await asyncio.wait_for(turn.acquire(), self._limits.wait_seconds)
+            except asyncio.TimeoutError:
+                late = "waited too long in the queue"
+                raise ServiceError(503, "overloaded", late, retry_after=5) from None
+            try:
+                yield
+            finally:
+                turn.release()
+        finally:
+            self._waiting[session] -= 1
+            if not self._waiting[session]:
+                del self._waiting[session], self._turns[session]
+
+    async def _ask_until(self, session: str, request: Forwarded) -> Answered:
+        """The answer of the session's replica, or of the one that has the session after it."""
+        end = time.monotonic() + self._limits.wait_seconds + self._limits.batch_seconds
+        for attempt in itertools.count():
+            try:
+                left = max(end - time.monotonic(), 0.0)
+                answer = await asyncio.wait_for(self._ask(session, request), left)
+            except LostError:
+                self._metrics.resent.inc()
+                await asyncio.sleep(min(_LONGEST_PAUSE, 0.1 * 2**attempt))
+                continue
+            except asyncio.TimeoutError:
+                message = "no replica has answered in time: send it again with the same sequence"
+                raise ServiceError(503, "out_of_time", message, retry_after=5) from None
+            if attempt and request.method == "DELETE" and answer.status == 404:
+                return replace(answer, status=204, headers=(), body=b"")  # the lost one did it
+            return answer
+        raise AssertionError("the loop returns or raises")

@@ -1,0 +1,203 @@
+"""Replicas on a real Ray Serve that are killed, stopped and restarted under load."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from safetensors.torch import load
+from typer.testing import CliRunner
+
+from benchmarks.serve_load import replica_pids
+from cliquetta.cli.main import app
+from cliquetta.errors import UserError
+from cliquetta.methods._shared.state import pack_state
+from cliquetta.model.checkpoints.native import save_model
+from cliquetta.model.clip import CLIP
+from cliquetta.serve.client import Client, RemoteSession
+from cliquetta.serve.metrics_board import Board
+from cliquetta.serve.replicas import ReplicaPlan
+from cliquetta.serve.settings import Limits, Settings
+from tests._helpers.serve_setup import CLASSES, Alone, batch_of, probabilities
+
+
+def test_a_plan_in_the_words_of_serve() -> None:
+    settings = Settings(limits=Limits(queued=10, wait_seconds=7, batch_seconds=5))
+    fixed = ReplicaPlan(3, 3, cpus=2, gpus=0.5).options(settings)
+    assert fixed["num_replicas"] == 3 and "autoscaling_config" not in fixed
+    assert fixed["ray_actor_options"] == {"num_cpus": 2, "num_gpus": 0.5}
+    assert fixed["graceful_shutdown_timeout_s"] == 12  # what was begun is answered
+    assert fixed["max_ongoing_requests"] > 10  # else requests would wait where nobody is fair
+    scaled = ReplicaPlan(1, 4, queue=6).options(settings)
+    assert "num_replicas" not in scaled
+    assert scaled["autoscaling_config"]["target_ongoing_requests"] == 6
+    for least, most in ((0, 1), (3, 2)):
+        with pytest.raises(UserError, match="MIN:MAX"):
+            ReplicaPlan(least, most)
+
+
+def test_metrics_of_replicas_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("cliquetta.serve.metrics_board.time.monotonic", lambda: now)
+    board = Board()
+    board.post("a", [])
+    now = 110.0
+    board.post("b", [])
+    assert set(board.read()) == {"a", "b"}
+    now = 125.0
+    assert set(board.read()) == {"b"}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--replicas", "3"], "are for --ray"),
+        (["--state-dir", "s3://bucket/x"], "are for --ray"),
+        (["--ray", "local", "--replicas", "many"], "N or MIN:MAX"),
+        (["--ray", "local", "--replicas", "4:2"], "N or MIN:MAX"),
+        (["--ray", "local", "--state-dir", "ftp://x/y"], "use a mounted folder"),
+        (["--ray", "local", "--host", "0.0.0.0"], "other machines"),
+    ],
+)
+def test_refusals_come_before_anything_is_started(options: list[str], words: str) -> None:
+    result = CliRunner().invoke(app, ["serve", *options])
+    assert result.exit_code == 2 and words in " ".join(result.output.split()), result.output
+
+
+class Load:
+    """A client that sends batch after batch, repeats none, and keeps every answer."""
+
+    def __init__(self, address: str, number: int, method: str) -> None:
+        self.number = number
+        self.client = Client(address, retries=0, timeout=300)
+        self.session: RemoteSession = self.client.create_session(CLASSES, method=method)
+        self.answers: list[dict[str, Any]] = []
+        self.error: BaseException | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def batch(self, place: int) -> list[bytes]:
+        return batch_of(100 * self.number + place, 2)
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                answer = self.session.predict(self.batch(len(self.answers)), top_k=len(CLASSES))
+                self.answers.append(answer.model_dump())
+        except BaseException as error:
+            self.error = error
+
+    def finish(self, model: CLIP, method: str) -> None:
+        """Stop, and compare all answers and the state with a run that nobody disturbed."""
+        self._stop.set()
+        self._thread.join(300)
+        assert self.error is None and not self._thread.is_alive(), self.error
+        alone = Alone(model, method)
+        for place, answer in enumerate(self.answers):
+            assert answer["sequence"] == place + 1
+            assert probabilities(answer) == alone.predict(self.batch(place)), place
+        found, expected = load(self.session.export_state()), load(pack_state(alone.adapter))
+        assert expected.keys() == found.keys()
+        assert all(expected[name].equal(found[name]) for name in expected)
+        self.client.close()
+
+
+@contextmanager
+def cluster(folder: Path, model: CLIP, *options: str) -> Iterator[tuple[int, str]]:
+    """``cliquetta serve --ray local`` as a process; yields its id and its address."""
+    save_model(model, folder / "tiny.safetensors")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    source = str(Path(sys.modules["cliquetta"].__path__[0]).parent)
+    code = "from cliquetta.cli.main import main; main()"
+    where = ["--port", str(port), "--state-dir", str(folder / "sessions"), "--device", "cpu"]
+    offer = ["--model", f"tiny={folder / 'tiny.safetensors'}", "--ray", "local", *options]
+    rate = ["--limit", "rate=100000", "--limit", "burst=100000"]
+    server = subprocess.Popen(
+        [sys.executable, "-c", code, "serve", *where, *offer, *rate],
+        env={**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"},
+    )
+    address, end = f"http://127.0.0.1:{port}", time.monotonic() + 300
+    try:
+        while True:
+            assert time.monotonic() < end and server.poll() is None, "the service did not start"
+            try:
+                assert httpx.get(f"{address}/healthz", timeout=60).status_code == 200
+                break
+            except httpx.TransportError:
+                time.sleep(0.5)
+        yield server.pid, address
+    finally:
+        server.terminate()
+        server.wait(180)
+
+
+def wait_for(condition: Any, seconds: float = 240) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.5)
+
+
+@pytest.mark.slow
+def test_killed_stopped_and_restarted_replicas_lose_nothing(
+    tmp_path: Path, tiny_clip: CLIP
+) -> None:
+    draw = random.Random(0)
+    with cluster(tmp_path, tiny_clip, "--replicas", "3") as (server, address):
+        loads = [Load(address, number, "tent") for number in range(6)]
+
+        def moved_on() -> None:
+            before = [len(one.answers) for one in loads]
+            wait_for(
+                lambda: all(
+                    len(one.answers) > count + 2 or one.error
+                    for one, count in zip(loads, before, strict=True)
+                )
+            )
+
+        for _ in range(5):  # a replica dies
+            moved_on()
+            os.kill(draw.choice(sorted(replica_pids(server))), signal.SIGKILL)
+        wait_for(lambda: len(replica_pids(server)) == 3)
+        slow = draw.choice(sorted(replica_pids(server)))  # a replica is slow, then comes back
+        os.kill(slow, signal.SIGSTOP)
+        time.sleep(5)
+        os.kill(slow, signal.SIGCONT)
+        moved_on()
+        old = set(replica_pids(server))
+        os.kill(server, signal.SIGHUP)  # all replicas are replaced, one after the other
+        wait_for(lambda: len(replica_pids(server)) == 3 and not old & set(replica_pids(server)))
+        moved_on()
+        assert sum(len(one.answers) for one in loads) > 50
+        for one in loads:
+            one.finish(tiny_clip, "tent")
+        text = httpx.get(f"{address}/metrics").text
+        assert 'cliquetta_images_total{replica="' in text
+    where = ["--state-dir", str(tmp_path / "sessions")]
+    assert "6 sessions" in CliRunner().invoke(app, ["sessions", "list", *where]).output
+
+
+@pytest.mark.slow
+def test_replicas_are_added_while_requests_wait(tmp_path: Path, tiny_clip: CLIP) -> None:
+    with cluster(tmp_path, tiny_clip, "--replicas", "1:2") as (server, address):
+        assert len(replica_pids(server)) == 1
+        loads = [Load(address, number, "scap") for number in range(12)]
+        wait_for(lambda: len(replica_pids(server)) == 2)
+        wait_for(lambda: all(len(one.answers) > 3 or one.error for one in loads))
+        for one in loads:
+            one.finish(tiny_clip, "scap")
