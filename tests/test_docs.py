@@ -97,3 +97,10 @@ def test_the_walk_of_a_batch_names_files_that_exist() -> None:
         assert 0 < len(cells) <= most
         for path in re.findall(r"`([\w/]+\.py)`", "".join(cells)):
             assert (DOCS.parent / "src/cliquetta" / path).exists(), path
+
+
+def test_the_files_that_concepts_names_exist() -> None:
+    text = (DOCS / "concepts.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([a-z_/]+\.py)`", text)
+    assert len(named) > 20
+    assert [path for path in named if not (DOCS.parent / "src/cliquetta" / path).exists()] == []
