@@ -10,14 +10,8 @@ import numpy as np
 import torch
 
 from cliquetta.evaluation.metrics import Metrics
-from cliquetta.evaluation.record import (
-    PREDICTIONS,
-    PredictionLog,
-    Predictions,
-    Record,
-    digest,
-    run_id,
-)
+from cliquetta.evaluation.predictions import PREDICTIONS, PredictionLog, Predictions
+from cliquetta.evaluation.record import Record, digest, run_id
 
 NAMES = ("cat", "dog", "<b>frog</b> & co", "ship")
 

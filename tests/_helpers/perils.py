@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from cliquetta.evaluation.grid import RunSpec
 from cliquetta.evaluation.record import Record
 from cliquetta.evaluation.runner import Step
-from cliquetta.evaluation.sweep import RunContext, RunSpec
+from cliquetta.evaluation.sweep import RunContext
 
 
 @dataclass

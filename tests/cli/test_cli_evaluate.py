@@ -11,7 +11,8 @@ import pytest
 
 from cliquetta.cli.demo import Comparison, _counts, read_methods, summary
 from cliquetta.evaluation.paired import PairedTest
-from cliquetta.evaluation.record import Predictions, Record, load_predictions, load_record
+from cliquetta.evaluation.predictions import Predictions, load_predictions
+from cliquetta.evaluation.record import Record, load_record
 from cliquetta.report.changes import Changes
 from tests._helpers.running import Run
 from tests._helpers.trees import picture

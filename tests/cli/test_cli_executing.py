@@ -11,9 +11,10 @@ from typer.testing import CliRunner
 
 from cliquetta.cli.executing import Bars
 from cliquetta.cli.main import app
+from cliquetta.evaluation.grid import RunSpec
 from cliquetta.evaluation.progress_actor import Report
 from cliquetta.evaluation.record import list_records
-from cliquetta.evaluation.sweep import RunResult, RunSpec
+from cliquetta.evaluation.sweep import RunResult
 from tests._helpers.running import Run
 from tests._helpers.teamwork import in_processes
 

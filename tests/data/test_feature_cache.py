@@ -21,7 +21,7 @@ from cliquetta.data.dataset import Dataset, FileDataset
 from cliquetta.data.feature_cache import FEATURES, TABLE, Block, Layout, open_table
 from cliquetta.data.prepared import FeatureStream
 from cliquetta.data.stream import Stream
-from cliquetta.evaluation.record import load_predictions
+from cliquetta.evaluation.predictions import load_predictions
 from cliquetta.evaluation.runner import Step, evaluate
 from cliquetta.methods._shared.feature_level import FeatureLevel
 from cliquetta.methods.registry import create_method, list_methods, method_config

@@ -15,8 +15,9 @@ from PIL import Image
 from cliquetta.errors import UnknownNameError
 from cliquetta.evaluation import sweep as sweeping
 from cliquetta.evaluation.ablation import ablation, curve, largest_cliques
+from cliquetta.evaluation.grid import RunSpec
 from cliquetta.evaluation.record import list_records
-from cliquetta.evaluation.sweep import RunContext, RunResult, RunSpec, sweep
+from cliquetta.evaluation.sweep import RunContext, RunResult, sweep
 from cliquetta.report.curves import _widen, curves_figure
 from cliquetta.report.style import to_file
 from tests._helpers.tiny import build_tiny_clip

@@ -12,9 +12,11 @@ from typer.testing import CliRunner
 
 from cliquetta.cli.main import app
 from cliquetta.evaluation.cluster import RayExecutor
+from cliquetta.evaluation.grid import RunSpec
+from cliquetta.evaluation.predictions import PREDICTIONS
 from cliquetta.evaluation.progress_actor import Board, Report
-from cliquetta.evaluation.record import PREDICTIONS, list_records
-from cliquetta.evaluation.sweep import RunContext, RunResult, RunSpec, sweep
+from cliquetta.evaluation.record import list_records
+from cliquetta.evaluation.sweep import RunContext, RunResult, sweep
 from cliquetta.model.checkpoints.native import save_model
 from tests._helpers.local_ray import local_ray
 from tests._helpers.perils import PerilousPlace

@@ -25,9 +25,11 @@ from cliquetta.evaluation.comparison import (
     compare,
     worst_tenth,
 )
+from cliquetta.evaluation.grid import RunSpec
 from cliquetta.evaluation.paired import paired_test, sign_flip_p
-from cliquetta.evaluation.record import RECORD, Predictions, Run, find_runs, load_record
-from cliquetta.evaluation.sweep import RunContext, RunSpec, sweep
+from cliquetta.evaluation.predictions import Predictions
+from cliquetta.evaluation.record import RECORD, Run, find_runs, load_record
+from cliquetta.evaluation.sweep import RunContext, sweep
 from cliquetta.evaluation.tables import TextTable, to_csv, to_latex, to_markdown
 from tests._helpers.tiny import build_tiny_clip
 

@@ -16,6 +16,8 @@ from cliquetta.data.catalogue import list_datasets
 from cliquetta.errors import UnknownNameError
 from cliquetta.evaluation import published as protocols
 from cliquetta.evaluation import sweep as sweeping
+from cliquetta.evaluation.grid import RunSpec
+from cliquetta.evaluation.predictions import load_predictions
 from cliquetta.evaluation.published import (
     Protocol,
     list_tables,
@@ -25,9 +27,9 @@ from cliquetta.evaluation.published import (
     sources,
     template_name,
 )
-from cliquetta.evaluation.record import Record, load_predictions
+from cliquetta.evaluation.record import Record
 from cliquetta.evaluation.reproduce import Item, Setting, absent, baselines, lines, plain, plan
-from cliquetta.evaluation.sweep import RunContext, RunSpec, sweep
+from cliquetta.evaluation.sweep import RunContext, sweep
 from cliquetta.methods.registry import get_method, method_config
 from cliquetta.prompts.catalogue import templates
 from tests._helpers.tiny import build_tiny_clip

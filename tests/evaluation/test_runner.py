@@ -18,15 +18,8 @@ from torch import Tensor
 from cliquetta.atomic import exclusive
 from cliquetta.data.stream import Stream
 from cliquetta.errors import BusyError
-from cliquetta.evaluation.record import (
-    PREDICTIONS,
-    STATE,
-    describe_run,
-    list_records,
-    load_predictions,
-    load_record,
-    run_id,
-)
+from cliquetta.evaluation.predictions import PREDICTIONS, load_predictions
+from cliquetta.evaluation.record import STATE, describe_run, list_records, load_record, run_id
 from cliquetta.evaluation.runner import Step, evaluate
 from cliquetta.methods._shared.state import read_header
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig

@@ -19,7 +19,8 @@ from cliquetta.data.bundled import load_bundled
 from cliquetta.errors import UserError
 from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.clip import MissingCapabilityError
-from cliquetta.model.in_memory import RowTokenizer, WrappedCLIP, preprocess_from
+from cliquetta.model.in_memory import WrappedCLIP
+from cliquetta.model.other_libraries import RowTokenizer, preprocess_from
 from cliquetta.model.tokenizer import Tokenizer
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch

@@ -18,7 +18,7 @@ from cliquetta.evaluation.evidence_log import (
     load_evidence,
     small_pictures,
 )
-from cliquetta.evaluation.record import load_predictions
+from cliquetta.evaluation.predictions import load_predictions
 from cliquetta.evaluation.runner import evaluate
 from cliquetta.methods.registry import create_method, method_config
 from cliquetta.model.attention import class_attention

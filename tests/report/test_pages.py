@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 from cliquetta.cli.main import app
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.evaluation.evidence_log import BatchEvidence, Evidence
+from cliquetta.evaluation.grid import RunSpec
 from cliquetta.evaluation.record import Record
-from cliquetta.evaluation.sweep import RunContext, RunSpec
+from cliquetta.evaluation.sweep import RunContext
 from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.clip import CLIP
 from cliquetta.report.evidence_section import Amounts, evidence_section

@@ -10,8 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from cliquetta.cli.main import app
+from cliquetta.evaluation.grid import RunSpec
 from cliquetta.evaluation.record import load_record
-from cliquetta.evaluation.sweep import RunContext, RunSpec
+from cliquetta.evaluation.sweep import RunContext
 from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.catalogue import templates

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from cliquetta.cli.reproduce import Pages
 from cliquetta.errors import UserError
 from cliquetta.evaluation.comparison import compare
+from cliquetta.evaluation.grid import ROOT, TEXT_CAPABILITIES, grid_roles, read_grid, zero_shot
 from cliquetta.evaluation.record import Record, find_runs, load_record, pack_records, unpack_records
 from cliquetta.evaluation.reproduce import GRIDS, grid_file
-from cliquetta.evaluation.sweep import ROOT, TEXT_CAPABILITIES, grid_roles, read_grid, zero_shot
 from cliquetta.methods.registry import list_methods
 from cliquetta.report import leaderboard
 from cliquetta.report.leaderboard import COLUMNS, leaderboard_page, stream_kind, within_noise
 from cliquetta.report.results_pages import (
     BEGIN,
     END,
+    Pages,
     ablation_page,
     headline,
     insert_headline,

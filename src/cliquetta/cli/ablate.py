@@ -62,7 +62,8 @@ def ablate(
     """
     from cliquetta.cli.options import read_settings, split_list
     from cliquetta.evaluation.ablation import ablation, curve
-    from cliquetta.evaluation.sweep import RunContext, RunSpec, sweep, with_method, with_options
+    from cliquetta.evaluation.grid import RunSpec, with_method, with_options
+    from cliquetta.evaluation.sweep import RunContext, sweep
 
     base = RunSpec("", "", model, batch_size=batch_size, limit=limit, dtype=common.dtype)
     base = with_options(with_method(base, method), read_settings(settings or ()))

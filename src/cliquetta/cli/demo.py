@@ -17,7 +17,8 @@ from cliquetta.cli.options import BatchSize, split_list
 from cliquetta.errors import UserError
 
 if TYPE_CHECKING:
-    from cliquetta.evaluation.record import Predictions, Record
+    from cliquetta.evaluation.predictions import Predictions
+    from cliquetta.evaluation.record import Record
     from cliquetta.report.changes import Changes
 
 PLAIN = "zero_shot"
@@ -81,8 +82,9 @@ def demo(
     Model and images are bundled: a small CLIP trained on CIFAR images, and a slice of CIFAR-10's
     test set that it never saw, with corruptions that it never saw either.
     """
-    from cliquetta.evaluation.record import load_predictions
-    from cliquetta.evaluation.sweep import RunContext, RunSpec, grid, sweep, with_method
+    from cliquetta.evaluation.grid import RunSpec, grid, with_method
+    from cliquetta.evaluation.predictions import load_predictions
+    from cliquetta.evaluation.sweep import RunContext, sweep
 
     base = RunSpec("", PLAIN, batch_size=batch_size, limit=images, dtype=common.dtype)
     cells = [base, *(with_method(base, name) for name in read_methods(method))]

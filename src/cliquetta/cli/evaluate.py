@@ -148,7 +148,8 @@ def evaluate(
     that are finished already are read, not repeated.
     """
     from cliquetta.data.samplers import get_sampler, parse_present
-    from cliquetta.evaluation.sweep import RunContext, RunSpec, grid, read_grid, shard_of, sweep
+    from cliquetta.evaluation.grid import RunSpec, grid, read_grid, shard_of
+    from cliquetta.evaluation.sweep import RunContext, sweep
     from cliquetta.prompts.catalogue import read_prompts, read_templates
 
     if (grid_file is None) == (dataset is None):

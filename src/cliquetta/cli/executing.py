@@ -17,8 +17,9 @@ from cliquetta.cli.console import Terminal
 from cliquetta.errors import UserError
 
 if TYPE_CHECKING:
+    from cliquetta.evaluation.grid import RunSpec
     from cliquetta.evaluation.record import Record
-    from cliquetta.evaluation.sweep import Executor, RunContext, RunResult, RunSpec
+    from cliquetta.evaluation.sweep import Executor, RunContext, RunResult
 
 REDRAW_SECONDS = 0.2
 

@@ -11,7 +11,7 @@ import typer
 from cliquetta.errors import UserError
 
 if TYPE_CHECKING:  # what loads torch is imported when it is needed: `--help` does without
-    from cliquetta.evaluation.sweep import RunSpec
+    from cliquetta.evaluation.grid import RunSpec
 
 Model = Annotated[str, typer.Option(help="Model name (see `cliquetta models`) or path.")]
 Preset = Annotated[str | None, typer.Option(help="Preset of the method's config.")]
@@ -50,7 +50,7 @@ def read_cells(
     preset: str | None = None,
 ) -> list[RunSpec]:
     """One spec for every method asked for, its config checked; the default method if none is."""
-    from cliquetta.evaluation.sweep import with_fitted, with_method, with_options
+    from cliquetta.evaluation.grid import with_fitted, with_method, with_options
     from cliquetta.methods.registry import DEFAULT_METHOD
 
     names = [] if method is None else split_list(method, "methods")

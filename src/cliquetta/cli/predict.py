@@ -138,8 +138,9 @@ def predict(
     """
     from cliquetta.data.features import feature_dataset
     from cliquetta.evaluation.bulk import predict as predict_images
+    from cliquetta.evaluation.grid import RunSpec
     from cliquetta.evaluation.resumable import check_places, shard_path
-    from cliquetta.evaluation.sweep import RunSpec, build_adapter
+    from cliquetta.evaluation.sweep import build_adapter
     from cliquetta.model.features_only import FeaturesOnly
     from cliquetta.prompts.catalogue import read_prompts
     from cliquetta.prompts.features import as_text_features

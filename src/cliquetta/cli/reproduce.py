@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,9 +19,11 @@ from cliquetta.errors import UserError
 
 if TYPE_CHECKING:
     from cliquetta.evaluation.ablation import Curve
+    from cliquetta.evaluation.grid import RunSpec
     from cliquetta.evaluation.published import PublishedTable, Side
     from cliquetta.evaluation.reproduce import Line, Setting
-    from cliquetta.evaluation.sweep import RunContext, RunSpec
+    from cliquetta.evaluation.sweep import RunContext
+    from cliquetta.report.results_pages import Pages
 
 VALUES: dict[str, tuple[float, ...]] = {
     "threshold": (0.6, 0.65, 0.7, 0.8, 0.9),
@@ -103,10 +105,12 @@ def reproduce(
     table in minutes, and its numbers cannot be compared with the printed ones.
     """
     from cliquetta.cli.options import read_shard, split_list
+    from cliquetta.evaluation.grid import RunSpec
     from cliquetta.evaluation.published import published_table
     from cliquetta.evaluation.reproduce import FEW_IMAGES, GRIDS, STAND_IN_IMAGES, Setting
-    from cliquetta.evaluation.sweep import RunContext, RunSpec
+    from cliquetta.evaluation.sweep import RunContext
     from cliquetta.methods._shared.fewshot_io import load_fitted
+    from cliquetta.report.results_pages import Pages
 
     if table in GRIDS:
         pages = Pages(results, Path("README.md"), results.parent / "methods" / "README.md")
@@ -141,59 +145,6 @@ def reproduce(
         _table(wanted, setting, context, common.terminal, only)
 
 
-@dataclass(frozen=True)
-class Pages:
-    """Where records are, and what is written from them."""
-
-    results: Path
-    readme: Path
-    methods: Path
-
-    def records(self, grid: str) -> Path:
-        """The records of a grid."""
-        return self.results / f"{grid}.json"
-
-    def text(self, page: str) -> tuple[Path, str]:
-        """The file of a page, and what the records say should be in it."""
-        from cliquetta.evaluation.record import unpack_records
-        from cliquetta.evaluation.reproduce import GRIDS, grid_file
-        from cliquetta.evaluation.sweep import grid_roles
-        from cliquetta.report import results_pages as made
-        from cliquetta.report.leaderboard import BOARDS, leaderboard_page
-
-        records = {
-            grid: unpack_records(self.records(grid)) if self.records(grid).exists() else []
-            for grid in GRIDS[page]
-        }
-        if page == "leaderboard":
-            boards = {
-                BOARDS[grid]: (some, grid_roles(grid_file(grid))) for grid, some in records.items()
-            }
-            text = leaderboard_page(boards, self.methods.parent)
-            return self.results / "leaderboard.md", text
-        found = {
-            grid: made.read_settings(some, grid_roles(grid_file(grid)))
-            for grid, some in records.items()
-        }
-        first = GRIDS[page][0]
-        if not found[first]:
-            raise UserError(
-                f"no records in {self.records(first)}: `cliquetta reproduce {page} --run` makes "
-                "them; start it in a clone of the repository"
-            )
-        if page == "headline":
-            table = made.headline(found["bundled"], found["real"])
-            readme = self.readme.read_text(encoding="utf-8")
-            return self.readme, made.insert_headline(readme, table)
-        if page == "ablation":
-            text = made.ablation_page([s for settings in found.values() for s in settings])
-            return self.results / "ablation.md", text
-        streams = [*found["streams"], *found["streams-real"]]
-        bundled = [*found["bundled"], *found["methods"]]
-        text = made.methods_page(bundled, found["real"], streams, self.methods.parent)
-        return self.methods, text
-
-
 def _run_grids(
     page: str,
     pages: Pages,
@@ -207,9 +158,10 @@ def _run_grids(
     A shard is run only: a last call without one finds all finished and records them.
     """
     from cliquetta.atomic import write_atomically
+    from cliquetta.evaluation.grid import ROOT, read_grid, shard_of
     from cliquetta.evaluation.record import pack_records
     from cliquetta.evaluation.reproduce import GRIDS, grid_file
-    from cliquetta.evaluation.sweep import ROOT, read_grid, shard_of, sweep
+    from cliquetta.evaluation.sweep import sweep
 
     for grid in GRIDS[page]:
         if root is None and ROOT in grid_file(grid).read_text(encoding="utf-8"):

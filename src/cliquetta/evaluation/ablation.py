@@ -12,8 +12,9 @@ import torch
 
 from cliquetta.data.prepared import PreparedStream
 from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.evaluation.grid import RunSpec, zero_shot
 from cliquetta.evaluation.record import Record
-from cliquetta.evaluation.sweep import RunContext, RunResult, RunSpec, zero_shot
+from cliquetta.evaluation.sweep import RunContext, RunResult
 from cliquetta.methods.registry import get_method, method_config
 from cliquetta.methods.scap.cliques import mine_cliques, similar_images, top_classes
 

@@ -21,10 +21,11 @@ from typing import Any
 import torch
 
 from cliquetta.errors import UserError
+from cliquetta.evaluation.grid import RunSpec
 from cliquetta.evaluation.progress_actor import Board, Report
 from cliquetta.evaluation.record import Record
 from cliquetta.evaluation.runner import Step
-from cliquetta.evaluation.sweep import RunContext, RunResult, RunSpec
+from cliquetta.evaluation.sweep import RunContext, RunResult
 
 LOCAL = "local"
 """The address that starts a cluster on this machine, for as long as the grid runs."""

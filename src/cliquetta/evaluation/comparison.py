@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.evaluation.grid import BASELINE
 from cliquetta.evaluation.paired import PairedTest, paired_test, sign_flip_p
 from cliquetta.evaluation.record import Run
-from cliquetta.evaluation.sweep import BASELINE
 from cliquetta.methods._shared.state import plain_config
 from cliquetta.methods.registry import get_method, method_config
 

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from cliquetta.evaluation.grid import RunSpec
 from cliquetta.evaluation.runner import Step, evaluate
-from cliquetta.evaluation.sweep import RunContext, RunResult, RunSpec
+from cliquetta.evaluation.sweep import RunContext, RunResult
 
 WAIT = timedelta(days=7)
 """A process may wait this long: the others at runs that are not divided. torchrun ends the rest

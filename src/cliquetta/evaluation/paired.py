@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cliquetta.errors import UserError
-from cliquetta.evaluation.record import Predictions
+from cliquetta.evaluation.predictions import Predictions
 
 EXACT = 20_000
 """Up to this sum of weights p is exact; above, normal, which is then right to a few percent."""

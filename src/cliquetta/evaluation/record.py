@@ -6,27 +6,23 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import os
 import platform
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from cliquetta.atomic import write_atomically
 from cliquetta.data.prepared import PreparedStream
 from cliquetta.data.samplers import RENAMED, SAMPLERS
 from cliquetta.data.stream import Stream
 from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.evaluation.predictions import Predictions, load_predictions
 from cliquetta.methods._shared.config import current_names
 from cliquetta.methods._shared.state import plain_config
 from cliquetta.methods.registry import get_method
@@ -40,7 +36,6 @@ except ImportError:  # Windows has no such module; the record then leaves the ho
     resource = None  # type: ignore[assignment]
 
 RECORD = "record.json"
-PREDICTIONS = "predictions.jsonl"
 STATE = "state.safetensors"
 
 _PACKAGES = ("cliquetta", "torch", "numpy", "pillow", "safetensors", "torchmetrics")
@@ -193,96 +188,6 @@ def parse_record(values: Mapping[str, Any]) -> Record:
 def list_records(root: Path | str) -> list[Record]:
     """All records under a folder of runs, by id."""
     return [load_record(path.parent) for path in sorted(Path(root).glob(f"*/{RECORD}"))]
-
-
-def load_predictions(folder: Path | str) -> Predictions:
-    """The per-sample predictions in a run's folder, complete or so far."""
-    return read_predictions(Path(folder) / PREDICTIONS)
-
-
-TOP = 5
-"""Answers kept per image."""
-
-
-@dataclass(frozen=True, eq=False)
-class Predictions:
-    """The answers of a run in the order of its stream."""
-
-    keys: tuple[str, ...]
-    labels: npt.NDArray[np.int64]
-    """(n,), -1 where unknown."""
-    classes: npt.NDArray[np.int64]
-    """(n, k) most probable classes, best first; k is 5 or the number of classes."""
-    probabilities: npt.NDArray[np.float32]
-    """(n, k) their probabilities."""
-
-    def __len__(self) -> int:
-        """Number of images."""
-        return len(self.keys)
-
-    @property
-    def correct(self) -> npt.NDArray[np.bool_]:
-        """(n,) whether the best answer is the label."""
-        found: npt.NDArray[np.bool_] = self.classes[:, 0] == self.labels
-        return found
-
-
-class PredictionLog:
-    """Writes a file of predictions, from a known length on."""
-
-    def __init__(self, path: Path, length: int = 0) -> None:
-        """Open ``path`` and drop whatever stands behind ``length`` bytes."""
-        size = path.stat().st_size if path.exists() else 0
-        if size < length:
-            raise UserError(
-                f"{path} has {size} bytes, {length} were written; it was cut from outside: delete "
-                f"the folder {path.parent} and run again"
-            )
-        self._file = path.open("r+b" if path.exists() else "w+b")
-        self._file.truncate(length)
-        self._file.seek(length)
-
-    def __enter__(self) -> PredictionLog:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._file.close()
-
-    def append(self, keys: Sequence[str], labels: Tensor, logits: Tensor) -> None:
-        """Add the answers for one batch and hand them to the system."""
-        best = logits.float().softmax(dim=-1).topk(min(TOP, logits.shape[-1]), dim=-1)
-        rows = zip(
-            keys, labels.tolist(), best.indices.tolist(), best.values.cpu().numpy(), strict=True
-        )
-        lines = [
-            json.dumps({"key": key, "label": label, "top": top, "p": [float(str(p)) for p in ps]})
-            for key, label, top, ps in rows  # str() of a float32 is the shortest that reads back
-        ]
-        self._file.write("".join(line + "\n" for line in lines).encode())
-        self._file.flush()
-
-    def sync(self) -> int:
-        """Wait until everything is on disk; returns the length in bytes."""
-        os.fsync(self._file.fileno())
-        return self._file.tell()
-
-
-def read_predictions(path: Path | str) -> Predictions:
-    """The predictions in a file, also while it is being written: a torn last line is left out."""
-    data = Path(path).read_bytes()
-    rows = [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
-    width = len(rows[0]["top"]) if rows else 0
-    return Predictions(
-        tuple(row["key"] for row in rows),
-        np.array([row["label"] for row in rows], dtype=np.int64),
-        np.array([row["top"] for row in rows], dtype=np.int64).reshape(len(rows), width),
-        np.array([row["p"] for row in rows], dtype=np.float32).reshape(len(rows), width),
-    )
 
 
 PACKED = "cliquetta-records-1"

@@ -11,6 +11,7 @@ from typing import Any
 
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.errors import UnknownNameError
+from cliquetta.evaluation.grid import RunSpec, zero_shot
 from cliquetta.evaluation.published import (
     PublishedRow,
     PublishedTable,
@@ -20,7 +21,7 @@ from cliquetta.evaluation.published import (
     reasons,
 )
 from cliquetta.evaluation.record import Record
-from cliquetta.evaluation.sweep import RunResult, RunSpec, zero_shot
+from cliquetta.evaluation.sweep import RunResult
 from cliquetta.methods.registry import get_method
 
 GRIDS = {

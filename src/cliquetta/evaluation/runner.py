@@ -31,11 +31,10 @@ from cliquetta.data.stream import Skipped, Stream
 from cliquetta.errors import UserError
 from cliquetta.evaluation.evidence_log import FOLDER, EvidenceLimits, EvidenceLog, has_evidence
 from cliquetta.evaluation.metrics import Metrics
+from cliquetta.evaluation.predictions import PREDICTIONS, PredictionLog
 from cliquetta.evaluation.record import (
-    PREDICTIONS,
     RECORD,
     STATE,
-    PredictionLog,
     Record,
     describe_run,
     environment,

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from cliquetta.errors import UserError
 from cliquetta.evaluation.paired import PairedTest, paired_test
-from cliquetta.evaluation.record import Predictions
+from cliquetta.evaluation.predictions import Predictions
 from cliquetta.report.markup import count, number
 
 Pair = tuple[Predictions, Predictions]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from cliquetta.evaluation.record import Predictions
+from cliquetta.evaluation.predictions import Predictions
 from cliquetta.report.changes import moves
 from cliquetta.report.style import DIVERGING, FAINT, INK, new_figure
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from cliquetta.data.corruptions import CORRUPTIONS
 from cliquetta.data.shifts import parse_dataset_id
 from cliquetta.evaluation.comparison import Cell, compare
+from cliquetta.evaluation.grid import BASELINE
 from cliquetta.evaluation.record import Record, Run
-from cliquetta.evaluation.sweep import BASELINE
 from cliquetta.evaluation.tables import TextTable, to_markdown
 from cliquetta.methods.registry import DEFAULT_METHOD
 from cliquetta.report.results_pages import (

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from cliquetta.evaluation.metrics import BINS
-from cliquetta.evaluation.record import Predictions
+from cliquetta.evaluation.predictions import Predictions
 from cliquetta.report.runs import Group, ReportedRun
 from cliquetta.report.style import COLOURS, FAINT, INK, PAPER, new_figure
 

@@ -9,9 +9,11 @@ from functools import cached_property
 from pathlib import Path
 
 from cliquetta.data.samplers import SAMPLERS
+from cliquetta.errors import UserError
 from cliquetta.evaluation.comparison import Comparison, Overall, compare
-from cliquetta.evaluation.record import Record, Run
-from cliquetta.evaluation.sweep import BASELINE
+from cliquetta.evaluation.grid import BASELINE, grid_roles
+from cliquetta.evaluation.record import Record, Run, unpack_records
+from cliquetta.evaluation.reproduce import GRIDS, grid_file
 from cliquetta.evaluation.tables import TextTable, to_markdown
 from cliquetta.methods.registry import MethodEntry, get_method, list_methods
 
@@ -304,3 +306,52 @@ def as_item(text: str) -> str:
     return textwrap.fill(
         f"- {text}", 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
     )
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Where records are, and what is written from them."""
+
+    results: Path
+    readme: Path
+    methods: Path
+
+    def records(self, grid: str) -> Path:
+        """The records of a grid."""
+        return self.results / f"{grid}.json"
+
+    def text(self, page: str) -> tuple[Path, str]:
+        """The file of a page, and what the records say should be in it."""
+        # which is made of this module
+        from cliquetta.report.leaderboard import BOARDS, leaderboard_page
+
+        records = {
+            grid: unpack_records(self.records(grid)) if self.records(grid).exists() else []
+            for grid in GRIDS[page]
+        }
+        if page == "leaderboard":
+            boards = {
+                BOARDS[grid]: (some, grid_roles(grid_file(grid))) for grid, some in records.items()
+            }
+            text = leaderboard_page(boards, self.methods.parent)
+            return self.results / "leaderboard.md", text
+        found = {
+            grid: read_settings(some, grid_roles(grid_file(grid))) for grid, some in records.items()
+        }
+        first = GRIDS[page][0]
+        if not found[first]:
+            raise UserError(
+                f"no records in {self.records(first)}: `cliquetta reproduce {page} --run` makes "
+                "them; start it in a clone of the repository"
+            )
+        if page == "headline":
+            table = headline(found["bundled"], found["real"])
+            readme = self.readme.read_text(encoding="utf-8")
+            return self.readme, insert_headline(readme, table)
+        if page == "ablation":
+            text = ablation_page([s for settings in found.values() for s in settings])
+            return self.results / "ablation.md", text
+        streams = [*found["streams"], *found["streams-real"]]
+        bundled = [*found["bundled"], *found["methods"]]
+        text = methods_page(bundled, found["real"], streams, self.methods.parent)
+        return self.methods, text

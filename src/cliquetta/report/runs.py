@@ -12,7 +12,8 @@ from typing import Any
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.errors import UserError
 from cliquetta.evaluation.evidence_log import Evidence, load_evidence
-from cliquetta.evaluation.record import Predictions, Record, Run, digest, find_runs
+from cliquetta.evaluation.predictions import Predictions
+from cliquetta.evaluation.record import Record, Run, digest, find_runs
 
 BASELINE = "zero_shot"
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from cliquetta.evaluation.ablation import Curve
 from cliquetta.evaluation.comparison import MARKS, Cell, compare
-from cliquetta.evaluation.record import Predictions
+from cliquetta.evaluation.predictions import Predictions
 from cliquetta.report.changes import count_changes, in_words, moves
 from cliquetta.report.confusion import changed_confusion, confusion_figure
 from cliquetta.report.curves import curve_figure

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from cliquetta.evaluation.record import Predictions
+from cliquetta.evaluation.predictions import Predictions
 from cliquetta.report.changes import net_gain
 from cliquetta.report.runs import Group
 from cliquetta.report.style import BASELINE_LOOK, FAINT, line_look, new_figure

@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from cliquetta.data.stream import Stream
-from cliquetta.evaluation.record import PREDICTIONS, list_records
+from cliquetta.evaluation.predictions import PREDICTIONS
+from cliquetta.evaluation.record import list_records
 from cliquetta.evaluation.runner import evaluate
 from cliquetta.methods._shared.state import StateMismatchError, load_state, read_header, save_state
 from cliquetta.methods.scap import SCAP, SCAPConfig

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cliquetta.data.dataset import ArrayDataset
 from cliquetta.data.stream import Stream
-from cliquetta.evaluation.record import load_predictions
+from cliquetta.evaluation.predictions import load_predictions
 from cliquetta.evaluation.runner import Step, evaluate
 from cliquetta.methods.scap import PRESETS, SCAP, SCAPConfig
 from cliquetta.methods.scap.cliques import mine_cliques

@@ -1,0 +1,199 @@
+"""What to run: one spec per dataset, method and seed, from options or from a grid file."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.methods._shared.fewshot_io import load_fitted
+from cliquetta.methods.registry import list_methods, method_config
+
+BASELINE = "zero_shot"
+
+TEXT_CAPABILITIES = frozenset({"text", "text-prompts"})
+"""What a model has not whose text comes from a file of features."""
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One cell of a grid, in plain values that can be sent to another machine."""
+
+    dataset: str
+    """An id; ``a>b>a`` for datasets in sequence, ``a+b`` where the order interleaves them."""
+    method: str
+    model: str = "micro"
+    """A name or a path; the shards of one checkpoint with commas."""
+    seed: int = 0
+    """Decides the order of the stream, the views and the method's own draws."""
+    preset: str | None = None
+    options: tuple[tuple[str, Any], ...] = ()
+    """Fields of the method's config that differ from the preset."""
+    fitted: str | None = None
+    """File of a few-shot method; it carries its own config."""
+    batch_size: int = 64
+    order: str = "shuffled"
+    """A key of :data:`cliquetta.data.samplers.SAMPLERS`; some read the next four fields."""
+    gamma: float = 0.1
+    present: tuple[int, int] = (3, 3)
+    imbalance: float = 10.0
+    length: int = 10_000
+    limit: int | None = None
+    view_seed: int | None = None
+    """``None`` takes ``seed``. One for all seeds gives an image the same views in every run;
+    where pixels are held, a method that treats each image alone is then asked once for all."""
+    templates: tuple[str, ...] | None = None
+    """``None`` takes those of the dataset."""
+    classes: tuple[str, ...] | None = None
+    """Another class list than the dataset's; labels are matched by name."""
+    unknown: str | None = None
+    """Open set: a dataset whose classes outside the class list are mixed in, as unknown images;
+    with ``classes``, images of ``dataset`` outside of that list are left out."""
+    text_features: str | None = None
+    """File of text embeddings by class name, where the text tower is not at hand."""
+    dtype: str = "float32"
+
+    def __str__(self) -> str:
+        return f"{self.dataset} {self.label} seed {self.seed}"
+
+    @property
+    def label(self) -> str:
+        """The method as it is written: ``NAME[:PRESET][/FIELD=VALUE]...``."""
+        preset = f":{self.preset}" if self.preset else ""
+        options = "".join(f"/{name}={value}" for name, value in self.options)
+        return f"{self.method}{preset}{options}"
+
+
+def with_method(base: RunSpec, written: str) -> RunSpec:
+    """``base`` with a method as it is written, ``NAME[:PRESET][/FIELD=VALUE]...``, checked.
+
+    Options are converted to the types of the config's fields here, once.
+    """
+    head, *pairs = written.split("/")
+    name, _, preset = head.partition(":")
+    options = dict(pair.partition("=")[::2] for pair in pairs)
+    return with_options(replace(base, method=name, preset=preset or None), options)
+
+
+def with_options(base: RunSpec, options: Mapping[str, Any]) -> RunSpec:
+    """``base`` with these fields of its method's config, converted to their types."""
+    usual = method_config(base.method, base.preset)
+    config = method_config(base.method, base.preset, options)
+    values = [(f.name, getattr(config, f.name)) for f in fields(config)]
+    return replace(base, options=tuple((n, v) for n, v in values if v != getattr(usual, n)))
+
+
+def with_fitted(base: RunSpec, path: Path | str) -> RunSpec:
+    """``base`` with the few-shot method that a file was fitted for."""
+    found = load_fitted(path)
+    return replace(base, method=found.method, preset=None, options=(), fitted=str(path))
+
+
+def grid(
+    cells: Sequence[RunSpec],
+    *,
+    datasets: Sequence[str],
+    seeds: Sequence[int] = (0,),
+    baseline: bool = True,
+) -> list[RunSpec]:
+    """``cells``, one per method, with every dataset and seed.
+
+    Zero-shot is run as well and comes first, unless ``baseline`` is false: a number says little
+    without the one it started from.
+    """
+    if baseline and cells and all(cell.method != BASELINE for cell in cells):
+        cells = [zero_shot(cells[0]), *cells]
+    return [
+        replace(cell, dataset=dataset, seed=seed)
+        for dataset, cell, seed in product(datasets, cells, seeds)
+    ]
+
+
+def zero_shot(spec: RunSpec) -> RunSpec:
+    """The same cell with plain CLIP."""
+    return replace(spec, method=BASELINE, preset=None, options=(), fitted=None)
+
+
+def read_grid(path: Path | str, *, root: str = "", **changes: Any) -> list[RunSpec]:
+    """The runs of a grid file: JSON, a list of blocks, each a grid of its own.
+
+    A block holds ``datasets``, ``methods`` and ``seeds``, and any field of :class:`RunSpec` that
+    its runs share; one without ``datasets`` holds what the blocks after it have in common. Method
+    ``*`` stands for all that need no fitting (with ``text_features``: and no text tower) and are
+    not named beside it; ``limits`` has the most images per dataset of slow methods, by name, where
+    0 leaves a method out. ``shifts`` and ``severities`` lay every such shift over every dataset;
+    ``role`` is for reports. ``{root}`` in a value stands for a folder. ``changes`` overrule the
+    fields of all blocks.
+    """
+    known = {f.name for f in fields(RunSpec)}
+    specs: list[RunSpec] = []
+    for _, datasets, block in _blocks(path, root):
+        methods = _expand(block.pop("methods"), text="text_features" not in block)
+        seeds, baseline = block.pop("seeds", [0]), block.pop("baseline", True)
+        limits = block.pop("limits", {})
+        for name in set(block) - known:
+            raise UnknownNameError(f"field of {path}", name, sorted(known))
+        plain: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in {**block, **changes}.items()
+        }
+        base = RunSpec("", BASELINE, **plain)
+        by_limit: dict[int | None, list[RunSpec]] = {}
+        for cell in (with_method(base, method) for method in methods):
+            known_limits = [n for n in (base.limit, limits.get(cell.method)) if n is not None]
+            limit = min(known_limits, default=None)
+            if limit != 0:
+                by_limit.setdefault(limit, []).append(replace(cell, limit=limit))
+        for cells in by_limit.values():
+            specs += grid(cells, datasets=datasets, seeds=seeds, baseline=baseline)
+    return list(dict.fromkeys(specs))
+
+
+def _expand(methods: Sequence[str], *, text: bool) -> list[str]:
+    """Methods as they are written, ``*`` replaced; ``text`` says whether there is a text tower."""
+    named = {re.split("[:/]", method)[0] for method in methods}
+    lacking = frozenset() if text else TEXT_CAPABILITIES
+    others = [
+        e.name
+        for e in list_methods()
+        if e.fit is None and e.name not in named and not e.adapter.needs & lacking
+    ]
+    return [name for method in methods for name in (others if method == "*" else [method])]
+
+
+def shard_of(specs: Sequence[RunSpec], number: int, count: int) -> list[RunSpec]:
+    """The runs on every ``count``-th stream from ``number`` (1, 2 ...) on."""
+    streams = [(s.dataset, s.order, s.batch_size, s.unknown) for s in specs]
+    chosen = set(list(dict.fromkeys(streams))[number - 1 :: count])
+    return [spec for spec, stream in zip(specs, streams, strict=True) if stream in chosen]
+
+
+def grid_roles(path: Path | str) -> dict[str, str]:
+    """What the datasets of a grid file are for (``report``, ``dev``, ``clean``), by id."""
+    return {dataset: role for role, ids, _ in _blocks(path, ROOT) for dataset in ids}
+
+
+ROOT = "{root}"
+
+
+def _blocks(path: Path | str, root: str) -> Iterator[tuple[str, list[str], dict[str, Any]]]:
+    """Role, datasets and all else of every block."""
+    text = Path(path).read_text(encoding="utf-8")
+    if ROOT in text and not root:
+        raise UserError(f"{path} needs a folder: say where its files are with --root")
+    shared: dict[str, Any] = {}
+    for own in json.loads(text.replace(ROOT, root)):
+        if "datasets" not in own:
+            shared = own
+            continue
+        block = {**shared, **own}
+        datasets, shifts = block.pop("datasets"), block.pop("shifts", [])
+        severities = block.pop("severities", [5])
+        if shifts:
+            datasets = [f"{d}@{s}:{n}" for d, n, s in product(datasets, severities, shifts)]
+        yield block.pop("role", "report"), datasets, block

@@ -1,0 +1,108 @@
+"""The prediction for every image of a run, in a file that grows with the stream."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from cliquetta.errors import UserError
+
+PREDICTIONS = "predictions.jsonl"
+
+
+def load_predictions(folder: Path | str) -> Predictions:
+    """The per-sample predictions in a run's folder, complete or so far."""
+    return read_predictions(Path(folder) / PREDICTIONS)
+
+
+TOP = 5
+"""Answers kept per image."""
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """The answers of a run in the order of its stream."""
+
+    keys: tuple[str, ...]
+    labels: npt.NDArray[np.int64]
+    """(n,), -1 where unknown."""
+    classes: npt.NDArray[np.int64]
+    """(n, k) most probable classes, best first; k is 5 or the number of classes."""
+    probabilities: npt.NDArray[np.float32]
+    """(n, k) their probabilities."""
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.keys)
+
+    @property
+    def correct(self) -> npt.NDArray[np.bool_]:
+        """(n,) whether the best answer is the label."""
+        found: npt.NDArray[np.bool_] = self.classes[:, 0] == self.labels
+        return found
+
+
+class PredictionLog:
+    """Writes a file of predictions, from a known length on."""
+
+    def __init__(self, path: Path, length: int = 0) -> None:
+        """Open ``path`` and drop whatever stands behind ``length`` bytes."""
+        size = path.stat().st_size if path.exists() else 0
+        if size < length:
+            raise UserError(
+                f"{path} has {size} bytes, {length} were written; it was cut from outside: delete "
+                f"the folder {path.parent} and run again"
+            )
+        self._file = path.open("r+b" if path.exists() else "w+b")
+        self._file.truncate(length)
+        self._file.seek(length)
+
+    def __enter__(self) -> PredictionLog:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    def append(self, keys: Sequence[str], labels: Tensor, logits: Tensor) -> None:
+        """Add the answers for one batch and hand them to the system."""
+        best = logits.float().softmax(dim=-1).topk(min(TOP, logits.shape[-1]), dim=-1)
+        rows = zip(
+            keys, labels.tolist(), best.indices.tolist(), best.values.cpu().numpy(), strict=True
+        )
+        lines = [
+            json.dumps({"key": key, "label": label, "top": top, "p": [float(str(p)) for p in ps]})
+            for key, label, top, ps in rows  # str() of a float32 is the shortest that reads back
+        ]
+        self._file.write("".join(line + "\n" for line in lines).encode())
+        self._file.flush()
+
+    def sync(self) -> int:
+        """Wait until everything is on disk; returns the length in bytes."""
+        os.fsync(self._file.fileno())
+        return self._file.tell()
+
+
+def read_predictions(path: Path | str) -> Predictions:
+    """The predictions in a file, also while it is being written: a torn last line is left out."""
+    data = Path(path).read_bytes()
+    rows = [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
+    width = len(rows[0]["top"]) if rows else 0
+    return Predictions(
+        tuple(row["key"] for row in rows),
+        np.array([row["label"] for row in rows], dtype=np.int64),
+        np.array([row["top"] for row in rows], dtype=np.int64).reshape(len(rows), width),
+        np.array([row["p"] for row in rows], dtype=np.float32).reshape(len(rows), width),
+    )
