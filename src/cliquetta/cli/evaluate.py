@@ -111,8 +111,7 @@ def evaluate(
         typer.Option(help="Another class list (file, a,b,c or a known list), matched by name."),
     ] = None,
     unknown: Annotated[
-        str | None,
-        typer.Option(help="Open set: mix in images of this dataset outside the class list."),
+        str | None, typer.Option(help="Open set: mix in this dataset's images of other classes.")
     ] = None,
     text_features: Annotated[
         Path | None,
