@@ -55,7 +55,7 @@ Make = Callable[..., AppSession]
 def make(tiny_clip: CLIP) -> Make:
     def build(method: str = "tent", limits: Limits | None = None) -> AppSession:
         settings = Settings({"tiny": tiny_clip}, limits=limits or Limits())
-        return AppSession(settings, SessionRequest(classes=NAMES, method=method))  # type: ignore[arg-type]
+        return AppSession(settings, SessionRequest(classes=list(NAMES), method=method))
 
     return build
 
@@ -337,7 +337,7 @@ def test_pages_mark_changes_and_hold_no_markup_of_a_visitor(
     tiny_clip: CLIP, tmp_path: Path
 ) -> None:
     evil = ("<script>a</script>", "'onerror='b", "cat")
-    request = SessionRequest(classes=evil, method="tent")  # type: ignore[arg-type]
+    request = SessionRequest(classes=list(evil), method="tent")
     session = AppSession(Settings({"tiny": tiny_clip}), request)
     path = tmp_path / "<b>x.png"
     path.write_bytes(picture(1))

@@ -151,7 +151,7 @@ def test_a_cell_that_fails_does_not_stop_the_others(
 ) -> None:
     from cliquetta.methods.tent import Tent
 
-    def fail(self, batch: Any) -> None:  # type: ignore[no-untyped-def]
+    def fail(self: Tent, batch: Any) -> None:
         raise RuntimeError("a broken method")
 
     monkeypatch.setattr(Tent, "_predict", fail)
@@ -206,8 +206,8 @@ def test_summary_is_plain_about_what_changed() -> None:
 
 
 def test_demo_compares_and_records(run: Run, tmp_path: Path) -> None:
-    words = ("--images", "12", "--batch-size", "6", "--shifts", "fog:3,contrast:5")
-    words += ("--method", "tent,scap_domain")  # type: ignore[assignment]
+    words = ["--images", "12", "--batch-size", "6", "--shifts", "fog:3,contrast:5"]
+    words += ["--method", "tent,scap_domain"]
     answer = run("demo", "--out", tmp_path / "demo", *words)
     assert answer.code == 0
     assert "Of 24 shifted images, zero_shot gets" in answer.text

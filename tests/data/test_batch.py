@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ def test_every_kind_of_image_gives_the_same_pixels(paths: list[Path]) -> None:
     pictures = [Image.open(path).convert("RGB") for path in paths]
     pixels = torch.stack([PREPROCESS(picture) for picture in pictures])
     arrays = np.stack([np.asarray(picture) for picture in pictures])
-    for images in (
+    kinds: list[Any] = [
         paths,
         [str(path) for path in paths],
         pictures,
@@ -42,8 +43,9 @@ def test_every_kind_of_image_gives_the_same_pixels(paths: list[Path]) -> None:
         pixels,
         Batch(pixels),
         [str(paths[0]), pictures[1]],
-    ):
-        assert torch.equal(as_batch(images, PREPROCESS).images, pixels)  # type: ignore[arg-type]
+    ]
+    for images in kinds:
+        assert torch.equal(as_batch(images, PREPROCESS).images, pixels)
     assert as_batch(paths, PREPROCESS).keys == tuple(path.as_posix() for path in paths)
     assert torch.equal(as_batch(str(paths[1]), PREPROCESS).images, pixels[1:])
     assert torch.equal(as_batch(arrays[1], PREPROCESS).images, pixels[1:])
@@ -69,9 +71,9 @@ def test_nothing_is_an_empty_batch() -> None:
 
 
 @pytest.mark.parametrize("wrong", [3.0, None, np.zeros((4, 4, 3)), np.zeros((5,), np.uint8), b"x"])
-def test_what_is_no_image_is_refused_by_its_kind(wrong: object) -> None:
+def test_what_is_no_image_is_refused_by_its_kind(wrong: Any) -> None:
     with pytest.raises(UserError, match="not an image"):
-        as_batch([wrong], PREPROCESS)  # type: ignore[list-item]
+        as_batch([wrong], PREPROCESS)
 
 
 def test_unreadable_files_and_pixels_of_another_size(tmp_path: Path) -> None:

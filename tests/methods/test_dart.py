@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -78,9 +79,9 @@ class Literal:
 
 @pytest.mark.parametrize("score", ["plain", "views", "mixed"])
 def test_the_stream_equals_the_paper_in_plain_autograd(
-    tiny_clip: CLIP, batch: Batch, score: str
+    tiny_clip: CLIP, batch: Batch, score: Any
 ) -> None:
-    adapter = DART(tiny_clip, PROMPTS, dataclasses.replace(CONFIG, score=score), seed=3)  # type: ignore[arg-type]
+    adapter = DART(tiny_clip, PROMPTS, dataclasses.replace(CONFIG, score=score), seed=3)
     literal = Literal(tiny_clip, adapter.memory["visual"], score)
     logits = adapter.predict(batch).logits
     assert batch.views is not None

@@ -88,7 +88,7 @@ def test_the_adapter_scores_the_mode(
 ) -> None:
     adapter = MTA(tiny_clip, tiny_prompts, MTAConfig(views=16))
     batch = Batch(tiny_images[:3], ("a", "b", "c"))
-    batch = attach_views(batch, adapter.views, seed=0)  # type: ignore[arg-type]
+    batch = attach_views(batch, adapter.config.spec, seed=0)
     logits = adapter.predict(batch).logits
     text = tiny_clip.classifier(tiny_prompts).double().numpy()
     assert batch.views is not None
@@ -120,7 +120,7 @@ def test_views_change_the_answer_and_equal_views_do_not(
     batch = Batch(tiny_images[:4], tuple("abcd"))
     plain = ZeroShot(tiny_clip, tiny_prompts, ZeroShotConfig()).predict(batch).logits
     adapter = MTA(tiny_clip, tiny_prompts, MTAConfig())
-    moved = adapter.predict(attach_views(batch, adapter.views, seed=0)).logits  # type: ignore[arg-type]
+    moved = adapter.predict(attach_views(batch, adapter.config.spec, seed=0)).logits
     assert (moved - plain).abs().amax(dim=1).min() > 1e-2
     for count in (1, 2, 12):
         same = batch.images[:, None].expand(-1, count, -1, -1, -1)
@@ -133,5 +133,5 @@ def test_it_needs_no_text_tower(tiny_images: Tensor) -> None:
     model.text = None
     text = torch.randn(5, 24, generator=torch.Generator().manual_seed(0))
     adapter = MTA(model, ClassPrompts(TINY_NAMES, features=text), MTAConfig(views=8))
-    batch = attach_views(Batch(tiny_images, tuple("abcdefghij")), adapter.views, seed=0)  # type: ignore[arg-type]
+    batch = attach_views(Batch(tiny_images, tuple("abcdefghij")), adapter.config.spec, seed=0)
     assert adapter.predict(batch).logits.shape == (10, 5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -46,9 +48,9 @@ def test_its_gradient_is_that_of_finite_differences() -> None:
 
 @pytest.mark.parametrize("objective", ["batclip", "tent"])
 def test_a_stream_equals_two_steps_per_batch(
-    tiny_prompts: ClassPrompts, tiny_images: Tensor, objective: str
+    tiny_prompts: ClassPrompts, tiny_images: Tensor, objective: Any
 ) -> None:
-    config = SubTTAConfig(rank=3, objective=objective)  # type: ignore[arg-type]
+    config = SubTTAConfig(rank=3, objective=objective)
     subtta = SubTTA(double_clip(), tiny_prompts, config)
     live = double_clip()
     text = live.classifier(tiny_prompts)

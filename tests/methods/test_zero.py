@@ -123,7 +123,7 @@ def test_one_view_gives_the_zero_shot_answer_and_all_views_may_vote(
     batch = Batch(tiny_images, tuple("abcdefghij"), tiny_images[:, None])
     assert torch.equal(one.predict(batch).logits.argmax(dim=-1), plain.argmax(dim=-1))
     everyone = Zero(tiny_clip, tiny_prompts, ZeroConfig(views=8, selection_fraction=1.0))
-    prediction = everyone.predict(attach_views(batch, everyone.views, seed=0))  # type: ignore[arg-type]
+    prediction = everyone.predict(attach_views(batch, everyone.config.spec, seed=0))
     assert torch.equal(prediction.evidence["votes"].sum(dim=-1), torch.full((10,), 8.0))
 
 
@@ -132,5 +132,5 @@ def test_it_needs_no_text_tower(tiny_images: Tensor) -> None:
     model.text = None
     text = torch.randn(5, 24, generator=torch.Generator().manual_seed(0))
     adapter = Zero(model, ClassPrompts(TINY_NAMES, features=text), ZeroConfig(views=8))
-    batch = attach_views(Batch(tiny_images, tuple("abcdefghij")), adapter.views, seed=0)  # type: ignore[arg-type]
+    batch = attach_views(Batch(tiny_images, tuple("abcdefghij")), adapter.config.spec, seed=0)
     assert adapter.predict(batch).logits.shape == (10, 5)

@@ -22,8 +22,8 @@ TEXTS = ["a photo of a cat", "the frog", "a sketch of a green truck"]
 
 
 def tiny_metaclip2(end: int = 2) -> Any:
-    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
-    shape |= {"num_attention_heads": 4, "hidden_act": "gelu"}  # type: ignore[dict-item]
+    shape: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    shape |= {"num_attention_heads": 4, "hidden_act": "gelu"}
     text = {"vocab_size": 64, "eos_token_id": end, "bos_token_id": None, "pad_token_id": None}
     config = transformers.MetaClip2Config(
         text_config=shape | text,

@@ -148,11 +148,11 @@ def test_gradients_of_prefix_prompts(pair: Any, pixels: Tensor, blocks: tuple[in
 
 
 @pytest.mark.parametrize("position", ["after-class", "end"])
-def test_prompt_tokens_stand_beside_the_patches(pair: Any, pixels: Tensor, position: str) -> None:
+def test_prompt_tokens_stand_beside_the_patches(pair: Any, pixels: Tensor, position: Any) -> None:
     ours, theirs = pair
     prompt = torch.randn(2, 64, generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
-        found = ours.encode_image(pixels, tokens=TokenPrompts([prompt], position))  # type: ignore[arg-type]
+        found = ours.encode_image(pixels, tokens=TokenPrompts([prompt], position))
         patches, tokens = theirs.vision_model.embeddings(pixels), prompt.expand(3, -1, -1)
         both = [tokens, patches] if position == "after-class" else [patches, tokens]
         states = theirs.vision_model.encoder(torch.cat(both, dim=1)).last_hidden_state

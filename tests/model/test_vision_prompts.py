@@ -129,9 +129,9 @@ def test_all_tokens_at_the_last_boundary(clip: CLIP, tiny_images: Tensor) -> Non
 
 @pytest.mark.parametrize("position", ["after-class", "end"])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_token_prompts(clip: CLIP, tiny_images: Tensor, position: str, depth: int) -> None:
+def test_token_prompts(clip: CLIP, tiny_images: Tensor, position: Any, depth: int) -> None:
     layers = [draw(3, 32, seed=i).requires_grad_() for i in range(depth)]
-    ours = clip.encode_image(tiny_images[:3], tokens=TokenPrompts(layers, position))  # type: ignore[arg-type]
+    ours = clip.encode_image(tiny_images[:3], tokens=TokenPrompts(layers, position))
     literal = torch.stack(
         [image_features(clip, image, tokens=layers, position=position) for image in tiny_images[:3]]
     )
@@ -174,9 +174,9 @@ def test_half_precision_is_close(
     checkpoint = Checkpoint(tiny_clip.config, tiny_clip.state_dict(), "tiny", tiny_clip.preprocess)
     half = build(checkpoint, dtype=dtype)
     prefix = draw(10, 2, 2, 32)
-    for prompts in ({}, {"prefix": {1: Prefix(prefix)}}):
-        a = tiny_clip.encode_image(tiny_images, normalize=True, **prompts)  # type: ignore[arg-type]
-        b = half.encode_image(tiny_images, normalize=True, **prompts)  # type: ignore[arg-type]
+    for visual in (None, {1: Prefix(prefix)}):
+        a = tiny_clip.encode_image(tiny_images, normalize=True, prefix=visual)
+        b = half.encode_image(tiny_images, normalize=True, prefix=visual)
         assert b.dtype == torch.float32 and half.dtype == dtype
         assert (a * b).sum(dim=-1).min() > cosine
     assert half.scale == tiny_clip.scale

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,14 +15,15 @@ from cliquetta.prompts.classes import ClassPrompts, as_prompts
 
 def test_any_list_of_names_will_do() -> None:
     wanted = ClassPrompts(("cat", "dog"))
-    for given in (["cat", "dog"], ("cat", "dog"), wanted, (name for name in ("cat", "dog"))):
-        assert as_prompts(given) == wanted  # type: ignore[arg-type]
+    kinds: list[Any] = [["cat", "dog"], ("cat", "dog"), wanted, (n for n in ("cat", "dog"))]
+    for given in kinds:
+        assert as_prompts(given) == wanted
 
 
 @pytest.mark.parametrize("given", ["cat", [1, 2], ["cat", None]])
-def test_what_is_no_list_of_names_is_refused(given: object) -> None:
+def test_what_is_no_list_of_names_is_refused(given: Any) -> None:
     with pytest.raises(UserError, match="class names are a list"):
-        as_prompts(given)  # type: ignore[arg-type]
+        as_prompts(given)
 
 
 def test_equal_content_is_equal_and_hashes_alike() -> None:

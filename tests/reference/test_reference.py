@@ -116,13 +116,13 @@ def test_losses_by_hand() -> None:
     p1 = 1 / (1 + math.exp(2 * (1 - 0.5)))  # class 0 for the first member: logits 1, 2
     p2 = 1 / (1 + math.exp(2 * (-0.5 - 0.5)))  # and for the second: logits 1, -1
     marginal = (p1 + p2) / 2
-    expected = {
+    expected: dict[Any, float] = {
         "mean-feature": H(2.0, 1.0),  # their mean points to 0 degrees
         "mean-entropy": (H(1.0, 2.0) + H(1.0, -1.0)) / 2,
         "marginal": -marginal * math.log(marginal) - (1 - marginal) * math.log(1 - marginal),
     }
     for form, value in expected.items():
-        settings = ReferenceSettings(entropy=form, concentration=0.7)  # type: ignore[arg-type]
+        settings = ReferenceSettings(entropy=form, concentration=0.7)
         losses = eq.clique_loss(features, text, 2.0, settings)
         assert float(losses.entropy) == pytest.approx(value)
         assert float(losses.concentration) == pytest.approx(2 * 0.75)
@@ -358,9 +358,9 @@ def test_compose_keeps_keys_and_values_apart() -> None:
     ],
 )
 def test_compose_means(
-    cliques: str, retained: str, expected: list[float], alone: list[float]
+    cliques: Any, retained: Any, expected: list[float], alone: list[float]
 ) -> None:
-    settings = replace(SETTINGS, clique_combination=cliques, retained_combination=retained)  # type: ignore[arg-type]
+    settings = replace(SETTINGS, clique_combination=cliques, retained_combination=retained)
     composed = eq.compose([prompt(1, 0), prompt(2, 0)], [prompt(4, 0)], settings)
     assert composed is not None and composed[:, 0, 0].tolist() == expected
     only = eq.compose([], [prompt(4, 0)], settings)

@@ -49,9 +49,10 @@ def test_only_known_tokens_are_let_in_and_see_their_own_sessions_only(
     with local_service(tmp_path, tiny_clip, tokens=tokens, hosts=None, host="any.org") as service:
         http = service.http
         request = {"classes": CLASSES, "method": "zero_shot"}
-        wrong = ({}, bearer(ALICE[:-1]), bearer(ALICE + "x"), {"Authorization": f"Basic {ALICE}"})  # type: ignore[var-annotated]
-        for headers in (*wrong, {"Authorization": b"Bearer \xff\xfe"}):
-            refused = http.post("/v1/sessions", json=request, headers=headers)  # type: ignore[arg-type]
+        wrong: list[Any] = [{}, bearer(ALICE[:-1]), bearer(ALICE + "x")]
+        wrong += [{"Authorization": value} for value in (f"Basic {ALICE}", b"Bearer \xff\xfe")]
+        for headers in wrong:
+            refused = http.post("/v1/sessions", json=request, headers=headers)
             assert refused.status_code == 401
             assert refused.headers["WWW-Authenticate"] == "Bearer"
         assert http.get("/metrics").status_code == 401

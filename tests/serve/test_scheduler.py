@@ -34,7 +34,8 @@ def held(pool: FairPool, session: str = "held") -> tuple[threading.Event, Future
 
 
 def test_a_greedy_session_waits_its_turn() -> None:
-    pool, done = make_pool(), []  # type: ignore[var-annotated]
+    pool = make_pool()
+    done: list[Any] = []
     gate, _ = held(pool)
     for i in range(10):
         pool.submit("owner", "greedy", partial(done.append, ("greedy", i)))
@@ -48,7 +49,8 @@ def test_a_greedy_session_waits_its_turn() -> None:
 
 
 def test_an_owner_of_many_sessions_waits_its_turn() -> None:
-    pool, done = make_pool(queued_per_owner=8), []  # type: ignore[var-annotated]
+    pool = make_pool(queued_per_owner=8)
+    done: list[Any] = []
     gate, _ = held(pool)
     for i in range(6):
         pool.submit("many", f"m{i}", partial(done.append, f"m{i}"))
@@ -115,7 +117,8 @@ def test_errors_reach_the_one_who_waits() -> None:
 
 
 def test_what_waited_too_long_is_refused_and_what_was_cancelled_is_not_done() -> None:
-    pool, done = make_pool(wait_seconds=0.05), []  # type: ignore[var-annotated]
+    pool = make_pool(wait_seconds=0.05)
+    done: list[Any] = []
     gate, _ = held(pool)
     late = pool.submit("owner", "late", partial(done.append, "late"))
     cancelled = pool.submit("owner", "cancelled", partial(done.append, "cancelled"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -73,20 +74,20 @@ def test_composed_prompts_agree_with_the_oracle(
     generator = torch.Generator().manual_seed(seed + 1)
     own = torch.randn(len(cliques.sets), 3, generator=generator).double()
     kept = torch.randn(CLASSES, 3, generator=generator).double()
-    options = {
+    options: dict[str, Any] = {
         "merge": merge,
         "clique_combination": clique_combination,
         "retained_combination": retained_combination,
         "retention": retention,
     }
-    config = SCAPConfig(**options)  # type: ignore[arg-type]
+    config = SCAPConfig(**options)
     expected = literal_passes(
         cliques,
         top,
         count,
         own,
         kept,
-        ReferenceSettings(**options),  # type: ignore[arg-type]
+        ReferenceSettings(**options),
     )
     passes = plan_passes(cliques, top, count, config)
     table = own[passes.sets] if len(own) else torch.zeros(*passes.sets.shape, 3).double()

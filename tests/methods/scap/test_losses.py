@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -46,10 +47,10 @@ def losses_of(members: Members, text: Tensor, scale: float, config: SCAPConfig) 
 def test_two_orthogonal_members_by_hand() -> None:
     """The mean feature is undecided; each member alone is not."""
     scale, sure = 3.0, 1 / (1 + math.exp(-3.0))
-    by_kind = {"mean-feature": math.log(2), "mean-entropy": binary_entropy(sure)}
+    by_kind: dict[Any, float] = {"mean-feature": math.log(2), "mean-entropy": binary_entropy(sure)}
     by_kind["marginal"] = math.log(2)
     for kind, expected in by_kind.items():
-        config = SCAPConfig(entropy=kind, concentration=0.5)  # type: ignore[arg-type]
+        config = SCAPConfig(entropy=kind, concentration=0.5)
         losses = losses_of(Members(TWO, ONE_CLIQUE, 1), TWO, scale, config)
         assert float(losses.entropy) == pytest.approx(expected, abs=1e-12)
         # each is at squared distance 1/2 from (1/2, 1/2)
@@ -74,11 +75,11 @@ def test_concentration_of_unit_features_is_size_times_what_the_mean_lacks() -> N
 
 @pytest.mark.parametrize("kind", ["mean-feature", "mean-entropy", "marginal"])
 @pytest.mark.parametrize("form", ["sum", "mean"])
-def test_many_cliques_at_once_equal_one_at_a_time(kind: str, form: str) -> None:
+def test_many_cliques_at_once_equal_one_at_a_time(kind: Any, form: Any) -> None:
     features, text = random_unit(9, 6), random_unit(4, 6, seed=1)
     clique = torch.tensor([0, 0, 1, 1, 1, 2, 3, 3, 3])
-    config = SCAPConfig(entropy=kind, concentration_form=form, concentration=0.7)  # type: ignore[arg-type]
-    settings = ReferenceSettings(entropy=kind, concentration_form=form, concentration=0.7)  # type: ignore[arg-type]
+    config = SCAPConfig(entropy=kind, concentration_form=form, concentration=0.7)
+    settings = ReferenceSettings(entropy=kind, concentration_form=form, concentration=0.7)
     found = losses_of(Members(features, clique, 4), text, 20.0, config)
     for u in range(4):
         expected = clique_loss(features[clique == u], text, 20.0, settings)
@@ -87,10 +88,10 @@ def test_many_cliques_at_once_equal_one_at_a_time(kind: str, form: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["mean-feature", "mean-entropy", "marginal"])
-def test_text_of_each_clique_is_its_own(kind: str) -> None:
+def test_text_of_each_clique_is_its_own(kind: Any) -> None:
     features, clique = random_unit(5, 6), torch.tensor([0, 1, 1, 0, 1])
     text = torch.stack([random_unit(3, 6, seed=2), random_unit(3, 6, seed=3)])
-    config = SCAPConfig(entropy=kind)  # type: ignore[arg-type]
+    config = SCAPConfig(entropy=kind)
     found = losses_of(Members(features, clique, 2), text, 10.0, config)
     for u in range(2):
         alone = losses_of(Members(features, clique, 2), text[u], 10.0, config)

@@ -200,12 +200,12 @@ def test_every_field_changes_what_is_predicted(field: str) -> None:
 
 
 @pytest.mark.parametrize("merge", ["mean-probability", "top-1", "union"])
-def test_an_image_without_prompts_can_take_the_start_prompt(merge: str) -> None:
+def test_an_image_without_prompts_can_take_the_start_prompt(merge: Any) -> None:
     config = SCAPConfig(
         threshold=2.0,
         modalities="image",
         without_prompts="start-prompt",
-        merge=merge,  # type: ignore[arg-type]
+        merge=merge,
     )
     adapter = SCAP(MODEL, PROMPTS, config)
     found = adapter.predict(Batch(BATCHES[0])).probabilities

@@ -102,8 +102,8 @@ def test_2_two_prompts_together_keep_keys_with_keys_and_values_with_values() -> 
 
 @pytest.mark.parametrize("merge", ["mean-probability", "top-1", "union"])
 def test_3a_without_cliques_the_logits_of_images_that_own_one_change(merge: str) -> None:
-    options = {"modalities": "image", "retention": False, "merge": merge}
-    with_cliques = adapter_of(**options).predict(Batch(BATCHES[0]))  # type: ignore[arg-type]
+    options: dict[str, Any] = {"modalities": "image", "retention": False, "merge": merge}
+    with_cliques = adapter_of(**options).predict(Batch(BATCHES[0]))
     without = adapter_of(threshold=2.0, **options).predict(Batch(BATCHES[0]))
     own = owners(with_cliques)
     assert 0 < int(own.sum()) < len(own)

@@ -46,8 +46,8 @@ def test_uneven_answers_are_believed_if_they_are_confident_enough() -> None:
         assert float(belief(two, confidence, config)) == 1.0
         assert float(belief(ten, confidence, config)) == 0.0
     # Seven of ten against a limit of 0.4, of 0.4 + 2 * 0.16 = 0.72, and of 0.8 at most.
-    for confidence, expected in ((0.3, 0.0), (0.66, 0.7), (0.95, 1.0)):  # type: ignore[assignment]
-        found = float(belief(seven, torch.tensor(confidence), config))
+    for sureness, expected in ((0.3, 0.0), (0.66, 0.7), (0.95, 1.0)):
+        found = float(belief(seven, torch.tensor(sureness), config))
         assert found == pytest.approx(expected, abs=1e-3)
 
 
