@@ -135,11 +135,16 @@ def test_without_matplotlib_the_numbers_remain(
 
 
 def test_bad_ablations_end_before_the_first_run(ablate: Any, tmp_path: Path) -> None:
+    scap = ("--method", "scap")
     for words, text in (
-        (("--field", "treshold", "--values", "1", "--dataset", "bundled"), "'threshold'"),
-        (("--field", "threshold", "--values", "a", "--dataset", "bundled"), "scap.threshold"),
-        (("--field", "threshold", "--values", "0.5", "--dataset", "bundeld"), "'bundled'"),
-        (("--field", "threshold", "--values", " , ", "--dataset", "bundled"), "no values"),
+        (("--field", "threshold", "--values", "1", "--dataset", "bundled"), "of scap_domain"),
+        ((*scap, "--field", "treshold", "--values", "1", "--dataset", "bundled"), "'threshold'"),
+        (
+            (*scap, "--field", "threshold", "--values", "a", "--dataset", "bundled"),
+            "scap.threshold",
+        ),
+        ((*scap, "--field", "threshold", "--values", "0.5", "--dataset", "bundeld"), "'bundled'"),
+        ((*scap, "--field", "threshold", "--values", " , ", "--dataset", "bundled"), "no values"),
     ):
         answer = ablate(*words)
         assert answer.code == 2 and text in answer.text

@@ -39,13 +39,15 @@ def add_to(app: typer.Typer) -> None:
 def ablate(
     common: Common,
     field: Annotated[
-        str, typer.Option(help="Of the config, see `cliquetta methods NAME`; or batch_size.")
+        str, typer.Option(help="Config field (see `cliquetta methods NAME`), or batch_size.")
     ],
     values: Annotated[
-        str, typer.Option(help="With commas; with semicolons where values hold commas.")
+        str, typer.Option(help="Values, comma-separated; by ; where values contain commas.")
     ],
-    dataset: Annotated[str, typer.Option(help="Ids, several with commas: one curve per dataset.")],
-    method: Annotated[str, typer.Option(help="name, or name:preset.")] = "scap",
+    dataset: Annotated[str, typer.Option(help="Dataset ids, comma-separated; a curve for each.")],
+    method: Annotated[
+        str | None, typer.Option(help="NAME or NAME:PRESET. (default: scap_domain)")
+    ] = None,
     model: Model = "micro",
     seeds: Seeds = "0",
     out: Out = RUNS,
@@ -55,16 +57,18 @@ def ablate(
     root: Root = None,
     workers: Workers = 2,
 ) -> None:
-    """Vary one field and leave everything else as it is.
+    """Vary one field of a method's config and leave everything else as it is.
 
-    Every value is a recorded run, so that nothing is run twice and `cliquetta compare` reads them.
-    The curve is drawn to a PNG in the folder of runs where matplotlib is installed.
+    Every value is a recorded run: completed runs are reused, and `cliquetta compare` reads them.
+    The curve is saved as a PNG in the output directory where matplotlib is installed.
     """
     from cliquetta.cli.options import read_settings, split_list
     from cliquetta.evaluation.ablation import ablation, curve
     from cliquetta.evaluation.grid import RunSpec, with_method, with_options
     from cliquetta.evaluation.sweep import RunContext, sweep
+    from cliquetta.methods.registry import DEFAULT_METHOD
 
+    method = method or DEFAULT_METHOD
     base = RunSpec("", "", model, batch_size=batch_size, limit=limit, dtype=common.dtype)
     base = with_options(with_method(base, method), read_settings(settings or ()))
     bases = [replace(base, dataset=id) for id in split_list(dataset, "datasets")]

@@ -44,12 +44,14 @@ def add_to(app: typer.Typer) -> None:
 
 def compare(
     common: Common,
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or files of --save.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Directories of runs, or files written by --save.")
+    ],
     format: Annotated[
-        Format, typer.Option(help="csv holds one line per method and dataset, with everything.")
+        Format, typer.Option(help="Output format; csv has one row per method and dataset.")
     ] = "terminal",
     baseline: Annotated[
-        str, typer.Option(help="What the others are tested against; name:preset for a preset.")
+        str, typer.Option(help="Method to test against: NAME or NAME:PRESET.")
     ] = "zero_shot",
     metric: Annotated[str, typer.Option(help=f"{', '.join(_TITLES)}.")] = "top1",
     save: Annotated[
@@ -58,7 +60,7 @@ def compare(
     ] = None,
     split: Annotated[
         bool,
-        typer.Option("--split", help="Unlike runs of a dataset get columns of their own."),
+        typer.Option("--split", help="Put runs that are not comparable into separate columns."),
     ] = False,
 ) -> None:
     """Tabulate recorded runs: mean ± standard deviation over seeds, and a paired test.

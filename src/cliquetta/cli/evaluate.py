@@ -95,7 +95,7 @@ def evaluate(
     ] = 0.1,
     present: Annotated[
         str,
-        typer.Option(help="Classes that occur in the stream (uneven) or a batch (keff): 3 or 1-4."),
+        typer.Option(help="Number of classes in the stream (uneven) or in a batch (keff): 3, 1-4."),
     ] = "3",
     imbalance: Annotated[
         float, typer.Option(help="Order long-tail: most frequent class over the rarest.")
@@ -103,7 +103,7 @@ def evaluate(
     length: Annotated[int, typer.Option(min=1, help="Order long: images of the stream.")] = 10_000,
     limit: Limit = None,
     view_seed: Annotated[
-        int | None, typer.Option(min=0, help="One seed of views for all seeds, if given.")
+        int | None, typer.Option(min=0, help="Seed of the views of all runs. (default: the run's)")
     ] = None,
     templates: Templates = None,
     classes: Annotated[
@@ -121,11 +121,11 @@ def evaluate(
     workers: Workers = 2,
     baseline: Annotated[bool, typer.Option(help="Run zero_shot as well, to compare with.")] = True,
     evidence: Annotated[
-        bool, typer.Option(help="Keep cliques, attention and small pictures for `report`.")
+        bool, typer.Option(help="Keep cliques, attention maps and thumbnails for `report`.")
     ] = False,
     features: Annotated[
         Path | None,
-        typer.Option(help="Folder of encoded features: made once, then read by the methods."),
+        typer.Option(help="Directory of cached features, for methods that need no more."),
     ] = None,
     hold: Annotated[
         bool | None,
@@ -143,8 +143,8 @@ def evaluate(
 ) -> None:
     """Run methods over datasets and score them; one folder per run, with its record.
 
-    A command that was broken off continues where it stopped when it is given again, and runs
-    that are finished already are read, not repeated.
+    An interrupted command continues where it stopped when it is run again; completed runs are
+    reused.
     """
     from cliquetta.data.samplers import get_sampler, parse_present
     from cliquetta.evaluation.grid import RunSpec, grid, read_grid, shard_of

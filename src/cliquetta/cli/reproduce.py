@@ -67,38 +67,39 @@ def reproduce(
         ),
     ],
     run: Annotated[
-        bool, typer.Option("--run", help="Our results: run what is missing first.")
+        bool, typer.Option("--run", help="Our results: first run what is missing.")
     ] = False,
     shard: Annotated[
         str,
         typer.Option(help="With --run: only shard I of N of the streams (I/N); records nothing."),
     ] = "1/1",
     check: Annotated[
-        bool, typer.Option("--check", help="The same: exit with 1 if the page is out of date.")
+        bool, typer.Option("--check", help="Our results: exit with 1 if the page is out of date.")
     ] = False,
-    results: Annotated[
-        Path, typer.Option(help="The same: folder of recorded results in this repository.")
-    ] = Path("docs/results"),
+    results: Annotated[Path, typer.Option(help="Our results: directory of the records.")] = Path(
+        "docs/results"
+    ),
     root: Annotated[
-        Path | None, typer.Option(help="Where the datasets lie; bundled images if not given.")
+        Path | None, typer.Option(help="Root directory of your datasets. (default: bundled images)")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="ViT-B/16 with --root, micro without, if not given.")
+        str | None,
+        typer.Option(help="Model name or path. (default: ViT-B/16 with --root, or micro)"),
     ] = None,
     shift: Annotated[
-        str | None, typer.Option(help="name:severity, laid over the data; see `datasets`.")
+        str | None, typer.Option(help="Shift of all images, NAME:SEVERITY (see `datasets`).")
     ] = None,
     limit: Limit = None,
-    method: Annotated[str | None, typer.Option(help="Only these rows, with commas.")] = None,
+    method: Annotated[str | None, typer.Option(help="Rows to include, comma-separated.")] = None,
     seeds: Seeds = "0",
     fitted: Annotated[
-        list[Path] | None, typer.Option(help="A file of `cliquetta fit`, for its row; repeat.")
+        list[Path] | None, typer.Option(help="File written by `cliquetta fit` (repeatable).")
     ] = None,
     out: Out = RUNS,
     batch_size: BatchSize = 64,
     workers: Workers = 2,
 ) -> None:
-    """Run a table of the paper with what is at hand and print both sides with their protocols.
+    """Run a table of the paper with what is available and print both sides with their protocols.
 
     With --root, on the datasets that are found there, each row with the views and templates of
     its published number. Without, on the bundled images under a shift: that shows the shape of a

@@ -77,7 +77,7 @@ def serve(
     ] = None,
     session_days: Annotated[
         float | None,
-        typer.Option(min=0, help="Delete sessions not used for so many days. [default: never]"),
+        typer.Option(min=0, help="Delete sessions unused for N days. [default: never]"),
     ] = None,
     log_format: Annotated[
         str, typer.Option(help="text, or json: one object per line, every request included.")

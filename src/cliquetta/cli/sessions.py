@@ -60,7 +60,7 @@ def delete(
     common: Common,
     ids: Annotated[list[str] | None, typer.Argument(help="Ids of sessions.")] = None,
     unused_days: Annotated[
-        float | None, typer.Option(min=0, help="Delete all not used for so many days.")
+        float | None, typer.Option(min=0, help="Delete all sessions unused for N days.")
     ] = None,
     state_dir: StateDir = "sessions",
 ) -> None:

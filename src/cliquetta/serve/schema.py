@@ -9,11 +9,11 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from cliquetta.errors import UserError
+from cliquetta.methods.registry import DEFAULT_METHOD as DEFAULT_METHOD
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE
 
 Option = bool | int | float | str | None | list[int | float | str]
 
-DEFAULT_METHOD = "scap_domain"
 _LONGEST_NAME = 255
 EXAMPLE_SESSION: dict[str, Any] = {
     "classes": ["cat", "dog", "ship"],
