@@ -213,7 +213,7 @@ def test_a_wrapped_model_has_what_it_has(pixels: Tensor, words: Any) -> None:
         images = [np.zeros((32, 32, 3), np.uint8) + 40 * i for i in range(4)]  # type: ignore[assignment]
         assert adapter.predict(images).logits.isfinite().all()
     with pytest.raises(
-        MissingCapabilityError, match="key/value prefixes, which conv does not have"
+        MissingCapabilityError, match="runs block by block, which conv does not have"
     ):
         create_method("scap_domain", ours, PROMPTS)
     with pytest.raises(MissingCapabilityError, match="learned context"):

@@ -24,6 +24,7 @@ from cliquetta.prompts.classes import ClassPrompts
 CAPABILITIES: Mapping[str, str] = {
     "text": "a text tower",
     "text-prompts": "a text tower that takes learned context",
+    "visual-blocks": "a ViT image tower that runs block by block",
     "visual-prefix": "a ViT image tower that takes key/value prefixes",
     "visual-tokens": "a ViT image tower that takes prompt tokens",
     "attention": "attention weights of a ViT image tower",
@@ -122,7 +123,7 @@ class CLIP(nn.Module):
         if self.text is not None:
             found |= {"text", "text-prompts"}
         if isinstance(self.visual, VisionTower):
-            found |= {"visual-prefix", "visual-tokens", "attention", "norm"}
+            found |= {"visual-blocks", "visual-prefix", "visual-tokens", "attention", "norm"}
         return frozenset(found)
 
     @cached_property

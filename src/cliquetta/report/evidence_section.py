@@ -71,7 +71,7 @@ def _counts(evidence: Evidence) -> str:
 
 
 def _domains(evidence: Evidence) -> str:
-    """What domain prompts say of their batches."""
+    """What the domains say of their batches."""
     lines = [line for line in evidence.counts if "domain" in line]
     if not lines:
         return ""

@@ -19,6 +19,7 @@ from torch.func import functional_call
 
 from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.model.clip import l2_normalize, to_float32
+from cliquetta.model.vision import VisionTower
 from cliquetta.types import Batch, Prediction
 
 
@@ -49,7 +50,15 @@ class Float32LayerNorm(nn.Module):
 class LayerNormTower:
     """A tower as a function of its LayerNorm parameters; all other weights are shared with it."""
 
-    def __init__(self, tower: nn.Module) -> None:
+    def __init__(self, tower: nn.Module, *, precise: bool = True) -> None:
+        """Wrap ``tower``.
+
+        Args:
+            tower: Whose LayerNorms are passed in; an attribute ``layer_norms`` of it may name some.
+            precise: Compute them in at least float32, for steps that half precision would round
+                away; otherwise in the precision of the tower, which is faster.
+
+        """
         shared: dict[int, Any] = {id(p): p for p in [*tower.parameters(), *tower.buffers()]}
         self._tower = copy.deepcopy(tower, shared)
         self._names: list[str] = []
@@ -62,7 +71,7 @@ class LayerNormTower:
             ):
                 continue
             # One that other libraries made their own keeps its forward pass and its precision.
-            is_plain = type(module).forward is nn.LayerNorm.forward
+            is_plain = precise and type(module).forward is nn.LayerNorm.forward
             if is_plain:
                 self._tower.set_submodule(name, Float32LayerNorm(module))
             for kind, value in (("weight", module.weight), ("bias", module.bias)):
@@ -103,6 +112,21 @@ class LayerNormTower:
         }
         features: Tensor = functional_call(self._tower, norms, (inputs,))
         return to_float32(features)
+
+
+class LateBlocks(nn.Module):
+    """The blocks of a ViT from one on, and its pooling: features (B, E) of hidden states."""
+
+    def __init__(self, tower: VisionTower, start: int) -> None:
+        super().__init__()
+        self.tower, self.start = tower, start
+        blocks = range(start, len(tower.blocks))
+        self.layer_norms = {f"tower.blocks.{i}.{ln}" for i in blocks for ln in ("ln_1", "ln_2")}
+        """Those of the blocks; the final norm is left alone."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Features, not normalised, of states (B, T, D) at the input of block ``start``."""
+        return self.tower.pool(self.tower.run(hidden, self.start))
 
 
 class LayerNormAdapter(Adapter):

@@ -1,4 +1,4 @@
-"""SCAP with domain prompts: a visual attribute prompt per domain of the stream, kept and moved.
+"""SCAP with domains: visual LayerNorms per domain of the stream, learned and kept.
 
 Ours, after Zhang et al., "SCAP: Transductive Test-Time Adaptation via Supportive Clique-based
 Attribute Prompting", CVPR 2025. ``config`` has the settings, ``presence`` estimates which classes

@@ -1,11 +1,11 @@
-"""The adapter: one retained prompt per domain, learned from the recent images of that domain.
+"""The adapter: LayerNorms per domain, learned from the recent images of that domain and kept.
 
 The paper's clique prompts start anew with every batch and move by half a percent; what they learn
-is too weak to change predictions. Here the attribute that images share, their domain, has the
-prompt: key/value prefixes in the visual blocks, moved by one large Adam step every 64 images and
-kept, so that a domain that comes back finds its prompt again. Learning does not depend on the batch
-size: recent images are remembered, and steps fall due by images, not by batches. Cliques keep their
-role as neighbourhoods: the most similar recent images vote on an answer.
+is too weak to change predictions. Here the attribute that images share is their domain, and what is
+learned of it are the gains and biases of the LayerNorms of the visual blocks: large Adam steps,
+one every 64 images, kept, so that a domain that comes back finds its own again. Learning does not
+depend on the batch size: recent images are remembered, and steps fall due by images, not by
+batches. Cliques keep their role as neighbourhoods: the most similar recent images vote.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods._shared.adam import Adam, AdamState, adam_step
+from cliquetta.methods._shared.layernorm import LateBlocks, LayerNormTower
 from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.registry import register
 from cliquetta.methods.scap_domain.config import DomainSCAPConfig
@@ -44,11 +45,9 @@ from cliquetta.methods.scap_domain.presence import (
     presence,
     target_marginal,
 )
-from cliquetta.model.block import Prefix
-from cliquetta.model.clip import CLIP, l2_normalize, to_float32
+from cliquetta.model.clip import CLIP, l2_normalize
 from cliquetta.model.cuda_graph import Replayed
 from cliquetta.model.vision import VisionTower
-from cliquetta.model.vjp import VisualTape
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch, Prediction
 
@@ -59,7 +58,7 @@ GROUP = 16
 PEAK_WINDOW = 64
 """Images over which the maximum of a class's probability is taken."""
 COLLAPSED, DIVERSE, WATCHED = 0.95, 0.5, 128
-"""A prompt has collapsed if one class takes more than the first share of the recent answers of at
+"""Adaptation has collapsed if one class takes more than the first share of the recent answers of at
 least the third number of images, and less than the second share of zero-shot CLIP's."""
 
 
@@ -68,7 +67,7 @@ class Encoded:
     """Plain CLIP's view of some images."""
 
     hidden: Tensor
-    """States (b, T, D) at the input of the first prompted block."""
+    """States (b, T, D) at the input of the first adapted block."""
     signatures: Tensor
     features: Tensor
     zero_shot: Tensor
@@ -102,17 +101,17 @@ class Statistics:
     paper="ours, after Zhang et al., CVPR 2025",
 )
 class DomainSCAP(Adapter):
-    """A visual attribute prompt per domain of the stream, kept; recent images vote.
+    """Visual LayerNorms per domain of the stream, learned and kept; recent images vote.
 
-    One retained prompt per domain; text stays fixed.
+    Text stays fixed.
     """
 
     batch_dependence = BatchDependence.JOINT
     in_place = True
-    needs = frozenset({"visual-prefix"})
+    needs = frozenset({"visual-blocks"})
     class_free = frozenset(
         {
-            *("prompt", "first_moment", "second_moment", "steps", "due", "restarts"),
+            *("norms", "first_moment", "second_moment", "steps", "due", "restarts"),
             *("key_count", "key_mean", "key_scatter", "images", "last_met", "domain"),
             *("window_hidden", "window_features", "window_domain", "window_next"),
             *("group", "group_next"),
@@ -128,21 +127,18 @@ class DomainSCAP(Adapter):
         self.classifier, self.scale = model.classifier(prompts), model.scale
         layers, D = len(self.tower.blocks), self.tower.config.width
         self.start = min(max(1, int(layers * config.shared_depth)), layers - 1)
-        """The first prompted block."""
-        shape = (layers - self.start, config.prompt_length, 2, D)
-        generator = torch.Generator().manual_seed(seed)
-        draw = torch.rand(shape, generator=generator, dtype=self.classifier.dtype)
-        start = config.prompt_scale * (2 * draw - 1)
-        self._declare("prompt", start.expand(config.domains, *shape))
+        """The first adapted block."""
+        self.late = LayerNormTower(LateBlocks(self.tower, self.start), precise=False)
+        self._declare("norms", self.late.start.expand(config.domains, -1))
         self._declare_domains(len(prompts), 2 * D)
         self._fresh = {name: value[0] for name, value in self.memory.state_dict().items()}
         self._declare_recent(len(prompts))
-        self._plain, self._prompted = Replayed(self._run_plain), Replayed(self._run_prompted)
+        self._plain, self._adapted = Replayed(self._run_plain), Replayed(self._run_adapted)
         self._learning = Replayed(self._run_learning)
 
     def _declare_domains(self, N: int, F: int) -> None:
         """What is remembered per domain; counters that steer are kept on the CPU."""
-        K, like = self.config.domains, self.memory["prompt"]
+        K, like = self.config.domains, self.memory["norms"]
         for name in ("first_moment", "second_moment"):
             self._declare(name, torch.zeros_like(like))
         for name, size in (
@@ -201,7 +197,7 @@ class DomainSCAP(Adapter):
         return Encoded(shared, signatures, features, self._probabilities(features))
 
     def _run_plain(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """States before the prompts, signatures and features (b, E) of plain CLIP."""
+        """States before the adapted blocks, signatures and features (b, E) of plain CLIP."""
         tower = self.tower
         hidden = tower.embed(images)
         early = tower.run(hidden, 0, 1)
@@ -210,23 +206,20 @@ class DomainSCAP(Adapter):
         signatures = signature(early, tower.config.class_tokens)
         return shared, signatures.to(self.memory["key_mean"].dtype), features
 
-    def _run_prompted(self, hidden: Tensor, prompt: Tensor) -> tuple[Tensor]:
-        """Features (b, E) under a prompt."""
-        rest = self.tower.run(hidden, self.start, prefix=self._prefix(prompt))
-        return (l2_normalize(self.tower.pool(rest)),)
+    def _run_adapted(self, hidden: Tensor, norms: Tensor) -> tuple[Tensor]:
+        """Features (b, E) under LayerNorms of a domain."""
+        return (l2_normalize(self.late(norms, hidden)),)
 
     def _run_learning(
-        self, hidden: Tensor, prompt: Tensor, target: Tensor, certain: Tensor
+        self, hidden: Tensor, norms: Tensor, target: Tensor, certain: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Features (b, E) under a prompt, and the gradient of the loss with respect to it."""
-        tape = VisualTape(self.tower, hidden, self.start, self._prefix(prompt))
+        """Features (b, E) under LayerNorms, and the gradient of the loss with respect to them."""
         with torch.enable_grad():
-            leaf = to_float32(tape.features).detach().requires_grad_()
-            features = l2_normalize(leaf)
+            leaf = norms.detach().requires_grad_()
+            features = l2_normalize(self.late(leaf, hidden))
             logits = self.scale * features @ self.classifier.T
             loss = domain_loss(logits, target, certain, self.config.diversity)
-        pulled = tape.vjp(torch.autograd.grad(loss, leaf)[0], None)
-        return features.detach(), torch.stack([pulled[block].sum(0) for block in sorted(pulled)])
+        return features.detach(), torch.autograd.grad(loss, leaf)[0]
 
     def _probabilities(self, features: Tensor) -> Tensor:
         return (self.scale * features @ self.classifier.T).softmax(dim=-1)
@@ -240,9 +233,9 @@ class DomainSCAP(Adapter):
         for domain, rows in parts:
             part = encoded if len(parts) == 1 else encoded.take(rows)
             stats = found[domain] = self._count(domain, part)
-            p = self._adapt(domain, part, stats)
+            p, features = self._adapt(domain, part, stats)
             weight = stats.present ** (config.presence_share * stats.belief)
-            voted[rows] = self._vote(domain, part, p) * weight
+            voted[rows] = self._vote(domain, part, p, features) * weight
         domain, restarts = int(memory["domain"]), int(memory["restarts"].sum())
         stats, plain = found[domain], encoded.zero_shot.argmax(dim=1)
         evidence = {
@@ -253,7 +246,7 @@ class DomainSCAP(Adapter):
             "step_size": stats.step_size,
             "changed": (voted.argmax(dim=1) != plain).float().mean(),
             "agreement": stats.agreement,
-            "prompt_distance": self._distance(domain),
+            "distance": self._distance(domain),
             "restarts": restarts,
             "verdict": verdict(stats.confidence, stats.agreement, restarts),
         }
@@ -310,7 +303,7 @@ class DomainSCAP(Adapter):
         memory["last_met"][domain] = memory["last_met"].max() + 1
 
     def _count(self, domain: int, part: Encoded) -> Statistics:
-        """Count zero-shot answers into a domain; restart its prompt if that has collapsed."""
+        """Count zero-shot answers into a domain; restart its LayerNorms if they collapsed."""
         memory, config, b = self.memory, self.config, len(part.zero_shot)
         agreement = memory["agreement"][domain] / memory["counted"][domain]
         memory["counted"][domain] += b
@@ -352,14 +345,14 @@ class DomainSCAP(Adapter):
 
     def _restart(self, domain: int) -> None:
         """Forget what a domain has learned, and count that."""
-        for name in ("prompt", "first_moment", "second_moment", "steps", "due"):
+        for name in ("norms", "first_moment", "second_moment", "steps", "due"):
             self.memory[name][domain] = self._fresh[name]
         for name in ("recent_plain", "recent_adapted"):
             self.memory[name][domain] = 0
         self.memory["restarts"][domain] += 1
 
-    def _adapt(self, domain: int, part: Encoded, stats: Statistics) -> Tensor:
-        """Probabilities (b, N) of images of one domain, which are learned from."""
+    def _adapt(self, domain: int, part: Encoded, stats: Statistics) -> tuple[Tensor, Tensor]:
+        """Probabilities (b, N) and features (b, E) of images of a domain, which are learned."""
         memory, config, b = self.memory, self.config, len(part.features)
         young = int(memory["images"][domain]) < config.warmup_images
         features = torch.empty_like(part.features)
@@ -377,13 +370,14 @@ class DomainSCAP(Adapter):
             else:
                 features[rows] = learned
         if waiting and memory["steps"][domain] == 0:
-            return part.zero_shot
+            return part.zero_shot, part.features
         if waiting:
             rows = torch.cat(waiting)
-            features[rows] = self._prompted(part.hidden[rows], memory["prompt"][domain])[0]
+            features[rows] = self._adapted(part.hidden[rows], memory["norms"][domain])[0]
         p = self._probabilities(features)
         self._watch(domain, p, part.zero_shot, b)
-        return p.lerp(part.zero_shot, config.zero_shot_share * (1 - stats.step_size))
+        plain_share = config.zero_shot_share * (1 - stats.step_size)
+        return p.lerp(part.zero_shot, plain_share), features
 
     def _watch(self, domain: int, p: Tensor, zero_shot: Tensor, b: int) -> None:
         """Count answers, older ones half as much after every ``WATCHED`` images."""
@@ -401,11 +395,11 @@ class DomainSCAP(Adapter):
         memory["window_features"].index_copy_(0, places, features)
         return slots
 
-    def _vote(self, domain: int, part: Encoded, p: Tensor) -> Tensor:
+    def _vote(self, domain: int, part: Encoded, p: Tensor, features: Tensor) -> Tensor:
         """Answers (b, N) after the votes of recent images of the domain, which these join."""
         memory, config = self.memory, self.config
         voters = (memory["voters_domain"] == domain).nonzero()[:, 0].to(p.device)
-        nearest = nearest_images(part.features, memory["voters"][voters], config.neighbours)
+        nearest = nearest_images(features, memory["voters"][voters], config.neighbours)
         voted = vote(p, memory["votes"][voters], nearest, config.vote_share)
         plain = part.zero_shot.argmax(dim=1)
         same = torch.cat([plain, memory["plain_votes"][voters]])[nearest] == plain[:, None]
@@ -414,21 +408,17 @@ class DomainSCAP(Adapter):
         places, memory["voters_next"] = ring(memory["voters_next"], len(rows), config.vote_memory)
         memory["voters_domain"][places] = domain
         places = places.to(p.device)
-        memory["voters"].index_copy_(0, places, part.features[rows])
+        memory["voters"].index_copy_(0, places, features[rows])
         memory["votes"].index_copy_(0, places, p[rows])
         memory["plain_votes"].index_copy_(0, places, plain[rows])
         return voted
 
-    def _prefix(self, prompt: Tensor) -> dict[int, Prefix]:
-        """A prompt block by block."""
-        return {self.start + place: Prefix(tokens[None]) for place, tokens in enumerate(prompt)}
-
     def _distance(self, domain: int) -> Tensor:
-        """Root mean square distance of a domain's prompt from its start."""
-        return (self.memory["prompt"][domain] - self._fresh["prompt"]).square().mean().sqrt()
+        """Root mean square distance of a domain's LayerNorms from the loaded ones."""
+        return (self.memory["norms"][domain] - self._fresh["norms"]).square().mean().sqrt()
 
     def _step(self, domain: int, slots: Tensor, stats: Statistics) -> Tensor:
-        """One step of Adam on the domain's prompt; features of the images at ``slots`` before it.
+        """One step of Adam on a domain's LayerNorms; features of the images at ``slots`` before it.
 
         It learns from all remembered images of the domain.
         """
@@ -440,11 +430,12 @@ class DomainSCAP(Adapter):
         share = config.confident_fraction + (1 - config.confident_fraction) * stats.belief
         certain = certain_weights(len(members), share).to(target)
         features, gradient = self._learning(
-            memory["window_hidden"][rows], memory["prompt"][domain], target, certain
+            memory["window_hidden"][rows], memory["norms"][domain], target, certain
         )
-        names = ("prompt", "first_moment", "second_moment")
+        names = ("norms", "first_moment", "second_moment")
         before = AdamState(*(memory[name][domain] for name in (*names, "steps")))
-        rate = config.lr * stats.step_size * min(1.0, len(members) / config.step_every)
+        decay = max(config.lr_floor, (int(before.steps) + 1) ** -0.5)
+        rate = config.lr * decay * stats.step_size * min(1.0, len(members) / config.step_every)
         after = adam_step(before, gradient, Adam(rate))
         finite = gradient.isfinite().all()
         for name, old, new in zip(names, before, after, strict=False):

@@ -32,18 +32,17 @@ class DomainSCAPConfig(
         "new_domain": "domain_threshold",
     },
 ):
-    """Settings of the domain prompts."""
+    """Settings of the domain LayerNorms."""
 
-    # --- prompt and optimiser
-    prompt_length: Count = 8
-    """Prompt tokens per visual block."""
-    prompt_scale: NonNegative = 0.1
-    """The prompt starts at U(-scale, scale)."""
+    # --- LayerNorms and optimiser
     shared_depth: Weight = 1 / 6
-    """Share of the blocks, rounded down but at least one, that carry no prompt. They are computed
-    once for the plain and the prompted pass, and the backward pass stops there."""
-    lr: NonNegative = 0.1
-    """Learning rate of Adam; see ``uncertainty_scale``."""
+    """Share of the blocks, rounded down but at least one, whose LayerNorms stay as they are. They
+    are computed once for the plain and the adapted pass, and the backward pass stops there."""
+    lr: NonNegative = 0.012
+    """Learning rate of Adam's first step; see ``uncertainty_scale``. It falls with the square root
+    of the number of steps ..."""
+    lr_floor: Weight = 0.25
+    """... to this share of it."""
     step_every: Count = 64
     """Images of a domain per Adam step, whatever the batch size; also the number of recent images
     that are remembered and learned from."""
@@ -92,7 +91,7 @@ class DomainSCAPConfig(
 
     # --- domains
     domains: Count = 4
-    """Domains whose prompts are kept; 1 tells none apart. The least recently used one goes."""
+    """Domains whose LayerNorms are kept; 1 tells none apart. The least recently used one goes."""
     domain_threshold: NonNegative = 0.6
     """Distance of a batch from all known domains from which it opens a new one."""
 

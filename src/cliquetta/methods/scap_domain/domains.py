@@ -1,4 +1,4 @@
-"""Telling domains apart by early features: the keys under which domain prompts are retained.
+"""Telling domains apart by early features: the keys under which they are retained.
 
 What a shift does to images (noise, blur, ink on paper) shows in the first block already, where
 the classes hardly show yet. A domain's key is the running mean and scatter, over its images, of

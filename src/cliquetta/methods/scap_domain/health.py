@@ -14,7 +14,7 @@ LITTLE_TO_GAIN = 0.85
 """Mean zero-shot confidence from which adaptation hardly changes answers."""
 NEAR_CHANCE = 0.25
 """Share of neighbours with the same zero-shot answer below which that answer says little."""
-FIGURES = ("belief", "confidence", "step_size", "agreement", "changed", "prompt_distance")
+FIGURES = ("belief", "confidence", "step_size", "agreement", "changed", "distance")
 
 
 def verdict(confidence: float, agreement: float | None, restarts: int) -> str:
@@ -23,7 +23,7 @@ def verdict(confidence: float, agreement: float | None, restarts: int) -> str:
     Args:
         confidence: Mean zero-shot confidence in the domain.
         agreement: Share of similar images with the same zero-shot answer, if there were any.
-        restarts: How often a collapsed prompt had to be restarted.
+        restarts: How often collapsed LayerNorms had to be restarted.
 
     """
     if restarts > 0 or (agreement is not None and agreement < NEAR_CHANCE):

@@ -1,4 +1,4 @@
-"""The loss of a domain prompt, the votes of recent images, and the order in which they count."""
+"""The loss of a domain, the votes of recent images, and the order in which they count."""
 
 from __future__ import annotations
 
