@@ -55,7 +55,7 @@ def test_domain_prompts_answer_alike_recorded_and_not() -> None:
     images = torch.randn(4, 16, 3, size, size, generator=torch.Generator().manual_seed(0)).cuda()
     config = DomainSCAPConfig(step_every=16, warmup_images=32)
     adapters = [DomainSCAP(model, ClassPrompts(TINY_NAMES), config) for _ in range(2)]
-    for function in (adapters[1]._plain, adapters[1]._prompted, adapters[1]._learning):
+    for function in (adapters[1]._plain, adapters[1]._adapted, adapters[1]._learning):
         function.shapes = 0
     for batch in images:
         recorded, called = (adapter.predict(Batch(batch)).logits for adapter in adapters)

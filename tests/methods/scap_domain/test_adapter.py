@@ -18,6 +18,7 @@ from cliquetta.methods.scap_domain.health import health, verdict
 from cliquetta.methods.scap_domain.learning import certain_weights, domain_loss
 from cliquetta.methods.scap_domain.presence import belief, class_prior, presence, target_marginal
 from cliquetta.methods.zero_shot import ZeroShot
+from cliquetta.model.block import Block
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
@@ -40,11 +41,14 @@ def with_norms(values: Tensor) -> tuple[CLIP, list[Tensor]]:
     """A copy of the model whose LayerNorms from block 1 on are ``values``, which get gradients."""
     model = copy.deepcopy(MODEL)
     blocks = model.require_vit().blocks[1:]
-    norms = [p for block in blocks for ln in (block.ln_1, block.ln_2) for p in (ln.weight, ln.bias)]
+    norms: list[Tensor] = []
+    for block in blocks.modules():
+        if isinstance(block, Block):
+            norms += [block.ln_1.weight, block.ln_1.bias, block.ln_2.weight, block.ln_2.bias]
     for p, value in zip(norms, values.split([p.numel() for p in norms]), strict=True):
         p.data.copy_(value)
         p.requires_grad_()
-    return model, list(norms)
+    return model, norms
 
 
 def test_first_step_equals_autograd_through_the_whole_tower() -> None:
