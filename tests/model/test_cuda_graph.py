@@ -49,7 +49,7 @@ def test_on_cuda_it_is_recorded_once_per_shape_and_answers_new_inputs() -> None:
 
 
 @needs_cuda
-def test_domain_prompts_answer_alike_recorded_and_not() -> None:
+def test_domains_answer_alike_recorded_and_not() -> None:
     model = build_tiny_clip().cuda()
     size = model.image_size
     images = torch.randn(4, 16, 3, size, size, generator=torch.Generator().manual_seed(0)).cuda()
