@@ -18,8 +18,21 @@ from torch import Tensor
 from cliquetta.atomic import exclusive
 from cliquetta.data.stream import Stream
 from cliquetta.errors import BusyError
-from cliquetta.evaluation.predictions import PREDICTIONS, load_predictions
-from cliquetta.evaluation.record import STATE, describe_run, list_records, load_record, run_id
+from cliquetta.evaluation.predictions import (
+    PREDICTIONS,
+    DamagedRunError,
+    load_predictions,
+    read_predictions,
+)
+from cliquetta.evaluation.record import (
+    STATE,
+    Run,
+    describe_run,
+    find_runs,
+    list_records,
+    load_record,
+    run_id,
+)
 from cliquetta.evaluation.runner import Step, evaluate
 from cliquetta.methods._shared.state import read_header
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
@@ -111,6 +124,38 @@ def test_a_finished_run_is_not_run_again(drift: Drift, stream: Stream, tmp_path:
     assert [step.images for step in steps] == [8, 16, 24, 32, 40, 48, 50]
 
 
+@pytest.mark.parametrize("damage", ["cut", "flipped", "gone"])
+def test_damaged_predictions_are_named_and_run_again(
+    drift: Drift, stream: Stream, tmp_path: Path, damage: str
+) -> None:
+    record = evaluate(drift, stream, out=tmp_path)
+    path = tmp_path / record.id / PREDICTIONS
+    whole = path.read_bytes()
+    assert record.predictions["bytes"] == len(whole)
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(whole[:-30] if damage == "cut" else whole.replace(b"5", b"6", 1))
+    with pytest.raises(DamagedRunError, match=f"{record.id} is damaged"):
+        _ = Run(record, path.parent).predictions
+    with pytest.raises(DamagedRunError, match=f"{record.id} is damaged"):
+        find_runs([tmp_path])
+    with pytest.warns(UserWarning, match="running it again"):
+        again = evaluate(drift, stream, out=tmp_path)
+    assert path.read_bytes() == whole
+    assert (again.status, again.predictions) == ("finished", record.predictions)
+
+
+def test_records_without_a_hash_are_read(drift: Drift, stream: Stream, tmp_path: Path) -> None:
+    folder = tmp_path / evaluate(drift, stream, out=tmp_path).id
+    values = json.loads((folder / "record.json").read_text())
+    del values["predictions"]
+    (folder / "record.json").write_text(json.dumps(values))
+    (folder / PREDICTIONS).write_bytes((folder / PREDICTIONS).read_bytes()[:-30])
+    assert len(load_predictions(folder)) == 49
+    assert find_runs([tmp_path])[0][0].record.predictions == {}
+
+
 @pytest.mark.parametrize("save_every", [1, 2, 3])
 @pytest.mark.parametrize("stop", [1, 4, 7])
 def test_a_run_that_broke_off_continues_bit_equally(
@@ -144,7 +189,7 @@ def test_predictions_can_be_read_while_they_are_written(
     assert lengths == [8, 16, 24, 32, 40, 48, 50]
     path = tmp_path / record.id / PREDICTIONS
     path.write_bytes(path.read_bytes()[:-10])
-    assert len(load_predictions(path.parent)) == 49
+    assert len(read_predictions(path)) == 49
 
 
 def test_the_id_depends_on_every_setting(

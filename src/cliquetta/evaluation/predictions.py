@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -16,6 +17,16 @@ from torch import Tensor
 from cliquetta.errors import UserError
 
 PREDICTIONS = "predictions.jsonl"
+
+
+class DamagedRunError(UserError):
+    """A run whose predictions are not those that its record was made from."""
+
+
+def fingerprint_predictions(folder: Path) -> dict[str, int | str]:
+    """Length and hash of the predictions in a run's folder."""
+    data = (folder / PREDICTIONS).read_bytes()
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 def load_predictions(folder: Path | str) -> Predictions:

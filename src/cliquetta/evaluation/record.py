@@ -22,7 +22,13 @@ from cliquetta.data.prepared import PreparedStream
 from cliquetta.data.samplers import RENAMED, SAMPLERS
 from cliquetta.data.stream import Stream
 from cliquetta.errors import UnknownNameError, UserError
-from cliquetta.evaluation.predictions import Predictions, load_predictions
+from cliquetta.evaluation.predictions import (
+    PREDICTIONS,
+    DamagedRunError,
+    Predictions,
+    fingerprint_predictions,
+    load_predictions,
+)
 from cliquetta.methods._shared.config import current_names
 from cliquetta.methods._shared.state import plain_config
 from cliquetta.methods.registry import get_method
@@ -66,6 +72,8 @@ class Record:
     resumed: int = 0
     """How many times the run was taken up again."""
     error: str = ""
+    predictions: Mapping[str, Any] = field(default_factory=dict)
+    """Length (``bytes``) and ``sha256`` of the finished file of predictions."""
 
     @property
     def method(self) -> str:
@@ -190,6 +198,25 @@ def list_records(root: Path | str) -> list[Record]:
     return [load_record(path.parent) for path in sorted(Path(root).glob(f"*/{RECORD}"))]
 
 
+def verify_predictions(record: Record, folder: Path) -> None:
+    """Refuse predictions that were cut, changed or deleted after the run had finished.
+
+    Records of earlier versions do not tell what they should be.
+    """
+    if not record.predictions:
+        return
+    try:
+        damage = "" if fingerprint_predictions(folder) == record.predictions else "was changed"
+    except FileNotFoundError:
+        damage = "is gone"
+    if damage:
+        raise DamagedRunError(
+            f"the run {record.id} is damaged: {folder / PREDICTIONS} {damage} after it had "
+            "finished; `cliquetta evaluate` with the same options runs it again, or delete the "
+            "folder"
+        )
+
+
 PACKED = "cliquetta-records-1"
 _SHARED = "$shared"
 
@@ -212,6 +239,7 @@ def pack_records(records: Iterable[Record]) -> str:
         plain = dataclasses.asdict(record)
         plain["metrics"] = {k: v for k, v in plain["metrics"].items() if k != "per_class"}
         plain["skipped"] = [{"key": "", "reason": ""} for _ in plain["skipped"]]
+        del plain["predictions"]
         plain["environment"] = share(plain["environment"])
         settings = {**plain["settings"], "stream": {**plain["settings"]["stream"]}}
         settings["stream"]["datasets"] = share(settings["stream"]["datasets"])
@@ -251,6 +279,7 @@ class Run:
         """The prediction for every image."""
         if self.folder is None:
             raise UserError(f"{self.record.id} comes from a file without predictions")
+        verify_predictions(self.record, self.folder)
         return load_predictions(self.folder)
 
     @property
@@ -337,6 +366,8 @@ def find_runs(paths: Iterable[Path | str]) -> tuple[list[Run], list[Run]]:
         if not runs:
             raise UserError(f"no runs in {path}: `cliquetta evaluate --out {path}` makes some")
         for run in runs:
+            if run.folder is not None and run.record.status == "finished":
+                verify_predictions(run.record, run.folder)
             if found.setdefault(run.record.id, run).record.status != "finished":
                 found[run.record.id] = run
     finished = [run for run in found.values() if run.record.status == "finished"]

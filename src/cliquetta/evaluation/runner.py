@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -31,7 +32,12 @@ from cliquetta.data.stream import Skipped, Stream
 from cliquetta.errors import UserError
 from cliquetta.evaluation.evidence_log import FOLDER, EvidenceLimits, EvidenceLog, has_evidence
 from cliquetta.evaluation.metrics import Metrics
-from cliquetta.evaluation.predictions import PREDICTIONS, PredictionLog
+from cliquetta.evaluation.predictions import (
+    PREDICTIONS,
+    DamagedRunError,
+    PredictionLog,
+    fingerprint_predictions,
+)
 from cliquetta.evaluation.record import (
     RECORD,
     STATE,
@@ -41,6 +47,7 @@ from cliquetta.evaluation.record import (
     load_record,
     peak_memory,
     run_id,
+    verify_predictions,
 )
 from cliquetta.methods._shared.feature_level import FeatureLevel
 from cliquetta.methods._shared.state import fitted_fingerprint, save_state, unpack_state
@@ -302,6 +309,12 @@ class _Run:
         known = load_record(self.folder) if (self.folder / RECORD).exists() else None
         done = known is not None and known.status == "finished"
         lacking = wanted and not has_evidence(self.folder)
+        if known is not None and done:
+            try:
+                verify_predictions(known, self.folder)
+            except DamagedRunError as error:
+                warnings.warn(f"{error}; running it again", stacklevel=2)
+                again = True
         if again or (done and lacking):
             for name in (RECORD, STATE, PREDICTIONS):
                 (self.folder / name).unlink(missing_ok=True)
@@ -419,6 +432,8 @@ class _Run:
             resumed=done.resumed,
             error=error,
         )
+        if status == "finished" and self.folder is not None:
+            record = replace(record, predictions=fingerprint_predictions(self.folder))
         if save and self.folder is not None:
             record.save(self.folder)
         return record

@@ -3,18 +3,20 @@
 A plain state dict goes through ``torch.load(weights_only=True)``. OpenAI's files are TorchScript
 archives, which ``torch.jit.load`` would compile and link; of those only ``data.pkl`` is read here,
 by an unpickler that knows inert records, lists and tensors and refuses every other name. The code
-in the archive is never looked at.
+in the archive is never looked at. A small file may ask for much: what is pickled is weighed before
+it is unpickled, and its tensors may not be larger than the file.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -35,16 +37,28 @@ _DTYPES = {
 }
 _PREFIXES = ("module.", "_orig_mod.")
 _CONTAINERS = ("state_dict", "model_state_dict", "model")
+_NESTED = 8
+_SLACK = 1 << 26
+"""Bytes by which an archive may be compressed beyond half: the code of TorchScript is."""
+_MOST_OBJECTS = 10_000_000
+_MOST_MODULES = 100_000
+_LEGACY_PICKLES = 5
+"""Magic number, protocol, system, content and names of storages in files before torch 1.6."""
 
 
 def read_pt(path: Path) -> tuple[State, bool]:
     """Named tensors of a ``.pt`` file, and whether it is a TorchScript archive."""
     try:
+        size = path.stat().st_size
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
+                _weigh_archive(archive, size)
                 root = _torchscript_root(archive)
                 if root is not None:
-                    return _flatten(_Unpickler(archive, root).load()), True
+                    return _sized(_flatten(_Unpickler(archive, root).load()), size), True
+        else:
+            with path.open("rb") as file:
+                _weigh_legacy(file, size)
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except CheckpointError:
         raise
@@ -58,7 +72,67 @@ def read_pt(path: Path) -> tuple[State, bool]:
         raise CheckpointError(
             f"{path} is not a readable checkpoint: {_first_sentence(error)}"
         ) from None
-    return _state_dict(loaded, path), False
+    return _sized(_state_dict(loaded, path), size), False
+
+
+def _weigh_archive(archive: zipfile.ZipFile, size: int) -> None:
+    """Refuse an archive that unpacks to more than it is, or whose pickles do."""
+    if sum(entry.file_size for entry in archive.infolist()) > 2 * size + _SLACK:
+        raise CheckpointError(f"{archive.filename} is refused: it would unpack to more than it is")
+    for entry in archive.infolist():
+        if entry.filename.endswith(".pkl"):
+            with archive.open(entry) as file:
+                _weigh(file, size)
+
+
+def _weigh_legacy(file: IO[bytes], size: int) -> None:
+    """Weigh the pickles of a file before torch 1.6; what is not one is left to torch to refuse."""
+    try:
+        for _ in range(_LEGACY_PICKLES):
+            _weigh(file, size)
+    except CheckpointError:
+        raise
+    except (ValueError, IndexError):
+        return
+
+
+def _weigh(file: IO[bytes], size: int) -> None:
+    """Refuse a pickle whose objects, each counted wherever it is used, are beyond all measure.
+
+    Tuples of tuples that name the same one twice take two bytes per level, and time that doubles
+    with every level wherever something looks at all of them, such as a hash.
+    """
+    stack: list[float] = []
+    marks: list[int] = []
+    memo: dict[int, float] = {}
+    for code, argument, _ in pickletools.genops(file):
+        name = code.name
+        if name == "MARK":
+            marks.append(len(stack))
+        elif "GET" in name:
+            stack.append(memo.get(int(argument), 1))
+        elif "PUT" in name or name == "MEMOIZE":
+            place = len(memo) if argument is None else int(argument)
+            if place > size:
+                raise CheckpointError("refused: a pickle that numbers more objects than it holds")
+            memo[place] = stack[-1] if stack else 1
+        else:
+            first = len(stack) - len(code.stack_before)
+            if pickletools.stackslice in code.stack_before or name == "POP_MARK":
+                first = marks.pop() - code.stack_before.index(pickletools.markobject)
+            taken = stack[max(0, first) :]
+            del stack[max(0, first) :]
+            weight = 1 + sum(taken)
+            if weight > _MOST_OBJECTS:
+                raise CheckpointError("refused: a pickle that names the same objects without end")
+            stack += [weight] * len(code.stack_after)
+
+
+def _sized(state: State, size: int) -> State:
+    """The same, if the tensors are no larger than the file, or twice: weights may be tied."""
+    if sum(tensor.nbytes for tensor in state.values()) > 2 * size:
+        raise CheckpointError("refused: the tensors of the file claim to be larger than it is")
+    return state
 
 
 def _first_sentence(error: Exception) -> str:
@@ -70,7 +144,9 @@ def _first_sentence(error: Exception) -> str:
 
 def _state_dict(loaded: object, path: Path) -> State:
     """The state dict itself, out of the containers and prefixes of training programs."""
-    while isinstance(loaded, Mapping):
+    for _ in range(_NESTED):
+        if not isinstance(loaded, Mapping):
+            break
         inner = next((k for k in _CONTAINERS if isinstance(loaded.get(k), Mapping)), None)
         if inner is None:
             break
@@ -153,14 +229,20 @@ class _Unpickler(pickle.Unpickler):
         return self._storages[key]
 
 
-def _flatten(record: object, prefix: str = "") -> State:
+def _flatten(record: object) -> State:
     """All tensors of a module's record, named as its state dict would name them."""
     if not isinstance(record, _Record):
         raise CheckpointError("the archive does not hold a module")
     state: State = {}
-    for name, value in getattr(record, "attributes", {}).items():
-        if isinstance(value, Tensor):
-            state[prefix + name] = value
-        elif isinstance(value, _Record):
-            state |= _flatten(value, f"{prefix}{name}.")
+    waiting, modules = [("", record)], 0
+    while waiting:
+        prefix, module = waiting.pop()
+        modules += 1
+        if modules > _MOST_MODULES:
+            raise CheckpointError("refused: the modules of the archive contain each other")
+        for name, value in getattr(module, "attributes", {}).items():
+            if isinstance(value, Tensor):
+                state[f"{prefix}{name}"] = value
+            elif isinstance(value, _Record):
+                waiting.append((f"{prefix}{name}.", value))
     return state
