@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from cliquetta.errors import UserError
 from cliquetta.model.checkpoints.state import CheckpointError
 from cliquetta.model.factory import create_model
 
@@ -163,6 +165,72 @@ def test_configs_that_do_not_fit(tmp_path: Path, changes: Any, message: str) -> 
     tiny_transformers("gelu").save_pretrained(tmp_path)
     rewrite(tmp_path, **changes)
     with pytest.raises(CheckpointError, match=message):
+        create_model(f"hf:{tmp_path}")
+
+
+ODD: list[tuple[dict[str, Any], str]] = [
+    ({"model_type": None}, "not supported.*type None"),
+    ({"model_type": ["clip"]}, r"not supported.*\['clip'\]"),
+    ({"text_config": "gpt"}, "'text_config' is a str, expected an object"),
+    ({"vision_config": [1]}, "'vision_config' is a list"),
+    ({"vision_config": None}, "another shape"),
+    ({"projection_dim": None}, "embed_dim = None"),
+    ({"projection_dim": 0}, "embed_dim = 0"),
+    ({"vision_config__hidden_size": "64"}, "width = '64'"),
+    ({"vision_config__hidden_size": -64}, "width = -64"),
+    ({"vision_config__num_attention_heads": 5}, "heads = 5, which does not divide its width of 64"),
+    ({"vision_config__num_attention_heads": 0}, "heads = 0"),
+    ({"vision_config__num_hidden_layers": 10**9}, "layers = 1000000000"),
+    ({"vision_config__num_hidden_layers": 2.5}, r"layers = 2\.5"),
+    ({"vision_config__patch_size": [8, 8]}, r"patch_size = \[8, 8\]"),
+    ({"vision_config__patch_size": 64}, "patch_size = 64, more than its image_size"),
+    ({"vision_config__image_size": 10**12}, "image_size = 1000000000000"),
+    ({"vision_config__layer_norm_eps": "tiny"}, "eps = 'tiny'"),
+    ({"vision_config__hidden_act": ["gelu"]}, "hidden_act"),
+    ({"text_config__max_position_embeddings": True}, "context_length = True"),
+    ({"text_config__vocab_size": 10**18}, "vocab_size = 1000000000000000000"),
+    ({"text_config__intermediate_size": None}, "hidden = None"),
+]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("odd")
+    tiny_transformers("gelu").save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("changes", "message"), ODD, ids=[str(case[0]) for case in ODD])
+def test_odd_configs_are_refused_with_a_sentence(saved: Path, changes: Any, message: str) -> None:
+    text = (saved / "config.json").read_text()
+    try:
+        rewrite(saved, **changes)
+        with pytest.raises(UserError, match=message):
+            create_model(f"hf:{saved}")
+    finally:
+        (saved / "config.json").write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", "[]", "holds a list"),
+        ("config.json", "{" * 10_000, "not valid JSON"),
+        ("config.json", "[" * 200_000, "not valid JSON"),
+        ("preprocessor_config.json", '{"image_mean": "grey"}', "image_mean = 'grey'"),
+        ("preprocessor_config.json", '{"image_std": [1, 2]}', "three numbers"),
+        ("preprocessor_config.json", '{"image_std": ["a", "b", "c"]}', "three numbers"),
+        ("preprocessor_config.json", '{"resample": [3]}', "resample = "),
+        ("model.safetensors.index.json", "{}", "weight_map"),
+        ("model.safetensors.index.json", '{"weight_map": {"a": 3}}', "weight_map"),
+    ],
+)
+def test_odd_files_are_refused_with_a_sentence(
+    tmp_path: Path, saved: Path, name: str, content: str, message: str
+) -> None:
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=message):
         create_model(f"hf:{tmp_path}")
 
 

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args
+
+from cliquetta.errors import UnknownNameError, UserError
 
 Activation = Literal["quick_gelu", "gelu", "gelu_tanh"]
+
+_MOST = {"layers": 1000, "vocab_size": 10**7}
+_MOST_OTHERWISE = 10**6
+"""Sizes beyond these are mistakes: no such model exists, and building one would take forever."""
+
+
+def check_sizes(config: Any, *names: str) -> None:
+    """Refuse fields that are not whole numbers from 1 on; files hold anything."""
+    for name in names:
+        value, most = getattr(config, name), _MOST.get(name, _MOST_OTHERWISE)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
+            raise UserError(
+                f"a model's config says {name} = {value!r}, expected a whole number from 1 to "
+                f"{most}: correct its config file, or download it again"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +38,23 @@ class TransformerConfig:
     activation: Activation = "quick_gelu"
     eps: float = 1e-5
 
+    def __post_init__(self) -> None:
+        """Validate the fields that the towers have in common."""
+        check_sizes(self, "width", "layers", "heads", "hidden")
+        if self.width % self.heads:
+            raise UserError(
+                f"a model's config says heads = {self.heads}, which does not divide its width of "
+                f"{self.width}: correct its config file, or download it again"
+            )
+        if self.activation not in get_args(Activation):
+            raise UnknownNameError("activation", str(self.activation), get_args(Activation))
+        number = isinstance(self.eps, float | int) and not isinstance(self.eps, bool)
+        if not number or not 0 < self.eps < math.inf:
+            raise UserError(
+                f"a model's config says eps = {self.eps!r}, expected a number above 0: correct its "
+                "config file, or download it again"
+            )
+
 
 @dataclass(frozen=True)
 class VisionConfig(TransformerConfig):
@@ -30,6 +65,16 @@ class VisionConfig(TransformerConfig):
     pooling: Literal["class", "attention"] = "class"
     """``class``: a class token is read (CLIP); ``attention``: a learned query reads the patches
     (SigLIP)."""
+
+    def __post_init__(self) -> None:
+        """Validate the fields."""
+        super().__post_init__()
+        check_sizes(self, "image_size", "patch_size")
+        if self.patch_size > self.image_size:
+            raise UserError(
+                f"a model's config says patch_size = {self.patch_size}, more than its image_size "
+                f"of {self.image_size}: correct its config file, or download it again"
+            )
 
     @property
     def patches(self) -> int:
@@ -68,6 +113,11 @@ class TextConfig(TransformerConfig):
     """Special tokens before the first word."""
     projection_bias: bool = False
 
+    def __post_init__(self) -> None:
+        """Validate the fields."""
+        super().__post_init__()
+        check_sizes(self, "context_length", "vocab_size")
+
 
 @dataclass(frozen=True)
 class CLIPConfig:
@@ -79,3 +129,7 @@ class CLIPConfig:
     """``None`` when only image weights are at hand; text features then come from outside."""
     sigmoid: bool = False
     """Trained with a sigmoid per pair of image and text: logits have a bias."""
+
+    def __post_init__(self) -> None:
+        """Validate the field of its own."""
+        check_sizes(self, "embed_dim")

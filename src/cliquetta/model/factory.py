@@ -15,7 +15,13 @@ import torch
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.model.checkpoints import huggingface, open_clip, open_clip_zoo, openai
 from cliquetta.model.checkpoints.hub import DownloadError, Fetcher
-from cliquetta.model.checkpoints.local import PICKLED, from_files, read_json, read_tensors
+from cliquetta.model.checkpoints.local import (
+    PICKLED,
+    from_files,
+    read_json,
+    read_tensors,
+    shard_names,
+)
 from cliquetta.model.checkpoints.state import (
     Checkpoint,
     CheckpointError,
@@ -242,8 +248,7 @@ def _hugging_face(name: str, fetcher: Fetcher) -> Checkpoint:
 
     preprocessor, index = find(huggingface.PREPROCESS_FILE), find(huggingface.INDEX_FILE)
     if index is not None:
-        shards = sorted(set(read_json(index)["weight_map"].values()))
-        found = [find(shard) for shard in shards]
+        found = [find(shard) for shard in shard_names(index)]
         state = read_safetensors([path for path in found if path is not None])[0]
     else:
         state = _first_weights(repo, huggingface.WEIGHT_FILES, revision or None, fetcher)

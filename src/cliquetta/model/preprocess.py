@@ -79,9 +79,10 @@ class Preprocess:
 
     def __post_init__(self) -> None:
         """Validate the fields."""
-        if self.size < 1:
+        if not isinstance(self.size, int) or self.size < 1:
             raise UserError(f"image size is at least 1, got {self.size}")
-        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
+        numbers = all(isinstance(v, float | int) and abs(v) < 1e6 for v in (*self.mean, *self.std))
+        if len(self.mean) != 3 or len(self.std) != 3 or not numbers or min(self.std) <= 0:
             raise UserError("mean and std hold three numbers, those of std above 0")
         for name, value, known in (
             ("interpolation", self.interpolation, list(_FILTERS)),

@@ -161,9 +161,9 @@ def config_from(config: Mapping[str, Any]) -> CLIPConfig:
             "'siglip' are); load it with its own library and pass it to cliquetta.from_model"
         )
     # Early configs keep what was really set in a second dictionary.
-    text = {**_TEXT, **config.get("text_config", {}), **(config.get("text_config_dict") or {})}
-    vision = {**_VISION, **config.get("vision_config", {})}
-    vision |= config.get("vision_config_dict") or {}
+    text = {**_TEXT, **_section(config, "text_config"), **_section(config, "text_config_dict")}
+    vision = {**_VISION, **_section(config, "vision_config")}
+    vision |= _section(config, "vision_config_dict")
     return CLIPConfig(
         embed_dim=config.get("projection_dim", 512),
         vision=_vision_config(vision),
@@ -171,10 +171,23 @@ def config_from(config: Mapping[str, Any]) -> CLIPConfig:
     )
 
 
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """One of the objects in a config; empty if it is missing or ``null``."""
+    found = config.get(name)
+    if found is None:
+        return {}
+    if not isinstance(found, Mapping):
+        raise CheckpointError(
+            f"{CONFIG_FILE} is not a config of transformers: its {name!r} is a "
+            f"{type(found).__name__}, expected an object"
+        )
+    return found
+
+
 def _siglip_config(config: Mapping[str, Any]) -> CLIPConfig:
     """The shapes of a ``SiglipModel``; SigLIP 2 of fixed resolution is one."""
-    text = {**_SIGLIP_TEXT, **config.get("text_config", {}), "eos_token_id": None}
-    vision = {**_SIGLIP_VISION, **config.get("vision_config", {})}
+    text = {**_SIGLIP_TEXT, **_section(config, "text_config"), "eos_token_id": None}
+    vision = {**_SIGLIP_VISION, **_section(config, "vision_config")}
     if not vision.get("vision_use_head", True):
         raise CheckpointError("not supported: a SigLIP image tower without its pooling head")
     tower = _text_config(text, end=None)
@@ -270,7 +283,7 @@ def _text_config(values: Mapping[str, Any], *, end: int | None) -> TextConfig:
 
 def _activation(values: Mapping[str, Any]) -> Activation:
     name = values["hidden_act"]
-    if name not in _ACTIVATIONS:
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
         known = ", ".join(_ACTIVATIONS)
         raise CheckpointError(f"not supported: hidden_act {name!r}, only {known}")
     return _ACTIVATIONS[name]
@@ -286,6 +299,17 @@ def preprocess_of_size(
     image_size: int, values: Mapping[str, Any], *, is_siglip: bool = False
 ) -> Preprocess:
     """The preprocessing of an image processor's settings, for a model of a known size."""
+    for name, kinds in (
+        ("image_mean", (list, tuple)),
+        ("image_std", (list, tuple)),
+        ("resample", (int,)),
+    ):
+        value = values.get(name)
+        if value is not None and not isinstance(value, kinds):
+            raise CheckpointError(
+                f"{PREPROCESS_FILE} says {name} = {value!r}, expected a "
+                f"{'number' if kinds == (int,) else 'list of three numbers'}"
+            )
     size = values.get("size")
     # A height and a width are the target itself; an edge is that of the shorter side, then cropped.
     squash = "height" in size if isinstance(size, Mapping) else is_siglip
@@ -293,7 +317,7 @@ def preprocess_of_size(
         image_size,
         mean=tuple(values.get("image_mean") or (_HALF if is_siglip else OPENAI_MEAN)),
         std=tuple(values.get("image_std") or (_HALF if is_siglip else OPENAI_STD)),
-        interpolation=cast(Any, _FILTERS.get(values.get("resample", 3), "bicubic")),
+        interpolation=cast(Any, _FILTERS.get(values.get("resample") or 3, "bicubic")),
         resize="squash" if squash else "shorter",
         crop_rounding="floor",
     )

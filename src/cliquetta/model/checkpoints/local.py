@@ -6,7 +6,7 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 
@@ -94,7 +94,7 @@ def _weights_in(folder: Path) -> list[Path]:
     """The files of the one checkpoint in a folder; transformers' and open_clip's names first."""
     index = folder / huggingface.INDEX_FILE
     if index.exists():
-        return [folder / name for name in sorted(set(read_json(index)["weight_map"].values()))]
+        return [folder / name for name in shard_names(index)]
     for name in (*huggingface.WEIGHT_FILES[:1], *open_clip.WEIGHT_FILES[:1]):
         if (folder / name).exists():
             return [folder / name]
@@ -106,6 +106,14 @@ def _weights_in(folder: Path) -> list[Path]:
         return pickled
     found = f"{len(pickled)} pickled files: name one" if pickled else "no .safetensors or .pt file"
     raise CheckpointError(f"{folder} holds {found}")
+
+
+def shard_names(index: Path) -> list[str]:
+    """The files that a ``model.safetensors.index.json`` names."""
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(v, str) for v in places.values()):
+        raise CheckpointError(f"{index} has no 'weight_map' that tells which file holds a weight")
+    return sorted(set(places.values()))
 
 
 def read_tensors(paths: Sequence[Path]) -> tuple[State, dict[str, str], bool]:
@@ -126,6 +134,9 @@ def _json_beside(folder: Path, name: str) -> dict[str, Any] | None:
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file."""
     try:
-        return cast(dict[str, Any], json.loads(path.read_text(encoding="utf-8")))
-    except ValueError as error:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} holds a {type(values).__name__}, expected an object")
+    return values

@@ -110,7 +110,7 @@ def _weigh(file: IO[bytes], size: int) -> None:
         if name == "MARK":
             marks.append(len(stack))
         elif "GET" in name:
-            stack.append(memo.get(int(argument), 1))
+            stack.append(memo.get(int(argument or 0), 1))
         elif "PUT" in name or name == "MEMOIZE":
             place = len(memo) if argument is None else int(argument)
             if place > size:
