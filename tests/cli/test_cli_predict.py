@@ -106,10 +106,12 @@ def test_state_continues_a_stream(predict: Any, photos: Path, tmp_path: Path) ->
 
 def test_state_of_other_classes_is_refused(predict: Any, photos: Path, tmp_path: Path) -> None:
     state = tmp_path / "state.safetensors"
-    predict(photos / "image0.png", "--state", state)
-    answer, _ = predict(photos / "image0.png", "--state", state, classes="cat,frog")
+    words = (photos / "image0.png", "--state", state, "--method", "tda")
+    predict(*words)
+    answer, _ = predict(*words, classes="cat,frog")
     assert answer.code == 2
     assert "another class list" in answer.text
+    assert "tda learns about its classes only" in answer.text
 
 
 def test_domains_of_a_state_are_kept_for_other_classes(
@@ -121,6 +123,7 @@ def test_domains_of_a_state_are_kept_for_other_classes(
     words = (photos / "image0.png", "--state", state, "--method", "scap_domain")
     answer, out = predict(*words, classes="cat,frog")
     assert "saved with another class list: what was learned about the images is kept" in answer.text
+    assert "was of another class list: what was learned about the images was kept" in answer.text
     assert answer.code == 0 and rows_of(out)[0]["prediction"] in ("cat", "frog")
     assert learned.any() and load_file(state)["memory.counted"].sum() == 1
     assert load_file(state)["memory.key_count"].sum() == 1 + len(list(photos.rglob("*.png")))

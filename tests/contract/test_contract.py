@@ -442,3 +442,40 @@ def test_a_config_of_another_method_is_refused(
 def test_a_batch_has_no_place_for_labels(entry: MethodEntry) -> None:
     assert {field.name for field in dataclasses.fields(Batch)} == {"images", "keys", "views"}
     assert list(inspect.signature(entry.adapter.predict).parameters) == ["self", "images"]
+
+
+KEEPS_NOTHING = {
+    *("bca", "dart", "dmn", "dota", "dpe", "ecalp", "mint", "oga", "onzeta", "ramen", "scap"),
+    "tda",
+}
+"""Methods that remember their classes only."""
+
+
+def test_another_class_list_keeps_what_does_not_depend_on_it(
+    adapter: Adapter, entry: MethodEntry, batch: Batch, tmp_path: Path
+) -> None:
+    adapter.predict(prepare(adapter, batch))
+    names = adapter.prompts.names[3:0:-1]
+    save_state(adapter, tmp_path / "state")
+    if entry.name in KEEPS_NOTHING:
+        with pytest.raises(UserError, match="learns about its classes only"):
+            adapter.with_classes(names)
+        return
+    other = adapter.with_classes(names)
+    before, after = adapter.state_dict(), other.state_dict()
+    kept = adapter.class_free & set(before)
+    assert kept or not before
+    for name, value in after.items():
+        if name in kept:
+            assert torch.equal(value, before[name]), name
+        else:
+            assert torch.equal(value, other._rebuild(other.prompts).memory[name]), name
+    logits = other.predict(prepare(other, batch)).logits
+    assert logits.shape == (len(batch), 3) and bool(logits.isfinite().all())
+    if not before:
+        return
+    fresh = adapter.with_classes(names)
+    fresh.reset()
+    load_state(fresh, tmp_path / "state", other_classes=True)
+    for name, value in fresh.state_dict().items():
+        assert torch.equal(value, after[name]), name

@@ -244,6 +244,11 @@ def _report(run: PredictionRun, out: Path, state: Path | None, terminal: Termina
     if run.unused:
         kinds = ", ".join(f"{n:,} {kind}" for kind, n in run.unused.most_common(8))
         terminal.say(f"Not used, in the folders: {kinds}")
+    if run.classes_changed:
+        terminal.say(
+            f"{state} was of another class list: what was learned about the images was kept, "
+            "what is remembered per class started again."
+        )
     if state is not None:
         terminal.say(f"Adapted state saved to {state}; pass --state {state} to continue.")
     if run.skipped:
@@ -270,5 +275,6 @@ def _report(run: PredictionRun, out: Path, state: Path | None, terminal: Termina
             "unused": dict(run.unused),
             "seconds": run.seconds,
             "state": None if state is None else str(state),
+            "classes_changed": run.classes_changed,
         }
     )

@@ -79,6 +79,8 @@ class PredictionRun:
     unused: Counter[str] = field(default_factory=Counter)
     """Files in folders that are not images, by kind."""
     out: Path | None = None
+    classes_changed: bool = False
+    """The state was of another class list: what did not depend on the classes was kept."""
 
     def count(self, answers: Answers, row: Row) -> None:
         """Count a row of the table."""

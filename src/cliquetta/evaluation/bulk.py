@@ -232,6 +232,7 @@ def _run_in_memory(
 
     def rows() -> Iterator[Row]:
         seen, begun = predictor.load(state), time.perf_counter()
+        run.classes_changed = predictor.classes_changed
         start, stop = shard_range(len(given), shard, predictor.batch_size)
         for read in predictor.reader.batches(source, start, stop):
             for row in predictor.rows(read):

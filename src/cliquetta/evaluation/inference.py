@@ -37,6 +37,8 @@ class Predictor:
     workers: int
     busy: float = 0.0
     """Seconds in which the methods worked."""
+    classes_changed: bool = False
+    """Whether :meth:`load` found a state of another class list."""
 
     @cached_property
     def reader(self) -> Reader:
@@ -98,6 +100,7 @@ class Predictor:
             return 0
         (adapter,) = self.adapters.values()
         saved = load_state(adapter, state, other_classes=True)
+        self.classes_changed |= saved.classes_changed
         if saved.classes_changed:
             warnings.warn(
                 f"{state} was saved with another class list: what was learned about the images is "

@@ -138,6 +138,7 @@ def run_with_parts(
         begun = time.perf_counter()
         work.do() if workers is None else workers.do(work)
         run.seconds = time.perf_counter() - begun
+        run.classes_changed = facts.get("classes changed", False)
         predicted: Counter[Lane] = Counter()
         rows = _collect(work, predicted)
         put_together(rows, request.table, request.target, parts.folder, source.table_columns())
@@ -189,6 +190,7 @@ def _begin_or_continue(
         lanes = _lanes(listing, request, predictor.batch_size, workers)
     seen = {lane.group: predictor.load(request.state_file(lane)) for lane in lanes}
     facts = {"asked": asked, "lanes": [astuple(lane) for lane in lanes], "seen": seen}
+    facts["classes changed"] = predictor.classes_changed
     parts.begin(facts, states if groups else predictor.states())
     return facts
 

@@ -71,13 +71,18 @@ class Adapter(ABC):
     in_place: bool = False
     """Whether predicting writes into tensors of the memory instead of replacing them."""
 
-    class_free: ClassVar[frozenset[str]] = frozenset()
-    """Names in ``memory`` that stay valid when the class list changes."""
+    class_free: frozenset[str] = frozenset()
+    """Names in ``memory`` (of some configs) that stay valid when the class list changes."""
 
     merge_rules: ClassVar[Sequence[tuple[str, MergeRule]]] = ()
     """How to join what several copies remember under a name (or a name, a dot and more)."""
 
     def __init__(self, model: CLIP, prompts: ClassPrompts, config: Any, *, seed: int = 0) -> None:
+        if len(prompts) < 2:
+            raise UserError(
+                f"one class, {prompts.names[0]!r}, which every image would be with certainty: give "
+                "at least two, such as 'something else' beside it"
+            )
         model.require(self.needs, by=type(self).__name__)
         self.model = model
         self.prompts = prompts
@@ -156,19 +161,31 @@ class Adapter(ABC):
     def with_classes(self: A, prompts: ClassPrompts | Sequence[str]) -> A:
         """An adapter for another class list that keeps what was learned apart from the classes.
 
+        What is remembered per class starts again, also for classes that are in both lists.
+
         Raises:
-            UserError: The method learns nothing that outlives its class list.
+            UserError: The method remembers nothing that outlives its class list, or the list
+                cannot be used.
 
         """
-        if not self.class_free:
+        if not self.outlives_classes:
             raise UserError(
-                f"{type(self).__name__} learns about its classes only: build a new one for "
-                "another class list"
+                f"{type(self).__name__} learns about its classes only, nothing of which another "
+                "class list could keep: build a new one for it"
             )
-        other = type(self)(self.model, as_prompts(prompts), self.config, seed=self.seed)
-        kept = {name: self.memory[name] for name in self.class_free}
+        other = self._rebuild(as_prompts(prompts))
+        kept = {name: self.memory[name] for name in self.class_free & set(self.memory)}
         other.load_state_dict({**other.state_dict(), **kept})
         return other
+
+    def _rebuild(self: A, prompts: ClassPrompts) -> A:
+        """An adapter that has seen nothing, built as this one was, for a class list."""
+        return type(self)(self.model, prompts, self.config, seed=self.seed)
+
+    @property
+    def outlives_classes(self) -> bool:
+        """Whether something of the memory is kept by another class list, or there is none."""
+        return not len(self.memory) or bool(self.class_free & set(self.memory))
 
     def reset(self) -> None:
         """Forget the stream: the next batch is treated like the first."""

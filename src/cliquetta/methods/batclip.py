@@ -98,6 +98,7 @@ class BATCLIP(Adapter):
         ("image_norms", "mean"),
         ("text_norms", "mean"),
     )
+    class_free = AdamState.names("image_norms") | AdamState.names("text_norms")
     config: BATCLIPConfig
 
     def _setup(self) -> None:

@@ -145,6 +145,8 @@ class Panda(Adapter):
             ) from error
         self.grid = nearest_divisor(self.model.image_size, self.config.patch_grid)
         self.memory, self.in_place = self.inner.memory, self.inner.in_place
+        if self.inner.outlives_classes:
+            self.class_free = self.inner.class_free | {"panda.generator"}
         generator = torch.Generator().manual_seed(self.seed)
         self.memory.declare("panda.generator", generator.get_state())
 

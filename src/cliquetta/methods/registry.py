@@ -202,11 +202,6 @@ def create_method(
     config = entry.config() if config is None else config
     if not isinstance(config, entry.config):
         raise TypeError(f"{name} takes a {entry.config.__name__}, got {type(config).__name__}")
-    if len(prompts) < 2:
-        raise UserError(
-            f"one class, {prompts.names[0]!r}, which every image would be with certainty: give at "
-            "least two, such as 'something else' beside it"
-        )
     if isinstance(model, FeaturesOnly):
         require_features_only(entry.adapter, name)
     if entry.fit is None:

@@ -55,6 +55,7 @@ class SAR(LayerNormAdapter):
     logits = scale · cos(image under the norms learned so far, text); then one step.
     """
 
+    class_free = frozenset({"norms", "velocity"})
     config: SARConfig
 
     def _setup(self) -> None:

@@ -28,6 +28,7 @@ from cliquetta.serve.parsing import read_batch
 from cliquetta.serve.schema import (
     BatchAnswer,
     BatchRequest,
+    ClassesRequest,
     Health,
     MethodInfo,
     MethodList,
@@ -233,6 +234,18 @@ async def send_batch(
 async def reset_session(session: SessionOf, service: ServiceOf, owner: OwnerOf) -> SessionInfo:
     """Forget what was learned; batch numbers continue."""
     return await service.run(owner, session, partial(service.sessions.reset, session))
+
+
+@router.put("/sessions/{session}/classes", responses={**_SESSION, **_BODY})
+async def set_classes(
+    body: ClassesRequest, session: SessionOf, service: ServiceOf, owner: OwnerOf
+) -> SessionInfo:
+    """Classify among other classes from the next batch on, keeping what does not depend on them.
+
+    It takes its turn among the session's batches and may be repeated. Methods that learn about
+    their classes only refuse.
+    """
+    return await service.run(owner, session, partial(service.sessions.set_classes, session, body))
 
 
 @router.get(

@@ -23,6 +23,7 @@ from cliquetta.prompts.classes import DEFAULT_TEMPLATE
 from cliquetta.serve.schema import (
     DEFAULT_METHOD,
     BatchAnswer,
+    ClassesRequest,
     Health,
     MethodInfo,
     MethodList,
@@ -179,6 +180,18 @@ class RemoteSession:
     def reset(self) -> None:
         """Forget what was learned; batch numbers continue."""
         self._client.send("POST", f"{self._path}/reset")
+
+    def set_classes(
+        self, classes: Sequence[str], *, templates: Sequence[str] | None = None
+    ) -> None:
+        """Classify among other classes from the next batch on.
+
+        What was learned apart from the classes is kept; methods that keep nothing refuse.
+        """
+        texts = None if templates is None else list(templates)
+        request = ClassesRequest(classes=list(classes), templates=texts)
+        answer = self._client.send("PUT", f"{self._path}/classes", json=request.model_dump())
+        self.classes = tuple(SessionInfo.model_validate_json(answer.content).classes)
 
     def export_state(self) -> bytes:
         """What was learned, as ``methods.state.load_state`` and other sessions read it."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -16,7 +17,7 @@ from cliquetta.methods.registry import MethodEntry, create_method, method_config
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.serve.errors import as_refusal, conflict, too_large
 from cliquetta.serve.limits import AllocationLimit, bounded
-from cliquetta.serve.schema import Option, SessionRequest
+from cliquetta.serve.schema import ClassesRequest, Option, SessionRequest
 from cliquetta.serve.settings import Limits, Settings
 from cliquetta.serve.store import SessionSpec
 
@@ -25,13 +26,36 @@ def create_session(
     request: SessionRequest, settings: Settings, *, id: str, owner: str
 ) -> tuple[SessionSpec, Adapter]:
     """A new session as asked, or a refusal that names the remedy."""
-    limits = settings.limits
-    _check_lists(request, limits)
+    _check_lists(request.classes, request.templates, settings.limits)
     try:
         spec = _specify(request, settings, id, owner)
-        remedy = "use fewer classes or a cheaper method"
+    except Exception as error:
+        raise as_refusal(error) from error
+    return spec, _build_bounded(lambda: build_adapter(spec, settings), spec, settings.limits)
+
+
+def change_classes(
+    request: ClassesRequest, spec: SessionSpec, adapter: Adapter, settings: Settings
+) -> tuple[SessionSpec, Adapter]:
+    """The same session for another class list, with what its adapter learned apart from it."""
+    templates = spec.templates if request.templates is None else tuple(request.templates)
+    _check_lists(request.classes, templates, settings.limits)
+    changed = replace(spec, classes=tuple(request.classes), templates=templates)
+    if changed == spec:
+        return spec, adapter
+
+    def build() -> Adapter:
+        return adapter.with_classes(ClassPrompts(changed.classes, changed.templates))
+
+    return changed, _build_bounded(build, changed, settings.limits)
+
+
+def _build_bounded(build: Callable[[], Adapter], spec: SessionSpec, limits: Limits) -> Adapter:
+    """An adapter that took and takes no more than the limits, or a refusal."""
+    remedy = "use fewer classes or a cheaper method"
+    try:
         with bounded(limits.batch_seconds, remedy), AllocationLimit(limits.state_bytes):
-            adapter = build_adapter(spec, settings)
+            adapter = build()
     except Exception as error:
         raise as_refusal(error) from error
     size = memory_bytes(adapter)
@@ -40,7 +64,7 @@ def create_session(
             f"{spec.method} would remember {size:,} bytes for these classes and options, at most "
             f"{limits.state_bytes:,} are allowed"
         )
-    return spec, adapter
+    return adapter
 
 
 def memory_bytes(adapter: Adapter) -> int:
@@ -48,10 +72,10 @@ def memory_bytes(adapter: Adapter) -> int:
     return 2 * sum(adapter.memory[name].nbytes for name in adapter.memory)
 
 
-def _check_lists(request: SessionRequest, limits: Limits) -> None:
+def _check_lists(classes: Sequence[str], templates: Sequence[str], limits: Limits) -> None:
     for what, values, most in (
-        ("class names", request.classes, limits.classes),
-        ("templates", request.templates, limits.templates),
+        ("class names", classes, limits.classes),
+        ("templates", templates, limits.templates),
     ):
         if len(values) > most:
             raise too_large(f"{len(values)} {what}, at most {most} are allowed")

@@ -51,7 +51,7 @@ class _Model(BaseModel):
 
 
 class SessionRequest(_Model):
-    """How a new session classifies and adapts; fixed for its lifetime."""
+    """How a new session classifies and adapts; only its classes may change later."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE_SESSION]})
 
@@ -69,6 +69,17 @@ class SessionRequest(_Model):
     """Fields of the method's config to override."""
     seed: Annotated[int, Field(ge=0, le=2**53)] = 0
     """For the method and augmented views; JSON readers are not exact beyond 2**53."""
+
+
+class ClassesRequest(_Model):
+    """Another class list for a session."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"classes": ["cat", "dog", "bird"]}]})
+
+    classes: Annotated[list[str], Field(min_length=1)]
+    """Class names, all different."""
+    templates: Annotated[list[str], Field(min_length=1)] | None = None
+    """Those of the session if left out."""
 
 
 class SessionInfo(_Model):

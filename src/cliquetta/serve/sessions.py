@@ -18,9 +18,9 @@ from cliquetta.methods._shared.state import pack_state, unpack_state
 from cliquetta.methods.base import Adapter
 from cliquetta.serve.batches import Decoded, find_repeated, predict_images, render_answer
 from cliquetta.serve.errors import ServiceError, conflict, invalid, not_found
-from cliquetta.serve.factory import build_adapter, create_session, memory_bytes
+from cliquetta.serve.factory import build_adapter, change_classes, create_session, memory_bytes
 from cliquetta.serve.metrics import Metrics
-from cliquetta.serve.schema import BatchRequest, SessionInfo, SessionRequest
+from cliquetta.serve.schema import BatchRequest, ClassesRequest, SessionInfo, SessionRequest
 from cliquetta.serve.settings import Settings
 from cliquetta.serve.shared_store import SharedStore
 from cliquetta.serve.store import (
@@ -202,6 +202,24 @@ class Sessions:
             progress = replace(entry.progress, imported=False)
             self._commit(entry, resident, progress, resident.answers)
             return _info(entry)
+
+    @_repeated
+    def set_classes(self, id: str, request: ClassesRequest) -> SessionInfo:
+        """Classify among other classes from the next batch on; batch numbers continue.
+
+        What was learned apart from the classes is kept. On return it is on disk; on an exception
+        the session is as it was. The list that it has already changes nothing.
+        """
+        with self._using(id) as (entry, resident), self._whole(id):
+            spec, adapter = change_classes(request, entry.spec, resident.adapter, self._settings)
+            if spec is entry.spec:
+                return _info(entry)
+            resident.adapter = adapter
+            changed = replace(entry, spec=spec)
+            self._commit(changed, resident, entry.progress, resident.answers)
+            with self._lock:
+                self._entries[id] = changed
+            return _info(changed)
 
     @_repeated
     def export_state(self, id: str) -> bytes:

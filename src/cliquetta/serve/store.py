@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SessionSpec:
-    """How a session was made; nothing of it ever changes."""
+    """How a session was made; nothing of it ever changes but classes and templates."""
 
     id: str
     owner: str

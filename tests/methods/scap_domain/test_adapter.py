@@ -17,7 +17,7 @@ from cliquetta.methods.scap_domain import DomainSCAP, DomainSCAPConfig
 from cliquetta.methods.scap_domain.health import health, verdict
 from cliquetta.methods.scap_domain.learning import certain_weights, domain_loss
 from cliquetta.methods.scap_domain.presence import belief, class_prior, presence, target_marginal
-from cliquetta.methods.zero_shot import ZeroShot
+from cliquetta.methods.tda import TDA
 from cliquetta.model.block import Block
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
@@ -288,7 +288,7 @@ def test_the_learned_domain_outlives_a_change_of_classes(tmp_path: Any) -> None:
     assert not same.classes_changed
 
     with pytest.raises(UserError, match="build a new one"):
-        ZeroShot(MODEL, PROMPTS, method_config("zero_shot")).with_classes(names)
+        TDA(MODEL, PROMPTS, method_config("tda")).with_classes(names)
 
 
 def test_every_memory_is_named_class_free_or_depends_on_the_classes() -> None:

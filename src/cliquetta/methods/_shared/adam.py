@@ -63,6 +63,11 @@ class AdamState(NamedTuple):
         """As kept in a method's memory under ``name``."""
         return cls(*(memory[f"{name}.{part}"] for part in cls._fields))
 
+    @classmethod
+    def names(cls, name: str) -> frozenset[str]:
+        """What :meth:`declare` enters a memory under."""
+        return frozenset(f"{name}.{part}" for part in cls._fields)
+
     def declare(self, memory: Memory, name: str) -> None:
         """Enter a memory under ``name`` as the start."""
         for part, value in zip(self._fields, self, strict=True):

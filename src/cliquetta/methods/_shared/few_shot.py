@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ from cliquetta.model.clip import CLIP, l2_normalize
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Prediction
 
+Own = TypeVar("Own", bound="FewShotAdapter")
+
 
 class FewShotAdapter(Adapter):
     """A classifier made from fitted tensors; it learns nothing more while it predicts."""
@@ -54,6 +56,10 @@ class FewShotAdapter(Adapter):
             )
         self.fitted = {name: value.detach().to(model.device) for name, value in fitted.items()}
         super().__init__(model, prompts, config, seed=seed)
+
+    def _rebuild(self: Own, prompts: ClassPrompts) -> Own:
+        fitted = self.for_classes(self.fitted, self.prompts.names, prompts.names)
+        return type(self)(self.model, prompts, self.config, seed=self.seed, fitted=fitted)
 
     def tensor(self, name: str, *shape: int | None) -> Tensor:
         """The fitted tensor ``name`` after a check of its shape; ``None`` stands for any size."""

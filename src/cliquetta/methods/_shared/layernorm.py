@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from cliquetta.methods._shared.adam import AdamState
 from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.model.clip import l2_normalize, to_float32
 from cliquetta.model.vision import VisionTower
@@ -134,6 +135,7 @@ class LayerNormAdapter(Adapter):
 
     batch_dependence = BatchDependence.JOINT
     needs = frozenset({"norm"})
+    class_free = AdamState.names("norms") | {"generator"}
 
     def _setup(self) -> None:
         self.classifier = self.model.classifier(self.prompts)  # (N, E)

@@ -126,7 +126,7 @@ def unpack_state(
     header = _checked(header, source)
     header["config"] = current_names(type(adapter.config), header["config"])
     mine = describe(adapter)
-    other_classes = other_classes and bool(adapter.class_free)
+    asked, other_classes = other_classes, other_classes and adapter.outlives_classes
     other_classes = other_classes and header.get("classes") != mine["classes"]
     for field, what in (
         ("method", "another method"),
@@ -137,9 +137,15 @@ def unpack_state(
         ("fitted", "another few-shot fit"),
     ):
         if header.get(field) != mine[field] and not (field == "classes" and other_classes):
+            remedy = "build the adapter as it was, or start without the state"
+            if field == "classes" and asked:
+                remedy = (
+                    f"{mine['method']} learns about its classes only, so give it that list, or "
+                    "start without the state"
+                )
             raise StateMismatchError(
                 f"{source} was saved with {what} ({_difference(header.get(field), mine[field])}); "
-                "build the adapter as it was, or start without the state"
+                f"{remedy}"
             )
     found = {name[len(_MEMORY) :]: v for name, v in tensors.items() if name.startswith(_MEMORY)}
     if other_classes:
