@@ -19,7 +19,7 @@ ROOMS = (
     ("model",),
     ("data",),
     ("methods",),
-    ("evaluation",),
+    ("evaluation", "export"),
     ("report",),
     ("serve",),
     ("app",),

@@ -35,11 +35,13 @@ if TYPE_CHECKING:
     from cliquetta.evaluation.record import Record as Record
     from cliquetta.evaluation.record import load_record as load_record
     from cliquetta.evaluation.runner import evaluate as evaluate
+    from cliquetta.export import export_model as export_model
     from cliquetta.methods._shared.fewshot_io import create_fitted as create_fitted
     from cliquetta.methods._shared.fewshot_io import fit_method as fit_method
     from cliquetta.methods._shared.fewshot_io import save_fitted as save_fitted
     from cliquetta.methods._shared.state import load_state as load_state
     from cliquetta.methods._shared.state import merge_states as merge_states
+    from cliquetta.methods._shared.state import restore_method as restore_method
     from cliquetta.methods._shared.state import save_state as save_state
     from cliquetta.methods._shared.support_set import FewShot as FewShot
     from cliquetta.methods.base import Adapter as Adapter
@@ -71,10 +73,11 @@ _EXPORTS = {
     "evaluation.record": ("Record", "load_record"),
     "evaluation.runner": ("evaluate",),
     "data.stream": ("Stream",),
+    "export": ("export_model",),
     "methods.base": ("Adapter",),
     "methods.registry": ("create_method", "list_methods", "method_config", "register"),
     "methods._shared.fewshot_io": ("create_fitted", "fit_method", "save_fitted"),
-    "methods._shared.state": ("load_state", "merge_states", "save_state"),
+    "methods._shared.state": ("load_state", "merge_states", "restore_method", "save_state"),
     "methods._shared.support_set": ("FewShot",),
     "model.checkpoints.native": ("save_model",),
     "model.clip": ("CLIP",),

@@ -38,6 +38,8 @@ find /data -name '*.jpg' -print0 | cliquetta predict - --classes names.txt --sha
 
 cliquetta predict monday/ --classes names.txt --state camera.safetensors
 
+cliquetta predict tuesday/ --classes names.txt --state camera.safetensors --frozen
+
 cliquetta predict photos/ --classes names.txt --method zero_shot,scap_domain,tda
 
 cliquetta predict --features photos.npz --text-features classes.npz --method tda
@@ -103,6 +105,10 @@ def predict(
         Path | None,
         typer.Option(help="File of the adapted state: continued from if it exists, then saved."),
     ] = None,
+    frozen: Annotated[
+        bool,
+        typer.Option("--frozen", help="Learn nothing: answer as `export` of --state would."),
+    ] = False,
     shard: Annotated[
         str, typer.Option(help="Predict part I of N of the list, into a file of its own: I/N.")
     ] = "1/1",
@@ -141,6 +147,7 @@ def predict(
     from cliquetta.evaluation.grid import RunSpec
     from cliquetta.evaluation.resumable import check_places, shard_path
     from cliquetta.evaluation.sweep import build_adapter
+    from cliquetta.methods._shared.frozen import freeze
     from cliquetta.model.features_only import FeaturesOnly
     from cliquetta.prompts.catalogue import read_prompts
     from cliquetta.prompts.features import as_text_features
@@ -177,6 +184,10 @@ def predict(
         clip = common.model(model)
     assert prompts is not None
     adapters = [build_adapter(spec, clip, prompts) for spec in specs]
+    if frozen and text is not None:
+        raise UserError("--frozen takes images: answers from features are not exported")
+    if frozen:
+        adapters, state = [freeze(adapters, state)], None
     if not to_stdout and text is None:
         _note_micro(model, common.terminal)
     with common.terminal.progress() as progress:

@@ -21,6 +21,7 @@ from cliquetta.methods._shared.explanation import CacheCount, Explanation, Promp
 from cliquetta.methods._shared.memory import Memory, all_finite
 from cliquetta.methods._shared.merging import MergeRule, merge_memories
 from cliquetta.model.clip import CLIP
+from cliquetta.model.frozen import FrozenModel
 from cliquetta.prompts.classes import ClassPrompts, as_prompts
 from cliquetta.types import Batch, Prediction, ViewSpec
 
@@ -207,6 +208,19 @@ class Adapter(ABC):
 
         """
         return merge_memories(states, self.merge_rules, type(self).__name__)
+
+    def frozen_model(self) -> FrozenModel:
+        """What is learned so far as a function of one image: pixels (B, 3, S, S) to logits.
+
+        Raises:
+            UserError: Answers of the method depend on the other images of a batch or stream.
+
+        """
+        raise UserError(
+            f"{type(self).__name__} has nothing to freeze or export: its answers are no function "
+            "of a single image; scap_domain, tent, zero_shot and others are "
+            "(`cliquetta export --help`)"
+        )
 
     # --- what reports, the app and a cluster ask of a method ------------------------------------
 

@@ -32,6 +32,7 @@ from cliquetta.methods._shared.layernorm import LayerNormTower
 from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import l2_normalize
+from cliquetta.model.frozen import FrozenModel
 from cliquetta.types import Batch, Prediction
 
 
@@ -140,3 +141,11 @@ class BATCLIP(Adapter):
         return l2_normalize(
             torch.stack([l2_normalize(self.texts(norms, ids)) for ids in self.ids]).mean(dim=0)
         )
+
+    @torch.no_grad()
+    def frozen_model(self) -> FrozenModel:
+        """The image tower and the texts under the norms learned so far."""
+        visual = self.images.frozen(self.memory["image_norms.values"])
+        adapted = self.config.adapt_text
+        text = self.classifier(self.memory["text_norms.values"]) if adapted else self.fixed
+        return FrozenModel(self.model, text, visual=visual)

@@ -29,6 +29,7 @@ from cliquetta.methods._shared.few_shot import (
 )
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP
+from cliquetta.model.frozen import FrozenModel
 from cliquetta.prompts.classes import ClassPrompts
 
 ClassPosition = Literal["end", "middle", "front"]
@@ -144,6 +145,10 @@ class CoOp(FewShotClassifier):
     def classify(self, features: Tensor) -> Tensor:
         """Logits (B, N) of unit image features (B, E)."""
         return self.model.scale * features @ self.classifier.T
+
+    def frozen_model(self) -> FrozenModel:
+        """The image tower with the texts of the learned context."""
+        return FrozenModel(self.model, self.classifier)
 
     @classmethod
     def for_classes(

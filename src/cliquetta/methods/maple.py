@@ -31,6 +31,7 @@ from cliquetta.methods._shared.few_shot import (
 from cliquetta.methods.coop import INIT_STD, initial_context, prompt_tokens
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP
+from cliquetta.model.frozen import FrozenModel, PromptedTower
 from cliquetta.model.vision import TokenPrompts
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch, Prediction
@@ -183,3 +184,8 @@ class MaPLe(FewShotAdapter):
     def _predict(self, batch: Batch) -> Prediction:
         features = self.model.encode_image(batch.images, tokens=self.visual, normalize=True)
         return Prediction(self.model.scale * features @ self.classifier.T)
+
+    def frozen_model(self) -> FrozenModel:
+        """The image tower with its tokens, and the prompted texts."""
+        visual = PromptedTower(self.model.visual, self.visual)
+        return FrozenModel(self.model, self.classifier, visual=visual)

@@ -123,10 +123,11 @@ def get_method(name: str) -> MethodEntry:
 
 def name_of(adapter: Adapter) -> str:
     """The name that an adapter is registered under, or that of its class if it is not."""
+    kind = getattr(adapter, "method", type(adapter))  # a frozen one has the name of its method
     for entry in _ENTRIES.values():
-        if entry.adapter is type(adapter):
+        if entry.adapter is kind:
             return entry.name
-    return type(adapter).__qualname__
+    return str(kind.__qualname__)
 
 
 def require_features_only(adapter: type[Adapter], name: str, *, towers: bool = False) -> None:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cliquetta.methods._shared.adam import AdamConfig, AdamState, minimize
 from cliquetta.methods._shared.config import Count, Fraction
@@ -32,6 +32,7 @@ from cliquetta.methods._shared.layernorm import LayerNormAdapter
 from cliquetta.methods.batclip import batclip_loss
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import l2_normalize
+from cliquetta.model.frozen import FrozenModel
 from cliquetta.types import Batch, Prediction
 
 SMALLEST_GAP = 1e-4
@@ -107,6 +108,15 @@ class SubTTA(LayerNormAdapter):
 
         minimize(state, adapt, 1, adam).store(self.memory, "norms")
         return Prediction(answers[0].float())
+
+    def frozen_model(self) -> FrozenModel:
+        """The tower under the norms learned so far, its features projected onto the text's."""
+        frozen = super().frozen_model()
+        E = self.basis.shape[1]
+        project = nn.Linear(E, E, bias=False)
+        project.weight = nn.Parameter(self.basis.T @ self.basis, requires_grad=False)
+        frozen.visual = nn.Sequential(frozen.visual, project)
+        return frozen
 
     def align(self, norms: Tensor, images: Tensor) -> Tensor:
         """L_align of a batch, which enters the moving average."""

@@ -49,6 +49,7 @@ from cliquetta.methods._shared.presets import read_presets
 from cliquetta.methods._shared.support_set import VIEWS_AT_ONCE, FewShot, crop_features
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP, l2_normalize
+from cliquetta.model.frozen import FrozenModel
 
 PAPER = "Zhang et al., Tip-Adapter: Training-free Adaption of CLIP, ECCV 2022"
 SearchEnd = Annotated[float, Rule("above 0.1, where the search starts", lambda value: value > 0.1)]
@@ -273,6 +274,10 @@ class TipAdapter(FewShotClassifier):
     def classify(self, features: Tensor) -> Tensor:
         """Logits (B, N) of unit image features (B, E)."""
         return self.cache.logits(features, self.model.scale * features @ self.classifier.T)
+
+    def frozen_model(self) -> FrozenModel:
+        """The image tower, the class texts and the cache."""
+        return FrozenModel(self.model, self.classifier, head=self.cache.logits)
 
     @classmethod
     def for_classes(

@@ -13,6 +13,7 @@ from torch import Tensor
 from cliquetta.methods._shared.config import MethodConfig, Positive
 from cliquetta.methods._shared.feature_level import FixedText
 from cliquetta.methods.registry import register
+from cliquetta.model.frozen import FrozenModel
 from cliquetta.types import Prediction
 
 
@@ -40,3 +41,7 @@ class ZeroShot(FixedText):
 
     def _predict_features(self, features: Tensor) -> Prediction:
         return Prediction(self.scale * features[:, 0] @ self.classifier.T)
+
+    def frozen_model(self) -> FrozenModel:
+        """Image tower and class texts as they are."""
+        return FrozenModel(self.model, self.classifier, scale=self.scale)

@@ -93,7 +93,7 @@ class VisionTower(nn.Module):
             entry = None if prefix is None else prefix.get(index)
             rows = None
             if stop is None and index == last and self.head is None:
-                rows = torch.zeros(len(hidden), dtype=torch.long, device=hidden.device)
+                rows = torch.zeros(hidden.shape[0], dtype=torch.long, device=hidden.device)
             hidden = self.blocks[index](hidden, prefix=entry, rows=rows)
         return hidden
 
@@ -145,7 +145,7 @@ class VisionTower(nn.Module):
         if tokens is None or index == 0 or index >= len(tokens.layers):
             return hidden
         span = tokens.span(self.config)
-        prompt = _per_row(tokens.layers[index], len(hidden), hidden.dtype)
+        prompt = _per_row(tokens.layers[index], hidden.shape[0], hidden.dtype)
         return torch.cat([hidden[:, : span.start], prompt, hidden[:, span.stop :]], dim=1)
 
     def _check(self, prefix: Mapping[int, Prefix] | None, start: int, stop: int | None) -> None:

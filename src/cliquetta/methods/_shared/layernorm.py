@@ -20,6 +20,7 @@ from torch.func import functional_call
 from cliquetta.methods._shared.adam import AdamState
 from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.model.clip import l2_normalize, to_float32
+from cliquetta.model.frozen import FrozenModel
 from cliquetta.model.vision import VisionTower
 from cliquetta.types import Batch, Prediction
 
@@ -60,8 +61,7 @@ class LayerNormTower:
                 away; otherwise in the precision of the tower, which is faster.
 
         """
-        shared: dict[int, Any] = {id(p): p for p in [*tower.parameters(), *tower.buffers()]}
-        self._tower = copy.deepcopy(tower, shared)
+        self._tower = _copy_sharing_weights(tower)
         self._names: list[str] = []
         self._shapes: list[torch.Size] = []
         self._dtypes: list[torch.dtype | None] = []
@@ -104,15 +104,32 @@ class LayerNormTower:
 
         They are (P,), or (B, P) for every input its own: gradients by them are then per input.
         """
+        features: Tensor = functional_call(self._tower, self.named(parameters), (inputs,))
+        return to_float32(features)
+
+    def frozen(self, parameters: Tensor) -> nn.Module:
+        """A tower with flat LayerNorm ``parameters`` (P,) built in; other weights are shared."""
+        tower = _copy_sharing_weights(self._tower)
+        for name, value in self.named(parameters.detach()).items():
+            owner, _, kind = name.rpartition(".")
+            setattr(tower.get_submodule(owner), kind, nn.Parameter(value, requires_grad=False))
+        return tower
+
+    def named(self, parameters: Tensor) -> dict[str, Tensor]:
+        """Gains and biases by name, of flat parameters."""
         parts = torch.split(parameters, [shape.numel() for shape in self._shapes], dim=-1)
-        norms = {
+        return {
             name: part.view(*parameters.shape[:-1], *shape).to(dtype or part.dtype)
             for name, part, shape, dtype in zip(
                 self._names, parts, self._shapes, self._dtypes, strict=True
             )
         }
-        features: Tensor = functional_call(self._tower, norms, (inputs,))
-        return to_float32(features)
+
+
+def _copy_sharing_weights(tower: nn.Module) -> nn.Module:
+    """A copy of the module whose parameters and buffers are those of ``tower``."""
+    shared: dict[int, Any] = {id(p): p for p in [*tower.parameters(), *tower.buffers()]}
+    return copy.deepcopy(tower, shared)
 
 
 class LateBlocks(nn.Module):
@@ -149,6 +166,14 @@ class LayerNormAdapter(Adapter):
     def logits(self, norms: Tensor, images: Tensor) -> Tensor:
         """Logits (B, N) under flat LayerNorm parameters ``norms``."""
         return self.scale * self.features(norms, images) @ self.classifier.T
+
+    def frozen_model(self) -> FrozenModel:
+        """The tower under the norms learned so far, where those are kept."""
+        kept = next((name for name in ("norms.values", "norms") if name in self.memory), None)
+        if kept is None:
+            return super().frozen_model()
+        visual = self.tower.frozen(self.memory[kept])
+        return FrozenModel(self.model, self.classifier, visual=visual)
 
 
 class EpisodicLayerNormAdapter(LayerNormAdapter):

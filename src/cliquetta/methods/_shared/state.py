@@ -18,7 +18,9 @@ from cliquetta.atomic import write_atomically
 from cliquetta.errors import UserError
 from cliquetta.methods._shared.config import current_names
 from cliquetta.methods.base import Adapter
-from cliquetta.methods.registry import name_of
+from cliquetta.methods.registry import create_method, method_config, name_of
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.tensor_file import pack, pack_raw, unpack
 
 FORMAT = "cliquetta-state-1"
@@ -94,6 +96,8 @@ def pack_state(
     header = {
         "format": FORMAT,
         **describe(adapter),
+        "names": list(adapter.prompts.names),
+        "templates": list(adapter.prompts.templates),
         "seed": adapter.seed,
         "torch": torch.__version__,
         "notes": dict(notes or {}),
@@ -110,6 +114,37 @@ def load_state(adapter: Adapter, path: Path | str, *, other_classes: bool = Fals
     """Let ``adapter`` continue from a file of :func:`save_state`; refuse one of another kind."""
     data = Path(path).read_bytes()
     return unpack_state(adapter, data, source=str(path), other_classes=other_classes)
+
+
+def restore_method(
+    path: Path | str, model: CLIP, classes: ClassPrompts | Sequence[str] | None = None
+) -> Adapter:
+    """The adapter that a state was saved from, as it was.
+
+    Args:
+        path: A file of :func:`save_state`.
+        model: The model that it was saved with.
+        classes: Class names; those of the file if not given. Only a method with memory that does
+            not depend on the classes takes others.
+
+    Returns:
+        An adapter that continues from the state.
+
+    Raises:
+        UserError: The file is no state, is of another model, or of a few-shot method, which is
+            built from its fitted file.
+
+    """
+    header = read_header(path)
+    if classes is None:
+        if "names" not in header:
+            raise UserError(f"{path} was saved without class names: give them")
+        names, templates = tuple(header["names"]), tuple(header["templates"])
+        classes = ClassPrompts(names, templates, allow_duplicates=True)
+    config = method_config(header["method"], options=header["config"])
+    adapter = create_method(header["method"], model, classes, config, seed=header["seed"])
+    load_state(adapter, path, other_classes=True)
+    return adapter
 
 
 def unpack_state(

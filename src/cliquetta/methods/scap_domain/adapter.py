@@ -29,6 +29,7 @@ from cliquetta.methods.scap_domain.domains import (
     signature,
     split_domains,
 )
+from cliquetta.methods.scap_domain.frozen import FrozenDomain
 from cliquetta.methods.scap_domain.health import health, verdict
 from cliquetta.methods.scap_domain.learning import (
     arrange,
@@ -47,6 +48,7 @@ from cliquetta.methods.scap_domain.presence import (
 )
 from cliquetta.model.clip import CLIP, l2_normalize
 from cliquetta.model.cuda_graph import Replayed
+from cliquetta.model.frozen import FrozenModel
 from cliquetta.model.vision import VisionTower
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch, Prediction
@@ -304,7 +306,7 @@ class DomainSCAP(Adapter):
 
     def _count(self, domain: int, part: Encoded) -> Statistics:
         """Count zero-shot answers into a domain; restart its LayerNorms if they collapsed."""
-        memory, config, b = self.memory, self.config, len(part.zero_shot)
+        memory, b = self.memory, len(part.zero_shot)
         agreement = memory["agreement"][domain] / memory["counted"][domain]
         memory["counted"][domain] += b
         memory["answers"][domain] += count_answers(part.zero_shot)
@@ -318,22 +320,53 @@ class DomainSCAP(Adapter):
             memory["peak_windows"][domain] += 1
             peak.zero_()
             memory["peak_images"][domain] = 0
-        windows = int(memory["peak_windows"][domain])
-        counted = memory["counted"][domain]
-        marginal, confidence = memory["class_mass"][domain] / counted, memory["confidence"][domain]
-        confidence = confidence / counted
-        present = presence(marginal, memory["peak_sum"][domain] / windows if windows else peak)
-        believed = belief(memory["answers"][domain], confidence, config)
+        marginal, present, confidence, believed = self._class_statistics(domain)
         prior = class_prior(marginal, present, believed)
         collapse = self._collapsed(domain).to(confidence)
         values = torch.stack([confidence, believed, agreement, collapse])
         sure, taken, agreed, collapsed = values.tolist()
         if collapsed:
             self._restart(domain)
-        scale = config.uncertainty_scale
-        size = min(1.0, (1 - sure) / scale) if scale > 0 else 1.0
         same = None if math.isnan(agreed) else agreed
-        return Statistics(marginal, present, prior, taken, sure, same, size)
+        return Statistics(marginal, present, prior, taken, sure, same, self._step_size(sure))
+
+    def _class_statistics(self, domain: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Marginal and presence (N,), confidence and belief () of what a domain has counted."""
+        memory, windows = self.memory, int(self.memory["peak_windows"][domain])
+        counted = memory["counted"][domain].clamp_min(1)
+        marginal = memory["class_mass"][domain] / counted
+        confidence = memory["confidence"][domain] / counted
+        peak = memory["peak_sum"][domain] / windows if windows else memory["peak"][domain]
+        believed = belief(memory["answers"][domain], confidence, self.config)
+        return marginal, presence(marginal, peak), confidence, believed
+
+    def _step_size(self, confidence: float) -> float:
+        scale = self.config.uncertainty_scale
+        return min(1.0, (1 - confidence) / scale) if scale > 0 else 1.0
+
+    @torch.no_grad()
+    def frozen_model(self) -> FrozenModel:
+        """What a single image of the domain in use is answered by, without learning.
+
+        The domain's LayerNorms, its share of the zero-shot answer, its class weights and the votes
+        of the remembered images are built in. Telling domains apart and the votes of other images
+        of a batch need more than one image and are left out.
+        """
+        memory, config, domain = self.memory, self.config, int(self.memory["domain"])
+        _, present, confidence, believed = self._class_statistics(domain)
+        voters = (memory["voters_domain"] == domain).nonzero()[:, 0].to(self.model.device)
+        learned = memory["steps"][domain] > 0
+        return FrozenDomain(
+            self.model,
+            self.classifier,
+            start=self.start,
+            norms=self.late.named(memory["norms"][domain]) if learned else {},
+            zero_shot_share=config.zero_shot_share * (1 - self._step_size(float(confidence))),
+            weight=present ** (config.presence_share * believed),
+            voters=memory["voters"][voters],
+            votes=memory["votes"][voters],
+            vote=(config.vote_share, config.neighbours),
+        )
 
     def _collapsed(self, domain: int) -> Tensor:
         """Whether recent answers are one class where zero-shot CLIP's are several."""

@@ -1,0 +1,100 @@
+"""``cliquetta export``: an adapted model as a file for other runtimes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cliquetta.cli.command import Common, command
+from cliquetta.cli.options import Fitted, Preset, Settings, Templates, read_cells
+from cliquetta.errors import UserError
+
+_EXAMPLES = """
+cliquetta export --state photos.safetensors --out model.onnx
+
+cliquetta export --state photos.safetensors --out small.onnx --half
+
+cliquetta export --method zero_shot --classes names.txt --model ViT-B/16 --out model.pt2
+
+cliquetta export --fitted tip.safetensors --classes names.txt --out model.onnx
+"""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command."""
+    command(app, "export", examples=_EXAMPLES)(export)
+
+
+def export(
+    common: Common,
+    out: Annotated[Path, typer.Option(help="Output file: .onnx, or .pt2 for torch.export.")],
+    state: Annotated[
+        Path | None, typer.Option(help="Adapted state, saved by `predict --state`.")
+    ] = None,
+    classes: Annotated[
+        str | None,
+        typer.Option(help="File with one name per line, a,b,c, or a known list. Default: --state."),
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Method, NAME or NAME:PRESET, without --state.")
+    ] = None,
+    preset: Preset = None,
+    settings: Settings = None,
+    fitted: Fitted = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model name or path. Default: that of --state, or micro.")
+    ] = None,
+    templates: Templates = None,
+    half: Annotated[bool, typer.Option("--half", help="Image tower in float16.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an existing output file.")
+    ] = False,
+) -> None:
+    """Write an adapted model as ONNX or torch.export: pixels in, logits out, any batch size.
+
+    The image tower with what was learned, the text matrix, class names and preprocessing are in
+    the file. `predict --frozen` gives the same answers.
+
+    Methods that can be exported: zero_shot, scap_domain, tent, deyo, sar, cliptta, subtta, batclip,
+    coop, maple, tip_adapter, tip_adapter_f.
+    """
+    from cliquetta.evaluation.grid import RunSpec
+    from cliquetta.evaluation.resumable import check_places
+    from cliquetta.evaluation.sweep import build_adapter
+    from cliquetta.export import check_suffix, export_model, require_onnx
+    from cliquetta.methods._shared.state import load_state, read_header, restore_method
+    from cliquetta.prompts.catalogue import read_prompts
+
+    if check_suffix(out) == ".onnx":
+        require_onnx()
+    check_places(out, None, overwrite=overwrite)
+    prompts = read_prompts(classes, templates or ()) if classes or state is None else None
+    if state is not None and not (method or preset or settings or fitted):
+        clip = common.model(model or read_header(state)["model"])
+        adapter = restore_method(state, clip, prompts)
+    else:
+        if prompts is None:
+            raise UserError("--method, --preset, --set and --fitted need --classes")
+        spec = read_cells(RunSpec("", "", ""), method, fitted, settings or (), preset)[0]
+        adapter = build_adapter(spec, common.model(model or "micro"), prompts)
+        if state is not None:
+            load_state(adapter, state)
+    terminal = common.terminal
+    terminal.say("tracing; this takes a minute for a large model")
+    written = export_model(adapter, out, half=half)
+    kind = "torch.export" if written.opset is None else f"ONNX, opset {written.opset}"
+    precision, names = written.metadata["precision"], written.metadata["classes"]
+    terminal.say(
+        f"{written.metadata['method']} on {written.metadata['model']}, {len(names)} classes, "
+        f"in {out}: {kind}, {precision}, {written.bytes / 1e6:.1f} MB"
+    )
+    terminal.document(
+        {
+            "out": str(out),
+            "opset": written.opset,
+            "bytes": written.bytes,
+            "metadata": written.metadata,
+        }
+    )

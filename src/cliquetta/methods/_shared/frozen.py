@@ -1,0 +1,53 @@
+"""An adapter that has learned and learns no more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from cliquetta.errors import UserError
+from cliquetta.methods._shared.state import load_state
+from cliquetta.methods.base import Adapter, BatchDependence
+from cliquetta.types import Batch, Prediction
+
+
+class FrozenAdapter(Adapter):
+    """Predicts with :meth:`Adapter.frozen_model` of another adapter, every image by itself.
+
+    It answers as that adapter was when this one was made; what the other learns later does not
+    reach it.
+    """
+
+    batch_dependence = BatchDependence.INDEPENDENT
+
+    def __init__(self, source: Adapter) -> None:
+        self.frozen = source.frozen_model()
+        self.method = type(source)
+        """The class of the method, for its name."""
+        super().__init__(source.model, source.prompts, source.config, seed=source.seed)
+        self._bias = 0.0  # the frozen model adds it
+        self.fitted = {**getattr(source, "fitted", {}), **source.state_dict()}
+        """What its answers come from, so that two states are told apart."""
+
+    @torch.no_grad()
+    def _predict(self, batch: Batch) -> Prediction:
+        return Prediction(self.frozen(batch.images))
+
+
+def freeze(adapters: Sequence[Adapter], state: Path | None) -> FrozenAdapter:
+    """The one adapter, with what a state file holds, without learning.
+
+    Raises:
+        UserError: Several adapters, no state where the method learns, or nothing to freeze.
+
+    """
+    if len(adapters) > 1:
+        raise UserError("one method at a time can be frozen")
+    (adapter,) = adapters
+    if state is not None:
+        load_state(adapter, state, other_classes=True)
+    elif len(adapter.memory):
+        raise UserError("a frozen method needs the state that it has learned: give --state FILE")
+    return FrozenAdapter(adapter)

@@ -1,0 +1,92 @@
+"""``cliquetta export`` and ``predict --frozen``: one answer in both, and clear refusals."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from cliquetta.data.images import open_image
+from cliquetta.model.clip import CLIP
+from tests._helpers.running import Answer, Run
+
+CLASSES = "airplane,cat,frog"
+
+
+@pytest.fixture
+def state(run: Run, photos: Path, tiny_file: Path, tmp_path: Path) -> Path:
+    """What ``scap_domain`` has learned from the photos."""
+    path = tmp_path / "photos.safetensors"
+    words = ("--classes", CLASSES, "--model", tiny_file, "--set", "step_every=3")
+    answer = run("predict", photos, *words, "--state", path, "--out", tmp_path / "learning.csv")
+    assert answer.code == 0, answer.text
+    return path
+
+
+def test_exported_and_frozen_answers_agree(
+    run: Run, state: Path, photos: Path, tiny_file: Path, tiny_clip: CLIP, tmp_path: Path
+) -> None:
+    before = state.read_bytes()
+    table, model = tmp_path / "frozen.csv", tmp_path / "model.onnx"
+    words = ("--classes", CLASSES, "--model", tiny_file, "--set", "step_every=3", "--frozen")
+    answer = run("predict", photos, *words, "--state", state, "--probabilities", "--out", table)
+    assert answer.code == 0, answer.text
+    assert state.read_bytes() == before  # nothing was learned
+    answer = run("export", "--state", state, "--model", tiny_file, "--out", model, "--json")
+    written = json.loads(answer.stdout)
+    assert answer.code == 0 and written["opset"] >= 18
+    assert written["bytes"] == model.stat().st_size
+    assert written["metadata"]["classes"] == CLASSES.split(",")
+    with table.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    pixels = torch.stack([tiny_clip.preprocess(open_image(row["path"])) for row in rows])
+    logits = torch.from_numpy(session.run(["logits"], {"pixels": pixels.numpy()})[0])
+    found = [[float(row[f"p_{name}"]) for name in CLASSES.split(",")] for row in rows]
+    np.testing.assert_allclose(logits.softmax(dim=1).numpy(), found, atol=1e-5)
+
+
+def refused(answer: Answer, sentence: str, folder: Path) -> None:
+    assert answer.code == 2 and sentence in " ".join(answer.stderr.split()), answer.text
+    assert not [path for path in folder.rglob("*") if path.suffix in (".onnx", ".pt2", ".tmp")]
+
+
+def test_bad_input_is_one_sentence_and_writes_nothing(
+    run: Run, state: Path, tiny_file: Path, tmp_path: Path
+) -> None:
+    model = ("--model", tiny_file)
+    out = ("--out", tmp_path / "model.onnx")
+    answer = run("export", "--method", "tda", "--classes", CLASSES, *model, *out)
+    refused(answer, "TDA has nothing to freeze or export", tmp_path)
+    answer = run("export", "--state", state, *model, "--out", tmp_path / "model.bin")
+    refused(answer, "the suffix says the format", tmp_path)
+    answer = run("export", "--state", state, *model, "--out", state / "model.onnx")
+    refused(answer, "cannot write", tmp_path)
+    half = tmp_path / "half.safetensors"
+    half.write_bytes(state.read_bytes()[: state.stat().st_size // 2])
+    refused(run("export", "--state", half, *model, *out), "not a readable state file", tmp_path)
+    answer = run("export", "--classes", CLASSES, "--fitted", half, *model, *out)
+    refused(answer, "not a readable fitted file", tmp_path)
+
+
+def test_an_existing_file_is_kept(run: Run, state: Path, tiny_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "model.pt2"
+    out.write_text("mine")
+    answer = run("export", "--state", state, "--model", tiny_file, "--out", out)
+    assert answer.code == 2 and "--overwrite" in answer.stderr and out.read_text() == "mine"
+
+
+def test_frozen_needs_what_was_learned(run: Run, photos: Path, tiny_file: Path) -> None:
+    words = ("predict", photos, "--classes", CLASSES, "--model", tiny_file, "--out", "-")
+    answer = run(*words, "--frozen")
+    assert answer.code == 2 and "give --state" in answer.stderr
+    answer = run(*words, "--frozen", "--method", "tda")
+    assert answer.code == 2
+    answer = run(*words, "--frozen", "--method", "tent,zero_shot")
+    assert answer.code == 2 and "one method" in answer.stderr
+    assert run(*words, "--frozen", "--method", "zero_shot").code == 0

@@ -1,0 +1,231 @@
+"""Frozen methods against the methods themselves, and their files against them in other runtimes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor
+
+from cliquetta.errors import UserError
+from cliquetta.export import METADATA, export_model
+from cliquetta.methods._shared.frozen import FrozenAdapter
+from cliquetta.methods._shared.layernorm import LateBlocks, LayerNormTower
+from cliquetta.methods._shared.state import restore_method, save_state
+from cliquetta.methods.base import Adapter
+from cliquetta.methods.registry import create_method, get_method, list_methods, method_config
+from cliquetta.methods.scap_domain import DomainSCAP, DomainSCAPConfig
+from cliquetta.model.clip import CLIP, l2_normalize
+from cliquetta.model.in_memory import from_model
+from cliquetta.model.preprocess import Preprocess
+from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch
+from tests._helpers.building import build_adapter
+from tests._helpers.scenes import NAMES, build_model, make_batches
+from tests._helpers.siglip import tiny_siglip
+
+BEFORE_STEP = ("zero_shot", "tent", "deyo", "sar", "batclip", "coop", "maple", "tip_adapter")
+"""Methods that answer with what they learned from earlier batches."""
+EXPORTABLE = (*BEFORE_STEP, "tip_adapter_f", "cliptta", "subtta", "scap_domain")
+
+
+def learned(name: str, model: CLIP, prompts: ClassPrompts, images: Tensor) -> Adapter:
+    """A method that has seen some batches."""
+    adapter = build_adapter(get_method(name), model, prompts)
+    if name == "scap_domain":  # defaults would wait for 64 images
+        adapter = DomainSCAP(model, prompts, DomainSCAPConfig(step_every=5, neighbours=3))
+    for rows in (slice(0, 5), slice(5, 10)):
+        adapter.predict(Batch(images[rows]))
+    return adapter
+
+
+def run_onnx(path: Path, pixels: Tensor) -> Tensor:
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return torch.from_numpy(session.run(["logits"], {"pixels": pixels.numpy()})[0])
+
+
+@pytest.mark.parametrize("name", BEFORE_STEP)
+def test_frozen_answers_are_those_of_the_next_batch(
+    name: str, tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
+) -> None:
+    adapter = learned(name, tiny_clip, tiny_prompts, tiny_images)
+    frozen = FrozenAdapter(adapter)
+    found = frozen.predict(Batch(tiny_images)).logits
+    expected = adapter.predict(Batch(tiny_images)).logits
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    # and they stay, whatever the method has learned since
+    torch.testing.assert_close(frozen.predict(Batch(tiny_images)).logits, found, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("entry", list_methods(), ids=lambda entry: entry.name)
+def test_every_method_is_frozen_as_a_function_of_one_image_or_refuses(
+    entry: Any, tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
+) -> None:
+    adapter = build_adapter(entry, tiny_clip, tiny_prompts)
+    if entry.name not in EXPORTABLE:
+        with pytest.raises(UserError, match="nothing to freeze or export"):
+            adapter.frozen_model()
+        return
+    adapter = learned(entry.name, tiny_clip, tiny_prompts, tiny_images)
+    frozen = adapter.frozen_model()
+    together = frozen(tiny_images)
+    alone = torch.cat([frozen(image[None]) for image in tiny_images])
+    torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
+
+
+def domain_scap(**options: Any) -> tuple[DomainSCAP, Tensor]:
+    """``scap_domain`` after some batches, and images that it has not seen."""
+    config = replace(DomainSCAPConfig(step_every=8, neighbours=3), **options)
+    adapter = DomainSCAP(build_model(0), ClassPrompts(NAMES), config)
+    *batches, fresh = make_batches(4, 5, 8)
+    for batch in batches:
+        adapter.predict(Batch(batch))
+    assert int(adapter.memory["steps"].max()) > 0
+    return adapter, fresh
+
+
+def test_frozen_domain_is_the_next_single_image_of_the_method() -> None:
+    # without the two terms whose constants count the image itself
+    adapter, fresh = domain_scap(presence_share=0.0, zero_shot_share=0.0, domains=1)
+    frozen, state = adapter.frozen_model(), adapter.state_dict()
+    for image in fresh:
+        adapter.load_state_dict(state)
+        expected = adapter.predict(Batch(image[None])).logits
+        torch.testing.assert_close(frozen(image[None]).float(), expected, atol=1e-5, rtol=0)
+
+
+def test_frozen_domain_mixes_votes_and_weighs_as_written() -> None:
+    adapter, fresh = domain_scap(uncertainty_scale=0.9)
+    memory, model, domain = adapter.memory, adapter.model, int(adapter.memory["domain"])
+    counted = float(memory["counted"][domain])
+    marginal = memory["class_mass"][domain].numpy() / counted
+    assert int(memory["peak_windows"][domain]) == 0
+    present = np.sqrt(np.maximum(marginal * memory["peak"][domain].numpy(), 1e-8))
+    confidence = float(memory["confidence"][domain]) / counted
+    believed = float(adapter._class_statistics(domain)[3])
+    weight = (present / present.max()) ** (0.5 * believed)
+    share = 0.5 * (1 - min(1.0, (1 - confidence) / 0.9))
+    tower = LayerNormTower(LateBlocks(adapter.tower, adapter.start), precise=False)
+    voters = memory["voters_domain"] == domain
+    for image, found in zip(fresh, adapter.frozen_model()(fresh), strict=True):
+        plain = model.encode_image(image[None], normalize=True)[0]
+        hidden = adapter.tower.run(adapter.tower.embed(image[None]), 0, adapter.start)
+        adapted = l2_normalize(tower(memory["norms"][domain], hidden))[0]
+        zero_shot, p = (
+            (model.scale * adapter.classifier @ f).softmax(0).numpy() for f in (plain, adapted)
+        )
+        p = (1 - share) * p + share * zero_shot
+        similarity = (memory["voters"][voters] @ adapted).numpy()
+        nearest = np.argsort(-similarity)[:3]
+        p = 0.6 * p + 0.4 * memory["votes"][voters].numpy()[nearest].mean(axis=0)
+        p = p * weight / (p * weight).sum()
+        np.testing.assert_allclose(found.numpy(), np.log(p), atol=2e-5)
+
+
+def test_fresh_domain_is_zero_shot() -> None:
+    model, images = build_model(0), make_batches(4, 1, 8)[0]
+    plain, fresh = (
+        create_method(name, model, NAMES).frozen_model()(images).softmax(dim=-1)
+        for name in ("zero_shot", "scap_domain")
+    )
+    torch.testing.assert_close(fresh, plain, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["tent", "maple", "tip_adapter", "scap_domain"])
+def test_onnxruntime_gives_the_frozen_answers(
+    name: str, tmp_path: Path, tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
+) -> None:
+    adapter = learned(name, tiny_clip, tiny_prompts, tiny_images)
+    path = tmp_path / "model.onnx"
+    written = export_model(adapter, path)
+    expected = FrozenAdapter(adapter).predict(Batch(tiny_images)).logits
+    for count in (1, 7, 10):
+        found = run_onnx(path, tiny_images[:count])
+        torch.testing.assert_close(found, expected[:count], atol=1e-4, rtol=0)
+    model = onnx.load(path)
+    onnx.checker.check_model(model)
+    facts = {entry.key: entry.value for entry in model.metadata_props}
+    assert json.loads(facts["classes"]) == list(tiny_prompts.names)
+    assert json.loads(facts["preprocess"]) == tiny_clip.preprocess.to_dict()
+    assert facts["method"] == name and facts["precision"] == "float32"
+    assert written.opset == model.opset_import[0].version and written.bytes == path.stat().st_size
+    text = {entry.name: onnx.numpy_helper.to_array(entry) for entry in model.graph.initializer}
+    np.testing.assert_array_equal(text["text"], adapter.frozen_model().text.numpy())
+
+
+def test_half_precision_is_stored_and_leaves_the_model_as_it_is(
+    tmp_path: Path, tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
+) -> None:
+    adapter = learned("scap_domain", tiny_clip, tiny_prompts, tiny_images)
+    sizes = [
+        export_model(adapter, tmp_path / f"{half}.onnx", half=half).bytes for half in (False, True)
+    ]
+    stored = {entry.data_type for entry in onnx.load(tmp_path / "True.onnx").graph.initializer}
+    assert onnx.TensorProto.FLOAT16 in stored and sizes[1] < sizes[0]
+    assert adapter.model.dtype == torch.float32  # the tower was copied, not changed
+    found = run_onnx(tmp_path / "True.onnx", tiny_images)
+    torch.testing.assert_close(found, adapter.frozen_model()(tiny_images), atol=5e-2, rtol=0)
+
+
+def test_program_of_torch_export_gives_the_frozen_answers(
+    tmp_path: Path, tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
+) -> None:
+    adapter = learned("scap_domain", tiny_clip, tiny_prompts, tiny_images)
+    path = tmp_path / "model.pt2"
+    assert export_model(adapter, path).opset is None
+    extra = {METADATA: ""}
+    program = torch.export.load(path, extra_files=extra)
+    for count in (1, len(tiny_images)):
+        found = program.module()(tiny_images[:count])
+        torch.testing.assert_close(found, adapter.frozen_model()(tiny_images[:count]))
+    assert json.loads(extra[METADATA])["classes"] == list(tiny_prompts.names)
+
+
+def test_sigmoid_models_keep_their_bias(tmp_path: Path) -> None:
+    model = from_model(tiny_siglip(), preprocess=Preprocess.openai(32))
+    names = ("cat", "dog", "frog")
+    adapter = create_method("zero_shot", model, ClassPrompts(names, features=torch.eye(3, 64)))
+    pixels = torch.randn(2, 3, model.image_size, model.image_size)
+    export_model(adapter, tmp_path / "model.onnx")
+    expected = adapter.predict(Batch(pixels)).logits
+    torch.testing.assert_close(
+        run_onnx(tmp_path / "model.onnx", pixels), expected, atol=1e-4, rtol=0
+    )
+
+
+def test_a_state_alone_restores_the_method(tmp_path: Path) -> None:
+    adapter, fresh = domain_scap()
+    save_state(adapter, tmp_path / "state")
+    restored = restore_method(tmp_path / "state", adapter.model)
+    assert restored.config == adapter.config and restored.prompts == adapter.prompts
+    torch.testing.assert_close(restored.frozen_model()(fresh), adapter.frozen_model()(fresh))
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "message"),
+    [("tda", "m.onnx", "TDA has nothing to"), ("zero_shot", "m.pth", "suffix says the format")],
+)
+def test_refusals_write_nothing(
+    name: str, file: str, message: str, tmp_path: Path, tiny_clip: CLIP, tiny_prompts: ClassPrompts
+) -> None:
+    adapter = create_method(name, tiny_clip, tiny_prompts, method_config(name))
+    with pytest.raises(UserError, match=message):
+        export_model(adapter, tmp_path / file)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_beyond_protobuf_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_clip: CLIP, tiny_prompts: ClassPrompts
+) -> None:
+    monkeypatch.setattr("cliquetta.export.LARGEST_ONNX", 1000)
+    adapter = create_method("zero_shot", tiny_clip, tiny_prompts)
+    with pytest.raises(UserError, match="--half"):
+        export_model(adapter, tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
