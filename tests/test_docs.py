@@ -96,3 +96,13 @@ def test_the_walk_of_a_batch_names_files_that_exist() -> None:
         assert 0 < sum(bool(row[column].strip()) for row in rows) <= most
     for path in re.findall(r"`([\w/]+\.py)`", text):
         assert (DOCS.parent / "src/cliquetta" / path).exists(), path
+
+
+def test_links_lead_somewhere_and_every_page_is_linked() -> None:
+    linked = {DOCS / "index.md"}
+    for page in [*DOCS.rglob("*.md"), DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md"]:
+        for target in re.findall(r"\]\((?!https?:)([^)\s#]+)", page.read_text(encoding="utf-8")):
+            found = (page.parent / target).resolve()
+            assert found.exists(), f"{page}: {target}"
+            linked |= {found} - {page}
+    assert set(DOCS.rglob("*.md")) - linked == set()

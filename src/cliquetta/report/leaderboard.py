@@ -21,7 +21,7 @@ from cliquetta.report.results_pages import (
     CLEAN,
     as_item,
     fill,
-    method_of,
+    linked,
     read_settings,
     short_id,
     sources,
@@ -240,10 +240,15 @@ def _board(rows: Mapping[str, _Row], folder: Path) -> str:
     full = {column: _in_full(rows, column) for column in COLUMNS}
     lines = []
     for name, row in rows.items():
-        page = folder / f"{method_of(name)}.md"
-        link = f"[`{name}`](../methods/{page.name})" if page.exists() else f"`{name}`"
         cells = [_cell(row, column, name, full[column]) for column in COLUMNS]
-        lines.append((link, *cells, BLANK if row.cost is None else times(row.cost), row.size))
+        lines.append(
+            (
+                linked(name, folder, "../methods/"),
+                *cells,
+                BLANK if row.cost is None else times(row.cost),
+                row.size,
+            )
+        )
     head = ("method", *COLUMNS, "cost", "sets × images")
     return to_markdown(TextTable(head, tuple(lines))).rstrip()
 

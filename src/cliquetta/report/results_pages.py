@@ -164,7 +164,7 @@ def methods_page(
         parts += ["## Other streams and batch sizes"]
     for setting in streams:
         parts += [f"### {setting.title}", _every_method([setting], folder)]
-    parts += ["## What was not run", _not_run([*bundled, *real])]
+    parts += ["## What was not run", _not_run([*bundled, *real], folder)]
     parts += ["## Sources", sources([*bundled, *real, *streams])]
     return "\n\n".join(parts) + "\n"
 
@@ -211,13 +211,11 @@ def _every_method(settings: Sequence[Setting], folder: Path) -> str:
     )
     rows = []
     for setting, row in ordered:
-        page = folder / f"{method_of(row.row)}.md"
-        name = f"[`{row.row}`]({page.name})" if page.exists() else f"`{row.row}`"
         untouched = setting.table.overall(row.row, setting.columns(REPORT)).gain
         spread = "" if row.sd is None else f" ± {row.sd:.2f}"
         rows.append(
             (
-                name,
+                linked(row.row, folder),
                 _kind(get_method(method_of(row.row))),
                 BLANK if row.mean is None else f"{row.mean:.2f}{spread}",
                 _gain(row),
@@ -264,10 +262,11 @@ def _ranking(settings: Sequence[Setting], kind: str) -> str:
     return ", ".join(f"`{name}` {gain:+.2f}" for name, gain in ordered) or "Nothing is recorded."
 
 
-def _not_run(settings: Sequence[Setting]) -> str:
+def _not_run(settings: Sequence[Setting], folder: Path) -> str:
     ran = {method_of(row) for setting in settings for row in setting.table.rows}
-    missing = [f"`{entry.name}`" for entry in list_methods() if entry.name not in ran]
-    return fill(", ".join(missing) or "Nothing: every method has a row.")
+    missing = [entry for entry in list_methods() if entry.name not in ran]
+    lines = [as_item(f"{linked(entry.name, folder)}: {entry.summary}.") for entry in missing]
+    return "\n".join(lines) or "Nothing: every method has a row."
 
 
 def _gain(row: Overall) -> str:
@@ -279,6 +278,12 @@ def _gain(row: Overall) -> str:
 
 def _kind(entry: MethodEntry) -> str:
     return "few shots" if entry.fit is not None else entry.adapter.batch_dependence.value
+
+
+def linked(label: str, folder: Path, way: str = "") -> str:
+    """The label of a row, leading to the method's page where ``folder`` has one."""
+    page = folder / f"{method_of(label)}.md"
+    return f"[`{label}`]({way}{page.name})" if page.exists() else f"`{label}`"
 
 
 def method_of(label: str) -> str:
