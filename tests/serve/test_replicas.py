@@ -35,7 +35,12 @@ from tests._helpers.serve_setup import CLASSES, Alone, batch_of, probabilities
 
 def test_a_plan_in_the_words_of_serve() -> None:
     settings = Settings(limits=Limits(queued=10, wait_seconds=7, batch_seconds=5))
-    fixed = ReplicaPlan(3, 3, cpus=2, gpus=0.5).options(settings)
+    fixed = ReplicaPlan(3, 3, cpus=2, gpus=0.5).options(settings, present=2)
+    for present in (0.0, 4.0):  # a GPU each, if there are any
+        given = ReplicaPlan().options(settings, present)["ray_actor_options"]["num_gpus"]
+        assert given == min(present, 1.0)
+    with pytest.raises(UserError, match="the cluster has 0"):
+        ReplicaPlan(gpus=1).options(settings)
     assert fixed["num_replicas"] == 3 and "autoscaling_config" not in fixed
     assert fixed["ray_actor_options"] == {"num_cpus": 2, "num_gpus": 0.5}
     assert fixed["graceful_shutdown_timeout_s"] == 12  # what was begun is answered
@@ -69,6 +74,7 @@ def test_metrics_of_replicas_that_are_gone_are_forgotten(monkeypatch: pytest.Mon
         (["--ray", "local", "--replicas", "4:2"], "N or MIN:MAX"),
         (["--ray", "local", "--state-dir", "ftp://x/y"], "use a mounted folder"),
         (["--ray", "local", "--host", "0.0.0.0"], "other machines"),
+        (["--ray", "local", "--device", "cuda:1"], "which GPU a replica gets"),
     ],
 )
 def test_refusals_come_before_anything_is_started(options: list[str], words: str) -> None:
@@ -178,6 +184,9 @@ def test_killed_stopped_and_restarted_replicas_lose_nothing(
         os.kill(slow, signal.SIGSTOP)
         time.sleep(5)
         os.kill(slow, signal.SIGCONT)
+        moved_on()
+        hung = draw.choice(sorted(replica_pids(server)))  # one hangs for good, and is replaced
+        os.kill(hung, signal.SIGSTOP)
         moved_on()
         old = set(replica_pids(server))
         os.kill(server, signal.SIGHUP)  # all replicas are replaced, one after the other

@@ -136,6 +136,9 @@ def test_requests_of_a_session_keep_their_order(tmp_path: Path, tiny_clip: CLIP)
 def test_no_replica_in_time_is_a_refusal(tmp_path: Path, tiny_clip: CLIP) -> None:
     limits = replace(FREE, wait_seconds=0.3, batch_seconds=0.3)
     with routed(tmp_path, tiny_clip, limits=limits) as service:
+        service.fault = lambda request: {}["a defect"]
+        failed = service.http.get("/healthz")
+        assert failed.status_code == 500 and "incident" in failed.json()["message"]
         service.fault = lambda request: "before"
         refused = service.http.get("/healthz")
         assert (refused.status_code, refused.json()["code"]) == (503, "out_of_time")

@@ -128,8 +128,11 @@ def serve(
     least, _, most = replicas.partition(":")
     if not (least.isdecimal() and (most or least).isdecimal()):
         raise UserError(f"--replicas is N or MIN:MAX, got {replicas!r}")
+    if ":" in common.device:
+        wanted = f"write --device cuda, not {common.device}"
+        raise UserError(f"the cluster chooses which GPU a replica gets: {wanted}")
     cores = settings.workers * settings.threads
-    gpus = ray_gpus or 0.0
+    gpus = 0.0 if common.device == "cpu" else ray_gpus
     plan = ReplicaPlan(int(least), int(most or least), cpus=cores, gpus=gpus, address=ray)
     # tokens stay with the router
     plain = replace(settings, tokens=None, hosts=frozenset(), tracing=Tracing())

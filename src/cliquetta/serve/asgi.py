@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
 import mimetypes
-import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -21,7 +19,7 @@ from starlette.requests import ClientDisconnect
 
 from cliquetta import __version__
 from cliquetta.methods._shared.state import plain_config
-from cliquetta.serve.errors import ServiceError, invalid_field
+from cliquetta.serve.errors import ServiceError, incident, invalid_field
 from cliquetta.serve.metrics import CONTENT_TYPE
 from cliquetta.serve.middleware import AdmissionMiddleware, CSPMiddleware, problem_response
 from cliquetta.serve.parsing import read_batch
@@ -42,8 +40,6 @@ from cliquetta.serve.schema import (
 from cliquetta.serve.service import Service
 from cliquetta.serve.settings import Settings
 from cliquetta.serve.store import Store
-
-_log = logging.getLogger(__name__)
 
 REPLAYED = "Cliquetta-Replayed"
 """Header of an answer that was given before."""
@@ -365,11 +361,8 @@ async def _gone(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    """A defect: the trace goes to the log, its incident number to the client."""
-    incident = secrets.token_hex(4)
-    _log.error("incident %s", incident, exc_info=error)
-    message = f"something went wrong here (incident {incident}); the session is unchanged"
-    return _answer(request, ServiceError(500, "internal", message))
+    """A defect."""
+    return _answer(request, incident(error))
 
 
 def _answer(request: Request, error: ServiceError) -> Response:

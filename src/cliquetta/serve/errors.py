@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,6 +61,14 @@ def invalid_field(errors: Sequence[Any], prefix: str = "") -> ServiceError:
     """The first of pydantic's complaints: where and why, without what was sent."""
     where = ".".join(str(part) for part in errors[0]["loc"])
     return invalid(f"{prefix}{where}: {errors[0]['msg']}" if where else str(errors[0]["msg"]))
+
+
+def incident(error: Exception) -> ServiceError:
+    """A defect: the trace goes to the log, its incident number to the client."""
+    number = secrets.token_hex(4)
+    _log.error("incident %s", number, exc_info=error)
+    message = f"something went wrong here (incident {number}); the session is unchanged"
+    return ServiceError(500, "internal", message)
 
 
 def as_refusal(error: Exception) -> ServiceError:

@@ -8,6 +8,7 @@ one memory. What keeps sessions right when replicas die, stall, come and go is t
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import math
 import os
@@ -35,7 +36,6 @@ from cliquetta.serve.settings import Settings, load_models
 from cliquetta.serve.shared_store import SharedStore
 from cliquetta.serve.tracing import open_tracing
 
-APP = "cliquetta"
 EXTRA = "ray-serve"
 _UPSCALE_SECONDS = 10.0
 _ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
@@ -54,8 +54,8 @@ class ReplicaPlan:
     """Requests per replica, waiting or running, above which there are more of them."""
     cpus: float = 1.0
     """Cores of a replica."""
-    gpus: float = 0.0
-    """Share of a GPU of a replica."""
+    gpus: float | None = None
+    """Share of a GPU of a replica. ``None``: a whole one if the cluster has any, else none."""
     address: str = LOCAL
     """``local``, ``auto`` (the cluster of this machine) or an address of Ray."""
 
@@ -64,8 +64,8 @@ class ReplicaPlan:
         if not 1 <= self.least <= self.most:
             raise UserError(f"replicas are N or MIN:MAX from 1, got {self.least}:{self.most}")
 
-    def options(self, settings: Settings) -> dict[str, Any]:
-        """The same in the words of Serve."""
+    def options(self, settings: Settings, present: float = 0.0) -> dict[str, Any]:
+        """The same in the words of Serve, for a cluster with so many GPUs."""
         limits = settings.limits
         scale: dict[str, Any] = {"num_replicas": self.least}
         if self.most > self.least:
@@ -77,10 +77,13 @@ class ReplicaPlan:
                     "upscale_delay_s": _UPSCALE_SECONDS,
                 }
             }
+        gpus = float(present > 0) if self.gpus is None else self.gpus
+        if gpus > present:
+            raise UserError(f"a replica is to have {gpus} GPUs, the cluster has {present:.0f}")
         return {
             **scale,
             "name": "Replica",
-            "ray_actor_options": {"num_cpus": self.cpus, "num_gpus": self.gpus},
+            "ray_actor_options": {"num_cpus": self.cpus, "num_gpus": gpus},
             "request_router_config": {
                 "request_router_class": _ROUTER,
                 "request_router_kwargs": {"num_fallback_replicas": 0},
@@ -89,8 +92,9 @@ class ReplicaPlan:
             "max_ongoing_requests": 2 * limits.queued,
             "graceful_shutdown_timeout_s": limits.wait_seconds + limits.batch_seconds,
             "graceful_shutdown_wait_loop_s": 0.5,
+            # one that hangs is replaced after three of them, while its requests wait
             "health_check_period_s": 5.0,
-            "health_check_timeout_s": 30.0,
+            "health_check_timeout_s": 10.0,
         }
 
 
@@ -176,10 +180,13 @@ def serve_replicas(
             raise UserError(f"no {error.name}: pip install 'cliquetta[{EXTRA}]'") from error
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         board = ray.remote(num_cpus=0)(Board).remote()
-        replicas = serve.deployment(**plan.options(settings))(Replica)
+        present = ray.cluster_resources().get("GPU", 0)
+        replicas = serve.deployment(**plan.options(settings, present))(Replica)
+        # of this store: services of others on the cluster stay, one that a dead router left goes on
+        name = f"cliquetta-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
 
         def deploy() -> Any:
-            return serve.run(replicas.bind(build, url, board), name=APP, route_prefix=None)
+            return serve.run(replicas.bind(build, url, board), name=name, route_prefix=None)
 
         serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
         try:
@@ -190,7 +197,7 @@ def serve_replicas(
             make_server(app, settings.limits).run(sockets=[opened])
         finally:
             settings.tracing.close()
-            serve.delete(APP)
+            serve.delete(name)
 
 
 def _ask_by(handle: Any) -> Callable[[str, Forwarded], Any]:

@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cliquetta.serve.errors import ServiceError
+from cliquetta.serve.errors import ServiceError, incident
 from cliquetta.serve.limits import ByteBudget
 from cliquetta.serve.metrics import CONTENT_TYPE, Metrics
 from cliquetta.serve.middleware import AdmissionMiddleware, problem_response
@@ -141,6 +141,8 @@ class Router:
             await problem_response(error, self._metrics)(scope, receive, send)
         except ClientDisconnect:
             return
+        except Exception as error:
+            await problem_response(incident(error), self._metrics)(scope, receive, send)
         else:
             head = {"type": "http.response.start", "status": answer.status}
             await send({**head, "headers": list(answer.headers)})
