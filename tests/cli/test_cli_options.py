@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
@@ -21,6 +24,19 @@ def test_lists_lose_repeats_and_blanks() -> None:
     assert split_list("a, b,,a", "things") == ["a", "b"]
     with pytest.raises(ValueError, match="no things given"):
         split_list(" ,", "things")
+
+
+@pytest.mark.parametrize("given", [None, "ACTIVE"])
+def test_threads_of_commands_wait_asleep_unless_told_otherwise(given: str | None) -> None:
+    program = (
+        "import os, sys, cliquetta.cli.main\n"
+        "assert 'torch' not in sys.modules  # which reads it when it is loaded\n"
+        "print(os.environ['OMP_WAIT_POLICY'], os.environ['GOMP_SPINCOUNT'])"
+    )
+    known = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment = known | ({"OMP_WAIT_POLICY": given} if given else {})
+    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True)
+    assert run.stdout.split() == [(given or "PASSIVE").encode(), b"0"], run.stderr
 
 
 def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 
 from cliquetta.data.bundled import load_bundled
 from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.model import factory
 from cliquetta.model.checkpoints import hub, open_clip_zoo, openai
 from cliquetta.model.checkpoints.hub import DownloadError, Fetcher
 from cliquetta.model.checkpoints.native import save_model
@@ -36,6 +37,13 @@ from tests._helpers.siglip import (
 )
 
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nothing listens
+
+
+def test_the_bundled_model_says_once_what_it_is_for(caplog: pytest.LogCaptureFixture) -> None:
+    factory._note_micro.cache_clear()
+    for _ in range(2):
+        create_model("micro")
+    assert [record.getMessage() for record in caplog.records] == [factory.MICRO_NOTE]
 
 
 def test_micro_is_bundled_and_works() -> None:

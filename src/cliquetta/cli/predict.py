@@ -188,8 +188,6 @@ def predict(
         raise UserError("--frozen takes images: answers from features are not exported")
     if frozen:
         adapters, state = [freeze(adapters, state)], None
-    if not to_stdout and text is None:
-        _note_micro(model, common.terminal)
     with common.terminal.progress() as progress:
         bar = progress.add_task("predict", total=None, note="")
 
@@ -229,16 +227,6 @@ def predict(
         _report(run, target, state, common.terminal)
     if run.skipped:
         raise typer.Exit(SKIPPED if run.skipped < run.images else BAD_INPUT)
-
-
-def _note_micro(model: str, terminal: Terminal) -> None:
-    from cliquetta.model.factory import MICRO
-
-    if model == MICRO:
-        terminal.say(
-            "micro is a small model for demonstration; for photographs use a full CLIP, such as "
-            "--model openai:ViT-B/16"
-        )
 
 
 def _report(run: PredictionRun, out: Path, state: Path | None, terminal: Terminal) -> None:

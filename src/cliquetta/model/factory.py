@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fnmatch
 import glob
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import get_args
@@ -36,6 +38,11 @@ from cliquetta.model.preprocess import Preprocess
 from cliquetta.model.pretrained_tokenizer import require_tokenizers
 
 MICRO = "micro"
+MICRO_NOTE = (
+    "micro is a small model for demonstration; for photographs use a full CLIP, such as "
+    "openai:ViT-B/16"
+)
+_log = logging.getLogger(__name__)
 
 _DTYPES = {
     "float32": torch.float32,
@@ -146,6 +153,7 @@ def _by_name(name: str, activation: Activation | None, fetcher: Fetcher) -> Chec
     """The checkpoint that a name leads to."""
     family, _, rest = name.partition(":")
     if name == MICRO:
+        _note_micro()
         with as_file(files("cliquetta.model") / "data" / "micro.safetensors") as path:
             return from_files([path])
     if family == "openai":
@@ -167,6 +175,12 @@ def _by_name(name: str, activation: Activation | None, fetcher: Fetcher) -> Chec
         raise CheckpointError(f"no such file or folder: {name}")
     known = [entry.name for entry in list_models()]
     raise UnknownNameError("model", name, [*known[:14], *openai.NAMES, "a path"])
+
+
+@cache
+def _note_micro() -> None:
+    """Say once per process what the bundled model is for."""
+    _log.warning(MICRO_NOTE)
 
 
 def _existing(name: str) -> list[Path]:

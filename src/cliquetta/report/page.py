@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from cliquetta.evaluation.record import Record, Run
 from cliquetta.model.attention import Kind
+from cliquetta.model.factory import MICRO, MICRO_NOTE
 from cliquetta.report.curves import find_curves
 from cliquetta.report.embedding import How
 from cliquetta.report.evidence_section import Amounts, evidence_section
@@ -126,6 +127,8 @@ def _document(
         sections.append(("Settings", curves_section(curves, figures)))
     sections.append(("How to repeat it", repeat_section(runs)))
     notes = unlearned_text([run.record for run in runs])
+    if any(run.record.settings["model"]["id"] == MICRO for run in runs):
+        notes.append(f"{MICRO_NOTE}.")
     notes += _notes(unfinished, left_out, max(0, len(groups) - level.drawn))
     return _frame(choices.title or _title(runs), _lead(runs), sections, notes)
 
