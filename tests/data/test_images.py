@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pillow_heif
 import pytest
 from PIL import Image
 
@@ -183,3 +184,12 @@ def test_missing_file_folder_and_limit(tmp_path: Path) -> None:
     assert open_image(data, max_pixels=100).size == (10, 10)
     with pytest.raises(ImageError, match=r"10 x 10, more than 99"):
         open_image(data, max_pixels=99)
+
+
+def test_heif_is_read_as_pillow_heif_wrote_it() -> None:
+    pixels = np.zeros((40, 60, 3), np.uint8)
+    pixels[:, :30], pixels[:, 30:] = (200, 30, 40), (20, 160, 220)
+    data = io.BytesIO()
+    pillow_heif.from_pillow(Image.fromarray(pixels)).save(data, quality=95)
+    found = np.asarray(open_image(data.getvalue())).astype(float)
+    assert found.shape == pixels.shape and np.abs(found - pixels).mean() < 2

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from pyarrow import parquet
 from safetensors.torch import load_file
 
 from cliquetta.atomic import exclusive
@@ -401,7 +402,6 @@ def test_json_lines_and_parquet_hold_the_same(
                 for name, value in row.items()
             }
             assert shown == wanted
-    parquet = pytest.importorskip("pyarrow.parquet")
     run(method="zero_shot", out=tmp_path / "out.parquet")
     rows = parquet.read_table(tmp_path / "out.parquet").to_pylist()
     assert [{**row, "error": row["error"] or None} for row in rows] == found
