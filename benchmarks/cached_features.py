@@ -66,7 +66,7 @@ class MadeUpFeatures(FeatureStream):
         for rows in blocks:
             generator = np.random.default_rng(rows.start)
             own = self.centres[labels[rows.start : rows.stop].numpy()][:, None]
-            # As with CLIP: images lie far from their class's text, views near one another.
+            # As with CLIP: images are far from their class's text, views near one another.
             image = own + 6.0 * generator.standard_normal(own.shape) / np.sqrt(WIDTH)
             noise = 2.0 * generator.standard_normal((len(rows), views, WIDTH)) / np.sqrt(WIDTH)
             features = image + noise

@@ -5,8 +5,8 @@
 
 A batch is 64 images, or 8 images of 64 views each for methods with views (the CPU takes fewer).
 Before each timed batch plain encoding of the same pixels is timed (``encode_views``), so that
-a busy machine slows both; figures are medians after a warm-up. Pixels and views lie on the device.
-Few-shot methods get random tensors in the shape of fitted ones (16 shots a class for Tip-Adapter);
+a busy machine slows both; figures are medians after a warm-up. Pixels and views are on the device.
+Few-shot methods get random tensors in the shape of fitted ones (Tip-Adapter: 16 per class);
 SCAP gets planted cliques (about 100 with 300 memberships: random images have none) and a text
 Jacobian that is built already, as in the middle of a stream.
 """

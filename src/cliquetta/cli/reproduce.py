@@ -83,8 +83,7 @@ def reproduce(
         Path | None, typer.Option(help="Root directory of your datasets. (default: bundled images)")
     ] = None,
     model: Annotated[
-        str | None,
-        typer.Option(help="Model name or path. (default: ViT-B/16 with --root, or micro)"),
+        str | None, typer.Option(help="Model name or path. (default: micro, or ViT-B/16)")
     ] = None,
     shift: Annotated[
         str | None, typer.Option(help="Shift of all images, NAME:SEVERITY (see `datasets`).")

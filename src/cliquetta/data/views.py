@@ -86,7 +86,7 @@ def attach_views(
     """The batch with views cropped from its preprocessed pixels, on their device.
 
     What is outside the centre crop is out of reach here; prefer ``Stream(views=...)`` where the
-    files are at hand. ``augmix`` works on 8-bit pictures and needs ``preprocess`` to find them.
+    files are available. ``augmix`` works on 8-bit pictures and needs ``preprocess`` to find them.
     """
     check_spec(spec)
     if len(batch.keys) != len(batch):

@@ -55,7 +55,7 @@ class RunSpec:
     """Open set: a dataset whose classes outside the class list are mixed in, as unknown images;
     with ``classes``, images of ``dataset`` outside of that list are left out."""
     text_features: str | None = None
-    """File of text embeddings by class name, where the text tower is not at hand."""
+    """File of text embeddings by class name, where there is no text tower."""
     dtype: str = "float32"
 
     def __str__(self) -> str:

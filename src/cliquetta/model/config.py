@@ -126,7 +126,7 @@ class CLIPConfig:
     embed_dim: int
     vision: VisionConfig | ResNetConfig
     text: TextConfig | None
-    """``None`` when only image weights are at hand; text features then come from outside."""
+    """``None`` without text weights; text features are then given."""
     sigmoid: bool = False
     """Trained with a sigmoid per pair of image and text: logits have a bias."""
 

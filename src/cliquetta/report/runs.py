@@ -95,8 +95,8 @@ def load_runs(
 ) -> tuple[list[ReportedRun], list[Run]]:
     """The finished and the unfinished runs in run folders, folders of runs or record files.
 
-    ``root`` is where datasets lie; only class names are read from them, and only for runs that
-    left none.
+    ``root`` is the root directory of datasets; only class names are read from them, and only for
+    runs without any.
     """
     finished, unfinished = find_runs(paths)
     if not finished:

@@ -84,7 +84,7 @@ def _places(images: int) -> npt.NDArray[np.int64]:
 
 
 def _leave_the_start_out(axes: Axes) -> None:
-    """Scale to what lies behind the first tenth: the mean of a few answers jumps from 0 to 100."""
+    """Scale to what comes after the first tenth: the mean of a few answers jumps from 0 to 100."""
     kept: list[float] = []
     for line in axes.get_lines():
         values = np.asarray(line.get_ydata(), dtype=np.float64)

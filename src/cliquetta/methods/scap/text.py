@@ -65,7 +65,7 @@ class PromptedText(LearnableTemplate):
         """Gradients (U, M, D) of a context that all classes share.
 
         The cotangent of class n and clique u is ``grad_logits[u, n] * query_features[u]``; with
-        the Jacobian at hand everything is one matrix product.
+        the Jacobian everything is one matrix product.
         """
         if self.jacobian is None:
             out = []

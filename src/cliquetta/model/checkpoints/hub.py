@@ -22,7 +22,7 @@ _TRUE = {"1", "true", "yes", "on"}
 
 
 class DownloadError(ConnectionError):
-    """A file that is not at hand and cannot be fetched; the message says how to go on.
+    """A file that is not here and cannot be downloaded; the message names the remedy.
 
     ``reason`` is the cause alone, for a caller that has another source to try.
     """
@@ -41,7 +41,7 @@ class Fetcher:
     offline: bool = False
     """Also set by ``CLIQUETTA_OFFLINE=1`` or ``HF_HUB_OFFLINE=1``."""
     on_progress: Callable[[int, int | None], None] | None = None
-    """Called with the bytes at hand and in all, if known, while a file arrives."""
+    """Called with the bytes received and in total, if known, during a download."""
 
     def cached_file(self, url: str, sha256: str) -> Path | None:
         """The file at ``url`` if we, or OpenAI's ``clip`` package, downloaded it before."""
