@@ -14,7 +14,7 @@ from tests._helpers.trees import pictures, write
 
 def names(listing: Listing, folder: Path) -> list[str]:
     entries = listing.entries(0, len(listing))
-    return [path.relative_to(folder).as_posix() for path, _ in entries]
+    return [Path(entry.path).relative_to(folder).as_posix() for entry in entries]
 
 
 def test_folders_files_and_tables_together(tmp_path: Path) -> None:
@@ -30,7 +30,9 @@ def test_folders_files_and_tables_together(tmp_path: Path) -> None:
     listing = list_images(sources, tmp_path / "list.sqlite")
     assert names(listing, tmp_path) == ["in/2.png", "in/10.PNG", "a.png", "b,c.png", "in/notes.txt"]
     assert listing.repeated == 1 and listing.unused == {"hidden": 1, ".txt": 1}
-    assert listing.entries(3, 4) == [(tmp_path / "b,c.png", {"label": "x", "File": "b,c.png"})]
+    assert listing.entries(3, 4) == [
+        (str(tmp_path / "b,c.png"), {"label": "x", "File": "b,c.png"}, None)
+    ]
     listing.close()
     again = Listing(tmp_path / "list.sqlite")
     assert names(again, tmp_path)[1:3] == ["in/10.PNG", "a.png"]
@@ -43,7 +45,7 @@ def test_lists_of_any_length_and_any_bytes(tmp_path: Path, separator: bytes) -> 
     wanted = [b"caf\xe9.png", *(b"%09d.png" % place for place in range(20_000))]
     (tmp_path / "list").write_bytes(separator.join(wanted) + separator)
     listing = list_images(["-"], stdin=tmp_path / "list")
-    found = [os.fsencode(path) for path, _ in listing.entries(0, len(listing))]
+    found = [os.fsencode(entry.path) for entry in listing.entries(0, len(listing))]
     assert found == wanted
 
 

@@ -32,6 +32,8 @@ cliquetta predict photos/ --classes cat,dog,horse
 
 cliquetta predict photos/ --classes names.txt --model ViT-B/16 --top-k 3 --out answers.jsonl
 
+cliquetta predict s3://bucket/shard-{000..012}.tar --classes names.txt --out s3://bucket/out.parquet
+
 cliquetta predict list.csv more/*.jpg --classes names.txt --templates openai-80
 
 find /data -name '*.jpg' -print0 | cliquetta predict - --classes names.txt --shard 2/8
@@ -56,10 +58,10 @@ def add_to(app: typer.Typer) -> None:
 def predict(
     common: Common,
     paths: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Argument(
-            help="Folders, image files, CSV files with a column `path`, or - for a list of paths "
-            "on standard input."
+            help="Folders, image files, tar files, CSV or Parquet files with a column `path`, URLs "
+            "of these, or - for a list of paths on standard input."
         ),
     ] = None,
     features: Annotated[
@@ -88,9 +90,9 @@ def predict(
     fitted: Fitted = None,
     model: Model = "micro",
     out: Annotated[
-        Path,
-        typer.Option(help="Output file: .csv, .jsonl or .parquet; - for standard output."),
-    ] = Path("predictions.csv"),
+        str,
+        typer.Option(help="Output file or URL: .csv, .jsonl or .parquet; - for standard output."),
+    ] = "predictions.csv",
     format: Annotated[
         str | None, typer.Option(help="csv, jsonl or parquet (default: by the suffix of --out).")
     ] = None,
@@ -145,7 +147,7 @@ def predict(
     from cliquetta.data.features import feature_dataset
     from cliquetta.evaluation.bulk import predict as predict_images
     from cliquetta.evaluation.grid import RunSpec
-    from cliquetta.evaluation.resumable import check_places, shard_path
+    from cliquetta.evaluation.resumable import check_places, parts_folder, shard_path
     from cliquetta.evaluation.sweep import build_adapter
     from cliquetta.methods._shared.frozen import freeze
     from cliquetta.model.features_only import FeaturesOnly
@@ -219,8 +221,8 @@ def predict(
         except (KeyboardInterrupt, OSError):
             if not to_stdout and features is None:
                 common.terminal.warn(
-                    f"stopped; finished parts are in {target}.parts: run the same command again "
-                    "to continue"
+                    f"stopped; finished parts are in {parts_folder(target)}: run the same command "
+                    "again to continue"
                 )
             raise
     if not to_stdout:
@@ -229,7 +231,7 @@ def predict(
         raise typer.Exit(SKIPPED if run.skipped < run.images else BAD_INPUT)
 
 
-def _report(run: PredictionRun, out: Path, state: Path | None, terminal: Terminal) -> None:
+def _report(run: PredictionRun, out: Path | str, state: Path | None, terminal: Terminal) -> None:
     predicted = run.images - run.skipped
     for name, classes in run.classes.items():
         shown = classes.most_common(10)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 from PIL import Image
 
@@ -140,20 +141,33 @@ def open_table(table: Path) -> Iterator[tuple[str, Iterator[Mapping[str, str]]]]
     """
     if not table.is_file():
         raise UserError(f"no table {table}")
-    delimiter = "\t" if table.suffix.lower() in {".tsv", ".tab"} else ","
+    with table.open("rb") as file, read_table(file, str(table)) as found:
+        yield found
+
+
+@contextmanager
+def read_table(file: BinaryIO, name: str) -> Iterator[tuple[str, Iterator[Mapping[str, str]]]]:
+    """What :func:`open_table` gives, of an open file."""
+    delimiter = "\t" if name.lower().endswith((".tsv", ".tab")) else ","
     try:
-        with table.open(newline="", encoding="utf-8-sig") as file:
-            lines = (line.replace("\0", "\ufffd") for line in file)  # NUL would end the reader
-            rows = csv.DictReader(lines, delimiter=delimiter, restval="")
-            column = find_column(rows.fieldnames or (), PATH_COLUMNS)
-            if column is None:
-                raise UserError(
-                    f"{table} has no column of paths: name one of its columns "
-                    f"{' or '.join(PATH_COLUMNS)}; found {', '.join(rows.fieldnames or ())}"
-                )
-            yield column, (row for row in rows if row[column].strip())
+        text = io.TextIOWrapper(file, newline="", encoding="utf-8-sig")
+        lines = (line.replace("\0", "\ufffd") for line in text)  # NUL would end the reader
+        rows = csv.DictReader(lines, delimiter=delimiter, restval="")
+        column = path_column(rows.fieldnames or (), name)
+        yield column, (row for row in rows if row[column].strip())
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{table} is not a table in UTF-8 ({error})") from None
+        raise UserError(f"{name} is not a table in UTF-8 ({error})") from None
+
+
+def path_column(columns: Sequence[str], table: str) -> str:
+    """The column of paths of a table."""
+    column = find_column(columns, PATH_COLUMNS)
+    if column is None:
+        raise UserError(
+            f"{table} has no column of paths: name one of its columns "
+            f"{' or '.join(PATH_COLUMNS)}; found {', '.join(columns)}"
+        )
+    return column
 
 
 def find_column(columns: Sequence[str], wanted: Sequence[str]) -> str | None:

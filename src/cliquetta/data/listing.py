@@ -9,21 +9,70 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import posixpath
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
-from cliquetta.data.files import EXTENSIONS, open_table, walk_images
+from PIL import Image
+
+from cliquetta.data.dataset import Dataset
+from cliquetta.data.files import EXTENSIONS, path_column, read_table, walk_images
+from cliquetta.data.images import ImageError, open_image
+from cliquetta.data.remote import (
+    find_filesystem,
+    is_url,
+    join_url,
+    open_location,
+    read_location,
+    walk_urls,
+)
+from cliquetta.data.tar import expand_braces, index_shard
 from cliquetta.errors import UserError
 
 STDIN = "-"
-TABLES = (".csv", ".tsv", ".tab")
+PARQUET = ".parquet"
+TABLES = (".csv", ".tsv", ".tab", PARQUET)
+TAR = ".tar"
 _BLOCK = 1 << 16
 
-Entry = tuple[Path, Mapping[str, str]]
-"""An image file and what a table says of it."""
+
+class Entry(NamedTuple):
+    """An image of a list."""
+
+    path: str
+    """A local path, a URL, or those of a tar file with the name of one of its members."""
+    columns: Mapping[str, str]
+    """What a table says of it."""
+    member: tuple[str, int, int] | None = None
+    """Tar file, offset and size of an image in one."""
+
+
+class ListedImages(Dataset):
+    """Images of a list, read when they are asked for."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        super().__init__("list", names=(), keys=[entry.path for entry in entries], labels=None)
+        self.entries = [entry._replace(columns={}) for entry in entries]
+
+    def load(self, index: int) -> Image.Image:
+        """Image ``index`` in RGB; raises :class:`ImageError` if it cannot be read."""
+        path, _, member = self.entries[index]
+        if member is None and not is_url(path):
+            return open_image(path)
+        try:
+            data = read_location(member[0], member[1:]) if member else read_location(path)
+        except FileNotFoundError:
+            raise ImageError(path, "no such file") from None
+        except Exception as error:  # whatever a file system raises
+            raise ImageError(path, f"cannot be read ({error})") from error
+        try:
+            return open_image(data)
+        except ImageError as error:
+            raise ImageError(path, error.reason) from error
 
 
 class Listing:
@@ -34,7 +83,8 @@ class Listing:
         self._rows.execute("CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT)")
         self._rows.execute(
             "CREATE TABLE IF NOT EXISTS images "
-            "(number INTEGER PRIMARY KEY, path BLOB UNIQUE, columns TEXT, section TEXT)"
+            "(number INTEGER PRIMARY KEY, path BLOB UNIQUE, columns TEXT, section TEXT, "
+            "member TEXT)"
         )
         facts = dict(self._rows.execute("SELECT name, value FROM facts"))
         self.columns: list[str] = json.loads(facts.get("columns", "[]"))
@@ -50,10 +100,14 @@ class Listing:
     def entries(self, start: int, stop: int) -> list[Entry]:
         """The images with numbers from ``start`` up to ``stop``, counted from 0."""
         found = self._rows.execute(
-            "SELECT path, columns FROM images WHERE number > ? AND number <= ? ORDER BY number",
+            "SELECT path, columns, member FROM images WHERE number > ? AND number <= ? "
+            "ORDER BY number",
             (start, stop),
         )
-        return [(Path(os.fsdecode(path)), json.loads(columns)) for path, columns in found]
+        return [
+            Entry(os.fsdecode(path), json.loads(columns), tuple(json.loads(member)) or None)
+            for path, columns, member in found
+        ]
 
     def groups(self) -> list[tuple[str, int]]:
         """What the images share in the column they are grouped by, and how many of them do."""
@@ -70,11 +124,12 @@ class Listing:
         another, groups in order of their first image.
         """
         columns: dict[str, None] = {}
-        for path, row in entries:
+        for path, row, member in entries:
             columns |= dict.fromkeys(row)
+            group, place = row.get(group_by or "", ""), json.dumps(member or ())
             added = self._rows.execute(
-                "INSERT OR IGNORE INTO images (path, columns, section) VALUES (?, ?, ?)",
-                (os.fsencode(path), json.dumps(dict(row)), row.get(group_by or "", "")),
+                "INSERT OR IGNORE INTO images (path, columns, section, member) VALUES (?, ?, ?, ?)",
+                (os.fsencode(path), json.dumps(dict(row)), group, place),
             )
             self.repeated += added.rowcount == 0
         if group_by is not None:
@@ -91,7 +146,8 @@ class Listing:
             raise UserError(f"no column {column!r} to group by in the input: {found}")
         self._rows.executescript(
             "CREATE TEMP TABLE found AS SELECT * FROM images; DELETE FROM images;"
-            "INSERT INTO images (path, columns, section) SELECT path, columns, section FROM "
+            "INSERT INTO images (path, columns, section, member) "
+            "SELECT path, columns, section, member FROM "
             "(SELECT *, MIN(number) OVER (PARTITION BY section) AS first FROM found) "
             "ORDER BY first, number; DROP TABLE found;"
         )
@@ -107,12 +163,13 @@ def list_images(
     stdin: Path | None = None,
     group_by: str | None = None,
 ) -> Listing:
-    """List the images of folders (with sub-folders), image files, and tables with a path column.
+    """List the images of folders, image files, tar shards, and tables with a path column.
 
-    A file that is named itself is taken as an image whatever its suffix. Paths in a CSV or TSV
-    file count from its folder; its columns are kept. ``-`` is ``stdin``, a file of paths separated
-    by line breaks or NUL characters. ``group_by`` names the column whose values the list is sorted
-    by (see :meth:`Listing.fill`).
+    Each may be a URL (:mod:`cliquetta.data.remote`). A file that is named itself is taken as an
+    image whatever its suffix. Paths in a CSV, TSV or Parquet file count from its folder; its
+    columns are kept. ``shard-{000..012}.tar`` stands for thirteen tar files. ``-`` is ``stdin``,
+    a file of paths separated by line breaks or NUL characters. ``group_by`` names the column whose
+    values the list is sorted by (see :meth:`Listing.fill`).
     """
     listing = Listing(database)
     unused: Counter[str] = Counter()
@@ -124,27 +181,80 @@ def list_images(
 
 
 def _expand(source: Path | str, unused: Counter[str], stdin: Path | None) -> Iterator[Entry]:
-    path = Path(source)
     if str(source) == STDIN and stdin is not None:
         with stdin.open("rb") as file:
-            yield from ((Path(os.fsdecode(line)), {}) for line in _lines(file))
-    elif path.is_dir():
-        images = walk_images(path, unused)
+            yield from (Entry(os.fsdecode(line), {}) for line in _lines(file))
+        return
+    url = is_url(source)
+    suffix = posixpath.splitext(str(source))[1].lower()
+    if suffix == TAR:
+        for shard in expand_braces(str(source)):
+            yield from _members(shard)
+    elif suffix in TABLES and (url or not Path(source).is_dir()):
+        yield from _listed(str(source))
+    elif find_filesystem(str(source))[0].isdir(source) if url else Path(source).is_dir():
+        images = (
+            walk_urls(str(source), unused) if url else map(str, walk_images(Path(source), unused))
+        )
         first = next(images, None)
         if first is None:
             kinds = ", ".join(sorted(EXTENSIONS))
-            raise UserError(f"no images in {path} (looked for {kinds})")
-        yield first, {}
-        yield from ((image, {}) for image in images)
-    elif not path.exists():
-        raise UserError(f"no such file or folder: {path}")
-    elif path.suffix.lower() in TABLES:
-        with open_table(path) as (column, rows):
-            for row in rows:
-                kept = {name.strip(): value or "" for name, value in row.items() if name}
-                yield path.parent / row[column].strip(), kept
+            raise UserError(f"no images in {source} (looked for {kinds})")
+        yield Entry(first, {})
+        yield from (Entry(image, {}) for image in images)
     else:
-        yield path, {}
+        _require(str(source))
+        yield Entry(str(source), {})
+
+
+def _require(source: str) -> None:
+    filesystem = find_filesystem(source)[0] if is_url(source) else None
+    if not (filesystem.exists(source) if filesystem else Path(source).exists()):
+        raise UserError(f"no such file or folder: {source}")
+
+
+def _members(shard: str) -> Iterator[Entry]:
+    """The images in a tar file, named by it and their key."""
+    _require(shard)
+    for sample in index_shard(shard):
+        assert sample.image is not None
+        yield Entry(f"{shard}/{sample.key}", {}, (shard, *sample.image))
+
+
+def _listed(table: str) -> Iterator[Entry]:
+    """The images that a table names; relative paths count from its folder."""
+    _require(table)
+    folder = table.rpartition("/")[0] if is_url(table) else os.fspath(Path(table).parent)
+    with open_location(table) as file, _rows_of(file, table) as (column, rows):
+        for row in rows:
+            path = row[column].strip()
+            if is_url(table):
+                path = join_url(folder, path)
+            elif not is_url(path):
+                path = os.fspath(Path(folder) / path)
+            yield Entry(path, {name.strip(): value or "" for name, value in row.items() if name})
+
+
+@contextmanager
+def _rows_of(file: BinaryIO, table: str) -> Iterator[tuple[str, Iterator[Mapping[str, str]]]]:
+    """The column of paths and the rows of a table in CSV, TSV or Parquet."""
+    if not table.lower().endswith(PARQUET):
+        with read_table(file, table) as found:
+            yield found
+        return
+    try:
+        from pyarrow import ArrowInvalid
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise UserError("Parquet files need an extra: pip install 'cliquetta[parquet]'") from None
+    try:
+        opened = ParquetFile(file)
+    except ArrowInvalid as error:
+        raise UserError(f"{table} is not a Parquet file ({error})") from None
+    column = path_column(opened.schema_arrow.names, table)
+    rows = (row for batch in opened.iter_batches(10_000) for row in batch.to_pylist())
+    texts = ({k: "" if v is None else str(v) for k, v in row.items()} for row in rows)
+    yield column, (row for row in texts if row[column].strip())
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
@@ -161,9 +271,10 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
 def digest(sources: Sequence[Path | str], stdin: Path | None) -> str:
     """Hash of the sources and of the content of lists; the content of folders does not count."""
     found = hashlib.sha256(json.dumps([os.fspath(source) for source in sources]).encode())
-    files = [Path(s) for s in sources if Path(s).suffix.lower() in TABLES and Path(s).is_file()]
+    tables = [s for s in sources if str(s).lower().endswith(TABLES)]
+    files = [s for s in tables if is_url(s) or Path(s).is_file()]
     for path in [*files, *([stdin] if stdin else [])]:
-        with path.open("rb") as file:
+        with open_location(path) as file:
             while block := file.read(_BLOCK):
                 found.update(block)
     return found.hexdigest()[:16]

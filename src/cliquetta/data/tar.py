@@ -21,6 +21,7 @@ from cliquetta.data.files import (
     read_beside,
 )
 from cliquetta.data.images import ImageError, open_image
+from cliquetta.data.remote import open_location
 from cliquetta.errors import UserError
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE
 
@@ -30,11 +31,11 @@ _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
 @dataclass
-class _Sample:
+class TarSample:
     """The members of one sample: bytes of a shard."""
 
     key: str
-    shard: Path
+    shard: Path | str
     image: tuple[int, int] | None = None
     """Offset and size."""
     said: str | None = None
@@ -89,7 +90,7 @@ def tar_dataset(
     ``classnames.txt`` and ``templates.txt`` beside the shards, or one folder up.
     """
     shards = find_shards(path)
-    samples = [sample for shard in shards for sample in _index(shard)]
+    samples = [sample for shard in shards for sample in index_shard(shard)]
     if not samples:
         raise UserError(f"no images in {path} (looked for {', '.join(sorted(EXTENSIONS))})")
     home = shards[0].parent
@@ -98,7 +99,7 @@ def tar_dataset(
     asked = read_beside(home, TEMPLATE_FILES) or read_beside(home.parent, TEMPLATE_FILES)
     return TarDataset(
         f"tar:{path.as_posix()}",
-        [(s.shard, *s.image) for s in samples if s.image is not None],
+        [(Path(s.shard), *s.image) for s in samples if s.image is not None],
         names=names,
         keys=_unique_keys(samples, many=len(shards) > 1),
         labels=labels,
@@ -108,13 +109,8 @@ def tar_dataset(
 
 def find_shards(path: Path) -> list[Path]:
     """The tar files that a path, a folder or ``name-{000..012}.tar`` stands for."""
-    braces = _BRACES.search(path.name)
-    if braces is not None:
-        low, high = braces.groups()
-        shards = [
-            path.with_name(path.name.replace(braces[0], f"{number:0{len(low)}d}"))
-            for number in range(int(low), int(high) + 1)
-        ]
+    if _BRACES.search(path.name) is not None:
+        shards = [path.with_name(name) for name in expand_braces(path.name)]
     elif path.is_dir():
         shards = sorted(path.glob("*.tar"), key=lambda shard: natural_key(shard.name))
         if not shards:
@@ -127,25 +123,35 @@ def find_shards(path: Path) -> list[Path]:
     return shards
 
 
-def _index(shard: Path) -> list[_Sample]:
+def expand_braces(name: str) -> list[str]:
+    """What ``name-{000..012}.tar`` stands for; a name without braces stands for itself."""
+    braces = _BRACES.search(name)
+    if braces is None:
+        return [name]
+    low, high = braces.groups()
+    numbers = range(int(low), int(high) + 1)
+    return [name.replace(braces[0], f"{number:0{len(low)}d}") for number in numbers]
+
+
+def index_shard(shard: Path | str) -> list[TarSample]:
     """The samples of a shard that have an image, in the order of the archive."""
-    samples: dict[str, _Sample] = {}
+    samples: dict[str, TarSample] = {}
     try:
-        with tarfile.open(shard, "r:") as archive:
+        with open_location(shard) as file, tarfile.open(fileobj=file, mode="r:") as archive:
             for member in archive:
                 if not member.isfile() or Path(member.name).name.startswith("."):
                     continue
                 folder, slash, base = member.name.removeprefix("./").rpartition("/")
                 stem, _, ending = base.partition(".")
                 key = f"{folder}{slash}{stem}"
-                sample = samples.setdefault(key, _Sample(key, shard))
+                sample = samples.setdefault(key, TarSample(key, shard))
                 # only the last ending counts: "x.left.jpg" is an image of sample x
                 kind = ending.lower().rpartition(".")[2]
                 if f".{kind}" in EXTENSIONS and sample.image is None:
                     sample.image = (member.offset_data, member.size)
                 elif kind in {"cls", "json"}:
-                    file = archive.extractfile(member)
-                    sample.said = _class_in(kind, file.read() if file else b"") or sample.said
+                    found = archive.extractfile(member)
+                    sample.said = _class_in(kind, found.read() if found else b"") or sample.said
     except tarfile.ReadError as error:
         raise UserError(
             f"{shard} cannot be read as an uncompressed tar file ({error}): a compressed one has "
@@ -166,16 +172,16 @@ def _class_in(kind: str, data: bytes) -> str | None:
     return None if not found else str(found[0])
 
 
-def _said(samples: Sequence[_Sample]) -> list[str | None]:
+def _said(samples: Sequence[TarSample]) -> list[str | None]:
     """What is said of each sample's class; its folder where no sample says anything."""
     if any(sample.said is not None for sample in samples):
         return [sample.said for sample in samples]
     return [sample.key.rpartition("/")[0].rpartition("/")[2] or None for sample in samples]
 
 
-def _unique_keys(samples: Sequence[_Sample], *, many: bool) -> list[str]:
+def _unique_keys(samples: Sequence[TarSample], *, many: bool) -> list[str]:
     """Keys; the shard leads them where several shards number their samples alike."""
     keys = [sample.key for sample in samples]
     if many and len(set(keys)) < len(keys):
-        return [f"{sample.shard.name}/{sample.key}" for sample in samples]
+        return [f"{Path(sample.shard).name}/{sample.key}" for sample in samples]
     return keys

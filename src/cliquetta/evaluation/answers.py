@@ -78,7 +78,7 @@ class PredictionRun:
     """Paths that were named again."""
     unused: Counter[str] = field(default_factory=Counter)
     """Files in folders that are not images, by kind."""
-    out: Path | None = None
+    out: Path | str | None = None
     classes_changed: bool = False
     """The state was of another class list: what did not depend on the classes was kept."""
 

@@ -17,6 +17,7 @@ import torch
 
 from cliquetta.data.features import FeatureDataset, feature_dataset
 from cliquetta.data.listing import STDIN, Listing, list_images
+from cliquetta.data.remote import is_url
 from cliquetta.errors import UserError
 from cliquetta.evaluation.answers import Answers, PredictionRun
 from cliquetta.evaluation.inference import Predictor
@@ -72,9 +73,10 @@ def predict(
     ['error', 'path', 'prediction', 'probability']
 
     Args:
-        images: Folders, image files, CSV files with a column of paths (their columns are kept),
-            ``-`` for a list of paths on standard input; PIL images and arrays; or features of
-            images, as :func:`cliquetta.feature_dataset` takes them.
+        images: Folders, image files, tar files, CSV or Parquet files with a column of paths (their
+            columns are kept), URLs of these, ``-`` for a list of paths on standard input; PIL
+            images and arrays; or features of images, as :func:`cliquetta.feature_dataset` takes
+            them.
         classes: Class names, or prompts with templates; not needed with an :class:`Adapter`.
         text_features: Features of the class names, from the model that made ``images``, which
             are features then: an array or tensor (N, E), or a file (see
@@ -90,7 +92,7 @@ def predict(
         workers: Threads that decode images.
         state: File of one method's adapted state: continued from if it exists, saved at the end;
             with ``group_by`` a folder of such files.
-        out: Output file; ``-`` is standard output. Without it rows are kept in memory.
+        out: Output file or URL; ``-`` is standard output. Without it rows are kept in memory.
         file_format: ``csv``, ``jsonl`` or ``parquet``; by the suffix of ``out`` if not given.
         shard: ``(i, n)`` predicts the i-th of n equal parts of the list, counted from 1, into a
             file of its own.
@@ -139,10 +141,10 @@ def predict(
             else:
                 pick_format(Path(out), file_format).write(rows, columns, sys.stdout.buffer)
             return run
-        target = shard_path(Path(out), shard)
+        target = shard_path(out, shard)
         if isinstance(images, FeatureDataset):
             check_places(target, state, overwrite=overwrite)
-            table = pick_format(target, file_format)
+            table = pick_format(Path(target), file_format)
             return _run_features(
                 predictor, images, target, table, shard, state, keep_rows, on_progress
             )
@@ -151,7 +153,7 @@ def predict(
         request = Request(
             sources,
             target,
-            pick_format(target, file_format),
+            pick_format(Path(target), file_format),
             shard=shard,
             group_by=group_by,
             state=state,
@@ -201,9 +203,11 @@ def _is_features(images: Any) -> bool:
 def _as_sources(images: Any) -> list[Path | str] | None:
     """Paths, if all images are given by them."""
     if isinstance(images, str | os.PathLike):
-        return [Path(images)]
+        images = [images]
     paths = [image for image in images if isinstance(image, str | os.PathLike)]
-    return [Path(path) for path in paths] if paths and len(paths) == len(images) else None
+    if not paths or len(paths) < len(images):
+        return None
+    return [str(path) if is_url(str(path)) else Path(path) for path in paths]
 
 
 @contextmanager
@@ -251,7 +255,7 @@ def _run_in_memory(
 def _run_features(
     predictor: Predictor,
     features: FeatureDataset,
-    target: Path,
+    target: Path | str,
     table: TableFormat,
     shard: tuple[int, int],
     state: Path | None,
@@ -267,7 +271,8 @@ def _run_features(
             run.rows += [row] if keep_rows else []
             yield row
 
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+    place = None if is_url(target) else Path(target).parent
+    with tempfile.TemporaryDirectory(dir=place) as folder:
         put_together(kept(), table, target, Path(folder), columns)
     if state is not None:
         predictor.save(state, seen + run.images)

@@ -10,9 +10,9 @@ from typing import Any
 from PIL import Image
 
 from cliquetta.data.batch import ImageLike, to_picture
-from cliquetta.data.dataset import Dataset, FileDataset
+from cliquetta.data.dataset import Dataset
 from cliquetta.data.features import FeatureDataset
-from cliquetta.data.listing import Listing
+from cliquetta.data.listing import ListedImages, Listing
 from cliquetta.data.prepared import FeatureBatch, PreparedStream, from_given_features
 from cliquetta.data.stream import Stream
 from cliquetta.evaluation.answers import Answers
@@ -117,9 +117,9 @@ class ImageSource:
             pictures = _Pictures(self.images[start:stop], start)
             return pictures, [{} for _ in pictures.keys]
         entries = self.images.entries(start, stop)
-        files = FileDataset("files", [path for path, _ in entries], names=(), labels=None)
         shown = self.columns.items()
-        return files, [{new: row.get(name, "") for name, new in shown} for _, row in entries]
+        columns = [{new: e.columns.get(name, "") for name, new in shown} for e in entries]
+        return ListedImages(entries), columns
 
     def table_columns(self) -> dict[str, type]:
         """All columns of the output table, in order."""

@@ -22,6 +22,7 @@ from urllib.parse import quote
 
 from cliquetta.atomic import sync_folder
 from cliquetta.data.listing import STDIN, Listing, digest, list_images
+from cliquetta.data.remote import find_filesystem, is_url
 from cliquetta.errors import UserError
 from cliquetta.evaluation.answers import PredictionRun
 from cliquetta.evaluation.inference import Predictor, States
@@ -33,21 +34,35 @@ from cliquetta.methods._shared.state import describe, merge_states
 _FORMAT = "cliquetta-predict-1"
 
 
-def shard_path(out: Path, shard: tuple[int, int]) -> Path:
-    """The output file of one shard: ``predictions.2-of-8.csv``."""
+def shard_path(out: Path | str, shard: tuple[int, int]) -> Path | str:
+    """The output file of one shard: ``predictions.2-of-8.csv``; a URL stays one."""
     i, n = shard
     if not 1 <= i <= n:
         raise UserError(f"a shard is i/n with i from 1 to n, such as 2/8, got {i}/{n}")
-    return out if n == 1 else out.with_name(f"{out.stem}.{i}-of-{n}{out.suffix}")
+    folder, slash, name = str(out).rpartition("/") if is_url(out) else ("", "", str(out))
+    path = Path(name)
+    path = path if n == 1 else path.with_name(f"{path.stem}.{i}-of-{n}{path.suffix}")
+    return f"{folder}{slash}{path}" if is_url(out) else path
 
 
-def check_places(target: Path, state: Path | None, *, overwrite: bool = False) -> None:
+def parts_folder(target: Path | str) -> Path:
+    """Where the parts of a run are kept: beside its output, of a URL in the current folder."""
+    path = Path(str(target).rpartition("/")[2]) if is_url(target) else Path(target)
+    return path.with_name(f"{path.name}.parts")
+
+
+def check_places(target: Path | str, state: Path | None, *, overwrite: bool = False) -> None:
     """Refuse an output or a state that cannot be written, before anything is read."""
-    if target.is_dir():
+    if is_url(target):
+        _check_url(str(target), overwrite=overwrite)
+        target = parts_folder(target)
+    target = Path(target)
+    if target.is_dir() and target.suffix != ".parts":
         raise UserError(f"{target} is a folder: name a file, such as {target / 'predictions.csv'}")
     if state is not None and state.resolve() == target.resolve():
         raise UserError(f"the output and the state cannot be one file: {target}")
-    if target.exists() and not overwrite and not (_parts_folder(target) / "run.json").exists():
+    begun = (parts_folder(target) / "run.json").exists()
+    if target.is_file() and not overwrite and not begun:
         raise UserError(f"{target} exists: choose another --out, or pass --overwrite")
     for path in (target, state):
         if path is None or str(path) == STDIN:
@@ -60,8 +75,17 @@ def check_places(target: Path, state: Path | None, *, overwrite: bool = False) -
             raise UserError(f"cannot write {path}: {error.strerror} ({error.filename})") from None
 
 
-def _parts_folder(target: Path) -> Path:
-    return target.with_name(f"{target.name}.parts")
+def _check_url(target: str, *, overwrite: bool) -> None:
+    filesystem, path = find_filesystem(target)
+    begun = (parts_folder(target) / "run.json").exists()
+    if filesystem.exists(path) and not overwrite and not begun:
+        raise UserError(f"{target} exists: choose another --out, or pass --overwrite")
+    try:
+        filesystem.makedirs(path.rpartition("/")[0] or "/", exist_ok=True)
+        filesystem.pipe_file(f"{path}.check", b"")
+        filesystem.rm_file(f"{path}.check")
+    except Exception as error:  # whatever a file system raises
+        raise UserError(f"cannot write {target}: {error}") from None
 
 
 def shard_range(count: int, shard: tuple[int, int], batch_size: int) -> tuple[int, int]:
@@ -101,7 +125,8 @@ class Request:
     """What a run into a file is asked for, besides its methods."""
 
     sources: Sequence[Path | str]
-    target: Path
+    target: Path | str
+    """A file, or a URL."""
     table: TableFormat
     shard: tuple[int, int] = (1, 1)
     group_by: str | None = None
@@ -123,7 +148,7 @@ def run_with_parts(
     predictor: Predictor, request: Request, cluster: Cluster | None = None
 ) -> PredictionRun:
     """A run into a file: begun or continued, here or on a cluster, then put together."""
-    parts = Parts(_parts_folder(request.target), tuple(predictor.adapters))
+    parts = Parts(parts_folder(request.target), tuple(predictor.adapters))
     check_places(request.target, request.state, overwrite=request.overwrite)
     if request.group_by is not None and request.shard[1] > 1:
         raise UserError("a shard would cut groups apart: leave out one of --shard and --group-by")
@@ -292,7 +317,11 @@ def _save_states(work: Work, seen: Mapping[str, int], predicted: Mapping[Lane, i
 
 
 def put_together(
-    rows: Iterator[Row], table: TableFormat, target: Path, folder: Path, columns: dict[str, type]
+    rows: Iterator[Row],
+    table: TableFormat,
+    target: Path | str,
+    folder: Path,
+    columns: dict[str, type],
 ) -> None:
     """Make the output file of the rows; it appears complete or not at all."""
     path = folder / "table"
@@ -300,5 +329,9 @@ def put_together(
         table.write(rows, columns, file)
         file.flush()
         os.fsync(file.fileno())
+    if is_url(target):
+        filesystem, place = find_filesystem(str(target))
+        filesystem.put_file(str(path), place)
+        return
     path.replace(target)
-    sync_folder(target.parent)
+    sync_folder(Path(target).parent)

@@ -1,0 +1,92 @@
+"""Files by URL (``s3://``, ``gs://``, ``hf://``, ``memory://``, ...) through fsspec."""
+
+from __future__ import annotations
+
+import posixpath
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from cliquetta.data.files import EXTENSIONS, natural_key
+from cliquetta.errors import UserError
+
+TRIES = 3
+"""How often a read is tried that fails otherwise than by "no such file"."""
+
+
+def is_url(location: Path | str) -> bool:
+    """Whether this is a URL and not a local path."""
+    return isinstance(location, str) and "://" in location
+
+
+def find_filesystem(url: str) -> tuple[Any, str]:
+    """The file system of a URL, and the path in it.
+
+    Raises:
+        UserError: Its protocol is unknown, or needs a package that is missing.
+
+    """
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError:
+        raise UserError("URLs need an extra: pip install 'cliquetta[remote]'") from None
+    try:
+        filesystem, path = url_to_fs(url)
+    except ImportError as error:
+        raise UserError(f"{url}: {error}; pip install 'cliquetta[remote]'") from None
+    except ValueError as error:
+        raise UserError(f"{url}: {error}") from None
+    return filesystem, path
+
+
+def open_location(location: Path | str) -> BinaryIO:
+    """A local file or one behind a URL, for reading."""
+    if is_url(location):
+        filesystem, path = find_filesystem(str(location))
+        file: BinaryIO = filesystem.open(path, "rb")
+        return file
+    return Path(location).open("rb")
+
+
+def read_location(location: str, span: tuple[int, int] | None = None) -> bytes:
+    """The content of a file, or ``(offset, size)`` of it; a failing network is tried again."""
+    if not is_url(location):
+        with open_location(location) as file:
+            file.seek(span[0] if span else 0)
+            return file.read(span[1] if span else -1)
+    filesystem, path = find_filesystem(location)
+    start, end = (span[0], span[0] + span[1]) if span else (None, None)
+    for left in reversed(range(TRIES)):
+        try:
+            return bytes(filesystem.cat_file(path, start=start, end=end))
+        except (FileNotFoundError, IsADirectoryError, PermissionError):
+            raise
+        except Exception:
+            if not left:
+                raise
+            time.sleep(0.5 * 2 ** (TRIES - left))
+    raise AssertionError("unreachable")
+
+
+def join_url(base: str, path: str) -> str:
+    """``path`` as seen from the folder ``base``; a URL or an absolute path stays what it is."""
+    if is_url(path):
+        return path
+    protocol, _, rest = base.partition("://")
+    return f"{protocol}://{posixpath.normpath(posixpath.join(rest, path))}"
+
+
+def walk_urls(url: str, unused: Counter[str]) -> Iterator[str]:
+    """All images below a URL in natural order, by suffix; ``unused`` counts the others, by kind."""
+    filesystem, path = find_filesystem(url)
+    for found in sorted(filesystem.find(path), key=natural_key):
+        name = found.rpartition("/")[2]
+        suffix = posixpath.splitext(name)[1].lower()
+        if name.startswith("."):
+            unused["hidden"] += 1
+        elif suffix in EXTENSIONS:
+            yield str(filesystem.unstrip_protocol(found))
+        else:
+            unused[suffix or "no suffix"] += 1
