@@ -21,6 +21,7 @@ ROOMS = (
     ("methods",),
     ("evaluation", "export"),
     ("report",),
+    ("pipelines",),
     ("serve",),
     ("app",),
     ("__init__",),

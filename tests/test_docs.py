@@ -21,6 +21,7 @@ _NAMES = (
     "quickstart/research.md",
     "predict.md",
     "features.md",
+    "pipeline.md",
 )
 PAGES = [DOCS / name for name in _NAMES]
 

@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from cliquetta.model.features_only import FeaturesOnly as FeaturesOnly
     from cliquetta.model.in_memory import from_model as from_model
     from cliquetta.model.preprocess import Preprocess as Preprocess
+    from cliquetta.pipelines import ZeroShotImageClassification as ZeroShotImageClassification
+    from cliquetta.pipelines import pipeline as pipeline
     from cliquetta.prompts.classes import ClassPrompts as ClassPrompts
     from cliquetta.types import Batch as Batch
     from cliquetta.types import Prediction as Prediction
@@ -85,6 +87,7 @@ _EXPORTS = {
     "model.features_only": ("FeaturesOnly",),
     "model.in_memory": ("from_model",),
     "model.preprocess": ("Preprocess",),
+    "pipelines": ("ZeroShotImageClassification", "pipeline"),
     "prompts.classes": ("ClassPrompts",),
     "types": ("Batch", "Prediction", "ViewSpec"),
 }

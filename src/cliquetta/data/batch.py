@@ -20,8 +20,9 @@ from cliquetta.errors import UserError
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.types import Batch, ViewSpec
 
-ImageLike = str | os.PathLike[str] | Image.Image | npt.NDArray[np.uint8] | Tensor
-"""A path, a PIL image, an array (H, W), (H, W, 3) or (H, W, 4), or a tensor (3, H, W) of uint8."""
+ImageLike = str | os.PathLike[str] | bytes | Image.Image | npt.NDArray[np.uint8] | Tensor
+"""A path, the bytes of a file, a PIL image, an array (H, W), (H, W, 3) or (H, W, 4), or a tensor
+(3, H, W) of uint8."""
 Images = Batch | ImageLike | Sequence[ImageLike]
 """One image or several; arrays and tensors may carry the batch as their first dimension."""
 
@@ -72,7 +73,7 @@ def _checked(batch: Batch, preprocess: Preprocess, views: ViewSpec | None, seed:
 
 def _separate(images: ImageLike | Sequence[ImageLike]) -> Sequence[ImageLike]:
     """One image as a list of one; an array or tensor with a batch dimension as its images."""
-    if isinstance(images, str | os.PathLike | Image.Image):
+    if isinstance(images, str | os.PathLike | bytes | Image.Image):
         return [images]
     if isinstance(images, np.ndarray | Tensor):
         return list(images) if images.ndim == 4 else [images]
@@ -83,6 +84,8 @@ def to_picture(image: ImageLike) -> tuple[str, Image.Image]:
     """Key and RGB picture of one image."""
     if isinstance(image, str | os.PathLike):
         return Path(image).as_posix(), open_image(image)
+    if isinstance(image, bytes):
+        image = open_image(image)
     if isinstance(image, Image.Image):
         picture = image.convert("RGB")
         return _hash(np.asarray(picture)), picture

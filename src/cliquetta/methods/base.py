@@ -108,8 +108,8 @@ class Adapter(ABC):
         """Predict a batch; the method may learn from it.
 
         Args:
-            images: A :class:`Batch`, paths, PIL images, uint8 arrays (H, W, 3), or preprocessed
-                pixels (B, 3, S, S); views are added where the method wants them.
+            images: A :class:`Batch`, paths, PIL images, bytes of files, uint8 arrays (H, W, 3), or
+                preprocessed pixels (B, 3, S, S); views are added where the method wants them.
 
         Returns:
             Logits of every image, in order.

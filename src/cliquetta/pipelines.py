@@ -1,0 +1,334 @@
+"""A classifier in the shape of transformers' pipelines, which adapts while it is used."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch import Tensor, nn
+
+from cliquetta.data.batch import ImageLike, to_picture
+from cliquetta.data.images import open_image
+from cliquetta.data.urls import fetch_image, is_url
+from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.methods._shared.state import load_state, read_header, save_state
+from cliquetta.methods.base import Adapter
+from cliquetta.methods.registry import DEFAULT_METHOD, create_method, method_config
+from cliquetta.model.clip import CLIP
+from cliquetta.model.factory import create_model
+from cliquetta.model.in_memory import from_model
+from cliquetta.prompts.classes import ClassPrompts
+
+TASK = "zero-shot-image-classification"
+TEMPLATE = "This is a photo of {}."
+"""That of transformers."""
+_THUMBNAIL = 128
+_SHOWN = 100
+"""Images that a page of answers holds at most."""
+
+
+def pipeline(
+    task: str = TASK,
+    model: str | CLIP | nn.Module = "micro",
+    method: str = DEFAULT_METHOD,
+    *,
+    preset: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    device: str = "auto",
+    dtype: str = "float32",
+    seed: int = 0,
+    batch_size: int = 64,
+    allow_urls: bool = False,
+    url_seconds: float = 10.0,
+    url_bytes: int = 2**25,
+) -> ZeroShotImageClassification:
+    """Build a classifier that is called as transformers' is, and adapts to what it is called with.
+
+    >>> classify = pipeline("zero-shot-image-classification", method="zero_shot")
+    >>> import numpy as np
+    >>> answer = classify(np.zeros((32, 32, 3), np.uint8), candidate_labels=["cat", "ship"])
+    >>> [sorted(entry) for entry in answer]
+    [['label', 'score'], ['label', 'score']]
+
+    Args:
+        task: ``"zero-shot-image-classification"``, the only one.
+        model: Name or path of a model, or one that is loaded (see :func:`from_model`).
+        method: Name of a method.
+        preset: Preset of its config.
+        options: Fields of its config.
+        device: Where to load a model by name.
+        dtype: Precision of its weights.
+        seed: Of the method's random draws and of views.
+        batch_size: Images that are predicted, and learned from, at once.
+        allow_urls: Fetch images that are named by an ``http(s)`` URL.
+        url_seconds: Time that one of these may take.
+        url_bytes: Size that one of these may have.
+
+    Raises:
+        UserError: An unknown task or name, or a model that lacks what the method needs.
+
+    """
+    if task != TASK:
+        raise UnknownNameError("task", task, [TASK])
+    if isinstance(model, str):
+        model = create_model(model, device=device, dtype=dtype)
+    elif not isinstance(model, CLIP):
+        model = from_model(model)
+    config = method_config(method, preset, options)
+    limits = {"seconds": url_seconds, "max_bytes": url_bytes} if allow_urls else None
+    return ZeroShotImageClassification(model, method, config, seed, batch_size, limits)
+
+
+class Answer(list[dict[str, Any]]):
+    """``{"score": ..., "label": ...}`` for every label, the best first; a list of dicts."""
+
+    def __init__(self, entries: Iterable[dict[str, Any]], image: ImageLike) -> None:
+        super().__init__(entries)
+        self.image = image
+
+    def show(self, top_k: int = 3) -> Page:
+        """The image beside its best labels, for a notebook."""
+        return Page([self], top_k, images=True)
+
+    def _repr_html_(self) -> str:
+        return Page([self], len(self), images=False)._repr_html_()
+
+
+class Answers(list[Answer]):
+    """The answers to several images, in order; a list of lists of dicts."""
+
+    def show(self, top_k: int = 3) -> Page:
+        """The images beside their best labels, for a notebook; the first hundred of them."""
+        return Page(self, top_k, images=True)
+
+    def _repr_html_(self) -> str:
+        return Page(self, 3, images=False)._repr_html_()
+
+
+class Page:
+    """Answers as a notebook shows them."""
+
+    def __init__(self, answers: Sequence[Answer], top_k: int, *, images: bool) -> None:
+        self.answers, self.top_k, self.images = answers, top_k, images
+
+    def __repr__(self) -> str:
+        return f"<{len(self.answers)} answers; a notebook shows them as a table>"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(map(self._row, self.answers[:_SHOWN]))
+        more = len(self.answers) - _SHOWN
+        rest = f"<p>and {more:,} more</p>" if more > 0 else ""
+        return f"<table>{rows}</table>{rest}"
+
+    def _row(self, answer: Answer) -> str:
+        picture = f"<td>{_thumbnail(answer.image)}</td>" if self.images else ""
+        name = answer.image if isinstance(answer.image, str | os.PathLike) else ""
+        labels = "<br>".join(
+            f"{entry['score']:.3f} {escape(str(entry['label']))}" for entry in answer[: self.top_k]
+        )
+        align = ' style="text-align:left"'
+        return f"<tr>{picture}<td{align}>{escape(str(name))}</td><td{align}>{labels}</td></tr>"
+
+
+def _thumbnail(image: ImageLike) -> str:
+    from cliquetta.report.gallery import data_uri
+
+    picture = to_picture(image)[1]
+    picture.thumbnail((_THUMBNAIL, _THUMBNAIL))
+    return f'<img src="{data_uri(np.asarray(picture))}" alt="">'
+
+
+class ZeroShotImageClassification:
+    """What :func:`pipeline` builds: a classifier that keeps what it learns between calls."""
+
+    def __init__(
+        self,
+        model: CLIP,
+        method: str,
+        config: Any,
+        seed: int,
+        batch_size: int,
+        url_limits: Mapping[str, Any] | None,
+    ) -> None:
+        if batch_size < 1:
+            raise UserError(f"a batch holds at least one image, got {batch_size}")
+        self.model, self.method, self.config = model, method, config
+        self.seed, self.batch_size = seed, batch_size
+        self.adapter: Adapter | None = None
+        """The method with its class list; ``None`` before the first call."""
+        self.images_seen = 0
+        """Images since the start or the last reset."""
+        self._url_limits = url_limits
+        if seed < 0:
+            raise UserError(f"seeds are 0 or more, got {seed}")
+        self._build(ClassPrompts(("one", "other")))  # a model that lacks something ends here
+
+    def __call__(
+        self,
+        images: Any,
+        candidate_labels: Sequence[str] | None = None,
+        hypothesis_template: str | Sequence[str] | None = None,
+        *,
+        top_k: int | None = None,
+        progress: bool | None = None,
+    ) -> Any:
+        """Classify one image or several, and learn from them.
+
+        Args:
+            images: A path, a URL where these are allowed, a PIL image, the bytes of a file, an
+                array (H, W, 3) of uint8 or a tensor (3, H, W); or several of them.
+            candidate_labels: The classes; those of the call before by default. With others than
+                before, the method keeps what it learned apart from them.
+            hypothesis_template: Text with ``{}`` for the label, or several to average;
+                transformers' ``"This is a photo of {}."`` by default, without labels those of the
+                call before.
+            top_k: Entries per image; all by default.
+            progress: Show a progress bar; by default where somebody watches and there are several
+                batches.
+
+        Returns:
+            An :class:`Answer` to one image, ``[{"score": ..., "label": ...}, ...]``, best first;
+            :class:`Answers`, a list of these, to several. Scores are probabilities; those of a
+            sigmoid model (SigLIP) as it is (``zero_shot``) are independent of each other, as
+            transformers gives them.
+
+        Raises:
+            UserError: Labels that cannot be used, or an image that cannot be read; what was
+                learned is then as it was before the call.
+
+        """
+        is_one = isinstance(images, str | os.PathLike | bytes | Image.Image) or (
+            isinstance(images, np.ndarray | Tensor) and images.ndim < 4
+        )
+        given: Iterable[ImageLike] = [images] if is_one else images
+        before, seen = self.adapter, self.images_seen
+        adapter = self._prepare(candidate_labels, hypothesis_template)
+        memory = adapter.state_dict()
+        try:
+            answers = self._classify(adapter, given, top_k, progress)
+        except BaseException:
+            adapter.load_state_dict(memory)
+            self.adapter, self.images_seen = before, seen
+            raise
+        return answers[0] if is_one else answers
+
+    def _classify(
+        self,
+        adapter: Adapter,
+        images: Iterable[ImageLike],
+        top_k: int | None,
+        progress: bool | None,
+    ) -> Answers:
+        total = len(images) if isinstance(images, Sequence | np.ndarray | Tensor) else None
+        names, found = adapter.prompts.names, Answers()
+        independent = bool(self.model.bias) and self.method == "zero_shot"
+        remaining = iter(images)
+        with _bar(total, self.batch_size, progress) as bar:
+            while batch := [self._open(image) for image in islice(remaining, self.batch_size)]:
+                logits = adapter.predict([picture for _, picture in batch]).logits.float()
+                scores = logits.sigmoid() if independent else logits.softmax(dim=-1)
+                best = scores.topk(min(top_k or len(names), len(names)), dim=-1)
+                for (shown, _), values, indices in zip(
+                    batch, best.values.tolist(), best.indices.tolist(), strict=True
+                ):
+                    pairs = zip(values, indices, strict=True)
+                    entries = [{"score": score, "label": names[index]} for score, index in pairs]
+                    found.append(Answer(entries, shown))
+                self.images_seen += len(batch)
+                bar.update(len(batch))
+        return found
+
+    def _open(self, image: ImageLike) -> tuple[ImageLike, ImageLike]:
+        """An image as answers show it later, and as a method takes it."""
+        if is_url(image):
+            if self._url_limits is None:
+                raise UserError(f"{image!r} is a URL: build the pipeline with allow_urls=True")
+            picture = open_image(fetch_image(str(image), **self._url_limits))
+            small = picture.copy()
+            small.thumbnail((_THUMBNAIL, _THUMBNAIL))
+            return small, picture
+        return image, image
+
+    def _prepare(self, labels: Sequence[str] | None, template: Any) -> Adapter:
+        """The adapter for these labels, with what was learned under others."""
+        known = None if self.adapter is None else self.adapter.prompts
+        if labels is None and known is None:
+            raise UserError("no labels: give candidate_labels=['cat', 'dog']")
+        names = known.names if labels is None and known is not None else labels
+        templates: Sequence[str] = (template,) if isinstance(template, str) else template or ()
+        if not templates:
+            templates = (TEMPLATE,) if labels is not None or known is None else known.templates
+        assert names is not None
+        prompts = ClassPrompts(names, tuple(templates))  # type: ignore[arg-type]  # made a tuple
+        if self.adapter is None or prompts != known:
+            self.adapter = self._build(prompts)
+        return self.adapter
+
+    def _build(self, prompts: ClassPrompts) -> Adapter:
+        if self.adapter is None:
+            return create_method(self.method, self.model, prompts, self.config, seed=self.seed)
+        if self.adapter.outlives_classes:
+            return self.adapter.with_classes(prompts)
+        warnings.warn(
+            f"{self.method} learns about its classes only: it starts again with these labels",
+            stacklevel=4,
+        )
+        return create_method(self.method, self.model, prompts, self.config, seed=self.seed)
+
+    def reset(self) -> None:
+        """Forget what was learned; the labels stay."""
+        self.images_seen = 0
+        if self.adapter is not None:
+            self.adapter.reset()
+
+    def save(self, path: Path | str) -> None:
+        """Write what was learned, with the labels, to a safetensors file."""
+        if self.adapter is None:
+            raise UserError("nothing to save: the pipeline has not been called yet")
+        prompts = self.adapter.prompts
+        labels = {"candidate_labels": prompts.names, "hypothesis_template": prompts.templates}
+        save_state(self.adapter, path, notes={"images": self.images_seen, **labels})
+
+    def load(self, path: Path | str) -> None:
+        """Continue from a file of :meth:`save`, with its labels.
+
+        Raises:
+            UserError: It was saved with another method, model or config, or not by a pipeline.
+
+        """
+        notes = read_header(path)["notes"]
+        if "candidate_labels" not in notes:
+            raise UserError(
+                f"{path} was not saved by a pipeline: it does not name its labels; use load_state"
+            )
+        prompts = ClassPrompts(notes["candidate_labels"], tuple(notes["hypothesis_template"]))
+        adapter = create_method(self.method, self.model, prompts, self.config, seed=self.seed)
+        load_state(adapter, path)
+        self.adapter, self.images_seen = adapter, int(notes["images"])
+
+    def __repr__(self) -> str:
+        labels = "no labels yet" if self.adapter is None else f"{len(self.adapter.prompts)} labels"
+        return (
+            f"<{TASK}: {self.method} on {self.model.id}, {labels}, "
+            f"learned from {self.images_seen:,} images>"
+        )
+
+
+def _bar(total: int | None, batch_size: int, wanted: bool | None) -> Any:
+    """A progress bar as the terminal or the notebook can show it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of tqdm, that a notebook lacks widgets: text will do
+        from tqdm.auto import tqdm
+
+        watched = "ipykernel" in sys.modules or sys.stderr.isatty()
+        several = total is None or total > batch_size
+        shown = watched and several if wanted is None else wanted
+        return tqdm(total=total, unit="image", desc="classify", disable=not shown)

@@ -1,0 +1,313 @@
+"""The pipeline: transformers' shape and scores, a state between calls, images from anywhere."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+import cliquetta
+from cliquetta.data.images import ImageError
+from cliquetta.data.urls import fetch_image
+from cliquetta.errors import UserError
+from cliquetta.methods.registry import create_method
+from cliquetta.model.clip import CLIP
+from cliquetta.pipelines import TEMPLATE, Answer, Answers
+from cliquetta.prompts.classes import ClassPrompts
+from tests._helpers.siglip import save_siglip, tiny_siglip
+from tests._helpers.tiny import TINY_NAMES
+from tests.model.test_tokenizer import merge_lines, vocabulary
+from tests.model.test_transformers_parity import tiny_transformers
+
+LABELS = list(TINY_NAMES)
+TASK = "zero-shot-image-classification"
+
+
+def picture(seed: int, size: tuple[int, int] = (40, 32)) -> Image.Image:
+    coarse = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    return Image.fromarray(coarse).resize(size, Image.Resampling.BILINEAR)
+
+
+def as_bytes(image: Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+PICTURES = [picture(seed) for seed in range(6)]
+
+
+@pytest.fixture
+def build(tiny_clip: CLIP) -> Any:
+    def call(method: str = "tent", **more: Any) -> Any:
+        return cliquetta.pipeline(TASK, model=tiny_clip, method=method, **more)
+
+    return call
+
+
+def test_zero_shot_gives_what_transformers_gives(tmp_path: Path) -> None:
+    lines = merge_lines()
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary(lines)))
+    (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *lines]))
+    whole: Any = transformers  # its overloads know no image processor of Pillow
+    theirs = whole.pipeline(
+        TASK,
+        model=tiny_transformers("quick_gelu"),
+        tokenizer=transformers.CLIPTokenizer(
+            str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"), model_max_length=77
+        ),
+        image_processor=transformers.CLIPImageProcessorPil(
+            size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
+        ),
+        device="cpu",
+    )
+    theirs.model.save_pretrained(tmp_path / "model")
+    theirs.image_processor.save_pretrained(tmp_path / "model")
+    classify = cliquetta.pipeline(
+        TASK, model=f"hf:{tmp_path / 'model'}", method="zero_shot", device="cpu"
+    )
+    cases: list[tuple[Any, dict[str, Any]]] = [
+        (PICTURES[0], {}),
+        (PICTURES[:3], {"hypothesis_template": "a drawing of the {}"}),
+        ([PICTURES[1]], {}),
+    ]
+    for given, options in cases:
+        options = {"candidate_labels": ["cat", "old ship", "frog"], **options}
+        ours, expected = classify(given, **options), theirs(given, **options)
+        assert isinstance(ours, list) and len(ours) == len(expected)
+        for mine, other in zip(
+            *((x if isinstance(x[0], list) else [x]) for x in (ours, expected)), strict=True
+        ):
+            assert [sorted(entry) for entry in mine] == [sorted(entry) for entry in other]
+            assert [entry["label"] for entry in mine] == [entry["label"] for entry in other]
+            for one, two in zip(mine, other, strict=True):
+                assert one["score"] == pytest.approx(two["score"], abs=1e-4)
+    assert json.loads(json.dumps(ours)) == ours
+
+
+def test_state_is_kept_between_calls(build: Any, tiny_clip: CLIP) -> None:
+    classify = build(batch_size=3)
+    found = [*classify(PICTURES[:3], LABELS), classify(PICTURES[3])]
+    method = create_method("tent", tiny_clip, ClassPrompts(tuple(LABELS), (TEMPLATE,)))
+    expected = [
+        *method.predict(PICTURES[:3]).probabilities,
+        method.predict(PICTURES[3]).probabilities[0],
+    ]
+    for answer, row in zip(found, expected, strict=True):
+        assert {e["label"]: e["score"] for e in answer} == pytest.approx(
+            dict(zip(LABELS, row.tolist(), strict=True)), abs=1e-6
+        )
+    assert classify.images_seen == 4
+
+
+def test_other_labels_keep_what_was_learned(build: Any) -> None:
+    classify = build()
+    classify(PICTURES, LABELS)
+    norms = classify.adapter.memory["norms.values"].clone()
+    assert not torch.equal(norms, build()._build(ClassPrompts(("a", "b"))).memory["norms.values"])
+    answer = classify(PICTURES[0], ["cat", "horse"])
+    assert {entry["label"] for entry in answer} == {"cat", "horse"}
+    assert classify.adapter.memory["norms.steps"] == 2  # one per call: it went on from there
+    forgetful = build("tda")
+    forgetful(PICTURES, LABELS)
+    with pytest.warns(UserWarning, match="tda learns about its classes only: it starts again"):
+        forgetful(PICTURES[0], ["cat", "horse"])
+
+
+def test_save_load_reset(build: Any, tmp_path: Path) -> None:
+    classify = build()
+    with pytest.raises(UserError, match="nothing to save"):
+        classify.save(tmp_path / "state")
+    first = classify(PICTURES[0], LABELS, "a {}")
+    classify.save(tmp_path / "state")
+    expected = classify(PICTURES[1])
+    other = build()
+    other.load(tmp_path / "state")
+    assert other.images_seen == 1
+    assert other(PICTURES[1]) == expected  # labels and template came with the file
+    other.reset()
+    assert other.images_seen == 0 and other(PICTURES[0]) == first
+    with pytest.raises(UserError, match="another method"):
+        build("tda").load(tmp_path / "state")
+    cliquetta.save_state(other.adapter, tmp_path / "bare")
+    with pytest.raises(UserError, match="not saved by a pipeline"):
+        other.load(tmp_path / "bare")
+
+
+def test_images_of_every_kind(build: Any, tmp_path: Path) -> None:
+    image = PICTURES[0]
+    image.save(tmp_path / "a.png")
+    array = np.asarray(image)
+    classify = build("zero_shot")
+    expected = classify(image, LABELS)
+    for given in (
+        str(tmp_path / "a.png"),
+        tmp_path / "a.png",
+        as_bytes(image),
+        array,
+        torch.from_numpy(array.copy()).movedim(-1, 0),
+    ):
+        assert classify(given) == expected
+        (only,) = classify([given])
+        assert only == expected
+    several = classify(np.stack([array, array]))
+    assert len(several) == 2 and several[1] == several[0]
+    assert [entry["label"] for entry in several[0]] == [entry["label"] for entry in expected]
+    assert classify(iter([image])) == [expected]
+    assert classify([]) == []
+    assert classify(image, top_k=2) == expected[:2]
+
+
+def test_a_call_that_fails_changes_nothing(build: Any, tmp_path: Path) -> None:
+    classify = build(batch_size=2)
+    classify(PICTURES, LABELS)
+    before = classify.adapter.state_dict()
+    for given, options in (
+        ([*PICTURES, tmp_path / "gone.png"], {}),
+        ([*PICTURES, tmp_path / "gone.png"], {"candidate_labels": ["cat", "horse"]}),
+        (PICTURES, {"candidate_labels": ["cat"]}),
+        (PICTURES, {"candidate_labels": ["cat", "cat"]}),
+        (PICTURES, {"hypothesis_template": "no place"}),
+        ("http://127.0.0.1/a.png", {}),
+        (3, {}),
+    ):
+        with pytest.raises((UserError, TypeError)):
+            classify(given, **options)
+        assert classify.adapter.prompts.names == tuple(LABELS)
+        assert classify.images_seen == len(PICTURES)
+        for name, value in classify.adapter.state_dict().items():
+            assert torch.equal(value, before[name]), name
+
+
+def test_bad_requests_end_early(build: Any, tiny_clip: CLIP) -> None:
+    with pytest.raises(UserError, match="did you mean 'zero-shot-image"):
+        cliquetta.pipeline("zero-shot-classification", model=tiny_clip)
+    with pytest.raises(UserError, match="unknown method"):
+        build("tents")
+    with pytest.raises(UserError, match="no labels"):
+        build()(PICTURES[0])
+    with pytest.raises(UserError, match="at least one image"):
+        build(batch_size=0)
+    with pytest.raises(UserError, match="is a URL: build the pipeline with allow_urls=True"):
+        build()("https://127.0.0.1/a.png", LABELS)
+
+
+def test_notebooks_show_answers(build: Any) -> None:
+    classify = build()
+    assert repr(classify) == (
+        "<zero-shot-image-classification: tent on tiny, no labels yet, learned from 0 images>"
+    )
+    answers = classify(PICTURES[:2], ["<b>cat</b>", "ship"])
+    assert "2 labels, learned from 2 images" in repr(classify)
+    assert isinstance(answers, Answers) and isinstance(answers[0], Answer)
+    page = answers.show()._repr_html_()
+    assert page.count('<img src="data:image/webp;base64,') == 2
+    assert "&lt;b&gt;cat" in page and "<b>cat" not in page
+    assert "<img" not in answers._repr_html_() and "ship" in answers[0]._repr_html_()
+    assert repr(answers[0]) == repr(list(answers[0]))
+
+
+def test_a_progress_bar_on_request(build: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    classify = build("zero_shot", batch_size=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        classify(PICTURES, LABELS)
+        assert not capsys.readouterr().err
+        classify(PICTURES, LABELS, progress=True)
+    assert "6/6" in capsys.readouterr().err
+
+
+class Site(BaseHTTPRequestHandler):
+    """One image, and the ways in which a server can be a nuisance."""
+
+    def do_GET(self) -> None:
+        data = as_bytes(PICTURES[0])
+        if self.path == "/gone":
+            self.send_error(404)
+            return
+        self.send_response(302 if self.path in ("/moved", "/file") else 200)
+        if self.path == "/moved":
+            self.send_header("Location", "/a.png")
+        if self.path == "/file":
+            self.send_header("Location", "file:///etc/passwd")
+        if self.path == "/claims":
+            self.send_header("Content-Length", str(10**9))
+        self.end_headers()
+        if self.path == "/slow":
+            for _ in range(50):
+                self.wfile.write(b"x")
+                time.sleep(0.1)
+        elif self.path == "/large":
+            self.wfile.write(b"x" * 10**6)
+        elif self.path not in ("/moved", "/file"):
+            self.wfile.write(data)
+
+    def log_message(self, *given: object) -> None:
+        """Be quiet."""
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Site)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_urls_where_they_are_allowed(build: Any, site: str) -> None:
+    classify = build("zero_shot", allow_urls=True)
+    expected = classify(PICTURES[0], LABELS)
+    assert classify(f"{site}/a.png") == expected
+    assert classify([f"{site}/moved"])[0] == expected
+    assert "<img" in classify(f"{site}/a.png").show()._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("/gone", "answers 404"),
+        ("/large", "too large"),
+        ("/claims", "too large"),
+        ("/slow", "within 0.5 seconds"),
+        ("/file", "not allowed|leads away|cannot be fetched|unknown url"),
+    ],
+)
+def test_urls_have_limits(site: str, path: str, sentence: str) -> None:
+    with pytest.raises(ImageError, match=sentence):
+        fetch_image(site + path, seconds=0.5, max_bytes=10**5)
+
+
+def test_the_model_of_a_user(tiny_clip: CLIP) -> None:
+    theirs = tiny_transformers("quick_gelu")
+    classify = cliquetta.pipeline(TASK, model=theirs, method="zero_shot")
+    assert classify.model is not tiny_clip and classify(PICTURES[0], LABELS)[0]["label"] in LABELS
+
+
+def test_sigmoid_models_score_labels_alone(tmp_path: Path) -> None:
+    theirs = tiny_siglip()
+    save_siglip(theirs, tmp_path)
+    classify = cliquetta.pipeline(TASK, model=f"hf:{tmp_path}", method="zero_shot", device="cpu")
+    answer = classify(PICTURES[0], LABELS)
+    model, texts = classify.model, [TEMPLATE.format(label) for label in LABELS]
+    with torch.no_grad():
+        pixels = model.preprocess.batch([PICTURES[0]])
+        logits = theirs(pixel_values=pixels, input_ids=model.tokenizer(texts)).logits_per_image[0]
+    expected = dict(zip(LABELS, logits.sigmoid().tolist(), strict=True))
+    assert {entry["label"]: entry["score"] for entry in answer} == pytest.approx(expected, abs=1e-5)
+    adapting = cliquetta.pipeline(TASK, model=model, method="tent")(PICTURES[0], LABELS)
+    assert sum(entry["score"] for entry in adapting) == pytest.approx(1)
