@@ -16,14 +16,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from cliquetta.methods._shared.config import MethodConfig, Positive, Weight
-from cliquetta.methods._shared.feature_level import FixedText
-from cliquetta.methods.base import BatchDependence
+from cliquetta.methods._shared.feature_level import ImageByImage, Numbers, numbers, softmax
 from cliquetta.methods.registry import register
-from cliquetta.types import Prediction
 
 
 @dataclass(frozen=True)
@@ -43,80 +42,80 @@ class BCAConfig(MethodConfig):
 class Embeddings:
     """Running means μ_m = kept_m start_m + Σ_j share_jm f_j over a group of images f.
 
-    Their products with the images and their lengths follow from those at the start, so that a group
-    is gone through in numbers of its own, on the CPU, whatever the width of the features.
+    Their products with the images and their lengths follow from those at the start.
     """
 
     def __init__(self, start: Tensor, features: Tensor) -> None:
         self.start, self.features = start, features
-        self.products = (features @ start.T).cpu()  # (B, N)
-        self.gram = (features @ features.T).cpu()
-        self.squares = start.square().sum(dim=-1).cpu()
-        self.kept = torch.ones_like(self.squares)
-        self.shares = torch.zeros_like(self.products)
+        both = numbers(torch.cat([start, features]) @ torch.cat([start, features]).T)
+        N = len(start)
+        self.products = both[:N, N:]  # (N, B)
+        self.gram = both[N:, N:]
+        self.squares = both.diagonal()[:N].copy()
+        self.kept, self.shares = np.ones(N), np.zeros_like(self.products)
 
-    def cosines(self, row: int) -> Tensor:
+    def cosines(self, row: int) -> Numbers:
         """cos(μ, f) (N,) of image ``row``."""
-        return self.products[row] / self.squares.sqrt()
+        found: Numbers = self.products[:, row] / np.sqrt(self.squares)
+        return found
 
     def learn(self, row: int, m: int, share: float) -> None:
         """Move μ_m by ``share`` of the way to image ``row``."""
         rest = 1 - share
-        mixed = 2 * rest * share * self.products[row, m] + share**2 * self.gram[row, row]
+        mixed = 2 * rest * share * self.products[m, row] + share**2 * self.gram[row, row]
         self.squares[m] = rest**2 * self.squares[m] + mixed
-        self.products[:, m] = rest * self.products[:, m] + share * self.gram[row]
+        self.products[m] = rest * self.products[m] + share * self.gram[row]
         self.kept[m] *= rest
-        self.shares[:, m] *= rest
-        self.shares[row, m] = share
+        self.shares[m] *= rest
+        self.shares[m, row] = share
 
     def means(self) -> Tensor:
         """μ (N, E) after all images."""
-        kept, shares = self.kept.to(self.start), self.shares.to(self.start)
-        return kept[:, None] * self.start + shares.T @ self.features
+        kept, shares = (torch.from_numpy(x).to(self.start) for x in (self.kept, self.shares))
+        return kept[:, None] * self.start + shares @ self.features
 
 
 @register(
     "bca",
     paper="Zhou et al., Bayesian Test-Time Adaptation for Vision-Language Models, CVPR 2025",
 )
-class BCA(FixedText):
+class BCA(ImageByImage):
     """Running means of class embeddings and of the labels they stand for; no training.
 
     log of the posterior under adapted embeddings and priors.
     """
 
-    batch_dependence = BatchDependence.SEQUENTIAL
     config: BCAConfig
 
     def _setup(self) -> None:
         super()._setup()
-        N, real = len(self.prompts), self.classifier.dtype
+        N, config = len(self.prompts), self.config
         self.memory.declare("embeddings", self.classifier)
-        self.memory.declare(
-            "embedding_counts", torch.full((N,), self.config.likelihood_count, dtype=real)
-        )
-        self.memory.declare("priors", torch.eye(N, dtype=real))
-        self.memory.declare("prior_counts", torch.full((N,), self.config.prior_count, dtype=real))
+        self.memory.declare("embedding_counts", torch.full((N,), float(config.likelihood_count)))
+        self.memory.declare("priors", torch.eye(N))
+        self.memory.declare("prior_counts", torch.full((N,), float(config.prior_count)))
 
-    def _predict_features(self, features: Tensor) -> Prediction:
-        config, memory, features = self.config, self.memory, features[:, 0]
+    def answer(self, features: Tensor) -> Numbers:
+        """Posteriors, each from the state that the images before it left."""
+        config, memory = self.config, self.memory
         embeddings = Embeddings(memory["embeddings"], features)
         counts, priors, prior_counts = (
-            memory[name].clone() for name in ("embedding_counts", "priors", "prior_counts")
+            numbers(memory[name]) for name in ("embedding_counts", "priors", "prior_counts")
         )
-        answers = torch.empty_like(embeddings.products)
+        answers = np.empty((len(features), len(priors)))
         for row in range(len(features)):
-            likelihood = (self.scale * embeddings.cosines(row)).softmax(dim=-1)
+            likelihood = softmax(self.scale * embeddings.cosines(row))
             answers[row] = likelihood @ priors
             m = int(likelihood.argmax())
-            probability = float(likelihood[m])
+            probability = likelihood[m]
             if probability > config.likelihood_threshold:
                 counts[m] += 1
-                embeddings.learn(row, m, 1 / float(counts[m]))
+                embeddings.learn(row, m, 1 / counts[m])
             if probability > config.prior_threshold:
                 prior_counts[m] += 1
                 priors[m] += (answers[row] - priors[m]) / prior_counts[m]
-        memory["embeddings"], memory["embedding_counts"] = embeddings.means(), counts
-        memory["priors"], memory["prior_counts"] = priors, prior_counts
-        smallest = torch.finfo(answers.dtype).tiny
-        return Prediction(answers.clamp_min(smallest).log().float().to(features.device))
+        memory["embeddings"] = embeddings.means()
+        learned = {"embedding_counts": counts, "priors": priors, "prior_counts": prior_counts}
+        for name, values in learned.items():
+            memory[name] = torch.from_numpy(values).to(memory[name])
+        return answers

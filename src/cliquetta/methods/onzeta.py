@@ -18,18 +18,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.methods._shared.config import Count, MethodConfig, NonNegative, Positive, Weight
-from cliquetta.methods._shared.feature_level import FixedText
-from cliquetta.methods.base import BatchDependence
+from cliquetta.methods._shared.feature_level import ImageByImage, Numbers, numbers, softmax
 from cliquetta.methods.registry import register
-from cliquetta.types import Prediction
-
-GROUP = 64
-"""Images gone through between two renewals of the proxies; results do not depend on it."""
 
 
 @dataclass(frozen=True)
@@ -50,43 +46,39 @@ class OnZetaConfig(MethodConfig):
     """n: images after which the vision label has its full weight; the stream's length if known."""
 
 
-def balanced_label(logits: Tensor, dual: Tensor) -> Tensor:
-    """Q (N,): softmax of text logits reweighted by exp(ρ)."""
-    return (logits + dual).softmax(dim=-1)
-
-
-def dual_step(dual: Tensor, label: Tensor, lr: float, balance: float) -> Tensor:
+def dual_step(dual: Numbers, label: Numbers, lr: float, balance: float) -> Numbers:
     """ρ after one image of label q (N,)."""
-    return (dual - lr * (label - balance / len(label))).clamp_min(0)
+    return np.maximum(dual - lr * (label - balance / len(label)), 0)
 
 
 class Proxies:
     """Unit proxies w_k = length_k (start_k + Σ_j share_jk f_j) of a group of images f.
 
-    A step w_k ← normalised w_k - c_k f needs products of images and proxies only, so that a group
-    is gone through in numbers of its own, on the CPU, whatever the width of the features. Steps are
-    longer than proxies: float64, or the sums would lose what is left of the start.
+    A step w_k ← normalised w_k - c_k f needs products of images and proxies only. Steps are longer
+    than proxies: float64, or the sums would lose what is left of the start.
     """
 
     def __init__(self, start: Tensor, features: Tensor) -> None:
         self.start, self.features = start, features
-        self.products = (features.double() @ start.double().T).cpu()  # (B, N)
-        self.gram = (features.double() @ features.double().T).cpu()
-        self.length = self.products.new_ones(len(start))
-        self.shares = torch.zeros_like(self.products)
+        both = torch.cat([start, features]).double()
+        products = numbers(features.double() @ both.T)
+        self.products, self.gram = products[:, : len(start)], products[:, len(start) :]
+        self.length, self.shares = np.ones(len(start)), np.zeros_like(self.products)
 
-    def cosines(self, row: int) -> Tensor:
+    def cosines(self, row: int) -> Numbers:
         """w·f (N,) of image ``row`` after the steps of those before it."""
-        return self.length * (self.products[row] + self.gram[row, :row] @ self.shares[:row])
+        moved = self.products[row] + self.gram[row, :row] @ self.shares[:row]
+        found: Numbers = self.length * moved
+        return found
 
-    def step(self, row: int, cosines: Tensor, size: Tensor) -> None:
+    def step(self, row: int, cosines: Numbers, size: Numbers) -> None:
         """Move by ``size`` c (N,) away from image ``row``, whose ``cosines`` are known."""
         self.shares[row] = -size / self.length
-        self.length = self.length / (1 - 2 * size * cosines + size.square()).sqrt()
+        self.length /= np.sqrt(1 + size * (size - 2 * cosines))
 
     def proxies(self) -> Tensor:
         """W (N, E) after all steps."""
-        shares = self.shares.to(self.start.device)
+        shares = torch.from_numpy(self.shares).to(self.start.device)
         moved = self.start.double() + shares.T @ self.features.double()
         return F.normalize(moved, dim=-1).to(self.start.dtype)
 
@@ -95,13 +87,12 @@ class Proxies:
     "onzeta",
     paper="Qian and Hu, Online Zero-Shot Classification with CLIP, ECCV 2024",
 )
-class OnZeta(FixedText):
+class OnZeta(ImageByImage):
     """Image by image: balanced labels teach vision proxies beside the texts; no training.
 
     log of the mixture of the balanced text label and the vision label.
     """
 
-    batch_dependence = BatchDependence.SEQUENTIAL
     config: OnZetaConfig
 
     def _setup(self) -> None:
@@ -111,28 +102,23 @@ class OnZeta(FixedText):
         self.memory.declare("proxies", self.classifier)
         self.memory.declare("images", torch.zeros((), dtype=torch.long))
 
-    def _predict_features(self, features: Tensor) -> Prediction:
-        groups = torch.split(features[:, 0], GROUP)
-        return Prediction(torch.cat([self._answer(group) for group in groups]))
-
-    def _answer(self, features: Tensor) -> Tensor:
-        """Logits (B, N) of one group of features (B, E)."""
+    def answer(self, features: Tensor) -> Numbers:
+        """Mixtures of the balanced text label and the vision label."""
         config, memory = self.config, self.memory
-        logits = (self.scale * features.double() @ self.classifier.double().T).cpu()
+        logits = numbers(self.scale * features.double() @ self.classifier.double().T)
         proxies = Proxies(memory["proxies"], features)
-        dual, seen = memory["dual"], int(memory["images"])
-        answers = torch.empty_like(logits)
-        for row in range(len(features)):
-            t = seen + row + 1
-            text = balanced_label(logits[row], dual)
+        dual, seen = numbers(memory["dual"]), int(memory["images"])
+        answers = np.empty_like(logits)
+        for row, t in enumerate(range(seen + 1, seen + len(features) + 1)):
+            text = softmax(logits[row] + dual)
             dual = dual_step(dual, text, config.dual_lr / t**0.5, config.balance)
             cosines = proxies.cosines(row)
-            vision = (self.vision_scale * cosines).softmax(dim=-1)
+            vision = softmax(self.vision_scale * cosines)
+            difference = vision - text
             weight = config.vision_weight * min(1.0, t / config.horizon) ** 0.5
-            answers[row] = torch.lerp(text, vision, weight)
+            answers[row] = text + weight * difference
             lr = config.proxy_lr / t**0.5 * self.vision_scale
-            proxies.step(row, cosines, lr * (vision - text))
-        memory["dual"], memory["proxies"] = dual, proxies.proxies()
+            proxies.step(row, cosines, lr * difference)
+        memory["dual"], memory["proxies"] = torch.from_numpy(dual), proxies.proxies()
         memory["images"] = memory["images"] + len(features)
-        smallest = torch.finfo(torch.float32).tiny
-        return answers.clamp_min(smallest).log().float().to(features.device)
+        return answers

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from cliquetta.errors import UserError
@@ -16,7 +18,13 @@ from cliquetta.methods._shared.memory import all_finite
 from cliquetta.methods._shared.views import ViewsConfig
 from cliquetta.methods.base import Adapter, BatchDependence, NonFiniteError
 from cliquetta.model.clip import encode_views
+from cliquetta.model.cuda_graph import Replayed
 from cliquetta.types import Batch, Prediction
+
+Numbers = NDArray[np.float64]
+GROUP = 64
+"""Images of an :class:`ImageByImage` between two visits to the device; answers do not depend on
+it, memory grows with its square."""
 
 
 class FeatureLevel(Adapter):
@@ -67,16 +75,59 @@ class FixedText(FeatureLevel):
         self.scale = self.model.scale
 
 
+class ImageByImage(FixedText):
+    """One whose every step depends on the one before: in numbers of a group, on the CPU.
+
+    What a step needs are products of features, so that the width of features does not matter and
+    the device is asked once per group.
+    """
+
+    batch_dependence = BatchDependence.SEQUENTIAL
+
+    def _predict_features(self, features: Tensor) -> Prediction:
+        groups = features[:, 0].split(GROUP)
+        answers = torch.from_numpy(np.concatenate([self.answer(group) for group in groups]))
+        smallest = torch.finfo(torch.float32).tiny
+        return Prediction(answers.clamp_min(smallest).log().float().to(features.device))
+
+    @abstractmethod
+    def answer(self, features: Tensor) -> Numbers:
+        """Probabilities (B, N) of a group of unit features (B, E), learned from in order."""
+
+
+def numbers(tensor: Tensor) -> Numbers:
+    """A tensor on the CPU, in double precision, that may be written to."""
+    return np.array(tensor.detach().cpu(), dtype=np.float64)
+
+
+def softmax(logits: Numbers) -> Numbers:
+    """Probabilities (N,)."""
+    exponentials = np.exp(logits - np.maximum.reduce(logits))
+    exponentials /= np.add.reduce(exponentials)
+    return exponentials
+
+
 class Transductive(FixedText):
-    """One that explains each batch as a whole: logits are the log of the assignments found."""
+    """One that explains each batch as a whole: logits are the log of the assignments found.
+
+    Hundreds of small steps per batch: on CUDA they are recorded and replayed.
+    """
 
     batch_dependence = BatchDependence.JOINT
+
+    def _setup(self) -> None:
+        super()._setup()
+        self._replayed = Replayed(lambda features, log_prior: (self.assign(features, log_prior),))
 
     def _predict_features(self, features: Tensor) -> Prediction:
         features = features[:, 0]
         log_prior = (self.scale * features @ self.classifier.T).log_softmax(dim=-1)
-        return Prediction(self.assign(features, log_prior).float())
+        (logs,) = self._replayed(features, log_prior)
+        return Prediction(logs.float())
 
     @abstractmethod
     def assign(self, features: Tensor, log_prior: Tensor) -> Tensor:
-        """Log assignments (B, N) of unit features (B, E), from zero-shot log-probabilities."""
+        """Log assignments (B, N) of unit features (B, E), from zero-shot log-probabilities.
+
+        May not wait for the device.
+        """
