@@ -49,22 +49,36 @@ def glass_blur(x: Floats, c: Constants, draws: Draws) -> Floats:
     sigma, reach, rounds = c[0], round(c[1]), round(c[2])
     count, height, width, _ = x.shape
     rows, columns = np.arange(height - reach, reach, -1), np.arange(width - reach, reach, -1)
-    places = np.tile((rows[:, None] * width + columns).ravel(), rounds)
-    moves = draws.integers(-reach, reach, 2, len(places))
-    others = places + moves[:, 0] * width + moves[:, 1]
-    order = np.array([_copied(height * width, places, other) for other in others])
+    places = (rows[:, None] * width + columns).ravel()
+    moves = draws.integers(-reach, reach, 2, rounds * len(places))
+    others = np.tile(places, rounds) + moves[:, 0] * width + moves[:, 1]
+    order = _copied(height * width, places, others.reshape(count, rounds, len(places)))
     blurred = filters.gaussian_blur(x, sigma).reshape(count, height * width, 3)
     shuffled = np.take_along_axis(blurred, order[..., None], axis=1)
     return filters.gaussian_blur(shuffled.reshape(x.shape), sigma)
 
 
-def _copied(size: int, places: NDArray[np.int64], others: NDArray[np.int64]) -> list[int]:
-    """0..size-1 after copying others[0] to places[0], then others[1] to places[1], ..."""
-    # Each copy may read what an earlier one wrote; plain lists are the fastest way through.
-    order = list(range(size))
-    for target, source in zip(places.tolist(), others.tolist(), strict=True):
-        order[target] = order[source]
-    return order
+def _copied(size: int, places: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.int64]:
+    """0..size-1 of each picture after copying others[0] to places[0], then others[1] to ...
+
+    ``places`` fall, in every round of ``others`` (N, rounds, n). A copy reads what an earlier one
+    of its round wrote if its source is behind it, so that values come along chains of such
+    sources; their ends are found for all places at once, by doubling the steps.
+    """
+    count, rounds, _ = others.shape
+    everywhere = np.arange(count * size).reshape(count, size)
+    order = everywhere.ravel()
+    for round in range(rounds):
+        sources = everywhere.copy()
+        sources[:, places] = others[:, round] + everywhere[:, :1]
+        end = np.maximum(sources, everywhere).ravel()
+        while True:
+            further = end[end]
+            if np.array_equal(further, end):
+                break
+            end = further
+        order = order[sources.ravel()[end]]
+    return order.reshape(count, size) - everywhere[:, :1]
 
 
 def motion_blur(x: Floats, c: Constants, draws: Draws) -> Floats:
@@ -75,10 +89,11 @@ def motion_blur(x: Floats, c: Constants, draws: Draws) -> Floats:
 def zoom_blur(x: Floats, c: Constants, draws: Draws) -> Floats:
     """The mean of the picture and of ever larger copies; c is the end and step of the factors."""
     factors = np.arange(1, c[0], c[1])
-    total = x.copy()
+    planes = np.ascontiguousarray(np.moveaxis(x, 3, 1))
+    total = planes.copy()
     for factor in factors:
-        total += filters.zoom(x, float(factor))
-    return total / np.float32(len(factors) + 1)
+        total += filters.zoom(planes, float(factor))
+    return np.moveaxis(total / np.float32(len(factors) + 1), 1, 3)
 
 
 def snow(x: Floats, c: Constants, draws: Draws) -> Floats:

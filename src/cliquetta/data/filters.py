@@ -7,12 +7,19 @@ filters are written as one small matrix per axis, which holds any boundary rule 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
+_BLOCK = 32
+"""Rows of a filter matrix that are applied at a time."""
+_LEAST = 1e-8
+"""Weights of a kernel below this are left out."""
+_FEW_TAPS = 25
+"""Weights of a kernel up to which a sum over shifted pictures is the faster way."""
 
 
 class Draws:
@@ -64,10 +71,30 @@ def fold(index: NDArray[np.int64], size: int, rule: str) -> NDArray[np.int64]:
 
 def apply_axes(images: Floats, rows: Floats, columns: Floats) -> Floats:
     """Multiply the vertical axis by ``rows`` (H', H) and the horizontal one by ``columns``."""
-    count, height, width, channels = images.shape
-    high = np.matmul(rows, images.reshape(count, height, width * channels))
-    out: Floats = np.matmul(columns, high.reshape(count, -1, width, channels))
+    planes = np.ascontiguousarray(np.moveaxis(images, 3, 1))
+    return np.moveaxis(apply_to_planes(planes, rows, columns), 1, 3)
+
+
+def apply_to_planes(planes: Floats, rows: Floats, columns: Floats) -> Floats:
+    """The same of planes (N, C, H, W).
+
+    Filters reach a few points only: blocks of a matrix are multiplied by what they look at.
+    """
+    high = np.empty((*planes.shape[:2], len(rows), planes.shape[3]), np.float32)
+    for block, seen in _blocks(rows):
+        np.matmul(rows[block, seen], planes[:, :, seen], out=high[:, :, block])
+    out = np.empty((*high.shape[:3], len(columns)), np.float32)
+    for block, seen in _blocks(columns):
+        out[..., block] = high[..., seen] @ columns[block, seen].T
     return out
+
+
+def _blocks(matrix: Floats) -> Iterator[tuple[slice, slice]]:
+    """Blocks of the rows of a matrix, and the columns beyond which each block is zero."""
+    for start in range(0, len(matrix), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        used = np.flatnonzero(matrix[block].any(axis=0))
+        yield block, slice(int(used[0]), int(used[-1]) + 1) if len(used) else slice(0, 1)
 
 
 def gaussian_matrix(
@@ -96,6 +123,7 @@ def gaussian_blur(
     )
 
 
+@lru_cache(maxsize=128)
 def zoom_matrix(size: int, factor: float) -> Floats:
     """(size, size): enlarge the middle of an axis ``factor`` times by linear interpolation.
 
@@ -115,10 +143,10 @@ def zoom_matrix(size: int, factor: float) -> Floats:
     return matrix.astype(np.float32)
 
 
-def zoom(images: Floats, factor: float) -> Floats:
-    """Enlarge the middle of each picture ``factor`` times; the size stays."""
-    height, width = images.shape[1:3]
-    return apply_axes(images, zoom_matrix(height, factor), zoom_matrix(width, factor))
+def zoom(planes: Floats, factor: float) -> Floats:
+    """Enlarge the middle of each plane (N, C, H, W) ``factor`` times; the size stays."""
+    height, width = planes.shape[2:]
+    return apply_to_planes(planes, zoom_matrix(height, factor), zoom_matrix(width, factor))
 
 
 def disk_kernel(radius: float, alias_blur: float) -> Floats:
@@ -137,15 +165,45 @@ def disk_kernel(radius: float, alias_blur: float) -> Floats:
 
 
 def convolve(images: Floats, kernel: Floats) -> Floats:
-    """Correlate every channel with one odd-sided kernel; borders mirror without the edge."""
+    """Correlate every channel with one kernel; borders mirror without the edge.
+
+    The kernel has an odd side and, upside down, is the same.
+    """
     height, width = images.shape[1:3]
     reach = kernel.shape[0] // 2
     rows = fold(np.arange(-reach, height + reach), height, "reflect")
     columns = fold(np.arange(-reach, width + reach), width, "reflect")
     padded = images[:, rows][:, :, columns]
-    out = np.zeros_like(images)
-    for i, j in np.argwhere(kernel > 1e-8):
-        out += kernel[i, j] * padded[:, i : i + height, j : j + width]
+    taps = np.argwhere(kernel > _LEAST)
+    if len(taps) <= _FEW_TAPS:
+        out = np.zeros_like(images)
+        for i, j in taps:
+            out += kernel[i, j] * padded[:, i : i + height, j : j + width]
+        return out
+    return np.moveaxis(_convolve_planes(np.moveaxis(padded, 3, 1), kernel, height, width), 1, 3)
+
+
+def _convolve_planes(padded: Floats, kernel: Floats, height: int, width: int) -> Floats:
+    """Planes (N, C, H + 2r, W + 2r): each pair of equal kernel rows is a matrix product."""
+    padded = np.ascontiguousarray(padded)
+    out = np.zeros((*padded.shape[:2], height, width), np.float32)
+    reach = kernel.shape[0] // 2
+    offsets = np.arange(kernel.shape[1])
+    for i in range(reach + 1):
+        used = offsets[kernel[i] > _LEAST]
+        if not len(used):
+            continue
+        lines = padded[:, :, i : i + height]
+        if i < reach:
+            lines = lines + padded[:, :, 2 * reach - i : 2 * reach - i + height]
+        first, last = used[0], used[-1] + 1
+        band = np.zeros((_BLOCK + last - first - 1, _BLOCK), np.float32)
+        for column in range(_BLOCK):
+            band[column : column + last - first, column] = kernel[i, first:last]
+        for start in range(0, width, _BLOCK):
+            size = min(_BLOCK, width - start)
+            seen = lines[..., start + first : start + size + last - 1]
+            out[..., start : start + size] += seen @ band[: seen.shape[-1], :size]
     return out
 
 

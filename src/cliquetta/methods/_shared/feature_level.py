@@ -85,7 +85,7 @@ class ImageByImage(FixedText):
     batch_dependence = BatchDependence.SEQUENTIAL
 
     def _predict_features(self, features: Tensor) -> Prediction:
-        groups = features[:, 0].split(GROUP)
+        groups = torch.split(features[:, 0], GROUP)
         answers = torch.from_numpy(np.concatenate([self.answer(group) for group in groups]))
         smallest = torch.finfo(torch.float32).tiny
         return Prediction(answers.clamp_min(smallest).log().float().to(features.device))
@@ -102,7 +102,7 @@ def numbers(tensor: Tensor) -> Numbers:
 
 def softmax(logits: Numbers) -> Numbers:
     """Probabilities (N,)."""
-    exponentials = np.exp(logits - np.maximum.reduce(logits))
+    exponentials: Numbers = np.exp(logits - np.maximum.reduce(logits))
     exponentials /= np.add.reduce(exponentials)
     return exponentials
 
