@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -49,7 +51,7 @@ def text_feature(model: CLIP, embeddings: Tensor, deep: list[Tensor] | None = No
 
 def image_feature(model: CLIP, pixels: Tensor, layers: list[Tensor]) -> Tensor:
     """Unit feature (E,) of one image (3, S, S) with tokens ``layers[j]`` at the end of block j."""
-    tower = model.visual
+    tower: Any = model.visual
     p = tower.config.patch_size
     side = tower.config.image_size // p
     kernel = tower.patch.weight.flatten(1)
@@ -58,13 +60,13 @@ def image_feature(model: CLIP, pixels: Tensor, layers: list[Tensor]) -> Tensor:
         for r in range(side)
         for c in range(side)
     ]
-    x = torch.stack([tower.class_token, *patches]) + tower.position  # type: ignore[list-item]
-    x = norm(torch.cat([x, layers[0]]), tower.ln_pre)  # type: ignore[arg-type]
-    for index, block in enumerate(tower.blocks):  # type: ignore[arg-type]
+    x = torch.stack([tower.class_token, *patches]) + tower.position
+    x = norm(torch.cat([x, layers[0]]), tower.ln_pre)
+    for index, block in enumerate(tower.blocks):
         if 0 < index < len(layers):
             x = torch.cat([x[: -len(layers[index])], layers[index]])
         x = block_output(x, block, causal=False)
-    feature = norm(x[0], tower.ln_post) @ tower.projection  # type: ignore[arg-type]
+    feature = norm(x[0], tower.ln_post) @ tower.projection
     return feature / feature.norm()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +26,8 @@ FAST = CoCoOpConfig(epochs=8, batch_size=8, lr=0.05, hidden_dim=8, crop_scale=(0
 def literal_logits(
     model: CLIP, prompts: ClassPrompts, learned: dict[str, Tensor], features: Tensor
 ) -> Tensor:
-    tokenizer, embed = model.tokenizer, model.text.tokens.weight
+    tokenizer: Any = model.tokenizer
+    embed = model.text.tokens.weight
     rows = []
     for feature in features:
         hidden = (learned["down.weight"] @ feature + learned["down.bias"]).clamp(min=0)
@@ -34,7 +36,7 @@ def literal_logits(
         row = []
         for name in prompts.names:
             own = [embed[i] for i in tokenizer.encode(f"{name}.")]
-            sequence = [embed[tokenizer.start], *context, *own, embed[tokenizer.end]]  # type: ignore[attr-defined]
+            sequence = [embed[tokenizer.start], *context, *own, embed[tokenizer.end]]
             row.append(model.scale * feature @ text_feature(model, torch.stack(sequence)))
         rows.append(torch.stack(row))
     return torch.stack(rows)

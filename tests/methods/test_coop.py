@@ -25,7 +25,8 @@ FAST = CoOpConfig(context_init="a photo of a", epochs=20, lr=0.1, crop_scale=(0.
 
 def literal_prompt(model: CLIP, name: str, context: Tensor, position: str) -> Tensor:
     """Embedded sequence of one class, put together token by token."""
-    tokenizer, embed = model.tokenizer, model.text.tokens.weight
+    tokenizer: Any = model.tokenizer
+    embed = model.text.tokens.weight
     own = [embed[i] for i in tokenizer.encode(name)]
     stop = [embed[i] for i in tokenizer.encode(".")]
     learned = list(context)
@@ -35,7 +36,7 @@ def literal_prompt(model: CLIP, name: str, context: Tensor, position: str) -> Te
         "middle": [*learned[:half], *own, *learned[half:]],
         "front": [*own, *learned],
     }[position]
-    return torch.stack([embed[tokenizer.start], *middle, *stop, embed[tokenizer.end]])  # type: ignore[attr-defined]
+    return torch.stack([embed[tokenizer.start], *middle, *stop, embed[tokenizer.end]])
 
 
 def literal_logits(

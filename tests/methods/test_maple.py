@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,8 @@ def literal_logits(
     model: CLIP, prompts: ClassPrompts, learned: dict[str, Tensor], pixels: Tensor
 ) -> Tensor:
     """The first two tokens are learned; other words, the name and the full stop stay."""
-    tokenizer, embed = model.tokenizer, model.text.tokens.weight
+    tokenizer: Any = model.tokenizer
+    embed = model.text.tokens.weight
     textual = [learned["context"], *learned["deep"]]
     visual = [
         torch.stack([weight @ token + bias for token in tokens])
@@ -37,7 +39,7 @@ def literal_logits(
     text = []
     for name in prompts.names:
         kept = [embed[i] for i in tokenizer.encode(f"a photo of a {name}.")[2:]]
-        sequence = [embed[tokenizer.start], *textual[0], *kept, embed[tokenizer.end]]  # type: ignore[attr-defined]
+        sequence = [embed[tokenizer.start], *textual[0], *kept, embed[tokenizer.end]]
         text.append(text_feature(model, torch.stack(sequence), deep=textual[1:]))
     images = [image_feature(model, image, visual) for image in pixels]
     return model.scale * torch.stack(images) @ torch.stack(text).T

@@ -226,13 +226,13 @@ def test_tent_learns_the_layernorms_of_a_wrapped_image_tower(pixels: Tensor, wor
     theirs = Convolutions()
     before = copy.deepcopy(theirs.state_dict())
     ours = from_model(theirs, preprocess=Preprocess(32), tokenizer=words)
-    adapter = create_method("tent", ours, PROMPTS)
-    assert adapter.tower.start.numel() == 2 * 16  # type: ignore[attr-defined]
+    adapter: Any = create_method("tent", ours, PROMPTS)
+    assert adapter.tower.start.numel() == 2 * 16
     first, second = (adapter.predict(Batch(pixels)).logits for _ in range(2))
     # One step of Adam by hand on a copy of the module gives what the second batch sees.
     copied = Convolutions()
     copied.load_state_dict(before)
-    values = [copied.norm.weight, copied.norm.bias]
+    values: list[Any] = [copied.norm.weight, copied.norm.bias]
     texts = nn.functional.normalize(ours.encode_text(PROMPTS.texts(PROMPTS.templates[0])))
 
     def logits() -> Any:
@@ -241,7 +241,7 @@ def test_tent_learns_the_layernorms_of_a_wrapped_image_tower(pixels: Tensor, wor
     torch.testing.assert_close(first, logits().detach(), atol=1e-5, rtol=1e-5)
     p = logits().softmax(dim=1)
     loss = -(p * p.log()).sum(dim=1).mean()
-    gradients = torch.autograd.grad(loss, values)  # type: ignore[arg-type]
+    gradients = torch.autograd.grad(loss, values)
     with torch.no_grad():
         for value, gradient in zip(values, gradients, strict=True):
             value -= 1e-3 * gradient / (gradient.abs() + 1e-8)
