@@ -24,6 +24,7 @@ ROOMS = (
     ("pipelines",),
     ("serve",),
     ("app",),
+    ("integrations",),
     ("__init__",),
     ("cli",),
 )

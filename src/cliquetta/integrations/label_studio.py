@@ -1,0 +1,174 @@
+"""Pre-labels in Label Studio: its machine-learning backend, answered by ``cliquetta serve``.
+
+Run it beside the service and add its address under *Settings, Model* of a project::
+
+    cliquetta serve --port 8765
+    python -m cliquetta.integrations.label_studio --service http://127.0.0.1:8765 --port 9090
+
+The classes are those of the project's ``<Choices>``. Every project has a session of the service,
+which goes on adapting; a backend that is started again finds it there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI, HTTPException
+from label_studio_sdk._extensions.label_studio_tools.core.utils.io import get_local_path
+from label_studio_sdk.label_interface import LabelInterface
+from starlette.concurrency import run_in_threadpool
+
+from cliquetta.errors import UserError
+from cliquetta.serve.client import Client, RemoteSession
+from cliquetta.serve.schema import ImagePrediction
+from cliquetta.version import installed_version
+
+BATCH = 64
+"""Images per request to the service."""
+
+
+@dataclass(frozen=True)
+class Control:
+    """What a labelling configuration asks for: one choice of ``labels`` for an image."""
+
+    from_name: str
+    to_name: str
+    image: str
+    """Field of a task's data with the image."""
+    labels: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, config: str) -> Control:
+        """Of a labelling configuration with ``<Image>`` and ``<Choices>``."""
+        for control in LabelInterface(config).controls:
+            for target in control.objects if control.tag == "Choices" else ():
+                if target.tag == "Image":
+                    field = target.value_name
+                    return cls(control.name, target.name, field, tuple(control.labels))
+        raise UserError("the labelling configuration has no <Choices> for an <Image>")
+
+    def prediction(self, answer: ImagePrediction | None, version: str) -> dict[str, Any]:
+        """An answer in Label Studio's format; none for an image that could not be read."""
+        if answer is None:
+            return {"result": [], "score": 0.0, "model_version": version}
+        result = {
+            "from_name": self.from_name,
+            "to_name": self.to_name,
+            "type": "choices",
+            "value": {"choices": [answer.label]},
+            "score": answer.probability,
+        }
+        return {"result": [result], "score": answer.probability, "model_version": version}
+
+
+class Backend:
+    """Predicts tasks of Label Studio through sessions of the service.
+
+    Args:
+        client: The service.
+        method: Method of new sessions.
+        model: Model of new sessions; the first of the service if not given.
+        fetch: Path of the image of a task, from its address; Label Studio's own rule, with
+            ``LABEL_STUDIO_URL`` and ``LABEL_STUDIO_API_KEY``, if not given.
+
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        method: str = "scap_domain",
+        model: str | None = None,
+        fetch: Callable[[str], str] | None = None,
+    ) -> None:
+        self.client, self.method, self.model = client, method, model
+        self.fetch = fetch or fetch_image
+        self.version = f"cliquetta {installed_version()} {method}"
+
+    def predict(self, tasks: Sequence[dict[str, Any]], config: str) -> list[dict[str, Any]]:
+        """A prediction for every task, in order."""
+        control = Control.parse(config)
+        session = self.session(control.labels)
+        found: list[dict[str, Any]] = []
+        for start in range(0, len(tasks), BATCH):
+            part = tasks[start : start + BATCH]
+            paths = [self.fetch(str(task["data"][control.image])) for task in part]
+            answer = session.predict(paths, top_k=1)
+            by_place = {one.index: one for one in answer.predictions}
+            found += [control.prediction(by_place.get(i), self.version) for i in range(len(part))]
+        return found
+
+    def session(self, labels: Sequence[str]) -> RemoteSession:
+        """The session of these classes: the latest of the service, or a new one."""
+        for info in reversed(self.client.sessions()):
+            same = (info.classes, info.method) == (list(labels), self.method)
+            if same and self.model in (None, info.model):
+                return self.client.session(info.id)
+        return self.client.create_session(labels, method=self.method, model=self.model)
+
+
+def fetch_image(address: str) -> str:
+    """A local copy of a task's image, by Label Studio's own rule."""
+    host, token = (os.environ.get(f"LABEL_STUDIO_{key}") for key in ("URL", "API_KEY"))
+    return str(get_local_path(address, hostname=host, access_token=token))
+
+
+def create_app(backend: Backend) -> FastAPI:
+    """The endpoints that Label Studio asks of a machine-learning backend."""
+    app = FastAPI(title="CliqueTTA for Label Studio", openapi_url=None)
+
+    @app.get("/")
+    @app.get("/health")
+    def health() -> dict[str, str]:
+        return {"status": "UP", "model_class": "cliquetta"}
+
+    @app.post("/setup")
+    def setup(request: dict[str, Any]) -> dict[str, str]:
+        if request.get("schema"):
+            _parse(request["schema"])
+        return {"model_version": backend.version}
+
+    @app.post("/predict")
+    async def predict(request: dict[str, Any]) -> dict[str, Any]:
+        config = str(request.get("label_config") or "")
+        _parse(config)
+        found = await run_in_threadpool(backend.predict, request.get("tasks") or [], config)
+        return {"results": found, "model_version": backend.version}
+
+    @app.post("/webhook")
+    def webhook(request: dict[str, Any]) -> dict[str, str]:
+        del request  # labels of annotators are not learned from
+        return {"status": "ignored"}
+
+    return app
+
+
+def _parse(config: str) -> Control:
+    try:
+        return Control.parse(config)
+    except Exception as error:  # the package raises what its XML parser does
+        raise HTTPException(422, f"unusable labelling configuration: {error}") from error
+
+
+def main() -> None:
+    """Run the backend."""
+    import uvicorn
+
+    parser = argparse.ArgumentParser(description="Label Studio backend over `cliquetta serve`.")
+    parser.add_argument("--service", default="http://127.0.0.1:8765", help="Its address.")
+    parser.add_argument("--method", default="scap_domain", help="Method of new sessions.")
+    parser.add_argument("--model", help="Model of new sessions.")
+    parser.add_argument("--host", default="127.0.0.1", help="Where to listen.")
+    parser.add_argument("--port", type=int, default=9090, help="Where to listen.")
+    args = parser.parse_args()
+    client = Client(args.service, os.environ.get("CLIQUETTA_TOKEN"))
+    backend = Backend(client, method=args.method, model=args.model)
+    uvicorn.run(create_app(backend), host=args.host, port=args.port)
+
+
+if __name__ == "__main__":
+    main()

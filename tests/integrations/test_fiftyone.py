@@ -1,0 +1,38 @@
+"""The FiftyOne model against the method itself; needs no database."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cliquetta.methods.registry import create_method
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+
+pytest.importorskip("fiftyone")
+
+
+def test_answers_are_those_of_the_method(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> None:
+    from fiftyone.core.models import Model
+
+    from cliquetta.integrations.fiftyone import FiftyOneModel
+
+    model = FiftyOneModel(create_method("tent", tiny_clip, tiny_prompts))
+    assert isinstance(model, Model) and model.media_type == "image"
+    assert model.classes == list(tiny_prompts.names)
+    plain = create_method("tent", tiny_clip, tiny_prompts)
+    generator = np.random.default_rng(0)
+    for shape in ((40, 48, 3), (32, 32, 4), (20, 30)):  # colour, with alpha, grey
+        images = [generator.integers(0, 256, shape, dtype=np.uint8) for _ in range(3)]
+        expected = plain.predict([Image.fromarray(image) for image in images])
+        with model:
+            model.store_logits = True
+            found = model.predict_all(images)
+        best = expected.probabilities.max(dim=1)
+        names = [tiny_prompts.names[i] for i in best.indices.tolist()]
+        assert [label.label for label in found] == names
+        np.testing.assert_allclose([label.confidence for label in found], best.values, atol=1e-6)
+        logits = np.stack([label.logits for label in found])
+        np.testing.assert_allclose(logits, expected.logits, atol=1e-5)
+    assert model.predict(images[0]).label in model.classes
