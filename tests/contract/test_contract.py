@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import inspect
 import re
+import resource
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.methods._shared.allocation import AllocationLimit
 from cliquetta.methods._shared.state import load_state, save_state
 from cliquetta.methods.base import Adapter, BatchDependence, NonFiniteError
 from cliquetta.methods.registry import (
@@ -248,6 +251,35 @@ def test_states_with_the_largest_counters_are_refused_or_work(
                 logits_of(adapter, stream_of(batch)[2:])
             except NonFiniteError:
                 continue
+
+
+def test_a_state_is_counted_before_it_exists(
+    entry: MethodEntry, tiny_clip: CLIP, tiny_prompts: ClassPrompts
+) -> None:
+    with AllocationLimit(2**40) as limit:
+        adapter = build_adapter(entry, tiny_clip, tiny_prompts)
+    assert limit.total == 2 * sum(adapter.memory[name].nbytes for name in adapter.memory)
+
+
+def counts(entry: MethodEntry) -> Iterator[Any]:
+    """The config with each of its whole numbers at three millions, where it may be."""
+    for field in dataclasses.fields(entry.config):
+        if type(getattr(entry.config(), field.name)) is int:
+            with contextlib.suppress(UserError):
+                yield dataclasses.replace(entry.config(), **{field.name: 3_000_000})
+
+
+@pytest.mark.parametrize("entry", [e for e in list_methods() if e.fit is None], ids=named)
+def test_settings_that_ask_for_gigabytes_are_refused_before_they_are_taken(
+    entry: MethodEntry, tiny_clip: CLIP, tiny_prompts: ClassPrompts
+) -> None:
+    build_adapter(entry, tiny_clip, tiny_prompts)
+    before, most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 50_000_000
+    for config in counts(entry):
+        with contextlib.suppress(UserError), AllocationLimit(most):
+            adapter = create_method(entry.name, tiny_clip, tiny_prompts, config)
+            assert 2 * sum(adapter.memory[name].nbytes for name in adapter.memory) <= most
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KiB
 
 
 def test_reset_replays_the_stream(adapter: Adapter, batch: Batch) -> None:

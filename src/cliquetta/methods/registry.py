@@ -23,6 +23,7 @@ from typing import Any, TypeVar, get_type_hints
 from torch import Tensor
 
 from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.methods._shared.allocation import AllocationLimit, half_of_memory
 from cliquetta.methods._shared.config import current_names, field_types, parse
 from cliquetta.methods._shared.feature_level import FeatureLevel
 from cliquetta.methods.base import Adapter
@@ -195,7 +196,8 @@ def create_method(
         An adapter that has seen nothing yet.
 
     Raises:
-        UserError: An unknown name, unusable class names, or a model that lacks what is needed.
+        UserError: An unknown name, unusable class names, a model that lacks what is needed, or a
+            memory of more than half of this machine's.
 
     """
     prompts = as_prompts(classes)
@@ -208,7 +210,8 @@ def create_method(
     if entry.fit is None:
         if fitted is not None:
             raise UserError(f"{name} is not fitted on labelled images: build it without `fitted`")
-        return entry.adapter(model, prompts, config, seed=seed)
+        with AllocationLimit(half_of_memory()):
+            return entry.adapter(model, prompts, config, seed=seed)
     if fitted is None:
         raise UserError(
             f"{name} learns from labelled images first: fit it with `cliquetta fit --method {name} "

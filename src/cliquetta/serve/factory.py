@@ -11,12 +11,13 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from cliquetta.errors import UnknownNameError
+from cliquetta.methods._shared.allocation import AllocationLimit, StateTooLargeError
 from cliquetta.methods._shared.config import current_names, saved_names
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import MethodEntry, create_method, method_config
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.serve.errors import as_refusal, conflict, too_large
-from cliquetta.serve.limits import AllocationLimit, bounded
+from cliquetta.serve.limits import bounded
 from cliquetta.serve.schema import ClassesRequest, Option, SessionRequest
 from cliquetta.serve.settings import Limits, Settings
 from cliquetta.serve.store import SessionSpec
@@ -31,7 +32,7 @@ def create_session(
         spec = _specify(request, settings, id, owner)
     except Exception as error:
         raise as_refusal(error) from error
-    return spec, _build_bounded(lambda: build_adapter(spec, settings), spec, settings.limits)
+    return spec, _build_bounded(lambda: build_adapter(spec, settings), settings.limits)
 
 
 def change_classes(
@@ -47,24 +48,19 @@ def change_classes(
     def build() -> Adapter:
         return adapter.with_classes(ClassPrompts(changed.classes, changed.templates))
 
-    return changed, _build_bounded(build, changed, settings.limits)
+    return changed, _build_bounded(build, settings.limits)
 
 
-def _build_bounded(build: Callable[[], Adapter], spec: SessionSpec, limits: Limits) -> Adapter:
+def _build_bounded(build: Callable[[], Adapter], limits: Limits) -> Adapter:
     """An adapter that took and takes no more than the limits, or a refusal."""
     remedy = "use fewer classes or a cheaper method"
     try:
         with bounded(limits.batch_seconds, remedy), AllocationLimit(limits.state_bytes):
-            adapter = build()
+            return build()
+    except StateTooLargeError as error:
+        raise too_large(str(error)) from error
     except Exception as error:
         raise as_refusal(error) from error
-    size = memory_bytes(adapter)
-    if size > limits.state_bytes:
-        raise too_large(
-            f"{spec.method} would remember {size:,} bytes for these classes and options, at most "
-            f"{limits.state_bytes:,} are allowed"
-        )
-    return adapter
 
 
 def memory_bytes(adapter: Adapter) -> int:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
-
+from cliquetta.methods._shared.allocation import TorchWatch
 from cliquetta.serve.errors import ServiceError, too_large
 
 
@@ -84,27 +80,7 @@ class OutOfTimeError(Exception):
     """A computation took longer than allowed and was stopped."""
 
 
-class _Watch(TorchFunctionMode, ABC):
-    """Calls :meth:`before` ahead of every torch function, in the thread that entered it only."""
-
-    @abstractmethod
-    def before(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
-        """Look at a call that is about to be made; raise to stop it."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Watch, then call ``func``."""
-        del types
-        self.before(func, args, kwargs or {})
-        return func(*args, **(kwargs or {}))
-
-
-class Deadline(_Watch):
+class Deadline(TorchWatch):
     """Inside ``with Deadline(seconds):`` every torch function checks the time first.
 
     Python cannot stop a thread from outside, but methods compute with nothing but torch, so a
@@ -124,49 +100,6 @@ class Deadline(_Watch):
         """Check the time."""
         del func, args, kwargs
         self.check()
-
-
-class AllocationLimit(_Watch):
-    """Inside the block, tensors that a method makes for its memory are counted before they exist.
-
-    Their sizes come from running the same function on torch's meta device, which allocates
-    nothing. So a setting that asks for gigabytes is refused and not tried.
-    """
-
-    def __init__(self, most: int) -> None:
-        super().__init__()
-        self._most, self._total = most, 0
-
-    def before(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
-        """Count what ``func`` would allocate."""
-        if func not in _MAKERS:
-            return
-        with torch._C.DisableTorchFunction():
-            meta = [_without_data(value) for value in args]
-            named = {k: v for k, v in kwargs.items() if k not in ("device", "generator")}
-            made = func(*meta, **named, device="meta") if func in _PLACED else func(*meta)
-        self._total += made.nbytes
-        if self._total > self._most:
-            raise too_large(
-                f"the method would remember more than {self._most:,} bytes with these classes and "
-                "options: use fewer or smaller ones"
-            )
-
-
-_PLACED = frozenset(
-    {
-        *(torch.zeros, torch.ones, torch.full, torch.empty, torch.rand, torch.randn),
-        *(torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like),
-        *(Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty),
-    }
-)
-_MAKERS = _PLACED | {Tensor.repeat}
-
-
-def _without_data(value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    return torch.empty(value.shape, dtype=value.dtype, device="meta")
 
 
 @contextmanager

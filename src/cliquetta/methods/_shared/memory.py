@@ -52,11 +52,12 @@ class Memory:
         """
         if name in self._start:
             raise KeyError(f"memory already holds {name!r}")
+        # torch.clone, which AllocationLimit counts
+        self._start[name] = torch.clone(start.detach())
+        self._now[name] = torch.clone(start.detach())
         self._below[name] = below
-        if start.is_floating_point() and bool(start.isinf().any()):
+        if start.is_floating_point() and start.numel() and start.amax() == torch.inf:
             self._open.add(name)
-        self._start[name] = start.detach().clone()
-        self._now[name] = start.detach().clone()
 
     def __getitem__(self, name: str) -> Tensor:
         return self._now[name]

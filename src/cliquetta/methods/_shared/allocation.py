@@ -1,0 +1,93 @@
+"""What a method would remember, counted before it is allocated."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from cliquetta.errors import UserError
+
+
+class StateTooLargeError(UserError):
+    """A method with these classes and options would remember more than there is room for."""
+
+
+def half_of_memory() -> int:
+    """Half of this machine's memory in bytes; without end where the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    except (AttributeError, ValueError, OSError):
+        return 2**62
+
+
+class TorchWatch(TorchFunctionMode, ABC):
+    """Calls :meth:`before` ahead of every torch function, in the thread that entered it only."""
+
+    @abstractmethod
+    def before(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
+        """Look at a call that is about to be made; raise to stop it."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Watch, then call ``func``."""
+        del types
+        self.before(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+class AllocationLimit(TorchWatch):
+    """Inside the block, what a method makes for its memory is counted before it exists.
+
+    Sizes come from running the same function on torch's meta device, which allocates nothing. So a
+    setting that asks for gigabytes is refused and not tried. The copies of ``Memory.declare`` add
+    up; other tensors must fit alone.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+        self.total = 0
+        """Bytes of the memory so far, and of its start."""
+
+    def before(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
+        """Count what ``func`` would allocate."""
+        if func not in _MAKERS:
+            return
+        with torch._C.DisableTorchFunction():
+            meta = [_without_data(value) for value in args]
+            named = {k: v for k, v in kwargs.items() if k not in ("device", "generator", "out")}
+            made = func(*meta, **named, device="meta") if func in _PLACED else func(*meta)
+        if func is torch.clone:
+            self.total += made.nbytes
+        if max(self.total, made.nbytes) > self._most:
+            raise StateTooLargeError(
+                f"the method would remember more than {self._most:,} bytes with these classes and "
+                "options: use fewer or smaller ones"
+            )
+
+
+_PLACED = frozenset(
+    {
+        *(torch.zeros, torch.ones, torch.full, torch.empty, torch.rand, torch.randn, torch.eye),
+        *(torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like),
+        *(Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty),
+    }
+)
+_MAKERS = _PLACED | {Tensor.repeat, torch.clone}
+
+
+def _without_data(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty(value.shape, dtype=value.dtype, device="meta")
