@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
-from transformers import CLIPImageProcessorPil
 
 from cliquetta.errors import UnknownNameError
 from cliquetta.model.preprocess import OPENAI_MEAN, OPENAI_STD, Preprocess
@@ -17,6 +17,11 @@ from cliquetta.model.preprocess import OPENAI_MEAN, OPENAI_STD, Preprocess
 # Odd differences on either side of the crop, enlarging and shrinking, squares, one pixel.
 SHAPES = [(48, 64), (64, 47), (33, 50), (32, 32), (32, 35), (35, 32), (7, 9), (1, 1), (200, 131)]
 SHAPES += [(3, 40), (97, 64), (33, 33)]
+
+# Before version 5 of transformers, the one on Pillow had the plain name.
+CLIP_PROCESSOR: Any = getattr(
+    transformers, "CLIPImageProcessorPil", transformers.CLIPImageProcessor
+)
 
 
 def photo(height: int, width: int, seed: int = 0) -> Any:
@@ -53,9 +58,9 @@ def test_openai_is_bit_equal_to_torchvisions_rule(shape: Any) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_hf_is_bit_equal_to_transformers(shape: Any) -> None:
     image = photo(*shape)
-    theirs = CLIPImageProcessorPil(
-        size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
-    )(image, return_tensors="pt")["pixel_values"][0]
+    theirs = CLIP_PROCESSOR(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})(
+        image, return_tensors="pt"
+    )["pixel_values"][0]
     ours = Preprocess.hf(32)
     assert torch.equal(ours(image), theirs)
 
