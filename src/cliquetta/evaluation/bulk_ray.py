@@ -35,7 +35,7 @@ from cliquetta.evaluation.inference import Predictor, States
 from cliquetta.evaluation.parts import Lane, Part, PartCutter
 from cliquetta.evaluation.reading import ReadBatch, Reader, Segment
 from cliquetta.evaluation.resumable import Work
-from cliquetta.methods.registry import create_method, name_of
+from cliquetta.methods.registry import create_method, get_method, name_of
 from cliquetta.model.clip import CLIP
 
 WINDOW = 4096
@@ -274,6 +274,12 @@ class _Setup:
     def of(cls, work: Work, device: str, threads: int) -> _Setup:
         """The setup of a run."""
         adapters = work.predictor.adapters.values()
+        for one in adapters:
+            if get_method(name_of(one)).adapter is not type(one):
+                raise UserError(
+                    f"{type(one).__name__} cannot be built again in an actor: run it without "
+                    "--ray, in parts (--shard) on several machines"
+                )
         predictor = replace(work.predictor, adapters={})
         methods = [
             (name_of(one), one.prompts, one.config, one.seed, getattr(one, "fitted", None))

@@ -11,6 +11,7 @@ batches. Cliques keep their role as neighbourhoods: the most similar recent imag
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,7 @@ from cliquetta.methods.scap_domain.learning import (
     ring,
     vote,
 )
+from cliquetta.methods.scap_domain.merging import merge_domains
 from cliquetta.methods.scap_domain.presence import (
     belief,
     class_prior,
@@ -178,6 +180,11 @@ class DomainSCAP(Adapter):
     def summarize(self, prediction: Prediction) -> dict[str, int | float | str]:
         """The health figures of a batch."""
         return {"images": len(prediction.logits), **health(prediction.evidence)}
+
+    def merge(self, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """One state from several, with the domains that are the same joined."""
+        config = self.config
+        return merge_domains(states, self._fresh, config.domain_threshold, config.domains)
 
     @torch.no_grad()
     def _predict(self, batch: Batch) -> Prediction:

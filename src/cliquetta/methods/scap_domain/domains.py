@@ -38,25 +38,38 @@ def domain_distance(signatures: Tensor, keys: DomainKeys) -> Tensor:
     what two samples of one domain differ by, averaged over channels: near 0 within a domain,
     whatever the sizes. A domain without images is infinitely far.
     """
-    b, count = len(signatures), keys.count[:, None]
-    centre = signatures.mean(dim=0)
-    own = (signatures - centre).square().sum(dim=0)
-    variance = (keys.scatter + own) / (count + b - 2).clamp_min(1)
-    squared = (centre - keys.mean).square() / variance.clamp_min(1e-6)
+    return key_distance(_key_of(signatures), keys)
+
+
+def key_distance(one: DomainKeys, keys: DomainKeys) -> Tensor:
+    """How far a domain lies from each of K others, (K,); see :func:`domain_distance`."""
+    b, count = one.count[:, None], keys.count[:, None]
+    variance = (keys.scatter + one.scatter) / (count + b - 2).clamp_min(1)
+    squared = (one.mean - keys.mean).square() / variance.clamp_min(1e-6)
     excess = squared - (1 / b + 1 / count.clamp_min(1))
     return excess.mean(dim=1).masked_fill(keys.count == 0, torch.inf)
 
 
+def _key_of(signatures: Tensor) -> DomainKeys:
+    """The key of a batch (b, F), as of one domain."""
+    centre = signatures.mean(dim=0, keepdim=True)
+    own = (signatures - centre).square().sum(dim=0, keepdim=True)
+    return DomainKeys(signatures.new_tensor([len(signatures)]), centre, own)
+
+
 def absorb(signatures: Tensor, keys: DomainKeys) -> DomainKeys:
-    """The keys with the batch (b, F) counted into every domain (Chan's pairwise update)."""
-    b, count = len(signatures), keys.count[:, None]
-    centre = signatures.mean(dim=0)
-    step = centre - keys.mean
-    own = (signatures - centre).square().sum(dim=0)
+    """The keys with the batch (b, F) counted into every domain."""
+    return merge_keys(keys, _key_of(signatures))
+
+
+def merge_keys(keys: DomainKeys, one: DomainKeys) -> DomainKeys:
+    """The keys with the images of another domain counted into every one (Chan's update)."""
+    b, count = one.count[:, None], keys.count[:, None]
+    step = one.mean - keys.mean
     return DomainKeys(
-        keys.count + b,
+        keys.count + one.count,
         keys.mean + step * (b / (count + b)),
-        keys.scatter + own + step.square() * (count * b / (count + b)),
+        keys.scatter + one.scatter + step.square() * (count * b / (count + b)),
     )
 
 

@@ -1,0 +1,127 @@
+"""Joining what several copies of the method learned on parts of a stream, domain by domain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from cliquetta.methods.scap_domain.domains import DomainKeys, key_distance, merge_keys
+
+State = Mapping[str, Tensor]
+Places = list[tuple[int, int]]
+"""Domains, each by the number of its state and its place there."""
+
+LEARNED = ("norms", "first_moment", "second_moment")
+ADDED = (
+    *("counted", "confidence", "agreement", "class_mass", "answers", "peak_sum", "recent_plain"),
+    *("recent_adapted", "images", "steps", "peak_windows", "restarts"),
+)
+LARGEST = ("peak", "peak_images", "due")
+KEYS = ("key_count", "key_mean", "key_scatter")
+RINGS = {
+    "window": ("window_hidden", "window_features"),
+    "voters": ("voters", "votes", "plain_votes"),
+}
+
+
+def match_domains(states: Sequence[State], threshold: float, most: int) -> list[Places]:
+    """Which domains of which states are one, those of most images first.
+
+    From the largest on, a domain joins the one that lies nearest, if that is within ``threshold``
+    as for a batch of the stream. Of more than ``most`` domains the smallest are forgotten.
+    """
+    known = [
+        (float(count), state, place)
+        for state, values in enumerate(states)
+        for place, count in enumerate(values["key_count"].tolist())
+        if count > 0
+    ]
+    groups: list[tuple[DomainKeys, Places]] = []
+    for _, state, place in sorted(known, key=lambda domain: -domain[0]):
+        key = DomainKeys(*(states[state][name][place : place + 1] for name in KEYS))
+        distances = [float(key_distance(key, other)) for other, _ in groups]
+        if distances and min(distances) <= threshold:
+            nearest = distances.index(min(distances))
+            joined, members = groups[nearest]
+            groups[nearest] = (merge_keys(joined, key), [*members, (state, place)])
+        else:
+            groups.append((key, [(state, place)]))
+    groups.sort(key=lambda group: -float(group[0].count))
+    return [members for _, members in groups[:most]]
+
+
+def merge_domains(
+    states: Sequence[State], fresh: State, threshold: float, most: int
+) -> dict[str, Tensor]:
+    """One memory from several; ``fresh`` is that of a domain that has seen nothing.
+
+    Counts are added, LayerNorms are averaged by the images they were learned from, and of the
+    recent images every state keeps its newest.
+    """
+    matched = match_domains(states, threshold, most)
+    merged = {name: value.clone() for name, value in states[-1].items()}
+    for name, value in fresh.items():
+        merged[name] = value.expand(merged[name].shape).clone()
+    for place, members in enumerate(matched):
+        _merge_domain(merged, states, place, members)
+    place_of = {member: place for place, members in enumerate(matched) for member in members}
+    for ring, names in RINGS.items():
+        _merge_ring(merged, states, ring, names, place_of)
+    last = (len(states) - 1, int(states[-1]["domain"]))
+    merged["domain"] = torch.tensor(place_of.get(last, 0))
+    return merged
+
+
+def _merge_domain(
+    merged: dict[str, Tensor], states: Sequence[State], place: int, members: Places
+) -> None:
+    def of(name: str) -> Tensor:
+        return torch.stack([states[state][name][old] for state, old in members])
+
+    for name in ADDED:
+        merged[name][place] = of(name).sum(dim=0)
+    for name in LARGEST:
+        merged[name][place] = of(name).amax(dim=0)
+    weights = of("images") * (of("steps") > 0)
+    if weights.sum() > 0:
+        for name in LEARNED:
+            values = of(name)
+            shares = (weights / weights.sum()).to(values)
+            merged[name][place] = torch.einsum("m,m...->...", shares, values)
+    key = DomainKeys(*(of(name)[:1] for name in KEYS))
+    for one in range(1, len(members)):
+        key = merge_keys(key, DomainKeys(*(of(name)[one : one + 1] for name in KEYS)))
+    for name, value in zip(KEYS, (key.count, key.mean, key.scatter), strict=True):
+        merged[name][place] = value[0]
+    ages = [
+        states[state]["last_met"][old] / states[state]["last_met"].max() for state, old in members
+    ]
+    merged["last_met"][place] = 1 + int(1000 * max(map(float, ages)))
+
+
+def _merge_ring(
+    merged: dict[str, Tensor],
+    states: Sequence[State],
+    ring: str,
+    names: Sequence[str],
+    place_of: Mapping[tuple[int, int], int],
+) -> None:
+    """The newest entries of every state's ring buffer, as many of each, the oldest first."""
+    size = len(merged[f"{ring}_domain"])
+    merged[f"{ring}_domain"].fill_(-1)
+    filled = 0
+    for number, state in enumerate(states):
+        position = int(state[f"{ring}_next"])
+        newest = [(position - back) % size for back in range(1, min(position, size) + 1)]
+        domains = {
+            slot: place_of.get((number, int(state[f"{ring}_domain"][slot]))) for slot in newest
+        }
+        slots = [slot for slot in newest if domains[slot] is not None][: size // len(states)][::-1]
+        target = slice(filled, filled + len(slots))
+        for name in names:
+            merged[name][target] = state[name][slots]
+        merged[f"{ring}_domain"][target] = torch.tensor([domains[slot] for slot in slots]).long()
+        filled += len(slots)
+    merged[f"{ring}_next"] = torch.tensor(filled)
