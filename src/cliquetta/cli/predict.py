@@ -103,6 +103,14 @@ def predict(
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="Write the probability of every class, too.")
     ] = False,
+    multi_label: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Score classes independently (SigLIP) and list all from this probability on.",
+        ),
+    ] = None,
     state: Annotated[
         Path | None,
         typer.Option(help="File of the adapted state: continued from if it exists, then saved."),
@@ -207,6 +215,7 @@ def predict(
                 batch_size=batch_size,
                 top_k=top_k,
                 all_probabilities=probabilities,
+                multi_label=multi_label,
                 workers=workers,
                 state=state,
                 out=out,

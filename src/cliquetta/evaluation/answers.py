@@ -21,6 +21,8 @@ class Answers:
     classes: tuple[str, ...]
     top_k: int = 1
     all_probabilities: bool = False
+    multi_label: float | None = None
+    """If given, classes are scored independently, by sigmoids, and all that reach it are listed."""
 
     def prefix(self, method: str) -> str:
         """What leads the names of a method's columns."""
@@ -34,6 +36,8 @@ class Answers:
                 suffix = "" if rank == 1 else f"_{rank}"
                 found[f"{prefix}prediction{suffix}"] = str
                 found[f"{prefix}probability{suffix}"] = float
+            if self.multi_label is not None:
+                found[f"{prefix}labels"] = str
             if self.all_probabilities:
                 found |= {f"{prefix}p_{name}": float for name in self.classes}
         return found
@@ -43,13 +47,19 @@ class Answers:
         columns = list(self.columns())
         rows: list[list[Any]] = [[] for _ in next(iter(logits.values()))]
         for method in self.methods:
-            probabilities = logits[method].float().softmax(dim=-1)
+            scores = logits[method].float()
+            least = self.multi_label
+            probabilities = scores.softmax(dim=-1) if least is None else scores.sigmoid()
             best = probabilities.topk(self.top_k, dim=-1)
             for row, values, indices, every in zip(
                 rows, best.values.tolist(), best.indices.tolist(), probabilities, strict=True
             ):
                 for index, value in zip(indices, values, strict=True):
                     row += [self.classes[index], round(value, 6)]
+                if least is not None:
+                    reached = (every >= least).nonzero()[:, 0]
+                    order = reached[every[reached].argsort(descending=True)].tolist()
+                    row.append(";".join(self.classes[index] for index in order))
                 if self.all_probabilities:
                     row += [round(value, 6) for value in every.tolist()]
         return [dict(zip(columns, row, strict=True)) for row in rows]

@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,7 @@ def predict(
     batch_size: int = 64,
     top_k: int = 1,
     all_probabilities: bool = False,
+    multi_label: float | None = None,
     workers: int = 2,
     state: Path | str | None = None,
     out: Path | str | None = None,
@@ -89,6 +90,8 @@ def predict(
         batch_size: Images per batch.
         top_k: Answers per image.
         all_probabilities: Give the probability of every class, too.
+        multi_label: Score classes independently (sigmoid models such as SigLIP only) and list all
+            whose probability is at least this.
         workers: Threads that decode images.
         state: File of one method's adapted state: continued from if it exists, saved at the end;
             with ``group_by`` a folder of such files.
@@ -123,7 +126,10 @@ def predict(
     if state is not None and len(adapters) > 1:
         raise UserError(f"a state belongs to one method, got {', '.join(adapters)}")
     names = first.prompts.names
-    answers = Answers(tuple(adapters), names, min(top_k, len(names)), all_probabilities)
+    if multi_label is not None:
+        _check_independent(adapters)
+    top_k = min(top_k, len(names))
+    answers = Answers(tuple(adapters), names, top_k, all_probabilities, multi_label)
     predictor = Predictor(adapters, answers, batch_size, seed, workers)
     state = None if state is None else Path(state)
     if text_features is not None or _is_features(images):
@@ -163,6 +169,21 @@ def predict(
             on_progress=on_progress,
         )
         return run_with_parts(predictor, request, cluster)
+
+
+def _check_independent(adapters: Mapping[str, Adapter]) -> None:
+    """Raise unless the sigmoid of every logit is the probability of its class alone."""
+    for name, adapter in adapters.items():
+        if adapter.model.logit_bias is None:
+            raise UserError(
+                f"{adapter.model.id} scores classes against each other: several labels per image "
+                "need a sigmoid model such as SigLIP"
+            )
+        if not adapter.scaled_cosines:
+            raise UserError(
+                f"{name} weighs classes against each other: several labels per image need a method "
+                "such as zero_shot or tent"
+            )
 
 
 def _adapters(

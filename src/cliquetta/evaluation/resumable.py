@@ -191,6 +191,7 @@ def _begin_or_continue(
         "seed": predictor.seed,
         "top k": predictor.answers.top_k,
         "all probabilities": predictor.answers.all_probabilities,
+        "multi label": predictor.answers.multi_label,
         "state": None if request.state is None else str(request.state),
         "method": {name: describe(adapter) for name, adapter in predictor.adapters.items()},
     }

@@ -69,6 +69,9 @@ class Adapter(ABC):
     needs: ClassVar[frozenset[str]] = frozenset()
     """Capabilities of the model (``CLIP.capabilities``) without which the method cannot run."""
 
+    scaled_cosines: bool = False
+    """Whether logits are the model's own: scaled cosines of an image and a text, with its bias."""
+
     in_place: bool = False
     """Whether predicting writes into tensors of the memory instead of replacing them."""
 

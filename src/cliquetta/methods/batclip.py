@@ -100,6 +100,7 @@ class BATCLIP(Adapter):
         ("text_norms", "mean"),
     )
     class_free = AdamState.names("image_norms") | AdamState.names("text_norms")
+    scaled_cosines = True
     config: BATCLIPConfig
 
     def _setup(self) -> None:

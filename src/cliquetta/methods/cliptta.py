@@ -65,6 +65,7 @@ class CLIPTTA(LayerNormAdapter):
     logits = scale · cos(image under the norms learned up to this batch, text).
     """
 
+    scaled_cosines = True
     config: CLIPTTAConfig
 
     def _setup(self) -> None:

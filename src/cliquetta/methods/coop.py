@@ -127,6 +127,7 @@ class CoOp(FewShotClassifier):
     logits = scale * cos(image, text with the learned context).
     """
 
+    scaled_cosines = True
     needs = frozenset({"text", "text-prompts"})
 
     config: CoOpConfig

@@ -80,6 +80,7 @@ class DeYO(LayerNormAdapter):
         ("norms", "mean"),
         ("generator", "first"),
     )
+    scaled_cosines = True
     config: DeYOConfig
 
     def _setup(self) -> None:

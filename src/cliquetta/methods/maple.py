@@ -161,6 +161,7 @@ class MaPLe(FewShotAdapter):
     logits = scale * cos(prompted image, prompted text).
     """
 
+    scaled_cosines = True
     needs = frozenset({"text", "text-prompts", "visual-tokens"})
 
     config: MaPLeConfig

@@ -56,6 +56,7 @@ class SAR(LayerNormAdapter):
     """
 
     class_free = frozenset({"norms", "velocity"})
+    scaled_cosines = True
     config: SARConfig
 
     def _setup(self) -> None:

@@ -45,6 +45,7 @@ class Tent(LayerNormAdapter):
     """
 
     merge_rules = (("norms", "mean"),)
+    scaled_cosines = True
     config: TentConfig
 
     def _setup(self) -> None:

@@ -35,6 +35,8 @@ class ZeroShot(FixedText):
 
     config: ZeroShotConfig
 
+    scaled_cosines = True
+
     def _setup(self) -> None:
         super()._setup()
         self.scale /= self.config.temperature

@@ -28,6 +28,7 @@ class FrozenAdapter(Adapter):
         """The class of the method, for its name."""
         super().__init__(source.model, source.prompts, source.config, seed=source.seed)
         self._bias = 0.0  # the frozen model adds it
+        self.scaled_cosines = source.scaled_cosines
         self.fitted = {**getattr(source, "fitted", {}), **source.state_dict()}
         """What its answers come from, so that two states are told apart."""
 
