@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from scipy.io import savemat
 
 
 def picture(path: Path, shade: int = 0, size: tuple[int, int] = (6, 4)) -> Path:
@@ -37,6 +38,7 @@ def split(path: Path, rows: Sequence[tuple[str, int, str]]) -> None:
 
 Expected = Mapping[str, str]
 """Class name by key."""
+Tree = Callable[[Path], Expected]
 
 
 def imagenet(root: Path) -> Expected:
@@ -281,7 +283,59 @@ def texture_vs_shape(root: Path) -> Expected:
     }
 
 
-TREES: dict[str, Callable[[Path], Expected]] = {
+def cifar_c(folder: str, labels: Sequence[int], names: Sequence[str]) -> Tree:
+    """Two images at five severities; the last two of ten are severity 5."""
+
+    def make(root: Path) -> Expected:
+        home = root / folder
+        home.mkdir(parents=True)
+        np.save(home / "gaussian_noise.npy", cifar_pixels(10))
+        np.save(home / "labels.npy", np.tile(np.array(labels, np.uint8), 5))
+        return {f"gaussian_noise/5/0000{n}": name for n, name in enumerate(names)}
+
+    return make
+
+
+def tree(folder: str, expected: Expected, prefix: str = "") -> Tree:
+    """Pictures below a folder, at their keys after ``prefix``."""
+
+    def make(root: Path) -> Expected:
+        pictures(root / folder, [f"{prefix}{key}" for key in expected])
+        return expected
+
+    return make
+
+
+def office_home(root: Path) -> Expected:
+    pictures(root / "OfficeHomeDataset_10072016", ["Art/Alarm_Clock/1.jpg", "Real World/TV/2.jpg"])
+    return {"art/Alarm_Clock/1.jpg": "Alarm Clock", "real-world/TV/2.jpg": "TV"}
+
+
+def terra_incognita(root: Path) -> Expected:
+    pictures(root / "terra_incognita", ["location_38/bobcat/1.jpg", "location_100/empty/2.jpg"])
+    return {"location-100/empty/2.jpg": "empty", "location-38/bobcat/1.jpg": "bobcat"}
+
+
+def vlcs(root: Path) -> Expected:
+    pictures(root / "VLCS", ["Caltech101/bird/1.jpg", "VOC2007/person/2.jpg"])
+    return {"caltech101/bird/1.jpg": "bird", "voc2007/person/2.jpg": "person"}
+
+
+def domainnet_126(root: Path) -> Expected:
+    keys = ["clipart/ant/clipart_1.jpg", "clipart/zebra/clipart_2.jpg"]
+    pictures(root / "domainnet", keys)
+    write(root / "domainnet/clipart_list.txt", f"{keys[0]} 2\n{keys[1]} 125\n")
+    return {keys[0]: "ant", keys[1]: "zebra"}
+
+
+def svhn(root: Path) -> Expected:
+    (root / "SVHN").mkdir()
+    images = np.moveaxis(cifar_pixels(2), 0, 3)
+    savemat(root / "SVHN/test_32x32.mat", {"X": images, "y": np.array([[10], [7]], np.uint8)})
+    return {"test/00000": "0", "test/00001": "7"}
+
+
+TREES: dict[str, Tree] = {
     "imagenet": imagenet,
     "imagenet-v2": imagenet_v2,
     "imagenet-a": imagenet_a,
@@ -303,4 +357,27 @@ TREES: dict[str, Callable[[Path], Expected]] = {
     "cifar10.1": cifar101,
     "pacs": pacs,
     "texture-vs-shape": texture_vs_shape,
+    "cifar10-c": cifar_c("CIFAR-10-C", [3, 9], ["cat", "truck"]),
+    "cifar100-c": cifar_c("CIFAR-100-C", [1, 99], ["aquarium fish", "worm"]),
+    "imagenet-c": tree("ImageNet-C", {"n01440764/a.JPEG": "tench"}, "noise/gaussian_noise/5/"),
+    "imagenet-c-bar": tree("imagenet_c_bar", {"n01440764/a.JPEG": "tench"}, "blue_noise_sample/5/"),
+    "vlcs": vlcs,
+    "office-home": office_home,
+    "terra-incognita": terra_incognita,
+    "domainnet": tree(
+        "domain_net",
+        {
+            "clipart/aircraft_carrier/1.jpg": "aircraft carrier",
+            "sketch/teddy-bear/2.jpg": "teddy bear",
+        },
+    ),
+    "domainnet-126": domainnet_126,
+    "visda": tree("visda-2017", {"aeroplane/1.jpg": "aeroplane"}, "validation/"),
+    "svhn": svhn,
 }
+UNLABELLED = {
+    "places-unknown": "Places/images/a.jpg",
+    "inaturalist-unknown": "iNaturalist/images/a.jpg",
+    "ninco": "NINCO/NINCO_OOD_classes/cup/a.jpg",
+}
+"""Sets of images of no class, and a file of each."""

@@ -15,9 +15,19 @@ import torch
 from cliquetta.data.benchmarks import BENCHMARKS, DataNotFoundError
 from cliquetta.data.catalogue import get_dataset, list_datasets
 from cliquetta.data.dataset import ArrayDataset, Dataset, FileDataset
+from cliquetta.data.doctor import examine
 from cliquetta.data.shifts import ShiftedDataset
-from cliquetta.errors import UnknownNameError
-from tests._helpers.trees import TREES, cifar_pixels, cifar_rows, picture, pictures, split, write
+from cliquetta.errors import UnknownNameError, UserError
+from tests._helpers.trees import (
+    TREES,
+    UNLABELLED,
+    cifar_pixels,
+    cifar_rows,
+    picture,
+    pictures,
+    split,
+    write,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*a complete copy has:UserWarning")
 
@@ -54,7 +64,7 @@ def said(dataset: Dataset) -> dict[str, str]:
 
 def test_all_promised_ids_are_there() -> None:
     assert {entry.id for entry in list_datasets()} >= set(ISSUE_IDS)
-    assert {benchmark.id for benchmark in BENCHMARKS} == set(TREES)
+    assert {benchmark.id for benchmark in BENCHMARKS} == {*TREES, *UNLABELLED}
 
 
 @pytest.mark.parametrize("id", TREES)
@@ -64,6 +74,45 @@ def test_official_layout(id: str, tmp_path: Path) -> None:
     assert said(dataset) == expected
     assert dataset.id == id
     assert dataset.load(0).mode == "RGB"
+
+
+@pytest.mark.parametrize("id", UNLABELLED)
+def test_images_of_no_class_are_for_open_sets(id: str, tmp_path: Path) -> None:
+    picture(tmp_path / UNLABELLED[id])
+    with pytest.raises(UserError, match="--unknown"):
+        get_dataset(id, tmp_path)
+    dataset = get_dataset(id, tmp_path, classes=["cat", "dog"])
+    assert dataset.labels is None and len(dataset) == 1 and dataset.names == ("cat", "dog")
+    (finding,) = examine(tmp_path, ids=[id]).findings
+    assert (finding.state, finding.splits["test"].found) == ("incomplete", 1)
+
+
+def test_severities_of_cifar_c_follow_each_other(tmp_path: Path) -> None:
+    TREES["cifar10-c"](tmp_path)
+    parts = [get_dataset(f"cifar10-c/gaussian_noise/{n}", tmp_path) for n in (1, 5)]
+    pixels = [part.arrays([0, 1]) for part in parts]
+    assert np.array_equal(pixels[0], cifar_pixels(10)[:2])  # type: ignore[arg-type]
+    assert np.array_equal(pixels[1], cifar_pixels(10)[8:])  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"no fog\.npy"):
+        get_dataset("cifar10-c/fog/1", tmp_path)
+    np.save(tmp_path / "CIFAR-10-C/labels.npy", np.zeros(3))
+    with pytest.raises(UserError, match="five severities"):
+        get_dataset("cifar10-c", tmp_path)
+
+
+def test_imagenet_c_without_the_folders_of_its_archives(tmp_path: Path) -> None:
+    pictures(tmp_path / "imagenet-c/fog/3", ["n01440764/a.JPEG"])
+    assert said(get_dataset("imagenet-c/fog/3", tmp_path)) == {"n01440764/a.JPEG": "tench"}
+
+
+def test_lists_of_domainnet_are_held_against_the_class_list(tmp_path: Path) -> None:
+    pictures(tmp_path / "domainnet", ["clipart/aircraft_carrier/1.jpg", "clipart/ant/2.jpg"])
+    write(tmp_path / "domainnet/clipart_test.txt", "clipart/ant/2.jpg 9\n")
+    assert said(get_dataset("domainnet/clipart-test", tmp_path)) == {"clipart/ant/2.jpg": "ant"}
+    assert len(get_dataset("domainnet/clipart", tmp_path)) == 2
+    write(tmp_path / "domainnet/clipart_test.txt", "clipart/ant/2.jpg 8\n")
+    with pytest.raises(UserError, match="contradicts our class list"):
+        get_dataset("domainnet/clipart-test", tmp_path)
 
 
 def test_files_come_by_class_and_in_natural_order(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from cliquetta.data.doctor import Finding, SplitCount, examine
 from cliquetta.errors import UnknownNameError
-from tests._helpers.trees import TREES, cifar_rows, picture, split, write
+from tests._helpers.trees import TREES, UNLABELLED, cifar_rows, picture, split, write
 
 
 def one(root: Path, id: str, **options: Any) -> Finding:
@@ -19,6 +19,9 @@ def one(root: Path, id: str, **options: Any) -> Finding:
 
 def test_all_trees_are_found_and_counted(tmp_path: Path) -> None:
     expected = {id: len(make(tmp_path)) for id, make in TREES.items()}
+    for id, file in UNLABELLED.items():
+        picture(tmp_path / file)
+        expected[id] = 1
     report = examine(tmp_path)
     assert {f.id: next(iter(f.splits.values())).found for f in report.findings} == expected
     assert {finding.state for finding in report.findings} == {"incomplete"}

@@ -32,6 +32,13 @@ LISTS = {
     "ucf101": (101, "Apply Eye Makeup", "Yo Yo"),
     "pacs": (7, "dog", "person"),
     "texture-vs-shape": (16, "airplane", "truck"),
+    "vlcs": (5, "bird", "person"),
+    "office-home": (65, "Alarm Clock", "Webcam"),
+    "terra-incognita": (10, "bird", "squirrel"),
+    "domainnet": (345, "The Eiffel Tower", "zigzag"),
+    "domainnet-126": (126, "aircraft carrier", "zebra"),
+    "visda": (12, "aeroplane", "truck"),
+    "svhn": (10, "0", "9"),
 }
 SETS = {"single": 1, "openai-80": 80, "openai-7": 7, "watt-8": 8}
 SETS |= {"scap-imagenet-a": 8, "scap-imagenet-r": 78, "scap-imagenet-sketch": 81}

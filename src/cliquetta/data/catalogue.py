@@ -55,8 +55,9 @@ class DatasetEntry:
 
     id: str
     summary: str
-    build: Callable[[Path | None, str | None], Dataset]
-    """Takes the root directory of all datasets (``None`` if not given) and the split."""
+    build: Callable[[Path | None, str | None, Names], Dataset]
+    """Takes the root directory of all datasets (``None`` if not given), the split, and the class
+    list of those that have none."""
     classes: int
     expected: Mapping[str, int] = field(default_factory=dict)
     """Counts that a complete copy has, such as ``{"images": 2000}``."""
@@ -70,8 +71,8 @@ class DatasetEntry:
 
 
 def _bundled(id: str, which: BundledSplit, images: int, summary: str) -> DatasetEntry:
-    def build(root: Path | None, split: str | None) -> Dataset:
-        del root  # comes with the package
+    def build(root: Path | None, split: str | None, classes: Names) -> Dataset:
+        del root, classes  # comes with the package
         if split is not None:
             raise UserError(f"{id} has no splits, got {split!r}")
         data = load_bundled(which)
@@ -91,13 +92,13 @@ def _bundled(id: str, which: BundledSplit, images: int, summary: str) -> Dataset
 
 
 def _entry(benchmark: Benchmark) -> DatasetEntry:
-    def build(root: Path | None, split: str | None) -> Dataset:
+    def build(root: Path | None, split: str | None, classes: Names) -> Dataset:
         if root is None:
             raise UserError(
                 f"{benchmark.id} is not part of the package: name its root directory with --root. "
                 f"{benchmark.get}"
             )
-        return benchmark.build(root, split)
+        return benchmark.build(root, split, classes)
 
     return DatasetEntry(
         benchmark.id,
@@ -153,7 +154,7 @@ def _plain_dataset(id: str, root: Path | None, classes: Names) -> Dataset:
     name, slash, split = id.partition("/")
     if name not in _ENTRIES:
         raise UnknownNameError("dataset", id, [*_ENTRIES, f"{FOLDER}PATH"])
-    return _ENTRIES[name].build(root, split if slash else None)
+    return _ENTRIES[name].build(root, split if slash else None, classes)
 
 
 def _folder(path: Path, names: Names) -> Dataset:

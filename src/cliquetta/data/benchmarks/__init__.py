@@ -2,16 +2,18 @@
 
 import json
 from importlib.resources import files
+from itertools import product
 from typing import Any
 
 from cliquetta.data.benchmarks.benchmark import Benchmark, DataNotFoundError
 from cliquetta.data.benchmarks.cross_domain import CROSS_DOMAIN
 from cliquetta.data.benchmarks.imagenet import IMAGENET
+from cliquetta.data.benchmarks.shifted import SHIFTED
 from cliquetta.data.benchmarks.small import SMALL
 
 __all__ = ["BENCHMARKS", "Benchmark", "DataNotFoundError"]
 
-_LAYOUTS = IMAGENET | CROSS_DOMAIN | SMALL
+_LAYOUTS = IMAGENET | CROSS_DOMAIN | SMALL | SHIFTED
 
 
 def _load() -> tuple[Benchmark, ...]:
@@ -19,6 +21,9 @@ def _load() -> tuple[Benchmark, ...]:
     found = []
     for id, facts in json.loads(text).items():
         lists: dict[str, Any] = {name: tuple(facts[name]) for name in ("folders", "traps")}
+        if corruptions := facts.pop("corruptions", None):  # 5 severities each, of as many images
+            pairs = product(corruptions, (5, 4, 3, 2, 1))
+            lists["splits"] = {f"{name}/{n}": facts["splits"] for name, n in pairs}
         found.append(Benchmark(id, layouts=_LAYOUTS[id], **facts | lists))
     return tuple(found)
 

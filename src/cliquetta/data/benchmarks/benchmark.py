@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cliquetta.data.benchmarks.place import Layout, Listing, Place, find_places, near_misses
 from cliquetta.data.dataset import ArrayDataset, Dataset, FileDataset
+from cliquetta.data.files import NoClassNamesError
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.prompts.catalogue import class_names, template_choice, templates
 
@@ -35,7 +36,7 @@ class Benchmark:
     terms: str
     """Who made it, and on what terms it may be used."""
     class_list: str
-    """Id of its class list (:mod:`cliquetta.prompts.catalogue`)."""
+    """Id of its class list (:mod:`cliquetta.prompts.catalogue`); empty for images of no class."""
     traps: tuple[str, ...] = ()
     """Pitfalls of its labels, and how they are handled."""
 
@@ -47,7 +48,7 @@ class Benchmark:
     @property
     def names(self) -> tuple[str, ...]:
         """The class list."""
-        return class_names(self.class_list)
+        return class_names(self.class_list) if self.class_list else ()
 
     @property
     def templates(self) -> tuple[str, ...]:
@@ -87,10 +88,19 @@ class Benchmark:
             )
         return listing
 
-    def build(self, root: Path, split: str | None = None) -> Dataset:
-        """The dataset; warns if the copy is not complete."""
+    def build(
+        self, root: Path, split: str | None = None, classes: Sequence[str] | None = None
+    ) -> Dataset:
+        """The dataset; warns if the copy is not complete.
+
+        ``classes`` is the class list to ask among, for images that have none of their own.
+        """
         split = self.check_split(split)
         listing = self.list(root, split)
+        if not self.class_list and classes is None:
+            raise NoClassNamesError(
+                f"{self.id} has no classes of its own: it is for unknown images (--unknown)"
+            )
         if len(listing.keys) != self.splits[split]:
             warnings.warn(
                 f"{self.id}: {len(listing.keys):,} images found, a complete copy has "
@@ -99,9 +109,9 @@ class Benchmark:
             )
         id = self.id if split == self.default_split else f"{self.id}/{split}"
         facts: dict[str, Any] = {
-            "names": self.names,
+            "names": self.names or classes,
             "keys": listing.keys,
-            "labels": list(listing.labels),
+            "labels": list(listing.labels) if self.class_list else None,
             "templates": self.templates,
         }
         if listing.images is not None:

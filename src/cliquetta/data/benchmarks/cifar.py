@@ -47,8 +47,8 @@ def read_cifar100_records(place: Place) -> Listing:
 def read_cifar101(place: Place) -> Listing:
     """CIFAR-10.1: ``cifar10.1_v6_data.npy`` (N, 32, 32, 3) and its labels."""
     stem = place.images / f"cifar10.1_{place.split}"
-    images = _load_array(stem.with_name(f"{stem.name}_data.npy"))
-    labels = _load_array(stem.with_name(f"{stem.name}_labels.npy"))
+    images = load_array(stem.with_name(f"{stem.name}_data.npy"))
+    labels = load_array(stem.with_name(f"{stem.name}_labels.npy"))
     if images.shape[1:] != (_SIDE, _SIDE, 3) or labels.shape != images.shape[:1]:
         raise UserError(f"{stem}_*.npy have shapes {images.shape} and {labels.shape}")
     keys = [f"{place.split}/{i:04d}" for i in range(len(images))]
@@ -85,7 +85,8 @@ def _pictures(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     return np.ascontiguousarray(rows.reshape(-1, 3, _SIDE, _SIDE).transpose(0, 2, 3, 1))
 
 
-def _load_array(path: Path) -> npt.NDArray[Any]:
+def load_array(path: Path) -> npt.NDArray[Any]:
+    """An array file; nothing in it is executed."""
     try:
         return np.asarray(np.load(path, allow_pickle=False))
     except ValueError as error:

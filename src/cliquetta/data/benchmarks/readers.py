@@ -90,6 +90,28 @@ def class_folders(
     return read
 
 
+def several(folders: Mapping[str, Sequence[str]], list_id: str) -> Callable[[Place], Listing]:
+    """One of several sets of class folders, or all of them in a row; each may have other names."""
+    read_one = class_folders(by_name(list_id))
+
+    def read(place: Place) -> Listing:
+        wanted = folders if place.split == "all" else {place.split: folders[place.split]}
+        found = {
+            split: read_one(Place(place.root, place.folder, path, split))
+            for split, names in wanted.items()
+            for path in [place.images / name for name in names if (place.images / name).is_dir()][
+                :1
+            ]
+        }
+        return Listing(
+            keys=[f"{split}/{key}" for split, one in found.items() for key in one.keys],
+            labels=[label for one in found.values() for label in one.labels],
+            paths=[path for one in found.values() for path in one.paths],
+        )
+
+    return read
+
+
 def coop_split(
     file: str, list_id: str, *, locate: Callable[[Place], Callable[[str], Path]] | None = None
 ) -> Callable[[Place], Listing]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from cliquetta.data.benchmarks import cifar
-from cliquetta.data.benchmarks.place import Layout, Listing, Place
-from cliquetta.data.benchmarks.readers import by_name, class_folders
+from cliquetta.data.benchmarks.place import Layout
+from cliquetta.data.benchmarks.readers import by_name, class_folders, several
 
 _DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
 _STIMULI = {
-    "edges": "edges",
-    "silhouettes": "filled-silhouettes",
-    "cue-conflict": "style-transfer-preprocessed-512",
+    "edges": ("edges",),
+    "silhouettes": ("filled-silhouettes",),
+    "cue-conflict": ("style-transfer-preprocessed-512",),
 }
 
 
@@ -23,26 +21,6 @@ def _png_copy(list_id: str) -> Layout:
         inside=("{split}",),
         shows=("*/*.png",),
     )
-
-
-def _several(folders: dict[str, str], list_id: str) -> Callable[[Place], Listing]:
-    """One of several sets of class folders, or all of them in a row."""
-    read_one = class_folders(by_name(list_id))
-
-    def read(place: Place) -> Listing:
-        wanted = folders if place.split == "all" else {place.split: folders[place.split]}
-        found = {
-            split: read_one(Place(place.root, place.folder, place.images / folder, split))
-            for split, folder in wanted.items()
-            if (place.images / folder).is_dir()
-        }
-        return Listing(
-            keys=[f"{split}/{key}" for split, one in found.items() for key in one.keys],
-            labels=[label for one in found.values() for label in one.labels],
-            paths=[path for one in found.values() for path in one.paths],
-        )
-
-    return read
 
 
 SMALL: dict[str, tuple[Layout, ...]] = {
@@ -86,14 +64,14 @@ SMALL: dict[str, tuple[Layout, ...]] = {
     "pacs": (
         Layout(
             f"{', '.join(_DOMAINS)} with one folder per class each",
-            _several({domain: domain for domain in _DOMAINS}, "pacs"),
+            several({domain: (domain,) for domain in _DOMAINS}, "pacs"),
             shows=("*/dog",),
         ),
     ),
     "texture-vs-shape": (
         Layout(
             "stimuli/ with edges, filled-silhouettes, style-transfer-preprocessed-512",
-            _several(_STIMULI, "texture-vs-shape"),
+            several(_STIMULI, "texture-vs-shape"),
             (".", "stimuli"),
             ("*/airplane",),
         ),
