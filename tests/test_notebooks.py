@@ -1,0 +1,46 @@
+"""The notebooks of the documentation run from top to bottom on the bundled model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).parents[1] / "docs" / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+
+
+def read(path: Path) -> Any:
+    return nbformat.read(path, as_version=4)
+
+
+def output(book: Any) -> str:
+    """All text that the cells show."""
+    shown = [out for cell in book.cells for out in cell.get("outputs", ())]
+    return "\n".join(str(out.get("text", out.get("data", ""))) for out in shown)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    book = read(path)
+    NotebookClient(
+        book, timeout=300, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
+    ).execute()
+    text = output(book)
+    for expected in {
+        "own_images": ("data:image/webp", "'score'", "learned from 85 images"),
+        "researchers": ("scap_domain", "%"),
+        "serving": ("not an image", "vehicle"),
+    }[path.stem]:
+        assert expected in text, expected
+
+
+def test_notebooks_are_stored_without_output() -> None:
+    assert len(NOTEBOOKS) == 3
+    for path in NOTEBOOKS:
+        for cell in read(path).cells:
+            assert not cell.get("outputs") and cell.get("execution_count") is None, path.name
