@@ -19,6 +19,7 @@ from cliquetta.data.catalogue import get_dataset
 from cliquetta.methods._shared.fewshot_io import FewShot, fit_method
 from cliquetta.methods._shared.state import read_header
 from cliquetta.methods.registry import method_config
+from cliquetta.methods.scap_domain.health import ADVICE
 from cliquetta.model.factory import create_model
 from tests._helpers.running import Run
 
@@ -72,6 +73,20 @@ def test_json_is_all_of_stdout(predict: Any, photos: Path) -> None:
     assert sum(document["predicted"]["zero_shot"].values()) == 6
     found = [(row["path"], row["prediction"]) for row in document["predictions"]]
     assert found == [(row["path"], row["prediction"]) for row in rows_of(out)]
+
+
+def test_the_last_lines_tell_the_verdict_of_a_method_that_has_one(
+    predict: Any, photos: Path
+) -> None:
+    answer, _ = predict(photos, "--method", "scap_domain,tda")
+    said = " ".join(answer.stdout.split())
+    assert "Verdict of scap_domain without labels: " in said and "50 labelled images" in said
+    assert "Verdict of tda" not in said
+    answer, _ = predict(photos, "--method", "scap_domain,tda", "--json")
+    health = json.loads(answer.stdout)["health"]
+    assert list(health) == ["scap_domain"]
+    assert health["scap_domain"]["verdict"] in ADVICE
+    assert 0 < health["scap_domain"]["confidence"] <= 1
 
 
 def test_files_lists_and_tables_are_taken_together(

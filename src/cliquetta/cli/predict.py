@@ -241,6 +241,8 @@ def predict(
 
 
 def _report(run: PredictionRun, out: Path | str, state: Path | None, terminal: Terminal) -> None:
+    from cliquetta.methods.scap_domain.health import in_words
+
     predicted = run.images - run.skipped
     for name, classes in run.classes.items():
         shown = classes.most_common(10)
@@ -259,6 +261,8 @@ def _report(run: PredictionRun, out: Path | str, state: Path | None, terminal: T
             f"{state} was of another class list: what was learned about the images was kept, "
             "what is remembered per class started again."
         )
+    for name, figures in run.health.items():
+        terminal.say(in_words(name, figures))
     if state is not None:
         terminal.say(f"Adapted state saved to {state}; pass --state {state} to continue.")
     if run.skipped:
@@ -286,5 +290,6 @@ def _report(run: PredictionRun, out: Path | str, state: Path | None, terminal: T
             "seconds": run.seconds,
             "state": None if state is None else str(state),
             "classes_changed": run.classes_changed,
+            "health": run.health,
         }
     )

@@ -91,6 +91,8 @@ class PredictionRun:
     out: Path | str | None = None
     classes_changed: bool = False
     """The state was of another class list: what did not depend on the classes was kept."""
+    health: dict[str, dict[str, int | float | str]] = field(default_factory=dict)
+    """By method that tells: how adaptation was doing in the last batch, with its verdict."""
 
     def count(self, answers: Answers, row: Row) -> None:
         """Count a row of the table."""

@@ -267,6 +267,7 @@ def _run_in_memory(
                 on_progress(run.images, stop - start, run.skipped)
         run.seconds = time.perf_counter() - begun
         run.busy, run.waited = predictor.busy, run.seconds - predictor.busy
+        run.health = predictor.health
         if state is not None:
             predictor.save(state, seen + run.images - run.skipped)
 

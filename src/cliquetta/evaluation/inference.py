@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from cliquetta.methods._shared.feature_level import FeatureLevel
 from cliquetta.methods._shared.state import load_state, pack_state, save_state, unpack_state
 from cliquetta.methods.base import Adapter, NonFiniteError
 from cliquetta.methods.registry import require_features_only
-from cliquetta.types import Batch
+from cliquetta.types import Batch, Prediction
 
 States = Mapping[str, bytes]
 """The packed state of every method, by name."""
@@ -39,6 +39,13 @@ class Predictor:
     """Seconds in which the methods worked."""
     classes_changed: bool = False
     """Whether :meth:`load` found a state of another class list."""
+    last: dict[str, Prediction] = field(default_factory=dict)
+    """The last prediction of every method whose evidence has a verdict."""
+
+    @property
+    def health(self) -> dict[str, dict[str, int | float | str]]:
+        """By method: how adaptation was doing at the end, with its verdict."""
+        return {name: self.adapters[name].summarize(said) for name, said in self.last.items()}
 
     @cached_property
     def reader(self) -> Reader:
@@ -77,7 +84,10 @@ class Predictor:
             if isinstance(batch, FeatureBatch):
                 assert isinstance(adapter, FeatureLevel)
                 return adapter.predict_features(batch.features).logits
-            return adapter.predict(batch).logits
+            prediction = adapter.predict(batch)
+            if "verdict" in prediction.evidence:
+                self.last[name] = prediction
+            return prediction.logits
         except NonFiniteError as error:
             raise NonFiniteError(f"{name}, batch from {batch.keys[0]!r} on: {error}") from error
 

@@ -164,6 +164,7 @@ def run_with_parts(
         work.do() if workers is None else workers.do(work)
         run.seconds = time.perf_counter() - begun
         run.classes_changed = facts.get("classes changed", False)
+        run.health = predictor.health
         predicted: Counter[Lane] = Counter()
         rows = _collect(work, predicted)
         put_together(rows, request.table, request.target, parts.folder, source.table_columns())

@@ -38,3 +38,28 @@ def health(evidence: Mapping[str, Any]) -> dict[str, int | float | str]:
     }
     counts = {name: int(evidence[name]) for name in ("domain", "domains_in_batch", "restarts")}
     return {**counts, **found, "verdict": str(evidence["verdict"])}
+
+
+ADVICE = {
+    "adapt": "zero-shot is unsure enough for adaptation to change answers",
+    "careful": "zero-shot says little here, and adaptation may do harm",
+    "little to gain": "zero-shot is sure, and adaptation will hardly change answers",
+}
+
+
+def in_words(method: str, figures: Mapping[str, int | float | str]) -> str:
+    """The verdict of a stream as a sentence, with the figures that it rests on."""
+    said = str(figures["verdict"])
+    shown = [
+        f"{words} {100 * float(figures[name]):.0f} %"
+        for name, words in (
+            ("confidence", "zero-shot confidence"),
+            ("agreement", "similar images with the same answer"),
+            ("changed", "answers changed in the last batch"),
+        )
+        if name in figures
+    ]
+    return (
+        f"Verdict of {method} without labels: {said}: {ADVICE.get(said, said)} "
+        f"({', '.join(shown)}). It is no promise: check with 50 labelled images."
+    )
