@@ -138,3 +138,14 @@ def test_failure_on_the_way_is_code_1(
     answer = run("methods")
     assert answer.code == 1
     assert "Traceback" not in answer.text
+
+
+def test_half_a_checkpoint_and_one_class_write_nothing(
+    run: Run, photos: Path, tiny_file: Path, tmp_path: Path
+) -> None:
+    whole, half, out = tiny_file.read_bytes(), tmp_path / "half.safetensors", tmp_path / "out.csv"
+    half.write_bytes(whole[: len(whole) // 2])
+    ask = ("predict", photos, "--out", out, "--state", tmp_path / "state.safetensors")
+    assert refused(run(*ask, "--classes", "cat,dog", "--model", half), "half.safetensors")
+    assert refused(run(*ask, "--classes", "cat", "--model", tiny_file), "one class", "at least two")
+    assert {path.name for path in tmp_path.iterdir()} == {"photos", half.name}
