@@ -309,3 +309,16 @@ def test_operators_list_and_delete(pair: Pair, where: str) -> None:
 
 def run_command(*words: str) -> Any:
     return CliRunner().invoke(app, ["sessions", *words])
+
+
+def test_another_class_list_reaches_all_replicas(pair: Pair) -> None:
+    first, second = pair
+    session, other = first.create(), ["zebra", "cat", "yacht"]
+    second.predict(session, batch_of(0))  # it has the session in memory with the old classes
+    path = f"/v1/sessions/{session}/classes"
+    assert first.http.put(path, json={"classes": other}).status_code == 200
+    answer = second.predict(session, batch_of(1))
+    assert {one["label"] for one in answer["predictions"][0]["top"]} == set(other)
+    for service in pair:
+        assert service.http.get(f"/v1/sessions/{session}").json()["classes"] == other
+    assert first.predict(session, batch_of(1), sequence=2) == answer

@@ -178,7 +178,7 @@ def serve_replicas(
             from ray import serve
         except ImportError as error:
             raise UserError(f"no {error.name}: pip install 'cliquetta[{EXTRA}]'") from error
-        logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)  # a lost replica is said by us
         board = ray.remote(num_cpus=0)(Board).remote()
         present = ray.cluster_resources().get("GPU", 0)
         replicas = serve.deployment(**plan.options(settings, present))(Replica)
