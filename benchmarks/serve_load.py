@@ -286,7 +286,7 @@ def report(
 ) -> int:
     """Print the table; 1 if ``--check`` finds an aim missed."""
     errors = [result.error for result in results if result.error]
-    seconds = [result.seconds for result in results]
+    seconds = [result.seconds for result in results if not result.error] or [0.0]
     latencies = np.array([one for result in results for one in result.latencies])
     rate = len(latencies) * options.batch_size / wall
     single = sum(alone) / 2  # before and after, as other programs come and go
