@@ -1,0 +1,132 @@
+"""Two Ray nodes on this machine: a node is lost, the command is killed, the table is the same."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from PIL import Image
+from ray.cluster_utils import Cluster
+
+from cliquetta.evaluation import parts
+from cliquetta.evaluation.bulk import predict
+from cliquetta.evaluation.bulk_ray import RayCluster
+from cliquetta.model.checkpoints.native import save_model
+from cliquetta.model.factory import create_model
+from tests._helpers.tiny import build_tiny_clip
+
+pytestmark = pytest.mark.slow
+NAMES = ["airplane", "cat", "frog"]
+IMAGES = 120
+COMMAND = """
+from cliquetta.evaluation import parts
+parts.PART_ROWS = 8
+from cliquetta.cli.main import app
+app()
+"""
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A head and another node; either has room for two actors and a reader."""
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    args: dict[str, Any] = {"num_cpus": 3, "object_store_memory": 80 * 2**20}
+    cluster = Cluster(initialize_head=True, head_node_args={**args, "include_dashboard": False})
+    cluster.add_node(**args)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """A model and a list of images of two cameras."""
+    save_model(build_tiny_clip(), tmp_path / "tiny.safetensors")
+    generator = np.random.default_rng(0)
+    lines = ["path,camera"]
+    for place in range(IMAGES):
+        pixels = generator.integers(0, 256, (40, 48, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{place}.png")
+        lines.append(f"{place}.png,{'ab'[place % 7 % 2]}")
+    (tmp_path / "list.csv").write_text("\n".join(lines))
+    return tmp_path
+
+
+def test_a_node_is_lost(
+    nodes: Cluster, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "PART_ROWS", 8)
+    settings: dict[str, Any] = {
+        "model": create_model(str(photos / "tiny.safetensors"), device="cpu")
+    }
+    settings |= {"method": ["tda", "tent"], "batch_size": 4, "group_by": "camera"}
+    predict([photos / "list.csv"], NAMES, out=tmp_path / "whole.csv", **settings)
+    ray.init(nodes.address, log_to_driver=False, logging_level=logging.ERROR)
+    lost: list[int] = []
+
+    def strike(done: int, total: int, skipped: int) -> None:
+        if done >= 20 and not lost:
+            lost.append(done)
+            nodes.remove_node(nodes.worker_nodes.copy().pop(), allow_graceful=False)
+
+    done = predict(
+        [photos / "list.csv"],
+        NAMES,
+        out=tmp_path / "out.csv",
+        cluster=RayCluster("auto", actors=2),
+        on_progress=strike,
+        **settings,
+    )
+    assert lost and done.images == IMAGES
+    assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+
+
+def test_twenty_random_kills(nodes: Cluster, photos: Path, tmp_path: Path) -> None:
+    """The time of a kill is drawn anew for every start of the command."""
+    words = ["predict", "list.csv", "--classes", ",".join(NAMES), "--model", "tiny.safetensors"]
+    words += ["--method", "tda,tent", "--batch-size", "4", "--group-by", "camera", "--quiet"]
+
+    def start(out: str, *more: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", COMMAND, *words, "--out", out, *more]
+        return subprocess.Popen(command, cwd=photos, stdout=subprocess.DEVNULL)
+
+    assert start("whole.csv").wait() == 0
+    on_ray = ("--ray", nodes.address, "--actors", "2")
+    begun = time.perf_counter()
+    assert start("timed.csv", *on_ray).wait() == 0
+    length = time.perf_counter() - begun
+    whole = (tmp_path / "whole.csv").read_bytes()
+    assert (tmp_path / "timed.csv").read_bytes() == whole
+    generator, kills, resumed = random.Random(0), 0, 0
+    while kills < 20:
+        process = start("out.csv", *on_ray)
+        try:
+            process.wait(generator.uniform(0.3, 1.0) * length)
+        except subprocess.TimeoutExpired:
+            os.kill(process.pid, signal.SIGKILL)
+            kills += 1
+        process.wait()
+        print(f"kill {kills}, {resumed} resumed, {length:.0f} s unbroken", flush=True)
+        resumed += any((tmp_path / "out.csv.parts").glob("*-*.jsonl"))
+        if (tmp_path / "out.csv").exists():
+            assert (tmp_path / "out.csv").read_bytes() == whole
+            if not (tmp_path / "out.csv.parts").exists():
+                (tmp_path / "out.csv").unlink()
+    if not (tmp_path / "out.csv").exists() or (tmp_path / "out.csv.parts/run.json").exists():
+        assert start("out.csv", *on_ray).wait() == 0
+    assert (tmp_path / "out.csv").read_bytes() == whole
+    assert resumed > 0
+    with (tmp_path / "out.csv").open(newline="") as file:
+        assert len({row["path"] for row in csv.DictReader(file)}) == IMAGES
