@@ -194,6 +194,12 @@ def test_a_class_list_of_one_is_refused(images: Tensor, text: Tensor) -> None:
         answers(images, text[:1], classes=["airplane"])
 
 
+def test_groups_of_features_are_refused(images: Tensor, text: Tensor, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no groups, no cluster"):
+        answers(images, text, group_by="camera", out=tmp_path / "out.csv")
+    assert not list(tmp_path.iterdir())
+
+
 def test_views_are_counted(images: Tensor, text: Tensor) -> None:
     with pytest.raises(UserError, match="1 view of each image, the method wants 64"):
         answers(images, text, method="zero")

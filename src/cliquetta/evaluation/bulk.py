@@ -133,6 +133,8 @@ def predict(
     predictor = Predictor(adapters, answers, batch_size, seed, workers)
     state = None if state is None else Path(state)
     if text_features is not None or _is_features(images):
+        if group_by is not None or cluster is not None:
+            raise UserError("features are predicted here, as one stream: no groups, no cluster")
         images = feature_dataset(images, names, labelled=False)
         predictor.check(images)
     sources = None if isinstance(images, FeatureDataset) else _as_sources(images)
