@@ -18,6 +18,7 @@ def local_ray(cpus: int) -> Iterator[None]:
     here = str(Path(__file__).parents[2])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_worker_niceness", "0")  # a busy machine would starve them
         patch.setenv("PYTHONPATH", here, prepend=os.pathsep)
         ray.init(
             "local",

@@ -42,6 +42,7 @@ app()
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """A head and another node; either has room for two actors and a reader."""
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # a busy machine would starve them
     args: dict[str, Any] = {"num_cpus": 3, "object_store_memory": 80 * 2**20}
     cluster = Cluster(initialize_head=True, head_node_args={**args, "include_dashboard": False})
     cluster.add_node(**args)
