@@ -61,11 +61,11 @@ def random_tensors(name: str, model: CLIP, config: Any, classes: int) -> dict[st
         return {"keys": l2_normalize(draw(len(labels), E)), "labels": labels}
     width = model.require_text().config.width
     if name == "coop":
-        return {"context": draw(config.context, width)}
+        return {"context": draw(config.context_length, width)}
     if name == "cocoop":
-        hidden = config.hidden or E // 16
+        hidden = config.hidden_dim or E // 16
         return {
-            "context": draw(config.context, width),
+            "context": draw(config.context_length, width),
             "down.weight": draw(hidden, E),
             "down.bias": draw(hidden),
             "up.weight": draw(width, hidden),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,37 @@ def recorded(entry: MethodEntry) -> str:
     return "\n\n".join(parts[:3]) + more
 
 
+@cache
+def _boards() -> dict[str, Any]:
+    """The rows of every recorded board, by title."""
+    from cliquetta.evaluation.grid import grid_roles
+    from cliquetta.evaluation.record import unpack_records
+    from cliquetta.evaluation.reproduce import grid_file
+    from cliquetta.report.leaderboard import BOARDS, board_rows
+
+    files = {grid: DOCS / "results" / f"{grid}.json" for grid in BOARDS}
+    return {
+        BOARDS[grid]: board_rows(unpack_records(path), grid_roles(grid_file(grid)))
+        for grid, path in files.items()
+        if path.exists()
+    }
+
+
+def on_the_board(entry: MethodEntry) -> str:
+    """Where a method gains and where it loses, by the recorded boards: its paper reports gains."""
+    from cliquetta.report.leaderboard import method_sentence
+
+    found = [
+        f"*{title}*: {sentence}"
+        for title, rows in _boards().items()
+        if entry.name != "zero_shot" and (sentence := method_sentence(rows, entry.name))
+    ]
+    head = (
+        "On [the board of streams](../results/leaderboard.md), in points, mean over sets and seeds:"
+    )
+    return "\n\n".join([head, *found]) if found else ""
+
+
 def _names(row: str, name: str) -> bool:
     return re.match(rf"\| \[?`{name}(:paper)?`", row) is not None
 
@@ -113,7 +145,8 @@ def method_page(text: str, entries: Sequence[MethodEntry]) -> str:
     tables = [f"`{e.name}`:\n\n{settings(e)}" for e in entries]
     text = _fill(text, "How to run it", usual, unless="```python")
     text = _fill(text, "Settings", tables if len(entries) > 1 else [settings(entries[0])])
-    return _fill(text, "What it costs and gains", [recorded(e) for e in entries])
+    gains = [part for e in entries for part in (recorded(e), on_the_board(e)) if part]
+    return _fill(text, "What it costs and gains", gains)
 
 
 def _fill(text: str, title: str, generated: Sequence[str], unless: str = "\0") -> str:

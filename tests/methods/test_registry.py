@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from torch import Tensor
+from typer.testing import CliRunner
 
+import cliquetta
+from cliquetta.cli.main import app
 from cliquetta.errors import UnknownNameError
+from cliquetta.evaluation.grid import read_grid
+from cliquetta.evaluation.reproduce import GRIDS, grid_file
 from cliquetta.methods import registry
 from cliquetta.methods._shared.feature_level import FixedText
 from cliquetta.methods.registry import (
@@ -20,7 +27,10 @@ from cliquetta.methods.registry import (
 )
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.report.results_pages import methods_page
 from cliquetta.types import Prediction
+from docs import hooks
+from tests.contract.test_contract import every_method
 
 MODULE = """
 from dataclasses import dataclass
@@ -73,6 +83,32 @@ def test_a_plug_in_is_a_method_like_ours(
     found = create_method("made_up", tiny_clip, tiny_prompts, config).predict(tiny_images)
     plain = create_method("zero_shot", tiny_clip, tiny_prompts).predict(tiny_images)
     assert found.logits.allclose(3 * plain.logits, atol=1e-4)
+
+
+def test_one_file_enters_a_method_everywhere(install: Path) -> None:
+    """Command line, grids, pages and the contract tests follow the registry."""
+    distribute(install, "another_plug_in", MODULE)
+    shown = CliRunner().invoke(app, ["methods", "--json"])
+    assert "made_up" in [method["name"] for method in json.loads(shown.stdout)]
+    for grid in GRIDS["leaderboard"]:
+        assert "made_up" in {spec.method for spec in read_grid(grid_file(grid), root="/data")}
+    assert "`made_up`" in methods_page([], [], [], install).partition("not run")[2]
+    assert "`factor`" in hooks.settings(get_method("made_up"))
+    assert "--method made_up" in hooks.command(get_method("made_up"))
+    assert get_method("made_up") in every_method()
+
+
+def test_nothing_but_its_file_names_a_method() -> None:
+    """Baseline, defaults and examples aside: no module outside of its own lists methods."""
+    root = Path(cliquetta.__file__).parent
+    sources = {path: path.read_text(encoding="utf-8") for path in root.rglob("*.py")}
+    texts = [text for path, text in sources.items() if "methods" not in path.parts]
+    spoken = {
+        entry.name
+        for entry in list_methods()
+        if any(re.search(rf"""["']{entry.name}["']""", text) for text in texts)
+    }
+    assert spoken <= {"zero_shot", "scap", "scap_domain", "tda", "coop"}  # coop: templates
 
 
 def test_a_broken_plug_in_is_named_and_left_out(install: Path) -> None:

@@ -6,10 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from cliquetta.methods._shared.feature_level import Transductive
+from cliquetta.methods.registry import list_methods
 from cliquetta.methods.scap_domain import DomainSCAP, DomainSCAPConfig
 from cliquetta.model.cuda_graph import Replayed
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
+from tests._helpers.clusters import make_clusters
+from tests._helpers.literal_numpy import on_features
 from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="records CUDA graphs")
@@ -46,6 +50,21 @@ def test_on_cuda_it_is_recorded_once_per_shape_and_answers_new_inputs() -> None:
         torch.testing.assert_close(value, x.pow(3).sum())
         torch.testing.assert_close(gradient, 3 * x.square())
     assert calls == [5] * 4 + [7]  # three to warm up, one recorded; no room for a second shape
+
+
+TRANSDUCTIVE = [e.name for e in list_methods() if issubclass(e.adapter, Transductive)]
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", TRANSDUCTIVE)
+def test_transduction_answers_alike_recorded_and_not(name: str) -> None:
+    features, _, text = make_clusters(96)
+    recorded, called = (on_features(build_tiny_clip().cuda(), name, text) for _ in range(2))
+    assert isinstance(called, Transductive)
+    called._replayed.shapes = 0
+    for part in features.split(32):
+        found, plain = (adapter.predict_features(part).logits for adapter in (recorded, called))
+        torch.testing.assert_close(found, plain, atol=1e-4, rtol=1e-4)
 
 
 @needs_cuda

@@ -172,6 +172,12 @@ def test_the_board_says_who_wins_where(
     )
     assert "**digital**: No method gains: take zero-shot. The most is lost by `tent` " in advice
     assert "**noise**: Nothing is recorded." in advice
+    rows = leaderboard.board_rows([*records, *few], {})
+    assert leaderboard.method_sentence(rows, "tda") == (
+        "`tda` gains over zero-shot on weather (+15.0), few classes (+9.0) and does not on digital "
+        "(▼-5.0), clean (+0.0)."
+    )
+    assert leaderboard.method_sentence(rows, "moon") == ""
     monkeypatch.setattr(leaderboard, "DEFAULT_METHOD", "tda")
     page = board([*records, *few], tmp_path)
     assert "| digital | ▼-5.0 | ▼-5.0 (toy@contrast:3) | 1 of 2 | – |" in page

@@ -22,6 +22,7 @@ from cliquetta.report.results_pages import (
     as_item,
     fill,
     linked,
+    method_of,
     read_settings,
     short_id,
     sources,
@@ -183,7 +184,7 @@ NOT_RECORDED = fill(
 
 
 def _sections(records: Sequence[Record], roles: Mapping[str, str], folder: Path) -> list[str]:
-    rows = _rows(records, roles)
+    rows = board_rows(records, roles)
     advice = [as_item(f"**{column}**: {_advice(rows, column)}") for column in COLUMNS]
     return [
         _board(rows, folder),
@@ -196,7 +197,7 @@ def _sections(records: Sequence[Record], roles: Mapping[str, str], folder: Path)
     ]
 
 
-def _rows(records: Iterable[Record], roles: Mapping[str, str]) -> dict[str, _Row]:
+def board_rows(records: Iterable[Record], roles: Mapping[str, str]) -> dict[str, _Row]:
     """Every method by its label; zero-shot first, then by the mean over columns."""
     kinds: dict[str, list[Record]] = {}
     for record in records:
@@ -216,6 +217,24 @@ def _rows(records: Iterable[Record], roles: Mapping[str, str]) -> dict[str, _Row
         return name != BASELINE, -statistics.mean(gains) if gains else 0.0
 
     return {name: rows[name] for name in sorted(rows, key=rank)}
+
+
+def method_sentence(rows: Mapping[str, _Row], method: str) -> str:
+    """Where a method gains over zero-shot and where it loses; empty if it is not on the board."""
+    label = next((label for label in rows if method_of(label) == method), BASELINE)
+    gains = {c: gain for c in COLUMNS if (gain := rows[label].gain(c)) is not None} if rows else {}
+    if not gains:
+        return ""
+    sides = {
+        "gains over zero-shot": [c for c in sorted(gains, key=lambda c: -gains[c]) if gains[c] > 0],
+        "does not": [c for c in sorted(gains, key=lambda c: gains[c]) if gains[c] <= 0],
+    }
+    said = [
+        f"{what} on {', '.join(f'{c} ({_points(gains[c])})' for c in columns)}"
+        for what, columns in sides.items()
+        if columns
+    ]
+    return f"`{label}` {' and '.join(said)}."
 
 
 def _entry(cell: Cell, plain: Cell | None) -> _Entry:
