@@ -170,7 +170,7 @@ def test_the_board_says_who_wins_where(
         "zero-shot on average: none; on no set: `tent` (+5.0). `tda` takes 2 × the time of "
         "zero-shot; for at most 1.5 ×: `tent` (+5.0)." in advice
     )
-    assert "**digital**: No method gains: take zero-shot. The most is lost by `tent` " in advice
+    assert "**digital**: No method gains: take zero-shot. The most is lost by: `tent` " in advice
     assert "**noise**: Nothing is recorded." in advice
     rows = leaderboard.board_rows([*records, *few], {})
     assert leaderboard.method_sentence(rows, "tda") == (

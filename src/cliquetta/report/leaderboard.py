@@ -304,7 +304,8 @@ def _advice(rows: Mapping[str, _Row], column: str) -> str:
     if not full:
         return "Nothing is recorded."
     if gains[full[0]] <= 0:
-        return f"No method gains: take zero-shot. The most is lost by {_some(gains, full[::-1])}."
+        lost = _some(gains, [name for name in full[::-1] if gains[name] < 0])
+        return f"No method gains: take zero-shot. The most is lost by: {lost}."
     best = rows[full[0]].runs(column)
     alike = [name for name in full[1:] if within_noise(best, rows[name].runs(column))]
     first = f"Highest gain: {_some(gains, full[:1])}"
@@ -330,6 +331,7 @@ def _some(gains: Mapping[str, float], names: Sequence[str]) -> str:
 
 def _standing(rows: Mapping[str, _Row], name: str) -> str:
     """The gain and the place of one method, and how far the best of each column is from it."""
+    name = next((label for label in rows if label.split()[0] == name), name)
     lines = []
     for column in COLUMNS:
         full = _in_full(rows, column)
