@@ -59,7 +59,7 @@ def test_openai_is_bit_equal_to_torchvisions_rule(shape: Any) -> None:
 def test_hf_is_bit_equal_to_transformers(shape: Any) -> None:
     image = photo(*shape)
     theirs = CLIP_PROCESSOR(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})(
-        image, return_tensors="pt"
+        image, return_tensors="pt", input_data_format="channels_last"
     )["pixel_values"][0]
     ours = Preprocess.hf(32)
     assert torch.equal(ours(image), theirs)
