@@ -46,7 +46,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for place in range(IMAGES):
         pixels = generator.integers(0, 256, (40, 48, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / f"{place}.png")
-        lines.append(f"{place}.png,{('north', 'yard/2', '')[place * place % 5 % 3]}")
+        lines.append(f"{place}.png,{('north', 'yard/2', '')[place % 7 % 3]}")
     (folder / "5.png").write_bytes(b"damaged")
     (folder / "list.csv").write_text("\n".join(lines))
     return folder / "list.csv"
