@@ -120,7 +120,7 @@ def _boards() -> dict[str, Any]:
     }
 
 
-def on_the_board(entry: MethodEntry) -> str:
+def board_sentences(entry: MethodEntry) -> str:
     """Where a method gains and where it loses, by the recorded boards: its paper reports gains."""
     from cliquetta.report.leaderboard import method_sentence
 
@@ -145,7 +145,7 @@ def method_page(text: str, entries: Sequence[MethodEntry]) -> str:
     tables = [f"`{e.name}`:\n\n{settings(e)}" for e in entries]
     text = _fill(text, "How to run it", usual, unless="```python")
     text = _fill(text, "Settings", tables if len(entries) > 1 else [settings(entries[0])])
-    gains = [part for e in entries for part in (recorded(e), on_the_board(e)) if part]
+    gains = [part for e in entries for part in (recorded(e), board_sentences(e)) if part]
     return _fill(text, "What it costs and gains", gains)
 
 
