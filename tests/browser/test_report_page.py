@@ -26,7 +26,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `cliquetta demo` ends with; it prints the path."""
     out = tmp_path_factory.mktemp("demo")
     words = ["demo", "--images", "24", "--batch-size", "12", "--shifts", "fog:4", "--out", str(out)]
-    words += ["--method", "scap,scap_domain"]
+    words += ["--method", "scap,scap_domain", "--singles", "0"]
     program = "from cliquetta.cli.main import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", program, *words, "--device", "cpu", "--threads", "1"],

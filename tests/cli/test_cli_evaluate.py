@@ -207,7 +207,7 @@ def test_summary_is_plain_about_what_changed() -> None:
 
 def test_demo_compares_and_records(run: Run, tmp_path: Path) -> None:
     words = ["--images", "12", "--batch-size", "6", "--shifts", "fog:3,contrast:5"]
-    words += ["--method", "tent,scap_domain"]
+    words += ["--method", "tent,scap_domain", "--singles", "0", "--scap", "0"]
     answer = run("demo", "--out", tmp_path / "demo", *words)
     assert answer.code == 0
     assert "Of 24 shifted images, zero_shot gets" in answer.text
@@ -227,6 +227,24 @@ def test_demo_compares_and_records(run: Run, tmp_path: Path) -> None:
         for top1, change in zip(adapted, entry["change"], strict=True):
             gain = 100 * (change["repaired"] - change["broken"]) / 12
             assert top1 - plain == pytest.approx(gain, abs=1e-4)
+
+
+def test_demo_shows_clean_and_single_images_and_scap_as_printed(run: Run, tmp_path: Path) -> None:
+    words = ["--images", "12", "--shifts", "fog:3,clean", "--method", "scap_domain", "--json"]
+    words += ["--singles", "3", "--scap", "6", "--out", tmp_path / "demo"]
+    shown = json.loads(run("demo", *words).stdout)
+    found = [(e["shift"], e["batch_size"], [r["method"] for r in e["runs"]]) for e in shown]
+    both = ["zero_shot", "scap_domain"]
+    assert found == [
+        *(("fog:3", 64, both), ("clean", 64, both), ("fog:3, one at a time", 1, both)),
+        ("fog:3", 64, ["zero_shot", "scap"]),
+    ]
+    assert [e["change"][0]["images"] for e in shown] == [12, 12, 3, 6]
+    # The words below a table are about shifted images alone.
+    answer = run("demo", *[word for word in words if word != "--json"])
+    for images in ("12", "3", "6"):
+        assert f"Of {images} shifted images, zero_shot gets" in answer.text
+    assert "Of 24 shifted images" not in answer.text
 
 
 def test_demo_of_zero_shot_alone(run: Run, tmp_path: Path) -> None:

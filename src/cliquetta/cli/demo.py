@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
     from cliquetta.report.changes import Changes
 
 PLAIN = "zero_shot"
-SHIFTS = ("gaussian_noise:3", "defocus_blur:3", "contrast:3", "jpeg_compression:3")
-"""The development shifts: a fixed list that no test gain has chosen."""
+CLEAN = "clean"
+"""The name of no shift at all."""
+SHIFTS = ("gaussian_noise:3", "defocus_blur:3", "contrast:3", "jpeg_compression:3", CLEAN)
+"""The development shifts, a fixed list that no test gain has chosen, and images as they are."""
 _EXAMPLES = """
 cliquetta demo
 
@@ -35,11 +38,17 @@ cliquetta demo --method zero_shot
 
 @dataclass(frozen=True)
 class Comparison:
-    """The runs on one shift, zero-shot first, with their predictions."""
+    """The runs on one stream, zero-shot first, with their predictions."""
 
     shift: str
+    """Of what the stream consists, as the table says it."""
     records: tuple[Record, ...]
     answers: tuple[Predictions, ...]
+
+    @property
+    def batch_size(self) -> int:
+        """Images per batch."""
+        return int(self.records[0].settings["stream"]["batch_size"])
 
     @property
     def changes(self) -> Mapping[str, Changes]:
@@ -70,9 +79,15 @@ def demo(
         str, typer.Option(help="Methods to show beside zero_shot, comma-separated.")
     ] = "scap_domain,tda",
     shifts: Annotated[
-        str, typer.Option(help="Shifts as NAME:SEVERITY, comma-separated.")
+        str, typer.Option(help="Shifts as NAME:SEVERITY or clean, comma-separated.")
     ] = ",".join(SHIFTS),
-    images: Annotated[int, typer.Option(min=1, max=2000, help="Images per shift.")] = 512,
+    images: Annotated[int, typer.Option(min=1, max=2000, help="Images per shift.")] = 384,
+    singles: Annotated[
+        int, typer.Option(min=0, max=2000, help="Images that come one at a time; 0 for none.")
+    ] = 256,
+    scap: Annotated[
+        int, typer.Option(min=0, max=2000, help="Images for SCAP as printed; 0 for none.")
+    ] = 128,
     batch_size: BatchSize = 64,
     seed: Annotated[int, typer.Option(help="Seed of the order and of the method.")] = 0,
     out: Annotated[Path, typer.Option(help="Output directory.")] = Path("demo"),
@@ -80,29 +95,42 @@ def demo(
     """Classify shifted images with plain CLIP and with adapting methods, side by side.
 
     Model and images are bundled: a small CLIP trained on CIFAR images, and a slice of CIFAR-10's
-    test set that it never saw, with corruptions that it never saw either.
+    test set that it never saw, with corruptions that it never saw either. On the first shift,
+    images also come one at a time, and SCAP as its paper prints it is shown on some of them.
     """
     from cliquetta.evaluation.grid import RunSpec, grid, with_method
     from cliquetta.evaluation.predictions import load_predictions
     from cliquetta.evaluation.sweep import RunContext, sweep
 
+    methods, wanted = read_methods(method), split_list(shifts, "shifts")
     base = RunSpec("", PLAIN, batch_size=batch_size, limit=images, dtype=common.dtype)
-    cells = [base, *(with_method(base, name) for name in read_methods(method))]
-    wanted = split_list(shifts, "shifts")
-    specs = grid(cells, datasets=[f"bundled@{shift}" for shift in wanted], seeds=[seed])
+    parts = [(shift, shift, base, methods) for shift in wanted]
+    if singles and methods:
+        one = replace(base, batch_size=1, limit=singles)
+        parts.append((f"{wanted[0]}, one at a time", wanted[0], one, methods))
+    if scap and methods and "scap" not in methods:
+        parts.append((wanted[0], wanted[0], replace(base, limit=scap), ["scap"]))
+    grids = []
+    for _, shift, spec, names in parts:
+        cells = [spec, *(with_method(spec, name) for name in names)]
+        grids.append(grid(cells, datasets=[_dataset(shift)], seeds=[seed]))
+    specs = [spec for cells in grids for spec in cells]
     context = RunContext(out, device=common.place(), evidence=True)
     with executing(specs, context, common.terminal) as at:
         results = sweep(specs, context, at.executor, on_step=at.bars.step, on_result=at.bars.ended)
-    records = [result.record for result in results if result.record is not None]
-    if len(records) == len(specs):
-        pairs = [(record, load_predictions(out / record.id)) for record in records]
-        rows = [pairs[i : i + len(cells)] for i in range(0, len(pairs), len(cells))]
-        comparisons = [
-            Comparison(shift, tuple(r for r, _ in row), tuple(a for _, a in row))
-            for shift, row in zip(wanted, rows, strict=True)
-        ]
+    found = {result.spec: result.record for result in results if result.record is not None}
+    if all(spec in found for spec in specs):
+        comparisons = []
+        for (label, *_), cells in zip(parts, grids, strict=True):
+            records = tuple(found[spec] for spec in cells)
+            answers = tuple(load_predictions(out / record.id) for record in records)
+            comparisons.append(Comparison(label, records, answers))
         _report(comparisons, out, _make_page(comparisons, out), common.terminal)
     finish(results, common.terminal)
+
+
+def _dataset(shift: str) -> str:
+    return "bundled" if shift == CLEAN else f"bundled@{shift}"
 
 
 def read_methods(given: str) -> list[str]:
@@ -127,7 +155,7 @@ def _make_page(comparisons: Sequence[Comparison], out: Path) -> Path | None:
     from cliquetta.report.page import Choices, build_page
     from cliquetta.report.runs import load_runs
 
-    folders = [out / record.id for c in comparisons for record in c.records]
+    folders = list(dict.fromkeys(out / record.id for c in comparisons for record in c.records))
     path = out / "report.html"
     write_page(build_page(*load_runs(folders), Choices(title="CliqueTTA demo")), path)
     return path
@@ -149,15 +177,17 @@ def summary(changes: Mapping[str, Changes], plain_right: int) -> list[str]:
 def _report(
     comparisons: Sequence[Comparison], out: Path, page: Path | None, terminal: Terminal
 ) -> None:
-    changes = _changes(comparisons)
-    columns = table_columns(list(changes))
-    terminal.table(columns, [_row(c) for c in comparisons], right=columns[1:])
-    if changes:
-        right = sum(int(c.answers[0].correct.sum()) for c in comparisons)
-        for line in summary(changes, right):
-            terminal.say(line)
+    for group in _groups(comparisons):
+        changes = _changes(group)
+        columns = table_columns(list(changes))
+        terminal.table(columns, [_row(c) for c in group], right=columns[1:])
+        shifted = [c for c in group if c.shift != CLEAN]
+        if changes and shifted:
+            right = sum(int(c.answers[0].correct.sum()) for c in shifted)
+            for line in summary(_changes(shifted), right):
+                terminal.say(line)
     terminal.say("Records:")
-    for record in (record for c in comparisons for record in c.records):
+    for record in {record.id: record for c in comparisons for record in c.records}.values():
         terminal.say(f"  {out / record.id / 'record.json'}")
     if page is None:
         terminal.say("For a report with figures: pip install 'cliquetta[report]' and run again.")
@@ -165,6 +195,12 @@ def _report(
         terminal.say(f"Report: {page}")
     report = None if page is None else str(page)
     terminal.document([_plain(c, out) | {"report": report} for c in comparisons])
+
+
+def _groups(comparisons: Sequence[Comparison]) -> list[list[Comparison]]:
+    """Comparisons that make one table: neighbours of the same methods and batch size."""
+    by = itertools.groupby(comparisons, lambda c: ([r.method for r in c.records], c.batch_size))
+    return [list(group) for _, group in by]
 
 
 def table_columns(methods: Sequence[str]) -> list[str]:
@@ -205,6 +241,7 @@ def _plain(comparison: Comparison, out: Path) -> dict[str, Any]:
     """A comparison as JSON types: ``change`` has one entry per method, ``runs`` zero-shot too."""
     return {
         "shift": comparison.shift,
+        "batch_size": comparison.batch_size,
         "change": [
             {"method": method, **_counts(change)} for method, change in comparison.changes.items()
         ],
