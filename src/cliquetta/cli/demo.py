@@ -84,10 +84,10 @@ def demo(
     images: Annotated[int, typer.Option(min=1, max=2000, help="Images per shift.")] = 384,
     singles: Annotated[
         int, typer.Option(min=0, max=2000, help="Images that come one at a time; 0 for none.")
-    ] = 256,
+    ] = 192,
     scap: Annotated[
         int, typer.Option(min=0, max=2000, help="Images for SCAP as printed; 0 for none.")
-    ] = 128,
+    ] = 64,
     batch_size: BatchSize = 64,
     seed: Annotated[int, typer.Option(help="Seed of the order and of the method.")] = 0,
     out: Annotated[Path, typer.Option(help="Output directory.")] = Path("demo"),
@@ -96,7 +96,8 @@ def demo(
 
     Model and images are bundled: a small CLIP trained on CIFAR images, and a slice of CIFAR-10's
     test set that it never saw, with corruptions that it never saw either. On the first shift,
-    images also come one at a time, and SCAP as its paper prints it is shown on some of them.
+    images also come one at a time, and SCAP as its paper prints it is shown on some of them. The
+    report is about the streams in batches.
     """
     from cliquetta.evaluation.grid import RunSpec, grid, with_method
     from cliquetta.evaluation.predictions import load_predictions
@@ -125,7 +126,7 @@ def demo(
             records = tuple(found[spec] for spec in cells)
             answers = tuple(load_predictions(out / record.id) for record in records)
             comparisons.append(Comparison(label, records, answers))
-        _report(comparisons, out, _make_page(comparisons, out), common.terminal)
+        _report(comparisons, out, _make_page(comparisons[: len(wanted)], out), common.terminal)
     finish(results, common.terminal)
 
 
@@ -155,7 +156,7 @@ def _make_page(comparisons: Sequence[Comparison], out: Path) -> Path | None:
     from cliquetta.report.page import Choices, build_page
     from cliquetta.report.runs import load_runs
 
-    folders = list(dict.fromkeys(out / record.id for c in comparisons for record in c.records))
+    folders = [out / record.id for c in comparisons for record in c.records]
     path = out / "report.html"
     write_page(build_page(*load_runs(folders), Choices(title="CliqueTTA demo")), path)
     return path
