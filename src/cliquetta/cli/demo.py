@@ -84,7 +84,7 @@ def demo(
     images: Annotated[int, typer.Option(min=1, max=2000, help="Images per shift.")] = 384,
     singles: Annotated[
         int, typer.Option(min=0, max=2000, help="Images that come one at a time; 0 for none.")
-    ] = 192,
+    ] = 384,
     scap: Annotated[
         int, typer.Option(min=0, max=2000, help="Images for SCAP as printed; 0 for none.")
     ] = 64,
@@ -96,8 +96,8 @@ def demo(
 
     Model and images are bundled: a small CLIP trained on CIFAR images, and a slice of CIFAR-10's
     test set that it never saw, with corruptions that it never saw either. On the first shift,
-    images also come one at a time, and SCAP as its paper prints it is shown on some of them. The
-    report is about the streams in batches.
+    images also come one at a time to the first method, and SCAP as its paper prints it is shown on
+    some of them. The report is about the streams in batches.
     """
     from cliquetta.evaluation.grid import RunSpec, grid, with_method
     from cliquetta.evaluation.predictions import load_predictions
@@ -108,7 +108,7 @@ def demo(
     parts = [(shift, shift, base, methods) for shift in wanted]
     if singles and methods:
         one = replace(base, batch_size=1, limit=singles)
-        parts.append((f"{wanted[0]}, one at a time", wanted[0], one, methods))
+        parts.append((f"{wanted[0]}, one at a time", wanted[0], one, methods[:1]))
     if scap and methods and "scap" not in methods:
         parts.append((wanted[0], wanted[0], replace(base, limit=scap), ["scap"]))
     grids = []
