@@ -210,8 +210,7 @@ class _Track:
             concurrency=1,
             num_cpus=self.workers.cores,
             num_gpus=self.workers.gpus,
-            max_restarts=0,
-            allow_out_of_order_execution=False,
+            ray_remote_args_fn=_in_order,
             **one,
         )
         for row in answers.iter_rows():
@@ -354,6 +353,11 @@ class _Pickler(pickle.Pickler):
         if isinstance(value, Tensor):
             return torch.from_numpy, (value.numpy(),)
         return NotImplemented
+
+
+def _in_order() -> dict[str, Any]:
+    """Actor options: batches one after the other; one that is lost is replaced by the run."""
+    return {"max_restarts": 0, "allow_out_of_order_execution": False}
 
 
 def _table(value: object) -> Any:
