@@ -231,7 +231,7 @@ def test_demo_compares_and_records(run: Run, tmp_path: Path) -> None:
 
 def test_demo_shows_clean_and_single_images_and_scap_as_printed(run: Run, tmp_path: Path) -> None:
     words = ["--images", "12", "--shifts", "fog:3,clean", "--method", "scap_domain", "--json"]
-    words += ["--singles", "3", "--scap", "6", "--out", tmp_path / "demo"]
+    words += ["--singles", "3", "--scap", "6", "--out", str(tmp_path / "demo")]
     shown = json.loads(run("demo", *words).stdout)
     found = [(e["shift"], e["batch_size"], [r["method"] for r in e["runs"]]) for e in shown]
     both = ["zero_shot", "scap_domain"]
