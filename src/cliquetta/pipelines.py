@@ -328,7 +328,8 @@ def _bar(total: int | None, batch_size: int, wanted: bool | None) -> Any:
         warnings.simplefilter("ignore")  # of tqdm, that a notebook lacks widgets: text will do
         from tqdm.auto import tqdm
 
-        watched = "ipykernel" in sys.modules or sys.stderr.isatty()
+        shell: Any = sys.modules.get("IPython")
+        watched = sys.stderr.isatty() or (shell is not None and shell.get_ipython() is not None)
         several = total is None or total > batch_size
         shown = watched and several if wanted is None else wanted
         return tqdm(total=total, unit="image", desc="classify", disable=not shown)
