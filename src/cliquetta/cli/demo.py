@@ -81,10 +81,10 @@ def demo(
     shifts: Annotated[
         str, typer.Option(help="Shifts as NAME:SEVERITY or clean, comma-separated.")
     ] = ",".join(SHIFTS),
-    images: Annotated[int, typer.Option(min=1, max=2000, help="Images per shift.")] = 384,
+    images: Annotated[int, typer.Option(min=1, max=2000, help="Images per shift.")] = 320,
     singles: Annotated[
         int, typer.Option(min=0, max=2000, help="Images that come one at a time; 0 for none.")
-    ] = 384,
+    ] = 256,
     scap: Annotated[
         int, typer.Option(min=0, max=2000, help="Images for SCAP as printed; 0 for none.")
     ] = 64,
