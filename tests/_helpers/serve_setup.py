@@ -22,6 +22,7 @@ from cliquetta.methods.registry import create_method, method_config
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.serve.asgi import create_app
+from cliquetta.serve.client import RemoteSession
 from cliquetta.serve.server import make_server, open_port
 from cliquetta.serve.service import Service
 from cliquetta.serve.settings import Limits, Settings
@@ -143,3 +144,33 @@ def probabilities(answer: dict[str, Any]) -> list[dict[str, float]]:
         {entry["label"]: float(np.float32(entry["probability"])) for entry in one["top"]}
         for one in answer["predictions"]
     ]
+
+
+class Load:
+    """A client that sends batch after batch in a thread and keeps every answer."""
+
+    def __init__(self, number: int, session: RemoteSession) -> None:
+        self.number, self.session = number, session
+        self.answers: list[dict[str, Any]] = []
+        self.error: BaseException | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def batch(self, place: int) -> list[bytes]:
+        return batch_of(100 * self.number + place, 2)
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set() and len(self.answers) < 5000:
+                answer = self.session.predict(self.batch(len(self.answers)), top_k=len(CLASSES))
+                self.answers.append(answer.model_dump())
+        except BaseException as error:
+            self.error = error
+
+    def stop(self, seconds: float = 60) -> None:
+        """End it; whatever went wrong in its thread is raised here."""
+        self._stop.set()
+        self._thread.join(seconds)
+        assert self.error is None, self.error
+        assert not self._thread.is_alive()

@@ -8,12 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -22,8 +20,8 @@ from safetensors.torch import load
 from cliquetta.methods._shared.state import pack_state, read_header
 from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.clip import CLIP
-from cliquetta.serve.client import Client, RemoteSession
-from tests._helpers.serve_setup import CLASSES, Alone, batch_of, probabilities
+from cliquetta.serve.client import Client
+from tests._helpers.serve_setup import CLASSES, Alone, Load, probabilities
 
 CLIENTS = 3  # one more than the server keeps in memory
 
@@ -80,35 +78,6 @@ def servers(model: Path, folder: Path) -> Iterator[Server]:
             yield Server(zygote, port)
         finally:
             zygote.kill()
-
-
-class Load:
-    """A client that sends batch after batch and keeps every answer."""
-
-    def __init__(self, number: int, session: RemoteSession) -> None:
-        self.number, self.session = number, session
-        self.answers: list[dict[str, Any]] = []
-        self.error: BaseException | None = None
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def batch(self, place: int) -> list[bytes]:
-        return batch_of(100 * self.number + place, 2)
-
-    def _run(self) -> None:
-        try:
-            while not self._stop.is_set() and len(self.answers) < 5000:
-                answer = self.session.predict(self.batch(len(self.answers)), top_k=len(CLASSES))
-                self.answers.append(answer.model_dump())
-        except BaseException as error:
-            self.error = error
-
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join(60)
-        assert self.error is None, self.error
-        assert not self._thread.is_alive()
 
 
 def _check_disk(folder: Path, loads: list[Load], acknowledged: list[int]) -> None:

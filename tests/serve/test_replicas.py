@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,11 +25,11 @@ from cliquetta.errors import UserError
 from cliquetta.methods._shared.state import pack_state
 from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.clip import CLIP
-from cliquetta.serve.client import Client, RemoteSession
+from cliquetta.serve.client import Client
 from cliquetta.serve.metrics_board import Board
 from cliquetta.serve.replicas import ReplicaPlan
 from cliquetta.serve.settings import Limits, Settings
-from tests._helpers.serve_setup import CLASSES, Alone, batch_of, probabilities
+from tests._helpers.serve_setup import CLASSES, Alone, Load, probabilities
 
 
 def test_a_plan_in_the_words_of_serve() -> None:
@@ -82,35 +81,16 @@ def test_refusals_come_before_anything_is_started(options: list[str], words: str
     assert result.exit_code == 2 and words in " ".join(result.output.split()), result.output
 
 
-class Load:
-    """A client that sends batch after batch, repeats none, and keeps every answer."""
+class LoneLoad(Load):
+    """One that has a connection of its own and repeats no request."""
 
     def __init__(self, address: str, number: int, method: str) -> None:
-        self.number = number
         self.client = Client(address, retries=0, timeout=300)
-        self.session: RemoteSession = self.client.create_session(CLASSES, method=method)
-        self.answers: list[dict[str, Any]] = []
-        self.error: BaseException | None = None
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def batch(self, place: int) -> list[bytes]:
-        return batch_of(100 * self.number + place, 2)
-
-    def _run(self) -> None:
-        try:
-            while not self._stop.is_set():
-                answer = self.session.predict(self.batch(len(self.answers)), top_k=len(CLASSES))
-                self.answers.append(answer.model_dump())
-        except BaseException as error:
-            self.error = error
+        super().__init__(number, self.client.create_session(CLASSES, method=method))
 
     def finish(self, model: CLIP, method: str) -> None:
         """Stop, and compare all answers and the state with a run that nobody disturbed."""
-        self._stop.set()
-        self._thread.join(300)
-        assert self.error is None and not self._thread.is_alive(), self.error
+        self.stop(300)
         alone = Alone(model, method)
         for place, answer in enumerate(self.answers):
             assert answer["sequence"] == place + 1
@@ -165,7 +145,7 @@ def test_killed_stopped_and_restarted_replicas_lose_nothing(
 ) -> None:
     draw = random.Random(0)
     with cluster(tmp_path, tiny_clip, "--replicas", "3") as (server, address):
-        loads = [Load(address, number, "tent") for number in range(6)]
+        loads = [LoneLoad(address, number, "tent") for number in range(6)]
 
         def moved_on() -> None:
             before = [len(one.answers) for one in loads]
@@ -205,7 +185,7 @@ def test_killed_stopped_and_restarted_replicas_lose_nothing(
 def test_replicas_are_added_while_requests_wait(tmp_path: Path, tiny_clip: CLIP) -> None:
     with cluster(tmp_path, tiny_clip, "--replicas", "1:2") as (server, address):
         assert len(replica_pids(server)) == 1
-        loads = [Load(address, number, "scap") for number in range(12)]
+        loads = [LoneLoad(address, number, "scap") for number in range(12)]
         wait_for(lambda: len(replica_pids(server)) == 2)
         wait_for(lambda: all(len(one.answers) > 3 or one.error for one in loads))
         for one in loads:
