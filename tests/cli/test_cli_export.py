@@ -51,9 +51,10 @@ def test_exported_and_frozen_answers_agree(
     np.testing.assert_allclose(logits.softmax(dim=1).numpy(), found, atol=1e-5)
 
 
-def refused(answer: Answer, sentence: str, folder: Path) -> None:
-    assert answer.code == 2 and sentence in " ".join(answer.stderr.split()), answer.text
-    assert not [path for path in folder.rglob("*") if path.suffix in (".onnx", ".pt2", ".tmp")]
+def refused(answer: Answer, sentence: str, folder: Path) -> bool:
+    """Whether a command ended with this sentence and wrote no model."""
+    written = [path for path in folder.rglob("*") if path.suffix in (".onnx", ".pt2", ".tmp")]
+    return answer.code == 2 and sentence in " ".join(answer.stderr.split()) and not written
 
 
 def test_bad_input_is_one_sentence_and_writes_nothing(
@@ -62,16 +63,18 @@ def test_bad_input_is_one_sentence_and_writes_nothing(
     model = ("--model", tiny_file)
     out = ("--out", tmp_path / "model.onnx")
     answer = run("export", "--method", "tda", "--classes", CLASSES, *model, *out)
-    refused(answer, "TDA has nothing to freeze or export", tmp_path)
+    assert refused(answer, "TDA has nothing to freeze or export", tmp_path)
     answer = run("export", "--state", state, *model, "--out", tmp_path / "model.bin")
-    refused(answer, "the suffix says the format", tmp_path)
+    assert refused(answer, "the suffix says the format", tmp_path)
     answer = run("export", "--state", state, *model, "--out", state / "model.onnx")
-    refused(answer, "cannot write", tmp_path)
+    assert refused(answer, "cannot write", tmp_path)
     half = tmp_path / "half.safetensors"
     half.write_bytes(state.read_bytes()[: state.stat().st_size // 2])
-    refused(run("export", "--state", half, *model, *out), "not a readable state file", tmp_path)
+    assert refused(
+        run("export", "--state", half, *model, *out), "not a readable state file", tmp_path
+    )
     answer = run("export", "--classes", CLASSES, "--fitted", half, *model, *out)
-    refused(answer, "not a readable fitted file", tmp_path)
+    assert refused(answer, "not a readable fitted file", tmp_path)
 
 
 def test_an_existing_file_is_kept(run: Run, state: Path, tiny_file: Path, tmp_path: Path) -> None:
