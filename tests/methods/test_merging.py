@@ -110,8 +110,17 @@ def test_domains_that_are_the_same_are_joined_and_others_kept(build: Build) -> N
     assert both["images"].tolist()[:2] == counts[:2]
     signature = (4 * one["key_mean"][0] + 2 * two["key_mean"][1]) / 6
     torch.testing.assert_close(both["key_mean"][0], signature)
-    learned = (4 * one["norms"][0] + 2 * two["norms"][1]) / 6
-    torch.testing.assert_close(both["norms"][0], learned)
+    # Four and two steps, the n-th of which is 1 / sqrt(n) of the first; one copy takes six.
+    path = [sum(n**-0.5 for n in range(1, steps + 1)) for steps in (4, 2, 6)]
+    start = build("scap_domain").state_dict()["norms"][0]
+    moved = (4 * (one["norms"][0] - start) + 2 * (two["norms"][1] - start)) / 6
+    farther = path[2] / ((4 * path[0] + 2 * path[1]) / 6)
+    torch.testing.assert_close(both["norms"][0], start + farther * moved)
+    assert both["steps"].tolist()[:2] == [6, 2]
+    for name, beta in (("first_moment", 0.9), ("second_moment", 0.999)):
+        means = (one[name][0] / (1 - beta**4), two[name][1] / (1 - beta**2))
+        wanted = (4 * means[0] + 2 * means[1]) / 6 * (1 - beta**6)
+        torch.testing.assert_close(both[name][0], wanted)
     assert torch.equal(both["norms"][1], two["norms"][0])
     for images, domain in ((batches[0], 0), (shifted(batches[:1])[0], 1)):
         assert joined.predict(images).evidence["domain"] == domain

@@ -65,7 +65,7 @@ class ReplicaPlan:
             raise UserError(f"replicas are N or MIN:MAX from 1, got {self.least}:{self.most}")
 
     def options(self, settings: Settings, present: float = 0.0) -> dict[str, Any]:
-        """The same in the words of Serve, for a cluster with so many GPUs."""
+        """The same as options of Ray Serve, for a cluster with this many GPUs."""
         limits = settings.limits
         scale: dict[str, Any] = {"num_replicas": self.least}
         if self.most > self.least:

@@ -22,7 +22,7 @@ from cliquetta.serve.logs import logging_as
 from cliquetta.serve.settings import Limits, Settings
 from cliquetta.serve.store import Store
 
-_BACKLOG = 128  # so many are accepted at once, each a file descriptor before it can be refused
+_BACKLOG = 128  # connections accepted at once, each a file descriptor before it can be refused
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 5\r\n\r\n"
 
 

@@ -145,7 +145,7 @@ class Settings:
     threads: int = 1
     """Threads of one computation."""
     session_days: float | None = None
-    """Delete sessions that were not used for so many days; ``None`` keeps them."""
+    """Delete sessions that were not used for this many days; ``None`` keeps them."""
     tracing: Tracing = field(default_factory=Tracing)
     """Where spans of requests go; nowhere by default."""
 

@@ -37,16 +37,18 @@ from cliquetta.methods.scap_domain.learning import (
     certain_weights,
     domain_loss,
     nearest_images,
+    rate_decay,
     ring,
     vote,
 )
 from cliquetta.methods.scap_domain.merging import merge_domains
-from cliquetta.methods.scap_domain.presence import (
-    belief,
-    class_prior,
-    count_answers,
-    presence,
-    target_marginal,
+from cliquetta.methods.scap_domain.presence import target_marginal
+from cliquetta.methods.scap_domain.statistics import (
+    Statistics,
+    class_statistics,
+    count_batch,
+    step_size,
+    watch_answers,
 )
 from cliquetta.model.clip import CLIP, l2_normalize
 from cliquetta.model.cuda_graph import Replayed
@@ -59,11 +61,6 @@ YOUNG = 32
 """Images that a domain must have seen before others are told apart from it."""
 GROUP = 16
 """Smaller batches are told apart together with the images before them: single images stray."""
-PEAK_WINDOW = 64
-"""Images over which the maximum of a class's probability is taken."""
-COLLAPSED, DIVERSE, WATCHED = 0.95, 0.5, 128
-"""Adaptation has collapsed if one class takes more than the first share of the recent answers of at
-least the third number of images, and less than the second share of zero-shot CLIP's."""
 
 
 @dataclass(frozen=True)
@@ -81,23 +78,6 @@ class Encoded:
         """Some of the images."""
         values = (self.hidden, self.signatures, self.features, self.zero_shot)
         return Encoded(*(value.index_select(0, rows) for value in values))
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """What zero-shot answers in a domain say about the domain."""
-
-    marginal: Tensor
-    """Mean probability (N,) of every class."""
-    present: Tensor
-    prior: Tensor
-    """Estimated class frequencies (N,)."""
-    belief: float
-    confidence: float
-    agreement: float | None
-    """Share of similar images with the same answer, in earlier batches."""
-    step_size: float
-    """Share of a full step."""
 
 
 @register(
@@ -184,7 +164,7 @@ class DomainSCAP(Adapter):
     def merge(self, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """One state from several, with the domains that are the same joined."""
         config = self.config
-        return merge_domains(states, self._fresh, config.domain_threshold, config.domains)
+        return merge_domains(states, self._fresh, config)
 
     @torch.no_grad()
     def _predict(self, batch: Batch) -> Prediction:
@@ -313,43 +293,10 @@ class DomainSCAP(Adapter):
 
     def _count(self, domain: int, part: Encoded) -> Statistics:
         """Count zero-shot answers into a domain; restart its LayerNorms if they collapsed."""
-        memory, b = self.memory, len(part.zero_shot)
-        agreement = memory["agreement"][domain] / memory["counted"][domain]
-        memory["counted"][domain] += b
-        memory["answers"][domain] += count_answers(part.zero_shot)
-        memory["class_mass"][domain] += part.zero_shot.sum(dim=0)
-        memory["confidence"][domain] += part.zero_shot.amax(dim=1).sum()
-        peak = memory["peak"][domain]
-        torch.maximum(peak, part.zero_shot.amax(dim=0), out=peak)
-        memory["peak_images"][domain] += b
-        if memory["peak_images"][domain] >= PEAK_WINDOW:
-            memory["peak_sum"][domain] += peak
-            memory["peak_windows"][domain] += 1
-            peak.zero_()
-            memory["peak_images"][domain] = 0
-        marginal, present, confidence, believed = self._class_statistics(domain)
-        prior = class_prior(marginal, present, believed)
-        collapse = self._collapsed(domain).to(confidence)
-        values = torch.stack([confidence, believed, agreement, collapse])
-        sure, taken, agreed, collapsed = values.tolist()
+        found, collapsed = count_batch(self.memory, domain, part.zero_shot, self.config)
         if collapsed:
             self._restart(domain)
-        same = None if math.isnan(agreed) else agreed
-        return Statistics(marginal, present, prior, taken, sure, same, self._step_size(sure))
-
-    def _class_statistics(self, domain: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Marginal and presence (N,), confidence and belief () of what a domain has counted."""
-        memory, windows = self.memory, int(self.memory["peak_windows"][domain])
-        counted = memory["counted"][domain].clamp_min(1)
-        marginal = memory["class_mass"][domain] / counted
-        confidence = memory["confidence"][domain] / counted
-        peak = memory["peak_sum"][domain] / windows if windows else memory["peak"][domain]
-        believed = belief(memory["answers"][domain], confidence, self.config)
-        return marginal, presence(marginal, peak), confidence, believed
-
-    def _step_size(self, confidence: float) -> float:
-        scale = self.config.uncertainty_scale
-        return min(1.0, (1 - confidence) / scale) if scale > 0 else 1.0
+        return found
 
     @torch.no_grad()
     def frozen_model(self) -> FrozenModel:
@@ -360,7 +307,7 @@ class DomainSCAP(Adapter):
         of a batch need more than one image and are left out.
         """
         memory, config, domain = self.memory, self.config, int(self.memory["domain"])
-        _, present, confidence, believed = self._class_statistics(domain)
+        _, present, confidence, believed = class_statistics(memory, domain, config)
         voters = (memory["voters_domain"] == domain).nonzero()[:, 0].to(self.model.device)
         learned = memory["steps"][domain] > 0
         return FrozenDomain(
@@ -368,20 +315,12 @@ class DomainSCAP(Adapter):
             self.classifier,
             start=self.start,
             norms=self.late.named(memory["norms"][domain]) if learned else {},
-            zero_shot_share=config.zero_shot_share * (1 - self._step_size(float(confidence))),
+            zero_shot_share=config.zero_shot_share * (1 - step_size(float(confidence), config)),
             weight=present ** (config.presence_share * believed),
             voters=memory["voters"][voters],
             votes=memory["votes"][voters],
             vote=(config.vote_share, config.neighbours),
         )
-
-    def _collapsed(self, domain: int) -> Tensor:
-        """Whether recent answers are one class where zero-shot CLIP's are several."""
-        adapted, plain = self.memory["recent_adapted"][domain], self.memory["recent_plain"][domain]
-        total = adapted.sum()
-        top = adapted.argmax()
-        one_class = adapted[top] > COLLAPSED * total
-        return (total >= WATCHED) & one_class & (plain[top] < DIVERSE * plain.sum())
 
     def _restart(self, domain: int) -> None:
         """Forget what a domain has learned, and count that."""
@@ -393,7 +332,7 @@ class DomainSCAP(Adapter):
 
     def _adapt(self, domain: int, part: Encoded, stats: Statistics) -> tuple[Tensor, Tensor]:
         """Probabilities (b, N) and features (b, E) of images of a domain, which are learned."""
-        memory, config, b = self.memory, self.config, len(part.features)
+        memory, config = self.memory, self.config
         young = int(memory["images"][domain]) < config.warmup_images
         features = torch.empty_like(part.features)
         waiting: list[Tensor] = []
@@ -415,15 +354,9 @@ class DomainSCAP(Adapter):
             rows = torch.cat(waiting)
             features[rows] = self._adapted(part.hidden[rows], memory["norms"][domain])[0]
         p = self._probabilities(features)
-        self._watch(domain, p, part.zero_shot, b)
+        watch_answers(memory, domain, p, part.zero_shot)
         plain_share = config.zero_shot_share * (1 - stats.step_size)
         return p.lerp(part.zero_shot, plain_share), features
-
-    def _watch(self, domain: int, p: Tensor, zero_shot: Tensor, b: int) -> None:
-        """Count answers, older ones half as much after every ``WATCHED`` images."""
-        for name, answers in (("recent_adapted", p), ("recent_plain", zero_shot)):
-            recent = self.memory[name][domain]
-            recent.mul_(0.5 ** (b / WATCHED)).add_(count_answers(answers))
 
     def _remember(self, domain: int, hidden: Tensor, features: Tensor) -> Tensor:
         """Write images over the oldest of the window; their places in it, on the CPU."""
@@ -474,8 +407,8 @@ class DomainSCAP(Adapter):
         )
         names = ("norms", "first_moment", "second_moment")
         before = AdamState(*(memory[name][domain] for name in (*names, "steps")))
-        decay = max(config.lr_floor, (int(before.steps) + 1) ** -0.5)
-        rate = config.lr * decay * stats.step_size * min(1.0, len(members) / config.step_every)
+        rate = config.lr * rate_decay(int(before.steps) + 1, config.lr_floor) * stats.step_size
+        rate *= min(1.0, len(members) / config.step_every)
         after = adam_step(before, gradient, Adam(rate))
         finite = gradient.isfinite().all()
         for name, old, new in zip(names, before, after, strict=False):

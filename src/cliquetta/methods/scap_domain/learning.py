@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -24,6 +26,11 @@ def domain_loss(logits: Tensor, target: Tensor, certain: Tensor, diversity: floa
     log_ratio = marginal.clamp_min(1e-8).log() - target.clamp_min(1e-8).log()
     uncertain = (log_prob_entropy(log_p).sort().values * certain).sum()
     return uncertain + diversity * (marginal * log_ratio).sum()
+
+
+def rate_decay(step: int, floor: float) -> float:
+    """Learning rate of a step, 1 for the first, as a share of that of the first."""
+    return max(floor, math.pow(step, -0.5))
 
 
 def nearest_images(features: Tensor, others: Tensor, neighbours: int) -> Tensor:

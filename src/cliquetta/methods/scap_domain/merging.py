@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from cliquetta.methods._shared.adam import Adam
+from cliquetta.methods.scap_domain.config import DomainSCAPConfig
 from cliquetta.methods.scap_domain.domains import DomainKeys, key_distance, merge_keys
+from cliquetta.methods.scap_domain.learning import rate_decay
 
 State = Mapping[str, Tensor]
 Places = list[tuple[int, int]]
 """Domains, each by the number of its state and its place there."""
 
-LEARNED = ("norms", "first_moment", "second_moment")
 ADDED = (
     *("counted", "confidence", "agreement", "class_mass", "answers", "peak_sum", "recent_plain"),
     *("recent_adapted", "images", "steps", "peak_windows", "restarts"),
@@ -53,19 +55,20 @@ def match_domains(states: Sequence[State], threshold: float, most: int) -> list[
 
 
 def merge_domains(
-    states: Sequence[State], fresh: State, threshold: float, most: int
+    states: Sequence[State], fresh: State, config: DomainSCAPConfig
 ) -> dict[str, Tensor]:
     """One memory from several; ``fresh`` is that of a domain that has seen nothing.
 
-    Counts are added, LayerNorms are averaged by the images they were learned from, and of the
-    recent images every state keeps its newest.
+    Counts are added, LayerNorms are averaged by the images they were learned from and carried on
+    as far as one copy would have come, and of the recent images every state keeps its newest.
     """
-    matched = match_domains(states, threshold, most)
+    matched = match_domains(states, config.domain_threshold, config.domains)
     merged = {name: value.clone() for name, value in states[-1].items()}
     for name, value in fresh.items():
         merged[name] = value.expand(merged[name].shape).clone()
     for place, members in enumerate(matched):
         _merge_domain(merged, states, place, members)
+        _merge_learned(merged, states, place, members, fresh["norms"], config)
     place_of = {member: place for place, members in enumerate(matched) for member in members}
     for ring, names in RINGS.items():
         _merge_ring(merged, states, ring, names, place_of)
@@ -84,12 +87,6 @@ def _merge_domain(
         merged[name][place] = of(name).sum(dim=0)
     for name in LARGEST:
         merged[name][place] = of(name).amax(dim=0)
-    weights = of("images") * (of("steps") > 0)
-    if weights.sum() > 0:
-        for name in LEARNED:
-            values = of(name)
-            shares = (weights / weights.sum()).to(values)
-            merged[name][place] = torch.einsum("m,m...->...", shares, values)
     key = DomainKeys(*(of(name)[:1] for name in KEYS))
     for one in range(1, len(members)):
         key = merge_keys(key, DomainKeys(*(of(name)[one : one + 1] for name in KEYS)))
@@ -99,6 +96,38 @@ def _merge_domain(
         states[state]["last_met"][old] / states[state]["last_met"].max() for state, old in members
     ]
     merged["last_met"][place] = 1 + int(1000 * max(map(float, ages)))
+
+
+def _merge_learned(
+    merged: dict[str, Tensor],
+    states: Sequence[State],
+    place: int,
+    members: Places,
+    start: Tensor,
+    config: DomainSCAPConfig,
+) -> None:
+    """LayerNorms and Adam's moments of a domain, from those of its members that took steps."""
+    learned = [(state, old) for state, old in members if states[state]["steps"][old] > 0]
+    if not learned:
+        return
+
+    def of(name: str) -> Tensor:
+        return torch.stack([states[state][name][old] for state, old in learned])
+
+    images, steps = of("images"), of("steps").tolist()
+    shares = (images / images.sum()).to(start)
+    walked = sum(float(w) * path_length(n, config) for w, n in zip(shares, steps, strict=True))
+    farther = path_length(sum(steps), config) / walked
+    merged["norms"][place] = start + farther * (shares @ (of("norms") - start))
+    # A moment is as far below its mean as it has taken few steps, which Adam corrects.
+    for name, beta in zip(("first_moment", "second_moment"), Adam(config.lr).betas, strict=True):
+        mean = shares @ (of(name) / (1 - beta ** of("steps").to(start)[:, None]))
+        merged[name][place] = mean * (1 - beta ** sum(steps))
+
+
+def path_length(steps: int, config: DomainSCAPConfig) -> float:
+    """Length of a path of ``steps`` steps in one direction, the first of length 1."""
+    return sum(rate_decay(step, config.lr_floor) for step in range(1, steps + 1))
 
 
 def _merge_ring(
