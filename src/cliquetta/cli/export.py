@@ -57,8 +57,8 @@ def export(
     The image tower with what was learned, the text matrix, class names and preprocessing are in
     the file. `predict --frozen` gives the same answers.
 
-    Methods that can be exported: zero_shot, scap_domain, tent, deyo, sar, cliptta, subtta, batclip,
-    coop, maple, tip_adapter, tip_adapter_f.
+    A method that answers an image only by means of the others in its batch, or from a memory that
+    changes with every image, has nothing to export and says so.
     """
     from cliquetta.evaluation.grid import RunSpec
     from cliquetta.evaluation.resumable import check_places

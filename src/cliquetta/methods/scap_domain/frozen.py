@@ -54,14 +54,13 @@ class FrozenDomain(FrozenModel):
         assert isinstance(tower, VisionTower)
         late = LateBlocks(tower, self.start)
         hidden = tower.run(tower.embed(pixels), 0, self.start)
-        features = l2_normalize(late(hidden))
+        values = (getattr(self, f"norm_{i}").to(hidden.dtype) for i in range(len(self.norms)))
+        norms = dict(zip(self.norms, values, strict=True))
+        features = l2_normalize(functional_call(late, norms, (hidden,)))
         answer = self.text_logits(features).softmax(dim=-1)
-        if self.norms:
-            values = (getattr(self, f"norm_{i}").to(hidden.dtype) for i in range(len(self.norms)))
-            norms = dict(zip(self.norms, values, strict=True))
-            features = l2_normalize(functional_call(late, norms, (hidden,)))
-            adapted = self.text_logits(features).softmax(dim=-1)
-            answer = adapted.lerp(answer, self.zero_shot_share)
+        if self.norms and self.zero_shot_share > 0:
+            plain = self.text_logits(l2_normalize(late(hidden))).softmax(dim=-1)
+            answer = answer.lerp(plain, self.zero_shot_share)
         share, neighbours = self.vote
         if share > 0 and len(self.voters):
             k = min(neighbours, len(self.voters))
