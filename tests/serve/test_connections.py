@@ -10,12 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpcore
 import httpx
 import pytest
 
 from cliquetta.methods.tent import Tent
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.client import Client
+from cliquetta.serve.server import BoundedProtocol, make_server
 from cliquetta.serve.settings import Limits
 from cliquetta.types import Batch, Prediction
 from tests._helpers.serve_setup import CLASSES, Local, batch_of, live_service
@@ -53,6 +55,41 @@ def test_a_head_that_does_not_arrive_is_not_waited_for(
             with contextlib.suppress(ConnectionResetError):
                 assert second.recv(4096) == b""
         assert httpx.get(f"{address}/healthz").status_code == 200
+
+
+def test_a_connection_is_kept_longer_than_clients_keep_it(tiny_clip: CLIP) -> None:
+    # else a request is lost that is sent when the server closes
+    kept = make_server(tiny_clip, Limits()).config.timeout_keep_alive
+    pool = httpx.HTTPTransport()._pool
+    assert isinstance(pool, httpcore.ConnectionPool)
+    assert pool._keepalive_expiry is not None and kept > 2 * pool._keepalive_expiry
+
+
+def test_an_idle_connection_is_closed_in_the_end(tmp_path: Path, tiny_clip: CLIP) -> None:
+    limits = Limits(idle_seconds=0.3, **MANY)
+    with live_service(tmp_path, tiny_clip, limits=limits) as address, connect(address) as idle:
+        idle.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        answer = b""
+        while part := idle.recv(4096):
+            answer += part
+        assert answer.startswith(b"HTTP/1.1 200")
+
+
+def test_answers_are_sent_without_delay(
+    tmp_path: Path, tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the body of an answer waits for the acknowledgement of its head: 40 ms each."""
+    options, real = [], BoundedProtocol.on_response_complete
+
+    def look(self: BoundedProtocol) -> None:
+        opened = self.transport.get_extra_info("socket")
+        options.append(opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        real(self)
+
+    monkeypatch.setattr(BoundedProtocol, "on_response_complete", look)
+    with live_service(tmp_path, tiny_clip) as address:
+        httpx.get(f"{address}/healthz")
+    assert options == [1]
 
 
 def test_silent_connections_make_room_for_others(tmp_path: Path, tiny_clip: CLIP) -> None:

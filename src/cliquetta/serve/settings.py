@@ -32,6 +32,12 @@ class Limits:
 
     A connection that sends nothing, or its head byte by byte, is closed after it.
     """
+    idle_seconds: float = 75.0
+    """Time between two requests of one connection.
+
+    Clients and proxies that keep connections should give them up earlier: a request that meets
+    the server's closing is lost. httpx does after 5 seconds, most load balancers after 60.
+    """
     connections: int = 512
     """Open connections; the process needs as many file descriptors and some more."""
     images: int = 256
