@@ -380,6 +380,59 @@ def test_another_method_starts_over_and_says_so(controller: Controller) -> None:
     assert list(controller.folder.iterdir()) == []  # the old session's files went with it
 
 
+def test_other_classes_keep_the_stream_and_what_was_learned(
+    controller: Controller, tiny_clip: CLIP
+) -> None:
+    form = replace(FORM, method="scap_domain", stream=replace(FOG, batch_size=64))
+    first, _ = controller.next_batch(None, form, "class")
+    assert first is not None
+    learned = first.adapter.state_dict()
+    names = ("cat", "truck", "ship")
+    other, pages = controller.next_batch(first, replace(form, classes="cat, truck, ship"), "class")
+    assert other is not None and other.batches == 2 and first.batches == 1
+    assert "what was learned about the images is kept" in pages.notice
+    shown = other.last
+    assert shown is not None and {row.after for row in shown.rows} <= set(names)
+    # the same as the library: an adapter with the old state, then the next images of the stream
+    adapter = create_method("scap_domain", tiny_clip, ClassPrompts(NAMES))
+    adapter.load_state_dict(learned)
+    assert adapter.memory["steps"].sum() > 0
+    adapter = adapter.with_classes(names)
+    stream = Stream(get_dataset("bundled@fog:3"), tiny_clip.preprocess, 64)
+    batch, labels = next(stream.read([range(64, 128)]))
+    best = adapter.predict(batch).probabilities.max(dim=-1)
+    assert [row.name for row in shown.rows] == list(batch.keys)
+    assert [row.after_probability for row in shown.rows] == best.values.tolist()
+    # scores of different lists are not mixed; the table has both
+    assert other.tally.images == 64
+    assert other.tally.labelled == sum(stream.names[i] in names for i in labels.tolist())
+    assert len(other.predictions_csv().splitlines()) == 129
+
+
+def test_a_refused_class_list_leaves_the_session_as_it_was(controller: Controller) -> None:
+    session, before = controller.next_batch(None, FORM, "class")
+    assert session is not None
+    learned = session.adapter.state_dict()
+    for form, words in (
+        (replace(FORM, classes="cat,cat"), "given twice"),
+        (replace(FORM, classes="cat,truck", source=FILES), "no images"),  # after the change
+    ):
+        again, pages = controller.next_batch(session, form, "class")
+        assert again is session and words in pages.notice
+        assert session.request.classes == list(NAMES) and session.batches == 1
+        assert pages.predictions == before.predictions
+    for name, value in session.adapter.state_dict().items():
+        assert torch.equal(value, learned[name])
+
+
+def test_a_method_that_knows_its_classes_only_starts_over(controller: Controller) -> None:
+    form = replace(FORM, method="tda")
+    session, _ = controller.next_batch(None, form, "class")
+    other, pages = controller.next_batch(session, replace(form, classes="cat,truck"), "class")
+    assert other is not None and other.batches == 1
+    assert "tda learns about its classes only: it starts over" in pages.notice
+
+
 def test_refusals_keep_what_was_shown(controller: Controller) -> None:
     session, pages = controller.next_batch(None, FORM, "class")
     for form, words in (

@@ -182,6 +182,16 @@ def test_changed_answers_are_marked(page: Page, shots: Path) -> None:
     page.screenshot(path=shots / "app-changed.png")
 
 
+def test_class_names_are_edited_while_the_stream_goes_on(page: Page) -> None:
+    next_batch(page, 1)
+    page.locator("#classes textarea").fill("cat, ship, truck")
+    next_batch(page, 2)
+    told = page.locator("#notice")
+    expect(told).to_contain_text("what was learned about the images is kept")
+    answers = page.locator("#predictions .cq-card b").all_text_contents()
+    assert len(answers) == 32 and set(answers) <= {"cat", "ship", "truck"}
+
+
 def test_own_images_with_a_bad_one_among_them(page: Page, shots: Path, tmp_path: Path) -> None:
     data = load_bundled()
     good = [tmp_path / f"photo{i}.png" for i in range(6)]

@@ -19,6 +19,10 @@ _log = logging.getLogger(__name__)
 
 STREAM, FILES = "Bundled stream", "My images"
 SOURCES = (STREAM, FILES)
+_OTHER_CLASSES = (
+    "The class list changed: what was learned about the images is kept; what was remembered per "
+    "class and the score start again."
+)
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class Controller:
     def next_batch(
         self, session: AppSession | None, form: Form, kind: str
     ) -> tuple[AppSession | None, Pages]:
-        """Run one batch; with another model, method or class list, on a new session."""
+        """Run one batch; another model or method begins a new session, other classes do not."""
 
         def run() -> tuple[AppSession, Pages]:
             current, opening = self._session(session, form)
@@ -116,14 +120,18 @@ class Controller:
             shutil.rmtree(self.folder / session.id, ignore_errors=True)
 
     def _session(self, session: AppSession | None, form: Form) -> tuple[AppSession, str]:
-        """The session if it was built from these choices, else a new one and why."""
+        """The session if it was built from these choices, else another one and what it keeps."""
         classes = read_classes(form.classes)
         request = SessionRequest(classes=classes, model=form.model, method=form.method)
-        if session is not None and session.request == request:
+        if session is None:
+            return AppSession(self.settings, request), ""
+        if session.request == request:
             return session, ""
-        fresh = AppSession(self.settings, request)
-        changed = "The model, method or class list changed: the method starts over."
-        return fresh, "" if session is None else changed
+        same = session.request == request.model_copy(update={"classes": session.request.classes})
+        if same and session.adapter.outlives_classes:
+            return session.with_classes(classes), _OTHER_CLASSES
+        why = f"{form.method} learns about its classes only" if same else "Another model or method"
+        return AppSession(self.settings, request), f"{why}: it starts over."
 
     def _reported(
         self,

@@ -92,7 +92,7 @@ def _form(controller: Controller) -> list[Any]:
     classes = gr.Textbox(
         ", ".join(load_bundled().names),
         label="Class names",
-        info="separated by commas or lines",
+        info="separated by commas or lines; may change between batches",
         lines=2,
         elem_id="classes",
     )

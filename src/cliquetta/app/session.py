@@ -5,6 +5,7 @@ Nothing here knows of widgets. Labels of the bundled stream never reach the meth
 
 from __future__ import annotations
 
+import copy
 import csv
 import io
 import uuid
@@ -22,13 +23,15 @@ from cliquetta.data.corruptions import CORRUPTIONS
 from cliquetta.data.stream import Stream
 from cliquetta.methods._shared.explanation import CacheCount
 from cliquetta.methods._shared.state import pack_state, unpack_state
+from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import create_method
 from cliquetta.serve.batches import CHEAPER, check_views, predict_finite, predict_images
 from cliquetta.serve.errors import invalid, too_large
-from cliquetta.serve.factory import create_session
+from cliquetta.serve.factory import change_classes, create_session
 from cliquetta.serve.limits import bounded
-from cliquetta.serve.schema import ImageProblem, SessionRequest, Upload
+from cliquetta.serve.schema import ClassesRequest, ImageProblem, SessionRequest, Upload
 from cliquetta.serve.settings import Settings
+from cliquetta.serve.store import SessionSpec
 from cliquetta.types import Batch, Prediction
 
 STREAM = "bundled"
@@ -118,12 +121,31 @@ class AppSession:
 
     def __init__(self, settings: Settings, request: SessionRequest) -> None:
         self.id = uuid.uuid4().hex
-        self.request = request
-        self.limits = settings.limits
-        _, self.adapter = create_session(request, settings, id=self.id, owner="visitor")
-        self.plain = create_method("zero_shot", self.adapter.model, self.adapter.prompts)
-        self.adapter.collect_evidence = True
+        self.settings, self.limits = settings, settings.limits
+        self._ask(request, *create_session(request, settings, id=self.id, owner="visitor"))
         self._begin()
+
+    def _ask(self, request: SessionRequest, spec: SessionSpec, adapter: Adapter) -> None:
+        self.request, self._spec, self.adapter = request, spec, adapter
+        self.plain = create_method("zero_shot", adapter.model, adapter.prompts)
+        adapter.collect_evidence = True
+
+    def with_classes(self, classes: Sequence[str]) -> AppSession:
+        """The session among other classes: images and what was learned of them go on.
+
+        The score starts again, since answers among other classes cannot be compared. The one
+        that it is called on is left as it is.
+
+        Raises:
+            ServiceError: The method learns about its classes only, or the list cannot be used.
+
+        """
+        request = ClassesRequest(classes=list(classes))
+        other, changed = copy.copy(self), {"classes": request.classes}
+        spec, adapter = change_classes(request, self._spec, self.adapter, self.settings)
+        other._ask(self.request.model_copy(update=changed), spec, adapter)
+        other.rows, other.tally = list(self.rows), Tally()
+        return other
 
     def _begin(self) -> None:
         self.tally = Tally()
