@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,6 +42,15 @@ class Batch:
         return Batch(self.images[rows], self.keys[rows], views)
 
 
+class Rejection(NamedTuple):
+    """Which images of a batch are of none of the classes."""
+
+    score: Tensor
+    """(B,), how unsure: 0 to 1."""
+    rejected: Tensor
+    """(B,) bool."""
+
+
 @dataclass(frozen=True)
 class Prediction:
     """The prediction of a method: ``logits`` (B, N), float32, finite, always those scored.
@@ -49,11 +58,13 @@ class Prediction:
     ``softmax(logits)`` are the class probabilities of the method. Methods that compare features
     return cosines times CLIP's scale; those that average or mix probabilities return their
     logarithms. ``evidence`` explains a prediction to a report (cliques, prompts used, losses);
-    nothing that is scored may be computed from it.
+    nothing that is scored may be computed from it. ``rejection`` says which images are of none of
+    the classes, where a method was asked to (:meth:`Adapter.enable_rejection`).
     """
 
     logits: Tensor
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    rejection: Rejection | None = None
 
     def __repr__(self) -> str:
         evidence = f", evidence={sorted(self.evidence)}" if self.evidence else ""

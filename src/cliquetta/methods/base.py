@@ -20,10 +20,17 @@ from cliquetta.errors import UserError
 from cliquetta.methods._shared.explanation import CacheCount, Explanation, PromptedPasses
 from cliquetta.methods._shared.memory import Memory, all_finite
 from cliquetta.methods._shared.merging import MergeRule, merge_memories
+from cliquetta.methods._shared.rejection import (
+    LEFT_OUT,
+    SHARE,
+    empty_window,
+    merge_windows,
+    reject,
+)
 from cliquetta.model.clip import CLIP
 from cliquetta.model.frozen import FrozenModel
 from cliquetta.prompts.classes import ClassPrompts, as_prompts
-from cliquetta.types import Batch, Prediction, ViewSpec
+from cliquetta.types import Batch, Prediction, Rejection, ViewSpec
 
 A = TypeVar("A", bound="Adapter")
 
@@ -94,6 +101,8 @@ class Adapter(ABC):
         self.seed = seed
         self.collect_evidence = False
         """Also collect evidence that takes extra time; never changes the logits."""
+        self.reject_share: float | None = None
+        """See :meth:`enable_rejection`."""
         self.memory = Memory()
         self._bias = model.bias
         self._setup()
@@ -133,6 +142,9 @@ class Adapter(ABC):
         before = self.memory.snapshot(copied=self.in_place)
         try:
             prediction = predict()
+            if self.reject_share is not None:
+                rejection = self._reject(prediction.logits, self.reject_share)
+                prediction = replace(prediction, rejection=rejection)
             if not all_finite([prediction.logits, *self.memory.changed(before)]):
                 raise NonFiniteError(
                     f"{type(self).__name__} gave or learned numbers that are not finite: lower its "
@@ -142,6 +154,39 @@ class Adapter(ABC):
             self.memory.restore(before)
             raise
         return self._on_model_scale(prediction)
+
+    def enable_rejection(self, share: float = SHARE) -> None:
+        """Say with every prediction from now on which images are of none of the classes.
+
+        The limit comes from the images of the stream, each with its answer left out of the class
+        list. It is a part of the state: what is saved, restored, merged and reset is this, too.
+
+        Args:
+            share: Share of the images of no class that is to be rejected, above 0 and below 1.
+                The higher it is, the more images of the classes are rejected as well.
+
+        Raises:
+            UserError: Another share, or fewer than three classes.
+
+        """
+        if not 0 < share < 1:
+            raise UserError(
+                f"the share of images of no class to reject is above 0 and below 1, got {share}: "
+                f"{SHARE} rejects three of four"
+            )
+        if len(self.prompts) < 3:
+            raise UserError(
+                "rejection compares classes with one of them left out: give at least three, got "
+                f"{len(self.prompts)}"
+            )
+        if LEFT_OUT not in self.memory:
+            self.memory.declare(LEFT_OUT, empty_window().to(self.model.device))
+        self.reject_share = share
+
+    def _reject(self, logits: Tensor, share: float) -> Rejection:
+        """The images that are rejected; the limit learns from them."""
+        rejection, self.memory[LEFT_OUT] = reject(logits, self.memory[LEFT_OUT], share)
+        return rejection
 
     def _on_model_scale(self, prediction: Prediction) -> Prediction:
         """The same with the bias of a sigmoid model (SigLIP): its logits, where CLIP's have none.
@@ -178,6 +223,8 @@ class Adapter(ABC):
                 "class list could keep: build a new one for it"
             )
         other = self._rebuild(as_prompts(prompts))
+        if self.reject_share is not None:
+            other.enable_rejection(self.reject_share)
         kept = {name: self.memory[name] for name in self.class_free & set(self.memory)}
         other.load_state_dict({**other.state_dict(), **kept})
         return other
@@ -189,7 +236,8 @@ class Adapter(ABC):
     @property
     def outlives_classes(self) -> bool:
         """Whether something of the memory is kept by another class list, or there is none."""
-        return not len(self.memory) or bool(self.class_free & set(self.memory))
+        learned = set(self.memory) - {LEFT_OUT}
+        return not learned or bool(self.class_free & learned)
 
     def reset(self) -> None:
         """Forget the stream: the next batch is treated like the first."""
@@ -200,8 +248,13 @@ class Adapter(ABC):
         return self.memory.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from :meth:`state_dict` of an equally built adapter."""
-        self.memory.load_state_dict(state)
+        """Continue from :meth:`state_dict` of an equally built adapter.
+
+        Where only one of the two rejects images, the limit starts again, or is left behind.
+        """
+        window = {LEFT_OUT: empty_window()} if LEFT_OUT in self.memory else {}
+        known = {name: v for name, v in state.items() if name != LEFT_OUT or window}
+        self.memory.load_state_dict({**window, **known})
 
     def merge(self, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """One state from those that equally built adapters reached on parts of a stream.
@@ -210,6 +263,13 @@ class Adapter(ABC):
             UserError: What the method learns on several streams cannot be joined.
 
         """
+        windows = [state[LEFT_OUT] for state in states if LEFT_OUT in state]
+        learned = [{n: v for n, v in state.items() if n != LEFT_OUT} for state in states]
+        merged = self._merge(learned)
+        return {**merged, LEFT_OUT: merge_windows(windows)} if windows else merged
+
+    def _merge(self, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """One state from several, without limits of rejection."""
         return merge_memories(states, self.merge_rules, type(self).__name__)
 
     def frozen_model(self) -> FrozenModel:

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from cliquetta.errors import UserError
+from cliquetta.methods._shared.rejection import LEFT_OUT, reject
 from cliquetta.methods._shared.state import load_state
 from cliquetta.methods.base import Adapter, BatchDependence
-from cliquetta.types import Batch, Prediction
+from cliquetta.types import Batch, Prediction, Rejection
 
 
 class FrozenAdapter(Adapter):
@@ -31,6 +33,18 @@ class FrozenAdapter(Adapter):
         self.scaled_cosines = source.scaled_cosines
         self.fitted = {**getattr(source, "fitted", {}), **source.state_dict()}
         """What its answers come from, so that two states are told apart."""
+        if source.reject_share is not None:
+            window = source.memory[LEFT_OUT]
+            if not window.isfinite().any():
+                raise UserError(
+                    "what is rejected was not learned: predict with --state and --reject, without "
+                    "--frozen, before"
+                )
+            self.enable_rejection(source.reject_share)
+            self.memory[LEFT_OUT] = window
+
+    def _reject(self, logits: Tensor, share: float) -> Rejection:
+        return reject(logits, self.memory[LEFT_OUT], share, learn=False)[0]
 
     @torch.no_grad()
     def _predict(self, batch: Batch) -> Prediction:

@@ -161,7 +161,7 @@ class DomainSCAP(Adapter):
         """The health figures of a batch."""
         return {"images": len(prediction.logits), **health(prediction.evidence)}
 
-    def merge(self, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    def _merge(self, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """One state from several, with the domains that are the same joined."""
         config = self.config
         return merge_domains(states, self._fresh, config)
