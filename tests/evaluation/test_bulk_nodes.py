@@ -23,6 +23,7 @@ from ray.cluster_utils import Cluster
 from cliquetta.evaluation import parts
 from cliquetta.evaluation.bulk import predict
 from cliquetta.evaluation.bulk_ray import RayCluster
+from cliquetta.evaluation.cluster import connected
 from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.factory import create_model
 from tests._helpers.tiny import build_tiny_clip
@@ -65,6 +66,14 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_threads_of_workers_wait_as_those_of_the_command_do(
+    nodes: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # after the cluster was started
+    with connected(nodes.address) as there:
+        assert there.get(there.remote(os.getenv).remote("OMP_WAIT_POLICY")) == "PASSIVE"
+
+
 def test_a_node_is_lost(
     nodes: Cluster, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +104,7 @@ def test_a_node_is_lost(
 
 
 def test_twenty_random_kills(nodes: Cluster, photos: Path, tmp_path: Path) -> None:
-    """The time of a kill is drawn anew for every start of the command."""
+    """When to kill is drawn anew for every start: after some more parts and part of a second."""
     words = ["predict", "list.csv", "--classes", ",".join(NAMES), "--model", "tiny.safetensors"]
     words += ["--method", "tda,tent", "--batch-size", "4", "--group-by", "camera", "--quiet"]
 
@@ -105,26 +114,31 @@ def test_twenty_random_kills(nodes: Cluster, photos: Path, tmp_path: Path) -> No
 
     assert start("whole.csv").wait() == 0
     on_ray = ("--ray", nodes.address, "--actors", "2")
-    begun = time.perf_counter()
-    assert start("timed.csv", *on_ray).wait() == 0
-    length = time.perf_counter() - begun
-    whole = (tmp_path / "whole.csv").read_bytes()
-    assert (tmp_path / "timed.csv").read_bytes() == whole
-    generator, kills, resumed = random.Random(0), 0, 0
+    whole, parts_of = (tmp_path / "whole.csv").read_bytes(), tmp_path / "out.csv.parts"
+
+    def finished() -> int:
+        return len(list(parts_of.glob("*-*.jsonl")))
+
+    generator, kills, resumed, complete = random.Random(0), 0, 0, 0
     while kills < 20:
-        process = start("out.csv", *on_ray)
+        before = finished()
+        process, due = start("out.csv", *on_ray), before + generator.randrange(5)
+        while finished() < due and process.poll() is None:
+            time.sleep(0.02)
         try:
-            process.wait(generator.uniform(0.3, 1.0) * length)
+            process.wait(generator.expovariate(1 / (0.5 if due > before else 10)))
         except subprocess.TimeoutExpired:
             os.kill(process.pid, signal.SIGKILL)
             kills += 1
+            resumed += before > 0
         process.wait()
-        print(f"kill {kills}, {resumed} resumed, {length:.0f} s unbroken", flush=True)
-        resumed += any((tmp_path / "out.csv.parts").glob("*-*.jsonl"))
+        print(f"kill {kills}: {before} parts before, {finished()} after", flush=True)
         if (tmp_path / "out.csv").exists():
             assert (tmp_path / "out.csv").read_bytes() == whole
-            if not (tmp_path / "out.csv.parts").exists():
+            if not parts_of.exists():
+                complete += 1
                 (tmp_path / "out.csv").unlink()
+    print(f"{resumed} of the killed runs had continued one, {complete} runs ended", flush=True)
     if not (tmp_path / "out.csv").exists() or (tmp_path / "out.csv.parts/run.json").exists():
         assert start("out.csv", *on_ray).wait() == 0
     assert (tmp_path / "out.csv").read_bytes() == whole

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from cliquetta.cli.main import app
-from cliquetta.evaluation.cluster import RayExecutor
+from cliquetta.evaluation.cluster import RayExecutor, connected
 from cliquetta.evaluation.grid import RunSpec
 from cliquetta.evaluation.predictions import PREDICTIONS
 from cliquetta.evaluation.progress_actor import Board, Report
@@ -132,3 +134,26 @@ def test_a_board_keeps_the_latest_report_until_it_is_taken() -> None:
     board.post(3, Report(1, 5, 4, None))
     assert board.take() == {0: Report(2, 9, 8, 50.0), 3: Report(1, 5, 4, None)}
     assert board.take() == {}
+
+
+@pytest.mark.parametrize("address", ["local", "10.0.0.1:6379"])
+def test_workers_have_the_priority_and_wait_policy_of_the_command(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda address, **options: given.update(options))
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.delenv("RAY_worker_niceness", raising=False)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    for name in ("GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
+        monkeypatch.delenv(name, raising=False)
+    with connected(address):
+        niceness = os.environ.pop("RAY_worker_niceness", None)
+    if address == "local":  # started from here: the environment is inherited
+        assert niceness == "0" and "runtime_env" not in given
+    else:
+        assert niceness is None
+        assert given["runtime_env"] == {"env_vars": {"OMP_WAIT_POLICY": "PASSIVE"}}

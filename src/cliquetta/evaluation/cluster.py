@@ -32,6 +32,8 @@ LOCAL = "local"
 FINAL = (ValueError, KeyError, TypeError, ImportError)
 """Errors that a second attempt would only repeat: bad names, bad settings, missing packages."""
 REPORT_SECONDS = 0.5
+_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+"""How threads wait for each other; commands set it (:mod:`cliquetta.cli`)."""
 
 _log = logging.getLogger(__name__)
 
@@ -203,7 +205,10 @@ def _context(packed: bytes) -> RunContext:
 
 @contextmanager
 def connected(address: str, cores: int | None = None, *, extra: str = "ray") -> Iterator[Any]:
-    """Ray, connected; a cluster of this machine has ``cores`` (all, if not given)."""
+    """Ray, connected; a cluster of this machine has ``cores`` (all, if not given).
+
+    Workers have the priority of this process, and their threads wait as those of this process do.
+    """
     try:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anybody
         import ray
@@ -212,9 +217,12 @@ def connected(address: str, cores: int | None = None, *, extra: str = "ray") -> 
     if ray.is_initialized():
         yield ray
         return
-    options: dict[str, Any] = {}
-    if address == LOCAL:
-        options = {"include_dashboard": False, "num_cpus": cores}
+    options: dict[str, Any] = {"include_dashboard": False, "num_cpus": cores}
+    if address == LOCAL:  # workers inherit the environment; Ray's 15 starves them on a busy machine
+        os.environ.setdefault("RAY_worker_niceness", "0")
+    else:
+        waiting = {name: os.environ[name] for name in _WAITING if name in os.environ}
+        options = {"runtime_env": {"env_vars": waiting}} if waiting else {}
     ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
     try:
         yield ray
