@@ -1,7 +1,9 @@
 """Starts servers quickly: everything is imported once, each server is a fork.
 
-``python zygote.py MODEL FOLDER PORT`` answers every line on its standard input with a new server
-and the line ``PID``; the server before it must have been killed. It ends with its input.
+``python zygote.py MODEL FOLDER PORT SMALLEST`` answers every line on its standard input with a new
+server and the line ``PID``; the server before it must have been killed. It ends with its input.
+Memories of SMALLEST bytes and more are written as changes; if that is 0, more than two sessions
+stay in memory (one that is restored is written whole).
 """
 
 from __future__ import annotations
@@ -12,16 +14,18 @@ import sys
 import torch
 
 from cliquetta.model.factory import create_model
+from cliquetta.serve import changes
 from cliquetta.serve.server import serve
 from cliquetta.serve.settings import Limits, Settings, load_models
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    path, folder, port = sys.argv[1:]
+    path, folder, port, smallest = sys.argv[1:]
+    changes.SMALLEST = int(smallest)
     settings = Settings(
         models=load_models({"tiny": path}, create_model),
-        limits=Limits(rate=1e6, burst=10**6, resident_sessions=2),
+        limits=Limits(rate=1e6, burst=10**6, resident_sessions=2 if changes.SMALLEST else 8),
         workers=2,
     )
     for _ in sys.stdin:

@@ -17,10 +17,12 @@ import httpx
 import pytest
 from safetensors.torch import load
 
-from cliquetta.methods._shared.state import pack_state, read_header
+from cliquetta.methods._shared.state import pack_state
 from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.clip import CLIP
+from cliquetta.serve import changes
 from cliquetta.serve.client import Client
+from cliquetta.serve.store import Store
 from tests._helpers.serve_setup import CLASSES, Alone, Load, probabilities
 
 CLIENTS = 3  # one more than the server keeps in memory
@@ -56,11 +58,11 @@ class Server:
 
 
 @contextmanager
-def servers(model: Path, folder: Path) -> Iterator[Server]:
+def servers(model: Path, folder: Path, smallest: int) -> Iterator[Server]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "tests._helpers.zygote", model, folder, str(port)]
+    command = [sys.executable, "-m", "tests._helpers.zygote", model, folder, port, smallest]
     source = str(Path(sys.modules["cliquetta"].__path__[0]).parent)
     environment = {
         **os.environ,
@@ -82,21 +84,21 @@ def servers(model: Path, folder: Path) -> Iterator[Server]:
 
 def _check_disk(folder: Path, loads: list[Load], acknowledged: list[int]) -> None:
     """Every acknowledged batch is on disk, and at most the one under way besides."""
-    kept = {
-        path.stem: read_header(path)["notes"]["progress"]["sequence"]
-        for path in folder.glob("*.safetensors")
-    }
+    kept = {one.spec.id: one.progress.sequence for one in Store(folder).scan()}
     for one, count in zip(loads, acknowledged, strict=True):
         now = len(one.answers)  # may have grown by an answer that was in the wire
         assert count <= kept[one.session.id] <= now + 1
 
 
 @pytest.mark.parametrize("kills", [5, pytest.param(25, marks=pytest.mark.slow)])
-def test_killed_servers_lose_nothing(tmp_path: Path, tiny_clip: CLIP, kills: int) -> None:
+@pytest.mark.parametrize("smallest", [0, changes.SMALLEST], ids=["changes", "whole"])
+def test_killed_servers_lose_nothing(
+    tmp_path: Path, tiny_clip: CLIP, kills: int, smallest: int
+) -> None:
     folder, model = tmp_path / "sessions", tmp_path / "tiny.safetensors"
     save_model(tiny_clip, model)
     moments = random.Random(kills)
-    with servers(model, folder) as server, Client(server.address, retries=60) as client:
+    with servers(model, folder, smallest) as server, Client(server.address, retries=60) as client:
         pid = server.start()
         loads = [Load(i, client.create_session(CLASSES, method="tent")) for i in range(CLIENTS)]
         for _ in range(kills):

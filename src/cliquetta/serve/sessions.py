@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -17,6 +17,7 @@ from cliquetta.errors import UserError
 from cliquetta.methods._shared.state import pack_state, unpack_state
 from cliquetta.methods.base import Adapter
 from cliquetta.serve.batches import Decoded, find_repeated, predict_images, render_answer
+from cliquetta.serve.changes import Chain, DamagedError
 from cliquetta.serve.errors import ServiceError, conflict, invalid, not_found
 from cliquetta.serve.factory import build_adapter, change_classes, create_session, memory_bytes
 from cliquetta.serve.metrics import Metrics
@@ -25,7 +26,6 @@ from cliquetta.serve.settings import Settings
 from cliquetta.serve.shared_store import SharedStore
 from cliquetta.serve.store import (
     Answer,
-    DamagedError,
     FencedError,
     Progress,
     Store,
@@ -44,12 +44,13 @@ class _Resident:
     adapter: Adapter
     answers: dict[int, Answer]
     version: int
+    chain: Chain = field(default_factory=Chain)
 
     @property
     def bytes(self) -> int:
-        """Size of its memory and of its answers."""
+        """Size of its memory, also as it is on disk, and of its answers."""
         answers = sum(len(answer.packed) for answer in self.answers.values())
-        return memory_bytes(self.adapter) + answers
+        return memory_bytes(self.adapter) + self.chain.held_bytes + answers
 
 
 P = ParamSpec("P")
@@ -214,7 +215,7 @@ class Sessions:
             spec, adapter = change_classes(request, entry.spec, resident.adapter, self._settings)
             if spec is entry.spec:
                 return _info(entry)
-            resident.adapter = adapter
+            resident.adapter, resident.chain = adapter, Chain()
             changed = replace(entry, spec=spec)
             self._commit(changed, resident, entry.progress, resident.answers)
             with self._lock:
@@ -299,7 +300,7 @@ class Sessions:
     ) -> None:
         with self._storage(), self._tracing.span("store.write", session=entry.spec.id):
             version = self._store.save(
-                resident.adapter, entry.spec, progress, answers, entry.version
+                resident.adapter, entry.spec, progress, answers, entry.version, resident.chain
             )
         entry.version = resident.version = version
 
@@ -353,7 +354,8 @@ class Sessions:
         with self._storage():
             try:
                 adapter = build_adapter(entry.spec, self._settings)
-                entry.progress, answers = self._store.load(adapter, entry.spec.id, entry.version)
+                stored, answers = self._store.load(adapter, entry.spec.id, entry.version)
+                entry.progress, entry.version = stored.progress, stored.version
             except DamagedError as error:
                 _log.error("session %s: %s", entry.spec.id, error)
                 message = f"{error}; delete the session, or ask the operator for a backup"

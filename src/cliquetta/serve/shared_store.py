@@ -1,11 +1,12 @@
 """Sessions that several replicas share: every change is a file that only one of them can create.
 
-``ID/000…12.safetensors`` is version 12 of a session. A replica that has read version 12 writes its
-change by creating version 13, which fails if there is one: of two replicas, one succeeds, and the
-other reads again. No replica holds a lock or a lease, so it does not matter whether one that does
-not answer is dead, slow or cut off; when it comes back, its version exists already, or (older
-versions are removed) later ones do, and what it wrote does not count. A deleted session is an empty
-version, which is kept for a day so that a late replica finds it.
+``ID/000…12.safetensors`` is version 12 of a session, whole or as a change after version 11. A
+replica that has read version 12 writes its change by creating version 13, which fails if there is
+one: of two replicas, one succeeds, and the other reads again. No replica holds a lock or a lease,
+so it does not matter whether one that does not answer is dead, slow or cut off; when it comes back,
+its version exists already, or (those before the last whole one are removed) later ones do, and what
+it wrote does not count. A deleted session is an empty version, which is kept for a day so that a
+late replica finds it.
 """
 
 from __future__ import annotations
@@ -23,14 +24,19 @@ from urllib.parse import urlsplit
 
 from cliquetta.atomic import create_atomically, exclusive, sync_folder
 from cliquetta.errors import BusyError, UserError
-from cliquetta.methods._shared.state import read_header
+from cliquetta.serve.changes import DamagedError
 from cliquetta.serve.store import (
     UNREADABLE,
     FencedError,
     Store,
     StoredSession,
+    clean,
     is_id,
+    join_into,
     parse_notes,
+    read_chain,
+    read_notes,
+    version_name,
 )
 
 _log = logging.getLogger(__name__)
@@ -87,18 +93,19 @@ class SharedStore(Store):
         path.mkdir(parents=True, exist_ok=True)
         path.chmod(0o700)
         with exclusive(path):
-            for left in [*path.glob(f".*{_SUFFIX}.*.tmp"), *path.glob(f"*/.*{_SUFFIX}.*.tmp")]:
-                left.unlink()
+            clean(path)
             cls._adopt(path)
             yield cls(path)
 
     @staticmethod
     def _adopt(folder: Path) -> None:
-        """Take over the sessions of a server without replicas: one file each.
+        """Take over the sessions of a server without replicas: one file each, without changes.
 
         Versions count on from the time: a replica of an earlier service has none of them.
         """
         for path in [path for path in folder.glob(f"*{_SUFFIX}") if is_id(path.stem)]:
+            with suppress(*UNREADABLE):  # damage is told when the session is used
+                join_into(path, Store(folder)._read(path.stem, 0))
             versions = folder / path.stem
             shutil.rmtree(versions, ignore_errors=True)
             versions.mkdir()
@@ -159,7 +166,7 @@ class SharedStore(Store):
         """Write an empty version after ``version``, or after the present one if that is 0."""
         version = version or self.version(id)
         if version:
-            self._write(id, b"", version)
+            self._write(id, b"", version, version + 1)
         if self._local:
             (self._folder / f"{id}.delete").unlink(missing_ok=True)
 
@@ -176,12 +183,12 @@ class SharedStore(Store):
                     self._files.remove(name)
 
     def _present(self, id: str) -> tuple[int, int]:
-        """Number and size of a session's last version; zeros if there is none."""
+        """Last version of a session and the size of its files; zeros if there is none."""
         if not is_id(id):  # it comes from a client, and would be part of a path
             return 0, 0
         return _latest(self._files.sizes(id)).get(id, (0, 0))
 
-    def _write(self, id: str, data: bytes, version: int) -> int:
+    def _write(self, id: str, data: bytes, version: int, whole: int) -> None:
         mine = version + 1
         if version == 0 and self._local:
             (self._folder / id).mkdir(exist_ok=True)
@@ -195,14 +202,15 @@ class SharedStore(Store):
         if last != mine:  # followed already, or too late: written when later ones were there
             raise FencedError(last - mine)
         for name in names:
-            if _name(id, 0) < name < _name(id, mine):
+            if _name(id, 0) < name < _name(id, whole):
                 self._files.remove(name)
-        return mine
 
-    def _read(self, id: str, version: int) -> bytes:
+    def _read(self, id: str, version: int) -> list[bytes]:
         try:
-            return self._files.read(_name(id, version))
+            return read_chain(lambda number: self._files.read(_name(id, number)), version)
         except FileNotFoundError:
+            if self._present(id)[0] == version:
+                raise DamagedError("a change of the session is gone") from None
             raise FencedError from None
 
 
@@ -225,17 +233,17 @@ def delete_sessions(where: str, ids: Sequence[str]) -> bool:
 
 
 def _name(id: str, version: int) -> str:
-    return f"{id}/{version:016d}{_SUFFIX}"
+    return f"{id}/{version_name(version)}"
 
 
 def _latest(sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """Number and size of the last version of every session among files."""
-    found: dict[str, tuple[int, int]] = {}
+    """Last version of every session among files, and the size of all; 0 if it is deleted."""
+    found: dict[str, dict[int, int]] = {}
     for name, size in sizes.items():
         id, _, version = name.removesuffix(_SUFFIX).partition("/")
         if is_id(id) and version.isdecimal():
-            found[id] = max(found.get(id, (0, 0)), (int(version), size))
-    return found
+            found.setdefault(id, {})[int(version)] = size
+    return {id: (max(of), sum(of.values()) if of[max(of)] else 0) for id, of in found.items()}
 
 
 class _Folder:
@@ -251,8 +259,7 @@ class _Folder:
         return (self._root / name).read_bytes()
 
     def notes(self, name: str) -> dict[str, Any]:
-        notes: dict[str, Any] = read_header(self._root / name)["notes"]
-        return notes
+        return read_notes(self._root / name)
 
     def sizes(self, under: str = "") -> dict[str, int]:
         found = {}

@@ -1,9 +1,11 @@
-"""Sessions on disk: one safetensors file each, replaced as a whole after every change.
+"""Sessions on disk: one safetensors file each, and for large ones the changes since it was written.
 
 A file holds everything: how the session was made, what its method remembers, how many batches it
-has answered and the last answers themselves. So one rename is the moment at which a batch counts,
-and a server that is killed at any time finds each session before or after a batch, never between.
-A checksum over all of its bytes and the session's own id tell damaged and swapped files.
+has answered and the last answers themselves. ``ID.safetensors`` is replaced as a whole; where a
+batch changes little of a large memory (:mod:`.changes`), ``ID.changes/VERSION.safetensors`` is
+added instead. Either way one rename is the moment at which a batch counts, and a server that is
+killed at any time finds each session before or after a batch, never between. A checksum over all
+bytes of a file and the session's own id tell damaged and swapped files.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ import re
 import shutil
 import time
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +28,26 @@ import torch
 from torch import Tensor
 
 from cliquetta.atomic import exclusive, sync_folder, write_atomically
-from cliquetta.errors import UserError
-from cliquetta.methods._shared.state import pack_state, read_header, unpack_state
+from cliquetta.methods._shared.state import pack_state, unpack_state
 from cliquetta.methods.base import Adapter
+from cliquetta.serve.changes import (
+    SEAL,
+    UNSEALED,
+    Chain,
+    DamagedError,
+    fold,
+    notes_of,
+    pack_changes,
+    seal_of,
+)
+from cliquetta.tensor_file import read_header
 
 _SUFFIX = ".safetensors"
 _DELETE = ".delete"
+_CHANGES = ".changes"
 _ANSWER = "answer."
-_UNSEALED = "0" * 64
 UNREADABLE = (ValueError, KeyError, TypeError, OSError)
 """What reading the head of a file that is none of ours may raise."""
-# The field as it stands in a file: JSON inside the JSON of a safetensors header. Texts of clients
-# are escaped once more, so that none of them can look like it.
-_SEAL = re.compile(rb'(\\"checksum\\": \\")([0-9a-f]{64})\\"')
-
 _log = logging.getLogger(__name__)
 
 
@@ -58,10 +67,6 @@ class SessionSpec:
     classes: tuple[str, ...]
     templates: tuple[str, ...]
     seed: int
-
-
-class DamagedError(UserError):
-    """A session file that is not what the server wrote."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +121,9 @@ class StoredSession:
     used: float
     """Time of the last change, in seconds since 1970."""
     bytes: int = 0
-    """Size of its file."""
+    """Size of its files."""
     version: int = 0
-    """Counts the changes where several replicas share a store."""
+    """Counts the changes."""
 
     def age(self) -> tuple[str, str]:
         """Sorts sessions, oldest first."""
@@ -141,8 +146,7 @@ class Store:
         path.mkdir(parents=True, exist_ok=True)
         path.chmod(0o700)  # class names and answers are the clients' own
         with exclusive(path):
-            for left in path.glob(f".*{_SUFFIX}.*.tmp"):  # of a server that was killed
-                left.unlink()
+            clean(path)
             cls._adopt(path)
             yield cls(path)
 
@@ -153,6 +157,9 @@ class Store:
             target = folder / f"{versions.name}{_SUFFIX}"
             latest = max(versions.glob(f"*{_SUFFIX}"), default=None)
             if latest is not None and latest.stat().st_size and not target.exists():
+                with suppress(*UNREADABLE):  # damage is told when the session is used
+                    files = read_chain(partial(_read_version, versions), int(latest.stem))
+                    join_into(latest, files)
                 latest.replace(target)
                 sync_folder(folder)
             shutil.rmtree(versions)
@@ -162,13 +169,20 @@ class Store:
         found = []
         for path in self._folder.glob(f"*{_SUFFIX}"):
             try:
-                session = parse_notes(read_header(path)["notes"], path.name.removesuffix(_SUFFIX))
-                status = path.stat()
-                session.used, session.bytes = status.st_mtime, status.st_size
+                notes, id = read_notes(path), path.name.removesuffix(_SUFFIX)
+                files = [path, *self._changes_after(id, notes)]
+                session = parse_notes(read_notes(files[-1]) if files[1:] else notes, id)
+                session.used = files[-1].stat().st_mtime
+                session.bytes = sum(file.stat().st_size for file in files)
                 found.append(session)
             except UNREADABLE as error:
                 _log.warning("the session file %s is not used: %s", path, error)
         return sorted(found, key=StoredSession.age)
+
+    def _changes_after(self, id: str, notes: Mapping[str, Any]) -> list[Path]:
+        """The changes after the whole file with these notes; earlier ones may be left over."""
+        found = sorted((self._folder / f"{id}{_CHANGES}").glob(f"*{_SUFFIX}"))
+        return [path for path in found if int(path.stem) > notes.get("version", 0)]
 
     def free_bytes(self) -> int:
         """Free space on the disk of the sessions."""
@@ -181,8 +195,12 @@ class Store:
         progress: Progress,
         answers: Mapping[int, Answer],
         version: int = 0,
+        chain: Chain | None = None,
     ) -> int:
         """Write a session that was read as ``version``; it is on disk when this returns.
+
+        Only what changed of its memory is written if ``chain`` knows what is there; it is brought
+        up to date.
 
         Returns:
             The version that it is now.
@@ -197,25 +215,41 @@ class Store:
             "answers": {str(number): answer.digest for number, answer in answers.items()},
             "keys": {str(number): answer.key for number, answer in answers.items() if answer.key},
             "saved": time.time(),
-            "checksum": _UNSEALED,
+            "version": version + 1,
+            "checksum": UNSEALED.decode(),
         }
         extra = {f"{_ANSWER}{number}": _tensor(a.packed) for number, a in answers.items()}
-        data = _seal(pack_state(adapter, extra=extra, notes=notes))
+        chain, memory = chain or Chain(), adapter.state_dict()
+        changes = chain.changes(memory)
+        if changes is None:
+            data, whole = _seal(pack_state(adapter, extra=extra, notes=notes)), version + 1
+        else:
+            notes |= {"whole": chain.whole, "after": chain.seal}
+            data, whole = _seal(pack_changes(changes, extra, notes)), chain.whole
         try:
-            written = self._write(spec.id, data, version)
+            self._write(spec.id, data, version, whole)
         except BaseException as error:
             self.failing = not isinstance(error, FencedError)
             raise
         self.failing = False
-        return written
+        if changes is None:
+            chain.begin(memory, whole, data)
+        else:
+            chain.follow(changes, data)
+        return version + 1
 
     def load(
         self, adapter: Adapter, id: str, version: int = 0
-    ) -> tuple[Progress, dict[int, Answer]]:
-        """Let ``adapter`` continue where the session was, and return where that was."""
-        data = self._read(id, version)
-        _check_seal(data)
-        saved = unpack_state(adapter, data, source="the session's file")
+    ) -> tuple[StoredSession, dict[int, Answer]]:
+        """Let ``adapter`` continue where the session was, and return where that was.
+
+        Raises:
+            FencedError: It is another version than ``version`` already.
+            DamagedError: Its files are not those that were written.
+
+        """
+        files = self._read(id, version)
+        saved = unpack_state(adapter, fold(files), source="the session's file")
         keys = saved.notes.get("keys", {})
         answers = {
             int(number): Answer(
@@ -223,18 +257,33 @@ class Store:
             )
             for number, digest in saved.notes["answers"].items()
         }
-        return parse_notes(saved.notes, id).progress, answers
+        stored = parse_notes(saved.notes, id)
+        stored.version = max(version, stored.version)
+        return stored, answers
 
-    def _write(self, id: str, data: bytes, version: int) -> int:
-        write_atomically(self._path(id), data)
-        return version
+    def _write(self, id: str, data: bytes, version: int, whole: int) -> None:
+        """Write what follows ``version``; earlier files than ``whole`` are not needed after it."""
+        changes = self._folder / f"{id}{_CHANGES}"
+        if whole > version:
+            write_atomically(self._path(id), data)
+            shutil.rmtree(changes, ignore_errors=True)
+            return
+        if not changes.exists():
+            changes.mkdir()
+            sync_folder(self._folder)
+        write_atomically(changes / version_name(version + 1), data)
 
-    def _read(self, id: str, version: int) -> bytes:
-        del version
+    def _read(self, id: str, version: int) -> list[bytes]:
+        """The whole file of a session and the changes after it, to ``version`` at least."""
         try:
-            return self._path(id).read_bytes()
+            whole = checked(self._path(id).read_bytes())
         except FileNotFoundError:
             raise DamagedError("the session's file is gone") from None
+        changes = self._changes_after(id, notes_of(whole))
+        files = [whole, *(checked(path.read_bytes()) for path in changes)]
+        if notes_of(files[-1]).get("version", 0) < version:
+            raise DamagedError("the session's last change is gone")
+        return files
 
     def delete(self, id: str, version: int = 0) -> None:
         """Remove a session that was read as ``version``."""
@@ -242,6 +291,7 @@ class Store:
         for path in (self._path(id), self._folder / f"{id}{_DELETE}"):
             path.unlink(missing_ok=True)
         sync_folder(self._folder)
+        shutil.rmtree(self._folder / f"{id}{_CHANGES}", ignore_errors=True)
 
     def request_deletion(self, id: str) -> None:
         """Ask the server that works on this folder to delete a session."""
@@ -268,25 +318,59 @@ def parse_notes(notes: Mapping[str, Any], id: str) -> StoredSession:
     spec = SessionSpec(**values)
     if spec.id != id:
         raise DamagedError(f"the file of session {id} holds session {spec.id}: copied or swapped")
-    return StoredSession(spec, Progress(**notes["progress"]), notes.get("saved", time.time()))
+    saved, version = notes.get("saved", time.time()), notes.get("version", 0)
+    return StoredSession(spec, Progress(**notes["progress"]), saved, version=version)
+
+
+def read_notes(path: Path) -> dict[str, Any]:
+    """The notes in the header of a session's file, a whole one or a change."""
+    notes: dict[str, Any] = read_header(path, kind="session file")["notes"]
+    return notes
+
+
+def version_name(version: int) -> str:
+    """The file of a version in a session's folder; names sort by version."""
+    return f"{version:016d}{_SUFFIX}"
+
+
+def _read_version(versions: Path, version: int) -> bytes:
+    return (versions / version_name(version)).read_bytes()
+
+
+def join_into(path: Path, files: Sequence[bytes]) -> None:
+    """Replace the last file of a session by a whole one."""
+    if len(files) > 1:
+        write_atomically(path, _seal(fold(files)))
+
+
+def read_chain(read: Callable[[int], bytes], version: int) -> list[bytes]:
+    """The whole file that a version is based on, and the changes after it."""
+    last = checked(read(version))
+    first = notes_of(last).get("whole", version)
+    return [*(checked(read(number)) for number in range(first, version)), last]
+
+
+def clean(folder: Path) -> None:
+    """Remove what a server that was killed left behind."""
+    for left in [*folder.glob(f".*{_SUFFIX}.*.tmp"), *folder.glob(f"*/.*{_SUFFIX}.*.tmp")]:
+        left.unlink()
+    for changes in folder.glob(f"*{_CHANGES}"):
+        if not changes.with_suffix(_SUFFIX).exists():  # deleted
+            shutil.rmtree(changes)
 
 
 def _seal(data: bytes) -> bytes:
     """Put the hash of all bytes into the field that was left for it."""
     digest = hashlib.sha256(data).hexdigest().encode()
-    return _SEAL.sub(lambda found: found[1] + digest + b'\\"', data, count=1)
+    return SEAL.sub(lambda found: found[1] + digest + b'\\"', data, count=1)
 
 
-def _check_seal(data: bytes) -> None:
-    """Refuse bytes other than those that were sealed; files of version 0.1 have no seal."""
-    head = data[: 8 + int.from_bytes(data[:8], "little")]
-    found = _SEAL.search(head)
-    if found is None:
-        return
-    first, last = found.span(2)
-    digest = hashlib.sha256(data[:first] + _UNSEALED.encode() + data[last:]).hexdigest()
-    if digest.encode() != found[2]:
+def checked(data: bytes) -> bytes:
+    """The same bytes, if they are those that were sealed; files of version 0.1 have no seal."""
+    seal = seal_of(data).encode()
+    if seal and hashlib.sha256(data.replace(seal, UNSEALED, 1)).hexdigest().encode() != seal:
         raise DamagedError("the session's file is damaged: its checksum differs")
+    return data
 
 
 def _tensor(data: bytes) -> Tensor:

@@ -24,8 +24,8 @@ from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.tensor_file import pack, pack_raw, unpack
 
 FORMAT = "cliquetta-state-1"
-_MEMORY = "memory."
-_EXTRA = "extra."
+MEMORY, EXTRA = "memory.", "extra."
+"""Prefixes of the tensors of a file: of the method, of the caller."""
 
 
 class StateMismatchError(UserError):
@@ -91,8 +91,8 @@ def pack_state(
     notes: Mapping[str, Any] | None = None,
 ) -> bytes:
     """What :func:`save_state` writes, for callers who send it elsewhere than to a file."""
-    tensors = {_MEMORY + name: value for name, value in adapter.state_dict().items()}
-    tensors |= {_EXTRA + name: value for name, value in (extra or {}).items()}
+    tensors = {MEMORY + name: value for name, value in adapter.state_dict().items()}
+    tensors |= {EXTRA + name: value for name, value in (extra or {}).items()}
     header = {
         "format": FORMAT,
         **describe(adapter),
@@ -182,13 +182,13 @@ def unpack_state(
                 f"{source} was saved with {what} ({_difference(header.get(field), mine[field])}); "
                 f"{remedy}"
             )
-    found = {name[len(_MEMORY) :]: v for name, v in tensors.items() if name.startswith(_MEMORY)}
+    found = {name[len(MEMORY) :]: v for name, v in tensors.items() if name.startswith(MEMORY)}
     if other_classes:
         kept = {name: value for name, value in found.items() if name in adapter.class_free}
         adapter.reset()
         found = {**adapter.state_dict(), **kept}
     adapter.load_state_dict(found)
-    extra = {name[len(_EXTRA) :]: v for name, v in tensors.items() if name.startswith(_EXTRA)}
+    extra = {name[len(EXTRA) :]: v for name, v in tensors.items() if name.startswith(EXTRA)}
     return SavedState(header, extra, header["notes"], other_classes)
 
 

@@ -1,0 +1,188 @@
+"""Large sessions are written as changes: fewer bytes, the same bits, every damage noticed."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load
+from torch import Tensor
+
+from cliquetta.methods._shared.state import pack_state
+from cliquetta.model.clip import CLIP
+from cliquetta.serve import changes
+from cliquetta.serve.changes import apply_changes, find_changes
+from cliquetta.serve.settings import Limits
+from tests._helpers.serve_setup import Alone, Local, batch_of, local_service, probabilities
+
+METHOD = "scap_domain"
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "SMALLEST", 0)
+
+
+def check_state(service: Local, session: str, alone: Alone) -> None:
+    found = load(service.http.get(f"/v1/sessions/{session}/state").content)
+    expected = load(pack_state(alone.adapter))
+    assert expected.keys() == found.keys()
+    assert all(_bits(expected[name]) == _bits(found[name]) for name in expected)
+
+
+def _bits(value: Tensor) -> bytes:
+    return value.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+SHAPES = {"a": (5, 3, 2), "b": (4,), "c": (), "d": (0, 3), "e": (3, 1)}
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**32), st.sampled_from([torch.float32, torch.bfloat16, torch.int64]))
+def test_changes_give_the_same_bits(seed: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(shape: tuple[int, ...]) -> Tensor:
+        return torch.randint(-2, 3, shape, generator=generator).to(dtype)
+
+    before = {name: draw(shape) for name, shape in SHAPES.items()}
+    now = {name: torch.where(draw(v.shape) > 1, draw(v.shape), v) for name, v in before.items()}
+    if dtype.is_floating_point:
+        now["a"][0, 0, 0], before["a"][0, 0, 0] = -0.0, 0.0  # equal as numbers
+    found = find_changes(now, before)
+    rows = (now["e"] != before["e"]).any(dim=1).nonzero()[:, 0]
+    assert found.get("rows.e", torch.zeros(0)).tolist() == rows.tolist()  # those and no others
+    apply_changes(before, found)
+    assert all(_bits(before[name]) == _bits(now[name]) for name in SHAPES)
+
+
+def test_a_stream_of_single_images_is_written_as_changes(tmp_path: Path, tiny_clip: CLIP) -> None:
+    """Restored after every image, in memory throughout, or without a service: the same."""
+    alone = Alone(tiny_clip, METHOD)
+    with local_service(tmp_path / "kept", tiny_clip) as kept:
+        session = kept.create(METHOD)
+        whole = tmp_path / "kept" / f"{session}.safetensors"
+        first = whole.read_bytes()
+        for number in range(70):  # more than a learning step needs
+            image = batch_of(number, 1)
+            expected = alone.predict(image)
+            assert probabilities(kept.predict(session, image, sequence=number + 1)) == expected
+            if number % 23 == 5:
+                shutil.copytree(tmp_path / "kept", tmp_path / "copy", dirs_exist_ok=True)
+                (tmp_path / "copy" / ".lock").unlink(missing_ok=True)
+                with local_service(tmp_path / "copy", tiny_clip) as restored:
+                    check_state(restored, session, alone)
+                    repeat = restored.predict(session, image, sequence=number + 1)
+                    assert probabilities(repeat) == expected
+                shutil.rmtree(tmp_path / "copy")
+        files = sorted((tmp_path / "kept" / f"{session}.changes").iterdir())
+        sizes = [file.stat().st_size for file in files]
+        assert len(files) > 1 and sum(sizes) <= 2 * len(first)
+        assert sorted(sizes)[len(sizes) // 2] < len(first) / 4
+        check_state(kept, session, alone)
+    with local_service(tmp_path / "kept", tiny_clip) as restored:
+        restored.predict(session, batch_of(70, 1), sequence=71)
+        alone.predict(batch_of(70, 1))
+        check_state(restored, session, alone)
+        assert not (tmp_path / "kept" / f"{session}.changes").exists()  # written whole again
+
+
+@pytest.mark.parametrize("what", ["reset", "import", "classes"])
+def test_other_requests_between_changes(tmp_path: Path, tiny_clip: CLIP, what: str) -> None:
+    with local_service(tmp_path, tiny_clip) as service:
+        session, other = service.create(METHOD), service.create(METHOD)
+        for number in range(3):
+            service.predict(session, batch_of(number, 1))
+            service.predict(other, batch_of(number, 1))
+        path = f"/v1/sessions/{session}"
+        if what == "reset":
+            answer = service.http.post(f"{path}/reset")
+        elif what == "import":
+            state = service.http.get(f"/v1/sessions/{other}/state").content
+            answer = service.http.put(f"{path}/state", content=state)
+        else:
+            answer = service.http.put(f"{path}/classes", json={"classes": ["x", "y"]})
+        assert answer.status_code == 200
+        last = service.predict(session, batch_of(5, 1))
+        state = service.http.get(f"{path}/state").content
+    with local_service(tmp_path, tiny_clip) as service:
+        found = load(service.http.get(f"{path}/state").content)
+        assert all(_bits(value) == _bits(found[name]) for name, value in load(state).items())
+        assert service.predict(session, batch_of(5, 1), sequence=4) == last
+        assert service.http.delete(path).status_code == 204
+        assert not list(tmp_path.glob(f"{session}*"))
+
+
+@pytest.fixture
+def written(tmp_path: Path, tiny_clip: CLIP) -> tuple[str, list[Path]]:
+    """A session with some changes, and their files."""
+    with local_service(tmp_path, tiny_clip) as service:
+        session = service.create(METHOD)
+        for number in range(4):
+            service.predict(session, batch_of(number, 1))
+    return session, sorted((tmp_path / f"{session}.changes").iterdir())
+
+
+def send(folder: Path, model: CLIP, session: str) -> tuple[int, str]:
+    with local_service(folder, model) as service:
+        answer = service.send(session, batch_of(9, 1))
+        return answer.status_code, answer.json().get("code", "")
+
+
+def test_damage_of_a_change_is_noticed(
+    tmp_path: Path, tiny_clip: CLIP, written: tuple[str, list[Path]]
+) -> None:
+    session, files = written
+    draw = random.Random(0)
+    for path in (files[0], files[-1]):
+        data = path.read_bytes()
+        for _ in range(4):
+            damaged = bytearray(data)
+            damaged[draw.randrange(8 + int.from_bytes(data[:8], "little"), len(data))] ^= 4
+            path.write_bytes(damaged)
+            assert send(tmp_path, tiny_clip, session) == (409, "damaged")
+        path.write_bytes(data)
+    first, second = (path.read_bytes() for path in files[:2])
+    files[0].write_bytes(second)
+    files[1].write_bytes(first)
+    assert send(tmp_path, tiny_clip, session) == (409, "damaged")
+    files[0].write_bytes(first)
+    files[1].unlink()
+    assert send(tmp_path, tiny_clip, session) == (409, "damaged")
+    files[1].write_bytes(second)
+    assert send(tmp_path, tiny_clip, session)[0] == 200
+
+
+def test_a_lost_change_is_noticed_while_the_server_runs(tmp_path: Path, tiny_clip: CLIP) -> None:
+    limits = Limits(resident_sessions=1, rate=1e6, burst=10**6)
+    with local_service(tmp_path, tiny_clip, limits=limits) as service:
+        session = service.create(METHOD)
+        for number in range(2):
+            service.predict(session, batch_of(number, 1))
+        service.create(METHOD)  # the first one is on disk only
+        max((tmp_path / f"{session}.changes").iterdir()).unlink()
+        assert service.send(session, batch_of(9, 1)).json()["code"] == "damaged"
+
+
+def test_what_a_killed_server_left_is_not_read(
+    tmp_path: Path, tiny_clip: CLIP, written: tuple[str, list[Path]]
+) -> None:
+    session, files = written
+    old = {path: path.read_bytes() for path in files}
+    assert send(tmp_path, tiny_clip, session)[0] == 200  # writes the whole file again
+    folder = files[0].parent
+    folder.mkdir()  # killed before the changes before it were removed
+    for path, data in old.items():
+        path.write_bytes(data)
+    (folder / ".x.safetensors.y.tmp").touch()
+    orphan = tmp_path / f"{'0' * 32}.changes"
+    orphan.mkdir()
+    with local_service(tmp_path, tiny_clip) as service:
+        assert service.http.get(f"/v1/sessions/{session}").json()["sequence"] == 5
+        assert service.send(session, batch_of(9, 1)).status_code == 200
+    assert not orphan.exists() and not (folder / ".x.safetensors.y.tmp").exists()
