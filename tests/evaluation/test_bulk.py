@@ -13,6 +13,8 @@ import signal
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -145,6 +147,33 @@ def test_a_kill_at_any_step_to_the_disk_changes_nothing(
         assert code == -signal.SIGKILL
         struck += 1
     assert struck > 20
+
+
+@dataclass
+class HereCluster:
+    """One worker, this process; it notes what is left when it is disconnected from."""
+
+    folder: Path
+    actors: int = 1
+    left: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def connect(self) -> Iterator[HereCluster]:
+        yield self
+        self.left = sorted(path.name for path in self.folder.iterdir())
+
+    def do(self, work: resumable.Work) -> None:
+        work.do()
+
+
+def test_a_run_is_over_before_it_leaves_its_cluster(
+    run: Callable[..., PredictionRun], whole: bytes, tmp_path: Path
+) -> None:
+    # which takes seconds: a kill meanwhile left a folder beside a complete table
+    cluster = HereCluster(tmp_path)
+    run(cluster=cluster)
+    assert cluster.left == ["out.csv", "whole.csv"]
+    assert (tmp_path / "out.csv").read_bytes() == whole
 
 
 def test_a_full_disk_loses_nothing_that_was_done(

@@ -6,6 +6,7 @@ import csv
 import logging
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -135,9 +136,10 @@ def test_twenty_random_kills(nodes: Cluster, photos: Path, tmp_path: Path) -> No
         print(f"kill {kills}: {before} parts before, {finished()} after", flush=True)
         if (tmp_path / "out.csv").exists():
             assert (tmp_path / "out.csv").read_bytes() == whole
-            if not parts_of.exists():
+            if not (parts_of / "run.json").exists():
                 complete += 1
                 (tmp_path / "out.csv").unlink()
+                shutil.rmtree(parts_of, ignore_errors=True)
     print(f"{resumed} of the killed runs had continued one, {complete} runs ended", flush=True)
     if not (tmp_path / "out.csv").exists() or (tmp_path / "out.csv.parts/run.json").exists():
         assert start("out.csv", *on_ray).wait() == 0

@@ -152,8 +152,9 @@ def run_with_parts(
     check_places(request.target, request.state, overwrite=request.overwrite)
     if request.group_by is not None and request.shard[1] > 1:
         raise UserError("a shard would cut groups apart: leave out one of --shard and --group-by")
-    with parts.held(), ExitStack() as stack:
-        workers = None if cluster is None else stack.enter_context(cluster.connect())
+    # the folder goes before a cluster is left, which takes seconds
+    with ExitStack() as connection, parts.held(), ExitStack() as stack:
+        workers = None if cluster is None else connection.enter_context(cluster.connect())
         facts = _begin_or_continue(predictor, request, parts, workers)
         lanes = [Lane(*lane) for lane in facts["lanes"]]
         listing = stack.enter_context(closing(Listing(parts.folder / "images.sqlite")))
