@@ -146,6 +146,24 @@ def test_save_load_reset(build: Any, tmp_path: Path) -> None:
         other.load(tmp_path / "bare")
 
 
+def test_images_of_none_of_the_labels(build: Any, tiny_clip: CLIP, tmp_path: Path) -> None:
+    plain = build()(PICTURES, candidate_labels=LABELS)
+    assert [answer.rejected for answer in plain] == [None] * len(PICTURES)
+    whole, first, second = (build(reject=0.5, batch_size=2) for _ in range(3))
+    wanted = whole(PICTURES, candidate_labels=LABELS)
+    begun = first(PICTURES[:4], candidate_labels=LABELS)
+    first.save(tmp_path / "state")
+    second.load(tmp_path / "state")
+    found = [*begun, *second(PICTURES[4:])]
+    said = [(answer.rejected, answer.rejection_score) for answer in found]
+    assert said == [(answer.rejected, answer.rejection_score) for answer in wanted]
+    assert {True, False} == {answer.rejected for answer in wanted}
+    page = wanted.show()._repr_html_()
+    assert page.count("none of these") == sum(answer.rejected for answer in wanted)
+    with pytest.raises(UserError, match="above 0 and below 1"):
+        build(reject=2)
+
+
 def test_images_of_every_kind(build: Any, tmp_path: Path) -> None:
     image = PICTURES[0]
     image.save(tmp_path / "a.png")

@@ -46,6 +46,7 @@ def pipeline(
     dtype: str = "float32",
     seed: int = 0,
     batch_size: int = 64,
+    reject: float | None = None,
     allow_urls: bool = False,
     url_seconds: float = 10.0,
     url_bytes: int = 2**25,
@@ -68,6 +69,8 @@ def pipeline(
         dtype: Precision of its weights.
         seed: Of the method's random draws and of views.
         batch_size: Images that are predicted, and learned from, at once.
+        reject: Name images of none of the labels, about this share of them, such as 0.75: answers
+            then have ``rejected`` and ``rejection_score``.
         allow_urls: Fetch images that are named by an ``http(s)`` URL.
         url_seconds: Time that one of these may take.
         url_bytes: Size that one of these may have.
@@ -84,11 +87,16 @@ def pipeline(
         model = from_model(model)
     config = method_config(method, preset, options)
     limits = {"seconds": url_seconds, "max_bytes": url_bytes} if allow_urls else None
-    return ZeroShotImageClassification(model, method, config, seed, batch_size, limits)
+    return ZeroShotImageClassification(model, method, config, seed, batch_size, limits, reject)
 
 
 class Answer(list[dict[str, Any]]):
     """``{"score": ..., "label": ...}`` for every label, the best first; a list of dicts."""
+
+    rejected: bool | None = None
+    """Whether the image looks like none of the labels, of a pipeline with ``reject``."""
+    rejection_score: float | None = None
+    """How unsure the answer is, from 0 to 1, of a pipeline with ``reject``."""
 
     def __init__(self, entries: Iterable[dict[str, Any]], image: ImageLike) -> None:
         super().__init__(entries)
@@ -134,6 +142,7 @@ class Page:
         labels = "<br>".join(
             f"{entry['score']:.3f} {escape(str(entry['label']))}" for entry in answer[: self.top_k]
         )
+        labels = "none of these<br>" * bool(answer.rejected) + labels
         align = ' style="text-align:left"'
         return f"<tr>{picture}<td{align}>{escape(str(name))}</td><td{align}>{labels}</td></tr>"
 
@@ -157,11 +166,12 @@ class ZeroShotImageClassification:
         seed: int,
         batch_size: int,
         url_limits: Mapping[str, Any] | None,
+        reject: float | None = None,
     ) -> None:
         if batch_size < 1:
             raise UserError(f"a batch holds at least one image, got {batch_size}")
         self.model, self.method, self.config = model, method, config
-        self.seed, self.batch_size = seed, batch_size
+        self.seed, self.batch_size, self.reject = seed, batch_size, reject
         self.adapter: Adapter | None = None
         """The method with its class list; ``None`` before the first call."""
         self.images_seen = 0
@@ -169,7 +179,7 @@ class ZeroShotImageClassification:
         self._url_limits = url_limits
         if seed < 0:
             raise UserError(f"seeds are 0 or more, got {seed}")
-        self._build(ClassPrompts(("one", "other")))  # a model that lacks something ends here
+        self._build(ClassPrompts(("one", "two", "three")))  # what cannot be built ends here
 
     def __call__(
         self,
@@ -233,7 +243,8 @@ class ZeroShotImageClassification:
         remaining = iter(images)
         with _bar(total, self.batch_size, progress) as bar:
             while batch := [self._open(image) for image in islice(remaining, self.batch_size)]:
-                logits = adapter.predict([picture for _, picture in batch]).logits.float()
+                prediction = adapter.predict([picture for _, picture in batch])
+                logits, rejection = prediction.logits.float(), prediction.rejection
                 scores = logits.sigmoid() if independent else logits.softmax(dim=-1)
                 best = scores.topk(min(top_k or len(names), len(names)), dim=-1)
                 for (shown, _), values, indices in zip(
@@ -242,6 +253,10 @@ class ZeroShotImageClassification:
                     pairs = zip(values, indices, strict=True)
                     entries = [{"score": score, "label": names[index]} for score, index in pairs]
                     found.append(Answer(entries, shown))
+                if rejection is not None:
+                    said = zip(*(part.tolist() for part in rejection), strict=True)
+                    for answer, (score, rejected) in zip(found[-len(batch) :], said, strict=True):
+                        answer.rejection_score, answer.rejected = score, rejected
                 self.images_seen += len(batch)
                 bar.update(len(batch))
         return found
@@ -274,14 +289,20 @@ class ZeroShotImageClassification:
 
     def _build(self, prompts: ClassPrompts) -> Adapter:
         if self.adapter is None:
-            return create_method(self.method, self.model, prompts, self.config, seed=self.seed)
+            return self._new(prompts)
         if self.adapter.outlives_classes:
             return self.adapter.with_classes(prompts)
         warnings.warn(
             f"{self.method} learns about its classes only: it starts again with these labels",
             stacklevel=4,
         )
-        return create_method(self.method, self.model, prompts, self.config, seed=self.seed)
+        return self._new(prompts)
+
+    def _new(self, prompts: ClassPrompts) -> Adapter:
+        adapter = create_method(self.method, self.model, prompts, self.config, seed=self.seed)
+        if self.reject is not None:
+            adapter.enable_rejection(self.reject)
+        return adapter
 
     def reset(self) -> None:
         """Forget what was learned; the labels stay."""
@@ -310,7 +331,7 @@ class ZeroShotImageClassification:
                 f"{path} was not saved by a pipeline: it does not name its labels; use load_state"
             )
         prompts = ClassPrompts(notes["candidate_labels"], tuple(notes["hypothesis_template"]))
-        adapter = create_method(self.method, self.model, prompts, self.config, seed=self.seed)
+        adapter = self._new(prompts)
         load_state(adapter, path)
         self.adapter, self.images_seen = adapter, int(notes["images"])
 

@@ -28,7 +28,7 @@ from cliquetta.serve.service import Service
 from cliquetta.serve.settings import Limits, Settings
 from cliquetta.serve.shared_store import SharedStore
 from cliquetta.serve.store import Store
-from cliquetta.types import Batch
+from cliquetta.types import Batch, Prediction
 
 CLASSES = ["airplane", "cat", "frog", "ship", "truck"]
 STATEFUL = "tent"
@@ -125,6 +125,11 @@ class Alone:
 
     def predict(self, images: list[bytes]) -> list[dict[str, float]]:
         """Probability by class of every picture."""
+        rows = self.predict_batch(images).probabilities
+        return [dict(zip(CLASSES, row.tolist(), strict=True)) for row in rows]
+
+    def predict_batch(self, images: list[bytes]) -> Prediction:
+        """What the method says of the pictures."""
         opened = [Image.open(io.BytesIO(data)) for data in images]
         keys = tuple(hashlib.sha256(data).hexdigest()[:16] for data in images)
         preprocess, spec, views = self.adapter.model.preprocess, self.adapter.views, None
@@ -134,8 +139,7 @@ class Alone:
             ]
             views = torch.stack(made)
         pixels = torch.stack([preprocess(image) for image in opened])
-        rows = self.adapter.predict(Batch(pixels, keys, views)).probabilities
-        return [dict(zip(CLASSES, row.tolist(), strict=True)) for row in rows]
+        return self.adapter.predict(Batch(pixels, keys, views))
 
 
 def probabilities(answer: dict[str, Any]) -> list[dict[str, float]]:

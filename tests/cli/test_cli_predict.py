@@ -75,6 +75,55 @@ def test_json_is_all_of_stdout(predict: Any, photos: Path) -> None:
     assert found == [(row["path"], row["prediction"]) for row in rows_of(out)]
 
 
+def test_images_of_no_class_are_named(predict: Any, photos: Path) -> None:
+    plain, out = predict(photos, "--json")
+    before = out.read_bytes()
+    answer, out = predict(photos, "--reject", "0.5", "--json")
+    rows, document = rows_of(out), json.loads(answer.stdout)
+    assert list(rows[0])[-3:] == ["rejected", "rejection_score", "error"]
+    assert {row["rejected"] for row in rows} == {"true", "false"}
+    count = sum(row["rejected"] == "true" for row in rows)
+    assert document["rejected"] == {"zero_shot": count}
+    assert [row["rejected"] for row in document["predictions"]] == [
+        row["rejected"] == "true" for row in rows
+    ]
+    assert "rejected" not in json.loads(plain.stdout)
+    answer, _ = predict(photos, "--reject", "0.5")
+    assert f"{count} of them look like none of the classes (column `rejected`)" in answer.text
+    predict(photos)
+    assert out.read_bytes() == before
+
+
+def test_a_frozen_method_rejects_by_the_limit_that_it_learned(
+    predict: Any, photos: Path, tmp_path: Path
+) -> None:
+    words = ("--method", "tent", "--state", tmp_path / "state", "--reject", "0.5")
+    answer, _ = predict(photos, *words[:-2])
+    answer, _ = predict(photos, *words, "--frozen")
+    assert (
+        answer.code == 2 and "was not learned: predict with --state and --reject" in answer.stderr
+    )
+    predict(photos, *words)
+    answer, out = predict(photos, *words, "--frozen")
+    assert answer.code == 0 and {row["rejected"] for row in rows_of(out)} <= {"true", "false"}
+
+
+@pytest.mark.parametrize(
+    ("words", "classes", "sentence"),
+    (
+        (("--reject", "1"), "a,b,c", "above 0 and below 1, got 1.0: 0.75 rejects three of four"),
+        (("--reject", "-0.5"), "a,b,c", "above 0 and below 1, got -0.5"),
+        (("--reject", "0.5"), "a,b", "one of them left out: give at least three, got 2"),
+    ),
+)
+def test_rejections_that_cannot_be_had_write_nothing(
+    predict: Any, photos: Path, words: tuple[str, str], classes: str, sentence: str
+) -> None:
+    answer, out = predict(photos, *words, classes=classes)
+    assert answer.code == 2 and sentence in " ".join(answer.stderr.split())
+    assert not out.exists() and not out.with_name("out.csv.parts").exists()
+
+
 def test_the_last_lines_tell_the_verdict_of_a_method_that_has_one(
     predict: Any, photos: Path
 ) -> None:

@@ -276,6 +276,7 @@ def test_only_the_same_command_continues(
         ({"batch_size": 8}, "batch size"),
         ({"top_k": 2}, "top k"),
         ({"method": "tda"}, "method"),
+        ({"reject": 0.5}, "share to reject"),
     ):
         with pytest.raises(UserError, match=f"another {what}.*--overwrite"):
             run(**changes)
@@ -417,11 +418,55 @@ def test_columns_of_a_table_are_kept_and_formulas_defused(
     assert rows[1]["input_prediction"] == "mine" and rows[1]["input_input_prediction"] == "too"
 
 
-def test_json_lines_and_parquet_hold_the_same(
-    run: Callable[..., PredictionRun], tmp_path: Path
+def test_rejection_adds_columns_and_changes_no_other(run: Callable[..., PredictionRun]) -> None:
+    plain, rejecting = run(out=None), run(out=None, reject=0.5)
+    assert plain.rejected == {}
+    said = ("rejected", "rejection_score")
+    added = {f"{method}_{name}" for method in ("tda", "tent") for name in said}
+    for before, after in zip(plain.rows, rejecting.rows, strict=True):
+        assert {name: v for name, v in after.items() if name not in added} == before
+        assert added <= after.keys() or after["error"]
+    for method, count in rejecting.rejected.items():
+        assert count == sum(row.get(f"{method}_rejected", False) for row in rejecting.rows)
+        assert 0 < count < IMAGES
+
+
+def test_rejections_are_those_of_the_method(photos: Path, tiny_clip: CLIP) -> None:
+    readable = [path for path in sorted(photos.iterdir()) if path.name != "5.png"]
+    rows = predict(readable, NAMES, model=tiny_clip, method="tent", batch_size=4, reject=0.3).rows
+    adapter = create_method("tent", tiny_clip, NAMES)
+    adapter.enable_rejection(0.3)
+    found = [adapter.predict([Image.open(p) for p in readable[i : i + 4]]) for i in (0, 4, 8, 12)]
+    rejections = [prediction.rejection for prediction in found if prediction.rejection is not None]
+    scores = torch.cat([one.score for one in rejections]).tolist()
+    assert [row["rejected"] for row in rows] == torch.cat([r[1] for r in rejections]).tolist()
+    assert [row["rejection_score"] for row in rows] == pytest.approx(scores, abs=1e-6)
+
+
+def test_a_stopped_run_that_rejects_ends_as_one_that_was_not(
+    run: Callable[..., PredictionRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(method="zero_shot")
-    run(method="zero_shot", out=tmp_path / "out.jsonl")
+    whole, settings = tmp_path / "whole.csv", {"method": "tent", "reject": 0.5}
+    run(**settings, out=whole, state=tmp_path / "whole.safetensors")
+    monkeypatch.setattr(parts, "PART_ROWS", 4)
+    with monkeypatch.context() as patch:
+        strike(patch, 12, die)
+        in_child(lambda: run(**settings, state=tmp_path / "state.safetensors"))
+    assert unfinished(tmp_path)
+    done = run(**settings, state=tmp_path / "state.safetensors")
+    assert 0 < done.before < IMAGES
+    assert (tmp_path / "out.csv").read_bytes() == whole.read_bytes()
+    found, wanted = (load_file(tmp_path / f"{n}.safetensors") for n in ("state", "whole"))
+    assert all(torch.equal(found[name], value) for name, value in wanted.items())
+    assert found["memory.left_out_scores"].isfinite().sum() == IMAGES - 1
+
+
+@pytest.mark.parametrize("reject", (None, 0.5))
+def test_json_lines_and_parquet_hold_the_same(
+    run: Callable[..., PredictionRun], tmp_path: Path, reject: float | None
+) -> None:
+    run(method="zero_shot", reject=reject)
+    run(method="zero_shot", reject=reject, out=tmp_path / "out.jsonl")
     lines = (tmp_path / "out.jsonl").read_text().splitlines()
     found = [json.loads(line) for line in lines]
     with (tmp_path / "out.csv").open(newline="") as file:
@@ -430,8 +475,10 @@ def test_json_lines_and_parquet_hold_the_same(
                 name: "" if value is None else f"{value:.6f}" if isinstance(value, float) else value
                 for name, value in row.items()
             }
+            if row.get("rejected") is not None:
+                shown["rejected"] = "true" if row["rejected"] else "false"
             assert shown == wanted
-    run(method="zero_shot", out=tmp_path / "out.parquet")
+    run(method="zero_shot", reject=reject, out=tmp_path / "out.parquet")
     rows = parquet.read_table(tmp_path / "out.parquet").to_pylist()
     assert [{**row, "error": row["error"] or None} for row in rows] == found
 

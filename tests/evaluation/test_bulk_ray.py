@@ -68,14 +68,15 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def test_actors_answer_as_shards_do(run: Predict, tmp_path: Path) -> None:
-    done = run("ray.csv", cluster=RayCluster(actors=2))
+    done = run("ray.csv", cluster=RayCluster(actors=2), reject=0.5)
     assert (done.images, done.skipped, done.before) == (IMAGES, 1, 0)
     assert done.busy > 0
     expected = []
     for i in (1, 2):
-        run("plain.csv", shard=(i, 2))
+        run("plain.csv", shard=(i, 2), reject=0.5)
         expected += rows(tmp_path / f"plain.{i}-of-2.csv")
     assert rows(tmp_path / "ray.csv") == expected
+    assert {row["tent_rejected"] for row in expected} == {"true", "false", ""}
     assert not (tmp_path / "ray.csv.parts").exists()
 
 

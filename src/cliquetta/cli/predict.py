@@ -44,6 +44,8 @@ cliquetta predict tuesday/ --classes names.txt --state camera.safetensors --froz
 
 cliquetta predict photos/ --classes names.txt --method zero_shot,scap_domain,tda
 
+cliquetta predict photos/ --classes names.txt --reject 0.75
+
 cliquetta predict --features photos.npz --text-features classes.npz --method tda
 
 cliquetta predict list.csv --classes names.txt --group-by camera --ray auto --gpus-per-actor 0.5
@@ -109,6 +111,13 @@ def predict(
             min=0.0,
             max=1.0,
             help="Score classes independently (SigLIP) and list all from this probability on.",
+        ),
+    ] = None,
+    reject: Annotated[
+        float | None,
+        typer.Option(
+            help="Name images of none of the classes in a column `rejected`: about this share of "
+            "them, such as 0.75."
         ),
     ] = None,
     state: Annotated[
@@ -194,6 +203,9 @@ def predict(
         clip = common.model(model)
     assert prompts is not None
     adapters = [build_adapter(spec, clip, prompts) for spec in specs]
+    if reject is not None:
+        for adapter in adapters:
+            adapter.enable_rejection(reject)
     if frozen and text is not None:
         raise UserError("--frozen takes images: answers from features are not exported")
     if frozen:
@@ -216,6 +228,7 @@ def predict(
                 top_k=top_k,
                 all_probabilities=probabilities,
                 multi_label=multi_label,
+                reject=reject,
                 workers=workers,
                 state=state,
                 out=out,
@@ -251,6 +264,10 @@ def _report(run: PredictionRun, out: Path | str, state: Path | None, terminal: T
         title += f", {name}" if len(run.classes) > 1 else ""
         if not terminal.quiet:
             terminal.table(("class", "images", "%"), rows, title=title, right=("images", "%"))
+        if name in run.rejected:
+            terminal.say(
+                f"{run.rejected[name]:,} of them look like none of the classes (column `rejected`)."
+            )
     if run.repeated:
         terminal.warn(f"{count(run.repeated, 'path')} named twice: predicted once")
     if run.unused:
@@ -284,6 +301,7 @@ def _report(run: PredictionRun, out: Path | str, state: Path | None, terminal: T
             ],
             "before": run.before,
             "predicted": {name: dict(found.most_common()) for name, found in run.classes.items()},
+            **({"rejected": run.rejected} if run.rejected else {}),
             "predictions": run.rows,
             "repeated": run.repeated,
             "unused": dict(run.unused),

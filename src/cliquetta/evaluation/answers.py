@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from cliquetta.evaluation.table_files import Row
+from cliquetta.types import Prediction
 
 
 @dataclass(frozen=True)
@@ -23,6 +22,8 @@ class Answers:
     all_probabilities: bool = False
     multi_label: float | None = None
     """If given, classes are scored independently, by sigmoids, and all that reach it are listed."""
+    reject: float | None = None
+    """If given, images of none of the classes are named: about this share of them."""
 
     def prefix(self, method: str) -> str:
         """What leads the names of a method's columns."""
@@ -38,21 +39,29 @@ class Answers:
                 found[f"{prefix}probability{suffix}"] = float
             if self.multi_label is not None:
                 found[f"{prefix}labels"] = str
+            if self.reject is not None:
+                found |= {f"{prefix}rejected": bool, f"{prefix}rejection_score": float}
             if self.all_probabilities:
                 found |= {f"{prefix}p_{name}": float for name in self.classes}
         return found
 
-    def rows(self, logits: Mapping[str, torch.Tensor]) -> list[Row]:
-        """One row per image of the logits (B, N) of every method."""
+    def rows(self, predictions: Mapping[str, Prediction]) -> list[Row]:
+        """One row per image of the predictions of every method."""
         columns = list(self.columns())
-        rows: list[list[Any]] = [[] for _ in next(iter(logits.values()))]
+        rows: list[list[Any]] = [[] for _ in next(iter(predictions.values())).logits]
         for method in self.methods:
-            scores = logits[method].float()
+            scores = predictions[method].logits.float()
+            rejections = self._rejections(predictions[method])
             least = self.multi_label
             probabilities = scores.softmax(dim=-1) if least is None else scores.sigmoid()
             best = probabilities.topk(self.top_k, dim=-1)
-            for row, values, indices, every in zip(
-                rows, best.values.tolist(), best.indices.tolist(), probabilities, strict=True
+            for row, values, indices, every, rejection in zip(
+                rows,
+                best.values.tolist(),
+                best.indices.tolist(),
+                probabilities,
+                rejections,
+                strict=True,
             ):
                 for index, value in zip(indices, values, strict=True):
                     row += [self.classes[index], round(value, 6)]
@@ -60,9 +69,18 @@ class Answers:
                     reached = (every >= least).nonzero()[:, 0]
                     order = reached[every[reached].argsort(descending=True)].tolist()
                     row.append(";".join(self.classes[index] for index in order))
+                row += rejection
                 if self.all_probabilities:
                     row += [round(value, 6) for value in every.tolist()]
         return [dict(zip(columns, row, strict=True)) for row in rows]
+
+    def _rejections(self, prediction: Prediction) -> list[tuple[Any, ...]]:
+        """Cells of each image: none where rejection was not asked for."""
+        found = prediction.rejection
+        if self.reject is None or found is None:
+            return [()] * len(prediction.logits)
+        scores = [round(score, 6) for score in found.score.tolist()]
+        return list(zip(found.rejected.tolist(), scores, strict=True))
 
 
 @dataclass
@@ -82,6 +100,8 @@ class PredictionRun:
     """Seconds in which the methods waited for images, added over actors."""
     classes: dict[str, Counter[str]] = field(default_factory=dict)
     """By method: how often each class came first."""
+    rejected: dict[str, int] = field(default_factory=dict)
+    """By method, where asked for: images of none of the classes, which are in ``classes``, too."""
     rows: list[Row] = field(default_factory=list)
     """Path, answers and error of every image; empty where they went to a file only."""
     repeated: int = 0
@@ -102,3 +122,6 @@ class PredictionRun:
             found = row.get(f"{answers.prefix(method)}prediction")
             if found is not None:
                 self.classes.setdefault(method, Counter())[found] += 1
+            if answers.reject is not None:
+                said = row.get(f"{answers.prefix(method)}rejected", False)
+                self.rejected[method] = self.rejected.get(method, 0) + said

@@ -55,6 +55,7 @@ def predict(
     top_k: int = 1,
     all_probabilities: bool = False,
     multi_label: float | None = None,
+    reject: float | None = None,
     workers: int = 2,
     state: Path | str | None = None,
     out: Path | str | None = None,
@@ -92,6 +93,9 @@ def predict(
         all_probabilities: Give the probability of every class, too.
         multi_label: Score classes independently (sigmoid models such as SigLIP only) and list all
             whose probability is at least this.
+        reject: Name images that are of none of the classes, about this share of them; 0.75 is a
+            good start. The limit comes from the images themselves, without labels, and is a part
+            of ``state``.
         workers: Threads that decode images.
         state: File of one method's adapted state: continued from if it exists, saved at the end;
             with ``group_by`` a folder of such files.
@@ -128,8 +132,13 @@ def predict(
     names = first.prompts.names
     if multi_label is not None:
         _check_independent(adapters)
+        if reject is not None:
+            raise UserError(
+                "several labels per image may be none at all, which is a rejection: leave out one "
+                "of --reject and --multi-label"
+            )
     top_k = min(top_k, len(names))
-    answers = Answers(tuple(adapters), names, top_k, all_probabilities, multi_label)
+    answers = Answers(tuple(adapters), names, top_k, all_probabilities, multi_label, reject)
     predictor = Predictor(adapters, answers, batch_size, seed, workers)
     state = None if state is None else Path(state)
     if text_features is not None or _is_features(images):

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from torch import Tensor
-
 from cliquetta.data.features import FeatureDataset
 from cliquetta.data.prepared import FeatureBatch
 from cliquetta.evaluation.answers import Answers
@@ -42,6 +40,11 @@ class Predictor:
     last: dict[str, Prediction] = field(default_factory=dict)
     """The last prediction of every method whose evidence has a verdict."""
 
+    def __post_init__(self) -> None:
+        if self.answers.reject is not None:
+            for adapter in self.adapters.values():
+                adapter.enable_rejection(self.answers.reject)
+
     @property
     def health(self) -> dict[str, dict[str, int | float | str]]:
         """By method: how adaptation was doing at the end, with its verdict."""
@@ -66,12 +69,12 @@ class Predictor:
     def rows(self, read: ReadBatch) -> list[Row]:
         """One row per image of a batch; the methods learn from it."""
         begun = time.perf_counter()
-        logits = {
-            name: self._logits(name, adapter, read.by_views[adapter.views])
+        predictions = {
+            name: self._predict(name, adapter, read.by_views[adapter.views])
             for name, adapter in self.adapters.items()
         }
         keys = next(iter(read.by_views.values())).keys
-        answers = dict(zip(keys, self.answers.rows(logits), strict=True))
+        answers = dict(zip(keys, self.answers.rows(predictions), strict=True))
         self.busy += time.perf_counter() - begun
         return [
             {"path": shown_path(key), **columns, **answers.get(key, {})}
@@ -79,15 +82,15 @@ class Predictor:
             for key, columns in zip(read.keys, read.columns, strict=True)
         ]
 
-    def _logits(self, name: str, adapter: Adapter, batch: Batch | FeatureBatch) -> Tensor:
+    def _predict(self, name: str, adapter: Adapter, batch: Batch | FeatureBatch) -> Prediction:
         try:
             if isinstance(batch, FeatureBatch):
                 assert isinstance(adapter, FeatureLevel)
-                return adapter.predict_features(batch.features).logits
+                return adapter.predict_features(batch.features)
             prediction = adapter.predict(batch)
             if "verdict" in prediction.evidence:
                 self.last[name] = prediction
-            return prediction.logits
+            return prediction
         except NonFiniteError as error:
             raise NonFiniteError(f"{name}, batch from {batch.keys[0]!r} on: {error}") from error
 

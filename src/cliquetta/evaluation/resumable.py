@@ -194,6 +194,7 @@ def _begin_or_continue(
         "top k": predictor.answers.top_k,
         "all probabilities": predictor.answers.all_probabilities,
         "multi label": predictor.answers.multi_label,
+        "share to reject": predictor.answers.reject,
         "state": None if request.state is None else str(request.state),
         "method": {name: describe(adapter) for name, adapter in predictor.adapters.items()},
     }

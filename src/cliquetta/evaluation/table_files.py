@@ -17,7 +17,7 @@ from cliquetta.errors import UnknownNameError, UserError
 Row = dict[str, Any]
 """Text, numbers or nothing, by column."""
 Columns = Mapping[str, type]
-"""``str`` or ``float``, by column."""
+"""``str``, ``float`` or ``bool``, by column."""
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _ROW_GROUP = 10_000
@@ -52,7 +52,7 @@ class JSONLinesFormat(TableFormat):
         """Write all rows."""
         for row in rows:
             whole = {name: row.get(name) or None for name in columns}
-            whole |= {name: row.get(name) for name, kind in columns.items() if kind is float}
+            whole |= {name: row.get(name) for name, kind in columns.items() if kind is not str}
             file.write(json.dumps(whole, ensure_ascii=False).encode() + b"\n")
 
 
@@ -72,7 +72,7 @@ class ParquetFormat(TableFormat):
         import pyarrow
         import pyarrow.parquet
 
-        kinds = {str: pyarrow.string(), float: pyarrow.float64()}
+        kinds = {str: pyarrow.string(), float: pyarrow.float64(), bool: pyarrow.bool_()}
         schema = pyarrow.schema([(name, kinds[kind]) for name, kind in columns.items()])
         remaining = iter(rows)
         with pyarrow.parquet.ParquetWriter(file, schema) as writer:
@@ -100,9 +100,11 @@ def shown_path(path: str) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-def _cell(value: str | float | None) -> str:
+def _cell(value: str | float | bool | None) -> str:
     if value is None:
         return ""
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, float):
         return f"{value:.6f}"
     return f"'{value}" if value.startswith(_FORMULA) and not _is_number(value) else value

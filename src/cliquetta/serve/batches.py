@@ -173,14 +173,20 @@ def render_answer(
     best = prediction.probabilities.topk(min(request.top_k, len(spec.classes)), dim=-1)
     values, labels = best.values.float().cpu().numpy(), best.indices.tolist()
     predictions = []
-    for place, row, classes in zip(decoded.places, values, labels, strict=True):
+    rejections: list[dict[str, Any]] = [{} for _ in labels]
+    if prediction.rejection is not None:
+        scores, rejected = prediction.rejection
+        pairs = zip(scores.float().cpu().numpy(), rejected.tolist(), strict=True)
+        rejections = [{"rejected": no, "rejection_score": float(str(s))} for s, no in pairs]
+    for place, row, classes, said in zip(decoded.places, values, labels, rejections, strict=True):
         # str() of a float32 is the shortest that reads back as the same
         top = [
             Scored(label=spec.classes[c], probability=float(str(p)))
             for p, c in zip(row, classes, strict=True)
         ]
         name = request.images[place].name
-        predictions.append(ImagePrediction(index=place, name=name, **dict(top[0]), top=top))
+        first = dict(top[0])
+        predictions.append(ImagePrediction(index=place, name=name, **first, top=top, **said))
     answer = BatchAnswer(
         session=spec.id,
         sequence=number,
@@ -188,7 +194,7 @@ def render_answer(
         errors=list(decoded.refused),
         evidence=summarise(dict(prediction.evidence)) if request.evidence else None,
     )
-    return answer.model_dump_json().encode()
+    return answer.model_dump_json(exclude_unset=True).encode()
 
 
 def summarise(value: Any, depth: int = 0) -> Any:

@@ -89,6 +89,7 @@ class Client:
         options: Mapping[str, Option] | None = None,
         templates: Sequence[str] = (DEFAULT_TEMPLATE,),
         seed: int = 0,
+        reject: float | None = None,
     ) -> RemoteSession:
         """Create a session; not repeated when an answer is lost: it might leave two of them."""
         request = SessionRequest(
@@ -99,6 +100,7 @@ class Client:
             preset=preset,
             options=dict(options or {}),
             seed=seed,
+            reject=reject,
         )
         answer = self.send("POST", "/v1/sessions", json=request.model_dump(), lost=False)
         return RemoteSession(self, SessionInfo.model_validate_json(answer.content))

@@ -96,6 +96,7 @@ def _specify(request: SessionRequest, settings: Settings, id: str, owner: str) -
         classes=tuple(request.classes),
         templates=tuple(request.templates),
         seed=request.seed,
+        reject=request.reject,
     )
 
 
@@ -128,4 +129,7 @@ def build_adapter(spec: SessionSpec, settings: Settings) -> Adapter:
     entry = methods[spec.method]
     saved = saved_names(entry.config, spec.config, source="this session")
     config = TypeAdapter(entry.config).validate_python(saved)
-    return create_method(spec.method, models[spec.model], prompts, config, seed=spec.seed)
+    adapter = create_method(spec.method, models[spec.model], prompts, config, seed=spec.seed)
+    if spec.reject is not None:
+        adapter.enable_rejection(spec.reject)
+    return adapter

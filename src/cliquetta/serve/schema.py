@@ -69,6 +69,8 @@ class SessionRequest(_Model):
     """Fields of the method's config to override."""
     seed: Annotated[int, Field(ge=0, le=2**53)] = 0
     """For the method and augmented views; JSON readers are not exact beyond 2**53."""
+    reject: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Name images of none of the classes, about this share of them, such as 0.75."""
 
 
 class ClassesRequest(_Model):
@@ -94,6 +96,8 @@ class SessionInfo(_Model):
     config: dict[str, Any]
     """The method's config in full."""
     seed: int
+    reject: float | None = None
+    """Share of the images of none of the classes that is to be named."""
     created: str
     """UTC, ISO 8601."""
     sequence: int
@@ -183,6 +187,10 @@ class ImagePrediction(_Model):
     label: str
     probability: float
     top: list[Scored]
+    rejected: bool | None = None
+    """Whether it looks like none of the classes, in sessions with ``reject``."""
+    rejection_score: float | None = None
+    """How unsure the answer is, from 0 to 1, in sessions with ``reject``."""
 
 
 class ImageProblem(_Model):

@@ -67,6 +67,8 @@ class SessionSpec:
     classes: tuple[str, ...]
     templates: tuple[str, ...]
     seed: int
+    reject: float | None = None
+    """Share of the images of none of the classes that is to be named."""
 
 
 @dataclass(frozen=True)
