@@ -207,7 +207,7 @@ def test_domain_prompts_are_described_without_cliques(tmp_path: Path) -> None:
     lines = ((0, 0.0, 0.5), (0, 0.2, 0.7), (2, 0.1, 0.9))
     counts = tuple(
         {"batch": 1 + place, "images": 4, "domain": domain, "belief": belief, "step_size": size}
-        | {"changed": 0.25, "restarts": 0, "verdict": "adapt"}
+        | {"changed": 0.25, "restarts": 0, "abstained": 8, "verdict": "adapt"}
         for place, (domain, belief, size) in enumerate(lines)
     )
     evidence = replace(_evidence(), counts=counts)
@@ -218,6 +218,7 @@ def test_domain_prompts_are_described_without_cliques(tmp_path: Path) -> None:
     assert text.startswith("3 batches with the prompts of 2 domains.")
     assert "allowed 70 % of a full step" in text and "were believed to 10 %" in text
     assert "25 % of its answers were changed" in text and "without labels: adapt." in text
+    assert "left to zero-shot CLIP (abstained): 8." in text
     assert "Images whose answer changed" in text
     assert "Cliques" not in text and "Attention" not in text
 

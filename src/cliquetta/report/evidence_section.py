@@ -85,7 +85,8 @@ def _domains(evidence: Evidence) -> str:
         f"{count(domains, 'domain')}. On average, plain CLIP's uncertainty allowed {size:.0f} % of "
         f"a full step of learning, its shares of the classes were believed to {believed:.0f} %; "
         f"the rest was taken for bias. {changed:.0f} % of its answers were changed. Collapsed "
-        f"prompts restarted: {lines[-1]['restarts']}. Verdict without labels: "
+        f"LayerNorms restarted: {lines[-1]['restarts']}. Images left to zero-shot CLIP "
+        f"(abstained): {lines[-1].get('abstained', 0)}. Verdict without labels: "
         f"{lines[-1]['verdict']}."
     )
     return f"<p>{esc(text)}</p>"

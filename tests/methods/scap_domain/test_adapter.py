@@ -14,9 +14,10 @@ from cliquetta.errors import UserError
 from cliquetta.methods._shared.state import StateMismatchError, load_state, save_state
 from cliquetta.methods.registry import method_config
 from cliquetta.methods.scap_domain import DomainSCAP, DomainSCAPConfig
-from cliquetta.methods.scap_domain.health import health, verdict
+from cliquetta.methods.scap_domain.health import health, in_words, verdict
 from cliquetta.methods.scap_domain.learning import certain_weights, domain_loss
 from cliquetta.methods.scap_domain.presence import belief, class_prior, presence, target_marginal
+from cliquetta.methods.scap_domain.statistics import count_batch
 from cliquetta.methods.tda import TDA
 from cliquetta.model.block import Block
 from cliquetta.model.clip import CLIP
@@ -305,7 +306,7 @@ def test_every_memory_is_named_class_free_or_depends_on_the_classes() -> None:
     per_class = {name for name in sizes[0] if sizes[0][name] != sizes[1][name]}
     assert not per_class & DomainSCAP.class_free
     # Counts that belong to per-class sums, and votes that name classes, start again with them.
-    beside = {"counted", "confidence", "agreement", "peak_images", "peak_windows"}
+    beside = {"counted", "confidence", "entropy", "agreement", "peak_images", "peak_windows"}
     beside |= {"voters", "voters_next", "voters_domain", "plain_votes"}
     assert per_class | beside | DomainSCAP.class_free == set(sizes[0])
 
@@ -340,6 +341,49 @@ def test_evidence_tells_how_adaptation_is_doing() -> None:
 )
 def test_the_verdict_by_hand(figures: tuple[float, float | None, int], expected: str) -> None:
     assert verdict(*figures) == expected
+    assert verdict(*figures, abstain=True) == "abstain"
+
+
+def test_information_by_hand() -> None:
+    """Two certain answers: all is explained; two equal ones: nothing; one image: not told."""
+    adapter, certain = build(domains=1), torch.eye(6)[:2].double()
+    even = torch.full((2, 6), 1 / 6).double()
+    mixed = torch.tensor([[0.5, 0.5, 0, 0, 0, 0], [0, 0.5, 0.5, 0, 0, 0]]).double()
+    half = 1 - math.log(2) / (1.5 * math.log(2))  # H(1/4, 1/2, 1/4) is 1.5 bit
+    for p, expected in ((certain, 1.0), (even, 0.0), (mixed, half)):
+        adapter.reset()
+        for count in (31, 1):
+            found, _ = count_batch(adapter.memory, 0, p.repeat(count, 1), adapter.config)
+            assert (found.information is None) == (count == 31)
+            assert found.abstain == (count == 1 and expected < 0.1)
+        assert found.information == pytest.approx(expected, abs=1e-5)
+
+
+def test_images_that_say_nothing_are_answered_by_zero_shot_and_counted() -> None:
+    """Nearly equal images get nearly equal answers, though what is learned would change them."""
+    generator = torch.Generator().manual_seed(0)
+    images = 0.5 + 1e-3 * torch.randn(96, 3, 16, 16, generator=generator).double()
+    usual = torch.cat(make_batches(1, 3, 32))
+    adapter, always = (build(step_every=32, domains=1, lr=0.1, abstain_below=a) for a in (0.1, 0.0))
+    for part in images.split(32):
+        found, other = adapter.predict(Batch(part)), always.predict(Batch(part))
+    assert found.evidence["verdict"] == "abstain" and found.evidence["abstained"] == 64
+    said = in_words("scap_domain", health(found.evidence))
+    assert "without labels: abstain" in said and "64 images answered by zero-shot CLIP" in said
+    torch.testing.assert_close(found.probabilities.double(), zero_shot(adapter, images[64:]))
+    assert other.evidence["abstained"] == 0 and not torch.allclose(found.logits, other.logits)
+    # Learning went on inside, and the exported answer to such an image is zero-shot's, too.
+    for name in ("norms", "votes"):
+        assert torch.equal(adapter.memory[name], always.memory[name])
+    frozen = adapter.frozen_model()(images[:4]).softmax(dim=1)
+    torch.testing.assert_close(frozen, zero_shot(adapter, images[:4]).to(frozen))
+    # Images that differ end it; where nothing was abstained from, answers are bit for bit the same.
+    for part in (usual, usual):
+        found = adapter.predict(Batch(part))
+    assert found.evidence["verdict"] != "abstain" and found.evidence["abstained"] == 64
+    plain, never = (build(step_every=32, domains=1, abstain_below=a) for a in (0.1, 0.0))
+    for part in usual.split(32):
+        assert torch.equal(plain.predict(Batch(part)).logits, never.predict(Batch(part)).logits)
 
 
 def test_single_images_that_stray_open_no_domain_but_a_change_of_domain_does() -> None:

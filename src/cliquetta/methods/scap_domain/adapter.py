@@ -47,6 +47,7 @@ from cliquetta.methods.scap_domain.statistics import (
     Statistics,
     class_statistics,
     count_batch,
+    information,
     step_size,
     watch_answers,
 )
@@ -95,7 +96,7 @@ class DomainSCAP(Adapter):
     needs = frozenset({"visual-blocks"})
     class_free = frozenset(
         {
-            *("norms", "first_moment", "second_moment", "steps", "due", "restarts"),
+            *("norms", "first_moment", "second_moment", "steps", "due", "restarts", "abstained"),
             *("key_count", "key_mean", "key_scatter", "images", "last_met", "domain"),
             *("window_hidden", "window_features", "window_domain", "window_next"),
             *("group", "group_next"),
@@ -127,13 +128,21 @@ class DomainSCAP(Adapter):
             self._declare(name, torch.zeros_like(like))
         for name, size in (
             *(("key_count", ()), ("key_mean", (F,)), ("key_scatter", (F,))),
-            *(("counted", ()), ("confidence", ()), ("agreement", ()), ("class_mass", (N,))),
+            *(
+                ("counted", ()),
+                ("confidence", ()),
+                ("agreement", ()),
+                ("class_mass", (N,)),
+                ("entropy", ()),
+            ),
             *(("answers", (N,)), ("peak", (N,)), ("peak_sum", (N,))),
             *(("recent_plain", (N,)), ("recent_adapted", (N,))),
         ):
             self._declare(name, torch.zeros(K, *size, dtype=like.dtype))
-        counters = ("images", "due", "steps", "peak_images", "peak_windows", "last_met", "restarts")
-        for name in counters:
+        for name in (
+            *("images", "due", "steps", "peak_images", "peak_windows", "last_met"),
+            *("restarts", "abstained"),
+        ):
             self.memory.declare(name, torch.zeros(K, dtype=torch.long))
 
     def _declare_recent(self, N: int) -> None:
@@ -224,8 +233,14 @@ class DomainSCAP(Adapter):
             stats = found[domain] = self._count(domain, part)
             p, features = self._adapt(domain, part, stats)
             weight = stats.present ** (config.presence_share * stats.belief)
-            voted[rows] = self._vote(domain, part, p, features) * weight
-        domain, restarts = int(memory["domain"]), int(memory["restarts"].sum())
+            answers = self._vote(domain, part, p, features) * weight
+            if stats.abstain:
+                # It goes on to learn, so that nothing is lost if it turns out to be a beginning.
+                answers = part.zero_shot
+                memory["abstained"][domain] += len(rows)
+            voted[rows] = answers
+        domain = int(memory["domain"])
+        restarts, abstained = (int(memory[name].sum()) for name in ("restarts", "abstained"))
         stats, plain = found[domain], encoded.zero_shot.argmax(dim=1)
         evidence = {
             "domain": domain,
@@ -236,8 +251,10 @@ class DomainSCAP(Adapter):
             "changed": (voted.argmax(dim=1) != plain).float().mean(),
             "agreement": stats.agreement,
             "distance": self._distance(domain),
+            "information": stats.information,
             "restarts": restarts,
-            "verdict": verdict(stats.confidence, stats.agreement, restarts),
+            "abstained": abstained,
+            "verdict": verdict(stats.confidence, stats.agreement, restarts, abstain=stats.abstain),
         }
         logits = (voted / voted.sum(dim=1, keepdim=True)).clamp_min(1e-12).log()
         return Prediction(logits.float(), evidence)
@@ -309,17 +326,19 @@ class DomainSCAP(Adapter):
         memory, config, domain = self.memory, self.config, int(self.memory["domain"])
         _, present, confidence, believed = class_statistics(memory, domain, config)
         voters = (memory["voters_domain"] == domain).nonzero()[:, 0].to(self.model.device)
-        learned = memory["steps"][domain] > 0
+        abstain = bool(information(memory, domain) < config.abstain_below)
+        learned = memory["steps"][domain] > 0 and not abstain
+        weight = present ** (config.presence_share * believed)
         return FrozenDomain(
             self.model,
             self.classifier,
             start=self.start,
             norms=self.late.named(memory["norms"][domain]) if learned else {},
             zero_shot_share=config.zero_shot_share * (1 - step_size(float(confidence), config)),
-            weight=present ** (config.presence_share * believed),
+            weight=torch.ones_like(weight) if abstain else weight,
             voters=memory["voters"][voters],
             votes=memory["votes"][voters],
-            vote=(config.vote_share, config.neighbours),
+            vote=(0.0 if abstain else config.vote_share, config.neighbours),
         )
 
     def _restart(self, domain: int) -> None:

@@ -89,6 +89,11 @@ class DomainSCAPConfig(
     vote_memory: Count = 256
     """Recent images that can vote."""
 
+    abstain_below: Weight = 0.1
+    """Information of the zero-shot answers (the share of their entropy that the images explain)
+    below which a domain is answered by zero-shot CLIP: near 0 its answers are those to noise, and
+    nothing can be learned from them. 0 never abstains."""
+
     # --- domains
     domains: Count = 4
     """Domains whose LayerNorms are kept; 1 tells none apart. The least recently used one goes."""

@@ -14,18 +14,24 @@ LITTLE_TO_GAIN = 0.85
 """Mean zero-shot confidence from which adaptation hardly changes answers."""
 NEAR_CHANCE = 0.25
 """Share of neighbours with the same zero-shot answer below which that answer says little."""
-FIGURES = ("belief", "confidence", "step_size", "agreement", "changed", "distance")
+FIGURES = ("belief", "confidence", "step_size", "agreement", "information", "changed", "distance")
+COUNTS = ("domain", "domains_in_batch", "restarts", "abstained")
 
 
-def verdict(confidence: float, agreement: float | None, restarts: int) -> str:
-    """``adapt``, ``careful`` (check with some labelled images) or ``little to gain``.
+def verdict(
+    confidence: float, agreement: float | None, restarts: int, *, abstain: bool = False
+) -> str:
+    """``adapt``, ``careful`` (check with labelled images), ``little to gain`` or ``abstain``.
 
     Args:
         confidence: Mean zero-shot confidence in the domain.
         agreement: Share of similar images with the same zero-shot answer, if there were any.
         restarts: How often collapsed LayerNorms had to be restarted.
+        abstain: Whether zero-shot answers hardly depend on the image, so that they are left alone.
 
     """
+    if abstain:
+        return "abstain"
     if restarts > 0 or (agreement is not None and agreement < NEAR_CHANCE):
         return "careful"
     return "little to gain" if confidence >= LITTLE_TO_GAIN else "adapt"
@@ -36,13 +42,14 @@ def health(evidence: Mapping[str, Any]) -> dict[str, int | float | str]:
     found: dict[str, int | float | str] = {
         name: round(float(evidence[name]), 4) for name in FIGURES if evidence.get(name) is not None
     }
-    counts = {name: int(evidence[name]) for name in ("domain", "domains_in_batch", "restarts")}
+    counts = {name: int(evidence[name]) for name in COUNTS}
     return {**counts, **found, "verdict": str(evidence["verdict"])}
 
 
 ADVICE = {
     "adapt": "zero-shot is unsure enough for adaptation to change answers",
     "careful": "zero-shot says little here, and adaptation may do harm",
+    "abstain": "zero-shot answers hardly depend on the image, so they are left as they are",
     "little to gain": "zero-shot is sure, and adaptation will hardly change answers",
 }
 
@@ -55,10 +62,13 @@ def in_words(method: str, figures: Mapping[str, int | float | str]) -> str:
         for name, words in (
             ("confidence", "zero-shot confidence"),
             ("agreement", "similar images with the same answer"),
+            ("information", "entropy of the answers explained by the images"),
             ("changed", "answers changed in the last batch"),
         )
         if name in figures
     ]
+    if figures.get("abstained"):
+        shown.append(f"{int(figures['abstained']):,} images answered by zero-shot CLIP")
     return (
         f"Verdict of {method} without labels: {said}: {ADVICE.get(said, said)} "
         f"({', '.join(shown)}). It is no promise: check with 50 labelled images."

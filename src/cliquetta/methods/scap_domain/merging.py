@@ -18,7 +18,8 @@ Places = list[tuple[int, int]]
 
 ADDED = (
     *("counted", "confidence", "agreement", "class_mass", "answers", "peak_sum", "recent_plain"),
-    *("recent_adapted", "images", "steps", "peak_windows", "restarts"),
+    *("recent_adapted", "images", "steps", "peak_windows", "restarts", "entropy"),
+    "abstained",
 )
 LARGEST = ("peak", "peak_images", "due")
 KEYS = ("key_count", "key_mean", "key_scatter")

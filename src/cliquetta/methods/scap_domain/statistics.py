@@ -8,12 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cliquetta.methods._shared.entropy import log_prob_entropy
 from cliquetta.methods._shared.memory import Memory
 from cliquetta.methods.scap_domain.config import DomainSCAPConfig
 from cliquetta.methods.scap_domain.presence import belief, class_prior, count_answers, presence
 
 PEAK_WINDOW = 64
 """Images over which the maximum of a class's probability is taken."""
+TOLD_FROM = 64
+"""Images of a domain from which the information of its answers is told."""
 COLLAPSED, DIVERSE, WATCHED = 0.95, 0.5, 128
 """Adaptation has collapsed if one class takes more than the first share of the recent answers of at
 least the third number of images, and less than the second share of zero-shot CLIP's."""
@@ -34,6 +37,10 @@ class Statistics:
     """Share of similar images with the same answer, in earlier batches."""
     step_size: float
     """Share of a full step."""
+    information: float | None
+    """Share of the entropy of the answers that the images explain, once it can be told."""
+    abstain: bool
+    """Whether that is too little to learn from."""
 
 
 def count_batch(
@@ -46,6 +53,7 @@ def count_batch(
     memory["answers"][domain] += count_answers(zero_shot)
     memory["class_mass"][domain] += zero_shot.sum(dim=0)
     memory["confidence"][domain] += zero_shot.amax(dim=1).sum()
+    memory["entropy"][domain] += _entropy(zero_shot).sum()
     peak = memory["peak"][domain]
     torch.maximum(peak, zero_shot.amax(dim=0), out=peak)
     memory["peak_images"][domain] += b
@@ -57,13 +65,39 @@ def count_batch(
     marginal, present, confidence, believed = class_statistics(memory, domain, config)
     prior = class_prior(marginal, present, believed)
     collapse = has_collapsed(memory, domain).to(confidence)
-    # One wait for the device instead of four.
-    sure, taken, agreed, collapsed = torch.stack(
-        [confidence, believed, agreement, collapse]
+    # One wait for the device instead of five.
+    sure, taken, agreed, collapsed, told = torch.stack(
+        [confidence, believed, agreement, collapse, information(memory, domain)]
     ).tolist()
-    same = None if math.isnan(agreed) else agreed
-    found = Statistics(marginal, present, prior, taken, sure, same, step_size(sure, config))
+    found = Statistics(
+        marginal,
+        present,
+        prior,
+        belief=taken,
+        confidence=sure,
+        agreement=None if math.isnan(agreed) else agreed,
+        step_size=step_size(sure, config),
+        information=None if math.isnan(told) else told,
+        abstain=told < config.abstain_below,
+    )
     return found, bool(collapsed)
+
+
+def information(memory: Memory, domain: int) -> Tensor:
+    """Share () of the entropy of a domain's zero-shot answers that its images explain.
+
+    With p the answer to an image, (H(mean p) - mean H(p)) / H(mean p): 0 if every image gets the
+    same answer, as images do of which CLIP makes nothing; 1 if every answer is certain and they
+    differ. NaN before ``TOLD_FROM`` images, since few explain too much or, one alone, nothing.
+    """
+    counted = memory["counted"][domain]
+    total = _entropy(memory["class_mass"][domain] / counted).clamp_min(1e-8)
+    share = 1 - memory["entropy"][domain] / counted / total
+    return torch.where(counted < TOLD_FROM, torch.nan, share)
+
+
+def _entropy(p: Tensor) -> Tensor:
+    return log_prob_entropy(p.clamp_min(1e-8).log())
 
 
 def class_statistics(
