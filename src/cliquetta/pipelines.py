@@ -47,6 +47,7 @@ def pipeline(
     seed: int = 0,
     batch_size: int = 64,
     reject: float | None = None,
+    calibrate: bool = False,
     allow_urls: bool = False,
     url_seconds: float = 10.0,
     url_bytes: int = 2**25,
@@ -71,6 +72,7 @@ def pipeline(
         batch_size: Images that are predicted, and learned from, at once.
         reject: Name images of none of the labels, about this share of them, such as 0.75: answers
             then have ``rejected`` and ``rejection_score``.
+        calibrate: Scale scores by a temperature that the images set without labels.
         allow_urls: Fetch images that are named by an ``http(s)`` URL.
         url_seconds: Time that one of these may take.
         url_bytes: Size that one of these may have.
@@ -87,7 +89,8 @@ def pipeline(
         model = from_model(model)
     config = method_config(method, preset, options)
     limits = {"seconds": url_seconds, "max_bytes": url_bytes} if allow_urls else None
-    return ZeroShotImageClassification(model, method, config, seed, batch_size, limits, reject)
+    settings = (model, method, config, seed, batch_size, limits, reject, calibrate)
+    return ZeroShotImageClassification(*settings)
 
 
 class Answer(list[dict[str, Any]]):
@@ -167,11 +170,13 @@ class ZeroShotImageClassification:
         batch_size: int,
         url_limits: Mapping[str, Any] | None,
         reject: float | None = None,
+        calibrate: bool = False,
     ) -> None:
         if batch_size < 1:
             raise UserError(f"a batch holds at least one image, got {batch_size}")
         self.model, self.method, self.config = model, method, config
-        self.seed, self.batch_size, self.reject = seed, batch_size, reject
+        self.seed, self.batch_size = seed, batch_size
+        self.reject, self.calibrate = reject, calibrate
         self.adapter: Adapter | None = None
         """The method with its class list; ``None`` before the first call."""
         self.images_seen = 0
@@ -302,6 +307,8 @@ class ZeroShotImageClassification:
         adapter = create_method(self.method, self.model, prompts, self.config, seed=self.seed)
         if self.reject is not None:
             adapter.enable_rejection(self.reject)
+        if self.calibrate:
+            adapter.enable_calibration()
         return adapter
 
     def reset(self) -> None:

@@ -94,14 +94,28 @@ def test_images_of_no_class_are_named(predict: Any, photos: Path) -> None:
     assert out.read_bytes() == before
 
 
+def test_calibrated_probabilities_are_others_of_the_same_answers(
+    predict: Any, photos: Path
+) -> None:
+    words = (photos, "--method", "tda", "--probabilities")
+    before = rows_of(predict(*words)[1])
+    answer, out = predict(*words, "--calibrate")
+    after = rows_of(out)
+    assert answer.code == 0 and list(before[0]) == list(after[0])
+    assert [row["prediction"] for row in before] == [row["prediction"] for row in after]
+    assert all(a["probability"] != b["probability"] for a, b in zip(before, after, strict=True))
+    for row in after:
+        assert sum(float(row[f"p_{name}"]) for name in NAMES) == pytest.approx(1, abs=2e-6)
+
+
 def test_a_frozen_method_rejects_by_the_limit_that_it_learned(
     predict: Any, photos: Path, tmp_path: Path
 ) -> None:
     words = ("--method", "tent", "--state", tmp_path / "state", "--reject", "0.5")
     answer, _ = predict(photos, *words[:-2])
     answer, _ = predict(photos, *words, "--frozen")
-    assert (
-        answer.code == 2 and "was not learned: predict with --state and --reject" in answer.stderr
+    assert answer.code == 2 and "the state was saved without --reject" in " ".join(
+        answer.stderr.split()
     )
     predict(photos, *words)
     answer, out = predict(photos, *words, "--frozen")

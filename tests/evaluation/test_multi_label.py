@@ -59,12 +59,13 @@ def test_probabilities_are_the_sigmoids_of_the_original(
             assert row["probability"] == max(found)
 
 
-def test_several_labels_have_no_rejection(
-    siglip: tuple[CLIP, Any], images: list[NDArray[np.uint8]]
+@pytest.mark.parametrize("changes", ({"reject": 0.5}, {"calibrate": True}))
+def test_several_labels_have_no_rejection_and_no_temperature(
+    siglip: tuple[CLIP, Any], images: list[NDArray[np.uint8]], changes: dict[str, Any]
 ) -> None:
     adapter = create_method("zero_shot", siglip[0], ClassPrompts(NAMES, features=torch.eye(3, 64)))
-    with pytest.raises(UserError, match="leave out one of --reject and --multi-label"):
-        predict(images, method=adapter, multi_label=0.5, reject=0.5)
+    with pytest.raises(UserError, match="leave out --multi-label or those"):
+        predict(images, method=adapter, multi_label=0.5, **changes)
 
 
 @pytest.mark.parametrize("method", ["scap_domain", "tda"])

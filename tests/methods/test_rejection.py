@@ -200,7 +200,7 @@ def test_a_frozen_method_keeps_the_limit_of_its_state(model: CLIP, tmp_path: Pat
         found: Prediction = frozen.predict(second)
         assert found.rejection is not None
         assert torch.equal(found.rejection.rejected, found.rejection.score > limit)
-    with pytest.raises(UserError, match="was not learned"):
+    with pytest.raises(UserError, match="saved without --reject"):
         FrozenAdapter(build(model, "tent"))
 
 

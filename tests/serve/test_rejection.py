@@ -9,7 +9,14 @@ import pytest
 
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.client import Client, RemoteError
-from tests._helpers.serve_setup import Alone, Local, batch_of, live_service, local_service
+from tests._helpers.serve_setup import (
+    Alone,
+    Local,
+    batch_of,
+    live_service,
+    local_service,
+    probabilities,
+)
 
 
 def said(answer: dict[str, Any]) -> list[tuple[bool, float]]:
@@ -40,6 +47,21 @@ def test_a_session_says_what_the_method_alone_says_also_after_a_restart(
         assert [score for _, score in answer] == pytest.approx([score for _, score in wanted])
     decisions = [rejected for answer in answers for rejected, _ in answer]
     assert 0 < sum(decisions) < len(decisions)
+
+
+def test_calibrated_answers_are_those_of_the_method_alone_also_after_a_restart(
+    tmp_path: Path, tiny_clip: CLIP
+) -> None:
+    alone = Alone(tiny_clip)
+    alone.adapter.enable_calibration()
+    answers, name = [], ""
+    for seed in range(3):
+        with local_service(tmp_path, tiny_clip) as service:
+            name = service.create(calibrate=True) if seed == 0 else name
+            answers.append(probabilities(service.predict(name, batch_of(seed))))
+    for seed, answer in enumerate(answers):
+        for found, wanted in zip(answer, alone.predict(batch_of(seed)), strict=True):
+            assert found == pytest.approx(wanted, abs=1e-6)
 
 
 def test_without_it_answers_have_no_such_fields(service: Local) -> None:

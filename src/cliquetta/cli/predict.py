@@ -120,6 +120,12 @@ def predict(
             "them, such as 0.75."
         ),
     ] = None,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate", help="Scale probabilities by a temperature that needs no labels."
+        ),
+    ] = False,
     state: Annotated[
         Path | None,
         typer.Option(help="File of the adapted state: continued from if it exists, then saved."),
@@ -203,9 +209,11 @@ def predict(
         clip = common.model(model)
     assert prompts is not None
     adapters = [build_adapter(spec, clip, prompts) for spec in specs]
-    if reject is not None:
-        for adapter in adapters:
+    for adapter in adapters:
+        if reject is not None:
             adapter.enable_rejection(reject)
+        if calibrate:
+            adapter.enable_calibration()
     if frozen and text is not None:
         raise UserError("--frozen takes images: answers from features are not exported")
     if frozen:
@@ -229,6 +237,7 @@ def predict(
                 all_probabilities=probabilities,
                 multi_label=multi_label,
                 reject=reject,
+                calibrate=calibrate,
                 workers=workers,
                 state=state,
                 out=out,

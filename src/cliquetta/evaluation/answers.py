@@ -24,6 +24,8 @@ class Answers:
     """If given, classes are scored independently, by sigmoids, and all that reach it are listed."""
     reject: float | None = None
     """If given, images of none of the classes are named: about this share of them."""
+    calibrate: bool = False
+    """Whether probabilities are those of calibrated logits."""
 
     def prefix(self, method: str) -> str:
         """What leads the names of a method's columns."""

@@ -56,6 +56,7 @@ def predict(
     all_probabilities: bool = False,
     multi_label: float | None = None,
     reject: float | None = None,
+    calibrate: bool = False,
     workers: int = 2,
     state: Path | str | None = None,
     out: Path | str | None = None,
@@ -96,6 +97,8 @@ def predict(
         reject: Name images that are of none of the classes, about this share of them; 0.75 is a
             good start. The limit comes from the images themselves, without labels, and is a part
             of ``state``.
+        calibrate: Scale probabilities by a temperature that the stream sets without labels; it is
+            a part of ``state``, too.
         workers: Threads that decode images.
         state: File of one method's adapted state: continued from if it exists, saved at the end;
             with ``group_by`` a folder of such files.
@@ -132,13 +135,15 @@ def predict(
     names = first.prompts.names
     if multi_label is not None:
         _check_independent(adapters)
-        if reject is not None:
+        if reject is not None or calibrate:
             raise UserError(
-                "several labels per image may be none at all, which is a rejection: leave out one "
-                "of --reject and --multi-label"
+                "several labels per image have sigmoid probabilities, which --reject and "
+                "--calibrate do not read: leave out --multi-label or those"
             )
     top_k = min(top_k, len(names))
-    answers = Answers(tuple(adapters), names, top_k, all_probabilities, multi_label, reject)
+    answers = Answers(
+        tuple(adapters), names, top_k, all_probabilities, multi_label, reject, calibrate
+    )
     predictor = Predictor(adapters, answers, batch_size, seed, workers)
     state = None if state is None else Path(state)
     if text_features is not None or _is_features(images):

@@ -44,6 +44,9 @@ class Predictor:
         if self.answers.reject is not None:
             for adapter in self.adapters.values():
                 adapter.enable_rejection(self.answers.reject)
+        if self.answers.calibrate:
+            for adapter in self.adapters.values():
+                adapter.enable_calibration()
 
     @property
     def health(self) -> dict[str, dict[str, int | float | str]]:

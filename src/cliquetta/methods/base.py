@@ -17,6 +17,12 @@ from torch import Tensor
 
 from cliquetta.data.batch import Images, as_batch
 from cliquetta.errors import UserError
+from cliquetta.methods._shared.calibration import (
+    CONFIDENCES,
+    count_confidences,
+    find_temperature,
+    no_confidences,
+)
 from cliquetta.methods._shared.explanation import CacheCount, Explanation, PromptedPasses
 from cliquetta.methods._shared.memory import Memory, all_finite
 from cliquetta.methods._shared.merging import MergeRule, merge_memories
@@ -33,6 +39,9 @@ from cliquetta.prompts.classes import ClassPrompts, as_prompts
 from cliquetta.types import Batch, Prediction, Rejection, ViewSpec
 
 A = TypeVar("A", bound="Adapter")
+_OPTIONAL = {LEFT_OUT: empty_window, CONFIDENCES: no_confidences}
+"""What the memory holds where it was asked for, and how that starts: :meth:`enable_rejection`,
+:meth:`enable_calibration`."""
 
 
 class BatchDependence(str, Enum):
@@ -103,6 +112,8 @@ class Adapter(ABC):
         """Also collect evidence that takes extra time; never changes the logits."""
         self.reject_share: float | None = None
         """See :meth:`enable_rejection`."""
+        self.calibrated = False
+        """See :meth:`enable_calibration`."""
         self.memory = Memory()
         self._bias = model.bias
         self._setup()
@@ -135,16 +146,26 @@ class Adapter(ABC):
         if len(batch) == 0:
             return Prediction(torch.zeros(0, len(self.prompts), device=self.model.device))
         _refuse_pixels(batch)
-        return self._ask(lambda: self._predict(batch.to(self.model.device)))
+        batch = batch.to(self.model.device)
+        return self._ask(
+            lambda: self._predict(batch),
+            lambda: self.model.encode_image(batch.images, normalize=True),
+        )
 
-    def _ask(self, predict: Callable[[], Prediction]) -> Prediction:
-        """The prediction on the model's scale; whatever is raised, the memory is as it was."""
+    def _ask(self, predict: Callable[[], Prediction], encode: Callable[[], Tensor]) -> Prediction:
+        """The prediction on the model's scale; whatever is raised, the memory is as it was.
+
+        ``encode`` gives the unit features (B, E) of plain CLIP where they are needed.
+        """
         before = self.memory.snapshot(copied=self.in_place)
         try:
             prediction = predict()
             if self.reject_share is not None:
                 rejection = self._reject(prediction.logits, self.reject_share)
                 prediction = replace(prediction, rejection=rejection)
+            if self.calibrated:
+                logits = self._calibrate(prediction.logits, encode)
+                prediction = replace(prediction, logits=logits)
             if not all_finite([prediction.logits, *self.memory.changed(before)]):
                 raise NonFiniteError(
                     f"{type(self).__name__} gave or learned numbers that are not finite: lower its "
@@ -179,14 +200,35 @@ class Adapter(ABC):
                 "rejection compares classes with one of them left out: give at least three, got "
                 f"{len(self.prompts)}"
             )
-        if LEFT_OUT not in self.memory:
-            self.memory.declare(LEFT_OUT, empty_window().to(self.model.device))
+        self._remember_optional(LEFT_OUT)
         self.reject_share = share
+
+    def enable_calibration(self) -> None:
+        """Divide logits by a temperature from now on, so that probabilities can be trusted more.
+
+        It makes answers on average as sure as zero-shot CLIP finds the same answers probable, and
+        follows the stream; see :mod:`cliquetta.methods._shared.calibration`. The best class of an
+        image stays the best. A plain forward pass per image is added.
+        """
+        self._remember_optional(CONFIDENCES)
+        self.calibrated = True
+
+    def _remember_optional(self, name: str) -> None:
+        if name not in self.memory:
+            self.memory.declare(name, _OPTIONAL[name]().to(self.model.device))
 
     def _reject(self, logits: Tensor, share: float) -> Rejection:
         """The images that are rejected; the limit learns from them."""
         rejection, self.memory[LEFT_OUT] = reject(logits, self.memory[LEFT_OUT], share)
         return rejection
+
+    @torch.no_grad()
+    def _calibrate(self, logits: Tensor, encode: Callable[[], Tensor]) -> Tensor:
+        """Logits at the temperature of the stream, which learns from them."""
+        zero_shot = (self.model.scale * encode() @ self.zero_shot_classifier.T).softmax(dim=1)
+        sums = count_confidences(self.memory[CONFIDENCES], logits, zero_shot)
+        self.memory[CONFIDENCES] = sums
+        return logits / find_temperature(sums).to(logits)
 
     def _on_model_scale(self, prediction: Prediction) -> Prediction:
         """The same with the bias of a sigmoid model (SigLIP): its logits, where CLIP's have none.
@@ -225,6 +267,8 @@ class Adapter(ABC):
         other = self._rebuild(as_prompts(prompts))
         if self.reject_share is not None:
             other.enable_rejection(self.reject_share)
+        if self.calibrated:
+            other.enable_calibration()
         kept = {name: self.memory[name] for name in self.class_free & set(self.memory)}
         other.load_state_dict({**other.state_dict(), **kept})
         return other
@@ -236,7 +280,7 @@ class Adapter(ABC):
     @property
     def outlives_classes(self) -> bool:
         """Whether something of the memory is kept by another class list, or there is none."""
-        learned = set(self.memory) - {LEFT_OUT}
+        learned = set(self.memory) - _OPTIONAL.keys()
         return not learned or bool(self.class_free & learned)
 
     def reset(self) -> None:
@@ -250,11 +294,13 @@ class Adapter(ABC):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from :meth:`state_dict` of an equally built adapter.
 
-        Where only one of the two rejects images, the limit starts again, or is left behind.
+        Where only one of the two rejects images or calibrates answers, what that needs starts
+        again, or is left behind.
         """
-        window = {LEFT_OUT: empty_window()} if LEFT_OUT in self.memory else {}
-        known = {name: v for name, v in state.items() if name != LEFT_OUT or window}
-        self.memory.load_state_dict({**window, **known})
+        mine = {name: start() for name, start in _OPTIONAL.items() if name in self.memory}
+        left = _OPTIONAL.keys() - mine.keys()
+        given = {name: value for name, value in state.items() if name not in left}
+        self.memory.load_state_dict({**mine, **given})
 
     def merge(self, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """One state from those that equally built adapters reached on parts of a stream.
@@ -263,13 +309,16 @@ class Adapter(ABC):
             UserError: What the method learns on several streams cannot be joined.
 
         """
-        windows = [state[LEFT_OUT] for state in states if LEFT_OUT in state]
-        learned = [{n: v for n, v in state.items() if n != LEFT_OUT} for state in states]
-        merged = self._merge(learned)
-        return {**merged, LEFT_OUT: merge_windows(windows)} if windows else merged
+        own = [{n: v for n, v in state.items() if n not in _OPTIONAL} for state in states]
+        merged = self._merge(own)
+        if LEFT_OUT in self.memory:
+            merged[LEFT_OUT] = merge_windows([state[LEFT_OUT] for state in states])
+        if CONFIDENCES in self.memory:
+            merged[CONFIDENCES] = torch.stack([state[CONFIDENCES] for state in states]).sum(dim=0)
+        return merged
 
     def _merge(self, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """One state from several, without limits of rejection."""
+        """One state from several, without what rejection and calibration need."""
         return merge_memories(states, self.merge_rules, type(self).__name__)
 
     def frozen_model(self) -> FrozenModel:

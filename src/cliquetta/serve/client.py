@@ -90,6 +90,7 @@ class Client:
         templates: Sequence[str] = (DEFAULT_TEMPLATE,),
         seed: int = 0,
         reject: float | None = None,
+        calibrate: bool = False,
     ) -> RemoteSession:
         """Create a session; not repeated when an answer is lost: it might leave two of them."""
         request = SessionRequest(
@@ -101,6 +102,7 @@ class Client:
             options=dict(options or {}),
             seed=seed,
             reject=reject,
+            calibrate=calibrate,
         )
         answer = self.send("POST", "/v1/sessions", json=request.model_dump(), lost=False)
         return RemoteSession(self, SessionInfo.model_validate_json(answer.content))

@@ -97,6 +97,7 @@ def _specify(request: SessionRequest, settings: Settings, id: str, owner: str) -
         templates=tuple(request.templates),
         seed=request.seed,
         reject=request.reject,
+        calibrate=request.calibrate,
     )
 
 
@@ -132,4 +133,6 @@ def build_adapter(spec: SessionSpec, settings: Settings) -> Adapter:
     adapter = create_method(spec.method, models[spec.model], prompts, config, seed=spec.seed)
     if spec.reject is not None:
         adapter.enable_rejection(spec.reject)
+    if spec.calibrate:
+        adapter.enable_calibration()
     return adapter

@@ -71,6 +71,8 @@ class SessionRequest(_Model):
     """For the method and augmented views; JSON readers are not exact beyond 2**53."""
     reject: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Name images of none of the classes, about this share of them, such as 0.75."""
+    calibrate: bool = False
+    """Scale probabilities by a temperature that needs no labels."""
 
 
 class ClassesRequest(_Model):
@@ -98,6 +100,8 @@ class SessionInfo(_Model):
     seed: int
     reject: float | None = None
     """Share of the images of none of the classes that is to be named."""
+    calibrate: bool = False
+    """Whether probabilities are scaled."""
     created: str
     """UTC, ISO 8601."""
     sequence: int

@@ -69,6 +69,8 @@ class SessionSpec:
     seed: int
     reject: float | None = None
     """Share of the images of none of the classes that is to be named."""
+    calibrate: bool = False
+    """Whether probabilities are scaled."""
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class FeatureLevel(Adapter):
             raise NonFiniteError("features hold NaN or infinity: encode finite images only")
         with torch.no_grad():
             features = features.to(self.model.device, non_blocking=True)
-            return self._ask(lambda: self._predict_features(features))
+            return self._ask(lambda: self._predict_features(features), lambda: features[:, 0])
 
     @torch.no_grad()
     def _predict(self, batch: Batch) -> Prediction:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from cliquetta.errors import UserError
+from cliquetta.methods._shared.calibration import CONFIDENCES, find_temperature
 from cliquetta.methods._shared.rejection import LEFT_OUT, reject
 from cliquetta.methods._shared.state import load_state
 from cliquetta.methods.base import Adapter, BatchDependence
@@ -34,17 +35,26 @@ class FrozenAdapter(Adapter):
         self.fitted = {**getattr(source, "fitted", {}), **source.state_dict()}
         """What its answers come from, so that two states are told apart."""
         if source.reject_share is not None:
-            window = source.memory[LEFT_OUT]
-            if not window.isfinite().any():
-                raise UserError(
-                    "what is rejected was not learned: predict with --state and --reject, without "
-                    "--frozen, before"
-                )
             self.enable_rejection(source.reject_share)
-            self.memory[LEFT_OUT] = window
+            self._take(source, LEFT_OUT, "--reject")
+        if source.calibrated:
+            self.enable_calibration()
+            self._take(source, CONFIDENCES, "--calibrate")
+
+    def _take(self, source: Adapter, name: str, option: str) -> None:
+        """What a state has learned for an option."""
+        if torch.equal(source.memory[name], self.memory[name]):
+            raise UserError(
+                f"the state was saved without {option}, which needs what it learns: predict with "
+                f"--state and {option}, without --frozen, before"
+            )
+        self.memory[name] = source.memory[name]
 
     def _reject(self, logits: Tensor, share: float) -> Rejection:
         return reject(logits, self.memory[LEFT_OUT], share, learn=False)[0]
+
+    def _calibrate(self, logits: Tensor, encode: Callable[[], Tensor]) -> Tensor:
+        return logits / find_temperature(self.memory[CONFIDENCES]).to(logits)
 
     @torch.no_grad()
     def _predict(self, batch: Batch) -> Prediction:
