@@ -29,6 +29,7 @@ from cliquetta.model.checkpoints.native import load_model
 from cliquetta.model.clip import CLIP
 from cliquetta.model.config import CLIPConfig, TextConfig, VisionConfig
 from cliquetta.model.initialise import initialise
+from cliquetta.model.transfer import Fetched
 from cliquetta.prompts.catalogue import class_names
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
@@ -80,8 +81,8 @@ class Planted(SCAP):
 
     planted: tuple[Tensor, Cliques]
 
-    def _mine(self, features: Tensor) -> tuple[Tensor, Cliques]:
-        super()._mine(features)
+    def _mine(self, related: Fetched) -> tuple[Tensor, Cliques]:
+        super()._mine(related)
         return self.planted
 
 

@@ -22,7 +22,7 @@ from cliquetta.methods._shared.state import restore_method, save_state
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import create_method, get_method, list_methods, method_config
 from cliquetta.methods.scap_domain import DomainSCAP, DomainSCAPConfig
-from cliquetta.methods.scap_domain.statistics import class_statistics
+from cliquetta.methods.scap_domain.statistics import Counts, class_statistics
 from cliquetta.model.clip import CLIP, l2_normalize
 from cliquetta.model.in_memory import from_model
 from cliquetta.model.preprocess import Preprocess
@@ -110,7 +110,7 @@ def test_frozen_domain_mixes_votes_and_weighs_as_written() -> None:
     assert int(memory["peak_windows"][domain]) == 0
     present = np.sqrt(np.maximum(marginal * memory["peak"][domain].numpy(), 1e-8))
     confidence = float(memory["confidence"][domain]) / counted
-    believed = float(class_statistics(memory, domain, adapter.config)[3])
+    believed = float(class_statistics(Counts.load(memory, domain), adapter.config).belief)
     weight = (present / present.max()) ** (0.5 * believed)
     share = 0.5 * (1 - min(1.0, (1 - confidence) / 0.9))
     tower = LayerNormTower(LateBlocks(adapter.tower, adapter.start), precise=False)

@@ -148,7 +148,7 @@ def test_keys_of_two_halves_are_those_of_the_whole() -> None:
         return DomainKeys(torch.tensor([float(len(rows))]), rows.mean(0, keepdim=True), scatter)
 
     found, whole = merge_keys(key(images[:20]), key(images[20:])), key(images)
-    for name in ("count", "mean", "scatter"):
+    for name in DomainKeys._fields:
         torch.testing.assert_close(getattr(found, name), getattr(whole, name))
     assert float(key_distance(key(images[:20]), key(images[20:]))) < 0.2
     assert float(key_distance(key(images[:20] + 3), key(images[20:]))) > 4

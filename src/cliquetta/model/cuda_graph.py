@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,14 +26,13 @@ class Recording:
 
     def replay(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Outputs (copies) for new inputs of the recorded shapes."""
-        for mine, given in zip(self.inputs, inputs, strict=True):
-            mine.copy_(given)
+        torch._foreach_copy_(list(self.inputs), list(inputs))
         self.graph.replay()
         return tuple(output.clone() for output in self.outputs)
 
 
-def record(function: Function, inputs: Sequence[Tensor]) -> Recording:
-    """Run ``function`` on a side stream to warm up, then capture it."""
+def record(function: Function, inputs: Sequence[Tensor], pool: Any = None) -> Recording:
+    """Run ``function`` on a side stream to warm up, then capture it in a memory pool."""
     static = [value.clone() for value in inputs]
     side = torch.cuda.Stream(static[0].device)  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream(static[0].device))
@@ -41,29 +41,35 @@ def record(function: Function, inputs: Sequence[Tensor]) -> Recording:
             function(*static)
     torch.cuda.current_stream(static[0].device).wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         outputs = function(*static)
     return Recording(graph, static, outputs)
 
 
 class Replayed:
-    """``function``, recorded for the first few shapes of its inputs on CUDA, called elsewhere.
+    """Calls functions; on CUDA, each is recorded for the first few shapes of its inputs.
 
-    It must depend on its tensor arguments and on constants only, and may not wait for the device.
+    A function must depend on its tensor arguments and on constants only, and may not wait for the
+    device. It is handed in at every call, because one that is kept would keep its owner and all
+    recordings alive. The recordings share their memory: outputs are copied.
     """
 
-    def __init__(self, function: Function, shapes: int = 3) -> None:
-        self.function, self.shapes = function, shapes
-        self._recorded: dict[tuple[object, ...], Recording] = {}
+    def __init__(self, shapes: int = 3) -> None:
+        self.shapes = shapes
+        self._recorded: dict[str, dict[tuple[object, ...], Recording]] = {}
+        self._pool: Any = None
 
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """The outputs of the function."""
+    def __call__(self, function: Function, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The outputs of ``function``, which is told from others by its name."""
         if not inputs[0].is_cuda:
-            return self.function(*inputs)
+            return function(*inputs)
+        recorded = self._recorded.setdefault(function.__name__, {})
         key = tuple((value.shape, value.dtype, value.device) for value in inputs)
-        if key not in self._recorded:
-            if len(self._recorded) >= self.shapes:
-                return self.function(*inputs)
+        if key not in recorded:
+            if len(recorded) >= self.shapes:
+                return function(*inputs)
             with torch.cuda.device(inputs[0].device):
-                self._recorded[key] = record(self.function, inputs)
-        return self._recorded[key].replay(inputs)
+                if self._pool is None:
+                    self._pool = torch.cuda.graph_pool_handle()
+                recorded[key] = record(function, inputs, self._pool)
+        return recorded[key].replay(inputs)

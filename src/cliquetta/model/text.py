@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from cliquetta.model.block import Block
 from cliquetta.model.config import TextConfig
+from cliquetta.model.transfer import send
 
 CHUNK_TOKENS = {"cuda": 32768, "cpu": 4096}
 """Tokens that run at once: on a GPU few launches count, on a CPU little padding does."""
@@ -55,6 +56,7 @@ class TextTower(nn.Module):
         positions: Tensor | None = None,
         deep: Sequence[Tensor] = (),
         chunk: int | None = None,
+        ends: Tensor | None = None,
     ) -> Tensor:
         """Features (N, E) of token ids (N, L), not normalised.
 
@@ -62,8 +64,9 @@ class TextTower(nn.Module):
         embeddings at ``positions`` (N, M), by default the first M words.
         ``deep[j - 1]`` (M', D) replaces the first M' hidden words at the input of block j (MaPLe).
         ``chunk`` rows run at a time, by default as many as ``CHUNK_TOKENS`` allows.
+        ``ends`` (N,) are those of :meth:`ends`; known on the CPU, no device is waited for.
         """
-        ends = self.ends(ids)
+        ends = (self.ends(ids) if ends is None else ends).cpu()
         N, longest = len(ids), int(ends.max()) + 1
         if context is not None and positions is None:
             positions = self.word_positions(context.shape[-2]).expand(N, -1)
@@ -73,12 +76,15 @@ class TextTower(nn.Module):
             return self._run_rows(ids[:, :longest], ends, context, positions, deep)
         order = ends.argsort(stable=True)
         parts = []
-        for rows in torch.split(order, chunk):
-            length = int(ends[rows[-1]]) + 1
+        by_length = torch.split(ends[order], chunk)
+        for own_ends, rows in zip(
+            by_length, torch.split(send(order, ids.device), chunk), strict=True
+        ):
+            length = int(own_ends[-1]) + 1
             own = context if context is None or context.ndim == 2 else context[rows]
             at = None if positions is None else positions[rows]
-            parts.append(self._run_rows(ids[rows, :length], ends[rows], own, at, deep))
-        return torch.cat(parts)[order.argsort()]
+            parts.append(self._run_rows(ids[rows, :length], own_ends, own, at, deep))
+        return torch.cat(parts)[send(order.argsort(), ids.device)]
 
     def ends(self, ids: Tensor) -> Tensor:
         """The position (N,) at which each text (N, L) is read."""
@@ -101,14 +107,14 @@ class TextTower(nn.Module):
         positions: Tensor | None,
         deep: Sequence[Tensor],
     ) -> Tensor:
-        """Features (R, E) of cut token ids (R, L), all at once."""
+        """Features (R, E) of cut token ids (R, L), all at once; ``ends`` (R,) on the CPU."""
         x = self.tokens(ids)
         if context is not None and positions is not None:
             x = place(x, context, positions)
         # Gathering has a slow backward pass, so gradients take the padded way.
         if x.device.type == PACKED and self.config.causal and not deep and not x.requires_grad:
             return self.encode_packed(x, ends)
-        return self.encode(x, ends, deep=deep)
+        return self.encode(x, send(ends, x.device), deep=deep)
 
     def encode(self, embeddings: Tensor, ends: Tensor, *, deep: Sequence[Tensor] = ()) -> Tensor:
         """Features (R, E) of embedded sequences (R, L, D) that end at ``ends`` (R,)."""
@@ -127,14 +133,16 @@ class TextTower(nn.Module):
     def encode_packed(self, embeddings: Tensor, ends: Tensor) -> Tensor:
         """What :meth:`encode` gives, without computing anything behind the ends."""
         R, L, D = embeddings.shape
-        real = (torch.arange(L, device=ends.device) <= ends[:, None]).flatten()
-        slots = real.nonzero()[:, 0]
+        real = (torch.arange(L) <= ends.cpu()[:, None]).flatten()
+        slots = send(real.nonzero()[:, 0], embeddings.device)
         # The empty slots of a row repeat a token: what stands behind the end is never seen.
-        tokens = real.cumsum(dim=0) - 1
+        tokens = send(real.cumsum(dim=0) - 1, embeddings.device)
         x = (embeddings + self.position[:L]).flatten(0, 1).index_select(0, slots)
         for index in range(len(self.blocks) - 1):
             x = self.block(index).packed(x, slots, tokens, L)
-        return self._read_ends(x.index_select(0, tokens).view(R, L, D), ends)
+        return self._read_ends(
+            x.index_select(0, tokens).view(R, L, D), send(ends, embeddings.device)
+        )
 
     def _read_ends(self, x: Tensor, ends: Tensor) -> Tensor:
         """Features (R, E) of the input (R, L, D) of the last block, at ``ends`` only."""

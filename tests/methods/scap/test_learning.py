@@ -209,11 +209,11 @@ def test_memberships_shared_between_processes_sum_to_the_whole() -> None:
     config, start = SCAPConfig(), make_start(SCAPConfig())
     task = make_task(config)
     learner = make_learner(config)
-    _, whole, _, _ = learner._start_gradients(task, start)
+    _, whole, _, _ = learner._start_gradients(task, learner.record(task.hidden, start))
     halves = []
     for part in (slice(0, 4), slice(4, len(task.image))):
         learner.share = lambda total, part=part: part  # type: ignore[misc]
-        halves.append(learner._start_gradients(task, start)[1])
+        halves.append(learner._start_gradients(task, learner.record(task.hidden, start))[1])
     assert whole is not None
     torch.testing.assert_close(halves[0] + halves[1], whole, rtol=0, atol=1e-10)
 

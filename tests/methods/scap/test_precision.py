@@ -53,7 +53,8 @@ def start_gradients(adapter: SCAP, sets: list[list[int]]) -> tuple[Tensor, Tenso
     hidden, plain = adapter._encode(BATCHES[0])
     clique, image = torch.tensor([(u, j) for u, own in enumerate(sets) for j in own]).unbind(1)
     task = Task(hidden, plain, clique, image, len(sets))
-    _, visual, text, _ = adapter.learner._start_gradients(task, adapter.memory["start_prompt"])
+    tape = adapter.learner.record(hidden, adapter.memory["start_prompt"])
+    _, visual, text, _ = adapter.learner._start_gradients(task, tape)
     assert visual is not None
     assert text is not None
     return visual.flatten(1), text.flatten(1)

@@ -17,7 +17,7 @@ from cliquetta.methods.scap_domain import DomainSCAP, DomainSCAPConfig
 from cliquetta.methods.scap_domain.health import health, in_words, verdict
 from cliquetta.methods.scap_domain.learning import certain_weights, domain_loss
 from cliquetta.methods.scap_domain.presence import belief, class_prior, presence, target_marginal
-from cliquetta.methods.scap_domain.statistics import count_batch
+from cliquetta.methods.scap_domain.statistics import Counts, Recent, count_batch
 from cliquetta.methods.tda import TDA
 from cliquetta.model.block import Block
 from cliquetta.model.clip import CLIP
@@ -66,7 +66,7 @@ def test_first_step_equals_autograd_through_the_whole_tower() -> None:
     prior = class_prior(marginal, presence(marginal, plain.amax(0)), believed)
     target = target_marginal(marginal, marginal, prior)
     features = model.encode_image(images, normalize=True)
-    certain = certain_weights(6, 0.7 + 0.3 * float(believed))
+    certain = certain_weights(6, 0.7 + 0.3 * believed)
     domain_loss(MODEL.scale * features @ adapter.classifier.T, target, certain, 1.0).backward()
     gradient = torch.cat([p.grad for p in leaves if p.grad is not None])
 
@@ -353,7 +353,10 @@ def test_information_by_hand() -> None:
     for p, expected in ((certain, 1.0), (even, 0.0), (mixed, half)):
         adapter.reset()
         for count in (31, 1):
-            found, _ = count_batch(adapter.memory, 0, p.repeat(count, 1), adapter.config)
+            counts, recent = Counts.load(adapter.memory, 0), Recent.load(adapter.memory, 0)
+            counted = count_batch(counts, recent, p.repeat(count, 1), adapter.config)
+            counted.counts.store(adapter.memory, 0)
+            found, _ = counted.read(counted.figures.tolist(), adapter.config)
             assert (found.information is None) == (count == 31)
             assert found.abstain == (count == 1 and expected < 0.1)
         assert found.information == pytest.approx(expected, abs=1e-5)

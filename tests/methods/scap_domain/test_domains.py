@@ -6,10 +6,12 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
 from cliquetta.methods.scap_domain.domains import (
     DomainKeys,
     absorb,
+    batch_figures,
     domain_distance,
     signature,
     split_domains,
@@ -20,7 +22,7 @@ def test_distance_is_cohens_d_squared_by_hand() -> None:
     known, batch = torch.tensor([[0.0], [2.0]]), torch.tensor([[5.0], [7.0], [6.0]])
     empty = DomainKeys(torch.zeros(1), torch.zeros(1, 1), torch.zeros(1, 1))
     keys = absorb(known, empty)
-    assert (float(keys.count), float(keys.mean), float(keys.scatter)) == (2.0, 1.0, 2.0)
+    assert (float(keys.images), float(keys.mean), float(keys.scatter)) == (2.0, 1.0, 2.0)
     variance = (2.0 + 2.0) / (2 + 3 - 2)
     expected = (6.0 - 1.0) ** 2 / variance - (1 / 3 + 1 / 2)
     assert float(domain_distance(batch, keys)) == pytest.approx(expected)
@@ -60,17 +62,22 @@ def two_domains(apart: float) -> DomainKeys:
         absorb(torch.randn(200, 400, generator=generator) + shift, empty) for shift in (0.0, apart)
     ]
     return DomainKeys(
-        torch.cat([key.count for key in parts]),
+        torch.cat([key.images for key in parts]),
         torch.cat([key.mean for key in parts]),
         torch.cat([key.scatter for key in parts]),
     )
+
+
+def split(batch: Tensor, keys: DomainKeys) -> list[tuple[int | None, Tensor]]:
+    """The parts of a batch by figures computed from it."""
+    return split_domains(batch, keys, 0.6, batch_figures(batch, keys).tolist())
 
 
 def test_images_of_a_mixed_batch_go_to_their_own_domains() -> None:
     generator = torch.Generator().manual_seed(1)
     batch = torch.randn(32, 400, generator=generator)
     batch[::4] += 2.0
-    found = split_domains(batch, two_domains(2.0), 0.6)
+    found = split(batch, two_domains(2.0))
     assert [domain for domain, _ in found] == [0, 1]
     assert found[1][1].tolist() == list(range(0, 32, 4))
 
@@ -81,13 +88,13 @@ def test_a_batch_of_one_domain_is_never_split() -> None:
         keys = two_domains(apart)
         for shift, expected in ((0.0, 0), (apart, 1)):
             batch = torch.randn(32, 400, generator=generator) + shift
-            found = split_domains(batch, keys, 0.6)
+            found = split(batch, keys)
             assert len(found) == 1
             assert apart < 1 or found[0][0] == expected
 
 
 def test_a_batch_far_from_all_domains_is_new() -> None:
     batch = torch.randn(16, 400, generator=torch.Generator().manual_seed(3)) - 3.0
-    ((domain, rows),) = split_domains(batch, two_domains(2.0), 0.6)
+    ((domain, rows),) = split(batch, two_domains(2.0))
     assert domain is None
     assert rows.tolist() == list(range(16))

@@ -22,7 +22,7 @@ def test_loss_by_hand() -> None:
     marginal, target = p.mean(0), torch.tensor([0.25, 0.75])
     expected = certain + 2 * (marginal * (marginal / target).log()).sum()
     torch.testing.assert_close(
-        domain_loss(logits, target, certain_weights(2, 0.5).float(), 2.0), expected
+        domain_loss(logits, target, certain_weights(2, torch.tensor(0.5)), 2.0), expected
     )
 
 

@@ -117,13 +117,16 @@ class Transductive(FixedText):
 
     def _setup(self) -> None:
         super()._setup()
-        self._replayed = Replayed(lambda features, log_prior: (self.assign(features, log_prior),))
+        self._replayed = Replayed()
 
     def _predict_features(self, features: Tensor) -> Prediction:
         features = features[:, 0]
         log_prior = (self.scale * features @ self.classifier.T).log_softmax(dim=-1)
-        (logs,) = self._replayed(features, log_prior)
+        (logs,) = self._replayed(self._assign, features, log_prior)
         return Prediction(logs.float())
+
+    def _assign(self, features: Tensor, log_prior: Tensor) -> tuple[Tensor]:
+        return (self.assign(features, log_prior),)
 
     @abstractmethod
     def assign(self, features: Tensor, log_prior: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 from cliquetta.errors import UserError
 
@@ -14,18 +15,23 @@ MOST_COUNTED = 2**48
 
 
 def all_finite(values: Iterable[Tensor]) -> bool:
-    """Whether all numbers of some tensors are finite, at the cost of one sum each.
+    """Whether all numbers of some tensors are finite.
 
-    A sum is not finite if a summand is not; a GPU is asked once for all tensors on it.
+    Their largest magnitudes tell; a GPU is asked once for all tensors on it.
     """
-    sums: dict[torch.device, list[Tensor]] = {}
+    on: dict[torch.device, list[Tensor]] = {}
     for value in values:
-        if value.is_floating_point():
-            real = torch.promote_types(value.dtype, torch.float32)
-            sums.setdefault(value.device, []).append(value.detach().sum(dtype=real))
-    return all(
-        bool(torch.stack([s.double() for s in found]).isfinite().all()) for found in sums.values()
-    )
+        if value.is_floating_point() and value.numel() > 0:
+            on.setdefault(value.device, []).append(value.detach())
+    return all(bool(_largest(found).isfinite()) for found in on.values())
+
+
+def _largest(values: list[Tensor]) -> Tensor:
+    """The largest magnitude () in tensors on one device."""
+    if len(values) == 1:
+        largest: Tensor = torch.linalg.vector_norm(values[0], torch.inf)
+        return largest
+    return get_total_norm(values, torch.inf)
 
 
 class Memory:

@@ -62,6 +62,7 @@ class LearnableTemplate:
             )
         self.chunk = chunk
         self.ends = self.tower.ends(self.ids)
+        self._host_ends = self.ends.cpu()
         self.order = self.ends.argsort(stable=True)  # short texts first
         self.weight = 1.0
         self.fixed: Tensor | None = None
@@ -122,5 +123,6 @@ class LearnableTemplate:
             ids.repeat(U, 1),
             context=own.flatten(0, 1),
             chunk=None if self.chunk is None else U * len(ids),
+            ends=None if self.chunk is not None else self._host_ends.repeat(U),
         )
         return self.combine(raw.view(U, len(ids), -1), classes)

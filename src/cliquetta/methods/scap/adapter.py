@@ -24,7 +24,10 @@ from cliquetta.methods.scap.learning import Frozen, Learned, Learner, Task
 from cliquetta.methods.scap.parallel import split_memberships
 from cliquetta.methods.scap.retention import Cache, Retained, retain, running_mean
 from cliquetta.methods.scap.text import PromptedText
+from cliquetta.model.cuda_graph import Replayed
+from cliquetta.model.transfer import Fetched, send
 from cliquetta.model.vision import VisionTower
+from cliquetta.model.vjp import VisualTape
 from cliquetta.types import Batch, Prediction
 
 
@@ -70,6 +73,7 @@ class SCAP(Adapter):
                 f"nothing to learn: template {prompts.templates[0]!r} has no words before the "
                 "class name; put another first, or set scap.modalities=image"
             )
+        self._replayed = Replayed()
         self._warn()
         self._declare()
 
@@ -135,8 +139,10 @@ class SCAP(Adapter):
         start_features = None
         if config.mining_features == "start-prompt":
             start_features = self._start_features(hidden, plain)
-        top, cliques = self._mine(plain if start_features is None else start_features)
-        learned = self._learn(cliques, hidden, plain) if len(cliques) else None
+        related = self._relate(plain if start_features is None else start_features)
+        tape = self._record(hidden)
+        top, cliques = self._mine(related)
+        learned = self._learn(cliques, hidden, plain, tape) if len(cliques) else None
         if learned is not None and config.start == "shared" and config.learns_visual:
             start_features = learned.start_features
         retained = self._retained()
@@ -169,20 +175,35 @@ class SCAP(Adapter):
         """Hidden states at the first prompted block, and plain unit features."""
         if self.visual is None:
             return images[:0], self.model.encode_image(images, normalize=True)
+        hidden, plain = self._replayed(self._run_plain, images)
+        return hidden, plain
+
+    def _run_plain(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.visual is not None
         hidden = self.visual.hidden(images)
         return hidden, self.visual.plain(hidden)
 
-    def _mine(self, features: Tensor) -> tuple[Tensor, Cliques]:
-        """Top classes (b, k) and cliques of the batch (step 1), on the CPU.
-
-        This is the one synchronisation per batch: what follows is bookkeeping over small index
-        tensors, which only then go to the device.
-        """
+    def _relate(self, features: Tensor) -> Fetched:
+        """Top classes (b, k) and which images are similar (b, b), on their way to the CPU."""
         config = self.config
         top = top_classes(self.model.scale * features @ self.classifier.T, config.topk)
-        similar = similar_images(features, config.threshold)
-        top, similar = top.cpu(), similar.cpu()
-        unique = config.deduplicate == "class"
+        return Fetched(top, similar_images(features, config.threshold))
+
+    def _record(self, hidden: Tensor) -> VisualTape | None:
+        """The pass that all cliques start from, which a GPU runs while the CPU mines."""
+        shared = self.config.learns_visual and self.config.start == "shared"
+        if not (shared and hidden.is_cuda):
+            return None
+        return self.learner.record(hidden, self.memory["start_prompt"])
+
+    def _mine(self, related: Fetched) -> tuple[Tensor, Cliques]:
+        """Top classes and cliques of the batch (step 1), on the CPU.
+
+        This is the one synchronisation per batch: what follows is bookkeeping over small index
+        tensors, which are sent to the device.
+        """
+        top, similar = related.wait()
+        config, unique = self.config, self.config.deduplicate == "class"
         return top, mine_cliques(similar, top, full_set=config.full_set, deduplicate=unique)
 
     def _start_features(self, hidden: Tensor, plain: Tensor) -> Tensor:
@@ -190,9 +211,11 @@ class SCAP(Adapter):
         start = self.memory["start_prompt"] if self.visual is not None else None
         return plain if start is None else self.learner.start_features(hidden, start)
 
-    def _learn(self, cliques: Cliques, hidden: Tensor, plain: Tensor) -> Learned:
+    def _learn(
+        self, cliques: Cliques, hidden: Tensor, plain: Tensor, tape: VisualTape | None
+    ) -> Learned:
         """Prompts of the batch's distinct cliques (step 2)."""
-        clique, image = (index.to(plain.device) for index in cliques.memberships())
+        clique, image = (send(index, plain.device) for index in cliques.memberships())
         count = len(cliques.sets)
         self.memory["sets_learned"] = self.memory["sets_learned"] + count
         self.learner.choose_text_gradient(int(self.memory["sets_learned"]))
@@ -203,15 +226,16 @@ class SCAP(Adapter):
             draw = torch.rand((count, *start.shape), generator=generator, dtype=start.dtype)
             self.memory.keep("generator", generator)
             start = (self.config.prompt_scale * (2 * draw - 1)).to(start.device)
-        return self.learner.learn(task, start, explain=self.collect_evidence)
+        return self.learner.learn(task, start, tape=tape, explain=self.collect_evidence)
 
     def _retain(self, cliques: Cliques, learned: Learned) -> None:
         """Text running mean and visual cache, in mining order (step 3)."""
-        index = cliques.set_of.to(self.model.device)
+        index = send(cliques.set_of, self.model.device)
         if learned.text is not None:
             seen = int(self.memory["text_seen"])
             times = torch.bincount(cliques.set_of, minlength=len(cliques.sets))
-            total = torch.einsum("u,u...->...", times.to(learned.text), learned.text)
+            times = send(times, learned.text.device).to(learned.text.dtype)
+            total = torch.einsum("u,u...->...", times, learned.text)
             mean = self.memory["text_mean"]
             self.memory["text_mean"] = running_mean(mean, seen, total, len(cliques))
             self.memory["text_seen"] = torch.tensor(seen + len(cliques))
@@ -264,14 +288,14 @@ class SCAP(Adapter):
             or not config.learns_visual
             or (config.visual_inference == "discarded")
         ):
-            features = plain[composed.passes.image.to(plain.device)]
+            features = plain[send(composed.passes.image, plain.device)]
         else:
             stand_in = None
             if config.without_prompts == "start-prompt":
                 stand_in = self.memory["start_prompt"]
             features = self.visual.pass_features(hidden, plain, composed, stand_in)
         scored = composed.logits(features, self.model.scale)
-        return merge_passes(scored, top.to(plain.device), config.merge)
+        return merge_passes(scored, send(top, plain.device), config.merge)
 
     # --- what reports, the app and a cluster ask ------------------------------------------------
 

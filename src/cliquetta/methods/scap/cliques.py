@@ -93,14 +93,10 @@ def _pack(rows: Tensor) -> Tensor:
 
 def _first_occurrences(words: Tensor) -> tuple[Tensor, Tensor]:
     """Where each distinct row of ``words`` first stands, ascending, and which one every row is."""
-    m = len(words)
-    if m == 0:
-        empty = torch.zeros(0, dtype=torch.long)
-        return empty, empty
-    distinct, inverse = torch.unique(words, dim=0, return_inverse=True)
-    first = torch.full((len(distinct),), m, dtype=torch.long)
-    first = first.scatter_reduce(0, inverse, torch.arange(m), reduce="amin")
-    order = first.argsort()
-    rank = torch.empty_like(order)
-    rank[order] = torch.arange(len(order))
-    return first[order], rank[inverse]
+    first: dict[tuple[int, ...], int] = {}
+    rows = [tuple(row) for row in words.tolist()]
+    for place, row in enumerate(rows):
+        first.setdefault(row, place)
+    rank = {row: number for number, row in enumerate(first)}
+    which = [rank[row] for row in rows]
+    return torch.tensor([*first.values()], dtype=torch.long), torch.tensor(which, dtype=torch.long)

@@ -13,6 +13,7 @@ from cliquetta.methods._shared.entropy import entropy
 from cliquetta.methods.scap.cliques import Cliques
 from cliquetta.methods.scap.config import SCAPConfig
 from cliquetta.methods.scap.retention import Cache, best_entries
+from cliquetta.model.transfer import send
 
 
 @dataclass(frozen=True)
@@ -145,11 +146,11 @@ def gather_prompts(
     no_mask = torch.zeros(R, 0, dtype=torch.bool, device=device)
     own, own_mask, kept, kept_mask = none, no_mask, none, no_mask
     if len(learned):
-        own, own_mask = learned[passes.sets.to(device)], passes.own.to(device)
+        own, own_mask = learned[send(passes.sets, device)], send(passes.own, device)
     places = torch.full((R, Q), -1, device=device)
     if cache is not None:
-        kept_mask, labels = passes.kept.to(device), passes.labels.to(device)
-        query = query[passes.image.to(device)].repeat_interleave(Q, dim=0)
+        kept_mask, labels = send(passes.kept, device), send(passes.labels, device)
+        query = query[send(passes.image, device)].repeat_interleave(Q, dim=0)
         best = best_entries(cache, labels.reshape(-1), query, config.match).view(R, Q)
         kept = cache.values[labels, best]
         places = torch.where(kept_mask, best, places)

@@ -15,6 +15,7 @@ from cliquetta.methods.scap.losses import clique_sum
 from cliquetta.methods.scap.text import PromptedText
 from cliquetta.model.block import Prefix
 from cliquetta.model.clip import l2_normalize
+from cliquetta.model.transfer import send
 from cliquetta.model.vision import VisionTower
 from cliquetta.model.vjp import chunks
 
@@ -45,21 +46,21 @@ def composed_text(
         return text.features(mean[None])[0], None
     device = mean.device
     labels, owner = torch.unique(cliques.classes, return_inverse=True)
-    total = clique_sum(own[cliques.set_of.to(device)], owner.to(device), len(labels))
-    times = torch.bincount(owner, minlength=len(labels)).to(device)
+    total = clique_sum(own[send(cliques.set_of, device)], send(owner, device), len(labels))
+    times = send(torch.bincount(owner, minlength=len(labels)), device)
     by_class = total / times.view(-1, *[1] * (total.ndim - 1))
     contexts = torch.cat([share * mean + (1 - share) * by_class, mean[None]])
     lookup = torch.full((text.classes,), len(labels))
     lookup[labels] = torch.arange(len(labels))
     text_index = lookup[top]
     if config.merge == "union":
-        contexts = contexts[text_index.to(device)].mean(dim=1)
+        contexts = contexts[send(text_index, device)].mean(dim=1)
         text_index = torch.arange(len(top))
     elif config.merge == "top-1":
         text_index = text_index[:, 0]
     parts = chunks(len(contexts), max(1, TEXTS // text.classes))
     features = torch.cat([text.features(contexts[part]) for part in parts])
-    return features, text_index.reshape(-1).to(device)
+    return features, send(text_index.reshape(-1), device)
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class PromptedTower:
         passes that have none of their own, if they are to have one.
         """
         prompts, mask = composed.prompts, composed.mask
-        image = composed.passes.image.to(plain.device)
+        image = send(composed.passes.image, plain.device)
         features = plain[image]
         chosen = composed.passes.prompted.nonzero()[:, 0]
         if stand_in is not None:
@@ -118,7 +119,7 @@ class PromptedTower:
             same = stand_in.flatten().expand(len(features), 1, -1)
             prompts = torch.cat([prompts, same.to(prompts.dtype)], dim=1)
             mask = torch.cat([mask, alone], dim=1)
-        chosen = chosen.to(plain.device)
+        chosen = send(chosen, plain.device)
         for part in chunks(len(chosen), self.rows):
             own = chosen[part]
             features[own] = self.encode(hidden[image[own]], prompts[own], mask[own])

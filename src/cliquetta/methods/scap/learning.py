@@ -97,10 +97,25 @@ class Learner:
         self.share: Callable[[int], slice] = lambda total: slice(0, total)
         """The part of the memberships whose gradients this process takes."""
 
-    def learn(self, task: Task, start: Tensor | None, *, explain: bool = False) -> Learned:
+    def record(self, hidden: Tensor, start: Tensor) -> VisualTape:
+        """The pass over images with these hidden states under the shared start prompt."""
+        assert self.tower is not None
+        return VisualTape(
+            self.tower, hidden, self.config.blocks[0], prefixes(start[None], self.config)
+        )
+
+    def learn(
+        self,
+        task: Task,
+        start: Tensor | None,
+        *,
+        tape: VisualTape | None = None,
+        explain: bool = False,
+    ) -> Learned:
         """Prompts of all sets. ``start`` is (B, P, 2, D), (U, B, P, 2, D) or ``None`` (no image).
 
-        ``explain`` evaluates the losses again afterwards, one more forward pass per membership.
+        ``tape`` is what :meth:`record` gave for a shared start, if that ran already. ``explain``
+        evaluates the losses again afterwards, one more forward pass per membership.
         """
         config, adam = self.config, self.config.adam
         shared = start is not None and start.ndim == 4
@@ -115,7 +130,9 @@ class Learner:
         before, start_features = None, task.plain
         for step in range(config.steps):
             if step == 0 and (shared or start is None):
-                losses, grad_v, grad_t, start_features = self._start_gradients(task, start)
+                if tape is None and start is not None:
+                    tape = self.record(task.hidden, start)
+                losses, grad_v, grad_t, start_features = self._start_gradients(task, tape)
             else:
                 losses, grad_v, grad_t = self._gradients(task, _values(visual), _values(text))
             before = before or losses
@@ -140,17 +157,11 @@ class Learner:
     # --- the first step, from the shared start --------------------------------------------------
 
     def _start_gradients(
-        self, task: Task, start: Tensor | None
+        self, task: Task, tape: VisualTape | None
     ) -> tuple[CliqueLosses, Tensor | None, Tensor | None, Tensor]:
         """Losses and gradients at the start, where all cliques share one forward pass per image."""
         config = self.config
-        tape = None
-        if start is not None and self.tower is not None:
-            first = config.blocks[0]
-            tape = VisualTape(self.tower, task.hidden, first, prefixes(start[None], config))
-            raw = to_float32(tape.features)
-        else:
-            raw = task.plain
+        raw = task.plain if tape is None else to_float32(tape.features)
         with torch.enable_grad():
             rows = raw[task.image].detach().requires_grad_()
             members = Members(l2_normalize(rows), task.clique, task.count)
@@ -160,17 +171,19 @@ class Learner:
             losses = clique_losses(members, logits, owner, config)
             grad_rows, grad_logits = torch.autograd.grad(losses.total.sum(), [rows, logits])
         grad_v = None
-        if tape is not None and start is not None:
-            grad_v = self._visual_gradient(tape, task, grad_rows, start)
+        if tape is not None:
+            grad_v = self._visual_gradient(tape, task, grad_rows)
         grad_t = None
         if self.learns_text:
             rows_t = Members(query_features.detach(), owner, task.count)
             grad_t = self._text_gradient(grad_logits * scale, rows_t)
         return losses.detach(), grad_v, grad_t, l2_normalize(raw)
 
-    def _visual_gradient(self, tape: VisualTape, task: Task, grad: Tensor, start: Tensor) -> Tensor:
+    def _visual_gradient(self, tape: VisualTape, task: Task, grad: Tensor) -> Tensor:
         """Gradients (U, B, P, 2, D) of all cliques' visual prompts: one row per membership."""
-        total = grad.new_zeros(task.count, *start.shape)
+        width = tape.tower.config.width
+        shape = len(self.config.blocks), self.config.prompt_length, 2, width
+        total = grad.new_zeros(task.count, *shape)
         mine = self.share(len(grad))
         for part in chunks(mine.stop - mine.start, self.rows):
             part = slice(mine.start + part.start, mine.start + part.stop)

@@ -59,7 +59,8 @@ def attribute_features(features: Tensor, clique: Tensor, count: int) -> Tensor:
 
 def clique_sizes(clique: Tensor, count: int) -> Tensor:
     """Size of every clique, float."""
-    return torch.bincount(clique, minlength=count).clamp_min(1).float()
+    ones = torch.ones(len(clique), 1, device=clique.device)  # bincount would wait for the device
+    return clique_sum(ones, clique, count)[:, 0].clamp_min(1)
 
 
 def queries(members: Members, kind: str) -> tuple[Tensor, Tensor]:

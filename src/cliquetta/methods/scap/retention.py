@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.scap.config import SCAPConfig
+from cliquetta.model.transfer import send
 
 
 @dataclass(frozen=True)
@@ -132,19 +133,21 @@ def retain(
     """
     device = cache.keys.device
     new_keys, new_values, count = cache.keys.clone(), cache.values.clone(), cache.count.clone()
+    plan: list[Tensor] = []
     for clique in rounds(classes):
         label = classes[clique]
         place = count[label]
-        at, slot, source = label.to(device), place.to(device), clique.to(device)
+        plan += [label, place, clique, label[place == config.capacity]]
+        count[label] = (place + 1).clamp_max(config.capacity)
+    sizes = [len(part) for part in plan]
+    sent = torch.split(send(torch.cat(plan), device), sizes) if plan else ()
+    for at, slot, source, full in zip(*[iter(sent)] * 4, strict=True):
         new_keys[at, slot] = keys[source].to(new_keys.dtype)
         new_values[at, slot] = values[source].to(new_values.dtype)
-        full = label[place == config.capacity]
-        count[label] = (place + 1).clamp_max(config.capacity)
         if len(full):
-            at = full.to(device)
-            fused_keys, fused_values = fuse_closest(new_keys[at], new_values[at], config)
-            new_keys[at, : config.capacity] = fused_keys
-            new_values[at, : config.capacity] = fused_values
+            fused_keys, fused_values = fuse_closest(new_keys[full], new_values[full], config)
+            new_keys[full, : config.capacity] = fused_keys
+            new_values[full, : config.capacity] = fused_values
     return Cache(new_keys, new_values, count)
 
 
@@ -169,6 +172,6 @@ def best_entries(cache: Cache, classes: Tensor, query: Tensor, match: str) -> Te
     if match == "cosine":
         keys = torch.nn.functional.normalize(keys, dim=-1)
     score = torch.einsum("re,rle->rl", query.to(keys.dtype), keys)
-    held = cache.count.to(keys.device)[classes]
+    held = send(cache.count, keys.device)[classes]
     places = torch.arange(keys.shape[1], device=keys.device)
     return score.masked_fill(places >= held[:, None], -torch.inf).argmax(dim=1)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -24,8 +24,11 @@ from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.registry import register
 from cliquetta.methods.scap_domain.config import DomainSCAPConfig
 from cliquetta.methods.scap_domain.domains import (
+    KEYS,
     DomainKeys,
     absorb,
+    batch_figures,
+    domain_distance,
     nearest_domain,
     signature,
     split_domains,
@@ -44,6 +47,9 @@ from cliquetta.methods.scap_domain.learning import (
 from cliquetta.methods.scap_domain.merging import merge_domains
 from cliquetta.methods.scap_domain.presence import target_marginal
 from cliquetta.methods.scap_domain.statistics import (
+    Counted,
+    Counts,
+    Recent,
     Statistics,
     class_statistics,
     count_batch,
@@ -54,6 +60,7 @@ from cliquetta.methods.scap_domain.statistics import (
 from cliquetta.model.clip import CLIP, l2_normalize
 from cliquetta.model.cuda_graph import Replayed
 from cliquetta.model.frozen import FrozenModel
+from cliquetta.model.transfer import Fetched, send
 from cliquetta.model.vision import VisionTower
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch, Prediction
@@ -74,11 +81,37 @@ class Encoded:
     features: Tensor
     zero_shot: Tensor
     """Probabilities (b, N)."""
+    order: Tensor
+    """Rows (b,) as :func:`arrange` orders them by confidence."""
 
     def take(self, rows: Tensor) -> Encoded:
         """Some of the images."""
-        values = (self.hidden, self.signatures, self.features, self.zero_shot)
-        return Encoded(*(value.index_select(0, rows) for value in values))
+        hidden, signatures, features, zero_shot = (
+            value.index_select(0, rows)
+            for value in (self.hidden, self.signatures, self.features, self.zero_shot)
+        )
+        return Encoded(hidden, signatures, features, zero_shot, arrange(zero_shot.amax(dim=1)))
+
+
+@dataclass(frozen=True)
+class Glance:
+    """A whole batch as images of the domain in use, which it mostly is.
+
+    All that the host must know before the next kernel is computed along with plain CLIP, so that
+    it waits for the device once per batch.
+    """
+
+    domain: int
+    finite: bool
+    key: DomainKeys
+    """Of the domain after the batch."""
+    counted: Counted
+    read: tuple[Statistics, bool]
+    """``counted`` as the host reads it."""
+    figures: list[float]
+    """Those of :func:`batch_figures`; none of a small batch."""
+    learned: tuple[Tensor, ...] | None
+    """What the step will use, which a GPU computes while the host reads all this."""
 
 
 @register(
@@ -118,8 +151,7 @@ class DomainSCAP(Adapter):
         self._declare_domains(len(prompts), 2 * D)
         self._fresh = {name: value[0] for name, value in self.memory.state_dict().items()}
         self._declare_recent(len(prompts))
-        self._plain, self._adapted = Replayed(self._run_plain), Replayed(self._run_adapted)
-        self._learning = Replayed(self._run_learning)
+        self._replayed = Replayed()
 
     def _declare_domains(self, N: int, F: int) -> None:
         """What is remembered per domain; counters that steer are kept on the CPU."""
@@ -128,21 +160,15 @@ class DomainSCAP(Adapter):
             self._declare(name, torch.zeros_like(like))
         for name, size in (
             *(("key_count", ()), ("key_mean", (F,)), ("key_scatter", (F,))),
-            *(
-                ("counted", ()),
-                ("confidence", ()),
-                ("agreement", ()),
-                ("class_mass", (N,)),
-                ("entropy", ()),
-            ),
+            *(("counted", ()), ("confidence", ()), ("agreement", ()), ("class_mass", (N,))),
+            ("entropy", ()),
             *(("answers", (N,)), ("peak", (N,)), ("peak_sum", (N,))),
             *(("recent_plain", (N,)), ("recent_adapted", (N,))),
         ):
             self._declare(name, torch.zeros(K, *size, dtype=like.dtype))
-        for name in (
-            *("images", "due", "steps", "peak_images", "peak_windows", "last_met"),
-            *("restarts", "abstained"),
-        ):
+        for name in ("peak_images", "peak_windows"):
+            self._declare(name, torch.zeros(K, dtype=torch.long))
+        for name in ("images", "due", "steps", "last_met", "restarts", "abstained"):
             self.memory.declare(name, torch.zeros(K, dtype=torch.long))
 
     def _declare_recent(self, N: int) -> None:
@@ -177,62 +203,102 @@ class DomainSCAP(Adapter):
 
     @torch.no_grad()
     def _predict(self, batch: Batch) -> Prediction:
-        encoded = self._encode(batch.images)
-        finite = encoded.features.isfinite().all(dim=1)
-        if bool(finite.all()):
-            return self._answer(encoded)
+        encoded, glance = self._encode(batch.images)
+        if glance.finite:
+            return self._answer(encoded, glance)
         # Images without a finite feature are answered by "every class alike" and never remembered.
         logits = torch.full_like(encoded.zero_shot, -math.log(len(self.prompts))).float()
         evidence: dict[str, Any] = {}
-        rows = finite.nonzero()[:, 0]
+        rows = encoded.features.isfinite().all(dim=1).nonzero()[:, 0]
         if len(rows) > 0:
-            found = self._answer(encoded.take(rows))
+            found = self._answer(encoded.take(rows), None)
             logits[rows], evidence = found.logits, dict(found.evidence)
         return Prediction(logits, {**evidence, "non_finite": len(batch) - len(rows)})
 
-    def _encode(self, images: Tensor) -> Encoded:
-        shared, signatures, features = self._plain(images)
-        return Encoded(shared, signatures, features, self._probabilities(features))
+    def _encode(self, images: Tensor) -> tuple[Encoded, Glance]:
+        memory, domain = self.memory, int(self.memory["domain"])
+        state = (*self._keys(), *self._keys(domain))
+        counted = (*Counts.load(memory, domain), *Recent.load(memory, domain))
+        found = iter(self._replayed(self._run_plain, images, *state, *counted))
+        encoded = Encoded(*(next(found) for _ in fields(Encoded)))
+        key = DomainKeys(*(next(found) for _ in DomainKeys._fields))
+        after = Counted(Counts(*(next(found) for _ in Counts._fields)), *found)
+        fetched = Fetched(after.figures)
+        learned = None
+        if images.is_cuda and len(images) == self.config.step_every and not memory["due"][domain]:
+            window = encoded.hidden[encoded.order], encoded.features[encoded.order]
+            learned = self._learn(domain, *window, after.marginal, after.prior, after.belief)
+        finite, *figures = fetched.wait()[0].tolist()
+        read = after.read(figures[:5], self.config)
+        return encoded, Glance(domain, finite == 1, key, after, read, figures[5:], learned)
 
-    def _run_plain(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """States before the adapted blocks, signatures and features (b, E) of plain CLIP."""
-        tower = self.tower
+    def _run_plain(self, images: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        """The fields of :class:`Encoded`, of a key, of counts and of :class:`Counted`.
+
+        ``state`` are the keys of all domains, and key, counts and recent answers of the one in use.
+        """
+        tower, config = self.tower, self.config
+        keys, key = DomainKeys(*state[:3]), DomainKeys(*state[3:6])
+        counts, recent = Counts(*state[6:-3]), Recent(*state[-3:])
         hidden = tower.embed(images)
         early = tower.run(hidden, 0, 1)
         shared = hidden if self.start == 0 else tower.run(early, 1, self.start)
         features = l2_normalize(tower.pool(tower.run(shared, self.start)))
-        signatures = signature(early, tower.config.class_tokens)
-        return shared, signatures.to(self.memory["key_mean"].dtype), features
+        signatures = signature(early, tower.config.class_tokens).to(keys.mean.dtype)
+        zero_shot = self._probabilities(features)
+        after = count_batch(counts, recent, zero_shot, config)
+        figures = [features.isfinite().all().to(zero_shot)[None], after.figures]
+        if config.domains > 1 and len(images) >= GROUP:
+            figures.append(batch_figures(signatures, keys))
+        encoded = shared, signatures, features, zero_shot, arrange(zero_shot.amax(dim=1))
+        statistics = after.marginal, after.present, after.prior, after.belief, torch.cat(figures)
+        return *encoded, *absorb(signatures, key), *after.counts, *statistics
 
     def _run_adapted(self, hidden: Tensor, norms: Tensor) -> tuple[Tensor]:
         """Features (b, E) under LayerNorms of a domain."""
         return (l2_normalize(self.late(norms, hidden)),)
 
     def _run_learning(
-        self, hidden: Tensor, norms: Tensor, target: Tensor, certain: Tensor
+        self,
+        hidden: Tensor,
+        norms: Tensor,
+        plain: Tensor,
+        marginal: Tensor,
+        prior: Tensor,
+        belief: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Features (b, E) under LayerNorms, and the gradient of the loss with respect to them."""
+        config, least = self.config, self.config.confident_fraction
+        certain = certain_weights(len(hidden), least + (1 - least) * belief.double())
+        target = target_marginal(self._probabilities(plain).mean(dim=0), marginal, prior)
         with torch.enable_grad():
             leaf = norms.detach().requires_grad_()
             features = l2_normalize(self.late(leaf, hidden))
             logits = self.scale * features @ self.classifier.T
-            loss = domain_loss(logits, target, certain, self.config.diversity)
+            loss = domain_loss(logits, target, certain.to(target), config.diversity)
         return features.detach(), torch.autograd.grad(loss, leaf)[0]
 
     def _probabilities(self, features: Tensor) -> Tensor:
         return (self.scale * features @ self.classifier.T).softmax(dim=-1)
 
-    def _answer(self, encoded: Encoded) -> Prediction:
+    def _answer(self, encoded: Encoded, glance: Glance | None) -> Prediction:
         """Adapt to each domain of the batch, then let recent images vote."""
         config, memory = self.config, self.memory
         voted = torch.empty_like(encoded.zero_shot)
-        parts = self._domains(encoded.signatures)
+        told = self._tell_apart(encoded.signatures, glance)
+        if glance is not None and [domain for domain, _ in told] != [glance.domain]:
+            glance = None
+        parts = self._enter(encoded.signatures, told, glance)
         found: dict[int, Statistics] = {}
         for domain, rows in parts:
             part = encoded if len(parts) == 1 else encoded.take(rows)
-            stats = found[domain] = self._count(domain, part)
-            p, features = self._adapt(domain, part, stats)
-            weight = stats.present ** (config.presence_share * stats.belief)
+            stats, collapsed = self._count(domain, part, glance)
+            found[domain] = stats
+            if collapsed:
+                self._restart(domain)
+                glance = None
+            p, features = self._adapt(domain, part, stats, glance)
+            weight = stats.present ** (config.presence_share * stats.trust)
             answers = self._vote(domain, part, p, features) * weight
             if stats.abstain:
                 # It goes on to learn, so that nothing is lost if it turns out to be a beginning.
@@ -245,7 +311,7 @@ class DomainSCAP(Adapter):
         evidence = {
             "domain": domain,
             "domains_in_batch": len(parts),
-            "belief": stats.belief,
+            "belief": stats.trust,
             "confidence": stats.confidence,
             "step_size": stats.step_size,
             "changed": (voted.argmax(dim=1) != plain).float().mean(),
@@ -259,23 +325,39 @@ class DomainSCAP(Adapter):
         logits = (voted / voted.sum(dim=1, keepdim=True)).clamp_min(1e-12).log()
         return Prediction(logits.float(), evidence)
 
-    def _domains(self, signatures: Tensor) -> list[tuple[int, Tensor]]:
-        """Domain and rows of each part of a batch; domains that are new get a place."""
+    def _tell_apart(
+        self, signatures: Tensor, glance: Glance | None
+    ) -> list[tuple[int | None, Tensor]]:
+        """Domain and rows of each part of a batch; ``None`` for one that is new."""
         memory, config = self.memory, self.config
         current = int(memory["domain"])
         rows = torch.arange(len(signatures), device=signatures.device)
-        found: list[tuple[int | None, Tensor]] = [(current, rows)]
         group = self._remember_group(signatures)
-        if config.domains > 1 and memory["images"][current] >= YOUNG:
-            if len(rows) >= GROUP:
-                found = split_domains(signatures, self._keys(), config.domain_threshold)
-            else:
-                found = [(nearest_domain(group, self._keys(), config.domain_threshold), rows)]
-        parts = []
-        for domain, members in found:
+        if config.domains == 1 or memory["images"][current] < YOUNG:
+            return [(current, rows)]
+        keys, threshold = self._keys(), config.domain_threshold
+        if len(rows) < GROUP:
+            distance = domain_distance(group, keys).tolist()
+            return [(nearest_domain(distance, len(group), threshold), rows)]
+        figures = batch_figures(signatures, keys).tolist() if glance is None else glance.figures
+        return split_domains(signatures, keys, threshold, figures)
+
+    def _enter(
+        self,
+        signatures: Tensor,
+        told: Sequence[tuple[int | None, Tensor]],
+        glance: Glance | None,
+    ) -> list[tuple[int, Tensor]]:
+        """The parts with a place for each domain, whose key takes their images up."""
+        memory, parts = self.memory, []
+        for domain, rows in told:
             place = self._open() if domain is None else domain
-            self._absorb(place, signatures[members])
-            parts.append((place, members))
+            key = self._keys(place)
+            key = absorb(signatures[rows], key) if glance is None else glance.key
+            for name, value in zip(KEYS, key, strict=True):
+                memory[name][place : place + 1] = value
+            memory["last_met"][place] = memory["last_met"].max() + 1
+            parts.append((place, rows))
         memory["domain"] = torch.tensor(max(parts, key=lambda part: len(part[1]))[0])
         return parts
 
@@ -284,12 +366,13 @@ class DomainSCAP(Adapter):
         memory = self.memory
         rows = arrange(signatures[:, 0])[:GROUP]
         places, memory["group_next"] = ring(memory["group_next"], len(rows), GROUP)
-        memory["group"].index_copy_(0, places.to(rows.device), signatures[rows])
+        memory["group"].index_copy_(0, send(places, rows.device), signatures[rows])
         return memory["group"][: min(int(memory["group_next"]), GROUP)]
 
-    def _keys(self) -> DomainKeys:
-        memory = self.memory
-        return DomainKeys(memory["key_count"], memory["key_mean"], memory["key_scatter"])
+    def _keys(self, domain: int | None = None) -> DomainKeys:
+        """The keys of all domains, or of one."""
+        one = slice(None) if domain is None else slice(domain, domain + 1)
+        return DomainKeys(*(self.memory[name][one] for name in KEYS))
 
     def _open(self) -> int:
         """A place for a new domain: that of the least recently used one."""
@@ -300,20 +383,17 @@ class DomainSCAP(Adapter):
             self.memory[name][self.memory[name] == place] = -1
         return place
 
-    def _absorb(self, domain: int, signatures: Tensor) -> None:
-        memory, one = self.memory, slice(domain, domain + 1)
-        keys = self._keys()
-        added = absorb(signatures, DomainKeys(keys.count[one], keys.mean[one], keys.scatter[one]))
-        memory["key_count"][one], memory["key_mean"][one] = added.count, added.mean
-        memory["key_scatter"][one] = added.scatter
-        memory["last_met"][domain] = memory["last_met"].max() + 1
-
-    def _count(self, domain: int, part: Encoded) -> Statistics:
-        """Count zero-shot answers into a domain; restart its LayerNorms if they collapsed."""
-        found, collapsed = count_batch(self.memory, domain, part.zero_shot, self.config)
-        if collapsed:
-            self._restart(domain)
-        return found
+    def _count(self, domain: int, part: Encoded, glance: Glance | None) -> tuple[Statistics, bool]:
+        """Count zero-shot answers into a domain; whether adapted ones collapsed before them."""
+        if glance is None:
+            memory = self.memory
+            counts, recent = Counts.load(memory, domain), Recent.load(memory, domain)
+            counted = count_batch(counts, recent, part.zero_shot, self.config)
+            read = counted.read(counted.figures.tolist(), self.config)
+        else:
+            counted, read = glance.counted, glance.read
+        counted.counts.store(self.memory, domain)
+        return read
 
     @torch.no_grad()
     def frozen_model(self) -> FrozenModel:
@@ -324,9 +404,10 @@ class DomainSCAP(Adapter):
         of a batch need more than one image and are left out.
         """
         memory, config, domain = self.memory, self.config, int(self.memory["domain"])
-        _, present, confidence, believed = class_statistics(memory, domain, config)
+        counts = Counts.load(memory, domain)
+        _, present, confidence, believed = class_statistics(counts, config)
         voters = (memory["voters_domain"] == domain).nonzero()[:, 0].to(self.model.device)
-        abstain = bool(information(memory, domain) < config.abstain_below)
+        abstain = bool(information(counts) < config.abstain_below)
         learned = memory["steps"][domain] > 0 and not abstain
         weight = present ** (config.presence_share * believed)
         return FrozenDomain(
@@ -349,20 +430,23 @@ class DomainSCAP(Adapter):
             self.memory[name][domain] = 0
         self.memory["restarts"][domain] += 1
 
-    def _adapt(self, domain: int, part: Encoded, stats: Statistics) -> tuple[Tensor, Tensor]:
+    def _adapt(
+        self, domain: int, part: Encoded, stats: Statistics, glance: Glance | None
+    ) -> tuple[Tensor, Tensor]:
         """Probabilities (b, N) and features (b, E) of images of a domain, which are learned."""
         memory, config = self.memory, self.config
         young = int(memory["images"][domain]) < config.warmup_images
         features = torch.empty_like(part.features)
         waiting: list[Tensor] = []
-        for rows in torch.split(arrange(part.zero_shot.amax(dim=1)), config.step_every):
+        for rows in torch.split(part.order, config.step_every):
             slots = self._remember(domain, part.hidden[rows], part.features[rows])
             memory["images"][domain] += len(rows)
             memory["due"][domain] += len(rows)
             learned = None
             if memory["due"][domain] >= config.step_every:
                 memory["due"][domain] -= config.step_every
-                learned = self._step(domain, slots, stats)
+                ahead = None if glance is None else glance.learned
+                learned = self._step(domain, slots, stats, ahead)
             if learned is None or young:
                 waiting.append(rows)
             else:
@@ -371,7 +455,8 @@ class DomainSCAP(Adapter):
             return part.zero_shot, part.features
         if waiting:
             rows = torch.cat(waiting)
-            features[rows] = self._adapted(part.hidden[rows], memory["norms"][domain])[0]
+            hidden, norms = part.hidden[rows], memory["norms"][domain]
+            features[rows] = self._replayed(self._run_adapted, hidden, norms)[0]
         p = self._probabilities(features)
         watch_answers(memory, domain, p, part.zero_shot)
         plain_share = config.zero_shot_share * (1 - stats.step_size)
@@ -382,7 +467,7 @@ class DomainSCAP(Adapter):
         memory, size = self.memory, self.config.step_every
         slots, memory["window_next"] = ring(memory["window_next"], len(hidden), size)
         memory["window_domain"][slots] = domain
-        places = slots.to(hidden.device)
+        places = send(slots, hidden.device)
         memory["window_hidden"].index_copy_(0, places, hidden.to(memory["window_hidden"].dtype))
         memory["window_features"].index_copy_(0, places, features)
         return slots
@@ -390,16 +475,16 @@ class DomainSCAP(Adapter):
     def _vote(self, domain: int, part: Encoded, p: Tensor, features: Tensor) -> Tensor:
         """Answers (b, N) after the votes of recent images of the domain, which these join."""
         memory, config = self.memory, self.config
-        voters = (memory["voters_domain"] == domain).nonzero()[:, 0].to(p.device)
+        voters = send((memory["voters_domain"] == domain).nonzero()[:, 0], p.device)
         nearest = nearest_images(features, memory["voters"][voters], config.neighbours)
         voted = vote(p, memory["votes"][voters], nearest, config.vote_share)
         plain = part.zero_shot.argmax(dim=1)
         same = torch.cat([plain, memory["plain_votes"][voters]])[nearest] == plain[:, None]
         memory["agreement"][domain] += same.sum() / max(1, nearest.shape[1])
-        rows = arrange(part.zero_shot.amax(dim=1))[: config.vote_memory]
+        rows = part.order[: config.vote_memory]
         places, memory["voters_next"] = ring(memory["voters_next"], len(rows), config.vote_memory)
         memory["voters_domain"][places] = domain
-        places = places.to(p.device)
+        places = send(places, p.device)
         memory["voters"].index_copy_(0, places, features[rows])
         memory["votes"].index_copy_(0, places, p[rows])
         memory["plain_votes"].index_copy_(0, places, plain[rows])
@@ -409,21 +494,34 @@ class DomainSCAP(Adapter):
         """Root mean square distance of a domain's LayerNorms from the loaded ones."""
         return (self.memory["norms"][domain] - self._fresh["norms"]).square().mean().sqrt()
 
-    def _step(self, domain: int, slots: Tensor, stats: Statistics) -> Tensor:
+    def _learn(self, domain: int, *window: Tensor) -> tuple[Tensor, ...]:
+        """Features of images, and the gradient of a domain's LayerNorms.
+
+        ``window`` are hidden states and plain features, then marginal, prior and belief.
+        """
+        hidden, *others = window
+        return self._replayed(self._run_learning, hidden, self.memory["norms"][domain], *others)
+
+    def _step(
+        self, domain: int, slots: Tensor, stats: Statistics, ahead: tuple[Tensor, ...] | None
+    ) -> Tensor:
         """One step of Adam on a domain's LayerNorms; features of the images at ``slots`` before it.
 
-        It learns from all remembered images of the domain.
+        It learns from all remembered images of the domain. Where these are just the images at
+        ``slots``, their features and the gradient may have been computed ``ahead``.
         """
         memory, config = self.memory, self.config
         members = (memory["window_domain"] == domain).nonzero()[:, 0]
-        rows = members.to(memory["window_hidden"].device)
-        window = self._probabilities(memory["window_features"][rows]).mean(dim=0)
-        target = target_marginal(window, stats.marginal, stats.prior)
-        share = config.confident_fraction + (1 - config.confident_fraction) * stats.belief
-        certain = certain_weights(len(members), share).to(target)
-        features, gradient = self._learning(
-            memory["window_hidden"][rows], memory["norms"][domain], target, certain
-        )
+        if ahead is None:
+            hidden, plain = memory["window_hidden"], memory["window_features"]
+            if len(members) < len(hidden):
+                rows = send(members, hidden.device)
+                hidden, plain = hidden[rows], plain[rows]
+            found = self._learn(domain, hidden, plain, stats.marginal, stats.prior, stats.belief)
+            features, gradient = found
+            features = features[send(torch.searchsorted(members, slots), features.device)]
+        else:
+            features, gradient = ahead
         names = ("norms", "first_moment", "second_moment")
         before = AdamState(*(memory[name][domain] for name in (*names, "steps")))
         rate = config.lr * rate_decay(int(before.steps) + 1, config.lr_floor) * stats.step_size
@@ -433,4 +531,4 @@ class DomainSCAP(Adapter):
         for name, old, new in zip(names, before, after, strict=False):
             memory[name][domain] = torch.where(finite, new, old)
         memory["steps"][domain] = after.steps
-        return features[torch.searchsorted(members, slots).to(rows.device)]
+        return features

@@ -7,20 +7,22 @@ each channel's mean and deviation over patches.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+KEYS = ("key_count", "key_mean", "key_scatter")
+"""What :class:`DomainKeys` are called in the adapter's memory."""
 MIXED = 4
 """Images that a part of a mixed batch holds at least."""
 
 
-@dataclass(frozen=True)
-class DomainKeys:
+class DomainKeys(NamedTuple):
     """Keys of K domains: images seen (K,), means (K, F) and summed squared deviations (K, F)."""
 
-    count: Tensor
+    images: Tensor
     mean: Tensor
     scatter: Tensor
 
@@ -43,18 +45,19 @@ def domain_distance(signatures: Tensor, keys: DomainKeys) -> Tensor:
 
 def key_distance(one: DomainKeys, keys: DomainKeys) -> Tensor:
     """How far a domain lies from each of K others, (K,); see :func:`domain_distance`."""
-    b, count = one.count[:, None], keys.count[:, None]
+    b, count = one.images[:, None], keys.images[:, None]
     variance = (keys.scatter + one.scatter) / (count + b - 2).clamp_min(1)
     squared = (one.mean - keys.mean).square() / variance.clamp_min(1e-6)
     excess = squared - (1 / b + 1 / count.clamp_min(1))
-    return excess.mean(dim=1).masked_fill(keys.count == 0, torch.inf)
+    return excess.mean(dim=1).masked_fill(keys.images == 0, torch.inf)
 
 
 def _key_of(signatures: Tensor) -> DomainKeys:
     """The key of a batch (b, F), as of one domain."""
     centre = signatures.mean(dim=0, keepdim=True)
     own = (signatures - centre).square().sum(dim=0, keepdim=True)
-    return DomainKeys(signatures.new_tensor([len(signatures)]), centre, own)
+    count = signatures.new_full((1,), len(signatures))  # no copy from the host
+    return DomainKeys(count, centre, own)
 
 
 def absorb(signatures: Tensor, keys: DomainKeys) -> DomainKeys:
@@ -64,10 +67,10 @@ def absorb(signatures: Tensor, keys: DomainKeys) -> DomainKeys:
 
 def merge_keys(keys: DomainKeys, one: DomainKeys) -> DomainKeys:
     """The keys with the images of another domain counted into every one (Chan's update)."""
-    b, count = one.count[:, None], keys.count[:, None]
+    b, count = one.images[:, None], keys.images[:, None]
     step = one.mean - keys.mean
     return DomainKeys(
-        keys.count + one.count,
+        keys.images + one.images,
         keys.mean + step * (b / (count + b)),
         keys.scatter + one.scatter + step.square() * (count * b / (count + b)),
     )
@@ -75,39 +78,52 @@ def merge_keys(keys: DomainKeys, one: DomainKeys) -> DomainKeys:
 
 def nearest_domains(signatures: Tensor, keys: DomainKeys) -> Tensor:
     """The domain (b,) that each image lies nearest to, by itself."""
-    variance = keys.scatter / (keys.count[:, None] - 1).clamp_min(1)
+    variance = keys.scatter / (keys.images[:, None] - 1).clamp_min(1)
     difference = signatures[:, None] - keys.mean
     squared = (difference.square() / variance.clamp_min(1e-6)).mean(dim=2)
-    return squared.masked_fill(keys.count < 2, torch.inf).argmin(dim=1)
+    return squared.masked_fill(keys.images < 2, torch.inf).argmin(dim=1)
 
 
-def nearest_domain(signatures: Tensor, keys: DomainKeys, threshold: float) -> int | None:
-    """The domain that images lie nearest to as a group, or ``None`` if that lies too far."""
-    distance = domain_distance(signatures, keys)
+def batch_figures(signatures: Tensor, keys: DomainKeys) -> Tensor:
+    """What :func:`split_domains` decides by: nearest domain of each image and distances, (b + K,).
+
+    Computed in one go, so that the host waits for the device once.
+    """
+    nearest, distance = nearest_domains(signatures, keys), domain_distance(signatures, keys)
+    return torch.cat([nearest.to(distance.dtype), distance])
+
+
+def nearest_domain(distance: Sequence[float], size: int, threshold: float) -> int | None:
+    """The domain that a group of images lies nearest to, or ``None`` if that lies too far.
+
+    ``distance`` are those of :func:`domain_distance` for a group of ``size`` images.
+    """
+    least = min(distance)
     # The mean of a small group strays far by chance: it must lie farther off to be new.
-    known = float(distance.min()) <= threshold * (1 + 3 / len(signatures))
-    return int(distance.argmin()) if known else None
+    return distance.index(least) if least <= threshold * (1 + 3 / size) else None
 
 
 def split_domains(
-    signatures: Tensor, keys: DomainKeys, threshold: float
+    signatures: Tensor, keys: DomainKeys, threshold: float, figures: Sequence[float]
 ) -> list[tuple[int | None, Tensor]]:
     """Domain and rows of the parts of a batch; ``None`` for a domain that is not known yet.
 
     Mostly one part: the whole batch belongs to the domain that lies nearest, if it lies within
     ``threshold``. Only where images choose between known domains, and their parts lie as far
-    apart as two domains do, is a batch split.
+    apart as two domains do, is a batch split. ``figures`` are those of :func:`batch_figures`.
     """
-    chosen = nearest_domains(signatures, keys)
-    choices = chosen.tolist()
-    rows = torch.arange(len(signatures), device=signatures.device)
-    least = max(MIXED, len(signatures) / 8)
+    b = len(signatures)
+    choices, distance = [int(domain) for domain in figures[:b]], figures[b:]
+    rows = torch.arange(b, device=signatures.device)
+    least = max(MIXED, b / 8)
     parts = [domain for domain in sorted(set(choices)) if choices.count(domain) >= least]
-    if len(parts) > 1 and _apart(signatures, chosen, parts, keys, threshold):
-        strays = ~torch.isin(chosen, torch.tensor(parts, device=chosen.device))
-        chosen = chosen.masked_fill(strays, max(parts, key=choices.count))
-        return [(domain, rows[chosen == domain]) for domain in parts]
-    return [(nearest_domain(signatures, keys, threshold), rows)]
+    if len(parts) > 1:
+        chosen = torch.tensor(choices, device=signatures.device)
+        if _apart(signatures, chosen, parts, keys, threshold):
+            strays = ~torch.isin(chosen, torch.tensor(parts, device=chosen.device))
+            chosen = chosen.masked_fill(strays, max(parts, key=choices.count))
+            return [(domain, rows[chosen == domain]) for domain in parts]
+    return [(nearest_domain(distance, b, threshold), rows)]
 
 
 def _apart(

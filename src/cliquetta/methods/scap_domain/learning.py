@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -10,10 +11,13 @@ from torch import Tensor
 from cliquetta.methods._shared.entropy import log_prob_entropy
 
 
-def certain_weights(count: int, confident_fraction: float) -> Tensor:
-    """Weights (count,), by rank of certainty, of a mean over the most certain images."""
-    kept = max(1, int(confident_fraction * count))
-    return (torch.arange(count) < kept).double() / kept
+def certain_weights(count: int, confident_fraction: Tensor) -> Tensor:
+    """Weights (count,), by rank of certainty, of a mean over the most certain images.
+
+    The fraction () is on the device, so that the host need not know it.
+    """
+    kept = (confident_fraction * count).floor().clamp_min(1)
+    return (torch.arange(count, device=kept.device) < kept).to(kept.dtype) / kept
 
 
 def domain_loss(logits: Tensor, target: Tensor, certain: Tensor, diversity: float) -> Tensor:
@@ -56,8 +60,13 @@ def arrange(confidence: Tensor) -> Tensor:
 
     A fixed permutation of the ranks of their confidence (b,): any stretch of it is a fair sample.
     """
-    spread = torch.randperm(len(confidence), generator=torch.Generator().manual_seed(0))
-    return confidence.argsort()[spread.to(confidence.device)]
+    return confidence.argsort().index_select(0, _permutation(len(confidence), confidence.device))
+
+
+@cache
+def _permutation(count: int, device: torch.device) -> Tensor:
+    """A fixed permutation; copied to the device once."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(0)).to(device)
 
 
 def ring(position: Tensor, count: int, size: int) -> tuple[Tensor, Tensor]:

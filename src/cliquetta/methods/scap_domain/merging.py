@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cliquetta.methods._shared.adam import Adam
 from cliquetta.methods.scap_domain.config import DomainSCAPConfig
-from cliquetta.methods.scap_domain.domains import DomainKeys, key_distance, merge_keys
+from cliquetta.methods.scap_domain.domains import KEYS, DomainKeys, key_distance, merge_keys
 from cliquetta.methods.scap_domain.learning import rate_decay
 
 State = Mapping[str, Tensor]
@@ -22,7 +22,6 @@ ADDED = (
     "abstained",
 )
 LARGEST = ("peak", "peak_images", "due")
-KEYS = ("key_count", "key_mean", "key_scatter")
 RINGS = {
     "window": ("window_hidden", "window_features"),
     "voters": ("voters", "votes", "plain_votes"),
@@ -51,7 +50,7 @@ def match_domains(states: Sequence[State], threshold: float, most: int) -> list[
             groups[nearest] = (merge_keys(joined, key), [*members, (state, place)])
         else:
             groups.append((key, [(state, place)]))
-    groups.sort(key=lambda group: -float(group[0].count))
+    groups.sort(key=lambda group: -float(group[0].images))
     return [members for _, members in groups[:most]]
 
 
@@ -91,7 +90,7 @@ def _merge_domain(
     key = DomainKeys(*(of(name)[:1] for name in KEYS))
     for one in range(1, len(members)):
         key = merge_keys(key, DomainKeys(*(of(name)[one : one + 1] for name in KEYS)))
-    for name, value in zip(KEYS, (key.count, key.mean, key.scatter), strict=True):
+    for name, value in zip(KEYS, key, strict=True):
         merged[name][place] = value[0]
     ages = [
         states[state]["last_met"][old] / states[state]["last_met"].max() for state, old in members

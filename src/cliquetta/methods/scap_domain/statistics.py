@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,16 +24,85 @@ COLLAPSED, DIVERSE, WATCHED = 0.95, 0.5, 128
 least the third number of images, and less than the second share of zero-shot CLIP's."""
 
 
-@dataclass(frozen=True)
-class Statistics:
-    """What zero-shot answers in a domain say about the domain."""
+class Counts(NamedTuple):
+    """What is counted of the zero-shot answers in a domain; names of the adapter's memory."""
+
+    counted: Tensor
+    """Images."""
+    answers: Tensor
+    """(N,): how often each class was the answer."""
+    class_mass: Tensor
+    """(N,): summed probabilities."""
+    confidence: Tensor
+    """Summed probabilities of the answers."""
+    entropy: Tensor
+    """Summed entropies."""
+    peak: Tensor
+    """(N,): largest probability in the open window."""
+    peak_images: Tensor
+    peak_sum: Tensor
+    """(N,): largest probabilities, summed over the windows that are full."""
+    peak_windows: Tensor
+
+    @classmethod
+    def load(cls, memory: Memory, domain: int) -> Counts:
+        """Those of a domain."""
+        return cls(*(memory[name][domain] for name in cls._fields))
+
+    def store(self, memory: Memory, domain: int) -> None:
+        """Replace those of a domain."""
+        for name, value in zip(self._fields, self, strict=True):
+            memory[name][domain] = value
+
+    def add(self, zero_shot: Tensor) -> Counts:
+        """With the answers (b, N) to a batch."""
+        peak = torch.maximum(self.peak, zero_shot.amax(dim=0))
+        images = self.peak_images + len(zero_shot)
+        full = images >= PEAK_WINDOW
+        return Counts(
+            self.counted + len(zero_shot),
+            self.answers + count_answers(zero_shot),
+            self.class_mass + zero_shot.sum(dim=0),
+            self.confidence + zero_shot.amax(dim=1).sum(),
+            self.entropy + _entropy(zero_shot).sum(),
+            torch.where(full, 0, peak),
+            torch.where(full, 0, images),
+            torch.where(full, self.peak_sum + peak, self.peak_sum),
+            self.peak_windows + full,
+        )
+
+
+class ClassStatistics(NamedTuple):
+    """What the counts of a domain say about its classes."""
 
     marginal: Tensor
     """Mean probability (N,) of every class."""
     present: Tensor
+    """(N,), see :func:`~cliquetta.methods.scap_domain.presence.presence`."""
+    confidence: Tensor
+    belief: Tensor
+
+
+def class_statistics(counts: Counts, config: DomainSCAPConfig) -> ClassStatistics:
+    """The statistics of a domain from its counts."""
+    counted, windows = counts.counted.clamp_min(1), counts.peak_windows
+    marginal, confidence = counts.class_mass / counted, counts.confidence / counted
+    peak = torch.where(windows > 0, counts.peak_sum / windows.clamp_min(1), counts.peak)
+    believed = belief(counts.answers, confidence, config)
+    return ClassStatistics(marginal, presence(marginal, peak), confidence, believed)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What zero-shot answers in a domain say about the domain, read by the host."""
+
+    marginal: Tensor
+    present: Tensor
     prior: Tensor
     """Estimated class frequencies (N,)."""
-    belief: float
+    belief: Tensor
+    trust: float
+    """The belief, as the host reads it."""
     confidence: float
     agreement: float | None
     """Share of similar images with the same answer, in earlier batches."""
@@ -43,74 +114,73 @@ class Statistics:
     """Whether that is too little to learn from."""
 
 
+class Recent(NamedTuple):
+    """What a domain's collapse is told by: similar images that agree, and recent answers (N,)."""
+
+    agreement: Tensor
+    recent_adapted: Tensor
+    recent_plain: Tensor
+
+    @classmethod
+    def load(cls, memory: Memory, domain: int) -> Recent:
+        """Those of a domain."""
+        return cls(*(memory[name][domain] for name in cls._fields))
+
+
+class Counted(NamedTuple):
+    """A domain after a batch, on the device."""
+
+    counts: Counts
+    marginal: Tensor
+    present: Tensor
+    prior: Tensor
+    belief: Tensor
+    figures: Tensor
+    """What the host reads, (5,): confidence, belief, agreement, information, and 1 if collapsed."""
+
+    def read(self, figures: Sequence[float], config: DomainSCAPConfig) -> tuple[Statistics, bool]:
+        """The statistics with the figures as the host has read them; whether answers collapsed."""
+        sure, taken, agreed, told, collapsed = figures
+        found = Statistics(
+            *(self.marginal, self.present, self.prior, self.belief),
+            trust=taken,
+            confidence=sure,
+            agreement=None if math.isnan(agreed) else agreed,
+            step_size=step_size(sure, config),
+            information=None if math.isnan(told) else told,
+            abstain=told < config.abstain_below,
+        )
+        return found, bool(collapsed)
+
+
 def count_batch(
-    memory: Memory, domain: int, zero_shot: Tensor, config: DomainSCAPConfig
-) -> tuple[Statistics, bool]:
-    """Count zero-shot answers (b, N) into a domain; what they say, and whether it collapsed."""
-    b = len(zero_shot)
-    agreement = memory["agreement"][domain] / memory["counted"][domain]
-    memory["counted"][domain] += b
-    memory["answers"][domain] += count_answers(zero_shot)
-    memory["class_mass"][domain] += zero_shot.sum(dim=0)
-    memory["confidence"][domain] += zero_shot.amax(dim=1).sum()
-    memory["entropy"][domain] += _entropy(zero_shot).sum()
-    peak = memory["peak"][domain]
-    torch.maximum(peak, zero_shot.amax(dim=0), out=peak)
-    memory["peak_images"][domain] += b
-    if memory["peak_images"][domain] >= PEAK_WINDOW:
-        memory["peak_sum"][domain] += peak
-        memory["peak_windows"][domain] += 1
-        peak.zero_()
-        memory["peak_images"][domain] = 0
-    marginal, present, confidence, believed = class_statistics(memory, domain, config)
+    counts: Counts, recent: Recent, zero_shot: Tensor, config: DomainSCAPConfig
+) -> Counted:
+    """Count zero-shot answers (b, N) into a domain, without waiting for the device."""
+    agreement = recent.agreement / counts.counted
+    counts = counts.add(zero_shot)
+    marginal, present, confidence, believed = class_statistics(counts, config)
     prior = class_prior(marginal, present, believed)
-    collapse = has_collapsed(memory, domain).to(confidence)
-    # One wait for the device instead of five.
-    sure, taken, agreed, collapsed, told = torch.stack(
-        [confidence, believed, agreement, collapse, information(memory, domain)]
-    ).tolist()
-    found = Statistics(
-        marginal,
-        present,
-        prior,
-        belief=taken,
-        confidence=sure,
-        agreement=None if math.isnan(agreed) else agreed,
-        step_size=step_size(sure, config),
-        information=None if math.isnan(told) else told,
-        abstain=told < config.abstain_below,
-    )
-    return found, bool(collapsed)
+    collapse = has_collapsed(recent.recent_adapted, recent.recent_plain)
+    told = information(counts)
+    figures = torch.stack([confidence, believed, agreement, told, collapse.to(confidence)])
+    return Counted(counts, marginal, present, prior, believed, figures)
 
 
-def information(memory: Memory, domain: int) -> Tensor:
+def information(counts: Counts) -> Tensor:
     """Share () of the entropy of a domain's zero-shot answers that its images explain.
 
     With p the answer to an image, (H(mean p) - mean H(p)) / H(mean p): 0 if every image gets the
     same answer, as images do of which CLIP makes nothing; 1 if every answer is certain and they
     differ. NaN before ``TOLD_FROM`` images, since few explain too much or, one alone, nothing.
     """
-    counted = memory["counted"][domain]
-    total = _entropy(memory["class_mass"][domain] / counted).clamp_min(1e-8)
-    share = 1 - memory["entropy"][domain] / counted / total
-    return torch.where(counted < TOLD_FROM, torch.nan, share)
+    total = _entropy(counts.class_mass / counts.counted).clamp_min(1e-8)
+    share = 1 - counts.entropy / counts.counted / total
+    return torch.where(counts.counted < TOLD_FROM, torch.nan, share)
 
 
 def _entropy(p: Tensor) -> Tensor:
     return log_prob_entropy(p.clamp_min(1e-8).log())
-
-
-def class_statistics(
-    memory: Memory, domain: int, config: DomainSCAPConfig
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Marginal and presence (N,), confidence and belief () of what a domain has counted."""
-    windows = int(memory["peak_windows"][domain])
-    counted = memory["counted"][domain].clamp_min(1)
-    marginal = memory["class_mass"][domain] / counted
-    confidence = memory["confidence"][domain] / counted
-    peak = memory["peak_sum"][domain] / windows if windows else memory["peak"][domain]
-    believed = belief(memory["answers"][domain], confidence, config)
-    return marginal, presence(marginal, peak), confidence, believed
 
 
 def step_size(confidence: float, config: DomainSCAPConfig) -> float:
@@ -126,10 +196,8 @@ def watch_answers(memory: Memory, domain: int, p: Tensor, zero_shot: Tensor) -> 
         recent.mul_(0.5 ** (len(p) / WATCHED)).add_(count_answers(answers))
 
 
-def has_collapsed(memory: Memory, domain: int) -> Tensor:
-    """Whether recent answers are one class where zero-shot CLIP's are several."""
-    adapted, plain = memory["recent_adapted"][domain], memory["recent_plain"][domain]
-    total = adapted.sum()
-    top = adapted.argmax()
-    one_class = adapted[top] > COLLAPSED * total
-    return (total >= WATCHED) & one_class & (plain[top] < DIVERSE * plain.sum())
+def has_collapsed(adapted: Tensor, plain: Tensor) -> Tensor:
+    """Whether recent answers (N,) are one class where zero-shot CLIP's are several."""
+    total, most = adapted.sum(), adapted.amax()
+    of_plain = plain.gather(0, adapted.argmax(dim=0, keepdim=True))[0]
+    return (total >= WATCHED) & (most > COLLAPSED * total) & (of_plain < DIVERSE * plain.sum())
