@@ -145,7 +145,9 @@ def test_killed_stopped_and_restarted_replicas_lose_nothing(
 ) -> None:
     draw = random.Random(0)
     with cluster(tmp_path, tiny_clip, "--replicas", "3") as (server, address):
-        loads = [LoneLoad(address, number, "tent") for number in range(6)]
+        # a small state, written whole, and a large one, written as changes
+        methods = ["tent", "scap_domain"] * 3
+        loads = [LoneLoad(address, number, method) for number, method in enumerate(methods)]
 
         def moved_on() -> None:
             before = [len(one.answers) for one in loads]
@@ -173,8 +175,8 @@ def test_killed_stopped_and_restarted_replicas_lose_nothing(
         wait_for(lambda: len(replica_pids(server)) == 3 and not old & set(replica_pids(server)))
         moved_on()
         assert sum(len(one.answers) for one in loads) > 50
-        for one in loads:
-            one.finish(tiny_clip, "tent")
+        for one, method in zip(loads, methods, strict=True):
+            one.finish(tiny_clip, method)
         text = httpx.get(f"{address}/metrics").text
         assert 'cliquetta_images_total{replica="' in text
     where = ["--state-dir", str(tmp_path / "sessions")]

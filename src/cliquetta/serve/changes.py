@@ -21,7 +21,7 @@ from cliquetta.errors import UserError
 from cliquetta.methods._shared.state import EXTRA, MEMORY
 from cliquetta.tensor_file import pack, unpack
 
-SMALLEST = 2**18
+SMALLEST = 2**17
 """Memories of fewer bytes are written whole: that costs no more than a change."""
 LONGEST = 128
 """Changes after a whole file, at most; all of them are read when the session is restored."""
