@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
+import cliquetta
 from cliquetta.methods._shared.config_fields import config_fields
 from cliquetta.methods.registry import list_methods
 from tests._helpers.running import Run
@@ -42,7 +43,7 @@ def test_help_does_not_load_torch() -> None:
 
 
 def test_version(run: Run) -> None:
-    assert run("--version").stdout.startswith("cliquetta ")
+    assert run("--version").stdout == f"cliquetta {cliquetta.__version__}\n"
 
 
 def test_models_are_listed_and_filtered(run: Run) -> None:

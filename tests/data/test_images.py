@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pillow_heif
 import pytest
-from PIL import Image
+from PIL import Image, features
 
 from cliquetta.data.images import ImageError, open_image
 
@@ -193,3 +193,11 @@ def test_heif_is_read_as_pillow_heif_wrote_it() -> None:
     pillow_heif.from_pillow(Image.fromarray(pixels)).save(data, quality=95)
     found = np.asarray(open_image(data.getvalue())).astype(float)
     assert found.shape == pixels.shape and np.abs(found - pixels).mean() < 2
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="this Pillow reads no AVIF")
+def test_avif_is_read_as_pillow_wrote_it() -> None:
+    pixels = np.zeros((40, 60, 3), np.uint8)
+    pixels[:, :30], pixels[:, 30:] = (200, 30, 40), (20, 160, 220)
+    found = np.asarray(open_image(saved(Image.fromarray(pixels), "AVIF"))).astype(float)
+    assert found.shape == pixels.shape and np.abs(found - pixels).mean() < 3

@@ -21,11 +21,12 @@ from cliquetta.evaluation.record import Record
 from cliquetta.evaluation.sweep import RunContext
 from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.clip import CLIP
+from cliquetta.model.factory import MICRO_NOTE
 from cliquetta.report.evidence_section import Amounts, evidence_section
 from cliquetta.report.gallery import changed_tiles, clique_cards
 from cliquetta.report.markup import Figures
 from cliquetta.report.page import Choices, build_page, unlearned_text
-from cliquetta.report.runs import load_runs, shown_groups
+from cliquetta.report.runs import load_runs
 from cliquetta.report.sections import headline
 from tests._helpers.made_runs import NAMES, make_run
 
@@ -169,6 +170,7 @@ def test_several_runs_are_compared(tmp_path: Path) -> None:
     page = build_page(runs, unfinished)
     text = Reader(page.html).text
     assert "4 methods on toy@fog:3" in text and "1 unfinished run left out" in text
+    assert MICRO_NOTE in text
     assert text.count("tda") > 2
     assert "scap changed 12 of 32 answers: 12 from wrong to right, 0 from right to wrong" in text
     assert "gain of 37.50 points (p = 0.00049)" in text  # 2 ** -11
@@ -176,7 +178,7 @@ def test_several_runs_are_compared(tmp_path: Path) -> None:
 
 
 def cards_of(folder: Path) -> list[tuple[str, str]]:
-    html = headline(shown_groups(load_runs([folder])[0]))
+    html = headline(load_runs([folder])[0])
     return re.findall(r"<li><b>([^<]*)</b><span>([^<]*)</span>", html)
 
 
@@ -195,9 +197,21 @@ def test_figures_of_a_few_methods_head_the_page(tmp_path: Path) -> None:
     assert cards_of(tmp_path) == []  # tent did not see all images
     make_run(tmp_path, "tent", LABELS, ADAPTED, dataset="toy@contrast:3")
     assert cards_of(tmp_path) == [*alone, ("50.0 %", "right with tent")]
-    text = Reader(headline(shown_groups(load_runs([tmp_path])[0]))).text
+    text = Reader(headline(load_runs([tmp_path])[0])).text
     assert "scap changed 24 of 64 answers: 24 from wrong to right" in text
     assert "tent changed 32 of 64 answers: 8 from wrong to right, 16 from right to wrong" in text
+
+
+def test_all_seeds_count_in_the_figures_that_head_the_page(tmp_path: Path) -> None:
+    for seed, answers in enumerate((LABELS, PLAIN)):
+        make_run(tmp_path, "zero_shot", LABELS, PLAIN, seed=seed)
+        make_run(tmp_path, "scap", LABELS, answers, seed=seed)
+    right = sum(a == b for a, b in zip(LABELS, PLAIN, strict=True)) / len(LABELS)
+    assert cards_of(tmp_path)[:2] == [
+        (f"{100 * right:.1f} %", "right with zero_shot"),
+        (f"{50 * (1 + right):.1f} %", "right with scap"),
+    ]
+    assert cards_of(tmp_path)[2][1] == f"of {2 * len(LABELS)} answers changed"
 
 
 def test_domain_prompts_are_described_without_cliques(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def _document(
     level: _Level,
 ) -> str:
     """The page at one level of detail."""
-    sections: list[tuple[str, str]] = [("Results", headline(groups) + results(runs))]
+    sections: list[tuple[str, str]] = [("Results", headline(runs) + results(runs))]
     shown = left_out = 0
     for place, group in enumerate(groups):
         body = group_section(group, figures, draw=place < level.drawn)

@@ -16,7 +16,7 @@ from cliquetta.report.curves import curve_figure
 from cliquetta.report.markup import Figures, cards, count, details, esc, number, table
 from cliquetta.report.reliability import PANELS, reliability_figure
 from cliquetta.report.repeat import repeat_command
-from cliquetta.report.runs import BASELINE, Group, ReportedRun
+from cliquetta.report.runs import BASELINE, Group, ReportedRun, shown_groups
 from cliquetta.report.stream import accuracy_so_far, stream_figure
 
 _MOVES = 8
@@ -68,11 +68,16 @@ def _result_row(column: str, row: str, cell: Cell) -> list[str]:
     ]
 
 
-def headline(groups: Sequence[Group]) -> str:
+def headline(runs: Sequence[ReportedRun]) -> str:
     """The figures to read first: of one method what it changed, of a few how often each is right.
 
-    Nothing for many methods, or where not all of them saw the same images.
+    All seeds count, as in the table below. Nothing for many methods, or where not all of them saw
+    the same images.
     """
+    by_seed: dict[int, list[ReportedRun]] = {}
+    for run in runs:
+        by_seed.setdefault(run.record.seed, []).append(run)
+    groups = [group for members in by_seed.values() for group in shown_groups(members)]
     answers = [_answers(group) for group in groups if group.baseline and group.adapted]
     plain, *methods = answers[0] if answers else (BASELINE,)
     if not 1 <= len(methods) <= _CARDS or any(each.keys() != answers[0].keys() for each in answers):
