@@ -25,6 +25,11 @@ from cliquetta.data.dataset import OUTSIDE
 from cliquetta.evaluation.grid import RunSpec
 from cliquetta.evaluation.metrics import Metrics, auroc, fpr95
 from cliquetta.evaluation.sweep import RunContext
+from cliquetta.methods._shared.calibration import (
+    count_confidences,
+    find_temperature,
+    no_confidences,
+)
 from cliquetta.methods._shared.rejection import SHARE, empty_window, reject
 from cliquetta.types import Batch, Rejection
 
@@ -115,6 +120,20 @@ def best_balance(known: Tensor, outside: Tensor) -> float:
     return float(max(right)) / 2
 
 
+def calibrate(logits: Tensor, zero_shot: Tensor, batch: int = 64) -> Tensor:
+    """The scaled logits of a run over the stream."""
+    sums, found = no_confidences(), []
+    for part, plain in zip(logits.split(batch), zero_shot.split(batch), strict=True):
+        sums = count_confidences(sums, part, plain.softmax(dim=1))
+        found.append(part / find_temperature(sums))
+    return torch.cat(found)
+
+
+def title(case: Case) -> str:
+    """The stream as tables name it."""
+    return case.name.rpartition(" ")[0] + f" ({case.role})" * (case.role == "report")
+
+
 def tell(found: dict[Case, dict[str, Tensor]], methods: list[str]) -> None:
     """Print the tables."""
     print("\n## Images of classes that are not in the list\n")
@@ -141,14 +160,19 @@ def tell(found: dict[Case, dict[str, Tensor]], methods: list[str]) -> None:
                 best_balance(score[known], score[outside]),
             ]
             cells = [f"{100 * float(figure):.1f}" for figure in figures]
-            name = case.name.removesuffix(" open") + f" ({case.role})" * (case.role == "report")
-            print(f"| {name} | {method} | {' | '.join(cells)} |")
-    print("\n## ECE where all images are of the list\n")
-    print(f"| stream | {' | '.join(methods)} |\n|---|{'--:|' * len(methods)}")
+            print(f"| {title(case)} | {method} | {' | '.join(cells)} |")
+    print("\n## ECE where all images are of the list, as it is and calibrated\n")
+    adapted = [method for method in methods if method != "zero_shot"]
+    heads = ["stream", "zero_shot", *(f"{m}{c}" for m in adapted for c in ("", ", calibrated"))]
+    print(f"| {' | '.join(heads)} |\n|---{'|--:' * (len(heads) - 1)}|")
     for case, kept in found.items():
         if case.name.endswith("closed"):
-            errors = [calibration_error(kept[method], kept["labels"]) for method in methods]
-            print(f"| {case.name[:-7]} | {' | '.join(f'{e:.1f}' for e in errors)} |")
+            zero_shot, labels = kept["zero_shot"], kept["labels"]
+            answers = [zero_shot]
+            for method in adapted:
+                answers += [kept[method], calibrate(kept[method], zero_shot)]
+            errors = [f"{calibration_error(logits, labels):.1f}" for logits in answers]
+            print(f"| {title(case)} | {' | '.join(errors)} |")
 
 
 def main() -> None:
