@@ -104,11 +104,11 @@ def calibration_error(logits: Tensor, labels: Tensor) -> float:
     return float(metrics.compute()["ece"])
 
 
-def decide(logits: Tensor, batch: int = 64) -> Rejection:
+def decide(logits: Tensor, zero_shot: Tensor, batch: int = 64) -> Rejection:
     """The decisions of a run over the stream."""
     window, found = empty_window(), []
-    for part in torch.split(logits, batch):
-        one, window = reject(part, window, SHARE)
+    for part, plain in zip(logits.split(batch), zero_shot.split(batch), strict=True):
+        one, window = reject(part, plain, window, SHARE)
         found.append(one)
     return Rejection(torch.cat([f.score for f in found]), torch.cat([f.rejected for f in found]))
 
@@ -146,7 +146,7 @@ def tell(found: dict[Case, dict[str, Tensor]], methods: list[str]) -> None:
         for method in methods if case.name.endswith("open") else ():
             logits = kept[method]
             sure = logits.softmax(dim=1).amax(dim=1)
-            score, rejected = decide(logits)
+            score, rejected = decide(logits, kept["zero_shot"])
             right = (logits.argmax(dim=1) == labels)[known].double().mean()
             told = rejected[outside].double().mean(), rejected[known].double().mean()
             figures: list[float | Tensor] = [

@@ -70,8 +70,8 @@ def pipeline(
         dtype: Precision of its weights.
         seed: Of the method's random draws and of views.
         batch_size: Images that are predicted, and learned from, at once.
-        reject: Name images of none of the labels, about this share of them, such as 0.75: answers
-            then have ``rejected`` and ``rejection_score``.
+        reject: Name images of none of the labels: how many of them to look for, such as 0.9.
+            Answers then have ``rejected`` and ``rejection_score``.
         calibrate: Scale scores by a temperature that the images set without labels.
         allow_urls: Fetch images that are named by an ``http(s)`` URL.
         url_seconds: Time that one of these may take.

@@ -98,18 +98,29 @@ def test_images_of_no_class_are_rejected_at_about_the_share_that_was_asked_for()
     order = torch.randperm(4000, generator=generator)
     window, rejected = empty_window(), []
     for rows in order.split(64):
-        found, window = reject(logits[rows], window, 0.75)
+        found, window = reject(logits[rows], logits[rows], window, 0.75)
         rejected.append(found.rejected)
     said = torch.cat(rejected)[order.argsort()]
     assert float(said[truth >= 4].float().mean()) == pytest.approx(0.75, abs=0.1)
     assert float(said[truth < 4].float().mean()) < 0.02
 
 
+def test_the_score_is_the_mean_of_the_methods_and_of_zero_shots() -> None:
+    generator = torch.Generator().manual_seed(0)
+    adapted, plain = (20 * torch.randn(9, 5, generator=generator) for _ in range(2))
+    found, window = reject(adapted, plain, empty_window(), 0.5)
+    score = (rejection_score(adapted) + rejection_score(plain)) / 2
+    torch.testing.assert_close(found.score, score)
+    left_out = (left_out_score(adapted) + left_out_score(plain)) / 2
+    torch.testing.assert_close(window[-9:], left_out)
+    assert torch.equal(found.rejected, score > left_out.median())
+
+
 def test_the_window_holds_the_latest_images_only() -> None:
     logits = 20 * torch.randn(WINDOW + 100, 4, generator=torch.Generator().manual_seed(0))
     window = empty_window()
     for part in logits.split(33):
-        _, window = reject(part, window, 0.5)
+        _, window = reject(part, part, window, 0.5)
     torch.testing.assert_close(window, left_out_score(logits)[-WINDOW:])
 
 

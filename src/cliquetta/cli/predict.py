@@ -44,7 +44,7 @@ cliquetta predict tuesday/ --classes names.txt --state camera.safetensors --froz
 
 cliquetta predict photos/ --classes names.txt --method zero_shot,scap_domain,tda
 
-cliquetta predict photos/ --classes names.txt --reject 0.75
+cliquetta predict photos/ --classes names.txt --reject 0.9
 
 cliquetta predict --features photos.npz --text-features classes.npz --method tda
 
@@ -116,8 +116,8 @@ def predict(
     reject: Annotated[
         float | None,
         typer.Option(
-            help="Name images of none of the classes in a column `rejected`: about this share of "
-            "them, such as 0.75."
+            help="Name images of none of the classes in a column `rejected`: how many of them to "
+            "look for, between 0 and 1, such as 0.9."
         ),
     ] = None,
     calibrate: Annotated[

@@ -23,7 +23,7 @@ class Answers:
     multi_label: float | None = None
     """If given, classes are scored independently, by sigmoids, and all that reach it are listed."""
     reject: float | None = None
-    """If given, images of none of the classes are named: about this share of them."""
+    """If given, images of none of the classes are named: how many to look for."""
     calibrate: bool = False
     """Whether probabilities are those of calibrated logits."""
 

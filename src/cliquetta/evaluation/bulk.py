@@ -94,9 +94,9 @@ def predict(
         all_probabilities: Give the probability of every class, too.
         multi_label: Score classes independently (sigmoid models such as SigLIP only) and list all
             whose probability is at least this.
-        reject: Name images that are of none of the classes, about this share of them; 0.75 is a
-            good start. The limit comes from the images themselves, without labels, and is a part
-            of ``state``.
+        reject: Name images of none of the classes: how many of them to look for, between 0 and 1;
+            0.9 is a good start. The limit comes from the images themselves, without labels, and
+            is a part of ``state``.
         calibrate: Scale probabilities by a temperature that the stream sets without labels; it is
             a part of ``state``, too.
         workers: Threads that decode images.

@@ -160,12 +160,8 @@ class Adapter(ABC):
         before = self.memory.snapshot(copied=self.in_place)
         try:
             prediction = predict()
-            if self.reject_share is not None:
-                rejection = self._reject(prediction.logits, self.reject_share)
-                prediction = replace(prediction, rejection=rejection)
-            if self.calibrated:
-                logits = self._calibrate(prediction.logits, encode)
-                prediction = replace(prediction, logits=logits)
+            if self.reject_share is not None or self.calibrated:
+                prediction = self._compare(prediction, encode)
             if not all_finite([prediction.logits, *self.memory.changed(before)]):
                 raise NonFiniteError(
                     f"{type(self).__name__} gave or learned numbers that are not finite: lower its "
@@ -182,9 +178,12 @@ class Adapter(ABC):
         The limit comes from the images of the stream, each with its answer left out of the class
         list. It is a part of the state: what is saved, restored, merged and reset is this, too.
 
+        A plain forward pass per image is added.
+
         Args:
-            share: Share of the images of no class that is to be rejected, above 0 and below 1.
-                The higher it is, the more images of the classes are rejected as well.
+            share: How many images of no class to reject, above 0 and below 1: the share of those
+                with their answer left out. The higher it is, the more images of the classes are
+                rejected as well.
 
         Raises:
             UserError: Another share, or fewer than three classes.
@@ -193,7 +192,7 @@ class Adapter(ABC):
         if not 0 < share < 1:
             raise UserError(
                 f"the share of images of no class to reject is above 0 and below 1, got {share}: "
-                f"{SHARE} rejects three of four"
+                f"{SHARE} is a good start"
             )
         if len(self.prompts) < 3:
             raise UserError(
@@ -217,16 +216,27 @@ class Adapter(ABC):
         if name not in self.memory:
             self.memory.declare(name, _OPTIONAL[name]().to(self.model.device))
 
-    def _reject(self, logits: Tensor, share: float) -> Rejection:
+    @torch.no_grad()
+    def _compare(self, prediction: Prediction, encode: Callable[[], Tensor]) -> Prediction:
+        """The prediction beside that of plain CLIP: with rejections, at another temperature."""
+        logits = prediction.logits
+        zero_shot = self.model.scale * encode() @ self.zero_shot_classifier.T
+        if self.reject_share is not None:
+            rejection = self._reject(logits, zero_shot, self.reject_share)
+            prediction = replace(prediction, rejection=rejection)
+        if self.calibrated:
+            prediction = replace(prediction, logits=self._calibrate(logits, zero_shot))
+        return prediction
+
+    def _reject(self, logits: Tensor, zero_shot: Tensor, share: float) -> Rejection:
         """The images that are rejected; the limit learns from them."""
-        rejection, self.memory[LEFT_OUT] = reject(logits, self.memory[LEFT_OUT], share)
+        window = self.memory[LEFT_OUT]
+        rejection, self.memory[LEFT_OUT] = reject(logits, zero_shot, window, share)
         return rejection
 
-    @torch.no_grad()
-    def _calibrate(self, logits: Tensor, encode: Callable[[], Tensor]) -> Tensor:
+    def _calibrate(self, logits: Tensor, zero_shot: Tensor) -> Tensor:
         """Logits at the temperature of the stream, which learns from them."""
-        zero_shot = (self.model.scale * encode() @ self.zero_shot_classifier.T).softmax(dim=1)
-        sums = count_confidences(self.memory[CONFIDENCES], logits, zero_shot)
+        sums = count_confidences(self.memory[CONFIDENCES], logits, zero_shot.softmax(dim=1))
         self.memory[CONFIDENCES] = sums
         return logits / find_temperature(sums).to(logits)
 

@@ -70,7 +70,7 @@ class SessionRequest(_Model):
     seed: Annotated[int, Field(ge=0, le=2**53)] = 0
     """For the method and augmented views; JSON readers are not exact beyond 2**53."""
     reject: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Name images of none of the classes, about this share of them, such as 0.75."""
+    """Name images of none of the classes: how many of them to look for, such as 0.9."""
     calibrate: bool = False
     """Scale probabilities by a temperature that needs no labels."""
 
@@ -99,7 +99,7 @@ class SessionInfo(_Model):
     """The method's config in full."""
     seed: int
     reject: float | None = None
-    """Share of the images of none of the classes that is to be named."""
+    """As it was asked for."""
     calibrate: bool = False
     """Whether probabilities are scaled."""
     created: str

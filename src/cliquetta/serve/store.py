@@ -68,7 +68,7 @@ class SessionSpec:
     templates: tuple[str, ...]
     seed: int
     reject: float | None = None
-    """Share of the images of none of the classes that is to be named."""
+    """How many images of none of the classes to look for."""
     calibrate: bool = False
     """Whether probabilities are scaled."""
 

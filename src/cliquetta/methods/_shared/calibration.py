@@ -15,8 +15,8 @@ from torch import Tensor
 
 TEMPERATURES = tuple(float(t) for t in torch.logspace(math.log10(0.2), math.log10(5), 33))
 """At which confidences are counted; the temperature is between the first and the last."""
-HALF_LIFE = 1024
-"""Images after which an image counts half."""
+HALF_LIFE = 16
+"""Images after which an image counts half: methods change their answers as fast as they learn."""
 CONFIDENCES = "confidences"
 """The sums in a method's memory."""
 

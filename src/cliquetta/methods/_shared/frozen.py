@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -50,10 +50,10 @@ class FrozenAdapter(Adapter):
             )
         self.memory[name] = source.memory[name]
 
-    def _reject(self, logits: Tensor, share: float) -> Rejection:
-        return reject(logits, self.memory[LEFT_OUT], share, learn=False)[0]
+    def _reject(self, logits: Tensor, zero_shot: Tensor, share: float) -> Rejection:
+        return reject(logits, zero_shot, self.memory[LEFT_OUT], share, learn=False)[0]
 
-    def _calibrate(self, logits: Tensor, encode: Callable[[], Tensor]) -> Tensor:
+    def _calibrate(self, logits: Tensor, zero_shot: Tensor) -> Tensor:
         return logits / find_temperature(self.memory[CONFIDENCES]).to(logits)
 
     @torch.no_grad()

@@ -1,5 +1,8 @@
 """Images of none of the classes: how unsure an answer is, and from where on that is too much.
 
+Both the method and zero-shot CLIP are asked how unsure they are, and the mean counts: adaptation
+draws images of no class to the classes, zero-shot CLIP does not follow the domain.
+
 The limit needs no labels. Leave an image's answer out of the class list: what remains does not
 name it, so that its score among the remaining classes is one that an image of no class has. The
 limit is the score that a wanted share of these exceeds.
@@ -19,8 +22,8 @@ from cliquetta.types import Rejection
 SOFTENING = 10.0
 """Logits are divided by it: which classes come second and third then counts, too, not only how far
 the first one is ahead."""
-SHARE = 0.75
-"""Share of the images of no class that is to be rejected."""
+SHARE = 0.9
+"""Share of the left-out scores that exceed the limit."""
 WINDOW = 1024
 """Images that the limit is taken from, the latest ones."""
 LEFT_OUT = "left_out_scores"
@@ -43,12 +46,16 @@ def empty_window() -> Tensor:
 
 
 def reject(
-    logits: Tensor, window: Tensor, share: float, *, learn: bool = True
+    logits: Tensor, zero_shot: Tensor, window: Tensor, share: float, *, learn: bool = True
 ) -> tuple[Rejection, Tensor]:
-    """Which images (B, N) are of none of the classes, and the window with these images in it."""
+    """Which images are of none of the classes, and the window with these images in it.
+
+    ``logits`` (B, N) are those of a method, ``zero_shot`` (B, N) those of plain CLIP.
+    """
+    score = (rejection_score(logits) + rejection_score(zero_shot)) / 2
     if learn:
-        window = torch.cat([window, left_out_score(logits)])[-WINDOW:]
-    score = rejection_score(logits)
+        left_out = (left_out_score(logits) + left_out_score(zero_shot)) / 2
+        window = torch.cat([window, left_out])[-WINDOW:]
     return Rejection(score, score > rejection_limit(window, share)), window
 
 
