@@ -31,8 +31,6 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # The field as it stands in a file: JSON inside the JSON of a safetensors header. Texts of clients
 # are escaped once more, so that none of them can look like it.
 SEAL = re.compile(rb'(\\"checksum\\": \\")([0-9a-f]{64})\\"')
-
-
 UNSEALED = b"0" * 64
 """What stands in that field while its file is hashed."""
 
