@@ -167,7 +167,8 @@ def serve_replicas(
     """
     check_binding(host, settings.tokens)
     url = str(where) if "://" in str(where) else str(Path(where).resolve())
-    cores = max(os.cpu_count() or 1, math.ceil(plan.most * plan.cpus))
+    # room for one more: the process of one that hangs may keep its share when it is replaced
+    cores = max(os.cpu_count() or 1, math.ceil((plan.most + 1) * plan.cpus))
     with (
         logging_as(log_format),
         SharedStore.open(url),
