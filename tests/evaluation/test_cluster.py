@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cliquetta.cli.main import app
-from cliquetta.evaluation.cluster import RayExecutor, connected
+from cliquetta.evaluation.cluster import END_HUNG, RayExecutor, connected
 from cliquetta.evaluation.grid import RunSpec
 from cliquetta.evaluation.predictions import PREDICTIONS
 from cliquetta.evaluation.progress_actor import Board, Report
@@ -148,7 +148,7 @@ def test_workers_have_the_priority_and_wait_policy_of_the_command(
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     monkeypatch.delenv("RAY_worker_niceness", raising=False)
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
-    for name in ("GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
+    for name in ("GOMP_SPINCOUNT", "KMP_BLOCKTIME", END_HUNG):
         monkeypatch.delenv(name, raising=False)
     with connected(address):
         niceness = os.environ.pop("RAY_worker_niceness", None)

@@ -32,8 +32,9 @@ LOCAL = "local"
 FINAL = (ValueError, KeyError, TypeError, ImportError)
 """Errors that a second attempt would only repeat: bad names, bad settings, missing packages."""
 REPORT_SECONDS = 0.5
-_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
-"""How threads wait for each other; commands set it (:mod:`cliquetta.cli`)."""
+END_HUNG = "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS"
+_PASSED_ON = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", END_HUNG)
+"""How threads wait for each other (commands set it: :mod:`cliquetta.cli`), and what Serve does."""
 
 _log = logging.getLogger(__name__)
 
@@ -221,8 +222,8 @@ def connected(address: str, cores: int | None = None, *, extra: str = "ray") -> 
     if address == LOCAL:  # workers inherit the environment; Ray's 15 starves them on a busy machine
         os.environ.setdefault("RAY_worker_niceness", "0")
     else:
-        waiting = {name: os.environ[name] for name in _WAITING if name in os.environ}
-        options = {"runtime_env": {"env_vars": waiting}} if waiting else {}
+        known = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        options = {"runtime_env": {"env_vars": known}} if known else {}
     ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
     try:
         yield ray

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from cliquetta.errors import UserError
-from cliquetta.evaluation.cluster import LOCAL, connected
+from cliquetta.evaluation.cluster import END_HUNG, LOCAL, connected
 from cliquetta.model.factory import create_model, pick_device
 from cliquetta.serve.asgi import create_app
 from cliquetta.serve.auth import check_binding
@@ -167,7 +167,9 @@ def serve_replicas(
     """
     check_binding(host, settings.tokens)
     url = str(where) if "://" in str(where) else str(Path(where).resolve())
-    # room for one more: the process of one that hangs may keep its share when it is replaced
+    # One that hangs is ended at once, else Serve waits as long as for one that ends its work; and
+    # there is room for one more, as its process may keep its share when it is replaced.
+    os.environ.setdefault(END_HUNG, "1")
     cores = max(os.cpu_count() or 1, math.ceil((plan.most + 1) * plan.cpus))
     with (
         logging_as(log_format),
