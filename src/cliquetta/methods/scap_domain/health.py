@@ -1,8 +1,8 @@
 """How adaptation is doing, and whether it is likely to help: figures without labels.
 
-On the development streams no such figure told streams that gained from the few that lost
-(docs/research/domain-prompt.md): the verdict says how much there is to gain and when to look
-twice, and is no promise.
+On the development streams they told how much there was to gain and where zero-shot CLIP makes
+nothing of the images, but not where it is sure and wrong (docs/research/domain-prompt.md): the
+verdict is no promise.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-LITTLE_TO_GAIN = 0.85
+LITTLE_TO_GAIN = 0.89
 """Mean zero-shot confidence from which adaptation hardly changes answers."""
 NEAR_CHANCE = 0.25
 """Share of neighbours with the same zero-shot answer below which that answer says little."""
