@@ -59,7 +59,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model = create_model("micro", device=given.device)
     print(f"{datetime.now(timezone.utc):%Y-%m-%d} micro, {vars(given)}")
-    print("stream images zero-shot gain confidence information verdict right")
+    print("stream images zero-shot gain confidence belief information verdict right")
     found: Counter[bool] = Counter()
     for id, order in [(id, {}) for id in given.datasets] or bundled_streams():
         dataset = get_dataset(id)
@@ -77,7 +77,8 @@ def main() -> None:
         accuracy, after = (100 * right / images).tolist()
         verdict, gain = str(figures["verdict"]), after - accuracy
         found[is_right(verdict, gain)] += 1
-        shown = [f"{figures.get(name, float('nan')):.2f}" for name in ("confidence", "information")]
+        told = ("confidence", "belief", "information")
+        shown = [f"{figures.get(name, float('nan')):.3f}" for name in told]
         name = f"{id} {order['order']}" if order else id
         print(f"{name:36} {images:5} {accuracy:6.2f} {gain:+6.2f}", *shown, verdict,
               "yes" if is_right(verdict, gain) else "NO", flush=True)  # fmt: skip

@@ -332,14 +332,17 @@ def test_evidence_tells_how_adaptation_is_doing() -> None:
 @pytest.mark.parametrize(
     ("figures", "expected"),
     [
-        ((0.6, 0.5, 0), "adapt"),
-        ((0.6, None, 0), "adapt"),
-        ((0.9, 0.8, 0), "little to gain"),
-        ((0.6, 0.1, 0), "careful"),
-        ((0.9, 0.8, 1), "careful"),
+        ((0.6, 0.0, 0.5, 0), "adapt"),
+        ((0.6, 0.0, None, 0), "adapt"),
+        ((0.92, 0.1, 0.8, 0), "little to gain"),
+        ((0.92, 0.5, 0.8, 0), "adapt"),
+        ((0.6, 0.0, 0.1, 0), "careful"),
+        ((0.92, 0.0, 0.8, 1), "careful"),
     ],
 )
-def test_the_verdict_by_hand(figures: tuple[float, float | None, int], expected: str) -> None:
+def test_the_verdict_by_hand(
+    figures: tuple[float, float, float | None, int], expected: str
+) -> None:
     assert verdict(*figures) == expected
     assert verdict(*figures, abstain=True) == "abstain"
 

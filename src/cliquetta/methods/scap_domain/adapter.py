@@ -320,7 +320,9 @@ class DomainSCAP(Adapter):
             "information": stats.information,
             "restarts": restarts,
             "abstained": abstained,
-            "verdict": verdict(stats.confidence, stats.agreement, restarts, abstain=stats.abstain),
+            "verdict": verdict(
+                stats.confidence, stats.trust, stats.agreement, restarts, abstain=stats.abstain
+            ),
         }
         logits = (voted / voted.sum(dim=1, keepdim=True)).clamp_min(1e-12).log()
         return Prediction(logits.float(), evidence)

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-LITTLE_TO_GAIN = 0.89
-"""Mean zero-shot confidence from which adaptation hardly changes answers."""
+LITTLE_TO_GAIN, FEW_CLASSES = 0.9, 0.25
+"""Mean zero-shot confidence from which adaptation hardly changes answers, unless classes are taken
+to be missing with at least this belief: where few occur, sure answers gain as well."""
 NEAR_CHANCE = 0.25
 """Share of neighbours with the same zero-shot answer below which that answer says little."""
 FIGURES = ("belief", "confidence", "step_size", "agreement", "information", "changed", "distance")
@@ -19,12 +20,18 @@ COUNTS = ("domain", "domains_in_batch", "restarts", "abstained")
 
 
 def verdict(
-    confidence: float, agreement: float | None, restarts: int, *, abstain: bool = False
+    confidence: float,
+    belief: float,
+    agreement: float | None,
+    restarts: int,
+    *,
+    abstain: bool = False,
 ) -> str:
     """``adapt``, ``careful`` (check with labelled images), ``little to gain`` or ``abstain``.
 
     Args:
         confidence: Mean zero-shot confidence in the domain.
+        belief: How far an uneven zero-shot marginal is believed, 0 to 1.
         agreement: Share of similar images with the same zero-shot answer, if there were any.
         restarts: How often collapsed LayerNorms had to be restarted.
         abstain: Whether zero-shot answers hardly depend on the image, so that they are left alone.
@@ -34,7 +41,8 @@ def verdict(
         return "abstain"
     if restarts > 0 or (agreement is not None and agreement < NEAR_CHANCE):
         return "careful"
-    return "little to gain" if confidence >= LITTLE_TO_GAIN else "adapt"
+    sure = confidence >= LITTLE_TO_GAIN and belief < FEW_CLASSES
+    return "little to gain" if sure else "adapt"
 
 
 def health(evidence: Mapping[str, Any]) -> dict[str, int | float | str]:
