@@ -113,11 +113,12 @@ def test_frozen_domain_mixes_votes_and_weighs_as_written() -> None:
     believed = float(class_statistics(Counts.load(memory, domain), adapter.config).belief)
     weight = (present / present.max()) ** (0.5 * believed)
     share = 0.5 * (1 - min(1.0, (1 - confidence) / 0.9))
-    tower = LayerNormTower(LateBlocks(adapter.tower, adapter.start), precise=False)
+    passes = adapter.passes
+    tower = LayerNormTower(LateBlocks(passes.tower, passes.start), precise=False)
     voters = memory["voters_domain"] == domain
     for image, found in zip(fresh, adapter.frozen_model()(fresh), strict=True):
         plain = model.encode_image(image[None], normalize=True)[0]
-        hidden = adapter.tower.run(adapter.tower.embed(image[None]), 0, adapter.start)
+        hidden = passes.tower.run(passes.tower.embed(image[None]), 0, passes.start)
         adapted = l2_normalize(tower(memory["norms"][domain], hidden))[0]
         zero_shot, p = (
             (model.scale * adapter.classifier @ f).softmax(0).numpy() for f in (plain, adapted)

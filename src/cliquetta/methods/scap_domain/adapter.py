@@ -19,33 +19,30 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods._shared.adam import Adam, AdamState, adam_step
-from cliquetta.methods._shared.layernorm import LateBlocks, LayerNormTower
 from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.registry import register
 from cliquetta.methods.scap_domain.config import DomainSCAPConfig
 from cliquetta.methods.scap_domain.domains import (
+    GROUP,
     KEYS,
     DomainKeys,
     absorb,
     batch_figures,
     domain_distance,
     nearest_domain,
-    signature,
     split_domains,
 )
 from cliquetta.methods.scap_domain.frozen import FrozenDomain
 from cliquetta.methods.scap_domain.health import health, verdict
 from cliquetta.methods.scap_domain.learning import (
     arrange,
-    certain_weights,
-    domain_loss,
     nearest_images,
     rate_decay,
     ring,
     vote,
 )
 from cliquetta.methods.scap_domain.merging import merge_domains
-from cliquetta.methods.scap_domain.presence import target_marginal
+from cliquetta.methods.scap_domain.passes import Encoded, Passes
 from cliquetta.methods.scap_domain.statistics import (
     Counted,
     Counts,
@@ -57,40 +54,15 @@ from cliquetta.methods.scap_domain.statistics import (
     step_size,
     watch_answers,
 )
-from cliquetta.model.clip import CLIP, l2_normalize
+from cliquetta.model.clip import CLIP
 from cliquetta.model.cuda_graph import Replayed
 from cliquetta.model.frozen import FrozenModel
 from cliquetta.model.transfer import Fetched, send
-from cliquetta.model.vision import VisionTower
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch, Prediction
 
 YOUNG = 32
 """Images that a domain must have seen before others are told apart from it."""
-GROUP = 16
-"""Smaller batches are told apart together with the images before them: single images stray."""
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """Plain CLIP's view of some images."""
-
-    hidden: Tensor
-    """States (b, T, D) at the input of the first adapted block."""
-    signatures: Tensor
-    features: Tensor
-    zero_shot: Tensor
-    """Probabilities (b, N)."""
-    order: Tensor
-    """Rows (b,) as :func:`arrange` orders them by confidence."""
-
-    def take(self, rows: Tensor) -> Encoded:
-        """Some of the images."""
-        hidden, signatures, features, zero_shot = (
-            value.index_select(0, rows)
-            for value in (self.hidden, self.signatures, self.features, self.zero_shot)
-        )
-        return Encoded(hidden, signatures, features, zero_shot, arrange(zero_shot.amax(dim=1)))
 
 
 @dataclass(frozen=True)
@@ -141,14 +113,10 @@ class DomainSCAP(Adapter):
         self, model: CLIP, prompts: ClassPrompts, config: DomainSCAPConfig, *, seed: int = 0
     ) -> None:
         super().__init__(model, prompts, config, seed=seed)
-        self.tower: VisionTower = model.require_vit()
-        self.classifier, self.scale = model.classifier(prompts), model.scale
-        layers, D = len(self.tower.blocks), self.tower.config.width
-        self.start = min(max(1, int(layers * config.shared_depth)), layers - 1)
-        """The first adapted block."""
-        self.late = LayerNormTower(LateBlocks(self.tower, self.start), precise=False)
-        self._declare("norms", self.late.start.expand(config.domains, -1))
-        self._declare_domains(len(prompts), 2 * D)
+        tower, self.classifier = model.require_vit(), model.classifier(prompts)
+        self.passes = Passes(tower, self.classifier, model.scale, config)
+        self._declare("norms", self.passes.late.start.expand(config.domains, -1))
+        self._declare_domains(len(prompts), 2 * tower.config.width)
         self._fresh = {name: value[0] for name, value in self.memory.state_dict().items()}
         self._declare_recent(len(prompts))
         self._replayed = Replayed()
@@ -173,7 +141,7 @@ class DomainSCAP(Adapter):
 
     def _declare_recent(self, N: int) -> None:
         """Recent images: those that are learned from, and those that vote."""
-        config, tower, K = self.config, self.tower.config, self.config.domains
+        config, tower, K = self.config, self.passes.tower.config, self.config.domains
         E, dtype = self.classifier.shape[1], self.classifier.dtype
         hidden = (config.step_every, tower.class_tokens + tower.patches, tower.width)
         self._declare("window_hidden", torch.zeros(hidden, dtype=self.model.dtype))
@@ -219,7 +187,7 @@ class DomainSCAP(Adapter):
         memory, domain = self.memory, int(self.memory["domain"])
         state = (*self._keys(), *self._keys(domain))
         counted = (*Counts.load(memory, domain), *Recent.load(memory, domain))
-        found = iter(self._replayed(self._run_plain, images, *state, *counted))
+        found = iter(self._replayed(self.passes.plain, images, *state, *counted))
         encoded = Encoded(*(next(found) for _ in fields(Encoded)))
         key = DomainKeys(*(next(found) for _ in DomainKeys._fields))
         after = Counted(Counts(*(next(found) for _ in Counts._fields)), *found)
@@ -231,55 +199,6 @@ class DomainSCAP(Adapter):
         finite, *figures = fetched.wait()[0].tolist()
         read = after.read(figures[:5], self.config)
         return encoded, Glance(domain, finite == 1, key, after, read, figures[5:], learned)
-
-    def _run_plain(self, images: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        """The fields of :class:`Encoded`, of a key, of counts and of :class:`Counted`.
-
-        ``state`` are the keys of all domains, and key, counts and recent answers of the one in use.
-        """
-        tower, config = self.tower, self.config
-        keys, key = DomainKeys(*state[:3]), DomainKeys(*state[3:6])
-        counts, recent = Counts(*state[6:-3]), Recent(*state[-3:])
-        hidden = tower.embed(images)
-        early = tower.run(hidden, 0, 1)
-        shared = hidden if self.start == 0 else tower.run(early, 1, self.start)
-        features = l2_normalize(tower.pool(tower.run(shared, self.start)))
-        signatures = signature(early, tower.config.class_tokens).to(keys.mean.dtype)
-        zero_shot = self._probabilities(features)
-        after = count_batch(counts, recent, zero_shot, config)
-        figures = [features.isfinite().all().to(zero_shot)[None], after.figures]
-        if config.domains > 1 and len(images) >= GROUP:
-            figures.append(batch_figures(signatures, keys))
-        encoded = shared, signatures, features, zero_shot, arrange(zero_shot.amax(dim=1))
-        statistics = after.marginal, after.present, after.prior, after.belief, torch.cat(figures)
-        return *encoded, *absorb(signatures, key), *after.counts, *statistics
-
-    def _run_adapted(self, hidden: Tensor, norms: Tensor) -> tuple[Tensor]:
-        """Features (b, E) under LayerNorms of a domain."""
-        return (l2_normalize(self.late(norms, hidden)),)
-
-    def _run_learning(
-        self,
-        hidden: Tensor,
-        norms: Tensor,
-        plain: Tensor,
-        marginal: Tensor,
-        prior: Tensor,
-        belief: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """Features (b, E) under LayerNorms, and the gradient of the loss with respect to them."""
-        config, least = self.config, self.config.confident_fraction
-        certain = certain_weights(len(hidden), least + (1 - least) * belief.double())
-        target = target_marginal(self._probabilities(plain).mean(dim=0), marginal, prior)
-        with torch.enable_grad():
-            leaf = norms.detach().requires_grad_()
-            features = l2_normalize(self.late(leaf, hidden))
-            logits = self.scale * features @ self.classifier.T
-            loss = domain_loss(logits, target, certain.to(target), config.diversity)
-        return features.detach(), torch.autograd.grad(loss, leaf)[0]
-
-    def _probabilities(self, features: Tensor) -> Tensor:
-        return (self.scale * features @ self.classifier.T).softmax(dim=-1)
 
     def _answer(self, encoded: Encoded, glance: Glance | None) -> Prediction:
         """Adapt to each domain of the batch, then let recent images vote."""
@@ -415,8 +334,8 @@ class DomainSCAP(Adapter):
         return FrozenDomain(
             self.model,
             self.classifier,
-            start=self.start,
-            norms=self.late.named(memory["norms"][domain]) if learned else {},
+            start=self.passes.start,
+            norms=self.passes.late.named(memory["norms"][domain]) if learned else {},
             zero_shot_share=config.zero_shot_share * (1 - step_size(float(confidence), config)),
             weight=torch.ones_like(weight) if abstain else weight,
             voters=memory["voters"][voters],
@@ -458,8 +377,8 @@ class DomainSCAP(Adapter):
         if waiting:
             rows = torch.cat(waiting)
             hidden, norms = part.hidden[rows], memory["norms"][domain]
-            features[rows] = self._replayed(self._run_adapted, hidden, norms)[0]
-        p = self._probabilities(features)
+            features[rows] = self._replayed(self.passes.adapted, hidden, norms)[0]
+        p = self.passes.probabilities(features)
         watch_answers(memory, domain, p, part.zero_shot)
         plain_share = config.zero_shot_share * (1 - stats.step_size)
         return p.lerp(part.zero_shot, plain_share), features
@@ -502,7 +421,7 @@ class DomainSCAP(Adapter):
         ``window`` are hidden states and plain features, then marginal, prior and belief.
         """
         hidden, *others = window
-        return self._replayed(self._run_learning, hidden, self.memory["norms"][domain], *others)
+        return self._replayed(self.passes.learning, hidden, self.memory["norms"][domain], *others)
 
     def _step(
         self, domain: int, slots: Tensor, stats: Statistics, ahead: tuple[Tensor, ...] | None

@@ -15,6 +15,8 @@ from torch import Tensor
 
 KEYS = ("key_count", "key_mean", "key_scatter")
 """What :class:`DomainKeys` are called in the adapter's memory."""
+GROUP = 16
+"""Smaller batches are told apart together with the images before them: single images stray."""
 MIXED = 4
 """Images that a part of a mixed batch holds at least."""
 
