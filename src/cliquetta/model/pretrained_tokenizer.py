@@ -17,8 +17,8 @@ JSON_FILE = "tokenizer.json"
 FILES = (JSON_FILE, "spiece.model", "tokenizer.model")
 """Names of such files in a folder or repository; the first that is there is read."""
 
-_MARGIN = 1024
-"""Entries by which a vocabulary and its embeddings may differ: extra tokens, rounded-up sizes."""
+_MARGIN = 0.02
+"""Share of the embeddings by which a vocabulary may differ: extra tokens, rounded-up sizes."""
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _END = 1
 """The end token of SigLIP's three vocabularies."""
@@ -42,7 +42,7 @@ class PretrainedTokenizer(TextTokenizer):
         self.context_length = text.context_length
         self.is_canonical = not text.causal or text.end == _END
         self._encode, self._vocab_size, token = _read(path)
-        if abs(self._vocab_size - text.vocab_size) > _MARGIN:
+        if abs(self._vocab_size - text.vocab_size) > max(64, _MARGIN * text.vocab_size):
             raise UserError(
                 f"{path.name} is a tokenizer of another vocabulary: it has {self._vocab_size} "
                 f"tokens, the text tower {text.vocab_size}"
