@@ -340,8 +340,7 @@ class Adapter(ABC):
         """
         raise UserError(
             f"{type(self).__name__} has nothing to freeze or export: its answers are no function "
-            "of a single image; scap_domain, tent, zero_shot and others are "
-            "(`cliquetta export --help`)"
+            "of a single image; those of scap_domain are"
         )
 
     # --- what reports, the app and a cluster ask of a method ------------------------------------

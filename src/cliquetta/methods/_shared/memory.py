@@ -17,20 +17,20 @@ MOST_COUNTED = 2**48
 def all_finite(values: Iterable[Tensor]) -> bool:
     """Whether all numbers of some tensors are finite.
 
-    Their largest magnitudes tell; a GPU is asked once for all tensors on it.
+    A sum tells of one tensor, the largest magnitudes of several; a GPU is asked once for all on it.
     """
     on: dict[torch.device, list[Tensor]] = {}
     for value in values:
         if value.is_floating_point() and value.numel() > 0:
             on.setdefault(value.device, []).append(value.detach())
-    return all(bool(_largest(found).isfinite()) for found in on.values())
+    return all(bool(_witness(found).isfinite()) for found in on.values())
 
 
-def _largest(values: list[Tensor]) -> Tensor:
-    """The largest magnitude () in tensors on one device."""
+def _witness(values: list[Tensor]) -> Tensor:
+    """A number () that is not finite if one in these tensors is not."""
     if len(values) == 1:
-        largest: Tensor = torch.linalg.vector_norm(values[0], torch.inf)
-        return largest
+        wide = torch.promote_types(values[0].dtype, torch.float32)
+        return values[0].sum(dtype=wide)
     return get_total_norm(values, torch.inf)
 
 
