@@ -87,7 +87,7 @@ def demo(
     ] = 256,
     scap: Annotated[
         int, typer.Option(min=0, max=2000, help="Images for SCAP as printed; 0 for none.")
-    ] = 64,
+    ] = 32,
     batch_size: BatchSize = 64,
     seed: Annotated[int, typer.Option(help="Seed of the order and of the method.")] = 0,
     out: Annotated[Path, typer.Option(help="Output directory.")] = Path("demo"),
