@@ -19,6 +19,8 @@ from cliquetta.model.preprocess import Preprocess
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.siglip import tiny_siglip
 
+pytest.importorskip("transformers", minversion="5")  # SigLIP with a projection
+
 NAMES = ("cat", "frog", "ship")
 
 
