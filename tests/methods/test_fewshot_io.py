@@ -180,14 +180,15 @@ def test_a_pool_of_whole_images_fits_as_fresh_ones_do(tiny_clip: CLIP, name: str
 
 
 def test_a_pool_is_encoded_once_and_every_image_gets_crops_of_its_own(
-    tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    model = build_tiny_clip()  # of its own: an undone patch stays an attribute of the instance
     examples, config = make_examples(3), TextTraining(crop_pool=5, crop_scale=(0.3, 1.0))
     rng = np.random.default_rng([7, 0xF0])
-    crops = examples.crops(np.arange(6), tiny_clip, rng, scale=(0.3, 1.0), count=5)
-    pool = torch.stack([tiny_clip.encode_image(crop, normalize=True) for crop in crops])
-    draw = feature_draw(FitTask(tiny_clip, TWO, examples, seed=7), config)
-    monkeypatch.setattr(tiny_clip, "encode_image", lambda *_: pytest.fail("encoded again"))
+    crops = examples.crops(np.arange(6), model, rng, scale=(0.3, 1.0), count=5)
+    pool = torch.stack([model.encode_image(crop, normalize=True) for crop in crops])
+    draw = feature_draw(FitTask(model, TWO, examples, seed=7), config)
+    monkeypatch.setattr(model, "encode_image", lambda *_: pytest.fail("encoded again"))
     rows, generator, seen = np.array([4, 0, 3]), np.random.default_rng(0), set()
     for _ in range(40):
         far = (draw(rows, generator)[:, None] - pool[rows]).abs().amax(dim=-1)
