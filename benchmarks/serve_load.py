@@ -17,7 +17,7 @@ is one that they would see.
 
 Answers are compared with those of the same streams in this process, which nobody disturbed: on a
 CPU all of them are equal, bit by bit. On a GPU a method that learns need not be equal to itself, as
-the backward pass of attention adds in any order; so the streams run here twice, and the second run
+kernels may add in any order; so the streams run here twice, and the second run
 says how many answers differ, and by how much, without any service.
 """
 

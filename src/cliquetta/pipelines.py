@@ -305,10 +305,7 @@ class ZeroShotImageClassification:
 
     def _new(self, prompts: ClassPrompts) -> Adapter:
         adapter = create_method(self.method, self.model, prompts, self.config, seed=self.seed)
-        if self.reject is not None:
-            adapter.enable_rejection(self.reject)
-        if self.calibrate:
-            adapter.enable_calibration()
+        adapter.enable(reject=self.reject, calibrate=self.calibrate)
         return adapter
 
     def reset(self) -> None:

@@ -210,10 +210,7 @@ def predict(
     assert prompts is not None
     adapters = [build_adapter(spec, clip, prompts) for spec in specs]
     for adapter in adapters:
-        if reject is not None:
-            adapter.enable_rejection(reject)
-        if calibrate:
-            adapter.enable_calibration()
+        adapter.enable(reject=reject, calibrate=calibrate)
     if frozen and text is not None:
         raise UserError("--frozen takes images: answers from features are not exported")
     if frozen:

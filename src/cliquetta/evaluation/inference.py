@@ -41,12 +41,8 @@ class Predictor:
     """The last prediction of every method whose evidence has a verdict."""
 
     def __post_init__(self) -> None:
-        if self.answers.reject is not None:
-            for adapter in self.adapters.values():
-                adapter.enable_rejection(self.answers.reject)
-        if self.answers.calibrate:
-            for adapter in self.adapters.values():
-                adapter.enable_calibration()
+        for adapter in self.adapters.values():
+            adapter.enable(reject=self.answers.reject, calibrate=self.answers.calibrate)
 
     @property
     def health(self) -> dict[str, dict[str, int | float | str]]:

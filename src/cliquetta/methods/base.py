@@ -172,6 +172,13 @@ class Adapter(ABC):
             raise
         return self._on_model_scale(prediction)
 
+    def enable(self, *, reject: float | None, calibrate: bool) -> None:
+        """What a caller asked for: :meth:`enable_rejection`, :meth:`enable_calibration`."""
+        if reject is not None:
+            self.enable_rejection(reject)
+        if calibrate:
+            self.enable_calibration()
+
     def enable_rejection(self, share: float = SHARE) -> None:
         """Say with every prediction from now on which images are of none of the classes.
 
@@ -275,10 +282,7 @@ class Adapter(ABC):
                 "class list could keep: build a new one for it"
             )
         other = self._rebuild(as_prompts(prompts))
-        if self.reject_share is not None:
-            other.enable_rejection(self.reject_share)
-        if self.calibrated:
-            other.enable_calibration()
+        other.enable(reject=self.reject_share, calibrate=self.calibrated)
         kept = {name: self.memory[name] for name in self.class_free & set(self.memory)}
         other.load_state_dict({**other.state_dict(), **kept})
         return other

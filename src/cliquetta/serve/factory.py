@@ -131,8 +131,5 @@ def build_adapter(spec: SessionSpec, settings: Settings) -> Adapter:
     saved = saved_names(entry.config, spec.config, source="this session")
     config = TypeAdapter(entry.config).validate_python(saved)
     adapter = create_method(spec.method, models[spec.model], prompts, config, seed=spec.seed)
-    if spec.reject is not None:
-        adapter.enable_rejection(spec.reject)
-    if spec.calibrate:
-        adapter.enable_calibration()
+    adapter.enable(reject=spec.reject, calibrate=spec.calibrate)
     return adapter
