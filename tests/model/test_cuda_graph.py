@@ -8,12 +8,15 @@ from torch import Tensor
 
 from cliquetta.methods._shared.feature_level import Transductive
 from cliquetta.methods.registry import list_methods
+from cliquetta.methods.scap import SCAP, SCAPConfig
 from cliquetta.methods.scap_domain import DomainSCAP, DomainSCAPConfig
+from cliquetta.model import cuda_graph
 from cliquetta.model.cuda_graph import Replayed
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.clusters import make_clusters
 from tests._helpers.literal_numpy import on_features
+from tests._helpers.scenes import NAMES, between_similarities, build_model, make_batches
 from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="records CUDA graphs")
@@ -30,6 +33,21 @@ def test_without_cuda_the_function_is_called() -> None:
     for size in (2, 2, 3):
         assert replayed(double, torch.ones(size))[0].tolist() == [2.0] * size
     assert seen == [2, 2, 3]
+
+
+def test_rows_are_filled_up_and_cut_off_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(cuda_graph.CHUNK, "cpu", 128)
+    seen = []
+
+    def norms(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        seen.append((len(x), len(index)))
+        return x.norm(dim=1), index + 1
+
+    for rows in (1, 9, 33, 64, 65, 300):
+        x, index = torch.randn(rows, 3), torch.arange(rows)
+        found = Replayed().by_rows(norms, x, index)
+        torch.testing.assert_close(found, (x.norm(dim=1), index + 1), rtol=0, atol=0)
+    assert seen == [(size, size) for size in (16, 16, 48, 64, 80, 128, 128, 48)]
 
 
 @needs_cuda
@@ -65,6 +83,28 @@ def test_transduction_answers_alike_recorded_and_not(name: str) -> None:
     for part in features.split(32):
         found, plain = (adapter.predict_features(part).logits for adapter in (recorded, called))
         torch.testing.assert_close(found, plain, atol=1e-4, rtol=1e-4)
+
+
+@needs_cuda
+def test_scap_answers_alike_recorded_and_not() -> None:
+    """Batches of two sizes, of which one is recorded, and more cliques than a class may keep."""
+    model, batches = build_model(0), make_batches(3, 6, 12)
+    threshold = between_similarities(model, batches[0], 0.5)
+    config = SCAPConfig(threshold=threshold, capacity=2)
+    models = model.cuda(), model, build_model(0)
+    adapters = [SCAP(own, ClassPrompts(NAMES), config) for own in models]
+    adapters[1]._replayed.shapes = 0
+    for size, images in zip((12, 12, 9, 12, 9, 12), batches, strict=True):
+        batch = Batch(images[:size])
+        recorded, called, other = (adapter.predict(batch) for adapter in adapters)
+        torch.testing.assert_close(recorded.logits, called.logits, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(recorded.logits.cpu(), other.logits, atol=1e-4, rtol=1e-4)
+    for name in ("keys", "values", "text_mean"):
+        found, plain = (adapter.memory[name] for adapter in adapters[:2])
+        torch.testing.assert_close(found, plain, atol=1e-6, rtol=1e-6)
+    recordings = adapters[0]._replayed._recorded
+    assert set(recordings) == {"_run_plain", "_pull", "fuse", "finish"}
+    assert not adapters[1]._replayed._recorded
 
 
 @needs_cuda

@@ -15,6 +15,11 @@ from torch import Tensor
 
 Function = Callable[..., tuple[Tensor, ...]]
 
+CHUNK = {"cuda": 384}
+"""Rows of :meth:`Replayed.by_rows` at once where their number is rounded up, by device type."""
+STEP = 16
+"""To a multiple of this: each multiple is recorded once."""
+
 
 @dataclass(frozen=True)
 class Recording:
@@ -23,6 +28,10 @@ class Recording:
     graph: torch.cuda.CUDAGraph
     inputs: Sequence[Tensor]
     outputs: Sequence[Tensor]
+
+    def fits(self, *inputs: Tensor) -> bool:
+        """Whether these inputs have the recorded shapes."""
+        return [value.shape for value in inputs] == [value.shape for value in self.inputs]
 
     def replay(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Outputs (copies) for new inputs of the recorded shapes."""
@@ -51,7 +60,8 @@ class Replayed:
 
     A function must depend on its tensor arguments and on constants only, and may not wait for the
     device. It is handed in at every call, because one that is kept would keep its owner and all
-    recordings alive. The recordings share their memory: outputs are copied.
+    recordings alive. The recordings share their memory: outputs are copied. ``shapes=0`` records
+    nothing.
     """
 
     def __init__(self, shapes: int = 3) -> None:
@@ -61,12 +71,34 @@ class Replayed:
 
     def __call__(self, function: Function, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The outputs of ``function``, which is told from others by its name."""
+        return self._call(function, inputs, self.shapes)
+
+    def by_rows(self, function: Function, *rows: Tensor) -> tuple[Tensor, ...]:
+        """The outputs of a function that treats every row of its inputs alone.
+
+        On CUDA, rows come in chunks that are filled up with copies of a row, so that few
+        recordings serve any number of them.
+        """
+        most = CHUNK.get(rows[0].device.type)
+        if most is None or not self.shapes:
+            return function(*rows)
+        parts = []
+        for own in zip(*(torch.split(value, most) for value in rows), strict=True):
+            n = len(own[0])
+            full = [torch.cat([x, x[:1].expand(-n % STEP, *x.shape[1:])]) for x in own]
+            parts.append([output[:n] for output in self._call(function, full, most // STEP)])
+        return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+
+    def _call(
+        self, function: Function, inputs: Sequence[Tensor], shapes: int
+    ) -> tuple[Tensor, ...]:
+        """The outputs, of a recording unless there are ``shapes`` others."""
         if not inputs[0].is_cuda:
             return function(*inputs)
         recorded = self._recorded.setdefault(function.__name__, {})
         key = tuple((value.shape, value.dtype, value.device) for value in inputs)
         if key not in recorded:
-            if len(recorded) >= self.shapes:
+            if len(recorded) >= shapes:
                 return function(*inputs)
             with torch.cuda.device(inputs[0].device):
                 if self._pool is None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from cliquetta.errors import UserError
 from cliquetta.model.block import Block, Prefix
+from cliquetta.model.cuda_graph import Recording, Replayed, record
 from cliquetta.model.text import TextTower
 from cliquetta.model.vision import VisionTower
 
@@ -200,16 +201,23 @@ class VisualTape:
     """A prompted image forward pass from one block on, ready for many backward passes.
 
     ``hidden`` (b, T, D) are the states at the input of the first prompted block; nothing before
-    depends on the prompts. ``prefix`` maps blocks to what all images start from.
+    depends on the prompts. ``prefix`` maps blocks to what all images start from. Backward passes
+    may be ``replayed`` if the tape stays where it is in memory.
     """
 
     @torch.no_grad()
     def __init__(
-        self, tower: VisionTower, hidden: Tensor, start: int, prefix: Mapping[int, Prefix]
+        self,
+        tower: VisionTower,
+        hidden: Tensor,
+        start: int,
+        prefix: Mapping[int, Prefix],
+        replayed: Replayed | None = None,
     ) -> None:
         if min(prefix) != start:
             raise UserError(f"the tape starts at block {start}, the first prefix at {min(prefix)}")
-        self.tower, self.start = tower, start
+        self.tower, self.start, self.blocks = tower, start, sorted(prefix)
+        self.replayed = replayed or Replayed(shapes=0)
         self.tapes: list[BlockTape] = []
         last = len(tower.blocks) - 1
         for at in range(start, last + 1):
@@ -234,6 +242,16 @@ class VisualTape:
         ``cotangents`` (R, E) are gradients of the loss in the features; row r is of image
         ``index[r]``, or of image r without an index.
         """
+        if index is None:
+            return dict(zip(self.blocks, self._pull(cotangents, index), strict=True))
+        order = index.argsort()  # rows of one image, one behind the other, are read from a cache
+        found = self.replayed.by_rows(self._pull, cotangents[order], index[order])
+        back = [torch.empty_like(rows).index_copy(0, order, rows) for rows in found]
+        return dict(zip(self.blocks, back, strict=True))
+
+    @torch.no_grad()
+    def _pull(self, cotangents: Tensor, index: Tensor | None) -> tuple[Tensor, ...]:
+        """The gradients in order of blocks."""
         tower = self.tower
         unit, size = _unit_rows(cotangents)
         direction = unit.to(self.features.dtype)
@@ -254,7 +272,48 @@ class VisualTape:
                 found[at] = prefix.to(size.dtype) * size[:, None, None, None]
             if back is not None:
                 grad = back
-        return found
+        return tuple(found[at] for at in self.blocks)
+
+
+class VisualTapes:
+    """Makes visual tapes of prompts in some blocks; on CUDA, those of one shape are replayed.
+
+    A recorded pass writes to the same memory every time, so that backward passes over it can be
+    recorded as well: such a tape is good until the next one is made. Batches of more than ``most``
+    images are not recorded, because their memory is held.
+    """
+
+    def __init__(
+        self, tower: VisionTower, blocks: Sequence[int], replayed: Replayed, most: int
+    ) -> None:
+        self.tower, self.blocks, self.replayed, self.most = tower, tuple(blocks), replayed, most
+        self._forward: Recording | None = None
+        self._tape: VisualTape | None = None
+
+    def __call__(self, hidden: Tensor, prompts: Tensor) -> VisualTape:
+        """The tape of images with these hidden states (b, T, D) under prompts (B, P, 2, D)."""
+        if not hidden.is_cuda:
+            return self._make(hidden, prompts, self.replayed)
+        if self._forward is None and len(hidden) <= self.most and self.replayed.shapes:
+            made: list[VisualTape] = []
+
+            def run(hidden: Tensor, prompts: Tensor) -> tuple[()]:
+                made[:] = [self._make(hidden, prompts, self.replayed)]
+                return ()
+
+            with torch.cuda.device(hidden.device):
+                self._forward = record(run, (hidden, prompts))
+            self._tape = made[0]
+        if self._tape is None or self._forward is None or not self._forward.fits(hidden, prompts):
+            return self._make(hidden, prompts)
+        self._forward.replay((hidden, prompts))
+        return self._tape
+
+    def _make(
+        self, hidden: Tensor, prompts: Tensor, replayed: Replayed | None = None
+    ) -> VisualTape:
+        prefix = {block: Prefix(own[None]) for block, own in zip(self.blocks, prompts, strict=True)}
+        return VisualTape(self.tower, hidden, self.blocks[0], prefix, replayed)
 
 
 class TextTape:

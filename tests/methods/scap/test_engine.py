@@ -8,7 +8,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
+from cliquetta.model import cuda_graph
+from cliquetta.model.vjp import VisualTape
 from tests._helpers.scenes import (
     Pair,
     between_similarities,
@@ -107,6 +110,27 @@ def test_every_option_agrees_with_the_oracle(options: dict[str, Any]) -> None:
     threshold = between_similarities(model, batches[0], 0.55)
     both = pair(model, {"threshold": threshold, **options})
     assert check_agreement(both, batches) > 3
+
+
+@pytest.mark.parametrize("options", [{"capacity": 1}, {"capacity": 2, "blocks": (0,)}], ids=str)
+def test_rows_filled_up_as_on_a_gpu_agree_with_the_oracle(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    pull = VisualTape._pull
+
+    def counted(tape: VisualTape, cotangents: Tensor, index: Tensor | None) -> tuple[Tensor, ...]:
+        sizes.append(len(cotangents))
+        return pull(tape, cotangents, index)
+
+    monkeypatch.setitem(cuda_graph.CHUNK, "cpu", 16)
+    monkeypatch.setattr(VisualTape, "_pull", counted)
+    batches = make_batches(5, 3, 9)
+    threshold = between_similarities(MODELS[0], batches[0], 0.55)
+    both = pair(MODELS[0], {"threshold": threshold, **options})
+    assert check_agreement(both, batches) > 3
+    assert set(sizes) == {16}
+    assert len(sizes) > len(batches)  # more rows than one chunk holds
 
 
 @pytest.mark.parametrize("mix", [0.0, 0.3, 0.5])

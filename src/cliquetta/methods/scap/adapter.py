@@ -55,9 +55,12 @@ class SCAP(Adapter):
             if prompts.features is not None:
                 raise UserError("fixed text features cannot be prompted; set scap.modalities=image")
         model.require(frozenset(needs), by="scap")
+        self._replayed = Replayed()
         self.visual: PromptedTower | None = None
         if isinstance(model.visual, VisionTower):
-            self.visual = PromptedTower(model.visual, config.blocks, config.prompt_length)
+            self.visual = PromptedTower(
+                model.visual, config.blocks, config.prompt_length, self._replayed
+            )
             layers = len(model.visual.blocks)
             if config.blocks[-1] >= layers:
                 raise UserError(f"scap.blocks {config.blocks}: {model.id} has {layers} blocks")
@@ -67,13 +70,13 @@ class SCAP(Adapter):
             self.text = PromptedText(model, prompts, config.text_mix)
         tower = None if self.visual is None else self.visual.tower
         frozen = Frozen(tower, self.text, self.classifier, model.scale)
-        self.learner = Learner(frozen, config, 1 if self.visual is None else self.visual.rows)
+        rows = 1 if self.visual is None else self.visual.rows
+        self.learner = Learner(frozen, config, rows, self._replayed)
         if config.modalities == "text" and not self.learner.learns_text:
             raise UserError(
                 f"nothing to learn: template {prompts.templates[0]!r} has no words before the "
                 "class name; put another first, or set scap.modalities=image"
             )
-        self._replayed = Replayed()
         self._warn()
         self._declare()
 
@@ -242,9 +245,8 @@ class SCAP(Adapter):
         cache = self._retained().visual
         if learned.visual is not None and cache is not None:
             values = learned.visual.flatten(1)
-            cache = retain(
-                cache, cliques.classes, learned.attributes[index], values[index], self.config
-            )
+            keys = learned.attributes[index]
+            cache = retain(cache, cliques.classes, keys, values[index], self.config, self._replayed)
             self.memory["keys"], self.memory["values"] = cache.keys, cache.values
             self.memory["count"] = cache.count
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from cliquetta.methods.scap.losses import clique_sum
 from cliquetta.methods.scap.text import PromptedText
 from cliquetta.model.block import Prefix
 from cliquetta.model.clip import l2_normalize
+from cliquetta.model.cuda_graph import Replayed
 from cliquetta.model.transfer import send
 from cliquetta.model.vision import VisionTower
 from cliquetta.model.vjp import chunks
@@ -72,6 +73,8 @@ class PromptedTower:
     """Blocks that take a prompt, ascending."""
     length: int
     """Tokens of a prompt per block."""
+    replayed: Replayed = field(default_factory=Replayed)
+    """Calls the blocks behind the last prompt, whose shapes do not depend on how many there are."""
 
     @property
     def rows(self) -> int:
@@ -99,7 +102,16 @@ class PromptedTower:
             block: Prefix(tokens[:, :, at].reshape(R, S * P, 2, -1), seen)
             for at, block in enumerate(self.blocks)
         }
-        return l2_normalize(self.tower.pool(self.tower.run(hidden, self.blocks[0], prefix=prefix)))
+        after = self.blocks[-1] + 1
+        if after == len(self.tower.blocks):
+            hidden = self.tower.run(hidden, self.blocks[0], prefix=prefix)
+            return l2_normalize(self.tower.pool(hidden))
+
+        def finish(hidden: Tensor) -> tuple[Tensor]:
+            return (l2_normalize(self.tower.pool(self.tower.run(hidden, after))),)
+
+        hidden = self.tower.run(hidden, self.blocks[0], after, prefix=prefix)
+        return self.replayed.by_rows(finish, hidden)[0]
 
     def pass_features(
         self, hidden: Tensor, plain: Tensor, composed: Composed, stand_in: Tensor | None

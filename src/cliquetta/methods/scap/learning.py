@@ -26,8 +26,9 @@ from cliquetta.methods.scap.losses import (
 from cliquetta.methods.scap.text import PromptedText
 from cliquetta.model.block import Prefix
 from cliquetta.model.clip import l2_normalize, to_float32
+from cliquetta.model.cuda_graph import Replayed
 from cliquetta.model.vision import VisionTower
-from cliquetta.model.vjp import VisualTape, chunks
+from cliquetta.model.vjp import VisualTape, VisualTapes, chunks
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,16 @@ class Learner:
     keeps every block, gets a part of that.
     """
 
-    def __init__(self, model: Frozen, config: SCAPConfig, rows: int) -> None:
+    def __init__(
+        self, model: Frozen, config: SCAPConfig, rows: int, replayed: Replayed | None = None
+    ) -> None:
         self.model, self.config, self.rows = model, config, rows
         self.tower, self.text = model.tower, model.text
         self.graph_rows = max(1, rows // (1 if self.tower is None else len(self.tower.blocks)))
+        self.tapes = None
+        if self.tower is not None:
+            replayed = replayed or Replayed()
+            self.tapes = VisualTapes(self.tower, config.blocks, replayed, self.graph_rows)
         self.learns_text = config.learns_text and self.text is not None and len(self.text.start) > 0
         self.text_seconds: dict[str, float] = {}
         """Seconds of the last batch's text gradients by products (``vjp``) and of the first batch's
@@ -99,10 +106,8 @@ class Learner:
 
     def record(self, hidden: Tensor, start: Tensor) -> VisualTape:
         """The pass over images with these hidden states under the shared start prompt."""
-        assert self.tower is not None
-        return VisualTape(
-            self.tower, hidden, self.config.blocks[0], prefixes(start[None], self.config)
-        )
+        assert self.tapes is not None
+        return self.tapes(hidden, start)
 
     def learn(
         self,

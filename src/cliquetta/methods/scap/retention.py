@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.scap.config import SCAPConfig
+from cliquetta.model.cuda_graph import Replayed
 from cliquetta.model.transfer import send
 
 
@@ -124,13 +125,23 @@ def fuse_closest(keys: Tensor, values: Tensor, config: SCAPConfig) -> tuple[Tens
 
 
 def retain(
-    cache: Cache, classes: Tensor, keys: Tensor, values: Tensor, config: SCAPConfig
+    cache: Cache,
+    classes: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    config: SCAPConfig,
+    replayed: Replayed | None = None,
 ) -> Cache:
     """The cache after m cliques in mining order: classes (m,) on the CPU, keys (m, E), values.
 
     Classes do not touch each other: the r-th cliques of all classes enter together, and all
-    classes that are then too full are fused in one batched solve.
+    classes that are then too full are fused in one batched solve, which is ``replayed``.
     """
+
+    def fuse(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        return fuse_closest(keys, values, config)
+
+    replayed = replayed or Replayed(shapes=0)
     device = cache.keys.device
     new_keys, new_values, count = cache.keys.clone(), cache.values.clone(), cache.count.clone()
     plan: list[Tensor] = []
@@ -145,7 +156,7 @@ def retain(
         new_keys[at, slot] = keys[source].to(new_keys.dtype)
         new_values[at, slot] = values[source].to(new_values.dtype)
         if len(full):
-            fused_keys, fused_values = fuse_closest(new_keys[full], new_values[full], config)
+            fused_keys, fused_values = replayed.by_rows(fuse, new_keys[full], new_values[full])
             new_keys[full, : config.capacity] = fused_keys
             new_values[full, : config.capacity] = fused_values
     return Cache(new_keys, new_values, count)
