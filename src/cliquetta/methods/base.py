@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -17,31 +16,16 @@ from torch import Tensor
 
 from cliquetta.data.batch import Images, as_batch
 from cliquetta.errors import UserError
-from cliquetta.methods._shared.calibration import (
-    CONFIDENCES,
-    count_confidences,
-    find_temperature,
-    no_confidences,
-)
 from cliquetta.methods._shared.explanation import CacheCount, Explanation, PromptedPasses
 from cliquetta.methods._shared.memory import Memory, all_finite
 from cliquetta.methods._shared.merging import MergeRule, merge_memories
-from cliquetta.methods._shared.rejection import (
-    LEFT_OUT,
-    SHARE,
-    empty_window,
-    merge_windows,
-    reject,
-)
+from cliquetta.methods._shared.zero_shot_reference import OPTIONAL, ZeroShotReference
 from cliquetta.model.clip import CLIP
 from cliquetta.model.frozen import FrozenModel
 from cliquetta.prompts.classes import ClassPrompts, as_prompts
-from cliquetta.types import Batch, Prediction, Rejection, ViewSpec
+from cliquetta.types import Batch, Prediction, ViewSpec
 
 A = TypeVar("A", bound="Adapter")
-_OPTIONAL = {LEFT_OUT: empty_window, CONFIDENCES: no_confidences}
-"""What the memory holds where it was asked for, and how that starts: :meth:`enable_rejection`,
-:meth:`enable_calibration`."""
 
 
 class BatchDependence(str, Enum):
@@ -73,7 +57,7 @@ def _refuse_pixels(batch: Batch) -> None:
         )
 
 
-class Adapter(ABC):
+class Adapter(ZeroShotReference, ABC):
     """A classifier that may learn from the unlabelled batches it predicts.
 
     A subclass sets ``batch_dependence``, prepares itself in :meth:`_setup`, keeps everything that
@@ -110,15 +94,11 @@ class Adapter(ABC):
         self.seed = seed
         self.collect_evidence = False
         """Also collect evidence that takes extra time; never changes the logits."""
-        self.reject_share: float | None = None
-        """See :meth:`enable_rejection`."""
-        self.calibrated = False
-        """See :meth:`enable_calibration`."""
         self.memory = Memory()
         self._bias = model.bias
         self._setup()
 
-    def _setup(self) -> None:  # noqa: B027 (nothing to prepare is fine)
+    def _setup(self) -> None:
         """Prepare what a subclass predicts with, from model, prompts, config and seed."""
 
     @property
@@ -159,9 +139,7 @@ class Adapter(ABC):
         """
         before = self.memory.snapshot(copied=self.in_place)
         try:
-            prediction = predict()
-            if self.reject_share is not None or self.calibrated:
-                prediction = self._compare(prediction, encode)
+            prediction = self._compare(predict(), encode)
             if not all_finite([prediction.logits, *self.memory.changed(before)]):
                 raise NonFiniteError(
                     f"{type(self).__name__} gave or learned numbers that are not finite: lower its "
@@ -171,81 +149,6 @@ class Adapter(ABC):
             self.memory.restore(before)
             raise
         return self._on_model_scale(prediction)
-
-    def enable(self, *, reject: float | None, calibrate: bool) -> None:
-        """What a caller asked for: :meth:`enable_rejection`, :meth:`enable_calibration`."""
-        if reject is not None:
-            self.enable_rejection(reject)
-        if calibrate:
-            self.enable_calibration()
-
-    def enable_rejection(self, share: float = SHARE) -> None:
-        """Say with every prediction from now on which images are of none of the classes.
-
-        The limit comes from the images of the stream, each with its answer left out of the class
-        list. It is a part of the state: what is saved, restored, merged and reset is this, too.
-
-        A plain forward pass per image is added.
-
-        Args:
-            share: How many images of no class to reject, above 0 and below 1: the share of those
-                with their answer left out. The higher it is, the more images of the classes are
-                rejected as well.
-
-        Raises:
-            UserError: Another share, or fewer than three classes.
-
-        """
-        if not 0 < share < 1:
-            raise UserError(
-                f"the share of images of no class to reject is above 0 and below 1, got {share}: "
-                f"{SHARE} is a good start"
-            )
-        if len(self.prompts) < 3:
-            raise UserError(
-                "rejection compares classes with one of them left out: give at least three, got "
-                f"{len(self.prompts)}"
-            )
-        self._remember_optional(LEFT_OUT)
-        self.reject_share = share
-
-    def enable_calibration(self) -> None:
-        """Divide logits by a temperature from now on, so that probabilities can be trusted more.
-
-        It makes answers on average as sure as zero-shot CLIP finds the same answers probable, and
-        follows the stream; see :mod:`cliquetta.methods._shared.calibration`. The best class of an
-        image stays the best. A plain forward pass per image is added.
-        """
-        self._remember_optional(CONFIDENCES)
-        self.calibrated = True
-
-    def _remember_optional(self, name: str) -> None:
-        if name not in self.memory:
-            self.memory.declare(name, _OPTIONAL[name]().to(self.model.device))
-
-    @torch.no_grad()
-    def _compare(self, prediction: Prediction, encode: Callable[[], Tensor]) -> Prediction:
-        """The prediction beside that of plain CLIP: with rejections, at another temperature."""
-        logits = prediction.logits
-        zero_shot = self.model.scale * encode() @ self.zero_shot_classifier.T
-        if self.reject_share is not None:
-            rejection = self._reject(logits, zero_shot, self.reject_share)
-            prediction = replace(prediction, rejection=rejection)
-        if self.calibrated:
-            prediction = replace(prediction, logits=self._calibrate(logits, zero_shot))
-        return prediction
-
-    def _reject(self, logits: Tensor, zero_shot: Tensor, share: float) -> Rejection:
-        """The images that are rejected; the limit learns from them."""
-        window = self.memory[LEFT_OUT]
-        rejection, self.memory[LEFT_OUT] = reject(logits, zero_shot, window, share)
-        return rejection
-
-    def _calibrate(self, logits: Tensor, zero_shot: Tensor) -> Tensor:
-        """Logits at the temperature of the stream, which learns from them."""
-        sums = count_confidences(self.memory[CONFIDENCES], logits, zero_shot.softmax(dim=1))
-        self.memory[CONFIDENCES] = sums
-        return logits / find_temperature(sums).to(logits)
 
     def _on_model_scale(self, prediction: Prediction) -> Prediction:
         """The same with the bias of a sigmoid model (SigLIP): its logits, where CLIP's have none.
@@ -294,7 +197,7 @@ class Adapter(ABC):
     @property
     def outlives_classes(self) -> bool:
         """Whether something of the memory is kept by another class list, or there is none."""
-        learned = set(self.memory) - _OPTIONAL.keys()
+        learned = set(self.memory) - OPTIONAL.keys()
         return not learned or bool(self.class_free & learned)
 
     def reset(self) -> None:
@@ -311,10 +214,7 @@ class Adapter(ABC):
         Where only one of the two rejects images or calibrates answers, what that needs starts
         again, or is left behind.
         """
-        mine = {name: start() for name, start in _OPTIONAL.items() if name in self.memory}
-        left = _OPTIONAL.keys() - mine.keys()
-        given = {name: value for name, value in state.items() if name not in left}
-        self.memory.load_state_dict({**mine, **given})
+        self.memory.load_state_dict(self._fit_optional(state))
 
     def merge(self, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """One state from those that equally built adapters reached on parts of a stream.
@@ -323,13 +223,8 @@ class Adapter(ABC):
             UserError: What the method learns on several streams cannot be joined.
 
         """
-        own = [{n: v for n, v in state.items() if n not in _OPTIONAL} for state in states]
-        merged = self._merge(own)
-        if LEFT_OUT in self.memory:
-            merged[LEFT_OUT] = merge_windows([state[LEFT_OUT] for state in states])
-        if CONFIDENCES in self.memory:
-            merged[CONFIDENCES] = torch.stack([state[CONFIDENCES] for state in states]).sum(dim=0)
-        return merged
+        own = [self._without_optional(state) for state in states]
+        return self._merge(own) | self._merge_optional(states)
 
     def _merge(self, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """One state from several, without what rejection and calibration need."""
@@ -348,11 +243,6 @@ class Adapter(ABC):
         )
 
     # --- what reports, the app and a cluster ask of a method ------------------------------------
-
-    @cached_property
-    def zero_shot_classifier(self) -> Tensor:
-        """Unit class features (N, E) of plain CLIP."""
-        return self.model.classifier(self.prompts)
 
     @torch.no_grad()
     def explain(self, batch: Batch, prediction: Prediction, *, maps: int = 0) -> Explanation:

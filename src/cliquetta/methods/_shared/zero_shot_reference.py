@@ -1,0 +1,153 @@
+"""What a method can say beside its answers by comparing them with those of plain CLIP.
+
+Which images are of none of the classes (:mod:`~cliquetta.methods._shared.rejection`), and how sure
+an answer is (:mod:`~cliquetta.methods._shared.calibration`). Both learn from the stream, so that
+what they need is a part of the method's state while they are on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from cliquetta.errors import UserError
+from cliquetta.methods._shared.calibration import (
+    CONFIDENCES,
+    count_confidences,
+    find_temperature,
+    no_confidences,
+)
+from cliquetta.methods._shared.memory import Memory
+from cliquetta.methods._shared.rejection import (
+    LEFT_OUT,
+    SHARE,
+    empty_window,
+    merge_windows,
+    reject,
+)
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Prediction, Rejection
+
+OPTIONAL = {LEFT_OUT: empty_window, CONFIDENCES: no_confidences}
+"""What the memory holds where it was asked for, and how that starts."""
+
+
+class ZeroShotReference:
+    """The part of an adapter that compares its answers with plain CLIP's."""
+
+    model: CLIP
+    prompts: ClassPrompts
+    memory: Memory
+    reject_share: float | None = None
+    """See :meth:`enable_rejection`."""
+    calibrated: bool = False
+    """See :meth:`enable_calibration`."""
+
+    @cached_property
+    def zero_shot_classifier(self) -> Tensor:
+        """Unit class features (N, E) of plain CLIP."""
+        return self.model.classifier(self.prompts)
+
+    def enable(self, *, reject: float | None, calibrate: bool) -> None:
+        """What a caller asked for: :meth:`enable_rejection`, :meth:`enable_calibration`."""
+        if reject is not None:
+            self.enable_rejection(reject)
+        if calibrate:
+            self.enable_calibration()
+
+    def enable_rejection(self, share: float = SHARE) -> None:
+        """Say with every prediction from now on which images are of none of the classes.
+
+        The limit comes from the images of the stream, each with its answer left out of the class
+        list. It is a part of the state: what is saved, restored, merged and reset is this, too.
+
+        A plain forward pass per image is added.
+
+        Args:
+            share: How many images of no class to reject, above 0 and below 1: the share of those
+                with their answer left out. The higher it is, the more images of the classes are
+                rejected as well.
+
+        Raises:
+            UserError: Another share, or fewer than three classes.
+
+        """
+        if not 0 < share < 1:
+            raise UserError(
+                f"the share of images of no class to reject is above 0 and below 1, got {share}: "
+                f"{SHARE} is a good start"
+            )
+        if len(self.prompts) < 3:
+            raise UserError(
+                "rejection compares classes with one of them left out: give at least three, got "
+                f"{len(self.prompts)}"
+            )
+        self._remember_optional(LEFT_OUT)
+        self.reject_share = share
+
+    def enable_calibration(self) -> None:
+        """Divide logits by a temperature from now on, so that probabilities can be trusted more.
+
+        It makes answers on average as sure as zero-shot CLIP finds the same answers probable, and
+        follows the stream; see :mod:`cliquetta.methods._shared.calibration`. The best class of an
+        image stays the best. A plain forward pass per image is added.
+        """
+        self._remember_optional(CONFIDENCES)
+        self.calibrated = True
+
+    def _remember_optional(self, name: str) -> None:
+        if name not in self.memory:
+            self.memory.declare(name, OPTIONAL[name]().to(self.model.device))
+
+    @torch.no_grad()
+    def _compare(self, prediction: Prediction, encode: Callable[[], Tensor]) -> Prediction:
+        """The prediction with what was asked for: rejections, another temperature.
+
+        ``encode`` gives the unit features (B, E) of plain CLIP.
+        """
+        if self.reject_share is None and not self.calibrated:
+            return prediction
+        logits = prediction.logits
+        zero_shot = self.model.scale * encode() @ self.zero_shot_classifier.T
+        if self.reject_share is not None:
+            rejection = self._reject(logits, zero_shot, self.reject_share)
+            prediction = replace(prediction, rejection=rejection)
+        if self.calibrated:
+            prediction = replace(prediction, logits=self._calibrate(logits, zero_shot))
+        return prediction
+
+    def _reject(self, logits: Tensor, zero_shot: Tensor, share: float) -> Rejection:
+        """The images that are rejected; the limit learns from them."""
+        window = self.memory[LEFT_OUT]
+        rejection, self.memory[LEFT_OUT] = reject(logits, zero_shot, window, share)
+        return rejection
+
+    def _calibrate(self, logits: Tensor, zero_shot: Tensor) -> Tensor:
+        """Logits at the temperature of the stream, which learns from them."""
+        sums = count_confidences(self.memory[CONFIDENCES], logits, zero_shot.softmax(dim=1))
+        self.memory[CONFIDENCES] = sums
+        return logits / find_temperature(sums).to(logits)
+
+    def _without_optional(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What the method itself learned."""
+        return {name: value for name, value in state.items() if name not in OPTIONAL}
+
+    def _fit_optional(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A state with what this adapter needs beside its own: from its start where missing."""
+        mine = {name: start() for name, start in OPTIONAL.items() if name in self.memory}
+        given = {name: value for name, value in state.items() if name in mine}
+        return self._without_optional(state) | mine | given
+
+    def _merge_optional(self, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """What is learned for rejection and calibration on several parts of a stream."""
+        merged = {}
+        if LEFT_OUT in self.memory:
+            merged[LEFT_OUT] = merge_windows([state[LEFT_OUT] for state in states])
+        if CONFIDENCES in self.memory:
+            merged[CONFIDENCES] = torch.stack([state[CONFIDENCES] for state in states]).sum(dim=0)
+        return merged
