@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.methods import base
 from cliquetta.methods._shared.allocation import AllocationLimit
 from cliquetta.methods._shared.state import load_state, save_state
 from cliquetta.methods.base import Adapter, BatchDependence, NonFiniteError
@@ -150,6 +151,7 @@ def assert_same_state(adapter: Adapter, before: dict[str, Tensor]) -> None:
         assert value.equal(before[name]), name
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["first", "with the answers"])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf], ids=str)
 def test_pixels_that_are_not_finite_are_refused_and_teach_nothing(
     entry: MethodEntry,
@@ -158,7 +160,10 @@ def test_pixels_that_are_not_finite_are_refused_and_teach_nothing(
     tiny_prompts: ClassPrompts,
     batch: Batch,
     value: float,
+    late: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(base, "CHECKED_LATE", {"cpu"} if late else {})
     expected = logits_of(build_adapter(entry, tiny_clip, tiny_prompts), stream_of(batch))
     found = logits_of(adapter, stream_of(batch)[:2])
     spoilt = batch.images[:4].clone()

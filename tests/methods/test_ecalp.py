@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cliquetta.methods.ecalp import ECALPConfig
+from cliquetta.methods.ecalp import ECALP, ECALPConfig
 from cliquetta.model.clip import CLIP
 from tests._helpers.clusters import gains_over_text, make_clusters
 from tests._helpers.literal_numpy import Array, neighbour_graph, on_features, softmax, unit
@@ -61,6 +61,25 @@ def test_a_stream_equals_numpy(tiny_clip: CLIP, config: ECALPConfig, sizes: list
     ecalp = on_features(tiny_clip, "ecalp", text, config)
     ours = torch.cat([ecalp.predict_features(part).probabilities for part in parts])
     np.testing.assert_allclose(ours.numpy(), expected, atol=1e-4)
+
+
+def test_empty_places_of_the_memory_change_nothing(tiny_clip: CLIP) -> None:
+    features, _, text = make_clusters(24)
+    ecalp = on_features(tiny_clip, "ecalp", text, ECALPConfig(capacity=40))
+    assert isinstance(ecalp, ECALP)
+    ecalp.predict_features(features[:16])
+    names = ("features", "scores", "labels")
+    whole = [ecalp.memory[name] for name in names]  # what a GPU takes
+    trimmed = [values[-16:] for values in whole]
+    new = features[16:]
+    given, expected = (
+        ecalp._propagate(torch.cat([nodes, new]), scores, labels)
+        for nodes, scores, labels in (whole, trimmed)
+    )
+    torch.testing.assert_close(given[0], expected[0])
+    torch.testing.assert_close(given[1][-24:], expected[1])
+    assert given[2][-24:].equal(expected[2])
+    assert not given[1][:-24].any()
 
 
 def test_it_beats_zero_shot_where_classes_are_beside_their_texts(tiny_clip: CLIP) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cliquetta.methods._shared import feature_level
-from cliquetta.methods.onzeta import OnZetaConfig, Proxies, dual_step
+from cliquetta.methods.onzeta import OnZeta, OnZetaConfig, balanced_labels, vision_labels
 from cliquetta.model.clip import CLIP
 from tests._helpers.clusters import make_clusters
 from tests._helpers.literal_numpy import Array, on_features, softmax, unit
@@ -54,25 +54,45 @@ def test_groups_change_nothing(name: str, tiny_clip: CLIP, monkeypatch: pytest.M
     torch.testing.assert_close(parts, whole, atol=1e-4, rtol=1e-4)
 
 
-def test_a_class_that_is_never_predicted_gains_weight() -> None:
-    dual = np.zeros(4)
-    for _ in range(3):
-        dual = dual_step(dual, np.array([0.9, 0.1, 0.0, 0.0]), lr=0.5, balance=1.0)
-    np.testing.assert_allclose(dual, [0.0, 0.225, 0.375, 0.375])
+def test_a_class_that_gets_less_than_its_share_gains_weight() -> None:
+    first = np.array([0.7, 0.2, 0.05, 0.05])
+    dual = np.array([0.0, 0.025, 0.1, 0.1])  # half of the distance to a quarter
+    second = first * np.exp(dual) / (first * np.exp(dual)).sum()
+    logits, lrs = torch.from_numpy(np.log([first, first])), torch.tensor([0.5, 0.1]).double()
+    labels, after = balanced_labels(logits, torch.zeros(4).double(), lrs, 1.0)
+    np.testing.assert_allclose(labels, [first, second], rtol=1e-6)
+    expected = np.maximum(dual - 0.1 * (second - 0.25), 0)
+    np.testing.assert_allclose(after, expected, rtol=1e-6, atol=1e-9)
+
+
+def test_rows_of_zeros_are_no_images(tiny_clip: CLIP) -> None:
+    features, _, text = make_clusters(20)
+    plain, padded = (on_features(tiny_clip, "onzeta", text) for _ in range(2))
+    assert isinstance(plain, OnZeta) and isinstance(padded, OnZeta)
+    for part in features.split(10):
+        (expected,) = plain._learn(part)
+        (found,) = padded._learn(torch.cat([part, torch.zeros(6, part.shape[1])]))
+        torch.testing.assert_close(found[:10], expected)
+        for name, value in plain.state_dict().items():
+            torch.testing.assert_close(padded.memory[name], value)
 
 
 def test_proxies_step_down_the_cross_entropy() -> None:
     generator = torch.Generator().manual_seed(0)
-    w = torch.nn.functional.normalize(torch.randn(3, 6, generator=generator), dim=-1)
-    features = torch.nn.functional.normalize(torch.randn(4, 6, generator=generator), dim=-1)
-    q = torch.tensor([0.2, 0.7, 0.1])
-    proxies = Proxies(w, features)
-    for row, f in enumerate(features):
-        cosines = proxies.cosines(row)
-        np.testing.assert_allclose(cosines, w @ f, atol=1e-5, rtol=1e-5)
+    start, features = (
+        torch.nn.functional.normalize(torch.randn(n, 6, generator=generator).double(), dim=-1)
+        for n in (3, 4)
+    )
+    q, w, expected = torch.tensor([0.2, 0.7, 0.1]).double(), start, []
+    for f in features:
         leaf = w.clone().requires_grad_()
-        loss = -(q * (leaf @ f / 0.1).log_softmax(dim=-1)).sum()
-        (gradient,) = torch.autograd.grad(loss, leaf)
+        logs = (leaf @ f / 0.1).log_softmax(dim=-1)
+        (gradient,) = torch.autograd.grad(-(q * logs).sum(), leaf)
+        expected.append(logs.detach().exp())
         w = torch.nn.functional.normalize(w - 0.3 * gradient, dim=-1)
-        proxies.step(row, cosines, 0.3 / 0.1 * (softmax(cosines / 0.1) - q.numpy()))
-    torch.testing.assert_close(proxies.proxies(), w, atol=1e-5, rtol=1e-5)
+    lrs = torch.full((4,), 0.3 * 10).double()
+    labels = q.expand(4, -1)
+    vision, shares = vision_labels(features @ start.T, features @ features.T, labels, lrs, 10.0)
+    torch.testing.assert_close(vision, torch.stack(expected))
+    moved = torch.nn.functional.normalize(start + shares.T @ features, dim=-1)
+    torch.testing.assert_close(moved, w)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cliquetta.methods.stata import StatAConfig, anchored_update, transduce
+from cliquetta.methods.stata import StatAConfig, anchored_update, transduce, with_squares
 from cliquetta.model.clip import CLIP
 from tests._helpers.clusters import gains_over_text, make_clusters
 from tests._helpers.literal_numpy import Array, neighbour_graph, on_features, softmax, unit
@@ -61,7 +61,7 @@ def test_a_class_without_images_keeps_the_statistics_of_its_text() -> None:
     features, _, text = make_clusters(20)
     logs = torch.tensor([0.7, 0.2, 0.1, 1e-9, 1e-9]).log().expand(20, -1)
     anchor = torch.full((24,), 0.02)
-    means, variances = anchored_update(features, logs, text, anchor, 1.0)
+    means, variances = anchored_update(with_squares(features), logs, text, anchor, 1.0)
     torch.testing.assert_close(means[1:], text[1:])
     torch.testing.assert_close(variances[1:], anchor.expand(4, -1))
     assert not torch.allclose(variances[0], anchor, atol=1e-3)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.feature_level import Transductive
+from cliquetta.methods._shared.feature_level import FixedText
 from cliquetta.methods.registry import list_methods
 from cliquetta.methods.scap import SCAP, SCAPConfig
 from cliquetta.methods.scap_domain import DomainSCAP, DomainSCAPConfig
@@ -70,19 +70,20 @@ def test_on_cuda_it_is_recorded_once_per_shape_and_answers_new_inputs() -> None:
     assert calls == [5] * 4 + [7]  # three to warm up, one recorded; no room for a second shape
 
 
-TRANSDUCTIVE = [e.name for e in list_methods() if issubclass(e.adapter, Transductive)]
+FEATURE_METHODS = [e.name for e in list_methods() if issubclass(e.adapter, FixedText) and not e.fit]
 
 
 @needs_cuda
-@pytest.mark.parametrize("name", TRANSDUCTIVE)
-def test_transduction_answers_alike_recorded_and_not(name: str) -> None:
+@pytest.mark.parametrize("name", FEATURE_METHODS)
+def test_methods_on_features_answer_alike_recorded_called_and_on_the_cpu(name: str) -> None:
     features, _, text = make_clusters(96)
-    recorded, called = (on_features(build_tiny_clip().cuda(), name, text) for _ in range(2))
-    assert isinstance(called, Transductive)
-    called._replayed.shapes = 0
+    models = (build_tiny_clip().cuda(), build_tiny_clip().cuda(), build_tiny_clip())
+    recorded, called, other = (on_features(model, name, text) for model in models)
+    vars(called).get("_replayed", Replayed()).shapes = 0
     for part in features.split(32):
-        found, plain = (adapter.predict_features(part).logits for adapter in (recorded, called))
+        found, plain, cpu = (a.predict_features(part).logits for a in (recorded, called, other))
         torch.testing.assert_close(found, plain, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(found.cpu(), cpu, atol=2e-3, rtol=2e-3)
 
 
 @needs_cuda

@@ -43,9 +43,19 @@ class NonFiniteError(UserError):
     """NaN or infinity in pixels, answers or what was learned from them."""
 
 
+CHECKED_LATE = frozenset({"cuda"})
+"""Kinds of devices that work while the host goes on: pixels there are checked with the answers,
+which saves a wait per batch. Elsewhere bad pixels are refused before anything is computed."""
+
+
+def _pixels(batch: Batch) -> Tensor:
+    """What of a batch is encoded."""
+    return batch.images if batch.views is None else batch.views
+
+
 def _refuse_pixels(batch: Batch) -> None:
     """Refuse a batch with pixels that are not finite, and name the first image that has them."""
-    pixels = batch.images if batch.views is None else batch.views
+    pixels = _pixels(batch)
     if all_finite([pixels]):
         return
     bad = (~pixels.isfinite().flatten(1).all(dim=1)).nonzero()[:, 0].tolist()
@@ -125,28 +135,41 @@ class Adapter(ZeroShotReference, ABC):
         batch = as_batch(images, self.model.preprocess, views=self.views, seed=self.seed)
         if len(batch) == 0:
             return Prediction(torch.zeros(0, len(self.prompts), device=self.model.device))
-        _refuse_pixels(batch)
         batch = batch.to(self.model.device)
         return self._ask(
+            _pixels(batch),
+            lambda: _refuse_pixels(batch),
             lambda: self._predict(batch),
             lambda: self.model.encode_image(batch.images, normalize=True),
         )
 
-    def _ask(self, predict: Callable[[], Prediction], encode: Callable[[], Tensor]) -> Prediction:
+    def _ask(
+        self,
+        inputs: Tensor,
+        refuse: Callable[[], None],
+        predict: Callable[[], Prediction],
+        encode: Callable[[], Tensor],
+    ) -> Prediction:
         """The prediction on the model's scale; whatever is raised, the memory is as it was.
 
+        ``refuse`` raises if ``inputs`` are not finite, which wins over whatever else came of them.
         ``encode`` gives the unit features (B, E) of plain CLIP where they are needed.
         """
+        late = [inputs] if inputs.device.type in CHECKED_LATE else []
+        if not late:
+            refuse()
         before = self.memory.snapshot(copied=self.in_place)
         try:
             prediction = self._compare(predict(), encode)
-            if not all_finite([prediction.logits, *self.memory.changed(before)]):
+            if not all_finite([*late, prediction.logits, *self.memory.changed(before)]):
                 raise NonFiniteError(
                     f"{type(self).__name__} gave or learned numbers that are not finite: lower its "
                     "learning rate, or start without the state; nothing of this batch was kept"
                 )
-        except BaseException:
+        except BaseException as error:
             self.memory.restore(before)
+            if late and isinstance(error, Exception):
+                refuse()
             raise
         return self._on_model_scale(prediction)
 

@@ -67,17 +67,20 @@ def nearest_texts(features: Tensor, text: Tensor, count: int) -> Tensor:
     return torch.zeros_like(cosine).scatter(1, nearest.indices, nearest.values.clamp_min(0))
 
 
-def normalised_graph(to_texts: Tensor, to_images: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of images of D^-½ (W + Wᵀ) D^-½: their weights to texts (M, N) and images (M, M).
+def spread(to_texts: Tensor, to_images: Tensor, scores: Tensor, steps: int) -> Tensor:
+    """``steps`` rounds of ``scores`` (M, N) of images ← S Y, with Y those of texts and images.
 
-    Edges lead from images only: ``to_texts`` (M, N) and ``to_images`` (M, M).
+    Edges lead from images only: ``to_texts`` (M, N) and ``to_images`` (M, M). Scores are multiplied
+    by D^-½ instead of the larger matrix.
     """
     between = to_images + to_images.T
     tiny = torch.finfo(between.dtype).tiny
-    image_degree = (between.sum(dim=1) + to_texts.sum(dim=1)).clamp_min(tiny).rsqrt()
+    image_degree = (between.sum(dim=1) + to_texts.sum(dim=1)).clamp_min(tiny).rsqrt()[:, None]
     text_degree = to_texts.sum(dim=0).clamp_min(tiny).rsqrt()
-    rows = image_degree[:, None]
-    return rows * to_texts * text_degree, rows * between * image_degree
+    texts = image_degree * to_texts * text_degree  # the rows of texts in Y are the identity
+    for _ in range(steps):
+        scores = torch.addcmul(texts, image_degree, between @ (image_degree * scores))
+    return scores
 
 
 @register(
@@ -105,29 +108,36 @@ class ECALP(FixedText):
 
     def _predict_features(self, features: Tensor) -> Prediction:
         features, memory, M = features[:, 0], self.memory, self.config.capacity
-        held = min(int(memory["images"]), M)
-        nodes = torch.cat([memory["features"][:held], features])
-        start = features.new_zeros(len(nodes), len(self.classifier))
-        start[torch.arange(held), memory["labels"][:held]] = memory["scores"][:held] / RESET
-        reached = self.propagate(nodes, start)
-
-        scores, labels = reached.max(dim=-1)
+        # nodes of zeros join nothing: a GPU takes all, so that shapes stay and can be recorded
+        empty = 0 if features.is_cuda else max(0, M - int(memory["images"]))
+        nodes = torch.cat([memory["features"][empty:], features])
+        logs, scores, labels = self._replayed(
+            self._propagate, nodes, memory["scores"][empty:], memory["labels"][empty:]
+        )
         for name, values in (("features", nodes), ("scores", scores), ("labels", labels)):
             newest = values[-M:]
-            memory[name] = F.pad(newest, [0, 0] * (values.ndim - 1) + [0, M - len(newest)])
+            memory[name] = F.pad(newest, [0, 0] * (values.ndim - 1) + [M - len(newest), 0])
         memory["images"] = memory["images"] + len(features)
-        answer = F.normalize(reached[held:], p=1, dim=-1)
-        zero_shot = (self.scale * features @ self.classifier.T).softmax(dim=-1)
-        tiny = torch.finfo(features.dtype).tiny
-        return Prediction(torch.lerp(answer, zero_shot, SMOOTHING).clamp_min(tiny).log().float())
+        return Prediction(logs.float())
 
-    def propagate(self, nodes: Tensor, start: Tensor) -> Tensor:
-        """Scores (M, N) that reach image nodes (M, E) from the texts and from ``start`` (M, N)."""
-        config = self.config
-        similarity = context_similarity(nodes, self.classifier)
-        to_images = nearest_affinity(similarity, config.image_neighbours) ** config.gamma
-        to_texts = nearest_texts(nodes, self.classifier, config.text_neighbours) ** config.gamma
-        texts, images = normalised_graph(to_texts, to_images)
-        for _ in range(config.steps):
-            start = texts + images @ start  # the rows of texts are the identity
-        return start
+    def _propagate(
+        self, nodes: Tensor, scores: Tensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probabilities of the new ones of image nodes (M, E), best scores and labels of all.
+
+        The earlier ones, which come first, start from ``scores`` of their ``labels``.
+        """
+        config, text, held = self.config, self.classifier, len(scores)
+        similarity, gamma = context_similarity(nodes, text), config.gamma
+        to_images = nearest_affinity(similarity, config.image_neighbours, power=gamma)
+        to_texts = nearest_texts(nodes, text, config.text_neighbours) ** gamma
+        start = torch.zeros_like(to_texts)
+        start[:held].scatter_(1, labels[:, None], scores[:, None] / RESET)
+        reached = spread(to_texts, to_images, start, config.steps)
+
+        answer = F.normalize(reached[held:], p=1, dim=-1)
+        zero_shot = (self.scale * nodes[held:] @ text.T).softmax(dim=-1)
+        tiny = torch.finfo(nodes.dtype).tiny
+        logs = torch.lerp(answer, zero_shot, SMOOTHING).clamp_min(tiny).log()
+        best = reached.max(dim=-1)
+        return logs, best.values, best.indices

@@ -56,17 +56,16 @@ def cache_means(keys: Tensor, filled: Tensor, text: Tensor) -> Tensor:
 
 def ridge_covariance(keys: Tensor, filled: Tensor, means: Tensor) -> Tensor:
     """Σ (E, E) of the residuals of cached keys (N, K, E) from their class's mean."""
-    E, entries = keys.shape[2], int(filled.sum())
-    eye = torch.eye(E, dtype=keys.dtype, device=keys.device)
-    if int(filled.sum(dim=1).amax()) <= 2:
-        return eye / E
-    residual = keys[filled] - means.repeat_interleave(filled.sum(dim=1), dim=0)
-    residual = residual - residual.mean(dim=0)
+    E, counts, present = keys.shape[2], filled.sum(dim=1), filled[:, :, None]
+    entries = counts.sum()
+    residual = (keys - means[:, None]) * present  # reading a number of the device would wait for it
+    residual = ((residual - residual.sum(dim=(0, 1)) / entries) * present).flatten(0, 1)
     scatter = residual.T @ residual  # (n - 1) M
     trace = (scatter.diagonal().sum() / (entries - 1)).clamp_min(SMALLEST_TRACE)
-    few = entries <= 4 * E
-    ridge, factor = (trace, E) if few else (1e-6 * (entries - 1) * trace, entries - 1)
-    return (scatter + ridge * eye) / factor
+    few, eye = entries <= 4 * E, torch.eye(E, dtype=keys.dtype, device=keys.device)
+    ridge = torch.where(few, trace, 1e-6 * (entries - 1) * trace)
+    covariance = (scatter + ridge * eye) / torch.where(few, E, entries - 1)
+    return torch.where(counts.amax() <= 2, eye / E, covariance)
 
 
 @register(
@@ -92,7 +91,15 @@ class OGA(FixedText):
         self.memory.declare("keys", self.classifier.new_zeros(N, self.config.capacity, E))
 
     def _predict_features(self, features: Tensor) -> Prediction:
-        features, memory = features[:, 0], self.memory
+        features = features[:, 0]
+        logits, means, covariance = self.replay(self._learn, features)
+        likelihood = linear_discriminant(features, means, covariance)
+        posterior = logits + self.config.likelihood_weight * likelihood
+        return Prediction(posterior.log_softmax(dim=-1).float())
+
+    def _learn(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Zero-shot logits of a batch, and the Gaussians of the cache that it entered."""
+        memory = self.memory
         logits = self.scale * features @ self.classifier.T
         offered = entropy(logits)
         occupancy = simulate_insertions(memory["entropy"], logits.argmax(dim=-1), offered)
@@ -101,7 +108,4 @@ class OGA(FixedText):
 
         keys, filled = memory["keys"], memory["entropy"].isfinite()
         means = cache_means(keys, filled, self.classifier)
-        covariance = ridge_covariance(keys, filled, means)
-        likelihood = linear_discriminant(features, means, covariance)
-        posterior = logits + self.config.likelihood_weight * likelihood
-        return Prediction(posterior.log_softmax(dim=-1).float())
+        return logits, means, ridge_covariance(keys, filled, means)

@@ -18,14 +18,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.methods._shared.config import Count, MethodConfig, NonNegative, Positive, Weight
-from cliquetta.methods._shared.feature_level import ImageByImage, Numbers, numbers, softmax
+from cliquetta.methods._shared.feature_level import GROUP, ImageByImage
 from cliquetta.methods.registry import register
+from cliquetta.model.clip import l2_normalize
 
 
 @dataclass(frozen=True)
@@ -46,41 +46,43 @@ class OnZetaConfig(MethodConfig):
     """n: images after which the vision label has its full weight; the stream's length if known."""
 
 
-def dual_step(dual: Numbers, label: Numbers, lr: float, balance: float) -> Numbers:
-    """ρ after one image of label q (N,)."""
-    return np.maximum(dual - lr * (label - balance / len(label)), 0)
+def balanced_labels(
+    logits: Tensor, dual: Tensor, lrs: Tensor, balance: float
+) -> tuple[Tensor, Tensor]:
+    """Labels q (B, N) of ``logits`` (B, N), row after row, and the dual ρ (N,) after them.
 
-
-class Proxies:
-    """Unit proxies w_k = length_k (start_k + Σ_j share_jk f_j) of a group of images f.
-
-    A step w_k ← normalised w_k - c_k f needs products of images and proxies only. Steps are longer
-    than proxies: float64, or the sums would lose what is left of the start.
+    Inside, ρ is without the sum of all c_r α / (√t N), which no softmax sees.
     """
+    gained = (lrs * balance / logits.shape[1]).cumsum(dim=0)
+    labels = []
+    for row, lr, least in zip(logits, lrs, -gained, strict=True):
+        label = (row + dual).softmax(dim=0)
+        dual = torch.maximum(torch.addcmul(dual, label, lr, value=-1), least)
+        labels.append(label)
+    return torch.stack(labels), dual + gained[-1]
 
-    def __init__(self, start: Tensor, features: Tensor) -> None:
-        self.start, self.features = start, features
-        both = torch.cat([start, features]).double()
-        products = numbers(features.double() @ both.T)
-        self.products, self.gram = products[:, : len(start)], products[:, len(start) :]
-        self.length, self.shares = np.ones(len(start)), np.zeros_like(self.products)
 
-    def cosines(self, row: int) -> Numbers:
-        """w·f (N,) of image ``row`` after the steps of those before it."""
-        moved = self.products[row] + self.gram[row, :row] @ self.shares[:row]
-        found: Numbers = self.length * moved
-        return found
+def vision_labels(
+    products: Tensor, gram: Tensor, labels: Tensor, lrs: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Labels r (B, N), row after row, and the ``shares`` (B, N) of images in the proxies.
 
-    def step(self, row: int, cosines: Numbers, size: Numbers) -> None:
-        """Move by ``size`` c (N,) away from image ``row``, whose ``cosines`` are known."""
-        self.shares[row] = -size / self.length
-        self.length /= np.sqrt(1 + size * (size - 2 * cosines))
-
-    def proxies(self) -> Tensor:
-        """W (N, E) after all steps."""
-        shares = torch.from_numpy(self.shares).to(self.start.device)
-        moved = self.start.double() + shares.T @ self.features.double()
-        return F.normalize(moved, dim=-1).to(self.start.dtype)
+    A step w_k ← normalised w_k + c_k f needs products only: ``products`` (B, N) of images and
+    proxies at the start, ``gram`` (B, B) of images. Proxies end as normalised start_k +
+    Σ_j shares_jk f_j. Steps are longer than proxies: float64, or the sums would lose what is left
+    of the start.
+    """
+    cosines, weighted, one = scale * products, lrs[:, None] * labels, torch.ones_like(labels[0])
+    found = []
+    for row, lr in enumerate(lrs):
+        label = cosines[row].softmax(dim=0)
+        step = torch.addcmul(weighted[row], label, lr, value=-1)  # c = lr (q - r)
+        squared = torch.addcmul(one, step, step.add(cosines[row], alpha=2 / scale))  # |w + c f|²
+        shrink = squared.rsqrt()
+        cosines[row + 1 :].addr_(gram[row, row + 1 :], step, alpha=scale).mul_(shrink)
+        found.append((label, step, shrink))
+    vision, steps, shrinks = (torch.stack(values) for values in zip(*found, strict=True))
+    return vision, steps * shrinks / shrinks.cumprod(dim=0)
 
 
 @register(
@@ -97,28 +99,35 @@ class OnZeta(ImageByImage):
 
     def _setup(self) -> None:
         super()._setup()
+        self._replayed.shapes = GROUP.bit_length()
         self.vision_scale = self.scale / self.config.vision_temperature
-        self.memory.declare("dual", torch.zeros(len(self.prompts), dtype=torch.float64))
+        N, device = len(self.prompts), self.model.device
+        self.memory.declare("dual", torch.zeros(N, dtype=torch.float64, device=device))
         self.memory.declare("proxies", self.classifier)
-        self.memory.declare("images", torch.zeros((), dtype=torch.long))
+        self.memory.declare("images", torch.zeros((), dtype=torch.long, device=device))
 
-    def answer(self, features: Tensor) -> Numbers:
+    def answer(self, features: Tensor) -> Tensor:
         """Mixtures of the balanced text label and the vision label."""
-        config, memory = self.config, self.memory
-        logits = numbers(self.scale * features.double() @ self.classifier.double().T)
-        proxies = Proxies(memory["proxies"], features)
-        dual, seen = numbers(memory["dual"]), int(memory["images"])
-        answers = np.empty_like(logits)
-        for row, t in enumerate(range(seen + 1, seen + len(features) + 1)):
-            text = softmax(logits[row] + dual)
-            dual = dual_step(dual, text, config.dual_lr / t**0.5, config.balance)
-            cosines = proxies.cosines(row)
-            vision = softmax(self.vision_scale * cosines)
-            difference = vision - text
-            weight = config.vision_weight * min(1.0, t / config.horizon) ** 0.5
-            answers[row] = text + weight * difference
-            lr = config.proxy_lr / t**0.5 * self.vision_scale
-            proxies.step(row, cosines, lr * difference)
-        memory["dual"], memory["proxies"] = torch.from_numpy(dual), proxies.proxies()
-        memory["images"] = memory["images"] + len(features)
-        return answers
+        B = len(features)
+        if features.is_cuda:  # a few sizes are recorded
+            features = F.pad(features, (0, 0, 0, (1 << (B - 1).bit_length()) - B))
+        return self.replay(self._learn, features)[0][:B]
+
+    def _learn(self, features: Tensor) -> tuple[Tensor]:
+        """Answers of a group; rows of zeros are no images."""
+        config, memory, (N, B) = self.config, self.memory, (len(self.prompts), len(features))
+        others = torch.cat([self.scale * self.classifier, memory["proxies"], features])
+        products = features.double() @ others.double().T
+        logits, products, gram = torch.split(products, [N, N, B], dim=1)
+        present = features.any(dim=1)
+        time = (memory["images"] + torch.arange(1, B + 1, device=features.device)).double()
+        fade = present * time.rsqrt()
+        text, dual = balanced_labels(logits, memory["dual"], config.dual_lr * fade, config.balance)
+        lrs = config.proxy_lr * self.vision_scale * fade
+        vision, shares = vision_labels(products, gram, text, lrs, self.vision_scale)
+        moved = torch.addmm(memory["proxies"].double(), shares.T, features.double())
+        memory["dual"] = dual
+        memory["proxies"] = l2_normalize(moved).to(memory["proxies"].dtype)
+        memory["images"] = memory["images"] + present.sum()
+        weight = config.vision_weight * (time / config.horizon).clamp(max=1).sqrt()
+        return (torch.lerp(text, vision, weight[:, None]),)

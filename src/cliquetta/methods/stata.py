@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -46,26 +47,33 @@ class StatAConfig(MethodConfig):
     """Updates of the assignments in each round."""
 
 
-def class_log_likelihood(features: Tensor, means: Tensor, variances: Tensor) -> Tensor:
+def with_squares(features: Tensor) -> Tensor:
+    """Features and their squares (B, 2E), both of which each product below needs."""
+    return torch.cat([features, features.square()], dim=1)
+
+
+def class_log_likelihood(moments: Tensor, means: Tensor, variances: Tensor) -> Tensor:
     """Log N(f_i; μ_k, diag σ²_k) up to a constant, (B, N), for variances (N, E)."""
-    precision = 1 / variances
-    squared = features.square() @ precision.T - 2 * features @ (means * precision).T
-    squared = squared + (means.square() * precision).sum(dim=-1)
-    return -0.5 * (squared + variances.log().sum(dim=-1))
+    precision = variances.reciprocal()
+    scaled = means * precision
+    # -½ (f - μ)² / σ² = f·μ/σ² - ½ f²/σ² - ½ μ²/σ²
+    mixed = moments @ torch.cat([scaled, -0.5 * precision], dim=1).T
+    constant = torch.addcmul(variances.log(), scaled, means).sum(dim=-1)
+    return mixed.sub(constant, alpha=0.5)
 
 
 def anchored_update(
-    features: Tensor, logs: Tensor, text: Tensor, anchor_variance: Tensor, anchor_weight: float
+    moments: Tensor, logs: Tensor, text: Tensor, anchor_variance: Tensor, anchor_weight: float
 ) -> tuple[Tensor, Tensor]:
     """Means (N, E) and variances (N, E) of log assignments (B, N), shrunk to the text's."""
     weights = logs.softmax(dim=0).T  # (N, B), one per class
-    count = F.one_hot(logs.argmax(dim=-1), logs.shape[1]).sum(dim=0)
-    beta = (count / (count + anchor_weight)).to(features.dtype)[:, None]
-    empirical = weights @ features
-    means = F.normalize(beta * empirical + (1 - beta) * text, dim=-1)
-    scatter = weights @ features.square() - 2 * means * empirical + means.square()
-    anchored = anchor_variance + (text - means).square()
-    return means, (beta * scatter + (1 - beta) * anchored).clamp_min(VARIANCE_FLOOR)
+    count = F.one_hot(logs.argmax(dim=-1), logs.shape[1]).sum(dim=0, dtype=logs.dtype)
+    beta = (count / (count + anchor_weight))[:, None]
+    empirical, squares = (weights @ moments).chunk(2, dim=1)
+    means = F.normalize(torch.lerp(text, empirical, beta), dim=-1)
+    scatter = torch.addcmul(squares, means, means.sub(empirical, alpha=2))
+    anchored = torch.addcmul(anchor_variance, text - means, text - means)
+    return means, torch.lerp(anchored, scatter, beta).clamp_min(VARIANCE_FLOOR)
 
 
 def transduce(features: Tensor, log_prior: Tensor, text: Tensor, config: StatAConfig) -> Tensor:
@@ -74,13 +82,15 @@ def transduce(features: Tensor, log_prior: Tensor, text: Tensor, config: StatACo
     links = (affinity + affinity.T) / (2 * config.neighbours)
     anchor_variance = update_variance(features, text, log_prior.exp())
     means, variances, logs = text, anchor_variance.expand_as(text), log_prior
-    for _ in range(config.rounds):
-        likelihood = class_log_likelihood(features, means, variances)
-        fixed = log_prior + likelihood / config.gaussian_temperature
+    moments = with_squares(features)
+    for updates_left in range(config.rounds - 1, -1, -1):
+        likelihood = class_log_likelihood(moments, means, variances)
+        fixed = log_prior.add(likelihood, alpha=1 / config.gaussian_temperature)
         logs = propagate_assignments(fixed, links, logs, config.inner_steps)
-        means, variances = anchored_update(
-            features, logs, text, anchor_variance, config.anchor_weight
-        )
+        if updates_left:
+            means, variances = anchored_update(
+                moments, logs, text, anchor_variance, config.anchor_weight
+            )
     return logs
 
 

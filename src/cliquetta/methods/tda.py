@@ -151,17 +151,15 @@ class TDA(FixedText):
 
     def _predict_features(self, features: Tensor) -> Prediction:
         groups = torch.split(features, GROUP)
-        return Prediction(torch.cat([self._logits(self._look(group)) for group in groups]))
+        return Prediction(torch.cat([self.replay(self._logits, group)[0] for group in groups]))
 
-    def _look(self, features: Tensor) -> Seen:
-        return look(features, self.classifier, self.scale, self.config.selection_fraction)
-
-    def _logits(self, seen: Seen) -> Tensor:
-        """Logits (B, N) of one group, which enters the caches."""
+    def _logits(self, features: Tensor) -> tuple[Tensor]:
+        """Logits (B, N) of one group (B, V, E), which enters the caches."""
         config = self.config
+        seen = look(features, self.classifier, self.scale, config.selection_fraction)
         classes = seen.logits.argmax(dim=-1)
         logits = seen.logits + config.positive_alpha * self._positive(seen, classes)
-        return (logits - config.negative_alpha * self._negative(seen, classes)).float()
+        return ((logits - config.negative_alpha * self._negative(seen, classes)).float(),)
 
     def _positive(self, seen: Seen, classes: Tensor) -> Tensor:
         """Fill the positive cache and read it."""

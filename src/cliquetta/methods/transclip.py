@@ -88,10 +88,10 @@ def transduce(features: Tensor, log_prior: Tensor, config: TransCLIPConfig) -> T
     links = (affinity + affinity.T) / (2 * config.neighbours)
     means = first_means(features, log_prior.exp(), config.init_images)
     variance = torch.full_like(features[0], 1 / features.shape[1])
-    logs = log_prior
+    logs, weighted_prior = log_prior, config.text_weight * log_prior
     for updates_left in range(config.rounds, -1, -1):
         likelihood = gaussian_log_likelihood(features, means, variance)
-        fixed = config.text_weight * log_prior + likelihood / config.gaussian_temperature
+        fixed = weighted_prior.add(likelihood, alpha=1 / config.gaussian_temperature)
         logs = propagate_assignments(fixed, links, logs, config.inner_steps)
         if updates_left:
             means = F.normalize(weighted_means(features, logs), dim=-1)

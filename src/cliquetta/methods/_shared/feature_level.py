@@ -7,24 +7,28 @@ They can be asked with features that were encoded once and kept
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from cliquetta.errors import UserError
 from cliquetta.methods._shared.memory import all_finite
 from cliquetta.methods._shared.views import ViewsConfig
+from cliquetta.methods._shared.zero_shot_reference import OPTIONAL
 from cliquetta.methods.base import Adapter, BatchDependence, NonFiniteError
 from cliquetta.model.clip import encode_views
 from cliquetta.model.cuda_graph import Replayed
 from cliquetta.types import Batch, Prediction
 
-Numbers = NDArray[np.float64]
 GROUP = 64
-"""Images of an :class:`ImageByImage` between two visits to the device; answers do not depend on
-it, memory grows with its square."""
+"""Images that an :class:`ImageByImage` takes at once; answers do not depend on it, memory grows
+with its square."""
+
+
+def _refuse_features(features: Tensor) -> None:
+    if not all_finite([features]):
+        raise NonFiniteError("features hold NaN or infinity: encode finite images only")
 
 
 class FeatureLevel(Adapter):
@@ -49,11 +53,14 @@ class FeatureLevel(Adapter):
             )
         if len(features) == 0:
             return Prediction(torch.zeros(0, len(self.prompts), device=self.model.device))
-        if not all_finite([features]):
-            raise NonFiniteError("features hold NaN or infinity: encode finite images only")
         with torch.no_grad():
             features = features.to(self.model.device, non_blocking=True)
-            return self._ask(lambda: self._predict_features(features), lambda: features[:, 0])
+            return self._ask(
+                features,
+                lambda: _refuse_features(features),
+                lambda: self._predict_features(features),
+                lambda: features[:, 0],
+            )
 
     @torch.no_grad()
     def _predict(self, batch: Batch) -> Prediction:
@@ -73,38 +80,42 @@ class FixedText(FeatureLevel):
     def _setup(self) -> None:
         self.classifier = self.model.classifier(self.prompts)
         self.scale = self.model.scale
+        self._replayed = Replayed()
+
+    def replay(
+        self, step: Callable[[Tensor], tuple[Tensor, ...]], features: Tensor
+    ) -> tuple[Tensor, ...]:
+        """``step(features)``, recorded on CUDA.
+
+        It may read and replace the memory, all of which is on the device, and not wait for that.
+        """
+        memory, names = self.memory, [name for name in self.memory if name not in OPTIONAL]
+
+        def function(features: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+            for name, value in zip(names, state, strict=True):
+                memory[name] = value
+            found = step(features)
+            return *(memory[name] for name in names), *found
+
+        found = self._replayed(function, features, *(memory[name] for name in names))
+        for name, value in zip(names, found, strict=False):
+            memory[name] = value
+        return found[len(names) :]
 
 
 class ImageByImage(FixedText):
-    """One whose every step depends on the one before: in numbers of a group, on the CPU.
-
-    What a step needs are products of features, so that the width of features does not matter and
-    the device is asked once per group.
-    """
+    """One whose every step depends on the one before: in products of the features of a group."""
 
     batch_dependence = BatchDependence.SEQUENTIAL
 
     def _predict_features(self, features: Tensor) -> Prediction:
         groups = torch.split(features[:, 0], GROUP)
-        answers = torch.from_numpy(np.concatenate([self.answer(group) for group in groups]))
-        smallest = torch.finfo(torch.float32).tiny
-        return Prediction(answers.clamp_min(smallest).log().float().to(features.device))
+        answers = torch.cat([self.answer(group) for group in groups])
+        return Prediction(answers.clamp_min(torch.finfo(torch.float32).tiny).log().float())
 
     @abstractmethod
-    def answer(self, features: Tensor) -> Numbers:
+    def answer(self, features: Tensor) -> Tensor:
         """Probabilities (B, N) of a group of unit features (B, E), learned from in order."""
-
-
-def numbers(tensor: Tensor) -> Numbers:
-    """A tensor on the CPU, in double precision, that may be written to."""
-    return np.array(tensor.detach().cpu(), dtype=np.float64)
-
-
-def softmax(logits: Numbers) -> Numbers:
-    """Probabilities (N,)."""
-    exponentials: Numbers = np.exp(logits - np.maximum.reduce(logits))
-    exponentials /= np.add.reduce(exponentials)
-    return exponentials
 
 
 class Transductive(FixedText):
@@ -114,10 +125,6 @@ class Transductive(FixedText):
     """
 
     batch_dependence = BatchDependence.JOINT
-
-    def _setup(self) -> None:
-        super()._setup()
-        self._replayed = Replayed()
 
     def _predict_features(self, features: Tensor) -> Prediction:
         features = features[:, 0]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
-from torch.nn.utils import get_total_norm
 
 from cliquetta.errors import UserError
 
@@ -23,7 +23,7 @@ def all_finite(values: Iterable[Tensor]) -> bool:
     for value in values:
         if value.is_floating_point() and value.numel() > 0:
             on.setdefault(value.device, []).append(value.detach())
-    return all(bool(_witness(found).isfinite()) for found in on.values())
+    return all(math.isfinite(_witness(found)) for found in on.values())
 
 
 def _witness(values: list[Tensor]) -> Tensor:
@@ -31,7 +31,8 @@ def _witness(values: list[Tensor]) -> Tensor:
     if len(values) == 1:
         wide = torch.promote_types(values[0].dtype, torch.float32)
         return values[0].sum(dtype=wide)
-    return get_total_norm(values, torch.inf)
+    largest: Tensor = torch.stack(torch._foreach_norm(values, torch.inf)).max()
+    return largest
 
 
 class Memory:

@@ -10,23 +10,26 @@ import torch
 from torch import Tensor
 
 
-def nearest_affinity(similarity: Tensor, neighbours: int) -> Tensor:
+def nearest_affinity(similarity: Tensor, neighbours: int, *, power: float = 1.0) -> Tensor:
     """W (B, B): similarity of each row with its nearest others, zero elsewhere and if negative.
 
-    Fewer than ``neighbours`` + 1 rows use as many neighbours as there are.
+    Fewer than ``neighbours`` + 1 rows use as many neighbours as there are. Similarities are raised
+    to ``power``.
     """
     others = similarity.clone().fill_diagonal_(-float("inf"))
-    nearest = others.topk(min(neighbours, len(similarity) - 1), dim=-1)
-    return similarity.new_zeros(similarity.shape).scatter(
-        1, nearest.indices, nearest.values.clamp_min(0)
+    nearest = others.topk(min(neighbours, len(similarity) - 1), dim=-1, sorted=False)
+    weights = nearest.values.clamp_min(0)
+    return torch.zeros_like(similarity).scatter(
+        1, nearest.indices, weights if power == 1 else weights**power
     )
 
 
 def propagate_assignments(fixed: Tensor, links: Tensor, logs: Tensor, steps: int) -> Tensor:
     """``steps`` updates z ∝ exp(fixed + links z) of log assignments ``logs`` (B, N)."""
-    for _ in range(steps):
-        logs = (fixed + links @ logs.exp()).log_softmax(dim=-1)
-    return logs
+    assignments = logs.exp()
+    for _ in range(steps - 1):
+        assignments = torch.addmm(fixed, links, assignments).softmax(dim=-1)
+    return torch.addmm(fixed, links, assignments).log_softmax(dim=-1)
 
 
 def weighted_means(features: Tensor, log_weights: Tensor) -> Tensor:
