@@ -173,6 +173,21 @@ def test_pixels_that_are_not_finite_are_refused_and_teach_nothing(
     assert_bit_equal(expected, found + logits_of(adapter, stream_of(batch)[2:]))
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="what a GPU makes of NaN")
+def test_a_gpu_refuses_pixels_that_are_not_finite(
+    entry: MethodEntry, tiny_prompts: ClassPrompts, batch: Batch
+) -> None:
+    adapter = build_adapter(entry, build_tiny_clip().cuda(), tiny_prompts)
+    adapter.predict(prepare(adapter, batch[0:4]))
+    before = adapter.state_dict()
+    spoilt = batch.images[:4].clone()
+    spoilt[2, 1, 5, 7] = torch.nan
+    with pytest.raises(NonFiniteError, match=r"1 of 4 images .* number 2 \(image-2\)"):
+        adapter.predict(prepare(adapter, Batch(spoilt, batch.keys[:4])))
+    assert_same_state(adapter, before)
+    assert adapter.predict(prepare(adapter, batch[4:8])).logits.isfinite().all()
+
+
 def diverging(config: Any) -> Iterator[Any]:
     """The config with each of its learning rates beyond all measure."""
     for field in dataclasses.fields(config):
