@@ -18,6 +18,7 @@ from cliquetta.methods.scap_domain.frequencies import (
     belief,
     class_frequencies,
     class_prior,
+    plain_unevenness,
     remove_background,
     target_marginal,
 )
@@ -67,8 +68,9 @@ def test_first_step_equals_autograd_through_the_whole_tower() -> None:
     assert torch.equal(torch.cat([p.detach() for p in leaves]), start)
     plain = zero_shot(adapter, images)
     confidence, marginal = plain.amax(dim=1).mean(), plain.mean(0)
-    none = torch.zeros(len(NAMES))
-    freed = remove_background(plain, none, none, 1.0)[0].sum(0)
+    answers = plain.argmax(dim=1).bincount(minlength=len(NAMES)).to(plain)
+    none, uneven = torch.zeros(len(NAMES)), plain_unevenness(answers, confidence)
+    freed = remove_background(plain, none, none, 1 + 128 * uneven)[0].sum(0)
     frequencies = class_frequencies(freed, torch.tensor(6.0))
     believed = belief(frequencies, confidence, config)
     prior = class_prior(frequencies, believed)

@@ -17,6 +17,7 @@ from cliquetta.methods.scap_domain.frequencies import (
     class_prior,
     class_weights,
     evenness,
+    plain_unevenness,
     remove_background,
     target_marginal,
 )
@@ -36,7 +37,7 @@ def estimate(answers: Tensor, images: float, batch: int = 64) -> Tensor:
     """Frequencies of a stream in batches."""
     weight = total = mass = torch.zeros(N)
     for part in answers.split(batch):
-        p, weight, total = remove_background(part, weight, total, images)
+        p, weight, total = remove_background(part, weight, total, torch.tensor(images))
         mass = mass + p.sum(dim=0)
     return class_frequencies(mass, torch.tensor(float(len(answers))))
 
@@ -49,16 +50,16 @@ def test_evenness_counts_the_equally_frequent() -> None:
 
 def test_background_is_a_weighted_mean_that_starts_from_that_of_all_classes() -> None:
     weight, total = torch.tensor([3.0, 1.0, 0.0]), torch.tensor([6.0, -2.0, 0.0])
-    found = background(weight, total, 2.0)  # the mean of all is 4 / 4
+    found = background(weight, total, torch.tensor(2.0))  # the mean of all is 4 / 4
     torch.testing.assert_close(found, torch.tensor([8 / 5, 0 / 3, 2 / 2]))
-    torch.testing.assert_close(background(torch.zeros(3), torch.zeros(3), 1.0),
+    torch.testing.assert_close(background(torch.zeros(3), torch.zeros(3), torch.tensor(1.0)),
                                torch.zeros(3))  # fmt: skip
 
 
 def test_removing_the_background_equals_a_literal_loop() -> None:
     answers = draw(torch.tensor([0, 1, 1, 7]), torch.linspace(0, 3, N)).double()
     weight, total = torch.linspace(1, 5, N).double(), torch.linspace(-9, 4, N).double()
-    p, others, weighted = remove_background(answers, weight, total, 3.0)
+    p, others, weighted = remove_background(answers, weight, total, torch.tensor(3.0).double())
 
     logs = [[math.log(x) for x in row] for row in answers.tolist()]
     centred = [[x - sum(row) / N for x in row] for row in logs]
@@ -94,9 +95,29 @@ def test_bias_is_told_from_frequency(batch: int) -> None:
     assert float(estimate(few, 1.0, batch)[:3].sum()) > 0.8
 
 
-def test_a_stream_of_one_confident_class_is_not_taken_for_biased() -> None:
-    answers = draw(torch.full((256,), 4), torch.zeros(N), gap=7.0)
-    assert float(estimate(answers, 1.0)[4]) > 0.9
+def test_a_stream_of_one_class_is_not_taken_for_bias() -> None:
+    answers = draw(torch.zeros(256, dtype=torch.long), torch.zeros(N), gap=6.0)
+    counts, confidence = torch.tensor([256.0] + [0.0] * 9), answers.amax(dim=1).mean()
+    assert float(plain_unevenness(counts, confidence)) == 1.0
+    assert float(estimate(answers, 129.0)[0]) > 0.9
+    # Without the mean of all classes its own images become its background.
+    assert float(estimate(answers, 1e-3)[0]) < float(estimate(answers, 129.0)[0])
+
+
+def test_plain_answers_are_uneven_below_a_limit_that_rises_with_confidence() -> None:
+    seven = torch.tensor([1e6] * 7 + [0.0] * 3)
+    for confidence, expected in ((0.5, 0.0), (0.76, 0.5 + (0.704 - 0.7) / 0.1), (0.95, 1.0)):
+        found = float(plain_unevenness(seven, torch.tensor(confidence)))
+        assert found == pytest.approx(expected, abs=1e-3)
+
+
+def test_few_plain_answers_are_not_taken_for_uneven() -> None:
+    generator = torch.Generator().manual_seed(0)
+    draws = [torch.randint(0, 80, (64,), generator=generator) for _ in range(50)]
+    found = [
+        float(plain_unevenness(d.bincount(minlength=80).float(), torch.tensor(0.7))) for d in draws
+    ]
+    assert sum(found) / 50 < 0.1  # the plain entropy alone has an evenness of 0.5, limit 0.56
 
 
 def test_uneven_frequencies_are_believed_if_answers_are_confident_enough() -> None:

@@ -130,7 +130,7 @@ class DomainSCAP(Adapter):
         for name, size in (
             *(("key_count", ()), ("key_mean", (F,)), ("key_scatter", (F,))),
             *(("counted", ()), ("confidence", ()), ("agreement", ()), ("entropy", ())),
-            *(("class_mass", (N,)), ("freed_mass", (N,))),
+            *(("answers", (N,)), ("class_mass", (N,)), ("freed_mass", (N,))),
             *(("background_weight", (N,)), ("background_total", (N,))),
             *(("recent_plain", (N,)), ("recent_adapted", (N,))),
         ):

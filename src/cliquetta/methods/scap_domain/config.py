@@ -64,9 +64,9 @@ class DomainSCAPConfig(
     prior: Literal["estimated", "uniform", "zero-shot"] = "estimated"
     """Whether all classes are taken to be equally frequent, the zero-shot marginal is believed, or
     frequencies are estimated and believed as far as they are uneven."""
-    background_images: Positive = 1.0
-    """Images that the mean background of all classes counts for in the background of each class,
-    which is learned from the images that are not of the class."""
+    background_images: NonNegative = 128.0
+    """Images that the mean background of all classes counts for in that of each class, where plain
+    answers are more uneven than a bias makes them; where they are not, it counts for one."""
     evenness_floor: Weight = 0.72
     """Evenness of the estimated frequencies (effective share of the classes) below which they are
     believed, up to a mean confidence of ``evenness_knee`` ..."""

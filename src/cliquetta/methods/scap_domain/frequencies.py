@@ -5,6 +5,9 @@ few classes they do so because the others are absent (truth). The stream itself 
 its images of other classes show a class's background, the logit that it gets where it is absent.
 Bias raises the background, frequency does not. Answers without the background are counted; how
 uneven the counts are, and how confident CLIP is, says how far they are believed.
+
+A class that is nearly every answer leaves no images to see its background by. Where plain answers
+are more uneven than any bias makes them, all backgrounds are therefore drawn to their mean.
 """
 
 from __future__ import annotations
@@ -29,18 +32,17 @@ def count_answers(p: Tensor) -> Tensor:
     return torch.zeros_like(p[0]).scatter_add(0, p.argmax(dim=1), ones)
 
 
-def background(weight: Tensor, total: Tensor, images: float) -> Tensor:
+def background(weight: Tensor, total: Tensor, images: Tensor) -> Tensor:
     """Background logit (N,) of each class, from weights (N,) and weighted sums of logits (N,).
 
-    ``images`` is the weight of the mean background of all classes, which a class has that is every
-    answer and leaves no images of others.
+    ``images`` () is the weight of the mean background of all classes.
     """
     mean = total.sum() / weight.sum().clamp_min(1e-6)
     return (total + images * mean) / (weight + images)
 
 
 def remove_background(
-    zero_shot: Tensor, weight: Tensor, total: Tensor, images: float
+    zero_shot: Tensor, weight: Tensor, total: Tensor, images: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Answers (b, N) without background; its weights and sums with the batch counted.
 
@@ -48,8 +50,9 @@ def remove_background(
     """
     logits = zero_shot.clamp_min(torch.finfo(zero_shot.dtype).tiny).log()
     logits = logits - logits.mean(dim=1, keepdim=True)
+    found = background(weight, total, images)
     others, weighted = weight, total
-    p = _answers(logits, background(weight, total, images))
+    p = _answers(logits, found)
     for _ in range(ROUNDS):
         absent = (1 - p) ** FOCUS
         others, weighted = weight + absent.sum(dim=0), total + (absent * logits).sum(dim=0)
@@ -69,6 +72,20 @@ def class_frequencies(mass: Tensor, images: Tensor) -> Tensor:
 def evenness(frequencies: Tensor) -> Tensor:
     """Effective share of the classes (): exp(entropy) / N of frequencies (N,)."""
     return log_prob_entropy(frequencies.clamp_min(1e-8).log()).exp() / len(frequencies)
+
+
+def plain_unevenness(answers: Tensor, confidence: Tensor) -> Tensor:
+    """How far counted plain answers (N,) are more uneven than bias makes them, 0 to 1.
+
+    Where all classes occur, answers get less even as CLIP gets less confident; the limit lies
+    below what was seen there. With few answers the plain entropy is too low; Miller and Madow's
+    term is added.
+    """
+    total = answers.sum().clamp_min(1)
+    few = (((answers > 0).sum() - 1).clamp_min(0) / (2 * total)).exp()
+    found = (evenness(answers / total) * few).clamp_max(1)
+    limit = (0.32 + 2.4 * (confidence - 0.6).clamp_min(0)).clamp_max(0.85)
+    return ((limit - found) / 0.1 + 0.5).clamp(0, 1)
 
 
 def belief(frequencies: Tensor, confidence: Tensor, config: DomainSCAPConfig) -> Tensor:

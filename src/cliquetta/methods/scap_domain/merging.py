@@ -17,7 +17,7 @@ Places = list[tuple[int, int]]
 """Domains, each by the number of its state and its place there."""
 
 ADDED = (
-    *("counted", "confidence", "agreement", "entropy", "class_mass", "freed_mass"),
+    *("counted", "confidence", "agreement", "entropy", "answers", "class_mass", "freed_mass"),
     *("background_weight", "background_total", "recent_plain", "recent_adapted", "steps"),
     *("images", "restarts", "abstained"),
 )

@@ -18,6 +18,7 @@ from cliquetta.methods.scap_domain.frequencies import (
     class_frequencies,
     class_prior,
     count_answers,
+    plain_unevenness,
     remove_background,
 )
 
@@ -33,6 +34,8 @@ class Counts(NamedTuple):
 
     counted: Tensor
     """Images."""
+    answers: Tensor
+    """(N,): how often each class was the answer."""
     class_mass: Tensor
     """(N,): summed probabilities."""
     confidence: Tensor
@@ -58,13 +61,20 @@ class Counts(NamedTuple):
 
     def add(self, zero_shot: Tensor, config: DomainSCAPConfig) -> Counts:
         """With the answers (b, N) to a batch."""
+        counted, answers = self.counted + len(zero_shot), self.answers + count_answers(zero_shot)
+        confidence = self.confidence + zero_shot.amax(dim=1).sum()
+        uneven = plain_unevenness(answers, confidence / counted)
         freed, weight, total = remove_background(
-            zero_shot, self.background_weight, self.background_total, config.background_images
+            zero_shot,
+            self.background_weight,
+            self.background_total,
+            1 + config.background_images * uneven,
         )
         return Counts(
-            self.counted + len(zero_shot),
+            counted,
+            answers,
             self.class_mass + zero_shot.sum(dim=0),
-            self.confidence + zero_shot.amax(dim=1).sum(),
+            confidence,
             self.entropy + _entropy(zero_shot).sum(),
             weight,
             total,
