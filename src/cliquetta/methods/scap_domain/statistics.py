@@ -13,15 +13,10 @@ from torch import Tensor
 from cliquetta.methods._shared.entropy import log_prob_entropy
 from cliquetta.methods._shared.memory import Memory
 from cliquetta.methods.scap_domain.config import DomainSCAPConfig
-from cliquetta.methods.scap_domain.frequencies import (
-    belief,
-    class_frequencies,
-    class_prior,
-    count_answers,
-    plain_unevenness,
-    remove_background,
-)
+from cliquetta.methods.scap_domain.presence import belief, class_prior, count_answers, presence
 
+PEAK_WINDOW = 64
+"""Images over which the maximum of a class's probability is taken."""
 TOLD_FROM = 64
 """Images of a domain from which the information of its answers is told."""
 COLLAPSED, DIVERSE, WATCHED = 0.95, 0.5, 128
@@ -42,12 +37,12 @@ class Counts(NamedTuple):
     """Summed probabilities of the answers."""
     entropy: Tensor
     """Summed entropies."""
-    background_weight: Tensor
-    background_total: Tensor
-    """(N,) each: weights and weighted logits of
-    :func:`~cliquetta.methods.scap_domain.frequencies.background`."""
-    freed_mass: Tensor
-    """(N,): summed probabilities without background."""
+    peak: Tensor
+    """(N,): largest probability in the open window."""
+    peak_images: Tensor
+    peak_sum: Tensor
+    """(N,): largest probabilities, summed over the windows that are full."""
+    peak_windows: Tensor
 
     @classmethod
     def load(cls, memory: Memory, domain: int) -> Counts:
@@ -59,26 +54,21 @@ class Counts(NamedTuple):
         for name, value in zip(self._fields, self, strict=True):
             memory[name][domain] = value
 
-    def add(self, zero_shot: Tensor, config: DomainSCAPConfig) -> Counts:
+    def add(self, zero_shot: Tensor) -> Counts:
         """With the answers (b, N) to a batch."""
-        counted, answers = self.counted + len(zero_shot), self.answers + count_answers(zero_shot)
-        confidence = self.confidence + zero_shot.amax(dim=1).sum()
-        uneven = plain_unevenness(answers, confidence / counted)
-        freed, weight, total = remove_background(
-            zero_shot,
-            self.background_weight,
-            self.background_total,
-            1 + config.background_images * uneven,
-        )
+        peak = torch.maximum(self.peak, zero_shot.amax(dim=0))
+        images = self.peak_images + len(zero_shot)
+        full = images >= PEAK_WINDOW
         return Counts(
-            counted,
-            answers,
+            self.counted + len(zero_shot),
+            self.answers + count_answers(zero_shot),
             self.class_mass + zero_shot.sum(dim=0),
-            confidence,
+            self.confidence + zero_shot.amax(dim=1).sum(),
             self.entropy + _entropy(zero_shot).sum(),
-            weight,
-            total,
-            self.freed_mass + freed.sum(dim=0),
+            torch.where(full, 0, peak),
+            torch.where(full, 0, images),
+            torch.where(full, self.peak_sum + peak, self.peak_sum),
+            self.peak_windows + full,
         )
 
 
@@ -87,21 +77,19 @@ class ClassStatistics(NamedTuple):
 
     marginal: Tensor
     """Mean probability (N,) of every class."""
-    frequencies: Tensor
-    """Estimated share (N,) of every class."""
+    present: Tensor
+    """(N,), see :func:`~cliquetta.methods.scap_domain.presence.presence`."""
     confidence: Tensor
     belief: Tensor
 
 
 def class_statistics(counts: Counts, config: DomainSCAPConfig) -> ClassStatistics:
     """The statistics of a domain from its counts."""
-    counted = counts.counted.clamp_min(1)
+    counted, windows = counts.counted.clamp_min(1), counts.peak_windows
     marginal, confidence = counts.class_mass / counted, counts.confidence / counted
-    frequencies = marginal
-    if config.prior != "zero-shot":
-        frequencies = class_frequencies(counts.freed_mass, counts.counted)
-    believed = belief(frequencies, confidence, config)
-    return ClassStatistics(marginal, frequencies, confidence, believed)
+    peak = torch.where(windows > 0, counts.peak_sum / windows.clamp_min(1), counts.peak)
+    believed = belief(counts.answers, confidence, config)
+    return ClassStatistics(marginal, presence(marginal, peak), confidence, believed)
 
 
 @dataclass(frozen=True)
@@ -109,9 +97,9 @@ class Statistics:
     """What zero-shot answers in a domain say about the domain, read by the host."""
 
     marginal: Tensor
-    frequencies: Tensor
+    present: Tensor
     prior: Tensor
-    """Expected class frequencies (N,)."""
+    """Estimated class frequencies (N,)."""
     belief: Tensor
     trust: float
     """The belief, as the host reads it."""
@@ -144,7 +132,7 @@ class Counted(NamedTuple):
 
     counts: Counts
     marginal: Tensor
-    frequencies: Tensor
+    present: Tensor
     prior: Tensor
     belief: Tensor
     figures: Tensor
@@ -154,7 +142,7 @@ class Counted(NamedTuple):
         """The statistics with the figures as the host has read them; whether answers collapsed."""
         sure, taken, agreed, told, collapsed = figures
         found = Statistics(
-            *(self.marginal, self.frequencies, self.prior, self.belief),
+            *(self.marginal, self.present, self.prior, self.belief),
             trust=taken,
             confidence=sure,
             agreement=None if math.isnan(agreed) else agreed,
@@ -170,13 +158,13 @@ def count_batch(
 ) -> Counted:
     """Count zero-shot answers (b, N) into a domain, without waiting for the device."""
     agreement = recent.agreement / counts.counted
-    counts = counts.add(zero_shot, config)
-    marginal, frequencies, confidence, believed = class_statistics(counts, config)
-    prior = class_prior(frequencies, believed)
+    counts = counts.add(zero_shot)
+    marginal, present, confidence, believed = class_statistics(counts, config)
+    prior = class_prior(marginal, present, believed)
     collapse = has_collapsed(recent.recent_adapted, recent.recent_plain)
     told = information(counts)
     figures = torch.stack([confidence, believed, agreement, told, collapse.to(confidence)])
-    return Counted(counts, marginal, frequencies, prior, believed, figures)
+    return Counted(counts, marginal, present, prior, believed, figures)
 
 
 def information(counts: Counts) -> Tensor:
