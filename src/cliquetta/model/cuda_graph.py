@@ -85,8 +85,11 @@ class Replayed:
         parts = []
         for own in zip(*(torch.split(value, most) for value in rows), strict=True):
             n = len(own[0])
-            full = [torch.cat([x, x[:1].expand(-n % STEP, *x.shape[1:])]) for x in own]
+            fill = -n % STEP
+            full = [torch.cat([x, x[:1].expand(fill, *x.shape[1:])]) if fill else x for x in own]
             parts.append([output[:n] for output in self._call(function, full, most // STEP)])
+        if len(parts) == 1:
+            return tuple(parts[0])
         return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
     def _call(

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
@@ -58,7 +60,19 @@ def _norm(layer: nn.LayerNorm, x: Tensor) -> tuple[Tensor, Norm]:
     return out, Norm(x, mean, rstd)
 
 
-def _norm_back(layer: nn.LayerNorm, tape: Norm, grad: Tensor, index: Tensor | None) -> Tensor:
+def _norm_back(
+    layer: nn.LayerNorm,
+    tape: Norm,
+    grad: Tensor,
+    index: Tensor | None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """Gradient with respect to the norm's input, plus ``residual``."""
+    fused = _fused(grad)
+    if fused is not None and index is not None and residual is not None:
+        forward = tape.x, tape.mean, tape.rstd
+        found: Tensor = fused.norm_backward(residual, grad, forward, layer.weight, index)
+        return found
     back: Tensor = torch.ops.aten.native_layer_norm_backward(
         grad,
         _rows(tape.x, index),
@@ -69,7 +83,36 @@ def _norm_back(layer: nn.LayerNorm, tape: Norm, grad: Tensor, index: Tensor | No
         layer.bias,
         [True, False, False],
     )[0]
-    return back
+    return back if residual is None else residual + back
+
+
+def _activation_back(block: Block, grad: Tensor, hidden: Tensor, index: Tensor | None) -> Tensor:
+    """Gradient with respect to what :meth:`Block.expand` gives."""
+    if block.activation != "quick_gelu":
+        hidden = _rows(hidden, index)
+        approximate = block.approximation
+        return torch.ops.aten.gelu_backward(grad, hidden, approximate=approximate)  # type: ignore[no-any-return]
+    # The factor 1.702 inside silu and the one outside cancel in the derivative.
+    fused = _fused(grad)
+    if fused is not None and index is not None:
+        return fused.silu_backward(grad, hidden, index)  # type: ignore[no-any-return]
+    return torch.ops.aten.silu_backward(grad, _rows(hidden, index))  # type: ignore[no-any-return]
+
+
+def _fused(x: Tensor) -> ModuleType | None:
+    """The kernels of :mod:`cliquetta.model.fused` for tensors like this one, where they work."""
+    return _kernels(x.device) if x.is_cuda and x.dtype != torch.float64 else None
+
+
+@cache
+def _kernels(device: torch.device) -> ModuleType | None:
+    try:
+        from cliquetta.model import fused
+
+        fused.try_out(device)
+    except Exception:  # no Triton, or nothing to build its kernels with: anything may be raised
+        return None
+    return fused
 
 
 def _rows(x: Tensor, index: Tensor | None) -> Tensor:
@@ -139,13 +182,8 @@ def block_vjp(
     tape. The gradient of the prefix is (R, P, 2, D).
     """
     D = grad.shape[-1]
-    inner, hidden = grad @ block.proj.weight, _rows(tape.hidden, index)
-    if block.activation == "quick_gelu":
-        # The factor 1.702 inside silu and the one outside cancel in the derivative.
-        inner = torch.ops.aten.silu_backward(inner, hidden)
-    else:
-        inner = torch.ops.aten.gelu_backward(inner, hidden, approximate=block.approximation)
-    mid = grad + _norm_back(block.ln_2, tape.second, inner @ block.fc.weight, index)
+    inner = _activation_back(block, grad @ block.proj.weight, tape.hidden, index)
+    mid = _norm_back(block.ln_2, tape.second, inner @ block.fc.weight, index, residual=grad)
     back = _attention_vjp(block, tape, mid @ block.out.weight, index, through=through)
     weight = block.qkv.weight
     prefix = None
@@ -155,7 +193,8 @@ def block_vjp(
     if back.packed is None:
         return None, prefix
     if back.query is None:
-        return mid + _norm_back(block.ln_1, tape.first, back.packed @ weight, index), prefix
+        hidden = _norm_back(block.ln_1, tape.first, back.packed @ weight, index, residual=mid)
+        return hidden, prefix
     if tape.rows is None:  # a pooling head: its query and its output owe nothing to one position
         return _norm_back(block.ln_1, tape.first, back.packed @ weight[D:], index), prefix
     place = _rows(tape.rows, index)[:, None, None].expand(-1, 1, D)

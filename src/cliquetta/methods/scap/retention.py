@@ -84,16 +84,16 @@ def propagate(keys: Tensor, config: SCAPConfig) -> Tensor:
 def resolvent(smooth: Tensor, alpha: float) -> Tensor:
     """(I - alpha S)^-1 of symmetric S (C, n, n) with eigenvalues in [-1, 1], alpha < 1.
 
-    The product of (I + (alpha S)^(2^k)): exact to rounding once alpha^(2^k) vanishes, and a few
+    The product of (I + (alpha S)^(2^k)): exact once alpha^(2^k) is less than rounding, and a few
     small products where a solver would stop the device to look for errors.
     """
     power = alpha * smooth
     identity = torch.eye(smooth.shape[-1], dtype=smooth.dtype, device=smooth.device)
     total = identity + power
     reach = 2
-    while alpha**reach > 1e-18:
+    while alpha**reach > torch.finfo(smooth.dtype).eps / 8:
         power = power @ power
-        total = total + total @ power
+        total = torch.baddbmm(total, total, power)
         reach *= 2
     return total
 
