@@ -110,30 +110,3 @@ def test_a_prefix_before_the_tape_is_refused(clip: CLIP) -> None:
 def test_chunks_cover_everything_once() -> None:
     covered = [i for part in chunks(10, 4) for i in range(part.start, part.stop)]
     assert covered == list(range(10)) and chunks(0, 4) == []
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="runs Triton's kernels")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("tokens", [1, 5])
-def test_fused_kernels_equal_separate_ones(dtype: torch.dtype, tokens: int) -> None:
-    fused = pytest.importorskip("cliquetta.model.fused")
-    generator = torch.Generator("cuda").manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, device="cuda").to(dtype)
-
-    index = torch.tensor([2, 0, 0, 1, 2, 2, 1], device="cuda")
-    atol = 1e-5 if dtype == torch.float32 else 0.04
-    grad, hidden = draw(7, tokens, 3000), draw(3, tokens, 3000)
-    expected = torch.ops.aten.silu_backward(grad, hidden[index])
-    torch.testing.assert_close(
-        fused.silu_backward(grad, hidden, index), expected, rtol=0, atol=atol
-    )
-    residual, grad, x, weight = (draw(n, tokens, 96) for n in (7, 7, 3, 1))
-    weight = weight[0, 0]
-    _, mean, rstd = torch.native_layer_norm(x, (96,), weight, weight, 1e-5)
-    back = torch.ops.aten.native_layer_norm_backward(
-        grad, x[index], (96,), mean[index], rstd[index], weight, weight, [True, False, False]
-    )[0]
-    found = fused.norm_backward(residual, grad, (x, mean, rstd), weight, index)
-    torch.testing.assert_close(found, residual + back, rtol=0, atol=atol)

@@ -27,7 +27,7 @@ def _silu_kernel(out, grad, hidden, index, size, BLOCK: tl.constexpr):  # type: 
     tl.store(out + row * size + at, g * s * (1 + x * (1 - s)), mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["tokens"])  # type: ignore[untyped-decorator]
 def _norm_kernel(  # type: ignore[no-untyped-def]
     out, residual, grad, x, mean, rstd, weight, index, tokens, width, BLOCK: tl.constexpr
 ):
@@ -75,8 +75,7 @@ def norm_backward(
     return out
 
 
-def try_out(device: torch.device) -> None:
-    """Build and run both; raises where Triton cannot."""
-    x, index = torch.ones(1, 1, 8, device=device), torch.zeros(1, dtype=torch.long, device=device)
-    norm_backward(x, x, (x, x[..., :1], x[..., :1]), x[0, 0], index)
-    silu_backward(x, x, index)
+def try_out(like: Tensor) -> None:
+    """Build and run a kernel for tensors like this one; raises where Triton cannot."""
+    x = like.new_ones(1, 1, 16)
+    silu_backward(x, x, torch.zeros(1, dtype=torch.long, device=x.device))

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from types import ModuleType
 
 import torch
@@ -101,15 +102,16 @@ def _activation_back(block: Block, grad: Tensor, hidden: Tensor, index: Tensor |
 
 def _fused(x: Tensor) -> ModuleType | None:
     """The kernels of :mod:`cliquetta.model.fused` for tensors like this one, where they work."""
-    return _kernels(x.device) if x.is_cuda and x.dtype != torch.float64 else None
+    if not x.is_cuda or x.dtype == torch.float64 or len(x) >= 2**16:
+        return None
+    return _kernels(x.device, x.dtype)
 
 
 @cache
-def _kernels(device: torch.device) -> ModuleType | None:
+def _kernels(device: torch.device, dtype: torch.dtype) -> ModuleType | None:
     try:
-        from cliquetta.model import fused
-
-        fused.try_out(device)
+        fused = import_module("cliquetta.model.fused")
+        fused.try_out(torch.empty(0, dtype=dtype, device=device))
     except Exception:  # no Triton, or nothing to build its kernels with: anything may be raised
         return None
     return fused

@@ -1,0 +1,85 @@
+"""As much of Triton as our kernels use, on the CPU: one program after the other, over torch."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+_PROGRAM: list[int] = []
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """Places in a tensor, which share its memory."""
+
+    flat: Tensor
+    at: Tensor
+
+    def __add__(self, other: Any) -> Pointer:
+        return Pointer(self.flat, self.at + other)
+
+
+def load(pointer: Pointer, mask: Tensor | None = None, other: float = 0.0) -> Tensor:
+    if mask is None:
+        return pointer.flat[pointer.at]
+    return torch.where(mask, pointer.flat[torch.where(mask, pointer.at, 0)], other)
+
+
+def store(pointer: Pointer, value: Tensor, mask: Tensor) -> None:
+    pointer.flat[pointer.at[mask]] = value[mask].to(pointer.flat.dtype)
+
+
+class Kernel:
+    def __init__(self, function: Callable[..., None]) -> None:
+        self.function = function
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(*given: Any, **meta: Any) -> None:
+            zero = torch.tensor(0)
+            own = [Pointer(x.view(-1), zero) if isinstance(x, Tensor) else x for x in given]
+            for program in itertools.product(*(range(size) for size in grid)):
+                _PROGRAM[:] = program
+                self.function(*own, **meta)
+
+        return launch
+
+
+LANGUAGE = SimpleNamespace(
+    program_id=lambda axis: torch.tensor(_PROGRAM[axis]),
+    arange=torch.arange,
+    load=load,
+    store=store,
+    where=torch.where,
+    sum=lambda x, axis: x.sum(dim=axis),
+    sigmoid=torch.sigmoid,
+    int64=torch.int64,
+    float32=torch.float32,
+)
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ``import triton`` find this; our kernels are then imported anew."""
+    triton = ModuleType("triton")
+    vars(triton).update(
+        jit=lambda function=None, **options: Kernel(function) if function else Kernel,
+        language=LANGUAGE,
+        cdiv=lambda a, b: -(-a // b),
+        next_power_of_2=lambda n: 1 << (n - 1).bit_length(),
+    )
+    monkeypatch.setitem(sys.modules, "triton", triton)
+    monkeypatch.setitem(sys.modules, "triton.language", LANGUAGE)
+    forget(monkeypatch)
+
+
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Import our kernels anew, now and after the test."""
+    monkeypatch.setitem(sys.modules, "cliquetta.model.fused", ModuleType("replaced"))
+    del sys.modules["cliquetta.model.fused"]

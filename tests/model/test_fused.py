@@ -1,0 +1,88 @@
+"""Fused kernels equal separate ones: Triton's on a GPU, elsewhere the same source by hand."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from cliquetta.model import vjp
+from cliquetta.model.block import Prefix
+from cliquetta.model.vjp import VisualTape
+from tests._helpers import triton_by_hand
+from tests._helpers.scenes import build_model
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+INDEX = torch.tensor([2, 0, 0, 1, 2, 2, 1], device=DEVICE)
+
+
+@pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    if DEVICE.type == "cpu":
+        triton_by_hand.install(monkeypatch)
+    return importlib.import_module("cliquetta.model.fused")
+
+
+def draw(dtype: torch.dtype, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(DEVICE, dtype)
+
+
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-5), (torch.bfloat16, 0.04)])
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_the_activation(fused: ModuleType, dtype: torch.dtype, atol: float, tokens: int) -> None:
+    size = 1500  # two blocks of 2048 for three tokens, the last one not full
+    hidden, grad = draw(dtype, 10, tokens, size).split([3, 7])
+    expected = torch.ops.aten.silu_backward(grad, hidden[INDEX])
+    found = fused.silu_backward(grad, hidden, INDEX)
+    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-5), (torch.bfloat16, 0.04)])
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_the_norm(fused: ModuleType, dtype: torch.dtype, atol: float, tokens: int) -> None:
+    x, grad, residual, weight = draw(dtype, 18, tokens, 96).split([3, 7, 7, 1])
+    weight = weight[0, 0]
+    _, mean, rstd = torch.native_layer_norm(x, (96,), weight, weight, 1e-5)
+    back = torch.ops.aten.native_layer_norm_backward(
+        grad, x[INDEX], (96,), mean[INDEX], rstd[INDEX], weight, weight, [True, False, False]
+    )[0]
+    found = fused.norm_backward(residual, grad, (x, mean, rstd), weight, INDEX)
+    torch.testing.assert_close(found, residual + back, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("blocks", [(1,), (0, 2)])
+def test_a_whole_backward_pass(
+    fused: ModuleType, blocks: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tower = build_model(0).float().to(DEVICE).require_vit()
+    pixels = draw(torch.float32, 3, 3, 16, 16)
+    prefix = {block: Prefix(draw(torch.float32, 1, 2, 2, 32)) for block in blocks}
+    hidden = tower.run(tower.embed(pixels), 0, blocks[0])
+    tape = VisualTape(tower, hidden, blocks[0], prefix)
+    cotangents = draw(torch.float32, len(INDEX), 16)
+    found = []
+    for kernels in (fused, None):
+        monkeypatch.setattr(vjp, "_fused", lambda x, kernels=kernels: kernels)
+        found.append(tape.vjp(cotangents, INDEX))
+    for block in blocks:
+        assert found[1][block].abs().max() > 1e-3
+        torch.testing.assert_close(found[0][block], found[1][block], rtol=1e-4, atol=1e-6)
+
+
+def test_without_triton_or_a_compiler_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)  # as if it were not installed
+    triton_by_hand.forget(monkeypatch)
+    assert vjp._kernels.__wrapped__(DEVICE, torch.float32) is None
+    triton_by_hand.install(monkeypatch)
+    assert vjp._kernels.__wrapped__(DEVICE, torch.float32) is not None
+    triton_by_hand.install(monkeypatch)
+
+    def refuse(*given: object) -> None:
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(triton_by_hand.Kernel, "__getitem__", refuse)
+    assert vjp._kernels.__wrapped__(DEVICE, torch.float32) is None
