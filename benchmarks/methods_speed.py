@@ -249,7 +249,7 @@ def parse_arguments() -> argparse.Namespace:
         "--model", choices=("micro", "ViT-B/16"), help="random ViT-B/16, or micro on a CPU"
     )
     parser.add_argument("--classes", type=int, default=200)
-    parser.add_argument("--batch", type=int, help="images a batch; 64, or 16 on a CPU")
+    parser.add_argument("--batch", type=int, help="images per batch; 64, or 16 on a CPU")
     parser.add_argument("--view-batch", type=int, help="of view methods; 8, or 2 on a CPU")
     parser.add_argument("--views", type=int, help="64, or 8 on a CPU")
     parser.add_argument("--methods", nargs="*", help="NAME[:PRESET]; all if not given")

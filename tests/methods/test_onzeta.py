@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from cliquetta.methods._shared import feature_level
 from cliquetta.methods.onzeta import OnZeta, OnZetaConfig, balanced_labels, vision_labels
 from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.clusters import make_clusters
 from tests._helpers.literal_numpy import Array, on_features, softmax, unit
 
@@ -75,6 +79,25 @@ def test_rows_of_zeros_are_no_images(tiny_clip: CLIP) -> None:
         torch.testing.assert_close(found[:10], expected)
         for name, value in plain.state_dict().items():
             torch.testing.assert_close(padded.memory[name], value)
+
+
+def test_recordings_of_two_steps_are_told_apart(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter, called = OnZeta(tiny_clip, tiny_prompts, OnZetaConfig()), []
+
+    def note(function: Any, *inputs: Tensor) -> Any:
+        called.append(function.__name__)
+        return function(*inputs)
+
+    def other(features: Tensor) -> tuple[Tensor]:
+        return (features,)
+
+    monkeypatch.setattr(adapter, "_replayed", note)
+    features = torch.zeros(2, tiny_clip.embed_dim)
+    adapter.answer(features)
+    adapter.replay(other, features)
+    assert called == ["_learn", "other"]
 
 
 def test_proxies_step_down_the_cross_entropy() -> None:

@@ -97,6 +97,7 @@ class FixedText(FeatureLevel):
             found = step(features)
             return *(memory[name] for name in names), *found
 
+        function.__name__ = step.__name__  # recordings are told apart by it
         found = self._replayed(function, features, *(memory[name] for name in names))
         for name, value in zip(names, found, strict=False):
             memory[name] = value
