@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cliquetta.evaluation.grid import RunSpec
+from cliquetta.evaluation.progress import Step
 from cliquetta.evaluation.record import Record
-from cliquetta.evaluation.runner import Step
 from cliquetta.evaluation.sweep import RunContext
 
 

@@ -22,7 +22,8 @@ from cliquetta.data.feature_cache import FEATURES, TABLE, Block, Layout, open_ta
 from cliquetta.data.prepared import FeatureStream
 from cliquetta.data.stream import Stream
 from cliquetta.evaluation.predictions import load_predictions
-from cliquetta.evaluation.runner import Step, evaluate
+from cliquetta.evaluation.progress import Step
+from cliquetta.evaluation.runner import evaluate
 from cliquetta.methods._shared.feature_level import FeatureLevel
 from cliquetta.methods.registry import create_method, list_methods, method_config
 from cliquetta.model.clip import CLIP

@@ -13,8 +13,9 @@ from cliquetta.evaluation import sweep as sweeping
 from cliquetta.evaluation.distributed import Team, TeamExecutor, join_team, leave_team, team_size
 from cliquetta.evaluation.grid import RunSpec
 from cliquetta.evaluation.predictions import PREDICTIONS
+from cliquetta.evaluation.progress import Step
 from cliquetta.evaluation.record import Record, list_records
-from cliquetta.evaluation.runner import Step, evaluate
+from cliquetta.evaluation.runner import evaluate
 from cliquetta.evaluation.sweep import RunContext, RunResult, sweep
 from cliquetta.methods.scap import SCAP, SCAPConfig
 from cliquetta.methods.scap.parallel import split_memberships

@@ -24,6 +24,7 @@ from cliquetta.evaluation.predictions import (
     load_predictions,
     read_predictions,
 )
+from cliquetta.evaluation.progress import Step
 from cliquetta.evaluation.record import (
     STATE,
     Run,
@@ -33,7 +34,7 @@ from cliquetta.evaluation.record import (
     load_record,
     run_id,
 )
-from cliquetta.evaluation.runner import Step, evaluate
+from cliquetta.evaluation.runner import evaluate
 from cliquetta.methods._shared.state import read_header
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
 from cliquetta.model.clip import CLIP

@@ -17,8 +17,8 @@ from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.evaluation import sweep as sweeping
 from cliquetta.evaluation.grid import RunSpec, grid, read_grid, shard_of, with_fitted, with_method
 from cliquetta.evaluation.predictions import PREDICTIONS, load_predictions
+from cliquetta.evaluation.progress import Step
 from cliquetta.evaluation.record import list_records, load_record
-from cliquetta.evaluation.runner import Step
 from cliquetta.evaluation.sweep import RunContext, RunResult, sweep
 from cliquetta.methods import registry
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig

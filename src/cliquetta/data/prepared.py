@@ -159,6 +159,10 @@ class PreparedStream(ABC, Generic[T, B]):
             yield batch, np.array([row[key] for key in batch.keys], dtype=np.int64), unreadable
 
 
+AnyStream = Stream | PreparedStream[Any, Any]
+AnyBatch = Batch | FeatureBatch
+
+
 class FeatureStream(PreparedStream[FeatureTable, FeatureBatch]):
     """Features in the place of pixels; they are encoded when first asked for.
 
@@ -237,9 +241,7 @@ class FeatureStream(PreparedStream[FeatureTable, FeatureBatch]):
             yield Block(features, unreadable)
 
 
-def from_given_features(
-    stream: Stream | PreparedStream[Any, Any], model: CLIP
-) -> Stream | PreparedStream[Any, Any]:
+def from_given_features(stream: AnyStream, model: CLIP) -> AnyStream:
     """The stream, of features if that is what its datasets hold."""
     if not isinstance(stream, Stream):
         return stream

@@ -22,9 +22,9 @@ import torch
 
 from cliquetta.errors import UserError
 from cliquetta.evaluation.grid import RunSpec
+from cliquetta.evaluation.progress import Step
 from cliquetta.evaluation.progress_actor import Board, Report
 from cliquetta.evaluation.record import Record
-from cliquetta.evaluation.runner import Step
 from cliquetta.evaluation.sweep import RunContext, RunResult
 
 LOCAL = "local"

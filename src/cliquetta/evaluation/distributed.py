@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 
 from cliquetta.evaluation.grid import RunSpec
-from cliquetta.evaluation.runner import Step, evaluate
-from cliquetta.evaluation.sweep import RunContext, RunResult
+from cliquetta.evaluation.progress import Step
+from cliquetta.evaluation.runner import evaluate
+from cliquetta.evaluation.sweep import RunContext, RunResult, observer
 
 WAIT = timedelta(days=7)
 """A process may wait this long: the others at runs that are not divided. torchrun ends the rest
@@ -75,7 +76,7 @@ def leave_team() -> None:
 class TeamExecutor:
     """Cell after cell; SCAP divided between all processes, other methods by the first alone.
 
-    An error inside a run is not turned into an result: the processes could no longer tell where
+    An error inside a run is not turned into a result: the processes could no longer tell where
     the others are. It ends them all, and the command given again continues the run.
     """
 
@@ -104,11 +105,7 @@ class TeamExecutor:
                     stream,
                     out=context.out,
                     preset=spec.preset,
-                    on_step=self._observer(spec),
+                    on_step=observer(spec, self.on_step),
                     team=self.team if divided else None,
                 ),
             )
-
-    def _observer(self, spec: RunSpec) -> Callable[[Step], None] | None:
-        tell = self.on_step
-        return None if tell is None else lambda step: tell(spec, step)

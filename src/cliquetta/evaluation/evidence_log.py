@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,14 +23,12 @@ from torch import Tensor
 from cliquetta.atomic import write_atomically
 from cliquetta.data.stream import Stream
 from cliquetta.errors import UserError
+from cliquetta.evaluation.progress import Step
 from cliquetta.evaluation.record import STATE
 from cliquetta.methods._shared.explanation import Explanation
 from cliquetta.methods.base import Adapter
 from cliquetta.tensor_file import pack_raw
 from cliquetta.types import Batch
-
-if TYPE_CHECKING:
-    from cliquetta.evaluation.runner import Step
 
 FOLDER = "evidence"
 FORMAT = "cliquetta-evidence-1"

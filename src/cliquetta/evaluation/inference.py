@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from cliquetta.data.features import FeatureDataset
-from cliquetta.data.prepared import FeatureBatch
+from cliquetta.data.prepared import AnyBatch
 from cliquetta.evaluation.answers import Answers
 from cliquetta.evaluation.reading import ReadBatch, Reader
 from cliquetta.evaluation.table_files import Row, shown_path
@@ -22,6 +22,14 @@ from cliquetta.types import Batch, Prediction
 
 States = Mapping[str, bytes]
 """The packed state of every method, by name."""
+
+
+def predict_batch(adapter: Adapter, batch: AnyBatch) -> Prediction:
+    """The answer of a method to a batch, of images or of their features."""
+    if isinstance(batch, Batch):
+        return adapter.predict(batch)
+    assert isinstance(adapter, FeatureLevel)
+    return adapter.predict_features(batch.features)
 
 
 @dataclass
@@ -81,12 +89,9 @@ class Predictor:
             for key, columns in zip(read.keys, read.columns, strict=True)
         ]
 
-    def _predict(self, name: str, adapter: Adapter, batch: Batch | FeatureBatch) -> Prediction:
+    def _predict(self, name: str, adapter: Adapter, batch: AnyBatch) -> Prediction:
         try:
-            if isinstance(batch, FeatureBatch):
-                assert isinstance(adapter, FeatureLevel)
-                return adapter.predict_features(batch.features)
-            prediction = adapter.predict(batch)
+            prediction = predict_batch(adapter, batch)
             if "verdict" in prediction.evidence:
                 self.last[name] = prediction
             return prediction

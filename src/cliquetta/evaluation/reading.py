@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import Any
 
 from PIL import Image
 
@@ -13,13 +12,13 @@ from cliquetta.data.batch import ImageLike, to_picture
 from cliquetta.data.dataset import Dataset
 from cliquetta.data.features import FeatureDataset
 from cliquetta.data.listing import ListedImages, Listing
-from cliquetta.data.prepared import FeatureBatch, PreparedStream, from_given_features
+from cliquetta.data.prepared import AnyBatch, AnyStream, from_given_features
 from cliquetta.data.stream import Stream
 from cliquetta.evaluation.answers import Answers
 from cliquetta.evaluation.table_files import Row
 from cliquetta.model.clip import CLIP
 from cliquetta.model.preprocess import Preprocess
-from cliquetta.types import Batch, ViewSpec
+from cliquetta.types import ViewSpec
 
 _SEGMENT = 64
 """Batches that are read as one dataset."""
@@ -37,7 +36,7 @@ class ReadBatch:
 
     keys: Sequence[str]
     columns: Sequence[Row]
-    by_views: Mapping[ViewSpec | None, Batch | FeatureBatch]
+    by_views: Mapping[ViewSpec | None, AnyBatch]
     unreadable: Mapping[str, str]
     """Why, by key."""
 
@@ -55,7 +54,7 @@ class Reader:
     model: CLIP | None = None
     """What given features are of; images are read without it."""
 
-    def stream(self, dataset: Dataset, views: ViewSpec | None) -> Stream | PreparedStream[Any, Any]:
+    def stream(self, dataset: Dataset, views: ViewSpec | None) -> AnyStream:
         """A dataset, of images or of features, in its order."""
         stream = Stream(
             dataset,

@@ -18,9 +18,8 @@ from typing import Any, Literal
 import torch
 
 from cliquetta.atomic import write_atomically
-from cliquetta.data.prepared import PreparedStream
+from cliquetta.data.prepared import AnyStream
 from cliquetta.data.samplers import RENAMED, SAMPLERS
-from cliquetta.data.stream import Stream
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.evaluation.predictions import (
     PREDICTIONS,
@@ -103,7 +102,7 @@ def describe_run(
     seed: int,
     model: CLIP,
     prompts: ClassPrompts,
-    stream: Stream | PreparedStream[Any, Any],
+    stream: AnyStream,
     fitted: str | None = None,
 ) -> dict[str, Any]:
     """All settings on which the predictions of a run depend, as JSON types.

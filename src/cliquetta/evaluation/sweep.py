@@ -18,6 +18,7 @@ from cliquetta.data.catalogue import get_dataset
 from cliquetta.data.dataset import Dataset
 from cliquetta.data.files import Keep, RelabelledDataset
 from cliquetta.data.prepared import (
+    AnyStream,
     FeatureStream,
     HeldStream,
     OnPrepare,
@@ -29,8 +30,10 @@ from cliquetta.data.stream import Stream
 from cliquetta.errors import UserError
 from cliquetta.evaluation.evidence_log import EvidenceLimits
 from cliquetta.evaluation.grid import BASELINE, RunSpec
+from cliquetta.evaluation.prediction_cache import PredictionCache
+from cliquetta.evaluation.progress import Step
 from cliquetta.evaluation.record import Record, digest
-from cliquetta.evaluation.runner import Answers, AnyStream, Step, evaluate, plan
+from cliquetta.evaluation.runner import evaluate, plan
 from cliquetta.methods._shared.feature_level import FeatureLevel
 from cliquetta.methods._shared.fewshot_io import create_fitted
 from cliquetta.methods.base import Adapter, BatchDependence
@@ -73,13 +76,13 @@ class RunContext:
     _model: tuple[object, CLIP] | None = field(default=None, init=False, repr=False)
     _data: dict[str, Dataset] = field(default_factory=dict, init=False, repr=False)
     _pixels: PixelStore | None = field(default=None, init=False, repr=False)
-    _answers: dict[str, Answers] = field(default_factory=dict, init=False, repr=False)
+    _cached: dict[str, PredictionCache] = field(default_factory=dict, init=False, repr=False)
     _repeated: frozenset[str] = field(default=frozenset(), init=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """What another process needs: the settings, not what was loaded."""
         nothing = {"on_prepare": None, "on_download": None, "_model": None, "_pixels": None}
-        return {**self.__dict__, **nothing, "_data": {}, "_answers": {}}
+        return {**self.__dict__, **nothing, "_data": {}, "_cached": {}}
 
     def expect(self, specs: Sequence[RunSpec]) -> None:
         """Note which datasets will be run more than once: they are worth holding."""
@@ -105,7 +108,7 @@ class RunContext:
             on_step=on_step,
             again=self.again,
             evidence=EvidenceLimits() if shown and self.out is not None else None,
-            answers=None if spec.view_seed is None else self._known_answers(adapter, stream),
+            answers=None if spec.view_seed is None else self._cache(adapter, stream),
         )
 
     def prepare(self, spec: RunSpec) -> tuple[Adapter, AnyStream]:
@@ -154,8 +157,8 @@ class RunContext:
                 raise UserError(f"{stream.id} needs {need:.1f} GiB to be held: leave out --hold")
         return adapter, stream
 
-    def _known_answers(self, adapter: Adapter, stream: AnyStream) -> Answers | None:
-        """What an independent method said of the images of a held stream; of the last dataset."""
+    def _cache(self, adapter: Adapter, stream: AnyStream) -> PredictionCache | None:
+        """Predictions of an independent method on a held stream; of the last dataset."""
         if not isinstance(stream, HeldStream):
             return None
         if adapter.batch_dependence is not BatchDependence.INDEPENDENT:
@@ -164,8 +167,8 @@ class RunContext:
         about["stream"] = [about["stream"][name] for name in ("datasets", "views", "view_seed")]
         del about["seed"]
         key = f"{stream.id} {digest(about)}"
-        self._answers = {k: v for k, v in self._answers.items() if k.startswith(f"{stream.id} ")}
-        return self._answers.setdefault(key, Answers())
+        self._cached = {k: v for k, v in self._cached.items() if k.startswith(f"{stream.id} ")}
+        return self._cached.setdefault(key, PredictionCache())
 
     def _load_model(self, spec: RunSpec) -> CLIP:
         key = (spec.model, spec.dtype)
@@ -272,14 +275,15 @@ def sweep(
             settle(result)
     for spec in cells if executor is None else ():
         try:
-            settle(RunResult(spec, context.run(spec, _observer(spec, on_step))))
+            settle(RunResult(spec, context.run(spec, observer(spec, on_step))))
         except Exception as error:  # a grid of a hundred runs goes on without the one that failed
             settle(RunResult(spec, error=f"{type(error).__name__}: {error}"))
     lost = "the executor returned nothing for this run"
     return [found.get(spec, RunResult(spec, error=lost)) for spec in specs]
 
 
-def _observer(
+def observer(
     spec: RunSpec, on_step: Callable[[RunSpec, Step], None] | None
 ) -> Callable[[Step], None] | None:
+    """``on_step`` for the steps of one run."""
     return None if on_step is None else lambda step: on_step(spec, step)

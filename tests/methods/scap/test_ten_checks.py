@@ -12,7 +12,8 @@ from torch import Tensor
 from cliquetta.data.dataset import ArrayDataset
 from cliquetta.data.stream import Stream
 from cliquetta.evaluation.predictions import load_predictions
-from cliquetta.evaluation.runner import Step, evaluate
+from cliquetta.evaluation.progress import Step
+from cliquetta.evaluation.runner import evaluate
 from cliquetta.methods.scap import PRESETS, SCAP, SCAPConfig
 from cliquetta.methods.scap.cliques import mine_cliques
 from cliquetta.methods.scap.composition import compose_prompts, plan_passes
