@@ -65,6 +65,11 @@ def test_processes_of_torchrun_write_and_report_once(
     assert (first[0], second[0], second[1] + second[2].strip()) == (0, 0, "")
     assert scores(first[1]) == pytest.approx(scores(alone.stdout), abs=1e-4)
     assert len(list_records(tmp_path / "two")) == 2
+    given = f"ablate --model {tiny_file} --out {tmp_path}/three --dataset bundled --limit 20 --json"
+    varied = (*given.split(), "--method", "tda", "--field", "positive_alpha", "--values", "1,2")
+    first, second = in_processes(2, tmp_path, call, varied)
+    assert (first[0], second[0], second[1] + second[2].strip()) == (0, 0, "")
+    assert len(json.loads(first[1])["curves"][0]["points"]) == 2
 
 
 def test_evidence_is_not_kept_by_several_processes(tiny_file: Path, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from cliquetta.cli import reproduce as reproducing
 from cliquetta.cli.ablate import split_values
 from tests._helpers.running import Run
 
@@ -61,7 +60,7 @@ def test_figures_are_drawn_and_saved(
 ) -> None:
     few = {"threshold": (0.8, 0.95), "concentration": (0.0, 1.0), "capacity": (2, 6)}
     few |= {"neighbours": (1, 3), "batch_size": (6, 12)}
-    monkeypatch.setattr(reproducing, "VALUES", few)
+    monkeypatch.setattr("cliquetta.evaluation.reproduce.VALUES", few)
     answer = reproduce(table)
     assert answer.code == 0
     assert "the paper:" in answer.text

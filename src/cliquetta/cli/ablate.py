@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,7 +12,7 @@ import typer
 
 from cliquetta.cli.command import Common, command
 from cliquetta.cli.console import Terminal, number
-from cliquetta.cli.executing import RUNS, Limit, Out, Seeds, executing, finish, read_seeds
+from cliquetta.cli.executing import RUNS, Limit, Out, Seeds, finish, read_seeds, run_grid
 from cliquetta.cli.options import BatchSize, Model, Root, Settings, Workers
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def ablate(
     from cliquetta.cli.options import read_settings, split_list
     from cliquetta.evaluation.ablation import ablation, curve
     from cliquetta.evaluation.grid import RunSpec, with_method, with_options
-    from cliquetta.evaluation.sweep import RunContext, sweep
+    from cliquetta.evaluation.sweep import RunContext
     from cliquetta.methods.registry import DEFAULT_METHOD
 
     method = method or DEFAULT_METHOD
@@ -76,8 +75,7 @@ def ablate(
     ablations = [ablation(each, field, chosen, own_seeds) for each in bases]
     context = RunContext(out, root, common.place(), workers)
     specs = [spec for each in ablations for spec in each.specs]
-    with executing(specs, context, common.terminal) as at:
-        results = sweep(specs, context, on_step=at.bars.step, on_result=at.bars.ended)
+    results = run_grid(specs, context, common.terminal)
     curves = {e.dataset: curve(a, results) for e, a in zip(bases, ablations, strict=True)}
     for id, shown in curves.items():
         show_curve(shown, common.terminal, title=f"{method} on {id}")
@@ -103,8 +101,8 @@ def show_curve(curve: Curve, terminal: Terminal, *, title: str) -> None:
         (
             label(point.value),
             str(len(point.records)),
-            number(point.mean) + ("" if point.sd is None else f" ± {number(point.sd)}"),
-            "–" if point.gain is None else f"{point.gain:+.2f}",
+            number(point.mean, sd=point.sd),
+            number(point.gain, signed=True),
             number(point.nll, 4),
             "default" if point.value == curve.default else "",
         )
@@ -123,14 +121,11 @@ def save_curves(
     from cliquetta.report.curves import curves_figure
     from cliquetta.report.style import can_draw, to_file
 
-    numbers, picture = Path(f"{stem}.json"), Path(f"{stem}.png")
-    write_atomically(numbers, json.dumps(document, indent=1, ensure_ascii=False).encode())
-    terminal.say(f"numbers: {numbers}")
+    terminal.save(document, Path(f"{stem}.json"))
     if can_draw():
-        write_atomically(picture, to_file(curves_figure(curves), "png"))
-        terminal.say(f"curves: {picture}")
+        write_atomically(Path(f"{stem}.png"), to_file(curves_figure(curves), "png"))
+        terminal.say(f"curves: {stem}.png")
     else:
         terminal.say(
             "curves are drawn where matplotlib is installed: pip install cliquetta[report]"
         )
-    terminal.document(document)

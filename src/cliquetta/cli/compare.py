@@ -136,14 +136,13 @@ def overall_table(table: Comparison) -> TextTable:
     rows = []
     for row in found:
         worst = "–" if row.worst is None else f"{row.worst[0]:+.2f} ({row.worst[1]})"
-        gain = "–" if row.gain is None else f"{row.gain:+.2f}"
         rows.append(
             (
                 row.row,
                 str(len(row.columns)),
                 number(row.mean),
                 *([number(row.tail)] if tails else []),
-                gain,
+                number(row.gain, signed=True),
                 worst,
                 "–" if row.p is None else p_value(row.p),
                 number(row.ece),
@@ -195,7 +194,7 @@ def footnotes(table: Comparison) -> list[str]:
 
 def spread(cell: Cell) -> str:
     """Mean over seeds, with the standard deviation where there are several."""
-    return number(cell.mean) if cell.sd is None else f"{number(cell.mean)} ± {number(cell.sd)}"
+    return number(cell.mean, sd=cell.sd)
 
 
 def p_value(p: float) -> str:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -88,6 +89,14 @@ class Terminal:
         if self.json:
             self.out.file.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
+    def save(self, value: Any, path: Path, note: str = "") -> None:
+        """The result as a file, and as :meth:`document`."""
+        from cliquetta.atomic import write_atomically
+
+        write_atomically(path, json.dumps(value, indent=1, ensure_ascii=False).encode())
+        self.say(f"numbers: {path}{note}")
+        self.document(value)
+
     @contextmanager
     def progress(self) -> Iterator[Progress]:
         """Bars on stderr that do not get into the way of warnings; none when quiet."""
@@ -135,6 +144,9 @@ class _Lines(Progress):
             self.console.print(escape(", ".join(shown)), soft_wrap=True)
 
 
-def number(value: float | None, digits: int = 2) -> str:
-    """A figure of a table; a dash where there is none."""
-    return "–" if value is None else f"{value:.{digits}f}"
+def number(
+    value: float | None, digits: int = 2, *, sd: float | None = None, signed: bool = False
+) -> str:
+    """A figure of a table, with its standard deviation; a dash where there is none."""
+    shown = "–" if value is None else f"{value:{'+' if signed else ''}.{digits}f}"
+    return shown if sd is None else f"{shown} ± {sd:.{digits}f}"

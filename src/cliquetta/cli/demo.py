@@ -13,7 +13,7 @@ import typer
 
 from cliquetta.cli.command import Common, command
 from cliquetta.cli.console import Terminal, count, number
-from cliquetta.cli.executing import executing, finish
+from cliquetta.cli.executing import finish, run_grid
 from cliquetta.cli.options import BatchSize, split_list
 from cliquetta.errors import UserError
 
@@ -101,7 +101,7 @@ def demo(
     """
     from cliquetta.evaluation.grid import RunSpec, grid, with_method
     from cliquetta.evaluation.predictions import load_predictions
-    from cliquetta.evaluation.sweep import RunContext, sweep
+    from cliquetta.evaluation.sweep import RunContext
 
     methods, wanted = read_methods(method), split_list(shifts, "shifts")
     base = RunSpec("", PLAIN, batch_size=batch_size, limit=images, dtype=common.dtype)
@@ -117,8 +117,7 @@ def demo(
         grids.append(grid(cells, datasets=[_dataset(shift)], seeds=[seed]))
     specs = [spec for cells in grids for spec in cells]
     context = RunContext(out, device=common.place(), evidence=True)
-    with executing(specs, context, common.terminal) as at:
-        results = sweep(specs, context, at.executor, on_step=at.bars.step, on_result=at.bars.ended)
+    results = run_grid(specs, context, common.terminal)
     found = {result.spec: result.record for result in results if result.record is not None}
     if all(spec in found for spec in specs):
         comparisons = []

@@ -11,7 +11,7 @@ import typer
 
 from cliquetta.cli.command import Common, command
 from cliquetta.cli.console import Terminal, count, number
-from cliquetta.cli.executing import RUNS, Limit, Out, Seeds, executing, finish, read_seeds
+from cliquetta.cli.executing import RUNS, Limit, Out, Seeds, finish, read_seeds, run_grid
 from cliquetta.cli.options import (
     BatchSize,
     Fitted,
@@ -148,7 +148,7 @@ def evaluate(
     """
     from cliquetta.data.samplers import get_sampler, parse_present
     from cliquetta.evaluation.grid import RunSpec, grid, read_grid, shard_of
-    from cliquetta.evaluation.sweep import RunContext, sweep
+    from cliquetta.evaluation.sweep import RunContext
     from cliquetta.prompts.catalogue import read_prompts, read_templates
 
     if (grid_file is None) == (dataset is None):
@@ -188,11 +188,9 @@ def evaluate(
         raise UserError(f"--features names a folder: evaluate with --dataset features:{features}")
     device = common.device if ray else common.place()
     context = RunContext(out, root, device, workers, False, features, evidence, hold)
-    with executing(specs, context, common.terminal, ray=ray, gpus=ray_gpus) as at:
-        results = sweep(specs, context, at.executor, on_step=at.bars.step, on_result=at.bars.ended)
-    if at.is_main_process:
-        _report(results, out, common.terminal)
-        finish(results, common.terminal)
+    results = run_grid(specs, context, common.terminal, ray=ray, gpus=ray_gpus)
+    _report(results, out, common.terminal)
+    finish(results, common.terminal)
 
 
 def _report(results: Sequence[RunResult], out: Path, terminal: Terminal) -> None:
@@ -231,10 +229,8 @@ def _report(results: Sequence[RunResult], out: Path, terminal: Terminal) -> None
 def _spread(records: Sequence[Record], metric: str) -> str:
     """Mean over seeds, with the standard deviation where there are several."""
     values = [record.metrics[metric] for record in records if metric in record.metrics]
-    if not values:
-        return "–"
-    mean = number(statistics.mean(values))
-    return mean if len(values) == 1 else f"{mean} ± {number(statistics.stdev(values))}"
+    sd = statistics.stdev(values) if len(values) > 1 else None
+    return number(statistics.mean(values) if values else None, sd=sd)
 
 
 def _difference(records: Sequence[Record], plain: Sequence[Record] | None) -> str:
@@ -244,7 +240,7 @@ def _difference(records: Sequence[Record], plain: Sequence[Record] | None) -> st
     before = {record.seed: record.metrics.get("top1") for record in plain}
     pairs = [(record.metrics.get("top1"), before.get(record.seed)) for record in records]
     gains = [now - then for now, then in pairs if now is not None and then is not None]
-    return f"{statistics.mean(gains):+.2f}" if gains else "–"
+    return number(statistics.mean(gains) if gains else None, signed=True)
 
 
 def _plain(result: RunResult, out: Path) -> dict[str, Any]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol
 
@@ -58,32 +57,22 @@ class Moment(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Execution:
-    """Where a grid runs, and its bars."""
-
-    executor: Executor | None
-    """``None``: here."""
-    bars: Bars
-    is_main_process: bool = True
-    """Whether this process is the one that reports."""
-
-
-@contextmanager
-def executing(
+def run_grid(
     specs: Sequence[RunSpec],
     context: RunContext,
     terminal: Terminal,
     *,
     ray: str | None = None,
     gpus: float | None = None,
-) -> Iterator[Execution]:
-    """The executor that the options and the environment ask for, with bars.
+) -> list[RunResult]:
+    """Run a grid with bars, wherever the options and the environment ask for.
 
     Every method and dataset of the grid has been built once when it starts: bad names end the
-    command before the first run.
+    command before the first run. Of the processes of ``torchrun`` the main one returns; the
+    command ends here in the others.
     """
     from cliquetta.evaluation.distributed import TeamExecutor, join_team, leave_team, team_size
+    from cliquetta.evaluation.sweep import sweep
 
     if gpus is not None and ray is None:
         raise UserError("--ray-gpus is for --ray")
@@ -100,14 +89,16 @@ def executing(
             from cliquetta.evaluation.cluster import RayExecutor
 
             replace(context, device="cpu").check(specs)
-            yield Execution(RayExecutor(ray, gpus=gpus, on_report=bars.step), bars)
-        elif team is None:
-            context.check(specs)
-            yield Execution(None, bars)
+            executor: Executor | None = RayExecutor(ray, gpus=gpus, on_report=bars.step)
         else:
             context.check(specs)
-            yield Execution(TeamExecutor(team, bars.step), bars, team.is_main_process)
+            executor = None if team is None else TeamExecutor(team, bars.step)
+        results = sweep(specs, context, executor, on_step=bars.step, on_result=bars.ended)
+        if team is not None:
             leave_team()  # not after an error: the others are ended by torchrun
+    if team is not None and not team.is_main_process:
+        raise typer.Exit
+    return results
 
 
 class Bars:

@@ -11,6 +11,7 @@ from typing import Any
 
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.errors import UnknownNameError
+from cliquetta.evaluation.ablation import BATCH_SIZE, Ablation, ablation
 from cliquetta.evaluation.grid import RunSpec, zero_shot
 from cliquetta.evaluation.published import (
     PublishedRow,
@@ -43,6 +44,14 @@ STAND_IN_IMAGES = {
 }
 """Images of the stand-in, so that two CPU cores need minutes; 64 for tables of many methods."""
 FEW_IMAGES = 64
+VALUES: dict[str, tuple[float, ...]] = {
+    "threshold": (0.6, 0.65, 0.7, 0.8, 0.9),
+    "concentration": (0.0, 0.5, 1.0, 2.0),
+    "capacity": (2, 4, 6, 10),
+    "neighbours": (1, 2, 3, 5),
+    BATCH_SIZE: (8, 16, 32, 64, 128),
+}
+"""Where we measure: the paper's figures do not print their values."""
 
 
 @dataclass(frozen=True)
@@ -189,6 +198,22 @@ def baselines(items: Sequence[Item]) -> list[RunSpec]:
     """Zero-shot runs under the conditions of all items: what `cliquetta compare` starts from."""
     specs = (spec for item in items for spec in item.specs)
     return list(dict.fromkeys(zero_shot(spec) for spec in specs))
+
+
+def figures(
+    table: PublishedTable, base: RunSpec, seeds: Sequence[int]
+) -> dict[tuple[str, str], Ablation]:
+    """The runs of a table's curves by field and modality; of the batch size, if it has none.
+
+    The paper draws the batch size with either prompts alone, too.
+    """
+    found = {}
+    for name in table.curves or (BATCH_SIZE,):
+        for modality in ("both", "image", "text") if name == BATCH_SIZE else ("both",):
+            alone = {} if modality == "both" else {"modalities": modality}
+            spec = replace(base, options=tuple(sorted({**dict(base.options), **alone}.items())))
+            found[name, modality] = ablation(spec, name, VALUES[name], seeds)
+    return found
 
 
 def lines(table: PublishedTable, items: Sequence[Item], results: Sequence[RunResult]) -> list[Line]:
