@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cliquetta.model import vjp
 from cliquetta.model.block import Prefix
-from cliquetta.model.vjp import VisualTape
+from cliquetta.model.tapes import VisualTape
 from tests._helpers import triton_by_hand
 from tests._helpers.scenes import build_model
 
@@ -73,7 +73,9 @@ def test_a_whole_backward_pass(
         torch.testing.assert_close(found[0][block], found[1][block], rtol=1e-4, atol=1e-6)
 
 
-def test_without_triton_or_a_compiler_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_triton_or_a_compiler_there_are_none(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)  # as if it were not installed
     triton_by_hand.forget(monkeypatch)
     assert vjp._kernels.__wrapped__(DEVICE, torch.float32) is None
@@ -86,3 +88,6 @@ def test_without_triton_or_a_compiler_there_are_none(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(triton_by_hand.Kernel, "__getitem__", refuse)
     assert vjp._kernels.__wrapped__(DEVICE, torch.float32) is None
+    missing, failed = caplog.messages  # nothing is said where the kernels work
+    assert "slower" in missing and "triton" in missing
+    assert failed.endswith("RuntimeError: Failed to find C compiler")

@@ -12,8 +12,8 @@ from cliquetta.model.block import Prefix
 from cliquetta.model.clip import CLIP
 from cliquetta.model.config import CLIPConfig, TextConfig, VisionConfig
 from cliquetta.model.initialise import initialise
+from cliquetta.model.tapes import TextTape, VisualTape, chunks
 from cliquetta.model.text import place
-from cliquetta.model.vjp import TextTape, VisualTape, chunks
 
 
 @pytest.fixture(params=["quick_gelu", "gelu", "siglip"])

@@ -1,16 +1,16 @@
-"""Many vector-Jacobian products from one forward pass.
+"""Many vector-Jacobian products of a block from one forward pass.
 
 Autograd runs one backward pass per forward pass. Where many gradients start from the same point
 (every clique of a batch starts from the same prompts; a Jacobian has hundreds of rows), that means
 the same forward pass over and over. Here a forward pass is recorded once per image or text, and
 multiplied by any number of cotangents, each naming the row that it belongs to. The weights are
 frozen, so that linear layers need nothing of the forward pass; norms, activations and attention
-gather what they need by row.
+gather what they need by row. Whole towers are recorded in :mod:`cliquetta.model.tapes`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -22,9 +22,8 @@ from torch import Tensor, nn
 
 from cliquetta.errors import UserError
 from cliquetta.model.block import Block, Prefix
-from cliquetta.model.cuda_graph import Recording, Replayed, record
-from cliquetta.model.text import TextTower
-from cliquetta.model.vision import VisionTower
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -54,14 +53,15 @@ class BlockTape:
     rows: Tensor | None
 
 
-def _norm(layer: nn.LayerNorm, x: Tensor) -> tuple[Tensor, Norm]:
+def record_norm(layer: nn.LayerNorm, x: Tensor) -> tuple[Tensor, Norm]:
+    """The norm's output and the tape of it."""
     out, mean, rstd = torch.native_layer_norm(
         x, layer.normalized_shape, layer.weight, layer.bias, layer.eps
     )
     return out, Norm(x, mean, rstd)
 
 
-def _norm_back(
+def norm_vjp(
     layer: nn.LayerNorm,
     tape: Norm,
     grad: Tensor,
@@ -112,7 +112,9 @@ def _kernels(device: torch.device, dtype: torch.dtype) -> ModuleType | None:
     try:
         fused = import_module("cliquetta.model.fused")
         fused.try_out(torch.empty(0, dtype=dtype, device=device))
-    except Exception:  # no Triton, or nothing to build its kernels with: anything may be raised
+    except Exception as error:  # without Triton or a compiler for it, anything may be raised
+        reason = f"{type(error).__name__}: {error}"
+        _log.warning("no fused kernels on %s, backward passes are slower: %s", device, reason)
         return None
     return fused
 
@@ -132,7 +134,7 @@ def record_block(
 ) -> tuple[Tensor, BlockTape]:
     """The block's output, as :meth:`Block.forward` gives it, and the tape of it."""
     D = x.shape[-1]
-    normed, first = _norm(block.ln_1, x)
+    normed, first = record_norm(block.ln_1, x)
     weight, bias = block.qkv.weight, block.qkv.bias
     query = block.single_query(normed, rows)
     first_row = 0 if query is None else D
@@ -148,7 +150,7 @@ def record_block(
     causal = causal and mask is None and rows is None
     attended = _attention(block, packed, query, extra, mask, causal)
     y = block.residual(x, rows) + block.out(attended)
-    normed, second = _norm(block.ln_2, y)
+    normed, second = record_norm(block.ln_2, y)
     hidden = block.expand(normed)
     tape = BlockTape(first, packed, query, extra, mask, causal, second, hidden, rows)
     return block.contract(y, hidden), tape
@@ -185,7 +187,7 @@ def block_vjp(
     """
     D = grad.shape[-1]
     inner = _activation_back(block, grad @ block.proj.weight, tape.hidden, index)
-    mid = _norm_back(block.ln_2, tape.second, inner @ block.fc.weight, index, residual=grad)
+    mid = norm_vjp(block.ln_2, tape.second, inner @ block.fc.weight, index, residual=grad)
     back = _attention_vjp(block, tape, mid @ block.out.weight, index, through=through)
     weight = block.qkv.weight
     prefix = None
@@ -195,13 +197,13 @@ def block_vjp(
     if back.packed is None:
         return None, prefix
     if back.query is None:
-        hidden = _norm_back(block.ln_1, tape.first, back.packed @ weight, index, residual=mid)
+        hidden = norm_vjp(block.ln_1, tape.first, back.packed @ weight, index, residual=mid)
         return hidden, prefix
     if tape.rows is None:  # a pooling head: its query and its output owe nothing to one position
-        return _norm_back(block.ln_1, tape.first, back.packed @ weight[D:], index), prefix
+        return norm_vjp(block.ln_1, tape.first, back.packed @ weight[D:], index), prefix
     place = _rows(tape.rows, index)[:, None, None].expand(-1, 1, D)
     normed = (back.packed @ weight[D:]).scatter_add(1, place, back.query @ weight[:D])
-    hidden = _norm_back(block.ln_1, tape.first, normed, index)
+    hidden = norm_vjp(block.ln_1, tape.first, normed, index)
     return hidden.scatter_add(1, place, mid), prefix
 
 
@@ -236,169 +238,3 @@ def _attention_vjp(
         next(found) if through and query is not None else None,
         next(found) if extra is not None else None,
     )
-
-
-class VisualTape:
-    """A prompted image forward pass from one block on, ready for many backward passes.
-
-    ``hidden`` (b, T, D) are the states at the input of the first prompted block; nothing before
-    depends on the prompts. ``prefix`` maps blocks to what all images start from. Backward passes
-    may be ``replayed`` if the tape stays where it is in memory.
-    """
-
-    @torch.no_grad()
-    def __init__(
-        self,
-        tower: VisionTower,
-        hidden: Tensor,
-        start: int,
-        prefix: Mapping[int, Prefix],
-        replayed: Replayed | None = None,
-    ) -> None:
-        if min(prefix) != start:
-            raise UserError(f"the tape starts at block {start}, the first prefix at {min(prefix)}")
-        self.tower, self.start, self.blocks = tower, start, sorted(prefix)
-        self.replayed = replayed or Replayed(shapes=0)
-        self.tapes: list[BlockTape] = []
-        last = len(tower.blocks) - 1
-        for at in range(start, last + 1):
-            rows = None
-            if at == last and tower.head is None:
-                rows = torch.zeros(len(hidden), dtype=torch.long, device=hidden.device)
-            block = tower.block(at)
-            hidden, tape = record_block(block, hidden, prefix=prefix.get(at), rows=rows)
-            self.tapes.append(tape)
-        if tower.head is None:
-            normed, self.post = _norm(tower.ln_post, hidden[:, 0])
-            self.features = normed @ tower.projection
-            """Features (b, E) at the start prompts, not normalised, in the tower's dtype."""
-        else:
-            pooled, self.pooling = record_block(tower.head, hidden)
-            self.features = pooled[:, 0]
-
-    @torch.no_grad()
-    def vjp(self, cotangents: Tensor, index: Tensor | None) -> dict[int, Tensor]:
-        """Gradients (R, P, 2, D) of every prefix, float32.
-
-        ``cotangents`` (R, E) are gradients of the loss in the features; row r is of image
-        ``index[r]``, or of image r without an index.
-        """
-        if index is None:
-            return dict(zip(self.blocks, self._pull(cotangents, index), strict=True))
-        order = index.argsort()  # rows of one image, one behind the other, are read from a cache
-        found = self.replayed.by_rows(self._pull, cotangents[order], index[order])
-        back = [torch.empty_like(rows).index_copy(0, order, rows) for rows in found]
-        return dict(zip(self.blocks, back, strict=True))
-
-    @torch.no_grad()
-    def _pull(self, cotangents: Tensor, index: Tensor | None) -> tuple[Tensor, ...]:
-        """The gradients in order of blocks."""
-        tower = self.tower
-        unit, size = _unit_rows(cotangents)
-        direction = unit.to(self.features.dtype)
-        if tower.head is None:
-            grad = direction @ tower.projection.t()
-            grad = _norm_back(tower.ln_post, self.post, grad, index)[:, None]
-        else:
-            back, _ = block_vjp(tower.head, self.pooling, direction[:, None], index, through=True)
-            assert back is not None
-            grad = back
-        found: dict[int, Tensor] = {}
-        for offset in range(len(self.tapes) - 1, -1, -1):
-            at = self.start + offset
-            back, prefix = block_vjp(
-                tower.block(at), self.tapes[offset], grad, index, through=offset > 0
-            )
-            if prefix is not None:
-                found[at] = prefix.to(size.dtype) * size[:, None, None, None]
-            if back is not None:
-                grad = back
-        return tuple(found[at] for at in self.blocks)
-
-
-class VisualTapes:
-    """Makes visual tapes of prompts in some blocks; on CUDA, those of one shape are replayed.
-
-    A recorded pass writes to the same memory every time, so that backward passes over it can be
-    recorded as well: such a tape is good until the next one is made. Batches of more than ``most``
-    images are not recorded, because their memory is held.
-    """
-
-    def __init__(
-        self, tower: VisionTower, blocks: Sequence[int], replayed: Replayed, most: int
-    ) -> None:
-        self.tower, self.blocks, self.replayed, self.most = tower, tuple(blocks), replayed, most
-        self._forward: Recording | None = None
-        self._tape: VisualTape | None = None
-
-    def __call__(self, hidden: Tensor, prompts: Tensor) -> VisualTape:
-        """The tape of images with these hidden states (b, T, D) under prompts (B, P, 2, D)."""
-        if not hidden.is_cuda:
-            return self._make(hidden, prompts, self.replayed)
-        if self._forward is None and len(hidden) <= self.most and self.replayed.shapes:
-            made: list[VisualTape] = []
-
-            def run(hidden: Tensor, prompts: Tensor) -> tuple[()]:
-                made[:] = [self._make(hidden, prompts, self.replayed)]
-                return ()
-
-            with torch.cuda.device(hidden.device):
-                self._forward = record(run, (hidden, prompts))
-            self._tape = made[0]
-        if self._tape is None or self._forward is None or not self._forward.fits(hidden, prompts):
-            return self._make(hidden, prompts)
-        self._forward.replay((hidden, prompts))
-        return self._tape
-
-    def _make(
-        self, hidden: Tensor, prompts: Tensor, replayed: Replayed | None = None
-    ) -> VisualTape:
-        prefix = {block: Prefix(own[None]) for block, own in zip(self.blocks, prompts, strict=True)}
-        return VisualTape(self.tower, hidden, self.blocks[0], prefix, replayed)
-
-
-class TextTape:
-    """A text forward pass of some classes, ready for many backward passes to their context."""
-
-    @torch.no_grad()
-    def __init__(self, tower: TextTower, embeddings: Tensor, ends: Tensor) -> None:
-        self.tower = tower
-        L = embeddings.shape[1]
-        x = embeddings + tower.position[:L]
-        self.tapes: list[BlockTape] = []
-        last = len(tower.blocks) - 1
-        for at in range(last + 1):
-            if at < last:
-                x, tape = record_block(tower.block(at), x, causal=tower.config.causal)
-            else:
-                x, tape = record_block(tower.block(at), x, mask=tower.seen(ends, L), rows=ends)
-            self.tapes.append(tape)
-        normed, self.final = _norm(tower.ln_final, x[:, 0])
-        self.features = tower.project(normed)
-        """Features (n, E), not normalised, in the tower's dtype."""
-
-    @torch.no_grad()
-    def vjp(self, cotangents: Tensor, index: Tensor, positions: Tensor) -> Tensor:
-        """Gradients (R, M, D), float32, of the embeddings at ``positions`` (R, M)."""
-        tower = self.tower
-        unit, size = _unit_rows(cotangents)
-        grad = unit.to(tower.projection.dtype) @ tower.projection.t()
-        grad = _norm_back(tower.ln_final, self.final, grad, index)[:, None]
-        for at in range(len(self.tapes) - 1, -1, -1):
-            back, _ = block_vjp(tower.block(at), self.tapes[at], grad, index, through=True)
-            assert back is not None
-            grad = back
-        D = grad.shape[-1]
-        grad = grad.gather(1, positions[:, :, None].expand(-1, -1, D))
-        return grad.to(size.dtype) * size[:, None, None]
-
-
-def _unit_rows(cotangents: Tensor) -> tuple[Tensor, Tensor]:
-    """Directions and lengths: a backward pass is linear, and half precision likes unit vectors."""
-    size = cotangents.norm(dim=-1)
-    return cotangents / size.clamp_min(1e-30)[:, None], size
-
-
-def chunks(total: int, most: int) -> Sequence[slice]:
-    """Slices of at most ``most`` that cover ``total``."""
-    return [slice(at, min(at + most, total)) for at in range(0, total, max(1, most))]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cliquetta.methods.scap import SCAP, SCAPConfig
 from cliquetta.methods.scap.parallel import split_memberships
-from cliquetta.model.vjp import VisualTape
+from cliquetta.model.tapes import VisualTape
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.scenes import NAMES, between_similarities, build_model, make_batches

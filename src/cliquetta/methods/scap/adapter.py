@@ -25,9 +25,9 @@ from cliquetta.methods.scap.parallel import split_memberships
 from cliquetta.methods.scap.retention import Cache, Retained, retain, running_mean
 from cliquetta.methods.scap.text import PromptedText
 from cliquetta.model.cuda_graph import Replayed
+from cliquetta.model.tapes import VisualTape
 from cliquetta.model.transfer import Fetched, send
 from cliquetta.model.vision import VisionTower
-from cliquetta.model.vjp import VisualTape
 from cliquetta.types import Batch, Prediction
 
 

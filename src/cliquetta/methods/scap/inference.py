@@ -16,9 +16,9 @@ from cliquetta.methods.scap.text import PromptedText
 from cliquetta.model.block import Prefix
 from cliquetta.model.clip import l2_normalize
 from cliquetta.model.cuda_graph import Replayed
+from cliquetta.model.tapes import chunks
 from cliquetta.model.transfer import send
 from cliquetta.model.vision import VisionTower
-from cliquetta.model.vjp import chunks
 
 TEXTS = 4096
 """Texts that are encoded at once when classes have contexts of their own."""

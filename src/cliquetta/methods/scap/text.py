@@ -14,8 +14,8 @@ from torch import Tensor
 
 from cliquetta.methods._shared.template import LearnableTemplate
 from cliquetta.model.clip import CLIP, to_float32
+from cliquetta.model.tapes import TextTape, chunks
 from cliquetta.model.text import place
-from cliquetta.model.vjp import TextTape, chunks
 from cliquetta.prompts.classes import ClassPrompts
 
 ROWS = 16384
