@@ -20,7 +20,7 @@ LEARNS = "scap_domain"
 
 
 def memory(service: Local, id: str) -> dict[str, torch.Tensor]:
-    resident = service.service.sessions._residents[id]
+    resident = service.service.sessions._cache.residents[id]
     return resident.adapter.state_dict()
 
 

@@ -114,7 +114,7 @@ def test_sessions_expire_and_those_in_use_do_not(tmp_path: Path, tiny_clip: CLIP
                 break
             time.sleep(0.05)
         assert {info["id"] for info in listed} == {used, new}
-        service.service.sessions._entries[used].used -= 6.9 * DAY  # it was used just now
+        service.service.sessions._cache.entries[used].used -= 6.9 * DAY  # it was used just now
         service.service.sweep()
         service.predict(used, batch_of(1))
     assert {path.name.split(".")[0] for path in tmp_path.glob("*.safetensors")} == {used, new}

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from cliquetta.atomic import create_atomically, exclusive, sync_folder
+from cliquetta.atomic import create_atomically, sync_folder
 from cliquetta.errors import BusyError, UserError
 from cliquetta.serve.changes import DamagedError
 from cliquetta.serve.store import (
@@ -30,7 +30,6 @@ from cliquetta.serve.store import (
     FencedError,
     Store,
     StoredSession,
-    clean,
     is_id,
     join_into,
     parse_notes,
@@ -89,13 +88,9 @@ class SharedStore(Store):
             store._check_exclusive()
             yield store
             return
-        path = Path(folder)
-        path.mkdir(parents=True, exist_ok=True)
-        path.chmod(0o700)
-        with exclusive(path):
-            clean(path)
-            cls._adopt(path)
-            yield cls(path)
+        with super().open(folder) as opened:
+            assert isinstance(opened, SharedStore)
+            yield opened
 
     @staticmethod
     def _adopt(folder: Path) -> None:

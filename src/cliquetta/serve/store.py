@@ -150,7 +150,7 @@ class Store:
         path.mkdir(parents=True, exist_ok=True)
         path.chmod(0o700)  # class names and answers are the clients' own
         with exclusive(path):
-            clean(path)
+            _clean(path)
             cls._adopt(path)
             yield cls(path)
 
@@ -354,7 +354,7 @@ def read_chain(read: Callable[[int], bytes], version: int) -> list[bytes]:
     return [*(checked(read(number)) for number in range(first, version)), last]
 
 
-def clean(folder: Path) -> None:
+def _clean(folder: Path) -> None:
     """Remove what a server that was killed left behind."""
     for left in [*folder.glob(f".*{_SUFFIX}.*.tmp"), *folder.glob(f"*/.*{_SUFFIX}.*.tmp")]:
         left.unlink()
