@@ -28,7 +28,7 @@ class Cliques:
     @property
     def members(self) -> Tensor:
         """Members (m, b) of every clique."""
-        return self.sets[self.set_of]
+        return self.sets.index_select(0, self.set_of)
 
     def memberships(self) -> tuple[Tensor, Tensor]:
         """Distinct set and image of every membership, (M,) each, sets ascending."""
@@ -54,31 +54,34 @@ def mine_cliques(
 
     ``similar`` is (b, b) bool and ``top`` (b, k); both on the CPU. Classes ascend and rows of a
     set are in batch order. ``full_set`` puts every whole set in front of its rows.
+
+    Rows are taken by ``index_select``: plain indexing wakes all threads of the CPU for a few
+    thousand numbers, which takes longer than the rest of the mining, and much longer on a busy one.
     """
     b, k = top.shape
     image = torch.arange(b).repeat_interleave(k)
     label, order = top.reshape(-1).sort(stable=True)
     image = image[order]
-    present, dense = torch.unique(label, return_inverse=True)
+    present, dense = torch.unique_consecutive(label, return_inverse=True)
     candidates = torch.zeros(len(present), b, dtype=torch.bool)
     candidates[dense, image] = True
 
-    rows = similar[image] & candidates[dense]
-    classes = label
+    whole = candidates.index_select(0, dense)
+    rows = similar.index_select(0, image) & whole
     keep = rows.sum(dim=1) > 1
     if full_set:
-        keep &= (rows != candidates[dense]).any(dim=1)
-        rows = torch.cat([candidates, rows[keep]])
-        classes = torch.cat([present, classes[keep]])
-        classes, order = classes.sort(stable=True)
-        rows = rows[order]
-    else:
-        rows, classes = rows[keep], classes[keep]
+        keep &= (rows != whole).any(dim=1)
+    kept = keep.nonzero()[:, 0]
+    rows, classes = rows.index_select(0, kept), label[kept]
+    if full_set:
+        rows = torch.cat([candidates, rows])
+        classes, order = torch.cat([present, classes]).sort(stable=True)
+        rows = rows.index_select(0, order)
     if deduplicate:
         first = _first_occurrences(torch.cat([classes[:, None], _pack(rows)], dim=1))[0]
-        rows, classes = rows[first], classes[first]
+        rows, classes = rows.index_select(0, first), classes[first]
     first, set_of = _first_occurrences(_pack(rows))
-    return Cliques(classes, set_of, rows[first])
+    return Cliques(classes, set_of, rows.index_select(0, first))
 
 
 def _pack(rows: Tensor) -> Tensor:

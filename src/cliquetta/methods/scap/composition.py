@@ -47,7 +47,9 @@ def plan_passes(cliques: Cliques, top: Tensor, count: Tensor, config: SCAPConfig
     if config.merge == "top-1":
         top, k = top[:, :1], 1
     clique, image = cliques.members.nonzero(as_tuple=True) if len(cliques) else _none()
-    rank = (top[image] == cliques.classes[clique][:, None]) if len(clique) else None
+    rank = None
+    if len(clique):
+        rank = top.index_select(0, image) == cliques.classes.index_select(0, clique)[:, None]
     held = count[top] > 0
     if config.merge == "union":
         row, width = image, 1
