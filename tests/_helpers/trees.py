@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import pickle
 from collections.abc import Callable, Mapping, Sequence
@@ -25,10 +26,29 @@ def pictures(folder: Path, names: Sequence[str]) -> None:
         picture(folder / name, shade)
 
 
+def noise(folder: Path, names: Sequence[str]) -> None:
+    """Pictures of random pixels, the same every time."""
+    generator = np.random.default_rng(0)
+    for name in names:
+        pixels = generator.integers(0, 256, (40, 48, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / name)
+
+
+def table_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
 def write(path: Path, text: str) -> None:
     """A text file in a folder that may not be there yet."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
+
+
+Expected = Mapping[str, str]
+"""Class name by key."""
+Tree = Callable[[Path], Expected]
 
 
 def split(path: Path, rows: Sequence[tuple[str, int, str]]) -> None:
@@ -36,9 +56,11 @@ def split(path: Path, rows: Sequence[tuple[str, int, str]]) -> None:
     write(path, json.dumps({"train": [], "val": [], "test": rows}))
 
 
-Expected = Mapping[str, str]
-"""Class name by key."""
-Tree = Callable[[Path], Expected]
+def zhou(images: Path, file: Path, rows: Sequence[tuple[str, int, str]]) -> Expected:
+    """Images with a split file of CoOp that names their classes."""
+    pictures(images, [name for name, _, _ in rows])
+    split(file, rows)
+    return {name: label for name, _, label in rows}
 
 
 def imagenet(root: Path) -> Expected:
@@ -112,12 +134,9 @@ def caltech101(root: Path) -> Expected:
 
 
 def flowers102(root: Path) -> Expected:
-    pictures(root / "oxford_flowers/jpg", ["image_00001.jpg", "image_00002.jpg"])
-    split(
-        root / "oxford_flowers/split_zhou_OxfordFlowers.json",
-        [("image_00002.jpg", 76, "passion flower"), ("image_00001.jpg", 0, "pink primrose")],
-    )
-    return {"image_00002.jpg": "passion flower", "image_00001.jpg": "pink primrose"}
+    rows = [("image_00002.jpg", 76, "passion flower"), ("image_00001.jpg", 0, "pink primrose")]
+    home = root / "oxford_flowers"
+    return zhou(home / "jpg", home / "split_zhou_OxfordFlowers.json", rows)
 
 
 def pets(root: Path) -> Expected:
@@ -133,18 +152,11 @@ def pets(root: Path) -> Expected:
 
 
 def cars(root: Path) -> Expected:
-    pictures(root / "stanford_cars", ["cars_test/00001.jpg", "cars_test/00002.jpg"])
-    split(
-        root / "splits/split_zhou_StanfordCars.json",
-        [
-            ("cars_test/00001.jpg", 180, "2007 Suzuki Aerio Sedan"),
-            ("cars_test/00002.jpg", 0, "2000 AM General Hummer SUV"),
-        ],
-    )
-    return {
-        "cars_test/00001.jpg": "2007 Suzuki Aerio Sedan",
-        "cars_test/00002.jpg": "2000 AM General Hummer SUV",
-    }
+    rows = [
+        ("cars_test/00001.jpg", 180, "2007 Suzuki Aerio Sedan"),
+        ("cars_test/00002.jpg", 0, "2000 AM General Hummer SUV"),
+    ]
+    return zhou(root / "stanford_cars", root / "splits/split_zhou_StanfordCars.json", rows)
 
 
 def sun397(root: Path) -> Expected:
@@ -154,18 +166,11 @@ def sun397(root: Path) -> Expected:
 
 
 def eurosat(root: Path) -> Expected:
-    pictures(root / "EuroSAT/2750", ["AnnualCrop/AnnualCrop_1.jpg", "SeaLake/SeaLake_2.jpg"])
-    split(
-        root / "EuroSAT/split_zhou_EuroSAT.json",
-        [
-            ("AnnualCrop/AnnualCrop_1.jpg", 0, "Annual Crop Land"),
-            ("SeaLake/SeaLake_2.jpg", 9, "Sea or Lake"),
-        ],
-    )
-    return {
-        "AnnualCrop/AnnualCrop_1.jpg": "Annual Crop Land",
-        "SeaLake/SeaLake_2.jpg": "Sea or Lake",
-    }
+    rows = [
+        ("AnnualCrop/AnnualCrop_1.jpg", 0, "Annual Crop Land"),
+        ("SeaLake/SeaLake_2.jpg", 9, "Sea or Lake"),
+    ]
+    return zhou(root / "EuroSAT/2750", root / "EuroSAT/split_zhou_EuroSAT.json", rows)
 
 
 def food101(root: Path) -> Expected:
@@ -174,8 +179,7 @@ def food101(root: Path) -> Expected:
         ("cheese_plate/2.jpg", 16, "cheese_plate"),
         ("cheesecake/3.jpg", 17, "cheesecake"),
     ]
-    pictures(root / "food-101/images", [file for file, _, _ in rows])
-    split(root / "food-101/split_zhou_Food101.json", rows)
+    zhou(root / "food-101/images", root / "food-101/split_zhou_Food101.json", rows)
     return {
         "apple_pie/1.jpg": "apple pie",
         "cheese_plate/2.jpg": "cheese plate",
@@ -185,9 +189,7 @@ def food101(root: Path) -> Expected:
 
 def dtd(root: Path) -> Expected:
     rows = [("banded/banded_0060.jpg", 0, "banded"), ("zigzagged/zigzagged_1.jpg", 46, "zigzagged")]
-    pictures(root / "dtd/dtd/images", [file for file, _, _ in rows])
-    split(root / "dtd/split_zhou_DescribableTextures.json", rows)
-    return {file: name for file, _, name in rows}
+    return zhou(root / "dtd/dtd/images", root / "dtd/split_zhou_DescribableTextures.json", rows)
 
 
 def ucf101(root: Path) -> Expected:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 from typer.testing import CliRunner
 
 from cliquetta.cli.main import app
 from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.clip import CLIP
 from tests._helpers.running import Answer, Run
+from tests._helpers.trees import noise
 
 
 @pytest.fixture
@@ -41,9 +40,5 @@ def photos(tmp_path: Path) -> Path:
     """Six readable images, two of them in a sub-folder."""
     folder = tmp_path / "photos"
     (folder / "more").mkdir(parents=True)
-    generator = np.random.default_rng(0)
-    for place in range(6):
-        pixels = generator.integers(0, 256, (40, 48, 3), dtype=np.uint8)
-        name = f"more/image{place}.png" if place > 3 else f"image{place}.png"
-        Image.fromarray(pixels).save(folder / name)
+    noise(folder, [f"{'more/' if place > 3 else ''}image{place}.png" for place in range(6)])
     return folder

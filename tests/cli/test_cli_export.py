@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import torch
 from cliquetta.data.images import open_image
 from cliquetta.model.clip import CLIP
 from tests._helpers.running import Answer, Run
+from tests._helpers.trees import table_rows
 
 CLASSES = "airplane,cat,frog"
 
@@ -42,8 +42,7 @@ def test_exported_and_frozen_answers_agree(
     assert answer.code == 0 and written["opset"] >= 18
     assert written["bytes"] == model.stat().st_size
     assert written["metadata"]["classes"] == CLASSES.split(",")
-    with table.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = table_rows(table)
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     pixels = torch.stack([tiny_clip.preprocess(open_image(row["path"])) for row in rows])
     logits = torch.from_numpy(session.run(["logits"], {"pixels": pixels.numpy()})[0])

@@ -22,13 +22,9 @@ from cliquetta.methods.registry import method_config
 from cliquetta.methods.scap_domain.health import ADVICE
 from cliquetta.model.factory import create_model
 from tests._helpers.running import Run
+from tests._helpers.trees import table_rows
 
 NAMES = ("airplane", "cat", "frog")
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.fixture
@@ -49,7 +45,7 @@ def predict(run: Run, tiny_file: Path, tmp_path: Path) -> Any:
 def test_table_holds_a_row_per_image_in_order(predict: Any, photos: Path) -> None:
     answer, out = predict(photos, "--batch-size", "4", "--top-k", "2")
     assert answer.code == 0
-    rows = rows_of(out)
+    rows = table_rows(out)
     paths = [photos / f"image{i}.png" for i in range(4)]
     paths += [photos / "more" / f"image{i}.png" for i in (4, 5)]
     assert [row["path"] for row in rows] == [path.as_posix() for path in paths]
@@ -62,7 +58,7 @@ def test_table_holds_a_row_per_image_in_order(predict: Any, photos: Path) -> Non
 def test_earlier_option_names_work_with_a_warning(predict: Any, photos: Path) -> None:
     answer, out = predict(photos, "--top", "2")
     assert answer.code == 0 and "--top is now --top-k" in answer.stderr
-    assert "prediction_2" in rows_of(out)[0]
+    assert "prediction_2" in table_rows(out)[0]
 
 
 def test_json_is_all_of_stdout(predict: Any, photos: Path) -> None:
@@ -72,14 +68,14 @@ def test_json_is_all_of_stdout(predict: Any, photos: Path) -> None:
     assert document["out"] == str(out)
     assert sum(document["predicted"]["zero_shot"].values()) == 6
     found = [(row["path"], row["prediction"]) for row in document["predictions"]]
-    assert found == [(row["path"], row["prediction"]) for row in rows_of(out)]
+    assert found == [(row["path"], row["prediction"]) for row in table_rows(out)]
 
 
 def test_images_of_no_class_are_named(predict: Any, photos: Path) -> None:
     plain, out = predict(photos, "--json")
     before = out.read_bytes()
     answer, out = predict(photos, "--reject", "0.5", "--json")
-    rows, document = rows_of(out), json.loads(answer.stdout)
+    rows, document = table_rows(out), json.loads(answer.stdout)
     assert list(rows[0])[-3:] == ["rejected", "rejection_score", "error"]
     assert {row["rejected"] for row in rows} == {"true", "false"}
     count = sum(row["rejected"] == "true" for row in rows)
@@ -98,9 +94,9 @@ def test_calibrated_probabilities_are_others_of_the_same_answers(
     predict: Any, photos: Path
 ) -> None:
     words = (photos, "--method", "tda", "--probabilities")
-    before = rows_of(predict(*words)[1])
+    before = table_rows(predict(*words)[1])
     answer, out = predict(*words, "--calibrate")
-    after = rows_of(out)
+    after = table_rows(out)
     assert answer.code == 0 and list(before[0]) == list(after[0])
     assert [row["prediction"] for row in before] == [row["prediction"] for row in after]
     assert all(a["probability"] != b["probability"] for a, b in zip(before, after, strict=True))
@@ -119,7 +115,7 @@ def test_a_frozen_method_rejects_by_the_limit_that_it_learned(
     )
     predict(photos, *words)
     answer, out = predict(photos, *words, "--frozen")
-    assert answer.code == 0 and {row["rejected"] for row in rows_of(out)} <= {"true", "false"}
+    assert answer.code == 0 and {row["rejected"] for row in table_rows(out)} <= {"true", "false"}
 
 
 @pytest.mark.parametrize(
@@ -158,7 +154,7 @@ def test_files_lists_and_tables_are_taken_together(
     table = photos / "list.csv"
     table.write_text("id,Path\n1,more/image4.png\n2,image0.png\n3,gone.png\n", encoding="utf-8")
     answer, out = predict(photos / "image1.png", table, photos / "image1.png")
-    rows = rows_of(out)
+    rows = table_rows(out)
     names = ["image1.png", "more/image4.png", "image0.png", "gone.png"]
     assert [row["path"] for row in rows] == [(photos / name).as_posix() for name in names]
     assert rows[-1]["error"] == "no such file"
@@ -202,7 +198,7 @@ def test_domains_of_a_state_are_kept_for_other_classes(
     answer, out = predict(*words, classes="cat,frog")
     assert "saved with another class list: what was learned about the images is kept" in answer.text
     assert "was of another class list: what was learned about the images was kept" in answer.text
-    assert answer.code == 0 and rows_of(out)[0]["prediction"] in ("cat", "frog")
+    assert answer.code == 0 and table_rows(out)[0]["prediction"] in ("cat", "frog")
     assert learned.any() and load_file(state)["memory.counted"].sum() == 1
     assert load_file(state)["memory.key_count"].sum() == 1 + len(list(photos.rglob("*.png")))
 
@@ -227,7 +223,7 @@ def test_an_interrupted_run_says_how_to_continue(
     assert answer.code == 1 and not out.exists()
     assert "No space left" in answer.text and "run the same command again" in answer.text
     answer, out = predict(photos, "--batch-size", "2")
-    assert answer.code == 0 and len(rows_of(out)) == 6
+    assert answer.code == 0 and len(table_rows(out)) == 6
     assert "6 images in" in answer.text and "2 of them before it was continued" in answer.text
 
 
@@ -248,7 +244,7 @@ def test_standard_input_and_output(predict: Any, photos: Path) -> None:
 def test_methods_stand_side_by_side(predict: Any, photos: Path) -> None:
     answer, out = predict(photos, "--method", "zero_shot,tda", "--probabilities")
     assert answer.code == 0
-    columns = set(rows_of(out)[0])
+    columns = set(table_rows(out)[0])
     assert {"zero_shot_prediction", "tda_probability", "tda_p_cat"} <= columns
     answer, _ = predict(photos, "--method", "zero_shot,tda", "--set", "x=1")
     assert answer.code == 2 and "for one method" in answer.text
@@ -283,7 +279,7 @@ def test_unreadable_images_are_named_and_skipped(predict: Any, photos: Path) -> 
     write_header_of_a_large_png(photos / "bad_large.png", 20_000)
     Image.new("RGB", (1, 1), (200, 10, 10)).save(photos / "tiny_1x1.png")
     answer, out = predict(photos, "--batch-size", "3")
-    rows = {Path(row["path"]).name: row for row in rows_of(out)}
+    rows = {Path(row["path"]).name: row for row in table_rows(out)}
     bad = {name: row["error"] for name, row in rows.items() if row["error"]}
     assert set(bad) == {
         "bad_corrupt.png",
@@ -299,7 +295,7 @@ def test_unreadable_images_are_named_and_skipped(predict: Any, photos: Path) -> 
     assert all(not rows[name]["prediction"] for name in bad)
     assert rows["tiny_1x1.png"]["prediction"] in NAMES
     assert len(rows) == 12
-    assert list(rows) == [Path(row["path"]).name for row in rows_of(out)]
+    assert list(rows) == [Path(row["path"]).name for row in table_rows(out)]
     assert answer.code == 3
     assert "5 images could not be read" in answer.text
 
@@ -308,7 +304,7 @@ def test_nothing_readable_is_bad_input(predict: Any, tmp_path: Path) -> None:
     (tmp_path / "no.jpg").write_bytes(b"")
     answer, out = predict(tmp_path / "no.jpg")
     assert answer.code == 2
-    assert rows_of(out)[0]["error"] == "an empty file"
+    assert table_rows(out)[0]["error"] == "an empty file"
     assert "nothing could be predicted" in answer.text
 
 
@@ -316,7 +312,7 @@ def test_a_black_20000_by_20000_image_is_skipped(predict: Any, photos: Path) -> 
     Image.new("1", (20_000, 20_000)).save(photos / "black.png")
     answer, out = predict(photos / "black.png", photos / "image0.png")
     assert answer.code == 3
-    assert "too large" in rows_of(out)[0]["error"]
+    assert "too large" in table_rows(out)[0]["error"]
 
 
 def test_fitted_file_takes_the_place_of_a_method(
@@ -330,10 +326,10 @@ def test_fitted_file_takes_the_place_of_a_method(
     assert made.code == 0
     assert json.loads(made.stdout)["images"] == 20
     _, out = predict(photos)
-    plain = [float(row["probability"]) for row in rows_of(out)]
+    plain = [float(row["probability"]) for row in table_rows(out)]
     answer, out = predict(photos, "--fitted", fitted)
     assert answer.code == 0
-    assert [float(row["probability"]) for row in rows_of(out)] != plain
+    assert [float(row["probability"]) for row in table_rows(out)] != plain
     answer, _ = predict(photos, "--fitted", fitted, "--set", "alpha=2")
     assert answer.code == 2 and "leave out" in answer.text
     answer, _ = predict(photos, "--fitted", fitted, "--method", "coop")
@@ -374,7 +370,7 @@ def test_fit_refuses_a_method_that_learns_nothing(
 def test_views_reach_a_method_that_needs_them(predict: Any, photos: Path) -> None:
     answer, out = predict(photos, "--method", "zero", "--set", "views=4")
     assert answer.code == 0
-    assert len(rows_of(out)) == 6
+    assert len(table_rows(out)) == 6
 
 
 def test_the_same_command_gives_the_same_table(predict: Any, photos: Path) -> None:
@@ -383,4 +379,4 @@ def test_the_same_command_gives_the_same_table(predict: Any, photos: Path) -> No
         _, out = predict(photos, "--method", "tent", "--workers", workers)
         tables.append(out.read_bytes())
     assert tables[0] == tables[1]
-    assert np.isfinite([float(row["probability"]) for row in rows_of(out)]).all()
+    assert np.isfinite([float(row["probability"]) for row in table_rows(out)]).all()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import errno
 import json
 import logging
@@ -35,7 +34,9 @@ from cliquetta.methods.registry import create_method
 from cliquetta.methods.zero_shot import ZeroShot
 from cliquetta.model.clip import CLIP
 from cliquetta.types import Batch, Prediction
+from tests._helpers.trees import noise, table_rows
 
+Predict = Callable[..., PredictionRun]
 NAMES = ["airplane", "cat", "frog"]
 IMAGES = 14
 
@@ -43,16 +44,13 @@ IMAGES = 14
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("photos")
-    generator = np.random.default_rng(0)
-    for place in range(IMAGES):
-        pixels = generator.integers(0, 256, (40, 48, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{place}.png")
+    noise(folder, [f"{place}.png" for place in range(IMAGES)])
     (folder / "5.png").write_bytes(b"damaged")
     return folder
 
 
 @pytest.fixture
-def run(photos: Path, tiny_clip: CLIP, tmp_path: Path) -> Callable[..., PredictionRun]:
+def run(photos: Path, tiny_clip: CLIP, tmp_path: Path) -> Predict:
     """The same command every time: two methods that remember, four images per batch."""
 
     def call(**changes: object) -> PredictionRun:
@@ -70,7 +68,7 @@ def run(photos: Path, tiny_clip: CLIP, tmp_path: Path) -> Callable[..., Predicti
 
 
 @pytest.fixture
-def whole(run: Callable[..., PredictionRun], tmp_path: Path) -> bytes:
+def whole(run: Predict, tmp_path: Path) -> bytes:
     """The table of a run that was never stopped."""
     run(out=tmp_path / "whole.csv")
     return (tmp_path / "whole.csv").read_bytes()
@@ -126,10 +124,7 @@ def die() -> None:
 
 
 def test_a_kill_at_any_step_to_the_disk_changes_nothing(
-    run: Callable[..., PredictionRun],
-    whole: bytes,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    run: Predict, whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "PART_ROWS", 4)
     struck = 0
@@ -167,7 +162,7 @@ class HereCluster:
 
 
 def test_a_run_is_over_before_it_leaves_its_cluster(
-    run: Callable[..., PredictionRun], whole: bytes, tmp_path: Path
+    run: Predict, whole: bytes, tmp_path: Path
 ) -> None:
     # which takes seconds: a kill meanwhile left a folder beside a complete table
     cluster = HereCluster(tmp_path)
@@ -177,10 +172,7 @@ def test_a_run_is_over_before_it_leaves_its_cluster(
 
 
 def test_a_full_disk_loses_nothing_that_was_done(
-    run: Callable[..., PredictionRun],
-    whole: bytes,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    run: Predict, whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "PART_ROWS", 4)
 
@@ -198,10 +190,7 @@ def test_a_full_disk_loses_nothing_that_was_done(
 
 @pytest.mark.slow
 def test_twenty_random_kills(
-    run: Callable[..., PredictionRun],
-    whole: bytes,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    run: Predict, whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time of a kill is drawn anew for every start; the state file goes on as well."""
     monkeypatch.setattr(parts, "PART_ROWS", 4)
@@ -236,7 +225,7 @@ def kept(state: Path) -> dict[str, object]:
 
 
 def test_a_state_file_is_as_exactly_once_as_the_rows(
-    run: Callable[..., PredictionRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Predict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "PART_ROWS", 4)
     state = tmp_path / "tda.safetensors"
@@ -255,9 +244,7 @@ def test_a_state_file_is_as_exactly_once_as_the_rows(
         assert (kept(state), (tmp_path / "out.csv").read_bytes()) == wanted
 
 
-def test_two_processes_on_one_output_are_kept_apart(
-    run: Callable[..., PredictionRun], tmp_path: Path
-) -> None:
+def test_two_processes_on_one_output_are_kept_apart(run: Predict, tmp_path: Path) -> None:
     (tmp_path / "out.csv.parts").mkdir()
     with exclusive(tmp_path / "out.csv.parts"), pytest.raises(BusyError, match="another process"):
         run()
@@ -265,7 +252,7 @@ def test_two_processes_on_one_output_are_kept_apart(
 
 
 def test_only_the_same_command_continues(
-    run: Callable[..., PredictionRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Predict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(parts, "PART_ROWS", 4)
@@ -283,9 +270,7 @@ def test_only_the_same_command_continues(
     assert run(seed=1, overwrite=True).before == 0
 
 
-def test_an_existing_table_is_not_overwritten(
-    run: Callable[..., PredictionRun], tmp_path: Path
-) -> None:
+def test_an_existing_table_is_not_overwritten(run: Predict, tmp_path: Path) -> None:
     (tmp_path / "out.csv").write_text("mine")
     with pytest.raises(UserError, match=r"exists.*--overwrite"):
         run()
@@ -294,9 +279,7 @@ def test_an_existing_table_is_not_overwritten(
     assert len((tmp_path / "out.csv").read_text().splitlines()) == IMAGES + 1
 
 
-def test_places_that_cannot_be_written_are_refused_first(
-    run: Callable[..., PredictionRun], tmp_path: Path
-) -> None:
+def test_places_that_cannot_be_written_are_refused_first(run: Predict, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for changes, match in (
         ({"out": tmp_path / "file" / "out.csv"}, "cannot write"),
@@ -311,7 +294,7 @@ def test_places_that_cannot_be_written_are_refused_first(
             run(**changes)
 
 
-def test_shards_cover_the_list_once(run: Callable[..., PredictionRun], tmp_path: Path) -> None:
+def test_shards_cover_the_list_once(run: Predict, tmp_path: Path) -> None:
     run(method="zero_shot", out=tmp_path / "all.csv")
     found: list[str] = []
     for i in (1, 2, 3):
@@ -340,7 +323,7 @@ def test_groups_share_nothing(photos: Path, tiny_clip: CLIP, tmp_path: Path) -> 
         )
 
 
-def test_several_methods_answer_as_each_alone(run: Callable[..., PredictionRun]) -> None:
+def test_several_methods_answer_as_each_alone(run: Predict) -> None:
     methods = ["zero_shot", "tda", "zero", "tent"]
     together = run(out=None, method=methods, top_k=2, all_probabilities=True).rows
     for method in methods:
@@ -377,7 +360,7 @@ def test_images_in_memory_and_a_model_by_name() -> None:
 
 
 def test_nothing_that_is_not_finite_is_written(
-    run: Callable[..., PredictionRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Predict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = ZeroShot._predict
 
@@ -397,7 +380,7 @@ def test_nothing_that_is_not_finite_is_written(
 
 
 def test_columns_of_a_table_are_kept_and_formulas_defused(
-    photos: Path, run: Callable[..., PredictionRun], tiny_clip: CLIP, tmp_path: Path
+    photos: Path, run: Predict, tiny_clip: CLIP, tmp_path: Path
 ) -> None:
     table = tmp_path / "list.csv"
     table.write_text(
@@ -408,8 +391,7 @@ def test_columns_of_a_table_are_kept_and_formulas_defused(
     out = tmp_path / "out.csv"
     done = predict(table, NAMES, method="zero_shot", model=tiny_clip, out=out)
     assert done.images == 2 and done.skipped == 1
-    with out.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = table_rows(out)
     assert [row["camera"] for row in rows] == ["'=1+1", "'@x"]
     assert [row["shift"] for row in rows] == ["-3.5", "'+y"]
     assert [row["input_error"] for row in rows] == ["none", ""]
@@ -418,7 +400,7 @@ def test_columns_of_a_table_are_kept_and_formulas_defused(
     assert rows[1]["input_prediction"] == "mine" and rows[1]["input_input_prediction"] == "too"
 
 
-def test_rejection_adds_columns_and_changes_no_other(run: Callable[..., PredictionRun]) -> None:
+def test_rejection_adds_columns_and_changes_no_other(run: Predict) -> None:
     plain, rejecting = run(out=None), run(out=None, reject=0.5)
     assert plain.rejected == {}
     said = ("rejected", "rejection_score")
@@ -444,7 +426,7 @@ def test_rejections_are_those_of_the_method(photos: Path, tiny_clip: CLIP) -> No
 
 
 def test_a_stopped_run_that_rejects_ends_as_one_that_was_not(
-    run: Callable[..., PredictionRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Predict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, settings = tmp_path / "whole.csv", {"method": "tent", "reject": 0.5}
     run(**settings, out=whole, state=tmp_path / "whole.safetensors")
@@ -463,21 +445,20 @@ def test_a_stopped_run_that_rejects_ends_as_one_that_was_not(
 
 @pytest.mark.parametrize("reject", (None, 0.5))
 def test_json_lines_and_parquet_hold_the_same(
-    run: Callable[..., PredictionRun], tmp_path: Path, reject: float | None
+    run: Predict, tmp_path: Path, reject: float | None
 ) -> None:
     run(method="zero_shot", reject=reject)
     run(method="zero_shot", reject=reject, out=tmp_path / "out.jsonl")
     lines = (tmp_path / "out.jsonl").read_text().splitlines()
     found = [json.loads(line) for line in lines]
-    with (tmp_path / "out.csv").open(newline="") as file:
-        for row, wanted in zip(found, csv.DictReader(file), strict=True):
-            shown = {
-                name: "" if value is None else f"{value:.6f}" if isinstance(value, float) else value
-                for name, value in row.items()
-            }
-            if row.get("rejected") is not None:
-                shown["rejected"] = "true" if row["rejected"] else "false"
-            assert shown == wanted
+    for row, wanted in zip(found, table_rows(tmp_path / "out.csv"), strict=True):
+        shown = {
+            name: "" if value is None else f"{value:.6f}" if isinstance(value, float) else value
+            for name, value in row.items()
+        }
+        if row.get("rejected") is not None:
+            shown["rejected"] = "true" if row["rejected"] else "false"
+        assert shown == wanted
     run(method="zero_shot", reject=reject, out=tmp_path / "out.parquet")
     rows = parquet.read_table(tmp_path / "out.parquet").to_pylist()
     assert [{**row, "error": row["error"] or None} for row in rows] == found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import logging
 import os
 import random
@@ -15,10 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import ray
-from PIL import Image
 from ray.cluster_utils import Cluster
 
 from cliquetta.evaluation import parts
@@ -28,6 +25,7 @@ from cliquetta.evaluation.cluster import connected
 from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.factory import create_model
 from tests._helpers.tiny import build_tiny_clip
+from tests._helpers.trees import noise, table_rows
 
 pytestmark = pytest.mark.slow
 NAMES = ["airplane", "cat", "frog"]
@@ -57,12 +55,8 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
 def photos(tmp_path: Path) -> Path:
     """A model and a list of images of two cameras."""
     save_model(build_tiny_clip(), tmp_path / "tiny.safetensors")
-    generator = np.random.default_rng(0)
-    lines = ["path,camera"]
-    for place in range(IMAGES):
-        pixels = generator.integers(0, 256, (40, 48, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(tmp_path / f"{place}.png")
-        lines.append(f"{place}.png,{'ab'[place % 7 % 2]}")
+    noise(tmp_path, [f"{place}.png" for place in range(IMAGES)])
+    lines = ["path,camera", *(f"{place}.png,{'ab'[place % 7 % 2]}" for place in range(IMAGES))]
     (tmp_path / "list.csv").write_text("\n".join(lines))
     return tmp_path
 
@@ -145,5 +139,4 @@ def test_twenty_random_kills(nodes: Cluster, photos: Path, tmp_path: Path) -> No
         assert start("out.csv", *on_ray).wait() == 0
     assert (tmp_path / "out.csv").read_bytes() == whole
     assert resumed > 0
-    with (tmp_path / "out.csv").open(newline="") as file:
-        assert len({row["path"] for row in csv.DictReader(file)}) == IMAGES
+    assert len({row["path"] for row in table_rows(tmp_path / "out.csv")}) == IMAGES

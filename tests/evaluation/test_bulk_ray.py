@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import load_file
 
 from cliquetta.errors import UserError
@@ -24,6 +21,7 @@ from cliquetta.methods._shared.state import read_header
 from cliquetta.methods.registry import create_method, method_config
 from cliquetta.model.clip import CLIP
 from tests._helpers.local_ray import local_ray
+from tests._helpers.trees import noise, table_rows
 
 NAMES = ["airplane", "cat", "frog"]
 IMAGES = 46
@@ -41,12 +39,10 @@ def cluster() -> Iterator[None]:
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A list of images of three cameras, interleaved; one cannot be read."""
     folder = tmp_path_factory.mktemp("photos")
-    generator = np.random.default_rng(0)
-    lines = ["path,camera"]
-    for place in range(IMAGES):
-        pixels = generator.integers(0, 256, (40, 48, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{place}.png")
-        lines.append(f"{place}.png,{('north', 'yard/2', '')[place % 7 % 3]}")
+    names = [f"{place}.png" for place in range(IMAGES)]
+    noise(folder, names)
+    cameras = (("north", "yard/2", "")[place % 7 % 3] for place in range(IMAGES))
+    lines = ["path,camera", *map(",".join, zip(names, cameras, strict=True))]
     (folder / "5.png").write_bytes(b"damaged")
     (folder / "list.csv").write_text("\n".join(lines))
     return folder / "list.csv"
@@ -62,11 +58,6 @@ def run(table: Path, tiny_clip: CLIP, tmp_path: Path) -> Predict:
     return call
 
 
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def test_actors_answer_as_shards_do(run: Predict, tmp_path: Path) -> None:
     done = run("ray.csv", cluster=RayCluster(actors=2), reject=0.5)
     assert (done.images, done.skipped, done.before) == (IMAGES, 1, 0)
@@ -74,8 +65,8 @@ def test_actors_answer_as_shards_do(run: Predict, tmp_path: Path) -> None:
     expected = []
     for i in (1, 2):
         run("plain.csv", shard=(i, 2), reject=0.5)
-        expected += rows(tmp_path / f"plain.{i}-of-2.csv")
-    assert rows(tmp_path / "ray.csv") == expected
+        expected += table_rows(tmp_path / f"plain.{i}-of-2.csv")
+    assert table_rows(tmp_path / "ray.csv") == expected
     assert {row["tent_rejected"] for row in expected} == {"true", "false", ""}
     assert not (tmp_path / "ray.csv.parts").exists()
 
@@ -90,8 +81,8 @@ def test_groups_answer_as_each_alone(
     run("here.csv", **once)
     run("ray.csv", **once, state=states, cluster=RayCluster(actors=2))
     assert (tmp_path / "ray.csv").read_bytes() == (tmp_path / "here.csv").read_bytes()
-    listed = rows(table)
-    found = rows(tmp_path / "ray.csv")
+    listed = table_rows(table)
+    found = table_rows(tmp_path / "ray.csv")
     for group, file in (("north", "north"), ("yard/2", "yard%2F2"), ("", "_")):
         alone = table.with_name(f"{file}.csv")
         members = [row for row in listed if row["camera"] == group]
@@ -105,7 +96,7 @@ def test_groups_answer_as_each_alone(
         assert all(torch.equal(value, there[name]) for name, value in load_file(state).items())
         assert read_header(state)["notes"] == read_header(states / f"{file}.safetensors")["notes"]
         kept = [row for row in found if row["camera"] == group]
-        assert kept == rows(out) and len(kept) == len(members) > 5
+        assert kept == table_rows(out) and len(kept) == len(members) > 5
 
 
 def kill_an_actor() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import tarfile
 from collections.abc import Callable, Iterator
@@ -10,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from PIL import Image
 
 from cliquetta.data.remote import join_url, read_location
 from cliquetta.errors import UserError
 from cliquetta.evaluation.bulk import predict
 from cliquetta.model.clip import CLIP
+from tests._helpers.trees import noise, table_rows
 
 NAMES = ["airplane", "cat", "frog"]
 IMAGES = 9
@@ -29,10 +27,7 @@ Answers = Callable[..., list[tuple[str, str]]]
 def photos(tmp_path: Path) -> Path:
     folder = tmp_path / "photos"
     folder.mkdir()
-    generator = np.random.default_rng(0)
-    for place in range(IMAGES):
-        pixels = generator.integers(0, 256, (40, 48, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{place}.png")
+    noise(folder, [f"{place}.png" for place in range(IMAGES)])
     (folder / "4.png").write_bytes(b"damaged")
     (folder / "notes.txt").write_text("x")
     return folder
@@ -106,8 +101,8 @@ def test_parquet_lists(answers: Answers, photos: Path, bucket: str, tmp_path: Pa
     expected = answers(str(photos))
     assert answers("list.parquet") == answers(f"{bucket}/list.parquet") == expected
     predict("list.parquet", NAMES, method="zero_shot", out="out.csv")
-    with (tmp_path / "out.csv").open(newline="") as file:
-        assert [row["hour"] for row in csv.DictReader(file)] == [str(i) for i in range(IMAGES)]
+    hours = [row["hour"] for row in table_rows(tmp_path / "out.csv")]
+    assert hours == [str(i) for i in range(IMAGES)]
     (tmp_path / "bad.parquet").write_text("no")
     with pytest.raises(UserError, match="not a Parquet file"):
         answers("bad.parquet")

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import Progress, TaskID
@@ -17,6 +17,8 @@ from cliquetta.errors import UserError
 
 if TYPE_CHECKING:
     from cliquetta.evaluation.grid import RunSpec
+    from cliquetta.evaluation.progress import Step
+    from cliquetta.evaluation.progress_actor import Report
     from cliquetta.evaluation.record import Record
     from cliquetta.evaluation.sweep import Executor, RunContext, RunResult
 
@@ -36,25 +38,6 @@ def read_seeds(given: str) -> list[int]:
         return [int(seed) for seed in split_list(given, "seeds")]
     except ValueError:
         raise UserError(f"--seeds takes whole numbers such as 0,1,2, got {given!r}") from None
-
-
-class Moment(Protocol):
-    """How far a run is: a step of one here, or a report of one elsewhere."""
-
-    @property
-    def number(self) -> int:
-        """Batches done."""
-        ...
-
-    @property
-    def batches(self) -> int:
-        """Batches in all."""
-        ...
-
-    @property
-    def accuracy(self) -> float | None:
-        """Top-1 so far in percent."""
-        ...
 
 
 def run_grid(
@@ -112,8 +95,8 @@ class Bars:
         self.drawn: dict[str, float] = {}
         self.over: set[str] = set()
 
-    def step(self, spec: RunSpec, now: Moment) -> None:
-        """A batch of a run is done; drawn now and then, since the accuracy takes time."""
+    def step(self, spec: RunSpec, now: Step | Report) -> None:
+        """A batch of a run here or elsewhere is done; drawn now and then: accuracy takes time."""
         name = str(spec)
         if time.monotonic() - self.drawn.get(name, 0.0) >= REDRAW_SECONDS:
             self.drawn[name] = time.monotonic()

@@ -16,8 +16,7 @@ if TYPE_CHECKING:  # what loads torch is imported when it is needed: `--help` do
 Model = Annotated[str, typer.Option(help="Model name (see `cliquetta models`) or path.")]
 Preset = Annotated[str | None, typer.Option(help="Preset of the method's config.")]
 Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Override a config field: KEY=VALUE (repeatable)."),
+    list[str] | None, typer.Option("--set", help="Override a config field: KEY=VALUE (repeatable).")
 ]
 Fitted = Annotated[
     Path | None, typer.Option(help="File written by `cliquetta fit`, instead of --method.")

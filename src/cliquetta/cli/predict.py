@@ -131,8 +131,7 @@ def predict(
         typer.Option(help="File of the adapted state: continued from if it exists, then saved."),
     ] = None,
     frozen: Annotated[
-        bool,
-        typer.Option("--frozen", help="Learn nothing: answer as `export` of --state would."),
+        bool, typer.Option("--frozen", help="Learn nothing: answer as `export` of --state would.")
     ] = False,
     shard: Annotated[
         str, typer.Option(help="Predict part I of N of the list, into a file of its own: I/N.")
@@ -144,8 +143,7 @@ def predict(
         ),
     ] = None,
     ray: Annotated[
-        str | None,
-        typer.Option(help="Run on a Ray cluster: local, auto or an address."),
+        str | None, typer.Option(help="Run on a Ray cluster: local, auto or an address.")
     ] = None,
     actors: Annotated[
         int | None,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import astuple
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from cliquetta.cli.console import Terminal, count, number
@@ -12,7 +14,7 @@ from cliquetta.errors import UserError
 
 if TYPE_CHECKING:
     from cliquetta.evaluation.ablation import Curve
-    from cliquetta.evaluation.published import PublishedTable, Side
+    from cliquetta.evaluation.published import PublishedTable
     from cliquetta.evaluation.reproduce import Line, Setting
     from cliquetta.evaluation.sweep import RunContext
 
@@ -148,8 +150,8 @@ def _explain(made: Sequence[Line], terminal: Terminal) -> None:
     columns = ("row", "views: paper", "ours", "templates: paper", "ours", "batch: paper", "ours")
     sides: dict[tuple[str, ...], list[str]] = {}
     for line in made:
-        pairs = zip(*(_words(side) for side in (line.paper_side, line.our_side)), strict=True)
-        key = tuple(word for pair in pairs for word in pair)
+        ours = ("–",) * 3 if line.our_side is None else astuple(line.our_side)
+        key = tuple(chain(*zip(astuple(line.paper_side), ours, strict=True)))
         sides.setdefault(key, []).append(line.item.row.label)
     rows = [
         ("all rows" if len(sides) == 1 else ", ".join(dict.fromkeys(labels)), *key)
@@ -164,10 +166,6 @@ def _explain(made: Sequence[Line], terminal: Terminal) -> None:
         terminal.say("†: the published number was tuned on test labels")
     for label, note in dict.fromkeys((m.item.row.label, m.note) for m in made if m.note):
         terminal.say(f"{label}: {note}")
-
-
-def _words(side: Side | None) -> tuple[str, str, str]:
-    return ("–", "–", "–") if side is None else (side.views, side.templates, side.batch_size)
 
 
 def _say_reasons(made: Sequence[Line], terminal: Terminal) -> None:

@@ -28,8 +28,7 @@ Models = Annotated[
     ),
 ]
 Methods = Annotated[
-    list[str] | None,
-    typer.Option("--method", help="Method to offer (repeatable). (default: all)"),
+    list[str] | None, typer.Option("--method", help="Method to offer (repeatable). (default: all)")
 ]
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Port = Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")]

@@ -36,12 +36,7 @@ STAND_IN = "bundled"
 """Takes the place of the paper's datasets where there are none."""
 SHIFT = "contrast:4"
 """Of the stand-in, unless another is asked for; its cliques are small, so that it is quick."""
-STAND_IN_IMAGES = {
-    "components": 768,
-    "combination": 512,
-    "batch-size": 256,
-    "hyperparameters": 192,
-}
+STAND_IN_IMAGES = {"components": 768, "combination": 512, "batch-size": 256, "hyperparameters": 192}
 """Images of the stand-in, so that two CPU cores need minutes; 64 for tables of many methods."""
 FEW_IMAGES = 64
 VALUES: dict[str, tuple[float, ...]] = {

@@ -50,12 +50,7 @@ POLICY = (
 )
 """What the pages of the service may load and do: nothing but talk to the service itself."""
 _SWEEP_SECONDS = 60
-_PAGES = {
-    "/": "index.html",
-    "/docs": "docs.html",
-    "/docs.js": "docs.js",
-    "/style.css": "style.css",
-}
+_PAGES = {"/": "index.html", "/docs": "docs.html", "/docs.js": "docs.js", "/style.css": "style.css"}
 
 
 def _refusals(**texts: str) -> dict[int | str, dict[str, Any]]:
@@ -76,8 +71,7 @@ _BODY = _refusals(
     s422="Understood, but not possible as asked",
 )
 _SESSION = _refusals(
-    s404="No such session of this client",
-    s409="Does not fit what happened before",
+    s404="No such session of this client", s409="Does not fit what happened before"
 )
 _CODES = {
     400: "bad_request",
@@ -202,11 +196,7 @@ async def delete_session(session: SessionOf, service: ServiceOf, owner: OwnerOf)
 @router.post(
     "/sessions/{session}/batches",
     response_model=BatchAnswer,
-    responses={
-        **_SESSION,
-        **_BODY,
-        **_refusals(s415="Neither a form nor JSON"),
-    },
+    responses={**_SESSION, **_BODY, **_refusals(s415="Neither a form nor JSON")},
     openapi_extra={"requestBody": {"required": True, "content": BatchRequest.body_schemas()}},
 )
 async def send_batch(

@@ -58,12 +58,7 @@ class Client:
     """
 
     def __init__(
-        self,
-        url: str,
-        token: str | None = None,
-        *,
-        timeout: float = 120.0,
-        retries: int = 5,
+        self, url: str, token: str | None = None, *, timeout: float = 120.0, retries: int = 5
     ) -> None:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout)

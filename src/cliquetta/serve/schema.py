@@ -122,9 +122,7 @@ class Upload(_Model):
     name: Annotated[str, BeforeValidator(_printable)] = ""
     """Returned with the answer; never opened."""
     data: Annotated[
-        bytes,
-        BeforeValidator(_raw_bytes),
-        WithJsonSchema({"type": "string", "format": "base64"}),
+        bytes, BeforeValidator(_raw_bytes), WithJsonSchema({"type": "string", "format": "base64"})
     ]
     """The file: JPEG, PNG, WebP, GIF, BMP or TIFF; base64 in JSON."""
 
