@@ -30,10 +30,12 @@ class Pointer:
 def load(pointer: Pointer, mask: Tensor | None = None, other: float = 0.0) -> Tensor:
     if mask is None:
         return pointer.flat[pointer.at]
+    mask = mask.expand_as(pointer.at)
     return torch.where(mask, pointer.flat[torch.where(mask, pointer.at, 0)], other)
 
 
 def store(pointer: Pointer, value: Tensor, mask: Tensor) -> None:
+    mask = mask.expand_as(pointer.at)
     pointer.flat[pointer.at[mask]] = value[mask].to(pointer.flat.dtype)
 
 
@@ -42,7 +44,7 @@ class Kernel:
         self.function = function
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        def launch(*given: Any, **meta: Any) -> None:
+        def launch(*given: Any, num_warps: int = 4, **meta: Any) -> None:
             zero = torch.tensor(0)
             own = [Pointer(x.view(-1), zero) if isinstance(x, Tensor) else x for x in given]
             for program in itertools.product(*(range(size) for size in grid)):
@@ -59,7 +61,12 @@ LANGUAGE = SimpleNamespace(
     store=store,
     where=torch.where,
     sum=lambda x, axis: x.sum(dim=axis),
+    max=lambda x, axis: x.amax(dim=axis),
     sigmoid=torch.sigmoid,
+    exp2=torch.exp2,
+    zeros=torch.zeros,
+    dot=lambda x, y: x.float() @ y.float(),
+    trans=lambda x: x.T,
     int64=torch.int64,
     float32=torch.float32,
 )

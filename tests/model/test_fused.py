@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.model import vjp
-from cliquetta.model.block import Prefix
+from cliquetta.model.block import Block, Prefix
 from cliquetta.model.tapes import VisualTape
 from tests._helpers import triton_by_hand
 from tests._helpers.scenes import build_model
@@ -54,6 +54,38 @@ def test_the_norm(fused: ModuleType, dtype: torch.dtype, atol: float, tokens: in
     torch.testing.assert_close(found, residual + back, rtol=0, atol=atol)
 
 
+@pytest.mark.parametrize("through", [True, False])
+@pytest.mark.parametrize("prefix", [0, 3])
+@pytest.mark.parametrize("single", [True, False])
+@pytest.mark.parametrize("tokens", [5, 70])
+def test_the_attention(
+    fused: ModuleType, tokens: int, single: bool, prefix: int, through: bool
+) -> None:
+    heads, D = 2, 32
+    parts = {"packed": (tokens, 2 * D if single else 3 * D), "query": (1, D), "extra": (prefix, 64)}
+    given: dict[str, Tensor | None] = {
+        name: draw(torch.bfloat16, 3, *shape) for name, shape in parts.items()
+    }
+    given |= {} if single else {"query": None}
+    given |= {} if prefix else {"extra": None}
+    grad = draw(torch.bfloat16, len(INDEX), 1 if single else tokens, D)
+    exact = {k: None if x is None else x.double().requires_grad_() for k, x in given.items()}
+    rows = {k: None if x is None else x[INDEX] for k, x in exact.items()}
+    block = Block(D, heads, 64, "quick_gelu", 1e-5)
+    assert rows["packed"] is not None
+    out = vjp._attention(block, rows["packed"], rows["query"], rows["extra"], None, False)
+    found = fused.attention_backward(
+        grad, given["packed"], given["query"], given["extra"], heads, INDEX, through=through
+    )
+    for own, back in zip(rows.values(), found, strict=True):
+        if own is None or (back is None and not through):
+            continue
+        expected = torch.autograd.grad(out, own, grad.double(), retain_graph=True)[0]
+        torch.testing.assert_close(back.double(), expected, rtol=0.02, atol=0.02)
+    assert (found[0] is None) == (not through)
+    assert (found[2] is None) == (prefix == 0)
+
+
 @pytest.mark.parametrize("blocks", [(1,), (0, 2)])
 def test_a_whole_backward_pass(
     fused: ModuleType, blocks: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
@@ -64,6 +96,8 @@ def test_a_whole_backward_pass(
     hidden = tower.run(tower.embed(pixels), 0, blocks[0])
     tape = VisualTape(tower, hidden, blocks[0], prefix)
     cotangents = draw(torch.float32, len(INDEX), 16)
+    if DEVICE.type == "cpu":  # by hand, the attention is exact in single precision, too
+        monkeypatch.setattr(fused, "attends", lambda *given: True)
     found = []
     for kernels in (fused, None):
         monkeypatch.setattr(vjp, "_fused", lambda x, kernels=kernels: kernels)
@@ -76,18 +110,22 @@ def test_a_whole_backward_pass(
 def test_without_triton_or_a_compiler_there_are_none(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    def kernels() -> ModuleType | None:
+        found: ModuleType | None = vjp._kernels.__wrapped__(torch.device("cpu"), torch.float32)
+        return found
+
     monkeypatch.setitem(sys.modules, "triton", None)  # as if it were not installed
     triton_by_hand.forget(monkeypatch)
-    assert vjp._kernels.__wrapped__(DEVICE, torch.float32) is None
+    assert kernels() is None
     triton_by_hand.install(monkeypatch)
-    assert vjp._kernels.__wrapped__(DEVICE, torch.float32) is not None
+    assert kernels() is not None
     triton_by_hand.install(monkeypatch)
 
     def refuse(*given: object) -> None:
         raise RuntimeError("Failed to find C compiler")
 
     monkeypatch.setattr(triton_by_hand.Kernel, "__getitem__", refuse)
-    assert vjp._kernels.__wrapped__(DEVICE, torch.float32) is None
+    assert kernels() is None
     missing, failed = caplog.messages  # nothing is said where the kernels work
     assert "slower" in missing and "triton" in missing
     assert failed.endswith("RuntimeError: Failed to find C compiler")

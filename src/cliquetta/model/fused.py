@@ -1,4 +1,4 @@
-"""Two steps of a block's backward pass as one GPU kernel each, written in Triton.
+"""Three steps of a block's backward pass as one GPU kernel each, written in Triton.
 
 Row r of a gradient belongs to row ``index[r]`` of the forward pass, of which the kernels read what
 they need in place: separate kernels would copy it for every row first.
@@ -13,6 +13,8 @@ from torch import Tensor
 
 BLOCK = 2048
 """Numbers that one program of :func:`silu_backward` works on."""
+QUERIES = 32
+"""Queries that :func:`attention_backward` works on at once."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -47,6 +49,73 @@ def _norm_kernel(  # type: ignore[no-untyped-def]
     tl.store(out + here + at, back, mask=inside)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _attention_kernel(  # type: ignore[no-untyped-def]
+    out_q,
+    out_kv,
+    out_prefix,
+    grad,
+    q_of,
+    kv_of,
+    prefix,
+    index,
+    scale,
+    ASKED: tl.constexpr,
+    TOKENS: tl.constexpr,
+    PREFIX: tl.constexpr,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    Q_STEP: tl.constexpr,
+    KV_STEP: tl.constexpr,
+    THROUGH: tl.constexpr,
+    KEYS: tl.constexpr,
+    QUERIES: tl.constexpr,
+):
+    # One program per head and row. It holds all keys and values, those of a prefix in front, and
+    # goes through the queries once; scores are keys by queries, so that sums over keys are columns.
+    head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    image = tl.load(index + row)
+    D: tl.constexpr = HEADS * SIZE
+    first_kv: tl.constexpr = KV_STEP - 2 * D
+    feature = head * SIZE + tl.arange(0, SIZE)[None, :]
+    key = tl.arange(0, KEYS)[:, None]
+    real = (key >= PREFIX) & (key < PREFIX + TOKENS)
+    at = (key - PREFIX) * KV_STEP + first_kv + feature
+    k = tl.load(kv_of + image * TOKENS * KV_STEP + at, mask=real, other=0.0)
+    v = tl.load(kv_of + image * TOKENS * KV_STEP + at + D, mask=real, other=0.0)
+    if PREFIX > 0:
+        before = key * 2 * D + feature
+        k += tl.load(prefix + image * PREFIX * 2 * D + before, mask=key < PREFIX, other=0.0)
+        v += tl.load(prefix + image * PREFIX * 2 * D + before + D, mask=key < PREFIX, other=0.0)
+    dk = tl.zeros([KEYS, SIZE], dtype=tl.float32)
+    dv = tl.zeros([KEYS, SIZE], dtype=tl.float32)
+    for first in range(0, ASKED, QUERIES):
+        query = first + tl.arange(0, QUERIES)[:, None]
+        some = query < ASKED
+        at_query = query * Q_STEP + feature
+        q = tl.load(q_of + image * ASKED * Q_STEP + at_query, mask=some, other=0.0)
+        g = tl.load(grad + (row * ASKED + query) * D + feature, mask=some, other=0.0)
+        scores = tl.dot(k, tl.trans(q)) * (scale * 1.4426950408889634)
+        scores = tl.where(key < PREFIX + TOKENS, scores, float("-inf"))
+        p = tl.exp2(scores - tl.max(scores, axis=0)[None, :])
+        p = p / tl.sum(p, axis=0)[None, :]
+        dp = tl.dot(v, tl.trans(g))
+        dv += tl.dot(p.to(g.dtype), g)
+        ds = (p * (dp - tl.sum(p * dp, axis=0)[None, :])).to(g.dtype)
+        dk += tl.dot(ds, q)
+        if THROUGH:
+            dq = tl.trans(tl.dot(tl.trans(k), ds)) * scale
+            tl.store(out_q + row * ASKED * Q_STEP + at_query, dq, mask=some)
+    dk *= scale
+    if THROUGH:
+        tl.store(out_kv + row * TOKENS * KV_STEP + at, dk, mask=real)
+        tl.store(out_kv + row * TOKENS * KV_STEP + at + D, dv, mask=real)
+    if PREFIX > 0:
+        before = key * 2 * D + feature
+        tl.store(out_prefix + row * PREFIX * 2 * D + before, dk, mask=key < PREFIX)
+        tl.store(out_prefix + row * PREFIX * 2 * D + before + D, dv, mask=key < PREFIX)
+
+
 def silu_backward(grad: Tensor, hidden: Tensor, index: Tensor) -> Tensor:
     """Gradient (R, T, H) of the input of silu, whose inputs were ``hidden`` (b, T, H)."""
     grad, out, size = grad.contiguous(), torch.empty_like(grad), hidden[0].numel()
@@ -73,6 +142,67 @@ def norm_backward(
     with torch.cuda.device_of(grad):  # type: ignore[no-untyped-call]
         _norm_kernel[(T, R)](out, *given, T, D, BLOCK=triton.next_power_of_2(D))
     return out
+
+
+def attends(grad: Tensor, heads: int, packed: Tensor, prefix: Tensor | None) -> bool:
+    """Whether :func:`attention_backward` is written for tensors like these.
+
+    All keys of a head are held at once, which is what the registers and the matrix units of Hopper
+    GPUs have room for in half precision.
+    """
+    keys = packed.shape[1] + (0 if prefix is None else prefix.shape[1])
+    if keys > 256 or grad.shape[2] // heads not in (16, 32, 64) or grad.element_size() != 2:
+        return False
+    return torch.cuda.get_device_capability(grad.device) == (9, 0)
+
+
+def attention_backward(
+    grad: Tensor,
+    packed: Tensor,
+    query: Tensor | None,
+    prefix: Tensor | None,
+    heads: int,
+    index: Tensor,
+    *,
+    through: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of what was attended to: ``packed``, ``query`` (if ``through``) and ``prefix``.
+
+    ``packed`` (b, T, 3 D) are queries, keys and values, without queries where there is a single
+    ``query`` (b, 1, D); ``prefix`` (b, P, 2 D) are keys and values in front.
+    """
+    R, asked, D = grad.shape
+    T, wide = packed.shape[1:]
+    P = 0 if prefix is None else prefix.shape[1]
+    packed = packed.contiguous()
+    asks = packed if query is None else query.contiguous()
+    out = grad.new_empty(R, T, wide) if through else None
+    out_query = grad.new_empty(R, 1, D) if through and query is not None else None
+    out_prefix = None if prefix is None else grad.new_empty(R, P, 2 * D)
+    spare = packed  # in the place of what is neither read nor written
+    with torch.cuda.device_of(grad):  # type: ignore[no-untyped-call]
+        _attention_kernel[(heads, R)](
+            *(spare if x is None else x for x in (out if query is None else out_query, out)),
+            spare if out_prefix is None else out_prefix,
+            grad.contiguous(),
+            asks,
+            packed,
+            spare if prefix is None else prefix.contiguous(),
+            index,
+            (D // heads) ** -0.5,
+            ASKED=asked,
+            TOKENS=T,
+            PREFIX=P,
+            HEADS=heads,
+            SIZE=D // heads,
+            Q_STEP=asks.shape[2],
+            KV_STEP=wide,
+            THROUGH=through,
+            KEYS=max(64, triton.next_power_of_2(P + T)),
+            QUERIES=QUERIES,
+            num_warps=8,
+        )
+    return out, out_query, out_prefix
 
 
 def try_out(like: Tensor) -> None:

@@ -223,6 +223,10 @@ def _attention_vjp(
 
     The attention itself is done again: its fused kernels are cheaper than keeping the weights.
     """
+    fused, free = _fused(grad), tape.mask is None and not tape.causal and index is not None
+    if free and fused is not None and fused.attends(grad, block.heads, tape.packed, tape.extra):
+        given = grad, tape.packed, tape.query, tape.extra, block.heads, index
+        return AttentionGradients(*fused.attention_backward(*given, through=through))
     packed = _rows(tape.packed, index).detach().requires_grad_(through)
     query = (
         None if tape.query is None else _rows(tape.query, index).detach().requires_grad_(through)
