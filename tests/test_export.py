@@ -94,7 +94,7 @@ def domain_scap(**options: Any) -> tuple[DomainSCAP, Tensor]:
 
 def test_frozen_domain_is_the_next_single_image_of_the_method() -> None:
     # without the two terms whose constants count the image itself
-    adapter, fresh = domain_scap(presence_share=0.0, zero_shot_share=0.0, domains=1)
+    adapter, fresh = domain_scap(frequency_power=0.0, zero_shot_share=0.0, domains=1)
     frozen, state = adapter.frozen_model(), adapter.state_dict()
     for image in fresh:
         adapter.load_state_dict(state)
@@ -106,12 +106,11 @@ def test_frozen_domain_mixes_votes_and_weighs_as_written() -> None:
     adapter, fresh = domain_scap(uncertainty_scale=0.9)
     memory, model, domain = adapter.memory, adapter.model, int(adapter.memory["domain"])
     counted = float(memory["counted"][domain])
-    marginal = memory["class_mass"][domain].numpy() / counted
-    assert int(memory["peak_windows"][domain]) == 0
-    present = np.sqrt(np.maximum(marginal * memory["peak"][domain].numpy(), 1e-8))
+    mass = memory["freed_mass"][domain].numpy()
     confidence = float(memory["confidence"][domain]) / counted
     believed = float(class_statistics(Counts.load(memory, domain), adapter.config).belief)
-    weight = (present / present.max()) ** (0.5 * believed)
+    shares = mass + 1 / len(mass)
+    weight = (shares / shares.max()) ** (0.25 * believed)
     share = 0.5 * (1 - min(1.0, (1 - confidence) / 0.9))
     passes = adapter.passes
     tower = LayerNormTower(LateBlocks(passes.tower, passes.start), precise=False)

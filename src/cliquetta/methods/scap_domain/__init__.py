@@ -1,9 +1,10 @@
 """SCAP with domains: visual LayerNorms per domain of the stream, learned and kept.
 
 Ours, after Zhang et al., "SCAP: Transductive Test-Time Adaptation via Supportive Clique-based
-Attribute Prompting", CVPR 2025. ``config`` has the settings, ``presence`` estimates which classes
-occur, ``domains`` tells domains apart, ``learning`` holds loss and votes, ``adapter`` wires and
-remembers. Settings were chosen on development streams: docs/research/domain-prompt.md has the log.
+Attribute Prompting", CVPR 2025. ``config`` has the settings, ``frequencies`` estimates which
+classes occur, ``domains`` tells domains apart, ``learning`` holds loss and votes, ``adapter`` wires
+and remembers. Settings were chosen on development streams: docs/research/domain-prompt.md has the
+log.
 """
 
 from cliquetta.methods.scap_domain.adapter import DomainSCAP

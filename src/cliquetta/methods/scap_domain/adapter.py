@@ -32,6 +32,7 @@ from cliquetta.methods.scap_domain.domains import (
     nearest_domain,
     split_domains,
 )
+from cliquetta.methods.scap_domain.frequencies import class_weights
 from cliquetta.methods.scap_domain.frozen import FrozenDomain
 from cliquetta.methods.scap_domain.health import health, verdict
 from cliquetta.methods.scap_domain.learning import (
@@ -128,14 +129,12 @@ class DomainSCAP(Adapter):
             self._declare(name, torch.zeros_like(like))
         for name, size in (
             *(("key_count", ()), ("key_mean", (F,)), ("key_scatter", (F,))),
-            *(("counted", ()), ("confidence", ()), ("agreement", ()), ("class_mass", (N,))),
-            ("entropy", ()),
-            *(("answers", (N,)), ("peak", (N,)), ("peak_sum", (N,))),
+            *(("counted", ()), ("confidence", ()), ("agreement", ()), ("entropy", ())),
+            *(("answers", (N,)), ("class_mass", (N,)), ("freed_mass", (N,))),
+            *(("background_weight", (N,)), ("background_total", (N,))),
             *(("recent_plain", (N,)), ("recent_adapted", (N,))),
         ):
             self._declare(name, torch.zeros(K, *size, dtype=like.dtype))
-        for name in ("peak_images", "peak_windows"):
-            self._declare(name, torch.zeros(K, dtype=torch.long))
         for name in ("images", "due", "steps", "last_met", "restarts", "abstained"):
             self.memory.declare(name, torch.zeros(K, dtype=torch.long))
 
@@ -217,7 +216,7 @@ class DomainSCAP(Adapter):
                 self._restart(domain)
                 glance = None
             p, features = self._adapt(domain, part, stats, glance)
-            weight = stats.present ** (config.presence_share * stats.trust)
+            weight = class_weights(stats.frequencies, stats.trust, config.frequency_power)
             answers = self._vote(domain, part, p, features) * weight
             if stats.abstain:
                 # It goes on to learn, so that nothing is lost if it turns out to be a beginning.
@@ -326,11 +325,11 @@ class DomainSCAP(Adapter):
         """
         memory, config, domain = self.memory, self.config, int(self.memory["domain"])
         counts = Counts.load(memory, domain)
-        _, present, confidence, believed = class_statistics(counts, config)
+        _, frequencies, _, confidence, believed = class_statistics(counts, config)
         voters = (memory["voters_domain"] == domain).nonzero()[:, 0].to(self.model.device)
         abstain = bool(information(counts) < config.abstain_below)
         learned = memory["steps"][domain] > 0 and not abstain
-        weight = present ** (config.presence_share * believed)
+        weight = class_weights(frequencies, believed, config.frequency_power)
         return FrozenDomain(
             self.model,
             self.classifier,

@@ -63,20 +63,23 @@ class DomainSCAPConfig(
     # --- which classes occur
     prior: Literal["estimated", "uniform", "zero-shot"] = "estimated"
     """Whether all classes are taken to be equally frequent, the zero-shot marginal is believed, or
-    that is judged by how even and how confident the zero-shot answers are."""
-    evenness_floor: Weight = 0.32
-    """Evenness of the zero-shot answers (effective share of the classes) below which an uneven
-    stream is believed, up to a mean confidence of ``evenness_knee`` ..."""
-    evenness_knee: Weight = 0.6
+    frequencies are estimated and believed as far as they are uneven."""
+    background_images: Positive = 1.0
+    """Images that the mean background of all classes counts for in the background of each class,
+    which is learned from the images that are not of the class."""
+    evenness_floor: Weight = 0.72
+    """Evenness of the estimated frequencies (effective share of the classes) below which they are
+    believed, up to a mean confidence of ``evenness_knee`` ..."""
+    evenness_knee: Weight = 0.5
     """... the confidence from which that limit rises ..."""
-    evenness_slope: NonNegative = 2.4
+    evenness_slope: NonNegative = 0.5
     """... its rise with confidence: confident answers need to be less uneven to be believed ..."""
-    evenness_cap: Weight = 0.85
+    evenness_cap: Weight = 0.92
     """... and the most that it rises to."""
     evenness_band: Positive = 0.1
     """Width, centred on the limit, over which belief falls from 1 to 0."""
-    presence_share: Weight = 0.5
-    """Power of the classes' presence that weights the answers where the marginal is believed."""
+    frequency_power: Weight = 0.25
+    """Power of the estimated frequencies that weights the answers where they are believed."""
 
     # --- answers
     zero_shot_share: Weight = 0.5

@@ -17,11 +17,10 @@ Places = list[tuple[int, int]]
 """Domains, each by the number of its state and its place there."""
 
 ADDED = (
-    *("counted", "confidence", "agreement", "class_mass", "answers", "peak_sum", "recent_plain"),
-    *("recent_adapted", "images", "steps", "peak_windows", "restarts", "entropy"),
-    "abstained",
+    *("counted", "confidence", "agreement", "entropy", "answers", "class_mass", "freed_mass"),
+    *("background_weight", "background_total", "recent_plain", "recent_adapted", "steps"),
+    *("images", "restarts", "abstained"),
 )
-LARGEST = ("peak", "peak_images", "due")
 RINGS = {
     "window": ("window_hidden", "window_features"),
     "voters": ("voters", "votes", "plain_votes"),
@@ -85,8 +84,7 @@ def _merge_domain(
 
     for name in ADDED:
         merged[name][place] = of(name).sum(dim=0)
-    for name in LARGEST:
-        merged[name][place] = of(name).amax(dim=0)
+    merged["due"][place] = of("due").amax(dim=0)
     key = DomainKeys(*(of(name)[:1] for name in KEYS))
     for one in range(1, len(members)):
         key = merge_keys(key, DomainKeys(*(of(name)[one : one + 1] for name in KEYS)))

@@ -19,8 +19,8 @@ from cliquetta.methods.scap_domain.domains import (
     batch_figures,
     signature,
 )
+from cliquetta.methods.scap_domain.frequencies import target_marginal
 from cliquetta.methods.scap_domain.learning import arrange, certain_weights, domain_loss
-from cliquetta.methods.scap_domain.presence import target_marginal
 from cliquetta.methods.scap_domain.statistics import Counts, Recent, count_batch
 from cliquetta.model.clip import l2_normalize
 from cliquetta.model.vision import VisionTower
@@ -79,7 +79,13 @@ class Passes:
         if config.domains > 1 and len(images) >= GROUP:
             figures.append(batch_figures(signatures, keys))
         encoded = shared, signatures, features, zero_shot, arrange(zero_shot.amax(dim=1))
-        statistics = after.marginal, after.present, after.prior, after.belief, torch.cat(figures)
+        statistics = (
+            after.marginal,
+            after.frequencies,
+            after.prior,
+            after.belief,
+            torch.cat(figures),
+        )
         return *encoded, *absorb(signatures, key), *after.counts, *statistics
 
     def adapted(self, hidden: Tensor, norms: Tensor) -> tuple[Tensor]:

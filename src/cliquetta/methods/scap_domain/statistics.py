@@ -13,10 +13,17 @@ from torch import Tensor
 from cliquetta.methods._shared.entropy import log_prob_entropy
 from cliquetta.methods._shared.memory import Memory
 from cliquetta.methods.scap_domain.config import DomainSCAPConfig
-from cliquetta.methods.scap_domain.presence import belief, class_prior, count_answers, presence
+from cliquetta.methods.scap_domain.frequencies import (
+    belief,
+    class_frequencies,
+    class_prior,
+    count_answers,
+    evenness,
+    mix_frequencies,
+    plain_share,
+    remove_background,
+)
 
-PEAK_WINDOW = 64
-"""Images over which the maximum of a class's probability is taken."""
 TOLD_FROM = 64
 """Images of a domain from which the information of its answers is told."""
 COLLAPSED, DIVERSE, WATCHED = 0.95, 0.5, 128
@@ -37,12 +44,12 @@ class Counts(NamedTuple):
     """Summed probabilities of the answers."""
     entropy: Tensor
     """Summed entropies."""
-    peak: Tensor
-    """(N,): largest probability in the open window."""
-    peak_images: Tensor
-    peak_sum: Tensor
-    """(N,): largest probabilities, summed over the windows that are full."""
-    peak_windows: Tensor
+    background_weight: Tensor
+    background_total: Tensor
+    """(N,) each: weights and weighted logits of
+    :func:`~cliquetta.methods.scap_domain.frequencies.background`."""
+    freed_mass: Tensor
+    """(N,): summed probabilities without background."""
 
     @classmethod
     def load(cls, memory: Memory, domain: int) -> Counts:
@@ -54,21 +61,20 @@ class Counts(NamedTuple):
         for name, value in zip(self._fields, self, strict=True):
             memory[name][domain] = value
 
-    def add(self, zero_shot: Tensor) -> Counts:
+    def add(self, zero_shot: Tensor, config: DomainSCAPConfig) -> Counts:
         """With the answers (b, N) to a batch."""
-        peak = torch.maximum(self.peak, zero_shot.amax(dim=0))
-        images = self.peak_images + len(zero_shot)
-        full = images >= PEAK_WINDOW
+        freed, weight, total = remove_background(
+            zero_shot, self.background_weight, self.background_total, config.background_images
+        )
         return Counts(
             self.counted + len(zero_shot),
             self.answers + count_answers(zero_shot),
             self.class_mass + zero_shot.sum(dim=0),
             self.confidence + zero_shot.amax(dim=1).sum(),
             self.entropy + _entropy(zero_shot).sum(),
-            torch.where(full, 0, peak),
-            torch.where(full, 0, images),
-            torch.where(full, self.peak_sum + peak, self.peak_sum),
-            self.peak_windows + full,
+            weight,
+            total,
+            self.freed_mass + freed.sum(dim=0),
         )
 
 
@@ -77,19 +83,35 @@ class ClassStatistics(NamedTuple):
 
     marginal: Tensor
     """Mean probability (N,) of every class."""
-    present: Tensor
-    """(N,), see :func:`~cliquetta.methods.scap_domain.presence.presence`."""
+    frequencies: Tensor
+    """Estimated share (N,) of every class."""
+    prior: Tensor
+    """Expected share (N,): the estimate as far as it is believed."""
     confidence: Tensor
     belief: Tensor
 
 
 def class_statistics(counts: Counts, config: DomainSCAPConfig) -> ClassStatistics:
     """The statistics of a domain from its counts."""
-    counted, windows = counts.counted.clamp_min(1), counts.peak_windows
+    counted = counts.counted.clamp_min(1)
     marginal, confidence = counts.class_mass / counted, counts.confidence / counted
-    peak = torch.where(windows > 0, counts.peak_sum / windows.clamp_min(1), counts.peak)
-    believed = belief(counts.answers, confidence, config)
-    return ClassStatistics(marginal, presence(marginal, peak), confidence, believed)
+    if config.prior != "estimated":
+        believed = torch.full_like(confidence, float(config.prior == "zero-shot"))
+        return ClassStatistics(
+            marginal, marginal, class_prior(marginal, believed), confidence, believed
+        )
+    freed, plain = (
+        class_frequencies(n, counts.counted) for n in (counts.freed_mass, counts.answers)
+    )
+    believed = belief(evenness(freed), confidence, config)
+    share = plain_share(evenness(plain), confidence)
+    return ClassStatistics(
+        marginal,
+        mix_frequencies(freed, plain, share),
+        mix_frequencies(class_prior(freed, believed), plain, share),
+        confidence,
+        torch.lerp(believed, torch.ones_like(believed), share),
+    )
 
 
 @dataclass(frozen=True)
@@ -97,9 +119,9 @@ class Statistics:
     """What zero-shot answers in a domain say about the domain, read by the host."""
 
     marginal: Tensor
-    present: Tensor
+    frequencies: Tensor
     prior: Tensor
-    """Estimated class frequencies (N,)."""
+    """Expected class frequencies (N,)."""
     belief: Tensor
     trust: float
     """The belief, as the host reads it."""
@@ -132,7 +154,7 @@ class Counted(NamedTuple):
 
     counts: Counts
     marginal: Tensor
-    present: Tensor
+    frequencies: Tensor
     prior: Tensor
     belief: Tensor
     figures: Tensor
@@ -142,7 +164,7 @@ class Counted(NamedTuple):
         """The statistics with the figures as the host has read them; whether answers collapsed."""
         sure, taken, agreed, told, collapsed = figures
         found = Statistics(
-            *(self.marginal, self.present, self.prior, self.belief),
+            *(self.marginal, self.frequencies, self.prior, self.belief),
             trust=taken,
             confidence=sure,
             agreement=None if math.isnan(agreed) else agreed,
@@ -158,13 +180,12 @@ def count_batch(
 ) -> Counted:
     """Count zero-shot answers (b, N) into a domain, without waiting for the device."""
     agreement = recent.agreement / counts.counted
-    counts = counts.add(zero_shot)
-    marginal, present, confidence, believed = class_statistics(counts, config)
-    prior = class_prior(marginal, present, believed)
+    counts = counts.add(zero_shot, config)
+    marginal, frequencies, prior, confidence, believed = class_statistics(counts, config)
     collapse = has_collapsed(recent.recent_adapted, recent.recent_plain)
     told = information(counts)
     figures = torch.stack([confidence, believed, agreement, told, collapse.to(confidence)])
-    return Counted(counts, marginal, present, prior, believed, figures)
+    return Counted(counts, marginal, frequencies, prior, believed, figures)
 
 
 def information(counts: Counts) -> Tensor:

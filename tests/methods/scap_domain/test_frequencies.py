@@ -1,0 +1,177 @@
+"""Which classes occur and how often: by hand, by a literal loop and on drawn streams."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from cliquetta.methods.scap_domain.config import DomainSCAPConfig
+from cliquetta.methods.scap_domain.frequencies import (
+    background,
+    belief,
+    class_frequencies,
+    class_prior,
+    class_weights,
+    evenness,
+    mix_frequencies,
+    plain_share,
+    remove_background,
+    target_marginal,
+)
+from cliquetta.methods.scap_domain.statistics import Counts, class_statistics
+
+N = 10
+
+
+def draw(labels: Tensor, bias: Tensor, *, gap: float = 4.0, seed: int = 0) -> Tensor:
+    """Zero-shot answers to images of these classes: noise, a gap for the true one, and a bias."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(len(labels), N, generator=generator) + bias
+    logits[torch.arange(len(labels)), labels] += gap
+    return logits.softmax(dim=1)
+
+
+def estimate(answers: Tensor, images: float, batch: int = 64) -> Tensor:
+    """Frequencies of a stream in batches."""
+    weight = total = mass = torch.zeros(N)
+    for part in answers.split(batch):
+        p, weight, total = remove_background(part, weight, total, images)
+        mass = mass + p.sum(dim=0)
+    return class_frequencies(mass, torch.tensor(float(len(answers))))
+
+
+def test_evenness_counts_the_equally_frequent() -> None:
+    assert float(evenness(torch.full((8,), 1 / 8))) == pytest.approx(1.0)
+    two = torch.tensor([0.5, 0.5] + [0.0] * 6)
+    assert float(evenness(two)) == pytest.approx(2 / 8, rel=1e-3)
+
+
+def test_background_is_a_weighted_mean_that_starts_from_that_of_all_classes() -> None:
+    weight, total = torch.tensor([3.0, 1.0, 0.0]), torch.tensor([6.0, -2.0, 0.0])
+    found = background(weight, total, 2.0)  # the mean of all is 4 / 4
+    torch.testing.assert_close(found, torch.tensor([8 / 5, 0 / 3, 2 / 2]))
+    torch.testing.assert_close(background(torch.zeros(3), torch.zeros(3), 1.0),
+                               torch.zeros(3))  # fmt: skip
+
+
+def test_removing_the_background_equals_a_literal_loop() -> None:
+    answers = draw(torch.tensor([0, 1, 1, 7]), torch.linspace(0, 3, N)).double()
+    weight, total = torch.linspace(1, 5, N).double(), torch.linspace(-9, 4, N).double()
+    p, others, weighted = remove_background(answers, weight, total, 3.0)
+
+    logs = [[math.log(x) for x in row] for row in answers.tolist()]
+    centred = [[x - sum(row) / N for x in row] for row in logs]
+    w, t = weight.tolist(), total.tolist()
+    now_w, now_t = list(w), list(t)
+    for _ in range(4):  # answers by the background so far, then three times by a better one
+        mean = sum(now_t) / sum(now_w)
+        levels = [(now_t[n] + 3 * mean) / (now_w[n] + 3) for n in range(N)]
+        expected = []
+        for row in centred:
+            powers = [math.exp(2 * (row[n] - levels[n])) for n in range(N)]
+            expected.append([x / sum(powers) for x in powers])
+        last = now_w, now_t
+        absent = [[(1 - x) ** 4 for x in row] for row in expected]
+        now_w = [w[n] + sum(a[n] for a in absent) for n in range(N)]
+        now_t = [t[n] + sum(a[n] * x[n] for a, x in zip(absent, centred, strict=True))
+                 for n in range(N)]  # fmt: skip
+    np.testing.assert_allclose(p.numpy(), expected, rtol=1e-10)
+    np.testing.assert_allclose(others.numpy(), last[0], rtol=1e-10)
+    np.testing.assert_allclose(weighted.numpy(), last[1], rtol=1e-10)
+
+
+@pytest.mark.parametrize("batch", [1, 8, 64])
+def test_bias_is_told_from_frequency(batch: int) -> None:
+    """Streams whose plain answers are much alike: one is biased, the other holds three classes."""
+    generator = torch.Generator().manual_seed(1)
+    labels, nothing = torch.randint(0, N, (512,), generator=generator), torch.zeros(N)
+    biased = draw(labels, torch.tensor([3.0] * 3 + [0.0] * 7))
+    few = draw(labels % 3, nothing, gap=3.0)
+    plain = [float(p.mean(dim=0)[:3].sum()) for p in (biased, few)]
+    assert abs(plain[0] - plain[1]) < 0.01
+    assert float(evenness(estimate(biased, 1.0, batch))) > 0.9
+    assert float(estimate(few, 1.0, batch)[:3].sum()) > 0.8
+
+
+def test_a_stream_of_one_confident_class_is_not_taken_for_biased() -> None:
+    answers = draw(torch.full((256,), 4), torch.zeros(N), gap=7.0)
+    assert float(estimate(answers, 1.0)[4]) > 0.9
+
+
+def test_uneven_frequencies_are_believed_if_answers_are_confident_enough() -> None:
+    config = DomainSCAPConfig(
+        evenness_floor=0.4,
+        evenness_knee=0.5,
+        evenness_cap=0.8,
+        evenness_slope=2.0,
+        evenness_band=0.1,
+    )
+    for confidence in (torch.tensor(0.3), torch.tensor(0.9)):
+        assert float(belief(torch.tensor(0.2), confidence, config)) == 1.0
+        assert float(belief(torch.tensor(1.0), confidence, config)) == 0.0
+    # Seven of ten against a limit of 0.4, of 0.4 + 2 * 0.16 = 0.72, and of 0.8 at most.
+    for sureness, expected in ((0.3, 0.0), (0.66, 0.7), (0.95, 1.0)):
+        found = float(belief(torch.tensor(0.7), torch.tensor(sureness), config))
+        assert found == pytest.approx(expected, abs=1e-3)
+
+
+def counted(answers: Tensor) -> Counts:
+    """The counts of a domain after a batch of answers."""
+    start = [torch.zeros(()), *(torch.zeros(N) for _ in range(2)), *(torch.zeros(()),) * 2]
+    return Counts(*start, *(torch.zeros(N) for _ in range(3))).add(answers, DomainSCAPConfig())
+
+
+def test_the_prior_can_be_fixed() -> None:
+    answers = draw(torch.tensor([3] * 40 + [5] * 24), torch.zeros(N))
+    uniform = class_statistics(counted(answers), DomainSCAPConfig(prior="uniform"))
+    torch.testing.assert_close(uniform.prior, torch.full((N,), 1 / N))
+    believed = class_statistics(counted(answers), DomainSCAPConfig(prior="zero-shot"))
+    torch.testing.assert_close(believed.prior, answers.mean(dim=0))
+
+
+def test_plain_answers_count_where_they_are_few_and_confident() -> None:
+    cases = ((0.1, 0.9, 1.0), (0.1, 0.4, 0.0), (0.6, 0.9, 0.0), (0.3, 0.6, 0.25), (0.1, 0.62, 0.7))
+    for even, confidence, expected in cases:
+        found = plain_share(torch.tensor(even), torch.tensor(confidence))
+        assert float(found) == pytest.approx(expected, abs=1e-5)
+    even, one = torch.full((4,), 0.25), torch.tensor([0.97, 0.01, 0.01, 0.01])
+    mixed = mix_frequencies(even, one, torch.tensor(0.5))
+    torch.testing.assert_close(mixed, one.sqrt() / one.sqrt().sum())
+
+
+def test_a_stream_of_one_unsure_class_keeps_it() -> None:
+    answers = draw(torch.full((64,), 4), torch.zeros(N), gap=5.0)
+    found = class_statistics(counted(answers), DomainSCAPConfig())
+    assert float(found.prior[4]) > 0.9
+
+
+def test_all_classes_together_start_with_one_image() -> None:
+    found = class_frequencies(torch.tensor([3.0, 0.0]), torch.tensor(3.0))
+    torch.testing.assert_close(found, torch.tensor([3.5 / 4, 0.5 / 4]))
+
+
+def test_a_believed_prior_is_the_estimate_and_otherwise_uniform() -> None:
+    frequencies = torch.tensor([0.5, 0.3, 0.2])
+    torch.testing.assert_close(class_prior(frequencies, torch.tensor(1.0)), frequencies)
+    torch.testing.assert_close(class_prior(frequencies, torch.tensor(0.0)), torch.full((3,), 1 / 3))
+
+
+def test_weights_are_a_power_of_the_frequencies_over_the_largest() -> None:
+    frequencies = torch.tensor([0.64, 0.32, 0.04])
+    found = class_weights(frequencies, 0.5, 1.0)
+    torch.testing.assert_close(found, torch.tensor([1.0, 0.5**0.5, 0.25]))
+    torch.testing.assert_close(class_weights(frequencies, 0.0, 1.0), torch.ones(3))
+
+
+def test_target_divides_out_the_streams_bias_only() -> None:
+    stream, uniform = torch.tensor([0.8, 0.2]), torch.tensor([0.5, 0.5])
+    torch.testing.assert_close(target_marginal(stream, stream, uniform), uniform)
+    kept = target_marginal(torch.tensor([0.3, 0.7]), stream, stream)
+    torch.testing.assert_close(kept, torch.tensor([0.3, 0.7]))
+    # A window that holds one class alone keeps it, however biased the stream is.
+    alone = target_marginal(torch.tensor([0.0, 1.0]), stream, uniform)
+    torch.testing.assert_close(alone, torch.tensor([0.0, 1.0]))
