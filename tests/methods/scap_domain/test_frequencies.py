@@ -138,8 +138,8 @@ def test_plain_answers_count_where_they_are_few_and_confident() -> None:
     for even, confidence, expected in cases:
         found = plain_share(torch.tensor(even), torch.tensor(confidence))
         assert float(found) == pytest.approx(expected, abs=1e-5)
-    even, one = torch.full((4,), 0.25), torch.tensor([0.97, 0.01, 0.01, 0.01])
-    mixed = mix_frequencies(even, one, torch.tensor(0.5))
+    uniform, one = torch.full((4,), 0.25), torch.tensor([0.97, 0.01, 0.01, 0.01])
+    mixed = mix_frequencies(uniform, one, torch.tensor(0.5))
     torch.testing.assert_close(mixed, one.sqrt() / one.sqrt().sum())
 
 
