@@ -114,7 +114,8 @@ def test_frozen_domain_mixes_votes_and_weighs_as_written() -> None:
     share = 0.5 * (1 - min(1.0, (1 - confidence) / 0.9))
     passes = adapter.passes
     tower = LayerNormTower(LateBlocks(passes.tower, passes.start), precise=False)
-    voters = memory["voters_domain"] == domain
+    kept = int(memory["voters_next"][domain])
+    voters, votes = (memory[name][domain, :kept] for name in ("voters", "votes"))
     for image, found in zip(fresh, adapter.frozen_model()(fresh), strict=True):
         plain = model.encode_image(image[None], normalize=True)[0]
         hidden = passes.tower.run(passes.tower.embed(image[None]), 0, passes.start)
@@ -123,9 +124,9 @@ def test_frozen_domain_mixes_votes_and_weighs_as_written() -> None:
             (model.scale * adapter.classifier @ f).softmax(0).numpy() for f in (plain, adapted)
         )
         p = (1 - share) * p + share * zero_shot
-        similarity = (memory["voters"][voters] @ adapted).numpy()
+        similarity = (voters @ adapted).numpy()
         nearest = np.argsort(-similarity)[:3]
-        p = 0.6 * p + 0.4 * memory["votes"][voters].numpy()[nearest].mean(axis=0)
+        p = 0.6 * p + 0.4 * votes.numpy()[nearest].mean(axis=0)
         p = p * weight / (p * weight).sum()
         np.testing.assert_allclose(found.numpy(), np.log(p), atol=2e-5)
 

@@ -118,8 +118,9 @@ class DomainSCAP(Adapter):
         self.passes = Passes(tower, self.classifier, model.scale, config)
         self._declare("norms", self.passes.late.start.expand(config.domains, -1))
         self._declare_domains(len(prompts), 2 * tower.config.width)
+        self._declare_voters(len(prompts))
         self._fresh = {name: value[0] for name, value in self.memory.state_dict().items()}
-        self._declare_recent(len(prompts))
+        self._declare_recent()
         self._replayed = Replayed()
 
     def _declare_domains(self, N: int, F: int) -> None:
@@ -138,23 +139,27 @@ class DomainSCAP(Adapter):
         for name in ("images", "due", "steps", "last_met", "restarts", "abstained"):
             self.memory.declare(name, torch.zeros(K, dtype=torch.long))
 
-    def _declare_recent(self, N: int) -> None:
-        """Recent images: those that are learned from, and those that vote."""
-        config, tower, K = self.config, self.passes.tower.config, self.config.domains
-        E, dtype = self.classifier.shape[1], self.classifier.dtype
+    def _declare_voters(self, N: int) -> None:
+        """The images of each domain that vote."""
+        K, V, like = self.config.domains, self.config.vote_memory, self.classifier
+        self._declare("voters", like.new_zeros(K, V, like.shape[1]))
+        self._declare("votes", like.new_zeros(K, V, N))
+        plain = torch.zeros(K, V, dtype=torch.long, device=self.model.device)
+        self.memory.declare("plain_votes", plain, below=N)
+        self.memory.declare("voters_next", torch.zeros(K, dtype=torch.long))
+
+    def _declare_recent(self) -> None:
+        """Recent images: those that are learned from, and those that tell the domain."""
+        config, tower, like = self.config, self.passes.tower.config, self.classifier
         hidden = (config.step_every, tower.class_tokens + tower.patches, tower.width)
         self._declare("window_hidden", torch.zeros(hidden, dtype=self.model.dtype))
-        self._declare("window_features", torch.zeros(config.step_every, E, dtype=dtype))
-        self.memory.declare("window_domain", torch.full((config.step_every,), -1), below=K)
-        self._declare("voters", torch.zeros(config.vote_memory, E, dtype=dtype))
-        self._declare("votes", torch.zeros(config.vote_memory, N, dtype=dtype))
-        plain = torch.zeros(config.vote_memory, dtype=torch.long, device=self.model.device)
-        self.memory.declare("plain_votes", plain, below=N)
-        self.memory.declare("voters_domain", torch.full((config.vote_memory,), -1), below=K)
-        self._declare("group", torch.zeros(GROUP, 2 * tower.width, dtype=dtype))
-        for name in ("window_next", "voters_next", "group_next"):
+        self._declare("window_features", like.new_zeros(config.step_every, like.shape[1]))
+        nowhere = torch.full((config.step_every,), -1)
+        self.memory.declare("window_domain", nowhere, below=config.domains)
+        self._declare("group", like.new_zeros(GROUP, 2 * tower.width))
+        for name in ("window_next", "group_next"):
             self.memory.declare(name, torch.tensor(0))
-        self.memory.declare("domain", torch.tensor(0), below=K)
+        self.memory.declare("domain", torch.tensor(0), below=config.domains)
 
     def _declare(self, name: str, value: Tensor) -> None:
         self.memory.declare(name, value.to(self.model.device))
@@ -299,8 +304,7 @@ class DomainSCAP(Adapter):
         place = int(self.memory["last_met"].argmin())
         for name, value in self._fresh.items():
             self.memory[name][place] = value
-        for name in ("window_domain", "voters_domain"):
-            self.memory[name][self.memory[name] == place] = -1
+        self.memory["window_domain"][self.memory["window_domain"] == place] = -1
         return place
 
     def _count(self, domain: int, part: Encoded, glance: Glance | None) -> tuple[Statistics, bool]:
@@ -326,7 +330,7 @@ class DomainSCAP(Adapter):
         memory, config, domain = self.memory, self.config, int(self.memory["domain"])
         counts = Counts.load(memory, domain)
         _, frequencies, _, confidence, believed = class_statistics(counts, config)
-        voters = (memory["voters_domain"] == domain).nonzero()[:, 0].to(self.model.device)
+        voters = self._voters(domain)
         abstain = bool(information(counts) < config.abstain_below)
         learned = memory["steps"][domain] > 0 and not abstain
         weight = class_weights(frequencies, believed, config.frequency_power)
@@ -337,8 +341,8 @@ class DomainSCAP(Adapter):
             norms=self.passes.late.named(memory["norms"][domain]) if learned else {},
             zero_shot_share=config.zero_shot_share * (1 - step_size(float(confidence), config)),
             weight=torch.ones_like(weight) if abstain else weight,
-            voters=memory["voters"][voters],
-            votes=memory["votes"][voters],
+            voters=memory["voters"][domain, :voters],
+            votes=memory["votes"][domain, :voters],
             vote=(0.0 if abstain else config.vote_share, config.neighbours),
         )
 
@@ -395,20 +399,26 @@ class DomainSCAP(Adapter):
     def _vote(self, domain: int, part: Encoded, p: Tensor, features: Tensor) -> Tensor:
         """Answers (b, N) after the votes of recent images of the domain, which these join."""
         memory, config = self.memory, self.config
-        voters = send((memory["voters_domain"] == domain).nonzero()[:, 0], p.device)
-        nearest = nearest_images(features, memory["voters"][voters], config.neighbours)
-        voted = vote(p, memory["votes"][voters], nearest, config.vote_share)
+        voters, votes, plain_votes = (
+            memory[name][domain] for name in ("voters", "votes", "plain_votes")
+        )
+        kept = self._voters(domain)
+        nearest = nearest_images(features, voters[:kept], config.neighbours)
+        voted = vote(p, votes[:kept], nearest, config.vote_share)
         plain = part.zero_shot.argmax(dim=1)
-        same = torch.cat([plain, memory["plain_votes"][voters]])[nearest] == plain[:, None]
+        same = torch.cat([plain, plain_votes[:kept]])[nearest] == plain[:, None]
         memory["agreement"][domain] += same.sum() / max(1, nearest.shape[1])
-        rows = part.order[: config.vote_memory]
-        places, memory["voters_next"] = ring(memory["voters_next"], len(rows), config.vote_memory)
-        memory["voters_domain"][places] = domain
+        rows, position = part.order[: config.vote_memory], memory["voters_next"]
+        places, position[domain] = ring(position[domain], len(rows), config.vote_memory)
         places = send(places, p.device)
-        memory["voters"].index_copy_(0, places, features[rows])
-        memory["votes"].index_copy_(0, places, p[rows])
-        memory["plain_votes"].index_copy_(0, places, plain[rows])
+        voters.index_copy_(0, places, features[rows])
+        votes.index_copy_(0, places, p[rows])
+        plain_votes.index_copy_(0, places, plain[rows])
         return voted
+
+    def _voters(self, domain: int) -> int:
+        """How many images of a domain vote."""
+        return min(int(self.memory["voters_next"][domain]), self.config.vote_memory)
 
     def _distance(self, domain: int) -> Tensor:
         """Root mean square distance of a domain's LayerNorms from the loaded ones."""

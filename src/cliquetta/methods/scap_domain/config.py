@@ -90,7 +90,7 @@ class DomainSCAPConfig(
     neighbours: Count = 10
     """Most similar recent images that vote."""
     vote_memory: Count = 256
-    """Recent images that can vote."""
+    """Recent images of a domain that can vote."""
 
     abstain_below: Weight = 0.1
     """Information of the zero-shot answers (the share of their entropy that the images explain)

@@ -21,10 +21,7 @@ ADDED = (
     *("background_weight", "background_total", "recent_plain", "recent_adapted", "steps"),
     *("images", "restarts", "abstained"),
 )
-RINGS = {
-    "window": ("window_hidden", "window_features"),
-    "voters": ("voters", "votes", "plain_votes"),
-}
+WINDOW, VOTERS = ("window_hidden", "window_features"), ("voters", "votes", "plain_votes")
 
 
 def match_domains(states: Sequence[State], threshold: float, most: int) -> list[Places]:
@@ -68,9 +65,9 @@ def merge_domains(
     for place, members in enumerate(matched):
         _merge_domain(merged, states, place, members)
         _merge_learned(merged, states, place, members, fresh["norms"], config)
+        _merge_voters(merged, states, place, members)
     place_of = {member: place for place, members in enumerate(matched) for member in members}
-    for ring, names in RINGS.items():
-        _merge_ring(merged, states, ring, names, place_of)
+    _merge_window(merged, states, place_of)
     last = (len(states) - 1, int(states[-1]["domain"]))
     merged["domain"] = torch.tensor(place_of.get(last, 0))
     return merged
@@ -128,27 +125,41 @@ def path_length(steps: int, config: DomainSCAPConfig) -> float:
     return sum(rate_decay(step, config.lr_floor) for step in range(1, steps + 1))
 
 
-def _merge_ring(
-    merged: dict[str, Tensor],
-    states: Sequence[State],
-    ring: str,
-    names: Sequence[str],
-    place_of: Mapping[tuple[int, int], int],
+def _merge_voters(
+    merged: dict[str, Tensor], states: Sequence[State], place: int, members: Places
 ) -> None:
-    """The newest entries of every state's ring buffer, as many of each, the oldest first."""
-    size = len(merged[f"{ring}_domain"])
-    merged[f"{ring}_domain"].fill_(-1)
-    filled = 0
-    for number, state in enumerate(states):
-        position = int(state[f"{ring}_next"])
-        newest = [(position - back) % size for back in range(1, min(position, size) + 1)]
-        domains = {
-            slot: place_of.get((number, int(state[f"{ring}_domain"][slot]))) for slot in newest
-        }
-        slots = [slot for slot in newest if domains[slot] is not None][: size // len(states)][::-1]
-        target = slice(filled, filled + len(slots))
-        for name in names:
-            merged[name][target] = state[name][slots]
-        merged[f"{ring}_domain"][target] = torch.tensor([domains[slot] for slot in slots]).long()
+    """The newest voters of every member of a domain, as many of each."""
+    size, filled = merged["voters"].shape[1], 0
+    for number, old in members:
+        state = states[number]
+        slots = newest(int(state["voters_next"][old]), size)[: size // len(members)][::-1]
+        for name in VOTERS:
+            merged[name][place, filled : filled + len(slots)] = state[name][old, slots]
         filled += len(slots)
-    merged[f"{ring}_next"] = torch.tensor(filled)
+    merged["voters_next"][place] = filled
+
+
+def _merge_window(
+    merged: dict[str, Tensor], states: Sequence[State], place_of: Mapping[tuple[int, int], int]
+) -> None:
+    """The newest images of every state's window, as many of each."""
+    size, filled = len(merged["window_domain"]), 0
+    merged["window_domain"].fill_(-1)
+    for number, state in enumerate(states):
+        domains = {
+            slot: place_of.get((number, int(state["window_domain"][slot])))
+            for slot in newest(int(state["window_next"]), size)
+        }
+        known = [slot for slot, domain in domains.items() if domain is not None]
+        slots = known[: size // len(states)][::-1]
+        target = slice(filled, filled + len(slots))
+        for name in WINDOW:
+            merged[name][target] = state[name][slots]
+        merged["window_domain"][target] = torch.tensor([domains[slot] for slot in slots]).long()
+        filled += len(slots)
+    merged["window_next"] = torch.tensor(filled)
+
+
+def newest(position: int, size: int) -> list[int]:
+    """The filled slots of a ring buffer, the newest first."""
+    return [(position - back) % size for back in range(1, min(position, size) + 1)]
