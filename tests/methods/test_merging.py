@@ -136,8 +136,10 @@ def test_recent_images_of_every_state_are_kept(build: Build) -> None:
     newest = [adapter.state_dict()["window_features"][-size // 2 :] for adapter in (a, b)]
     torch.testing.assert_close(joined.memory["window_features"], torch.cat(newest))
     assert (joined.memory["window_domain"] == 0).all()
-    voters = int((joined.memory["voters_domain"] == 0).sum())
-    assert voters == min(256, len(joined.memory["voters_domain"]))
+    assert joined.memory["voters_next"].tolist() == [256, 0, 0, 0]
+    for name in ("voters", "votes", "plain_votes"):
+        both = torch.cat([adapter.memory[name][0, :128] for adapter in (a, b)])
+        torch.testing.assert_close(joined.memory[name][0], both)
 
 
 def test_keys_of_two_halves_are_those_of_the_whole() -> None:
