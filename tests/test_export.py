@@ -93,8 +93,9 @@ def domain_scap(**options: Any) -> tuple[DomainSCAP, Tensor]:
 
 
 def test_frozen_domain_is_the_next_single_image_of_the_method() -> None:
-    # without the two terms whose constants count the image itself
-    adapter, fresh = domain_scap(frequency_power=0.0, zero_shot_share=0.0, domains=1)
+    # without the three terms whose constants count the image itself
+    options = {"frequency_power": 0.0, "recent_images": 0.0, "zero_shot_share": 0.0}
+    adapter, fresh = domain_scap(**options, domains=1)
     frozen, state = adapter.frozen_model(), adapter.state_dict()
     for image in fresh:
         adapter.load_state_dict(state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from cliquetta.methods.scap_domain.config import DomainSCAPConfig
 from cliquetta.methods.scap_domain.frequencies import (
     background,
     belief,
+    burst,
     class_frequencies,
     class_prior,
     class_weights,
@@ -22,7 +24,11 @@ from cliquetta.methods.scap_domain.frequencies import (
     remove_background,
     target_marginal,
 )
-from cliquetta.methods.scap_domain.statistics import Counts, class_statistics
+from cliquetta.methods.scap_domain.statistics import (
+    ClassStatistics,
+    Counts,
+    class_statistics,
+)
 
 N = 10
 
@@ -119,17 +125,25 @@ def test_uneven_frequencies_are_believed_if_answers_are_confident_enough() -> No
         assert found == pytest.approx(expected, abs=1e-3)
 
 
-def counted(answers: Tensor) -> Counts:
-    """The counts of a domain after a batch of answers."""
+def counted(answers: Tensor, config: DomainSCAPConfig, batch: int = 64) -> Iterator[Counts]:
+    """The counts of a domain after each batch of answers."""
     start = [torch.zeros(()), *(torch.zeros(N) for _ in range(2)), *(torch.zeros(()),) * 2]
-    return Counts(*start, *(torch.zeros(N) for _ in range(3))).add(answers, DomainSCAPConfig())
+    counts = Counts(*start, *(torch.zeros(N) for _ in range(4)))
+    for part in answers.split(batch):
+        counts = counts.add(part, config)
+        yield counts
+
+
+def statistics(answers: Tensor, config: DomainSCAPConfig) -> ClassStatistics:
+    """What one batch of answers says."""
+    return class_statistics(next(counted(answers, config)), config)
 
 
 def test_the_prior_can_be_fixed() -> None:
     answers = draw(torch.tensor([3] * 40 + [5] * 24), torch.zeros(N))
-    uniform = class_statistics(counted(answers), DomainSCAPConfig(prior="uniform"))
+    uniform = statistics(answers, DomainSCAPConfig(prior="uniform"))
     torch.testing.assert_close(uniform.prior, torch.full((N,), 1 / N))
-    believed = class_statistics(counted(answers), DomainSCAPConfig(prior="zero-shot"))
+    believed = statistics(answers, DomainSCAPConfig(prior="zero-shot"))
     torch.testing.assert_close(believed.prior, answers.mean(dim=0))
 
 
@@ -145,7 +159,7 @@ def test_plain_answers_count_where_they_are_few_and_confident() -> None:
 
 def test_a_stream_of_one_unsure_class_keeps_it() -> None:
     answers = draw(torch.full((64,), 4), torch.zeros(N), gap=5.0)
-    found = class_statistics(counted(answers), DomainSCAPConfig())
+    found = statistics(answers, DomainSCAPConfig())
     assert float(found.prior[4]) > 0.9
 
 
@@ -162,9 +176,52 @@ def test_a_believed_prior_is_the_estimate_and_otherwise_uniform() -> None:
 
 def test_weights_are_a_power_of_the_frequencies_over_the_largest() -> None:
     frequencies = torch.tensor([0.64, 0.32, 0.04])
-    found = class_weights(frequencies, 0.5, 1.0)
+    found = class_weights(frequencies, torch.tensor(0.5))
     torch.testing.assert_close(found, torch.tensor([1.0, 0.5**0.5, 0.25]))
-    torch.testing.assert_close(class_weights(frequencies, 0.0, 1.0), torch.ones(3))
+    torch.testing.assert_close(class_weights(frequencies, torch.tensor(0.0)), torch.ones(3))
+
+
+def test_a_burst_is_told_by_hand() -> None:
+    eight, four = torch.full((8,), 1 / 8), torch.tensor([0.25] * 4 + [0.0] * 4)
+    many = torch.tensor(1e6)
+    assert float(burst(eight, eight, many)) == 0.0
+    assert float(burst(four, eight, many)) == 1.0  # half of the classes: 0.5 / 0.3, at most 1
+    seven = torch.tensor([1 / 7] * 7 + [0.0])
+    assert float(burst(seven, eight, many)) == pytest.approx(1 / 8 / 0.3, rel=1e-3)
+    # Six images of eight classes are expected to show 1 - exp(-6 / 8) of them.
+    expected = 1 - (4 / 8) / (1 - math.exp(-6 / 8))
+    assert float(burst(four, eight, torch.tensor(6.0))) == pytest.approx(expected / 0.3, rel=1e-3)
+
+
+@pytest.mark.parametrize("classes", [8, 100, 1000])
+@pytest.mark.parametrize("images", [16, 64])
+def test_few_images_of_many_classes_are_no_burst(classes: int, images: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    domain, count = torch.full((classes,), 1 / classes), torch.tensor(float(images))
+    for present, low, high in ((classes, 0.0, 0.4), (2, 0.99, 1.0)):
+        found = []
+        for _ in range(50):
+            labels = torch.randint(0, present, (images,), generator=generator)
+            recent = labels.bincount(minlength=classes) / images
+            found.append(float(burst(recent, domain, count)))
+        assert low <= sum(found) / 50 <= high
+
+
+@pytest.mark.parametrize("batch", [1, 8, 64])
+def test_recent_frequencies_help_in_bursts_and_change_nothing_without(batch: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    shuffled = torch.randint(0, N, (1024,), generator=generator)
+    right = {}
+    for name, labels in (("shuffled", shuffled), ("bursts", shuffled.sort().values.roll(300))):
+        answers = draw(labels, torch.zeros(N), gap=2.0)
+        for recent in (0.0, 16.0):
+            config = DomainSCAPConfig(recent_images=recent)
+            weights = (class_statistics(c, config).weights for c in counted(answers, config, batch))
+            parts = zip(answers.split(batch), weights, strict=True)
+            found = torch.cat([part * weight for part, weight in parts]).argmax(dim=1) == labels
+            right[name, recent] = float(found.float().mean())
+    assert right["bursts", 16.0] > right["bursts", 0.0] + 0.1
+    assert abs(right["shuffled", 16.0] - right["shuffled", 0.0]) < 0.02
 
 
 def test_target_divides_out_the_streams_bias_only() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -32,7 +32,6 @@ from cliquetta.methods.scap_domain.domains import (
     nearest_domain,
     split_domains,
 )
-from cliquetta.methods.scap_domain.frequencies import class_weights
 from cliquetta.methods.scap_domain.frozen import FrozenDomain
 from cliquetta.methods.scap_domain.health import health, verdict
 from cliquetta.methods.scap_domain.learning import (
@@ -132,6 +131,7 @@ class DomainSCAP(Adapter):
             *(("key_count", ()), ("key_mean", (F,)), ("key_scatter", (F,))),
             *(("counted", ()), ("confidence", ()), ("agreement", ()), ("entropy", ())),
             *(("answers", (N,)), ("class_mass", (N,)), ("freed_mass", (N,))),
+            ("recent_mass", (N,)),
             *(("background_weight", (N,)), ("background_total", (N,))),
             *(("recent_plain", (N,)), ("recent_adapted", (N,))),
         ):
@@ -206,8 +206,7 @@ class DomainSCAP(Adapter):
 
     def _answer(self, encoded: Encoded, glance: Glance | None) -> Prediction:
         """Adapt to each domain of the batch, then let recent images vote."""
-        config, memory = self.config, self.memory
-        voted = torch.empty_like(encoded.zero_shot)
+        memory, voted = self.memory, torch.empty_like(encoded.zero_shot)
         told = self._tell_apart(encoded.signatures, glance)
         if glance is not None and [domain for domain, _ in told] != [glance.domain]:
             glance = None
@@ -221,8 +220,7 @@ class DomainSCAP(Adapter):
                 self._restart(domain)
                 glance = None
             p, features = self._adapt(domain, part, stats, glance)
-            weight = class_weights(stats.frequencies, stats.trust, config.frequency_power)
-            answers = self._vote(domain, part, p, features) * weight
+            answers = self._vote(domain, part, p, features) * stats.weights
             if stats.abstain:
                 # It goes on to learn, so that nothing is lost if it turns out to be a beginning.
                 answers = part.zero_shot
@@ -329,18 +327,18 @@ class DomainSCAP(Adapter):
         """
         memory, config, domain = self.memory, self.config, int(self.memory["domain"])
         counts = Counts.load(memory, domain)
-        _, frequencies, _, confidence, believed = class_statistics(counts, config)
+        found = class_statistics(counts, replace(config, recent_images=0.0))
         voters = self._voters(domain)
         abstain = bool(information(counts) < config.abstain_below)
         learned = memory["steps"][domain] > 0 and not abstain
-        weight = class_weights(frequencies, believed, config.frequency_power)
         return FrozenDomain(
             self.model,
             self.classifier,
             start=self.passes.start,
             norms=self.passes.late.named(memory["norms"][domain]) if learned else {},
-            zero_shot_share=config.zero_shot_share * (1 - step_size(float(confidence), config)),
-            weight=torch.ones_like(weight) if abstain else weight,
+            zero_shot_share=config.zero_shot_share
+            * (1 - step_size(float(found.confidence), config)),
+            weight=torch.ones_like(found.weights) if abstain else found.weights,
             voters=memory["voters"][domain, :voters],
             votes=memory["votes"][domain, :voters],
             vote=(0.0 if abstain else config.vote_share, config.neighbours),

@@ -80,6 +80,9 @@ class DomainSCAPConfig(
     """Width, centred on the limit, over which belief falls from 1 to 0."""
     frequency_power: Weight = 0.25
     """Power of the estimated frequencies that weights the answers where they are believed."""
+    recent_images: NonNegative = 16.0
+    """Images after which an answer counts half in the recent frequencies, which weight the answers
+    in bursts of classes; 0 leaves bursts alone."""
 
     # --- answers
     zero_shot_share: Weight = 0.5

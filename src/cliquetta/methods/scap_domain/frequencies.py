@@ -6,6 +6,9 @@ its images of other classes show a class's background, the logit that it gets wh
 Bias raises the background, frequency does not. Answers without the background are counted; how
 uneven the counts are, and how confident CLIP is, says how far they are believed.
 
+Classes may come in bursts. Where the most recent images show clearly fewer than expected,
+answers are weighted by their recent frequencies.
+
 A class that is nearly every answer leaves no images of others to see its background by: where CLIP
 is confident and its answers are few of the classes, they are counted as they are.
 """
@@ -24,6 +27,8 @@ counts towards its background; how often the two are found from each other."""
 SURE, FEW, BAND = 0.6, 0.3, 0.1
 """Confidence above which, and evenness below which, plain answers are counted; the width, centred
 on each, over which that changes."""
+BURST = 0.3
+"""How far recent images must show fewer classes than expected for a burst that is beyond doubt."""
 
 
 def count_answers(p: Tensor) -> Tensor:
@@ -110,9 +115,20 @@ def mix_frequencies(first: Tensor, second: Tensor, share: Tensor) -> Tensor:
     return mixed / mixed.sum()
 
 
-def class_weights(frequencies: Tensor, believed: float | Tensor, power: float) -> Tensor:
+def burst(recent: Tensor, domain: Tensor, images: Tensor) -> Tensor:
+    """How far recent frequencies (N,) are those of a burst and not the domain's (N,), 0 to 1.
+
+    So many recent ``images``, drawn by the domain's frequencies, would show 1 - exp(-images / K) of
+    its K effective classes.
+    """
+    even = evenness(domain)
+    expected = even * -torch.expm1(-images / (even * len(domain)))
+    return ((1 - evenness(recent) / expected) / BURST).clamp(0, 1)
+
+
+def class_weights(frequencies: Tensor, power: Tensor) -> Tensor:
     """What answers are multiplied by (N,), 1 for the most frequent class."""
-    return (frequencies / frequencies.max()) ** (power * believed)
+    return (frequencies / frequencies.max()) ** power
 
 
 def target_marginal(window: Tensor, stream: Tensor, prior: Tensor) -> Tensor:

@@ -18,8 +18,8 @@ Places = list[tuple[int, int]]
 
 ADDED = (
     *("counted", "confidence", "agreement", "entropy", "answers", "class_mass", "freed_mass"),
-    *("background_weight", "background_total", "recent_plain", "recent_adapted", "steps"),
-    *("images", "restarts", "abstained"),
+    *("background_weight", "background_total", "recent_mass", "recent_plain", "recent_adapted"),
+    *("steps", "images", "restarts", "abstained"),
 )
 WINDOW, VOTERS = ("window_hidden", "window_features"), ("voters", "votes", "plain_votes")
 

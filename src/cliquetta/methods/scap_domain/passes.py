@@ -79,13 +79,7 @@ class Passes:
         if config.domains > 1 and len(images) >= GROUP:
             figures.append(batch_figures(signatures, keys))
         encoded = shared, signatures, features, zero_shot, arrange(zero_shot.amax(dim=1))
-        statistics = (
-            after.marginal,
-            after.frequencies,
-            after.prior,
-            after.belief,
-            torch.cat(figures),
-        )
+        statistics = after.marginal, after.weights, after.prior, after.belief, torch.cat(figures)
         return *encoded, *absorb(signatures, key), *after.counts, *statistics
 
     def adapted(self, hidden: Tensor, norms: Tensor) -> tuple[Tensor]:

@@ -15,8 +15,10 @@ from cliquetta.methods._shared.memory import Memory
 from cliquetta.methods.scap_domain.config import DomainSCAPConfig
 from cliquetta.methods.scap_domain.frequencies import (
     belief,
+    burst,
     class_frequencies,
     class_prior,
+    class_weights,
     count_answers,
     evenness,
     mix_frequencies,
@@ -50,6 +52,8 @@ class Counts(NamedTuple):
     :func:`~cliquetta.methods.scap_domain.frequencies.background`."""
     freed_mass: Tensor
     """(N,): summed probabilities without background."""
+    recent_mass: Tensor
+    """(N,): the same of recent images."""
 
     @classmethod
     def load(cls, memory: Memory, domain: int) -> Counts:
@@ -66,6 +70,9 @@ class Counts(NamedTuple):
         freed, weight, total = remove_background(
             zero_shot, self.background_weight, self.background_total, config.background_images
         )
+        freed_mass = freed.sum(dim=0)
+        half_life = config.recent_images
+        kept = 0.5 ** (len(zero_shot) / half_life) if half_life > 0 else 0.0
         return Counts(
             self.counted + len(zero_shot),
             self.answers + count_answers(zero_shot),
@@ -74,7 +81,8 @@ class Counts(NamedTuple):
             self.entropy + _entropy(zero_shot).sum(),
             weight,
             total,
-            self.freed_mass + freed.sum(dim=0),
+            self.freed_mass + freed_mass,
+            self.recent_mass * kept + freed_mass,
         )
 
 
@@ -83,8 +91,8 @@ class ClassStatistics(NamedTuple):
 
     marginal: Tensor
     """Mean probability (N,) of every class."""
-    frequencies: Tensor
-    """Estimated share (N,) of every class."""
+    weights: Tensor
+    """What answers are multiplied by (N,)."""
     prior: Tensor
     """Expected share (N,): the estimate as far as it is believed."""
     confidence: Tensor
@@ -95,23 +103,25 @@ def class_statistics(counts: Counts, config: DomainSCAPConfig) -> ClassStatistic
     """The statistics of a domain from its counts."""
     counted = counts.counted.clamp_min(1)
     marginal, confidence = counts.class_mass / counted, counts.confidence / counted
+    power = config.frequency_power
     if config.prior != "estimated":
         believed = torch.full_like(confidence, float(config.prior == "zero-shot"))
-        return ClassStatistics(
-            marginal, marginal, class_prior(marginal, believed), confidence, believed
-        )
+        weights, prior = class_weights(marginal, power * believed), class_prior(marginal, believed)
+        return ClassStatistics(marginal, weights, prior, confidence, believed)
     freed, plain = (
         class_frequencies(n, counts.counted) for n in (counts.freed_mass, counts.answers)
     )
     believed = belief(evenness(freed), confidence, config)
     share = plain_share(evenness(plain), confidence)
-    return ClassStatistics(
-        marginal,
-        mix_frequencies(freed, plain, share),
-        mix_frequencies(class_prior(freed, believed), plain, share),
-        confidence,
-        torch.lerp(believed, torch.ones_like(believed), share),
-    )
+    prior = mix_frequencies(class_prior(freed, believed), plain, share)
+    believed = torch.lerp(believed, torch.ones_like(believed), share)
+    weights = class_weights(mix_frequencies(freed, plain, share), power * believed)
+    if config.recent_images > 0:
+        images = counts.recent_mass.sum()
+        recent = class_frequencies(counts.recent_mass, images)
+        bursting = burst(recent, freed, images)
+        weights = weights ** (1 - bursting) * class_weights(recent, bursting)
+    return ClassStatistics(marginal, weights, prior, confidence, believed)
 
 
 @dataclass(frozen=True)
@@ -119,7 +129,8 @@ class Statistics:
     """What zero-shot answers in a domain say about the domain, read by the host."""
 
     marginal: Tensor
-    frequencies: Tensor
+    weights: Tensor
+    """What answers are multiplied by (N,)."""
     prior: Tensor
     """Expected class frequencies (N,)."""
     belief: Tensor
@@ -154,7 +165,7 @@ class Counted(NamedTuple):
 
     counts: Counts
     marginal: Tensor
-    frequencies: Tensor
+    weights: Tensor
     prior: Tensor
     belief: Tensor
     figures: Tensor
@@ -164,7 +175,7 @@ class Counted(NamedTuple):
         """The statistics with the figures as the host has read them; whether answers collapsed."""
         sure, taken, agreed, told, collapsed = figures
         found = Statistics(
-            *(self.marginal, self.frequencies, self.prior, self.belief),
+            *(self.marginal, self.weights, self.prior, self.belief),
             trust=taken,
             confidence=sure,
             agreement=None if math.isnan(agreed) else agreed,
@@ -181,11 +192,11 @@ def count_batch(
     """Count zero-shot answers (b, N) into a domain, without waiting for the device."""
     agreement = recent.agreement / counts.counted
     counts = counts.add(zero_shot, config)
-    marginal, frequencies, prior, confidence, believed = class_statistics(counts, config)
+    marginal, weights, prior, confidence, believed = class_statistics(counts, config)
     collapse = has_collapsed(recent.recent_adapted, recent.recent_plain)
     told = information(counts)
     figures = torch.stack([confidence, believed, agreement, told, collapse.to(confidence)])
-    return Counted(counts, marginal, frequencies, prior, believed, figures)
+    return Counted(counts, marginal, weights, prior, believed, figures)
 
 
 def information(counts: Counts) -> Tensor:
