@@ -111,7 +111,7 @@ def test_frozen_domain_mixes_votes_and_weighs_as_written() -> None:
     confidence = float(memory["confidence"][domain]) / counted
     believed = float(class_statistics(Counts.load(memory, domain), adapter.config).belief)
     shares = mass + 1 / len(mass)
-    weight = (shares / shares.max()) ** (0.25 * believed)
+    weight = (shares / shares.max()) ** (believed / 3)
     share = 0.5 * (1 - min(1.0, (1 - confidence) / 0.9))
     passes = adapter.passes
     tower = LayerNormTower(LateBlocks(passes.tower, passes.start), precise=False)

@@ -78,7 +78,7 @@ class DomainSCAPConfig(
     """... and the most that it rises to."""
     evenness_band: Positive = 0.1
     """Width, centred on the limit, over which belief falls from 1 to 0."""
-    frequency_power: Weight = 0.25
+    frequency_power: Weight = 1 / 3
     """Power of the estimated frequencies that weights the answers where they are believed."""
     recent_images: NonNegative = 16.0
     """Images after which an answer counts half in the recent frequencies, which weight the answers
