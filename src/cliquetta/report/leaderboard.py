@@ -71,9 +71,10 @@ READING = (
     "ordered by their mean over columns.",
     "*Long tail* is macro-F1, *open set* accuracy on images of the class list, *AUROC* how well "
     "the highest probability tells them from the others; all else is top-1 accuracy.",
-    "*Cost* is time per image as a multiple of zero-shot's, the median over sets. *Sets × images* "
-    "tells how much a method was shown: slow ones saw fewer images, or fewer sets. In columns "
-    "where a method saw less than others (its cell is marked °) it is left out of advice and bold.",
+    "*Cost* is time per image as a multiple of zero-shot's, the median over sets, among many runs "
+    "that shared a GPU; methods alone are [faster](README.md). *Sets × images* tells how much a "
+    "method was shown: slow ones saw fewer images, or fewer sets. In columns where a method saw "
+    "less than others (its cell is marked °) it is left out of advice and bold.",
     "*Within noise* of another: the mean difference of the two over sets and seeds is below twice "
     "its standard error.",
 )

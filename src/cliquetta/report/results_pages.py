@@ -35,7 +35,8 @@ READING = (
     "*Accuracy*: mean over shifted datasets ± standard deviation over seeds, in percent. Rows "
     "with another number of datasets or images are comparable by their gain only.",
     "*Worst*: the lowest gain and where. *ECE*: calibration error in percent. *Cost*: time per "
-    "image as a multiple of zero-shot's in the same run.",
+    "image as a multiple of zero-shot's, among many runs that shared a GPU; the speed of methods "
+    "alone is in the [results](../results/README.md).",
 )
 
 
