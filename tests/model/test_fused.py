@@ -107,6 +107,19 @@ def test_a_whole_backward_pass(
         torch.testing.assert_close(found[0][block], found[1][block], rtol=1e-4, atol=1e-6)
 
 
+def test_every_kernel_that_will_be_used_is_tried_out(
+    fused: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+    for name in ("silu_backward", "attention_backward"):
+        monkeypatch.setattr(fused, name, lambda *given, name=name, **options: tried.append(name))
+    for answer, expected in ((False, 1), (True, 2)):
+        tried.clear()
+        monkeypatch.setattr(fused, "attends", lambda *given, answer=answer: answer)
+        fused.try_out(draw(torch.bfloat16, 0))
+        assert len(tried) == expected
+
+
 def test_without_triton_or_a_compiler_there_are_none(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

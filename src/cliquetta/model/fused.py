@@ -206,6 +206,9 @@ def attention_backward(
 
 
 def try_out(like: Tensor) -> None:
-    """Build and run a kernel for tensors like this one; raises where Triton cannot."""
-    x = like.new_ones(1, 1, 16)
-    silu_backward(x, x, torch.zeros(1, dtype=torch.long, device=x.device))
+    """Build and run kernels for tensors like this one; raises where Triton cannot."""
+    x, packed = like.new_ones(1, 1, 16), like.new_ones(1, 1, 48)
+    index = torch.zeros(1, dtype=torch.long, device=x.device)
+    silu_backward(x, x, index)
+    if attends(x, 1, packed, None):
+        attention_backward(x, packed, None, None, 1, index, through=True)
