@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import random
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,7 @@ Work = Callable[..., Any]
 
 def in_processes(size: int, folder: Path, work: Work, *arguments: Any) -> list[Any]:
     """What ``work(*arguments)`` returns in each of ``size`` processes, by rank."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = _unused_port()
     context = mp.get_context("fork")  # children need not load torch again
     processes = [
         context.Process(target=_child, args=(rank, size, port, folder, work, arguments))
@@ -35,6 +35,18 @@ def in_processes(size: int, folder: Path, work: Work, *arguments: Any) -> list[A
             process.kill()
     assert codes == [0] * size, f"exit codes {codes}"
     return [torch.load(folder / f"rank{r}.pt", weights_only=False) for r in range(size)]
+
+
+def _unused_port() -> int:
+    """A port that stays unused until the processes meet there.
+
+    It is taken from below those that systems give to other sockets of the test run.
+    """
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError("a hundred ports are in use")
 
 
 def _child(
