@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from cliquetta.methods.scap_domain.learning import (
-    arrange,
-    certain_weights,
-    domain_loss,
-    nearest_images,
-    ring,
-    vote,
-)
+from cliquetta.methods.scap_domain.learning import arrange, certain_weights, domain_loss, ring
+from cliquetta.methods.scap_domain.voters import nearest_images, vote
 from cliquetta.model.clip import l2_normalize
 
 

@@ -2,9 +2,9 @@
 
 Ours, after Zhang et al., "SCAP: Transductive Test-Time Adaptation via Supportive Clique-based
 Attribute Prompting", CVPR 2025. ``config`` has the settings, ``frequencies`` estimates which
-classes occur, ``domains`` tells domains apart, ``learning`` holds loss and votes, ``adapter`` wires
-and remembers. Settings were chosen on development streams: docs/research/domain-prompt.md has the
-log.
+classes occur, ``domains`` measures how far domains are apart, ``known_domains`` remembers them,
+``learning`` holds the loss, ``voters`` the votes of similar images; ``adapter`` wires. Settings were
+chosen on development streams: docs/research/domain-prompt.md has the log.
 """
 
 from cliquetta.methods.scap_domain.adapter import DomainSCAP

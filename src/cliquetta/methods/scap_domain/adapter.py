@@ -22,25 +22,11 @@ from cliquetta.methods._shared.adam import Adam, AdamState, adam_step
 from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.registry import register
 from cliquetta.methods.scap_domain.config import DomainSCAPConfig
-from cliquetta.methods.scap_domain.domains import (
-    GROUP,
-    KEYS,
-    DomainKeys,
-    absorb,
-    batch_figures,
-    domain_distance,
-    nearest_domain,
-    split_domains,
-)
+from cliquetta.methods.scap_domain.domains import GROUP, DomainKeys
 from cliquetta.methods.scap_domain.frozen import FrozenDomain
 from cliquetta.methods.scap_domain.health import health, verdict
-from cliquetta.methods.scap_domain.learning import (
-    arrange,
-    nearest_images,
-    rate_decay,
-    ring,
-    vote,
-)
+from cliquetta.methods.scap_domain.known_domains import KnownDomains
+from cliquetta.methods.scap_domain.learning import rate_decay, ring
 from cliquetta.methods.scap_domain.merging import merge_domains
 from cliquetta.methods.scap_domain.passes import Encoded, Passes
 from cliquetta.methods.scap_domain.statistics import (
@@ -54,15 +40,13 @@ from cliquetta.methods.scap_domain.statistics import (
     step_size,
     watch_answers,
 )
+from cliquetta.methods.scap_domain.voters import Voters
 from cliquetta.model.clip import CLIP
 from cliquetta.model.cuda_graph import Replayed
 from cliquetta.model.frozen import FrozenModel
 from cliquetta.model.transfer import Fetched, send
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch, Prediction
-
-YOUNG = 32
-"""Images that a domain must have seen before others are told apart from it."""
 
 
 @dataclass(frozen=True)
@@ -117,9 +101,10 @@ class DomainSCAP(Adapter):
         self.passes = Passes(tower, self.classifier, model.scale, config)
         self._declare("norms", self.passes.late.start.expand(config.domains, -1))
         self._declare_domains(len(prompts), 2 * tower.config.width)
-        self._declare_voters(len(prompts))
+        self.voters = Voters(self.memory, self.classifier, config)
         self._fresh = {name: value[0] for name, value in self.memory.state_dict().items()}
         self._declare_recent()
+        self.known = KnownDomains(self.memory, self._fresh, config)
         self._replayed = Replayed()
 
     def _declare_domains(self, N: int, F: int) -> None:
@@ -138,15 +123,6 @@ class DomainSCAP(Adapter):
             self._declare(name, torch.zeros(K, *size, dtype=like.dtype))
         for name in ("images", "due", "steps", "last_met", "restarts", "abstained"):
             self.memory.declare(name, torch.zeros(K, dtype=torch.long))
-
-    def _declare_voters(self, N: int) -> None:
-        """The images of each domain that vote."""
-        K, V, like = self.config.domains, self.config.vote_memory, self.classifier
-        self._declare("voters", like.new_zeros(K, V, like.shape[1]))
-        self._declare("votes", like.new_zeros(K, V, N))
-        plain = torch.zeros(K, V, dtype=torch.long, device=self.model.device)
-        self.memory.declare("plain_votes", plain, below=N)
-        self.memory.declare("voters_next", torch.zeros(K, dtype=torch.long))
 
     def _declare_recent(self) -> None:
         """Recent images: those that are learned from, and those that tell the domain."""
@@ -189,7 +165,7 @@ class DomainSCAP(Adapter):
 
     def _encode(self, images: Tensor) -> tuple[Encoded, Glance]:
         memory, domain = self.memory, int(self.memory["domain"])
-        state = (*self._keys(), *self._keys(domain))
+        state = (*self.known.keys(), *self.known.keys(domain))
         counted = (*Counts.load(memory, domain), *Recent.load(memory, domain))
         found = iter(self._replayed(self.passes.plain, images, *state, *counted))
         encoded = Encoded(*(next(found) for _ in fields(Encoded)))
@@ -207,10 +183,10 @@ class DomainSCAP(Adapter):
     def _answer(self, encoded: Encoded, glance: Glance | None) -> Prediction:
         """Adapt to each domain of the batch, then let recent images vote."""
         memory, voted = self.memory, torch.empty_like(encoded.zero_shot)
-        told = self._tell_apart(encoded.signatures, glance)
+        told = self.known.tell_apart(encoded.signatures, None if glance is None else glance.figures)
         if glance is not None and [domain for domain, _ in told] != [glance.domain]:
             glance = None
-        parts = self._enter(encoded.signatures, told, glance)
+        parts = self.known.enter(encoded.signatures, told, None if glance is None else glance.key)
         found: dict[int, Statistics] = {}
         for domain, rows in parts:
             part = encoded if len(parts) == 1 else encoded.take(rows)
@@ -220,7 +196,7 @@ class DomainSCAP(Adapter):
                 self._restart(domain)
                 glance = None
             p, features = self._adapt(domain, part, stats, glance)
-            answers = self._vote(domain, part, p, features) * stats.weights
+            answers = self.voters.vote(domain, part, p, features) * stats.weights
             if stats.abstain:
                 # It goes on to learn, so that nothing is lost if it turns out to be a beginning.
                 answers = part.zero_shot
@@ -248,63 +224,6 @@ class DomainSCAP(Adapter):
         logits = (voted / voted.sum(dim=1, keepdim=True)).clamp_min(1e-12).log()
         return Prediction(logits.float(), evidence)
 
-    def _tell_apart(
-        self, signatures: Tensor, glance: Glance | None
-    ) -> list[tuple[int | None, Tensor]]:
-        """Domain and rows of each part of a batch; ``None`` for one that is new."""
-        memory, config = self.memory, self.config
-        current = int(memory["domain"])
-        rows = torch.arange(len(signatures), device=signatures.device)
-        group = self._remember_group(signatures)
-        if config.domains == 1 or memory["images"][current] < YOUNG:
-            return [(current, rows)]
-        keys, threshold = self._keys(), config.domain_threshold
-        if len(rows) < GROUP:
-            distance = domain_distance(group, keys).tolist()
-            return [(nearest_domain(distance, len(group), threshold), rows)]
-        figures = batch_figures(signatures, keys).tolist() if glance is None else glance.figures
-        return split_domains(signatures, keys, threshold, figures)
-
-    def _enter(
-        self,
-        signatures: Tensor,
-        told: Sequence[tuple[int | None, Tensor]],
-        glance: Glance | None,
-    ) -> list[tuple[int, Tensor]]:
-        """The parts with a place for each domain, whose key takes their images up."""
-        memory, parts = self.memory, []
-        for domain, rows in told:
-            place = self._open() if domain is None else domain
-            key = self._keys(place)
-            key = absorb(signatures[rows], key) if glance is None else glance.key
-            for name, value in zip(KEYS, key, strict=True):
-                memory[name][place : place + 1] = value
-            memory["last_met"][place] = memory["last_met"].max() + 1
-            parts.append((place, rows))
-        memory["domain"] = torch.tensor(max(parts, key=lambda part: len(part[1]))[0])
-        return parts
-
-    def _remember_group(self, signatures: Tensor) -> Tensor:
-        """The signatures of the last ``GROUP`` images, with these written over the oldest."""
-        memory = self.memory
-        rows = arrange(signatures[:, 0])[:GROUP]
-        places, memory["group_next"] = ring(memory["group_next"], len(rows), GROUP)
-        memory["group"].index_copy_(0, send(places, rows.device), signatures[rows])
-        return memory["group"][: min(int(memory["group_next"]), GROUP)]
-
-    def _keys(self, domain: int | None = None) -> DomainKeys:
-        """The keys of all domains, or of one."""
-        one = slice(None) if domain is None else slice(domain, domain + 1)
-        return DomainKeys(*(self.memory[name][one] for name in KEYS))
-
-    def _open(self) -> int:
-        """A place for a new domain: that of the least recently used one."""
-        place = int(self.memory["last_met"].argmin())
-        for name, value in self._fresh.items():
-            self.memory[name][place] = value
-        self.memory["window_domain"][self.memory["window_domain"] == place] = -1
-        return place
-
     def _count(self, domain: int, part: Encoded, glance: Glance | None) -> tuple[Statistics, bool]:
         """Count zero-shot answers into a domain; whether adapted ones collapsed before them."""
         if glance is None:
@@ -328,7 +247,7 @@ class DomainSCAP(Adapter):
         memory, config, domain = self.memory, self.config, int(self.memory["domain"])
         counts = Counts.load(memory, domain)
         found = class_statistics(counts, replace(config, recent_images=0.0))
-        voters = self._voters(domain)
+        voters, votes, _ = self.voters.of(domain)
         abstain = bool(information(counts) < config.abstain_below)
         learned = memory["steps"][domain] > 0 and not abstain
         return FrozenDomain(
@@ -339,8 +258,8 @@ class DomainSCAP(Adapter):
             zero_shot_share=config.zero_shot_share
             * (1 - step_size(float(found.confidence), config)),
             weight=torch.ones_like(found.weights) if abstain else found.weights,
-            voters=memory["voters"][domain, :voters],
-            votes=memory["votes"][domain, :voters],
+            voters=voters,
+            votes=votes,
             vote=(0.0 if abstain else config.vote_share, config.neighbours),
         )
 
@@ -393,30 +312,6 @@ class DomainSCAP(Adapter):
         memory["window_hidden"].index_copy_(0, places, hidden.to(memory["window_hidden"].dtype))
         memory["window_features"].index_copy_(0, places, features)
         return slots
-
-    def _vote(self, domain: int, part: Encoded, p: Tensor, features: Tensor) -> Tensor:
-        """Answers (b, N) after the votes of recent images of the domain, which these join."""
-        memory, config = self.memory, self.config
-        voters, votes, plain_votes = (
-            memory[name][domain] for name in ("voters", "votes", "plain_votes")
-        )
-        kept = self._voters(domain)
-        nearest = nearest_images(features, voters[:kept], config.neighbours)
-        voted = vote(p, votes[:kept], nearest, config.vote_share)
-        plain = part.zero_shot.argmax(dim=1)
-        same = torch.cat([plain, plain_votes[:kept]])[nearest] == plain[:, None]
-        memory["agreement"][domain] += same.sum() / max(1, nearest.shape[1])
-        rows, position = part.order[: config.vote_memory], memory["voters_next"]
-        places, position[domain] = ring(position[domain], len(rows), config.vote_memory)
-        places = send(places, p.device)
-        voters.index_copy_(0, places, features[rows])
-        votes.index_copy_(0, places, p[rows])
-        plain_votes.index_copy_(0, places, plain[rows])
-        return voted
-
-    def _voters(self, domain: int) -> int:
-        """How many images of a domain vote."""
-        return min(int(self.memory["voters_next"][domain]), self.config.vote_memory)
 
     def _distance(self, domain: int) -> Tensor:
         """Root mean square distance of a domain's LayerNorms from the loaded ones."""

@@ -1,4 +1,4 @@
-"""The loss of a domain, the votes of recent images, and the order in which they count."""
+"""The loss of a domain, its learning rate, and the order in which images are remembered."""
 
 from __future__ import annotations
 
@@ -35,24 +35,6 @@ def domain_loss(logits: Tensor, target: Tensor, certain: Tensor, diversity: floa
 def rate_decay(step: int, floor: float) -> float:
     """Learning rate of a step, 1 for the first, as a share of that of the first."""
     return max(floor, math.pow(step, -0.5))
-
-
-def nearest_images(features: Tensor, others: Tensor, neighbours: int) -> Tensor:
-    """Rows (b, k) of ``cat([features, others])`` that are most similar to each image but itself."""
-    b = len(features)
-    similarity = features @ torch.cat([features, others]).T
-    similarity[:, :b].fill_diagonal_(-2.0)
-    return similarity.topk(min(neighbours, b + len(others) - 1), dim=1).indices
-
-
-def vote(p: Tensor, others: Tensor, nearest: Tensor, share: float) -> Tensor:
-    """Probabilities (b, N), ``share`` of them the mean answer of each image's nearest images.
-
-    ``nearest`` counts the batch's own answers ``p`` first, then those of the others (m, N).
-    """
-    if nearest.shape[1] == 0 or share == 0:
-        return p
-    return (1 - share) * p + share * torch.cat([p, others])[nearest].mean(dim=1)
 
 
 def arrange(confidence: Tensor) -> Tensor:
