@@ -3,8 +3,8 @@
 Ours, after Zhang et al., "SCAP: Transductive Test-Time Adaptation via Supportive Clique-based
 Attribute Prompting", CVPR 2025. ``config`` has the settings, ``frequencies`` estimates which
 classes occur, ``domains`` measures how far domains are apart, ``known_domains`` remembers them,
-``learning`` holds the loss, ``voters`` the votes of similar images; ``adapter`` wires. Settings were
-chosen on development streams: docs/research/domain-prompt.md has the log.
+``learning`` holds the loss, ``voters`` the votes of similar images; ``adapter`` wires. Settings
+were chosen on development streams: docs/research/domain-prompt.md has the log.
 """
 
 from cliquetta.methods.scap_domain.adapter import DomainSCAP

@@ -47,7 +47,7 @@ class KnownDomains:
     ) -> list[tuple[int | None, Tensor]]:
         """Domain and rows of each part of a batch; ``None`` for one that is new.
 
-        ``figures`` are those of :func:`~cliquetta.methods.scap_domain.domains.batch_figures`, if they are known.
+        ``figures`` are those of ``batch_figures``, if they are known.
         """
         memory, config = self.memory, self.config
         current = int(memory["domain"])
