@@ -179,6 +179,7 @@ def test_weights_are_a_power_of_the_frequencies_over_the_largest() -> None:
     found = class_weights(frequencies, torch.tensor(0.5))
     torch.testing.assert_close(found, torch.tensor([1.0, 0.5**0.5, 0.25]))
     torch.testing.assert_close(class_weights(frequencies, torch.tensor(0.0)), torch.ones(3))
+    torch.testing.assert_close(class_weights(torch.zeros(3), torch.tensor(0.5)), torch.ones(3))
 
 
 def test_a_burst_is_told_by_hand() -> None:

@@ -127,8 +127,9 @@ def burst(recent: Tensor, domain: Tensor, images: Tensor) -> Tensor:
 
 
 def class_weights(frequencies: Tensor, power: Tensor) -> Tensor:
-    """What answers are multiplied by (N,), 1 for the most frequent class."""
-    return (frequencies / frequencies.max()) ** power
+    """What answers are multiplied by (N,), 1 for the most frequent class or before any image."""
+    counted = frequencies.clamp_min(1e-8)
+    return (counted / counted.max()) ** power
 
 
 def target_marginal(window: Tensor, stream: Tensor, prior: Tensor) -> Tensor:
