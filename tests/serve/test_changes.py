@@ -61,6 +61,15 @@ def test_changes_give_the_same_bits(seed: int, dtype: torch.dtype) -> None:
     assert all(_bits(before[name]) == _bits(now[name]) for name in SHAPES)
 
 
+def test_one_vector_of_many_dimensions_is_one_row() -> None:
+    before = {"voters": torch.zeros(4, 256, 8)}
+    now = {"voters": before["voters"].clone()}
+    now["voters"][2, 7] = 1.0
+    found = find_changes(now, before)
+    assert found["rows.voters"].tolist() == [2 * 256 + 7]
+    assert found["values.voters"].shape == (1, 8)
+
+
 def test_a_stream_of_single_images_is_written_as_changes(tmp_path: Path, tiny_clip: CLIP) -> None:
     """Restored after every image, in memory throughout, or without a service: the same."""
     alone = Alone(tiny_clip, METHOD)

@@ -1,7 +1,7 @@
 """What one batch changes of a session's memory: rows of its tensors, instead of all of them.
 
 The memory of a method may be large while a batch changes little of it: ``scap_domain`` on a
-ViT-B/16 keeps 41 MB, mostly recent images, of which one new image replaces one. A session on disk
+ViT-B/16 keeps 43 MB, mostly recent images, of which one new image replaces one. A session on disk
 is then a whole file and the changes since, each a file of its own with the checksum of the one
 before. :func:`fold` gives the bits that were in memory.
 """
@@ -25,7 +25,7 @@ SMALLEST = 2**17
 """Memories of fewer bytes are written whole: that costs no more than a change."""
 LONGEST = 128
 """Changes after a whole file, at most; all of them are read when the session is restored."""
-FORMAT = "cliquetta-change-1"
+FORMAT = "cliquetta-change-2"
 _ROWS, _VALUES = "rows.", "values."
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # The field as it stands in a file: JSON inside the JSON of a safetensors header. Texts of clients
@@ -104,9 +104,8 @@ def apply_changes(memory: Mapping[str, Tensor], changes: Mapping[str, Tensor]) -
 
 
 def _as_rows(value: Tensor) -> Tensor:
-    """A view (rows, numbers); vectors and numbers are one row."""
-    rows = max(1, len(value)) if value.ndim > 1 else 1
-    return value.reshape(rows, value.numel() // rows)
+    """A view (rows, numbers), a row for each vector; vectors and numbers are one row."""
+    return value.reshape(-1, value.shape[-1] if value.ndim > 1 else max(1, value.numel()))
 
 
 def pack_changes(
