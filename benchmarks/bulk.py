@@ -134,7 +134,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=5000)
     parser.add_argument("--size", type=int, default=64, help="pixels along a side")
     parser.add_argument("--model", default="micro")
-    parser.add_argument("--method", default="scap_domain")
+    parser.add_argument("--method", default="domain_norm")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="fp32")
     parser.add_argument("--classes", type=int, default=10)

@@ -25,7 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dataset", default="bundled@gaussian_noise:3")
     parser.add_argument("--model", default="micro")
-    parser.add_argument("--methods", default="zero_shot,tent,scap_domain")
+    parser.add_argument("--methods", default="zero_shot,tent,domain_norm")
     parser.add_argument("--images", type=int, default=1024)
     args = parser.parse_args()
     model = create_model(args.model)

@@ -36,7 +36,7 @@ def accuracy(adapter: Adapter, batches: list[Labelled]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--methods", nargs="+", default=["zero_shot", "scap_domain", "tent", "tda"])
+    parser.add_argument("--methods", nargs="+", default=["zero_shot", "domain_norm", "tent", "tda"])
     parser.add_argument("--severity", type=int, default=5)
     parser.add_argument("--actors", type=int, default=2)
     given = parser.parse_args()

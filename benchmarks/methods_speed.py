@@ -8,7 +8,7 @@ Before each timed batch plain encoding of the same pixels is timed (``encode_vie
 a busy machine slows both; figures are medians after a warm-up. Pixels and views are on the device.
 Few-shot methods get random tensors in the shape of fitted ones (Tip-Adapter: 16 per class);
 SCAP gets planted cliques (about 100 with 300 memberships: random images have none) and a text
-Jacobian that is built already, as in the middle of a stream; ``scap_domain`` is past its first
+Jacobian that is built already, as in the middle of a stream; ``domain_norm`` is past its first
 images, which cost a pass more.
 """
 
@@ -87,7 +87,7 @@ def build(label: str, model: CLIP, prompts: ClassPrompts, batch: int, views: int
         if planted.text is not None and planted.learner.learns_text:
             planted.text.build_jacobian()
         return planted
-    if name == "scap_domain":
+    if name == "domain_norm":
         config = dataclasses.replace(config, warmup_images=0)
     fitted: Mapping[str, Tensor] | None = None
     if get_method(name).fit is not None:

@@ -179,7 +179,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--logits", type=Path, required=True, help="folder of logits")
     parser.add_argument("--root", type=Path, help="folder with weights/, text.npz and tar/")
-    parser.add_argument("--methods", nargs="+", default=["zero_shot", "scap_domain", "tent", "tda"])
+    parser.add_argument("--methods", nargs="+", default=["zero_shot", "domain_norm", "tent", "tda"])
     parser.add_argument("--images", type=int, default=512, help="per stream, and as many unknown")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32", help="of the real tower")

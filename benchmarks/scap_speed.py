@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cliquetta.methods.domain_norm import DomainNorm, DomainNormConfig
 from cliquetta.methods.scap import SCAP, SCAPConfig
 from cliquetta.methods.scap.cliques import Cliques
-from cliquetta.methods.scap_domain import DomainSCAP, DomainSCAPConfig
 from cliquetta.model.checkpoints.native import load_model
 from cliquetta.model.clip import CLIP
 from cliquetta.model.config import CLIPConfig, TextConfig, VisionConfig
@@ -193,9 +193,9 @@ def measure(
 
 
 def measure_domain(model: CLIP, batch: int, classes: int, repeats: int) -> dict[str, Any]:
-    """``scap_domain`` on a batch of the same size."""
+    """``domain_norm`` on a batch of the same size."""
     prompts = ClassPrompts(class_names("imagenet")[:classes], allow_duplicates=True)
-    adapter = DomainSCAP(model, prompts, DomainSCAPConfig(), seed=0)
+    adapter = DomainNorm(model, prompts, DomainNormConfig(), seed=0)
     size = model.image_size
     images = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(0))
     images = images.to(model.device)
@@ -301,7 +301,7 @@ def main() -> None:
     b, m, n, _ = cases[0]
     domain = measure_domain(model, b, n, repeats)
     print(
-        f"\nscap_domain, batch {b}, N={n}: {domain['ms']:.1f} ms ({domain['images/s']:.4g} "
+        f"\ndomain_norm, batch {b}, N={n}: {domain['ms']:.1f} ms ({domain['images/s']:.4g} "
         f"images/s), {domain['ms'] / rows[0]['ms']:.2f} times preset paper"
     )
     if options.short:
@@ -327,7 +327,7 @@ def main() -> None:
                     "device": name,
                     "rate": rate,
                     "rows": rows,
-                    "scap_domain": domain,
+                    "domain_norm": domain,
                     "reference": reference,
                     "ratio": ratio,
                 },

@@ -2,7 +2,7 @@
 
     python -m benchmarks.serve_load
     python -m benchmarks.serve_load --sessions 50 --batches 6 --batch-size 8 --check
-    python -m benchmarks.serve_load --sessions 1 --batches 200 --batch-size 1 --method scap_domain
+    python -m benchmarks.serve_load --sessions 1 --batches 200 --batch-size 1 --method domain_norm
     python -m benchmarks.serve_load --replicas 4 --sessions 200 --kills 5    # on Ray Serve
 
 One session runs inside this process, without any service: decoding and predicting the same bytes,

@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("images", type=Path, help="folder of the stimuli")
     parser.add_argument("--model", required=True)
     parser.add_argument("--text-features", required=True)
-    parser.add_argument("--methods", nargs="+", default=["zero_shot", "scap_domain"])
+    parser.add_argument("--methods", nargs="+", default=["zero_shot", "domain_norm"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--limit", type=int, default=512)
     parser.add_argument("--device", default="cpu")

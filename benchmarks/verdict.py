@@ -1,10 +1,10 @@
-"""How often the verdict of ``scap_domain`` without labels is right, on development streams.
+"""How often the verdict of ``domain_norm`` without labels is right, on development streams.
 
     python -m benchmarks.verdict
 
 For each development shift (never one that is reported) at five severities, for images as they are,
 few classes, bursts and a long tail: accuracy of zero-shot CLIP in percent, the gain of
-``scap_domain``, its verdict at the end, and whether the two agree. With ``--datasets`` on other
+``domain_norm``, its verdict at the end, and whether the two agree. With ``--datasets`` on other
 images by id, in random order; labels are for the score only.
 """
 
@@ -65,7 +65,7 @@ def main() -> None:
         dataset = get_dataset(id)
         stream = Stream(dataset, model.preprocess, BATCH, seed=given.seed, **order)
         plain, adapter = (
-            create_method(method, model, dataset.prompts) for method in ("zero_shot", "scap_domain")
+            create_method(method, model, dataset.prompts) for method in ("zero_shot", "domain_norm")
         )
         right = torch.zeros(2)
         images, figures = 0, {}

@@ -56,7 +56,7 @@ def test_pages_of_methods_have_one_shape(entry: MethodEntry) -> None:
         assert f"\n## {heading}\n" in text, heading
     assert "When to use it" in text
     assert f"cliquetta methods {entry.name}" in text or "| setting | type |" in text
-    if entry.name != "scap_domain":  # ours
+    if entry.name != "domain_norm":  # ours
         assert "\n## Reference\n" in text
         assert "arxiv.org/abs/" in text or entry.name == "dart"
 

@@ -20,9 +20,9 @@ from cliquetta.methods._shared.frozen import FrozenAdapter
 from cliquetta.methods._shared.layernorm import LateBlocks, LayerNormTower
 from cliquetta.methods._shared.state import restore_method, save_state
 from cliquetta.methods.base import Adapter
+from cliquetta.methods.domain_norm import DomainNorm, DomainNormConfig
+from cliquetta.methods.domain_norm.statistics import Counts, class_statistics
 from cliquetta.methods.registry import create_method, get_method, list_methods, method_config
-from cliquetta.methods.scap_domain import DomainSCAP, DomainSCAPConfig
-from cliquetta.methods.scap_domain.statistics import Counts, class_statistics
 from cliquetta.model.clip import CLIP, l2_normalize
 from cliquetta.model.in_memory import from_model
 from cliquetta.model.preprocess import Preprocess
@@ -34,14 +34,14 @@ from tests._helpers.siglip import tiny_siglip
 
 BEFORE_STEP = ("zero_shot", "tent", "deyo", "sar", "batclip", "coop", "maple", "tip_adapter")
 """Methods that answer with what they learned from earlier batches."""
-EXPORTABLE = (*BEFORE_STEP, "tip_adapter_f", "cliptta", "subtta", "scap_domain")
+EXPORTABLE = (*BEFORE_STEP, "tip_adapter_f", "cliptta", "subtta", "domain_norm")
 
 
 def learned(name: str, model: CLIP, prompts: ClassPrompts, images: Tensor) -> Adapter:
     """A method that has seen some batches."""
     adapter = build_adapter(get_method(name), model, prompts)
-    if name == "scap_domain":  # defaults would wait for 64 images
-        adapter = DomainSCAP(model, prompts, DomainSCAPConfig(step_every=5, neighbours=3))
+    if name == "domain_norm":  # defaults would wait for 64 images
+        adapter = DomainNorm(model, prompts, DomainNormConfig(step_every=5, neighbours=3))
     for rows in (slice(0, 5), slice(5, 10)):
         adapter.predict(Batch(images[rows]))
     return adapter
@@ -81,10 +81,10 @@ def test_every_method_is_frozen_as_a_function_of_one_image_or_refuses(
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
 
 
-def domain_scap(**options: Any) -> tuple[DomainSCAP, Tensor]:
-    """``scap_domain`` after some batches, and images that it has not seen."""
-    config = replace(DomainSCAPConfig(step_every=8, neighbours=3), **options)
-    adapter = DomainSCAP(build_model(0), ClassPrompts(NAMES), config)
+def domain_norm(**options: Any) -> tuple[DomainNorm, Tensor]:
+    """``domain_norm`` after some batches, and images that it has not seen."""
+    config = replace(DomainNormConfig(step_every=8, neighbours=3), **options)
+    adapter = DomainNorm(build_model(0), ClassPrompts(NAMES), config)
     *batches, fresh = make_batches(4, 5, 8)
     for batch in batches:
         adapter.predict(Batch(batch))
@@ -95,7 +95,7 @@ def domain_scap(**options: Any) -> tuple[DomainSCAP, Tensor]:
 def test_frozen_domain_is_the_next_single_image_of_the_method() -> None:
     # without the three terms whose constants count the image itself
     options = {"frequency_power": 0.0, "recent_images": 0.0, "zero_shot_share": 0.0}
-    adapter, fresh = domain_scap(**options, domains=1)
+    adapter, fresh = domain_norm(**options, domains=1)
     frozen, state = adapter.frozen_model(), adapter.state_dict()
     for image in fresh:
         adapter.load_state_dict(state)
@@ -104,7 +104,7 @@ def test_frozen_domain_is_the_next_single_image_of_the_method() -> None:
 
 
 def test_frozen_domain_mixes_votes_and_weighs_as_written() -> None:
-    adapter, fresh = domain_scap(uncertainty_scale=0.9)
+    adapter, fresh = domain_norm(uncertainty_scale=0.9)
     memory, model, domain = adapter.memory, adapter.model, int(adapter.memory["domain"])
     counted = float(memory["counted"][domain])
     mass = memory["freed_mass"][domain].numpy()
@@ -136,12 +136,12 @@ def test_fresh_domain_is_zero_shot() -> None:
     model, images = build_model(0), make_batches(4, 1, 8)[0]
     plain, fresh = (
         create_method(name, model, NAMES).frozen_model()(images).softmax(dim=-1)
-        for name in ("zero_shot", "scap_domain")
+        for name in ("zero_shot", "domain_norm")
     )
     torch.testing.assert_close(fresh, plain, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["tent", "maple", "tip_adapter", "scap_domain"])
+@pytest.mark.parametrize("name", ["tent", "maple", "tip_adapter", "domain_norm"])
 def test_onnxruntime_gives_the_frozen_answers(
     name: str, tmp_path: Path, tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
 ) -> None:
@@ -166,7 +166,7 @@ def test_onnxruntime_gives_the_frozen_answers(
 def test_half_precision_is_stored_and_leaves_the_model_as_it_is(
     tmp_path: Path, tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
 ) -> None:
-    adapter = learned("scap_domain", tiny_clip, tiny_prompts, tiny_images)
+    adapter = learned("domain_norm", tiny_clip, tiny_prompts, tiny_images)
     sizes = [
         export_model(adapter, tmp_path / f"{half}.onnx", half=half).bytes for half in (False, True)
     ]
@@ -180,7 +180,7 @@ def test_half_precision_is_stored_and_leaves_the_model_as_it_is(
 def test_program_of_torch_export_gives_the_frozen_answers(
     tmp_path: Path, tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
 ) -> None:
-    adapter = learned("scap_domain", tiny_clip, tiny_prompts, tiny_images)
+    adapter = learned("domain_norm", tiny_clip, tiny_prompts, tiny_images)
     path = tmp_path / "model.pt2"
     assert export_model(adapter, path).opset is None
     extra = {METADATA: ""}
@@ -204,7 +204,7 @@ def test_sigmoid_models_keep_their_bias(tmp_path: Path) -> None:
 
 
 def test_a_state_alone_restores_the_method(tmp_path: Path) -> None:
-    adapter, fresh = domain_scap()
+    adapter, fresh = domain_norm()
     save_state(adapter, tmp_path / "state")
     restored = restore_method(tmp_path / "state", adapter.model)
     assert restored.config == adapter.config and restored.prompts == adapter.prompts

@@ -33,7 +33,7 @@ def test_notebooks_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     text = output(book)
     for expected in {
         "own_images": ("data:image/webp", "'score'", "learned from 85 images"),
-        "researchers": ("scap_domain", "%"),
+        "researchers": ("domain_norm", "%"),
         "serving": ("not an image", "vehicle"),
     }[path.stem]:
         assert expected in text, expected

@@ -2,7 +2,7 @@
 
 >>> from cliquetta import create_method, create_model
 >>> model = create_model("micro")
->>> method = create_method("scap_domain", model, ["cat", "dog"])
+>>> method = create_method("domain_norm", model, ["cat", "dog"])
 >>> prediction = method.predict(["a.jpg", "b.jpg"])  # doctest: +SKIP
 
 Or for whole folders, of any size: ``cliquetta.predict("photos", ["cat", "dog"])``.

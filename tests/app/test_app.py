@@ -383,7 +383,7 @@ def test_another_method_starts_over_and_says_so(controller: Controller) -> None:
 def test_other_classes_keep_the_stream_and_what_was_learned(
     controller: Controller, tiny_clip: CLIP
 ) -> None:
-    form = replace(FORM, method="scap_domain", stream=replace(FOG, batch_size=64))
+    form = replace(FORM, method="domain_norm", stream=replace(FOG, batch_size=64))
     first, _ = controller.next_batch(None, form, "class")
     assert first is not None
     learned = first.adapter.state_dict()
@@ -394,7 +394,7 @@ def test_other_classes_keep_the_stream_and_what_was_learned(
     shown = other.last
     assert shown is not None and {row.after for row in shown.rows} <= set(names)
     # the same as the library: an adapter with the old state, then the next images of the stream
-    adapter = create_method("scap_domain", tiny_clip, ClassPrompts(NAMES))
+    adapter = create_method("domain_norm", tiny_clip, ClassPrompts(NAMES))
     adapter.load_state_dict(learned)
     assert adapter.memory["steps"].sum() > 0
     adapter = adapter.with_classes(names)

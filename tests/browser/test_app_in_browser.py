@@ -115,7 +115,7 @@ def images_shown(page: Page, id: str) -> int:
 def test_a_stream_is_followed_and_its_state_downloaded(
     page: Page, shots: Path, tmp_path: Path
 ) -> None:
-    assert page.locator("#method input").input_value() == "scap_domain"
+    assert page.locator("#method input").input_value() == "domain_norm"
     choose(page, "method", "scap")
     choose(page, "shift", "fog")
     next_batch(page, 1)

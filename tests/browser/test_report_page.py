@@ -26,7 +26,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `cliquetta demo` ends with; it prints the path."""
     out = tmp_path_factory.mktemp("demo")
     words = ["demo", "--images", "24", "--batch-size", "12", "--shifts", "fog:4", "--out", str(out)]
-    words += ["--method", "scap,scap_domain", "--singles", "0"]
+    words += ["--method", "scap,domain_norm", "--singles", "0"]
     program = "from cliquetta.cli.main import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", program, *words, "--device", "cpu", "--threads", "1"],
@@ -65,7 +65,7 @@ def test_it_says_what_happened_and_how_to_repeat_it(page: Page) -> None:
     text = page.inner_text("main")
     for part in ("Results", "Accuracy over the stream", "Cliques", "Attention", "Features"):
         assert part in text
-    for method in ("scap", "scap_domain"):
+    for method in ("scap", "domain_norm"):
         assert f"right with {method}" in text and f"Inside {method}" in text
         assert f"cliquetta evaluate --dataset bundled@fog:4 --method {method} " in text
     for link in page.locator("nav a").all():

@@ -207,11 +207,11 @@ def test_summary_is_plain_about_what_changed() -> None:
 
 def test_demo_compares_and_records(run: Run, tmp_path: Path) -> None:
     words = ["--images", "12", "--batch-size", "6", "--shifts", "fog:3,contrast:5"]
-    words += ["--method", "tent,scap_domain", "--singles", "0", "--scap", "0"]
+    words += ["--method", "tent,domain_norm", "--singles", "0", "--scap", "0"]
     answer = run("demo", "--out", tmp_path / "demo", *words)
     assert answer.code == 0
     assert "Of 24 shifted images, zero_shot gets" in answer.text
-    assert "tent changed" in answer.text and "scap_domain changed" in answer.text
+    assert "tent changed" in answer.text and "domain_norm changed" in answer.text
     assert "fog:3" in answer.text and "contrast:5" in answer.text
     records = sorted((tmp_path / "demo").glob("*/record.json"))
     assert len(records) == 6
@@ -221,7 +221,7 @@ def test_demo_compares_and_records(run: Run, tmp_path: Path) -> None:
     assert [entry["shift"] for entry in shown] == ["fog:3", "contrast:5"]
     for entry in shown:
         methods = [run["method"] for run in entry["runs"]]
-        assert methods == ["zero_shot", "tent", "scap_domain"]
+        assert methods == ["zero_shot", "tent", "domain_norm"]
         assert [change["method"] for change in entry["change"]] == methods[1:]
         plain, *adapted = (run["top1"] for run in entry["runs"])
         for top1, change in zip(adapted, entry["change"], strict=True):
@@ -230,11 +230,11 @@ def test_demo_compares_and_records(run: Run, tmp_path: Path) -> None:
 
 
 def test_demo_shows_clean_and_single_images_and_scap_as_printed(run: Run, tmp_path: Path) -> None:
-    words = ["--images", "12", "--shifts", "fog:3,clean", "--method", "scap_domain", "--json"]
+    words = ["--images", "12", "--shifts", "fog:3,clean", "--method", "domain_norm", "--json"]
     words += ["--singles", "3", "--scap", "6", "--out", str(tmp_path / "demo")]
     shown = json.loads(run("demo", *words).stdout)
     found = [(e["shift"], e["batch_size"], [r["method"] for r in e["runs"]]) for e in shown]
-    both = ["zero_shot", "scap_domain"]
+    both = ["zero_shot", "domain_norm"]
     assert found == [
         *(("fog:3", 64, both), ("clean", 64, both), ("fog:3, one at a time", 1, both)),
         ("fog:3", 64, ["zero_shot", "scap"]),
@@ -254,7 +254,7 @@ def test_demo_of_zero_shot_alone(run: Run, tmp_path: Path) -> None:
 
 
 def test_methods_of_the_demo() -> None:
-    assert read_methods("scap, scap_domain") == ["scap", "scap_domain"]
+    assert read_methods("scap, domain_norm") == ["scap", "domain_norm"]
     assert read_methods("zero_shot") == []
     assert read_methods("tent,zero_shot,scap") == ["tent", "scap"]
 
@@ -279,5 +279,5 @@ def test_demo_table_fits_a_terminal_of_80_columns(capsys: pytest.CaptureFixture[
     before = predictions(*[1] * 1231, *[0] * 769)
     after, worse = predictions(*[0] * 1000, *[1] * 462, *[0] * 538), predictions(*[1] * 2000)
     assert shown("scap")[3:] == ["+38.45", "1231", "1000", "231"]
-    assert shown("scap_domain")[3:] == ["+38.45", "1231", "1000", "231"]
-    assert shown("scap", "scap_domain")[2:] == ["76.50", "+38.45", "76.50", "-38.45"]
+    assert shown("domain_norm")[3:] == ["+38.45", "1231", "1000", "231"]
+    assert shown("scap", "domain_norm")[2:] == ["76.50", "+38.45", "76.50", "-38.45"]

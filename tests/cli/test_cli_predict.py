@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.methods._shared.fewshot_io import FewShot, fit_method
 from cliquetta.methods._shared.state import read_header
+from cliquetta.methods.domain_norm.health import ADVICE
 from cliquetta.methods.registry import method_config
-from cliquetta.methods.scap_domain.health import ADVICE
 from cliquetta.model.factory import create_model
 from tests._helpers.running import Run
 from tests._helpers.trees import table_rows
@@ -137,15 +137,15 @@ def test_rejections_that_cannot_be_had_write_nothing(
 def test_the_last_lines_tell_the_verdict_of_a_method_that_has_one(
     predict: Any, photos: Path
 ) -> None:
-    answer, _ = predict(photos, "--method", "scap_domain,tda")
+    answer, _ = predict(photos, "--method", "domain_norm,tda")
     said = " ".join(answer.stdout.split())
-    assert "Verdict of scap_domain without labels: " in said and "50 labelled images" in said
+    assert "Verdict of domain_norm without labels: " in said and "50 labelled images" in said
     assert "Verdict of tda" not in said
-    answer, _ = predict(photos, "--method", "scap_domain,tda", "--json")
+    answer, _ = predict(photos, "--method", "domain_norm,tda", "--json")
     health = json.loads(answer.stdout)["health"]
-    assert list(health) == ["scap_domain"]
-    assert health["scap_domain"]["verdict"] in ADVICE
-    assert 0 < health["scap_domain"]["confidence"] <= 1
+    assert list(health) == ["domain_norm"]
+    assert health["domain_norm"]["verdict"] in ADVICE
+    assert 0 < health["domain_norm"]["confidence"] <= 1
 
 
 def test_files_lists_and_tables_are_taken_together(
@@ -192,9 +192,9 @@ def test_domains_of_a_state_are_kept_for_other_classes(
     predict: Any, photos: Path, tmp_path: Path
 ) -> None:
     state = tmp_path / "state.safetensors"
-    predict(photos, "--state", state, "--method", "scap_domain")
+    predict(photos, "--state", state, "--method", "domain_norm")
     learned = load_file(state)["memory.key_mean"]
-    words = (photos / "image0.png", "--state", state, "--method", "scap_domain")
+    words = (photos / "image0.png", "--state", state, "--method", "domain_norm")
     answer, out = predict(*words, classes="cat,frog")
     assert "saved with another class list: what was learned about the images is kept" in answer.text
     assert "was of another class list: what was learned about the images was kept" in answer.text

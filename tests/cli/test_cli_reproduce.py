@@ -136,7 +136,7 @@ def test_without_matplotlib_the_numbers_remain(
 def test_bad_ablations_end_before_the_first_run(ablate: Any, tmp_path: Path) -> None:
     scap = ("--method", "scap")
     for words, text in (
-        (("--field", "threshold", "--values", "1", "--dataset", "bundled"), "of scap_domain"),
+        (("--field", "threshold", "--values", "1", "--dataset", "bundled"), "of domain_norm"),
         ((*scap, "--field", "treshold", "--values", "1", "--dataset", "bundled"), "'threshold'"),
         (
             (*scap, "--field", "threshold", "--values", "a", "--dataset", "bundled"),

@@ -150,7 +150,7 @@ def test_evaluate_scores_labelled_features(
     assert record.metrics["top1"] == pytest.approx(10.0 * right)
 
 
-@pytest.mark.parametrize("name", ["scap_domain", "tent", "tpt", "clipartt"])
+@pytest.mark.parametrize("name", ["domain_norm", "tent", "tpt", "clipartt"])
 def test_methods_that_need_more_name_those_that_do_not(
     name: str, images: Tensor, text: Tensor, tmp_path: Path
 ) -> None:

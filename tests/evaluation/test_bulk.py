@@ -352,7 +352,7 @@ def test_images_in_memory_and_a_model_by_name() -> None:
     run = predict([Image.new("RGB", (9, 7)), np.zeros((7, 9, 3), np.uint8)], ["cat", "dog"])
     assert [row["path"] for row in run.rows] == ["0", "1"]
     assert run.rows[0]["prediction"] == run.rows[1]["prediction"]
-    assert sum(run.classes["scap_domain"].values()) == 2
+    assert sum(run.classes["domain_norm"].values()) == 2
     with pytest.raises(UserError, match="no class names"):
         predict([Image.new("RGB", (9, 7))])
     with pytest.raises(UserError, match="needs paths"):

@@ -70,7 +70,7 @@ def test_several_labels_have_no_rejection_and_no_temperature(
         predict(images, method=adapter, multi_label=0.5, **changes)
 
 
-@pytest.mark.parametrize("method", ["scap_domain", "tda"])
+@pytest.mark.parametrize("method", ["domain_norm", "tda"])
 def test_methods_that_weigh_classes_refuse(
     method: str, siglip: tuple[CLIP, Any], images: list[NDArray[np.uint8]]
 ) -> None:

@@ -24,7 +24,7 @@ from cliquetta.methods.registry import create_method
 from cliquetta.model.clip import CLIP
 from tests._helpers.scenes import NAMES, build_model, make_batches
 
-METHODS = ("tent", "tda", "scap_domain", "panda")
+METHODS = ("tent", "tda", "domain_norm", "panda")
 
 
 @pytest.fixture(scope="module")

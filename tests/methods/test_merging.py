@@ -13,9 +13,9 @@ from cliquetta.errors import UserError
 from cliquetta.methods._shared.merging import merge_caches
 from cliquetta.methods._shared.state import StateMismatchError, merge_states, pack_state, save_state
 from cliquetta.methods.base import Adapter
+from cliquetta.methods.domain_norm.domains import DomainKeys, key_distance, merge_keys
+from cliquetta.methods.domain_norm.merging import match_domains
 from cliquetta.methods.registry import create_method
-from cliquetta.methods.scap_domain.domains import DomainKeys, key_distance, merge_keys
-from cliquetta.methods.scap_domain.merging import match_domains
 from cliquetta.model.clip import CLIP
 from tests._helpers.scenes import NAMES, build_model, make_batches
 
@@ -99,9 +99,9 @@ def shifted(batches: list[Tensor]) -> list[Tensor]:
 
 def test_domains_that_are_the_same_are_joined_and_others_kept(build: Build) -> None:
     batches = make_batches(8, 8, 64)
-    a, b = build("scap_domain"), build("scap_domain")
+    a, b = build("domain_norm"), build("domain_norm")
     states = [learn(a, batches[:4]), learn(b, shifted(batches[4:6]) + batches[6:8])]
-    joined = build("scap_domain")
+    joined = build("domain_norm")
     merge_states(joined, states)
     one, two, both = (adapter.state_dict() for adapter in (a, b, joined))
     assert match_domains([one, two], 0.1, 8)[0] == [(0, 0), (1, 1)]
@@ -112,7 +112,7 @@ def test_domains_that_are_the_same_are_joined_and_others_kept(build: Build) -> N
     torch.testing.assert_close(both["key_mean"][0], signature)
     # Four and two steps, the n-th of which is 1 / sqrt(n) of the first; one copy takes six.
     path = [sum(n**-0.5 for n in range(1, steps + 1)) for steps in (4, 2, 6)]
-    start = build("scap_domain").state_dict()["norms"][0]
+    start = build("domain_norm").state_dict()["norms"][0]
     moved = (4 * (one["norms"][0] - start) + 2 * (two["norms"][1] - start)) / 6
     farther = path[2] / ((4 * path[0] + 2 * path[1]) / 6)
     torch.testing.assert_close(both["norms"][0], start + farther * moved)
@@ -128,9 +128,9 @@ def test_domains_that_are_the_same_are_joined_and_others_kept(build: Build) -> N
 
 def test_recent_images_of_every_state_are_kept(build: Build) -> None:
     batches = make_batches(9, 4, 64)
-    a, b = build("scap_domain"), build("scap_domain")
+    a, b = build("domain_norm"), build("domain_norm")
     states = [learn(a, batches[:2]), learn(b, batches[2:])]
-    joined = build("scap_domain")
+    joined = build("domain_norm")
     merge_states(joined, states)
     size = len(joined.memory["window_domain"])
     newest = [adapter.state_dict()["window_features"][-size // 2 :] for adapter in (a, b)]

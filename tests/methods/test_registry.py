@@ -108,7 +108,7 @@ def test_nothing_but_its_file_names_a_method() -> None:
         for entry in list_methods()
         if any(re.search(rf"""["']{entry.name}["']""", text) for text in texts)
     }
-    assert spoken <= {"zero_shot", "scap", "scap_domain", "tda", "coop"}  # coop: templates
+    assert spoken <= {"zero_shot", "scap", "domain_norm", "tda", "coop"}  # coop: templates
 
 
 def test_a_broken_plug_in_is_named_and_left_out(install: Path) -> None:

@@ -29,7 +29,7 @@ from cliquetta.model.clip import CLIP
 from cliquetta.types import Prediction
 from tests._helpers.scenes import NAMES, build_model, make_batches
 
-METHODS = ("zero_shot", "tent", "tda", "scap_domain")
+METHODS = ("zero_shot", "tent", "tda", "domain_norm")
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +189,7 @@ def test_joined_windows_hold_all_scores_or_evenly_spaced_ones() -> None:
     assert not merge_windows([empty_window()] * 2).isfinite().any()
 
 
-@pytest.mark.parametrize("method", ("zero_shot", "scap_domain"))
+@pytest.mark.parametrize("method", ("zero_shot", "domain_norm"))
 def test_what_several_copies_learned_is_joined(model: CLIP, method: str) -> None:
     batches = make_batches(0, 4, 6)
     copies = [build(model, method) for _ in range(2)]

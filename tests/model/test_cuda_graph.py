@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods._shared.feature_level import FixedText
+from cliquetta.methods.domain_norm import DomainNorm, DomainNormConfig
 from cliquetta.methods.registry import list_methods
 from cliquetta.methods.scap import SCAP, SCAPConfig
-from cliquetta.methods.scap_domain import DomainSCAP, DomainSCAPConfig
 from cliquetta.model import cuda_graph
 from cliquetta.model.cuda_graph import Replayed
 from cliquetta.prompts.classes import ClassPrompts
@@ -113,13 +113,13 @@ def test_domains_answer_alike_recorded_and_not() -> None:
     model = build_tiny_clip().cuda()
     size = model.image_size
     images = torch.randn(4, 16, 3, size, size, generator=torch.Generator().manual_seed(0)).cuda()
-    config = DomainSCAPConfig(step_every=16, warmup_images=32)
+    config = DomainNormConfig(step_every=16, warmup_images=32)
     models = (
         model,
         model,
         build_tiny_clip(),
     )  # the last one on the CPU, which learns nothing ahead
-    adapters = [DomainSCAP(own, ClassPrompts(TINY_NAMES), config) for own in models]
+    adapters = [DomainNorm(own, ClassPrompts(TINY_NAMES), config) for own in models]
     adapters[1]._replayed.shapes = 0
     for batch in images:
         recorded, called, other = (a.predict(Batch(batch)).logits.cpu() for a in adapters)

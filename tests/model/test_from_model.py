@@ -113,7 +113,7 @@ def test_a_siglip_becomes_ours(pixels: Tensor, words: Any) -> None:
     assert ours.preprocess.resize == "squash"
 
 
-@pytest.mark.parametrize("method", ["scap_domain", "scap", "tent"])
+@pytest.mark.parametrize("method", ["domain_norm", "scap", "tent"])
 def test_methods_run_on_bundled_images(words: Any, method: str) -> None:
     model = from_model(tiny_siglip(), tokenizer=words)
     bundled = load_bundled()
@@ -215,7 +215,7 @@ def test_a_wrapped_model_has_what_it_has(pixels: Tensor, words: Any) -> None:
     with pytest.raises(
         MissingCapabilityError, match="runs block by block, which conv does not have"
     ):
-        create_method("scap_domain", ours, PROMPTS)
+        create_method("domain_norm", ours, PROMPTS)
     with pytest.raises(MissingCapabilityError, match="learned context"):
         create_method("tpt", ours, PROMPTS)
     with pytest.raises(UserError, match="conv is wrapped: save it"):

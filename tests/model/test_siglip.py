@@ -184,7 +184,7 @@ def test_gradients_of_text_context(pair: Any) -> None:
 @pytest.mark.parametrize(
     "method",
     [
-        *("scap", "scap_domain", "tent", "tpt", "ctpt", "dart", "batclip", "clipartt", "watt"),
+        *("scap", "domain_norm", "tent", "tpt", "ctpt", "dart", "batclip", "clipartt", "watt"),
         *("tda", "dmn", "mta", "transclip", "zero"),
     ],
 )

@@ -67,10 +67,10 @@ def test_known_towers_become_ours(name: str) -> None:
     assert ours.state_dict()[key].data_ptr() == theirs.visual.conv1.weight.data_ptr()
 
 
-def test_scap_domain_runs_on_a_held_vit() -> None:
+def test_domain_norm_runs_on_a_held_vit() -> None:
     theirs, preprocess = built("ViT-B-32")
     ours = from_model(theirs, preprocess=preprocess)
-    adapter = create_method("scap_domain", ours, PROMPTS)
+    adapter = create_method("domain_norm", ours, PROMPTS)
     first, second = (adapter.predict(pictures(8)).logits for _ in range(2))
     assert first.shape == (8, 3) and second.isfinite().all()
     assert (first - second).abs().max() > 1e-6  # it learned

@@ -20,8 +20,8 @@ from cliquetta.evaluation.evidence_log import (
 )
 from cliquetta.evaluation.predictions import load_predictions
 from cliquetta.evaluation.runner import evaluate
+from cliquetta.methods.domain_norm.health import ADVICE
 from cliquetta.methods.registry import create_method, method_config
-from cliquetta.methods.scap_domain.health import ADVICE
 from cliquetta.model.attention import class_attention
 from cliquetta.model.clip import CLIP
 from tests._helpers.tiny import TINY_NAMES
@@ -128,14 +128,14 @@ def test_counts_add_up_to_the_description(run: Any) -> None:
 
 
 def test_domain_prompts_leave_a_line_about_every_batch(run: Any) -> None:
-    evidence = load_evidence(run("scap_domain")[0])
+    evidence = load_evidence(run("domain_norm")[0])
     assert [line["batch"] for line in evidence.counts] == [1, 2, 3, 4]
     for line, batch in zip(evidence.counts, evidence.batches, strict=True):
         assert line["images"] == len(batch.keys) == 10 and line["domain"] in range(4)
         assert 0 <= line["belief"] <= 1 and 0 < line["step_size"] <= 1
         assert line["verdict"] in ADVICE and line["abstained"] == 0
     options = {"prior": "zero-shot", "uncertainty_scale": 0.0}
-    believing = load_evidence(run("scap_domain", options)[0])
+    believing = load_evidence(run("domain_norm", options)[0])
     assert {(line["belief"], line["step_size"]) for line in believing.counts} == {(1.0, 1.0)}
 
 

@@ -216,7 +216,7 @@ def test_all_seeds_count_in_the_figures_that_head_the_page(tmp_path: Path) -> No
 
 def test_domain_prompts_are_described_without_cliques(tmp_path: Path) -> None:
     make_run(tmp_path, "zero_shot", LABELS, PLAIN)
-    folder = make_run(tmp_path, "scap_domain", LABELS, ADAPTED)
+    folder = make_run(tmp_path, "domain_norm", LABELS, ADAPTED)
     (run,) = load_runs([folder])[0]
     lines = ((0, 0.0, 0.5), (0, 0.2, 0.7), (2, 0.1, 0.9))
     counts = tuple(
@@ -227,7 +227,7 @@ def test_domain_prompts_are_described_without_cliques(tmp_path: Path) -> None:
     evidence = replace(_evidence(), counts=counts)
     plain = [replace(batch, description=None) for batch in evidence.batches]
     evidence = replace(evidence, batches=tuple(plain))
-    html = evidence_section(run, "scap_domain", evidence, Amounts(), Figures())
+    html = evidence_section(run, "domain_norm", evidence, Amounts(), Figures())
     text = Reader(html).text
     assert text.startswith("3 batches with the prompts of 2 domains.")
     assert "allowed 70 % of a full step" in text and "were believed to 10 %" in text

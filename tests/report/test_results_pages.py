@@ -115,7 +115,7 @@ def test_pages_list_methods_streams_and_sources(records: list[Record], tmp_path:
     assert "`tda` +5.00." not in page and "`tda` +5.00" in page
     assert "| fog:3 | contrast:3 (dev) | toy (clean) |" in page.replace("toy@", "")
     assert "2025-01-01, toaster, torch 9.9" in " ".join(page.split())
-    assert "`scap_domain`" in page.partition("## What was not run")[2]
+    assert "`domain_norm`" in page.partition("## What was not run")[2]
     assert "+5.00 ± 14.14" in ablation_page(settings)
 
 

@@ -20,7 +20,7 @@ from cliquetta.serve.changes import apply_changes, find_changes
 from cliquetta.serve.settings import Limits
 from tests._helpers.serve_setup import Alone, Local, batch_of, local_service, probabilities
 
-METHOD = "scap_domain"
+METHOD = "domain_norm"
 
 
 @pytest.fixture(autouse=True)

@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from cliquetta.methods.scap_domain import DomainSCAP
+from cliquetta.methods.domain_norm import DomainNorm
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.client import Client, RemoteError
 from tests._helpers.serve_setup import CLASSES, Local, batch_of, live_service, local_service
 
 OTHERS = ["cat", "horse", "truck"]
-LEARNS = "scap_domain"
+LEARNS = "domain_norm"
 
 
 def memory(service: Local, id: str) -> dict[str, torch.Tensor]:
@@ -42,7 +42,7 @@ def test_what_was_learned_is_kept_bit_for_bit(service: Local) -> None:
     assert answer.status_code == 200, answer.text
     assert answer.json()["classes"] == OTHERS and answer.json()["sequence"] == 3
     after = memory(service, id)
-    for name in DomainSCAP.class_free:
+    for name in DomainNorm.class_free:
         assert torch.equal(after[name], before[name]), name
     assert before["steps"].sum() > 0 and before["counted"].sum() > 0
     assert after["counted"].sum() == 0 and after["class_mass"].shape[-1] == len(OTHERS)

@@ -146,7 +146,7 @@ def test_killed_stopped_and_restarted_replicas_lose_nothing(
     draw = random.Random(0)
     with cluster(tmp_path, tiny_clip, "--replicas", "3") as (server, address):
         # a small state, written whole, and a large one, written as changes
-        methods = ["tent", "scap_domain"] * 3
+        methods = ["tent", "domain_norm"] * 3
         loads = [LoneLoad(address, number, method) for number, method in enumerate(methods)]
 
         def moved_on() -> None:

@@ -45,7 +45,7 @@ def ablate(
     ],
     dataset: Annotated[str, typer.Option(help="Dataset ids, comma-separated; a curve for each.")],
     method: Annotated[
-        str | None, typer.Option(help="NAME or NAME:PRESET. (default: scap_domain)")
+        str | None, typer.Option(help="NAME or NAME:PRESET. (default: domain_norm)")
     ] = None,
     model: Model = "micro",
     seeds: Seeds = "0",

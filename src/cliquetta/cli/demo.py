@@ -30,7 +30,7 @@ SHIFTS = ("gaussian_noise:3", "defocus_blur:3", "contrast:3", "jpeg_compression:
 _EXAMPLES = """
 cliquetta demo
 
-cliquetta demo --shifts fog:4,contrast:3 --images 128 --method scap,scap_domain
+cliquetta demo --shifts fog:4,contrast:3 --images 128 --method scap,domain_norm
 
 cliquetta demo --method zero_shot
 """
@@ -77,7 +77,7 @@ def demo(
     common: Common,
     method: Annotated[
         str, typer.Option(help="Methods to show beside zero_shot, comma-separated.")
-    ] = "scap_domain,tda",
+    ] = "domain_norm,tda",
     shifts: Annotated[
         str, typer.Option(help="Shifts as NAME:SEVERITY or clean, comma-separated.")
     ] = ",".join(SHIFTS),

@@ -35,7 +35,7 @@ cliquetta evaluate --dataset bundled@fog:3 --method tda,scap --seeds 0,1,2
 
 cliquetta evaluate --dataset 'bundled@fog:3>bundled@contrast:4' --method scap --limit 512
 
-cliquetta evaluate --dataset bundled@fog:3 --method scap_domain --order uneven --present 3
+cliquetta evaluate --dataset bundled@fog:3 --method domain_norm --order uneven --present 3
 
 cliquetta evaluate --dataset bundled@fog:3 --order keff --present 1-4 --seeds 0,1,2
 
@@ -43,7 +43,7 @@ cliquetta evaluate --dataset bundled@fog:3 --order long-tail --imbalance 20
 
 cliquetta evaluate --dataset bundled --classes cat,dog,frog,ship --unknown bundled
 
-cliquetta evaluate --dataset bundled --method scap_domain,scap_domain/vote_share=0 --seeds 0,1,2
+cliquetta evaluate --dataset bundled --method domain_norm,domain_norm/vote_share=0 --seeds 0,1,2
 
 cliquetta evaluate --dataset folder:photos --method scap:paper-views --model ViT-B/16 --device cuda
 

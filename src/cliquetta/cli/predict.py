@@ -42,7 +42,7 @@ cliquetta predict monday/ --classes names.txt --state camera.safetensors
 
 cliquetta predict tuesday/ --classes names.txt --state camera.safetensors --frozen
 
-cliquetta predict photos/ --classes names.txt --method zero_shot,scap_domain,tda
+cliquetta predict photos/ --classes names.txt --method zero_shot,domain_norm,tda
 
 cliquetta predict photos/ --classes names.txt --reject 0.9
 
@@ -84,7 +84,7 @@ def predict(
     method: Annotated[
         str | None,
         typer.Option(
-            help="Method, NAME or NAME:PRESET, or several, comma-separated (default: scap_domain)."
+            help="Method, NAME or NAME:PRESET, or several, comma-separated (default: domain_norm)."
         ),
     ] = None,
     preset: Preset = None,
@@ -258,7 +258,7 @@ def predict(
 
 
 def _report(run: PredictionRun, out: Path | str, state: Path | None, terminal: Terminal) -> None:
-    from cliquetta.methods.scap_domain.health import in_words
+    from cliquetta.methods.domain_norm.health import in_words
 
     predicted = run.images - run.skipped
     for name, classes in run.classes.items():

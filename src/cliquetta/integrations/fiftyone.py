@@ -2,7 +2,7 @@
 
 >>> import fiftyone  # doctest: +SKIP
 >>> from cliquetta import create_method, create_model
->>> method = create_method("scap_domain", create_model("micro"), ["cat", "dog"])
+>>> method = create_method("domain_norm", create_model("micro"), ["cat", "dog"])
 >>> dataset = fiftyone.Dataset.from_images_dir("photos")  # doctest: +SKIP
 >>> dataset.apply_model(FiftyOneModel(method), "clip", batch_size=64)  # doctest: +SKIP
 """

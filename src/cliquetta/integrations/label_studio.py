@@ -81,7 +81,7 @@ class Backend:
         self,
         client: Client,
         *,
-        method: str = "scap_domain",
+        method: str = "domain_norm",
         model: str | None = None,
         fetch: Callable[[str], str] | None = None,
     ) -> None:
@@ -160,7 +160,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description="Label Studio backend over `cliquetta serve`.")
     parser.add_argument("--service", default="http://127.0.0.1:8765", help="Its address.")
-    parser.add_argument("--method", default="scap_domain", help="Method of new sessions.")
+    parser.add_argument("--method", default="domain_norm", help="Method of new sessions.")
     parser.add_argument("--model", help="Model of new sessions.")
     parser.add_argument("--host", default="127.0.0.1", help="Where to listen.")
     parser.add_argument("--port", type=int, default=9090, help="Where to listen.")

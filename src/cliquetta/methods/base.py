@@ -262,7 +262,7 @@ class Adapter(ZeroShotReference, ABC):
         """
         raise UserError(
             f"{type(self).__name__} has nothing to freeze or export: its answers are no function "
-            "of a single image; those of scap_domain are"
+            "of a single image; those of domain_norm are"
         )
 
     # --- what reports, the app and a cluster ask of a method ------------------------------------

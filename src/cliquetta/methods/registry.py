@@ -31,7 +31,7 @@ from cliquetta.model.clip import CLIP, MissingCapabilityError
 from cliquetta.model.features_only import FeaturesOnly
 from cliquetta.prompts.classes import ClassPrompts, as_prompts
 
-DEFAULT_METHOD = "scap_domain"
+DEFAULT_METHOD = "domain_norm"
 """The method wherever naming one is optional."""
 
 A = TypeVar("A", bound=type[Adapter])

@@ -1,6 +1,6 @@
 """What one batch changes of a session's memory: rows of its tensors, instead of all of them.
 
-The memory of a method may be large while a batch changes little of it: ``scap_domain`` on a
+The memory of a method may be large while a batch changes little of it: ``domain_norm`` on a
 ViT-B/16 keeps 43 MB, mostly recent images, of which one new image replaces one. A session on disk
 is then a whole file and the changes since, each a file of its own with the checksum of the one
 before. :func:`fold` gives the bits that were in memory.

@@ -1,7 +1,7 @@
 """The service from Python: sessions as objects, repeats that are safe, answers with types.
 
 >>> client = Client("http://127.0.0.1:8765")  # doctest: +SKIP
->>> session = client.create_session(["cat", "dog"], method="scap_domain")  # doctest: +SKIP
+>>> session = client.create_session(["cat", "dog"], method="domain_norm")  # doctest: +SKIP
 >>> session.predict(["a.jpg", "b.jpg"]).predictions[0].label  # doctest: +SKIP
 'cat'
 """

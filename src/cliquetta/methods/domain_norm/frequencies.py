@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods._shared.entropy import log_prob_entropy
-from cliquetta.methods.scap_domain.config import DomainSCAPConfig
+from cliquetta.methods.domain_norm.config import DomainNormConfig
 
 SHARPNESS, FOCUS, ROUNDS = 2.0, 4, 3
 """Scale of logits without background; power of 1 - p by which an image of probability p of a class
@@ -82,7 +82,7 @@ def evenness(frequencies: Tensor) -> Tensor:
     return log_prob_entropy(frequencies.clamp_min(1e-8).log()).exp() / len(frequencies)
 
 
-def belief(even: Tensor, confidence: Tensor, config: DomainSCAPConfig) -> Tensor:
+def belief(even: Tensor, confidence: Tensor, config: DomainNormConfig) -> Tensor:
     """How far estimated frequencies are truth and not what is left of bias, 0 to 1.
 
     ``even`` is their evenness. The less confident answers are, the less even frequencies must be

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from cliquetta.methods.scap_domain.learning import arrange, certain_weights, domain_loss, ring
-from cliquetta.methods.scap_domain.voters import nearest_images, vote
+from cliquetta.methods.domain_norm.learning import arrange, certain_weights, domain_loss, ring
+from cliquetta.methods.domain_norm.voters import nearest_images, vote
 from cliquetta.model.clip import l2_normalize
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods._shared.memory import Memory
-from cliquetta.methods.scap_domain.config import DomainSCAPConfig
-from cliquetta.methods.scap_domain.domains import (
+from cliquetta.methods.domain_norm.config import DomainNormConfig
+from cliquetta.methods.domain_norm.domains import (
     GROUP,
     KEYS,
     DomainKeys,
@@ -19,7 +19,7 @@ from cliquetta.methods.scap_domain.domains import (
     nearest_domain,
     split_domains,
 )
-from cliquetta.methods.scap_domain.learning import arrange, ring
+from cliquetta.methods.domain_norm.learning import arrange, ring
 from cliquetta.model.transfer import send
 
 YOUNG = 32
@@ -33,7 +33,7 @@ class KnownDomains:
     """
 
     def __init__(
-        self, memory: Memory, fresh: Mapping[str, Tensor], config: DomainSCAPConfig
+        self, memory: Memory, fresh: Mapping[str, Tensor], config: DomainNormConfig
     ) -> None:
         self.memory, self.fresh, self.config = memory, fresh, config
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from cliquetta.methods._shared.entropy import log_prob_entropy
 from cliquetta.methods._shared.memory import Memory
-from cliquetta.methods.scap_domain.config import DomainSCAPConfig
-from cliquetta.methods.scap_domain.frequencies import (
+from cliquetta.methods.domain_norm.config import DomainNormConfig
+from cliquetta.methods.domain_norm.frequencies import (
     belief,
     burst,
     class_frequencies,
@@ -49,7 +49,7 @@ class Counts(NamedTuple):
     background_weight: Tensor
     background_total: Tensor
     """(N,) each: weights and weighted logits of
-    :func:`~cliquetta.methods.scap_domain.frequencies.background`."""
+    :func:`~cliquetta.methods.domain_norm.frequencies.background`."""
     freed_mass: Tensor
     """(N,): summed probabilities without background."""
     recent_mass: Tensor
@@ -65,7 +65,7 @@ class Counts(NamedTuple):
         for name, value in zip(self._fields, self, strict=True):
             memory[name][domain] = value
 
-    def add(self, zero_shot: Tensor, config: DomainSCAPConfig) -> Counts:
+    def add(self, zero_shot: Tensor, config: DomainNormConfig) -> Counts:
         """With the answers (b, N) to a batch."""
         freed, weight, total = remove_background(
             zero_shot, self.background_weight, self.background_total, config.background_images
@@ -99,7 +99,7 @@ class ClassStatistics(NamedTuple):
     belief: Tensor
 
 
-def class_statistics(counts: Counts, config: DomainSCAPConfig) -> ClassStatistics:
+def class_statistics(counts: Counts, config: DomainNormConfig) -> ClassStatistics:
     """The statistics of a domain from its counts."""
     counted = counts.counted.clamp_min(1)
     marginal, confidence = counts.class_mass / counted, counts.confidence / counted
@@ -171,7 +171,7 @@ class Counted(NamedTuple):
     figures: Tensor
     """What the host reads, (5,): confidence, belief, agreement, information, and 1 if collapsed."""
 
-    def read(self, figures: Sequence[float], config: DomainSCAPConfig) -> tuple[Statistics, bool]:
+    def read(self, figures: Sequence[float], config: DomainNormConfig) -> tuple[Statistics, bool]:
         """The statistics with the figures as the host has read them; whether answers collapsed."""
         sure, taken, agreed, told, collapsed = figures
         found = Statistics(
@@ -187,7 +187,7 @@ class Counted(NamedTuple):
 
 
 def count_batch(
-    counts: Counts, recent: Recent, zero_shot: Tensor, config: DomainSCAPConfig
+    counts: Counts, recent: Recent, zero_shot: Tensor, config: DomainNormConfig
 ) -> Counted:
     """Count zero-shot answers (b, N) into a domain, without waiting for the device."""
     agreement = recent.agreement / counts.counted
@@ -215,7 +215,7 @@ def _entropy(p: Tensor) -> Tensor:
     return log_prob_entropy(p.clamp_min(1e-8).log())
 
 
-def step_size(confidence: float, config: DomainSCAPConfig) -> float:
+def step_size(confidence: float, config: DomainNormConfig) -> float:
     """Share of a full step at a mean zero-shot confidence."""
     scale = config.uncertainty_scale
     return min(1.0, (1 - confidence) / scale) if scale > 0 else 1.0

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods._shared.layernorm import LateBlocks, LayerNormTower
-from cliquetta.methods.scap_domain.config import DomainSCAPConfig
-from cliquetta.methods.scap_domain.domains import (
+from cliquetta.methods.domain_norm.config import DomainNormConfig
+from cliquetta.methods.domain_norm.domains import (
     GROUP,
     DomainKeys,
     absorb,
     batch_figures,
     signature,
 )
-from cliquetta.methods.scap_domain.frequencies import target_marginal
-from cliquetta.methods.scap_domain.learning import arrange, certain_weights, domain_loss
-from cliquetta.methods.scap_domain.statistics import Counts, Recent, count_batch
+from cliquetta.methods.domain_norm.frequencies import target_marginal
+from cliquetta.methods.domain_norm.learning import arrange, certain_weights, domain_loss
+from cliquetta.methods.domain_norm.statistics import Counts, Recent, count_batch
 from cliquetta.model.clip import l2_normalize
 from cliquetta.model.vision import VisionTower
 
@@ -52,7 +52,7 @@ class Passes:
     """The passes over a tower with fixed text."""
 
     def __init__(
-        self, tower: VisionTower, classifier: Tensor, scale: float, config: DomainSCAPConfig
+        self, tower: VisionTower, classifier: Tensor, scale: float, config: DomainNormConfig
     ) -> None:
         self.tower, self.classifier, self.scale, self.config = tower, classifier, scale, config
         layers = len(tower.blocks)

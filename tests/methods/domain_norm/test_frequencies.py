@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.methods.scap_domain.config import DomainSCAPConfig
-from cliquetta.methods.scap_domain.frequencies import (
+from cliquetta.methods.domain_norm.config import DomainNormConfig
+from cliquetta.methods.domain_norm.frequencies import (
     background,
     belief,
     burst,
@@ -24,7 +24,7 @@ from cliquetta.methods.scap_domain.frequencies import (
     remove_background,
     target_marginal,
 )
-from cliquetta.methods.scap_domain.statistics import (
+from cliquetta.methods.domain_norm.statistics import (
     ClassStatistics,
     Counts,
     class_statistics,
@@ -109,7 +109,7 @@ def test_a_stream_of_one_confident_class_is_not_taken_for_biased() -> None:
 
 
 def test_uneven_frequencies_are_believed_if_answers_are_confident_enough() -> None:
-    config = DomainSCAPConfig(
+    config = DomainNormConfig(
         evenness_floor=0.4,
         evenness_knee=0.5,
         evenness_cap=0.8,
@@ -125,7 +125,7 @@ def test_uneven_frequencies_are_believed_if_answers_are_confident_enough() -> No
         assert found == pytest.approx(expected, abs=1e-3)
 
 
-def counted(answers: Tensor, config: DomainSCAPConfig, batch: int = 64) -> Iterator[Counts]:
+def counted(answers: Tensor, config: DomainNormConfig, batch: int = 64) -> Iterator[Counts]:
     """The counts of a domain after each batch of answers."""
     start = [torch.zeros(()), *(torch.zeros(N) for _ in range(2)), *(torch.zeros(()),) * 2]
     counts = Counts(*start, *(torch.zeros(N) for _ in range(4)))
@@ -134,16 +134,16 @@ def counted(answers: Tensor, config: DomainSCAPConfig, batch: int = 64) -> Itera
         yield counts
 
 
-def statistics(answers: Tensor, config: DomainSCAPConfig) -> ClassStatistics:
+def statistics(answers: Tensor, config: DomainNormConfig) -> ClassStatistics:
     """What one batch of answers says."""
     return class_statistics(next(counted(answers, config)), config)
 
 
 def test_the_prior_can_be_fixed() -> None:
     answers = draw(torch.tensor([3] * 40 + [5] * 24), torch.zeros(N))
-    uniform = statistics(answers, DomainSCAPConfig(prior="uniform"))
+    uniform = statistics(answers, DomainNormConfig(prior="uniform"))
     torch.testing.assert_close(uniform.prior, torch.full((N,), 1 / N))
-    believed = statistics(answers, DomainSCAPConfig(prior="zero-shot"))
+    believed = statistics(answers, DomainNormConfig(prior="zero-shot"))
     torch.testing.assert_close(believed.prior, answers.mean(dim=0))
 
 
@@ -159,7 +159,7 @@ def test_plain_answers_count_where_they_are_few_and_confident() -> None:
 
 def test_a_stream_of_one_unsure_class_keeps_it() -> None:
     answers = draw(torch.full((64,), 4), torch.zeros(N), gap=5.0)
-    found = statistics(answers, DomainSCAPConfig())
+    found = statistics(answers, DomainNormConfig())
     assert float(found.prior[4]) > 0.9
 
 
@@ -216,7 +216,7 @@ def test_recent_frequencies_help_in_bursts_and_change_nothing_without(batch: int
     for name, labels in (("shuffled", shuffled), ("bursts", shuffled.sort().values.roll(300))):
         answers = draw(labels, torch.zeros(N), gap=2.0)
         for recent in (0.0, 16.0):
-            config = DomainSCAPConfig(recent_images=recent)
+            config = DomainNormConfig(recent_images=recent)
             weights = (class_statistics(c, config).weights for c in counted(answers, config, batch))
             parts = zip(answers.split(batch), weights, strict=True)
             found = torch.cat([part * weight for part, weight in parts]).argmax(dim=1) == labels

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.methods.scap_domain.domains import (
+from cliquetta.methods.domain_norm.domains import (
     DomainKeys,
     absorb,
     batch_figures,

@@ -1,4 +1,4 @@
-"""Settings of ``scap_domain``."""
+"""Settings of ``domain_norm``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cliquetta.methods._shared.config import (
 
 
 @dataclass(frozen=True)
-class DomainSCAPConfig(
+class DomainNormConfig(
     MethodConfig,
     renamed={
         "learning_rate": "lr",

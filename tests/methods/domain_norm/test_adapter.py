@@ -12,18 +12,18 @@ from torch import Tensor
 
 from cliquetta.errors import UserError
 from cliquetta.methods._shared.state import StateMismatchError, load_state, save_state
-from cliquetta.methods.registry import method_config
-from cliquetta.methods.scap_domain import DomainSCAP, DomainSCAPConfig
-from cliquetta.methods.scap_domain.frequencies import (
+from cliquetta.methods.domain_norm import DomainNorm, DomainNormConfig
+from cliquetta.methods.domain_norm.frequencies import (
     belief,
     class_frequencies,
     class_prior,
     remove_background,
     target_marginal,
 )
-from cliquetta.methods.scap_domain.health import health, in_words, verdict
-from cliquetta.methods.scap_domain.learning import certain_weights, domain_loss
-from cliquetta.methods.scap_domain.statistics import Counts, Recent, count_batch
+from cliquetta.methods.domain_norm.health import health, in_words, verdict
+from cliquetta.methods.domain_norm.learning import certain_weights, domain_loss
+from cliquetta.methods.domain_norm.statistics import Counts, Recent, count_batch
+from cliquetta.methods.registry import method_config
 from cliquetta.methods.tda import TDA
 from cliquetta.model.block import Block
 from cliquetta.model.clip import CLIP
@@ -35,11 +35,11 @@ MODEL = build_model(0)
 PROMPTS = ClassPrompts(NAMES)
 
 
-def build(seed: int = 0, **options: Any) -> DomainSCAP:
-    return DomainSCAP(MODEL, PROMPTS, DomainSCAPConfig(**options), seed=seed)
+def build(seed: int = 0, **options: Any) -> DomainNorm:
+    return DomainNorm(MODEL, PROMPTS, DomainNormConfig(**options), seed=seed)
 
 
-def zero_shot(adapter: DomainSCAP, images: Tensor) -> Tensor:
+def zero_shot(adapter: DomainNorm, images: Tensor) -> Tensor:
     features = MODEL.encode_image(images, normalize=True)
     return (MODEL.scale * features @ adapter.classifier.T).softmax(-1)
 
@@ -60,8 +60,8 @@ def with_norms(values: Tensor) -> tuple[CLIP, list[Tensor]]:
 
 def test_first_step_equals_autograd_through_the_whole_tower() -> None:
     images = make_batches(4, 1, 6)[0]
-    config = DomainSCAPConfig(step_every=6, uncertainty_scale=0.9)
-    adapter = DomainSCAP(MODEL, PROMPTS, config, seed=3)
+    config = DomainNormConfig(step_every=6, uncertainty_scale=0.9)
+    adapter = DomainNorm(MODEL, PROMPTS, config, seed=3)
     start = adapter.memory["norms"][0].clone()
     model, leaves = with_norms(start)
     assert torch.equal(torch.cat([p.detach() for p in leaves]), start)
@@ -167,13 +167,13 @@ def test_learning_lowers_the_loss_that_it_is_given() -> None:
 )
 def test_meaningless_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=next(iter(wrong))):
-        DomainSCAPConfig(**wrong)
+        DomainNormConfig(**wrong)
 
 
 def test_earlier_option_names_are_understood() -> None:
     with pytest.warns(UserWarning, match="confident_fraction"):
-        config = method_config("scap_domain", options={"teachers": "0.4"})
-    assert config == DomainSCAPConfig(confident_fraction=0.4)
+        config = method_config("domain_norm", options={"teachers": "0.4"})
+    assert config == DomainNormConfig(confident_fraction=0.4)
 
 
 def test_log_probabilities_are_normalised() -> None:
@@ -292,11 +292,11 @@ def test_the_learned_domain_outlives_a_change_of_classes(tmp_path: Any) -> None:
     assert other.predict(Batch(images[:7])).logits.shape == (7, 3)
 
     save_state(adapter, tmp_path / "state")
-    loaded = DomainSCAP(MODEL, ClassPrompts(names), adapter.config)
+    loaded = DomainNorm(MODEL, ClassPrompts(names), adapter.config)
     with pytest.raises(StateMismatchError, match="another class list"):
         load_state(loaded, tmp_path / "state")
     assert load_state(loaded, tmp_path / "state", other_classes=True).classes_changed
-    for name in DomainSCAP.class_free:
+    for name in DomainNorm.class_free:
         assert torch.equal(loaded.memory[name], adapter.memory[name]), name
     same = load_state(build(step_every=40), tmp_path / "state", other_classes=True)
     assert not same.classes_changed
@@ -310,18 +310,18 @@ def test_every_memory_is_named_class_free_or_depends_on_the_classes() -> None:
     sizes = [
         {
             name: value.shape
-            for name, value in DomainSCAP(MODEL, ClassPrompts(NAMES[:count]), DomainSCAPConfig())
+            for name, value in DomainNorm(MODEL, ClassPrompts(NAMES[:count]), DomainNormConfig())
             .memory.state_dict()
             .items()
         }
         for count in (3, 6)
     ]
     per_class = {name for name in sizes[0] if sizes[0][name] != sizes[1][name]}
-    assert not per_class & DomainSCAP.class_free
+    assert not per_class & DomainNorm.class_free
     # Counts that belong to per-class sums, and votes that name classes, start again with them.
     beside = {"counted", "confidence", "entropy", "agreement"}
     beside |= {"voters", "voters_next", "plain_votes"}
-    assert per_class | beside | DomainSCAP.class_free == set(sizes[0])
+    assert per_class | beside | DomainNorm.class_free == set(sizes[0])
 
 
 def test_evidence_tells_how_adaptation_is_doing() -> None:
@@ -387,7 +387,7 @@ def test_images_that_say_nothing_are_answered_by_zero_shot_and_counted() -> None
     for part in images.split(32):
         found, other = adapter.predict(Batch(part)), always.predict(Batch(part))
     assert found.evidence["verdict"] == "abstain" and found.evidence["abstained"] == 64
-    said = in_words("scap_domain", health(found.evidence))
+    said = in_words("domain_norm", health(found.evidence))
     assert "without labels: abstain" in said and "64 images answered by zero-shot CLIP" in said
     torch.testing.assert_close(found.probabilities.double(), zero_shot(adapter, images[64:]))
     assert other.evidence["abstained"] == 0 and not torch.allclose(found.logits, other.logits)

@@ -20,16 +20,15 @@ from torch import Tensor
 
 from cliquetta.methods._shared.adam import Adam, AdamState, adam_step
 from cliquetta.methods.base import Adapter, BatchDependence
-from cliquetta.methods.registry import register
-from cliquetta.methods.scap_domain.config import DomainSCAPConfig
-from cliquetta.methods.scap_domain.domains import GROUP, DomainKeys
-from cliquetta.methods.scap_domain.frozen import FrozenDomain
-from cliquetta.methods.scap_domain.health import health, verdict
-from cliquetta.methods.scap_domain.known_domains import KnownDomains
-from cliquetta.methods.scap_domain.learning import rate_decay, ring
-from cliquetta.methods.scap_domain.merging import merge_domains
-from cliquetta.methods.scap_domain.passes import Encoded, Passes
-from cliquetta.methods.scap_domain.statistics import (
+from cliquetta.methods.domain_norm.config import DomainNormConfig
+from cliquetta.methods.domain_norm.domains import GROUP, DomainKeys
+from cliquetta.methods.domain_norm.frozen import FrozenDomain
+from cliquetta.methods.domain_norm.health import health, verdict
+from cliquetta.methods.domain_norm.known_domains import KnownDomains
+from cliquetta.methods.domain_norm.learning import rate_decay, ring
+from cliquetta.methods.domain_norm.merging import merge_domains
+from cliquetta.methods.domain_norm.passes import Encoded, Passes
+from cliquetta.methods.domain_norm.statistics import (
     Counted,
     Counts,
     Recent,
@@ -40,7 +39,8 @@ from cliquetta.methods.scap_domain.statistics import (
     step_size,
     watch_answers,
 )
-from cliquetta.methods.scap_domain.voters import Voters
+from cliquetta.methods.domain_norm.voters import Voters
+from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP
 from cliquetta.model.cuda_graph import Replayed
 from cliquetta.model.frozen import FrozenModel
@@ -71,10 +71,10 @@ class Glance:
 
 
 @register(
-    "scap_domain",
+    "domain_norm",
     paper="ours, after Zhang et al., CVPR 2025",
 )
-class DomainSCAP(Adapter):
+class DomainNorm(Adapter):
     """Visual LayerNorms per domain of the stream, learned and kept; recent images vote.
 
     Text stays fixed.
@@ -91,10 +91,10 @@ class DomainSCAP(Adapter):
             *("group", "group_next"),
         }
     )
-    config: DomainSCAPConfig
+    config: DomainNormConfig
 
     def __init__(
-        self, model: CLIP, prompts: ClassPrompts, config: DomainSCAPConfig, *, seed: int = 0
+        self, model: CLIP, prompts: ClassPrompts, config: DomainNormConfig, *, seed: int = 0
     ) -> None:
         super().__init__(model, prompts, config, seed=seed)
         tower, self.classifier = model.require_vit(), model.classifier(prompts)

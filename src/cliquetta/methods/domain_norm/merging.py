@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods._shared.adam import Adam
-from cliquetta.methods.scap_domain.config import DomainSCAPConfig
-from cliquetta.methods.scap_domain.domains import KEYS, DomainKeys, key_distance, merge_keys
-from cliquetta.methods.scap_domain.learning import rate_decay
+from cliquetta.methods.domain_norm.config import DomainNormConfig
+from cliquetta.methods.domain_norm.domains import KEYS, DomainKeys, key_distance, merge_keys
+from cliquetta.methods.domain_norm.learning import rate_decay
 
 State = Mapping[str, Tensor]
 Places = list[tuple[int, int]]
@@ -51,7 +51,7 @@ def match_domains(states: Sequence[State], threshold: float, most: int) -> list[
 
 
 def merge_domains(
-    states: Sequence[State], fresh: State, config: DomainSCAPConfig
+    states: Sequence[State], fresh: State, config: DomainNormConfig
 ) -> dict[str, Tensor]:
     """One memory from several; ``fresh`` is that of a domain that has seen nothing.
 
@@ -99,7 +99,7 @@ def _merge_learned(
     place: int,
     members: Places,
     start: Tensor,
-    config: DomainSCAPConfig,
+    config: DomainNormConfig,
 ) -> None:
     """LayerNorms and Adam's moments of a domain, from those of its members that took steps."""
     learned = [(state, old) for state, old in members if states[state]["steps"][old] > 0]
@@ -120,7 +120,7 @@ def _merge_learned(
         merged[name][place] = mean * (1 - beta ** sum(steps))
 
 
-def path_length(steps: int, config: DomainSCAPConfig) -> float:
+def path_length(steps: int, config: DomainNormConfig) -> float:
     """Length of a path of ``steps`` steps in one direction, the first of length 1."""
     return sum(rate_decay(step, config.lr_floor) for step in range(1, steps + 1))
 

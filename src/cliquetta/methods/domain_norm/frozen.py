@@ -15,7 +15,7 @@ from cliquetta.model.vision import VisionTower
 
 
 class FrozenDomain(FrozenModel):
-    """The answer of ``scap_domain`` to an image by itself, as logarithms of probabilities.
+    """The answer of ``domain_norm`` to an image by itself, as logarithms of probabilities.
 
     ``norms`` are the LayerNorms of the blocks from ``start`` on, by name (none: nothing was learned
     yet). Their answer is mixed with ``zero_shot_share`` of the zero-shot one, then with the answers

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods._shared.memory import Memory
-from cliquetta.methods.scap_domain.config import DomainSCAPConfig
-from cliquetta.methods.scap_domain.learning import ring
-from cliquetta.methods.scap_domain.passes import Encoded
+from cliquetta.methods.domain_norm.config import DomainNormConfig
+from cliquetta.methods.domain_norm.learning import ring
+from cliquetta.methods.domain_norm.passes import Encoded
 from cliquetta.model.transfer import send
 
 
@@ -33,7 +33,7 @@ def vote(p: Tensor, others: Tensor, nearest: Tensor, share: float) -> Tensor:
 class Voters:
     """The last images of each domain, in the adapter's memory."""
 
-    def __init__(self, memory: Memory, classifier: Tensor, config: DomainSCAPConfig) -> None:
+    def __init__(self, memory: Memory, classifier: Tensor, config: DomainNormConfig) -> None:
         self.memory, self.config = memory, config
         K, V, (N, E) = config.domains, config.vote_memory, classifier.shape
         memory.declare("voters", classifier.new_zeros(K, V, E))
