@@ -44,7 +44,7 @@ def distance(a: Any, b: Any) -> Any:
 
 def test_the_fifteen() -> None:
     assert len(STANDARD) == 15
-    assert set(ALL) - set(STANDARD) == {"greyscale", "edges"}
+    assert set(ALL) - set(STANDARD) == {"greyscale", "edges", "double_exposure"}
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -311,6 +311,15 @@ def test_plasma_is_smooth_where_decay_is_strong() -> None:
 def test_snow_only_brightens(pictures: Any) -> None:
     out = corrupt_batch(pictures, "snow", 3, seed=0)
     assert (out.astype(int) - pictures).min() >= -1
+
+
+def test_double_exposure_is_pillows_blend_with_one_bundled_picture() -> None:
+    images = load_bundled().images[:3]
+    ship = Image.fromarray(load_bundled().images[1754])
+    for index, image in enumerate(images):
+        blended = np.asarray(Image.blend(Image.fromarray(image), ship, 0.5), int)
+        ours = corrupt_batch(images, "double_exposure", 5, seed=7)[index].astype(int)
+        assert np.abs(ours - blended).max() <= 1  # Pillow cuts off where we round
 
 
 def test_greyscale_is_pillows_luma(pictures: Any) -> None:

@@ -1,4 +1,4 @@
-"""Shifts of pictures: the 15 standard corruptions at 5 severities, greyscale and edges.
+"""Shifts of pictures: the 15 standard corruptions at 5 severities, and three of our own.
 
 Definitions and constants are those of Hendrycks & Dietterich, "Benchmarking Neural Network
 Robustness to Common Corruptions and Perturbations" (ICLR 2019): the ones of CIFAR-10-C for
@@ -10,7 +10,8 @@ departs from the published programs in three places:
 - frost is drawn by a program of ours: the published one lays photographs of frost over pictures;
 - random numbers come from a stream per picture, so that order and batch size do not matter.
 
-``greyscale`` and ``edges`` are not of that paper: severity says how far they go (5 is all the way).
+``greyscale``, ``edges`` and ``double_exposure`` are not of that paper: severity says how far they
+go (5 is all the way, or half of each picture).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Corruption:
 
     name: str
     group: str
-    """``noise``, ``blur``, ``weather``, ``digital`` or ``rendering``."""
+    """``noise``, ``blur``, ``weather``, ``digital``, ``rendering`` or ``hub``."""
     summary: str
     apply: Callable[[Floats, Constants, Draws], Floats]
     """Pictures in 0..1 (N, H, W, 3), constants, random numbers -> pictures, not yet clipped."""
@@ -134,7 +135,9 @@ def _load() -> dict[str, Corruption]:
 
 
 CORRUPTIONS = _load()
-"""Every corruption by name, in the order of the paper; ``greyscale`` and ``edges`` last."""
+"""Every corruption by name, in the order of the paper; our own last."""
 
-STANDARD: tuple[str, ...] = tuple(c.name for c in CORRUPTIONS.values() if c.group != "rendering")
+STANDARD: tuple[str, ...] = tuple(
+    c.name for c in CORRUPTIONS.values() if c.group not in {"rendering", "hub"}
+)
 """The 15 of the paper."""

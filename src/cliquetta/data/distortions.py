@@ -14,9 +14,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from cliquetta.data import filters
+from cliquetta.data.bundled import load_bundled
 from cliquetta.data.filters import Draws, Floats
 
 Constants = tuple[float, ...]
+SHIP = 1754
+"""The bundled picture of a ship that double exposure uses."""
 
 
 def gaussian_noise(x: Floats, c: Constants, draws: Draws) -> Floats:
@@ -206,6 +209,18 @@ def edges(x: Floats, c: Constants, draws: Draws) -> Floats:
     peak = strength.max(axis=(1, 2, 3), keepdims=True)
     drawing: Floats = 1 - strength / np.maximum(peak, 1e-6)
     return x + np.float32(c[0]) * (drawing - x)
+
+
+def double_exposure(x: Floats, c: Constants, draws: Draws) -> Floats:
+    """Blend every picture with one and the same, a bundled ship, of weight c[0].
+
+    All classes occur as before, but most pictures look like one of them.
+    """
+    height, width = x.shape[1:3]
+    ship = Image.fromarray(load_bundled().images[SHIP]).resize(
+        (width, height), Image.Resampling.BICUBIC
+    )
+    return x + np.float32(c[0]) * (np.asarray(ship, np.float32) / np.float32(255) - x)
 
 
 def _three(size: int, *weights: float) -> Floats:
