@@ -14,7 +14,7 @@ import cliquetta
 ROOT = Path(cliquetta.__path__[0])
 ROOMS = (
     ("types", "errors", "version"),
-    ("atomic", "tensor_file"),
+    ("atomic", "tensor_file", "tensor_tree"),
     ("prompts",),
     ("model",),
     ("data",),

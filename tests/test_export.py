@@ -21,7 +21,7 @@ from cliquetta.methods._shared.layernorm import LateBlocks, LayerNormTower
 from cliquetta.methods._shared.state import restore_method, save_state
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.domain_norm import DomainNorm, DomainNormConfig
-from cliquetta.methods.domain_norm.statistics import Counts, class_statistics
+from cliquetta.methods.domain_norm.prior import class_prior
 from cliquetta.methods.registry import create_method, get_method, list_methods, method_config
 from cliquetta.model.clip import CLIP, l2_normalize
 from cliquetta.model.in_memory import from_model
@@ -88,7 +88,7 @@ def domain_norm(**options: Any) -> tuple[DomainNorm, Tensor]:
     *batches, fresh = make_batches(4, 5, 8)
     for batch in batches:
         adapter.predict(Batch(batch))
-    assert int(adapter.memory["steps"].max()) > 0
+    assert max(int(domain.norms.steps) for domain in adapter.state.domains) > 0
     return adapter, fresh
 
 
@@ -105,24 +105,22 @@ def test_frozen_domain_is_the_next_single_image_of_the_method() -> None:
 
 def test_frozen_domain_mixes_votes_and_weighs_as_written() -> None:
     adapter, fresh = domain_norm(uncertainty_scale=0.9)
-    memory, model, domain = adapter.memory, adapter.model, int(adapter.memory["domain"])
-    counted = float(memory["counted"][domain])
-    mass = memory["freed_mass"][domain].numpy()
-    confidence = float(memory["confidence"][domain]) / counted
-    believed = float(class_statistics(Counts.load(memory, domain), adapter.config).belief)
+    model, network, domain = adapter.model, adapter.network, adapter.state.domains[0]
+    mass = domain.counts.debiased.numpy()
+    confidence = float(domain.counts.confidence / domain.counts.images)
+    believed = float(class_prior(domain.counts, adapter.config).belief)
     shares = mass + 1 / len(mass)
     weight = (shares / shares.max()) ** (believed / 3)
     share = 0.5 * (1 - min(1.0, (1 - confidence) / 0.9))
-    passes = adapter.passes
-    tower = LayerNormTower(LateBlocks(passes.tower, passes.start), precise=False)
-    kept = int(memory["voters_next"][domain])
-    voters, votes = (memory[name][domain, :kept] for name in ("voters", "votes"))
+    tower = LayerNormTower(LateBlocks(network.tower, network.start), precise=False)
+    kept = int(domain.voters.next)
+    voters, votes = domain.voters.features[:kept], domain.voters.predictions[:kept]
     for image, found in zip(fresh, adapter.frozen_model()(fresh), strict=True):
         plain = model.encode_image(image[None], normalize=True)[0]
-        hidden = passes.tower.run(passes.tower.embed(image[None]), 0, passes.start)
-        adapted = l2_normalize(tower(memory["norms"][domain], hidden))[0]
+        hidden = network.tower.run(network.tower.embed(image[None]), 0, network.start)
+        adapted = l2_normalize(tower(domain.norms.values, hidden))[0]
         zero_shot, p = (
-            (model.scale * adapter.classifier @ f).softmax(0).numpy() for f in (plain, adapted)
+            (model.scale * network.text @ f).softmax(0).numpy() for f in (plain, adapted)
         )
         p = (1 - share) * p + share * zero_shot
         similarity = (voters @ adapted).numpy()

@@ -13,8 +13,10 @@ from cliquetta.errors import UserError
 from cliquetta.methods._shared.merging import merge_caches
 from cliquetta.methods._shared.state import StateMismatchError, merge_states, pack_state, save_state
 from cliquetta.methods.base import Adapter
-from cliquetta.methods.domain_norm.domains import DomainKeys, key_distance, merge_keys
+from cliquetta.methods.domain_norm import DomainNorm
+from cliquetta.methods.domain_norm.domains import distances, key_of, merge_keys
 from cliquetta.methods.domain_norm.merging import match_domains
+from cliquetta.methods.domain_norm.state import State
 from cliquetta.methods.registry import create_method
 from cliquetta.model.clip import CLIP
 from tests._helpers.scenes import NAMES, build_model, make_batches
@@ -92,6 +94,36 @@ def test_what_cannot_be_joined_is_refused(build: Build) -> None:
     merge_states(build("ramen"), states[:1])
 
 
+def state_of(adapter: Adapter) -> State:
+    assert isinstance(adapter, DomainNorm)
+    return adapter.state
+
+
+def test_a_shared_start_is_counted_once_and_its_displacement_not_multiplied(build: Build) -> None:
+    """A hundred steps, then four copies of five each: the start, and what is new carried on."""
+    batches = make_batches(8, 12, 64)
+    before = build("domain_norm")
+    start = learn(before, (batches[:4] * 25)[:100])
+    copies = [build("domain_norm") for _ in range(4)]
+    parts = [batches[i : i + 5] for i in (4, 5, 6, 7)]
+    states = [learn(one, part, start) for one, part in zip(copies, parts, strict=True)]
+    joined = build("domain_norm")
+    merge_states(joined, states, start)
+    old, new = state_of(before).domains[0], state_of(joined).domains[0]
+    ends = [state_of(one).domains[0] for one in copies]
+    assert int(old.norms.steps) == 100 and [int(one.norms.steps) for one in ends] == [105] * 4
+    assert int(new.norms.steps) == 120
+    assert int(new.progress.images) == float(new.counts.images) == float(new.key.images) == 64 * 120
+    moved = torch.stack([one.norms.values - old.norms.values for one in ends]).mean(dim=0)
+    # The rate is at its floor by then, so that twenty steps are four times as long as five.
+    torch.testing.assert_close(new.norms.values, old.norms.values + 4 * moved)
+    added = [one.counts.marginal - old.counts.marginal for one in ends]
+    torch.testing.assert_close(new.counts.marginal, old.counts.marginal + torch.stack(added).sum(0))
+    new_means = [(105 * one.key.mean - 100 * old.key.mean) / 5 for one in ends]
+    mean = (100 * old.key.mean + 5 * torch.stack(new_means).sum(0)) / 120
+    torch.testing.assert_close(new.key.mean, mean, atol=1e-6, rtol=1e-6)
+
+
 def shifted(batches: list[Tensor]) -> list[Tensor]:
     """The same images in another domain."""
     return [3.0 - 2.0 * images for images in batches]
@@ -103,25 +135,28 @@ def test_domains_that_are_the_same_are_joined_and_others_kept(build: Build) -> N
     states = [learn(a, batches[:4]), learn(b, shifted(batches[4:6]) + batches[6:8])]
     joined = build("domain_norm")
     merge_states(joined, states)
-    one, two, both = (adapter.state_dict() for adapter in (a, b, joined))
+    one, two, both = (state_of(adapter) for adapter in (a, b, joined))
     assert match_domains([one, two], 0.1, 8)[0] == [(0, 0), (1, 1)]
-    counts = both["key_count"].tolist()
+    counts = [float(domain.key.images) for domain in both.domains]
     assert counts[:2] == [64.0 * 6, 64.0 * 2] and not any(counts[2:])
-    assert both["images"].tolist()[:2] == counts[:2]
-    signature = (4 * one["key_mean"][0] + 2 * two["key_mean"][1]) / 6
-    torch.testing.assert_close(both["key_mean"][0], signature)
+    assert [int(domain.progress.images) for domain in both.domains] == counts
+    first, second, merged = one.domains[0], two.domains[1], both.domains[0]
+    torch.testing.assert_close(merged.key.mean, (4 * first.key.mean + 2 * second.key.mean) / 6)
     # Four and two steps, the n-th of which is 1 / sqrt(n) of the first; one copy takes six.
     path = [sum(n**-0.5 for n in range(1, steps + 1)) for steps in (4, 2, 6)]
-    start = build("domain_norm").state_dict()["norms"][0]
-    moved = (4 * (one["norms"][0] - start) + 2 * (two["norms"][1] - start)) / 6
+    start = state_of(build("domain_norm")).domains[0].norms.values
+    moved = (4 * (first.norms.values - start) + 2 * (second.norms.values - start)) / 6
     farther = path[2] / ((4 * path[0] + 2 * path[1]) / 6)
-    torch.testing.assert_close(both["norms"][0], start + farther * moved)
-    assert both["steps"].tolist()[:2] == [6, 2]
-    for name, beta in (("first_moment", 0.9), ("second_moment", 0.999)):
-        means = (one[name][0] / (1 - beta**4), two[name][1] / (1 - beta**2))
+    torch.testing.assert_close(merged.norms.values, start + farther * moved)
+    assert [int(domain.norms.steps) for domain in both.domains] == [6, 2, 0, 0]
+    for name, beta in (("first", 0.9), ("second", 0.999)):
+        means = (
+            getattr(first.norms, name) / (1 - beta**4),
+            getattr(second.norms, name) / (1 - beta**2),
+        )
         wanted = (4 * means[0] + 2 * means[1]) / 6 * (1 - beta**6)
-        torch.testing.assert_close(both[name][0], wanted)
-    assert torch.equal(both["norms"][1], two["norms"][0])
+        torch.testing.assert_close(getattr(merged.norms, name), wanted)
+    torch.testing.assert_close(both.domains[1].norms.values, two.domains[0].norms.values)
     for images, domain in ((batches[0], 0), (shifted(batches[:1])[0], 1)):
         assert joined.predict(images).evidence["domain"] == domain
 
@@ -132,25 +167,22 @@ def test_recent_images_of_every_state_are_kept(build: Build) -> None:
     states = [learn(a, batches[:2]), learn(b, batches[2:])]
     joined = build("domain_norm")
     merge_states(joined, states)
-    size = len(joined.memory["window_domain"])
-    newest = [adapter.state_dict()["window_features"][-size // 2 :] for adapter in (a, b)]
-    torch.testing.assert_close(joined.memory["window_features"], torch.cat(newest))
-    assert (joined.memory["window_domain"] == 0).all()
-    assert joined.memory["voters_next"].tolist() == [256, 0, 0, 0]
-    for name in ("voters", "votes", "plain_votes"):
-        both = torch.cat([adapter.memory[name][0, :128] for adapter in (a, b)])
-        torch.testing.assert_close(joined.memory[name][0], both)
+    found, one, two = (state_of(adapter) for adapter in (joined, a, b))
+    newest = [state.window.features[32:] for state in (one, two)]
+    torch.testing.assert_close(found.window.features, torch.cat(newest))
+    assert (found.window.domain == 0).all()
+    assert [int(domain.voters.next) for domain in found.domains] == [256, 0, 0, 0]
+    for name in ("features", "predictions", "zero_shot"):
+        parts = [getattr(state.domains[0].voters, name)[:128] for state in (one, two)]
+        torch.testing.assert_close(getattr(found.domains[0].voters, name), torch.cat(parts))
 
 
 def test_keys_of_two_halves_are_those_of_the_whole() -> None:
     images = torch.randn(50, 6, generator=torch.Generator().manual_seed(0))
-
-    def key(rows: Tensor) -> DomainKeys:
-        scatter = (rows - rows.mean(0)).square().sum(0, keepdim=True)
-        return DomainKeys(torch.tensor([float(len(rows))]), rows.mean(0, keepdim=True), scatter)
-
-    found, whole = merge_keys(key(images[:20]), key(images[20:])), key(images)
-    for name in DomainKeys._fields:
-        torch.testing.assert_close(getattr(found, name), getattr(whole, name))
-    assert float(key_distance(key(images[:20]), key(images[20:]))) < 0.2
-    assert float(key_distance(key(images[:20] + 3), key(images[20:]))) > 4
+    first, second = images[:20], images[20:]
+    found = merge_keys(key_of(first), key_of(second))
+    torch.testing.assert_close(found.images, torch.tensor(50.0))
+    torch.testing.assert_close(found.mean, images.mean(0))
+    torch.testing.assert_close(found.scatter, 49 * images.var(0))
+    assert float(distances(key_of(first), (key_of(second),))) < 0.2
+    assert float(distances(key_of(first + 3), (key_of(second),))) > 4

@@ -82,9 +82,6 @@ class Adapter(ZeroShotReference, ABC):
     scaled_cosines: bool = False
     """Whether logits are the model's own: scaled cosines of an image and a text, with its bias."""
 
-    in_place: bool = False
-    """Whether predicting writes into tensors of the memory instead of replacing them."""
-
     class_free: frozenset[str] = frozenset()
     """Names in ``memory`` (of some configs) that stay valid when the class list changes."""
 
@@ -158,7 +155,7 @@ class Adapter(ZeroShotReference, ABC):
         late = [inputs] if inputs.device.type in CHECKED_LATE else []
         if not late:
             refuse()
-        before = self.memory.snapshot(copied=self.in_place)
+        before = self.memory.snapshot()
         try:
             prediction = self._compare(predict(), encode)
             if not all_finite([*late, prediction.logits, *self.memory.changed(before)]):
@@ -239,18 +236,32 @@ class Adapter(ZeroShotReference, ABC):
         """
         self.memory.load_state_dict(self._fit_optional(state))
 
-    def merge(self, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    def merge(
+        self, states: Sequence[Mapping[str, Tensor]], start: Mapping[str, Tensor] | None = None
+    ) -> dict[str, Tensor]:
         """One state from those that equally built adapters reached on parts of a stream.
+
+        Args:
+            states: The state of each.
+            start: The state that all of them began with, if that had learned something: what it
+                holds is counted once.
+
+        Returns:
+            The state of one adapter.
 
         Raises:
             UserError: What the method learns on several streams cannot be joined.
 
         """
         own = [self._without_optional(state) for state in states]
-        return self._merge(own) | self._merge_optional(states)
+        shared = None if start is None else self._without_optional(start)
+        return self._merge(own, shared) | self._merge_optional(states)
 
-    def _merge(self, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    def _merge(
+        self, states: Sequence[Mapping[str, Tensor]], start: Mapping[str, Tensor] | None
+    ) -> dict[str, Tensor]:
         """One state from several, without what rejection and calibration need."""
+        del start  # averages and caches come out right without
         return merge_memories(states, self.merge_rules, type(self).__name__)
 
     def frozen_model(self) -> FrozenModel:

@@ -104,7 +104,12 @@ class OffsetCLIP(CLIP):
     @property
     def capabilities(self) -> frozenset[str]:
         """Those of a CLIP that concern text and LayerNorms."""
-        return super().capabilities - {"visual-prefix", "visual-tokens", "attention"}
+        return super().capabilities - {
+            "visual-blocks",
+            "visual-prefix",
+            "visual-tokens",
+            "attention",
+        }
 
 
 def with_offset(model: CLIP, offset: float) -> tuple[CLIP, Negatives]:
@@ -144,7 +149,7 @@ class Panda(Adapter):
                 "itself; choose one that takes its features as they come, such as tent"
             ) from error
         self.grid = nearest_divisor(self.model.image_size, self.config.patch_grid)
-        self.memory, self.in_place = self.inner.memory, self.inner.in_place
+        self.memory = self.inner.memory
         if self.inner.outlives_classes:
             self.class_free = self.inner.class_free | {"panda.generator"}
         generator = torch.Generator().manual_seed(self.seed)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from cliquetta.tensor_tree import flatten, map_tensors, unflatten
+
 Function = Callable[..., tuple[Tensor, ...]]
+R = TypeVar("R")
 
 CHUNK = {"cuda": 384}
 """Rows of :meth:`Replayed.by_rows` at once where their number is rounded up, by device type."""
@@ -26,42 +29,45 @@ class Recording:
     """A captured graph with the tensors that it reads and writes."""
 
     graph: torch.cuda.CUDAGraph
-    inputs: Sequence[Tensor]
-    outputs: Sequence[Tensor]
+    inputs: dict[str, Tensor]
+    outputs: Any
+    """A tree."""
 
     def fits(self, *inputs: Tensor) -> bool:
         """Whether these inputs have the recorded shapes."""
-        return [value.shape for value in inputs] == [value.shape for value in self.inputs]
+        return [value.shape for value in inputs] == [v.shape for v in self.inputs.values()]
 
-    def replay(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def replay(self, inputs: Sequence[Any]) -> Any:
         """Outputs (copies) for new inputs of the recorded shapes."""
-        torch._foreach_copy_(list(self.inputs), list(inputs))
+        given = flatten(tuple(inputs))
+        torch._foreach_copy_(list(self.inputs.values()), [given[path] for path in self.inputs])
         self.graph.replay()
-        return tuple(output.clone() for output in self.outputs)
+        return map_tensors(torch.clone, self.outputs)
 
 
-def record(function: Function, inputs: Sequence[Tensor], pool: Any = None) -> Recording:
+def record(function: Callable[..., Any], inputs: Sequence[Any], pool: Any = None) -> Recording:
     """Run ``function`` on a side stream to warm up, then capture it in a memory pool."""
-    static = [value.clone() for value in inputs]
-    side = torch.cuda.Stream(static[0].device)  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream(static[0].device))
+    static = {path: value.clone() for path, value in flatten(tuple(inputs)).items()}
+    arguments, device = unflatten(tuple(inputs), static), next(iter(static.values())).device
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
         for _ in range(3):
-            function(*static)
-    torch.cuda.current_stream(static[0].device).wait_stream(side)
+            function(*arguments)
+    torch.cuda.current_stream(device).wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-        outputs = function(*static)
+        outputs = function(*arguments)
     return Recording(graph, static, outputs)
 
 
 class Replayed:
     """Calls functions; on CUDA, each is recorded for the first few shapes of its inputs.
 
-    A function must depend on its tensor arguments and on constants only, and may not wait for the
-    device. It is handed in at every call, because one that is kept would keep its owner and all
-    recordings alive. The recordings share their memory: outputs are copied. ``shapes=0`` records
-    nothing.
+    A function must depend on its arguments only, trees of tensors (:mod:`cliquetta.tensor_tree`)
+    and constants that never change, and may not wait for the device. It is handed in at every
+    call, because one that is kept would keep its owner and all recordings alive. The recordings
+    share their memory: outputs are copied. ``shapes=0`` records nothing.
     """
 
     def __init__(self, shapes: int = 3) -> None:
@@ -69,7 +75,7 @@ class Replayed:
         self._recorded: dict[str, dict[tuple[object, ...], Recording]] = {}
         self._pool: Any = None
 
-    def __call__(self, function: Function, *inputs: Tensor) -> tuple[Tensor, ...]:
+    def __call__(self, function: Callable[..., R], *inputs: Any) -> R:
         """The outputs of ``function``, which is told from others by its name."""
         return self._call(function, inputs, self.shapes)
 
@@ -92,19 +98,20 @@ class Replayed:
             return tuple(parts[0])
         return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
-    def _call(
-        self, function: Function, inputs: Sequence[Tensor], shapes: int
-    ) -> tuple[Tensor, ...]:
+    def _call(self, function: Callable[..., R], inputs: Sequence[Any], shapes: int) -> R:
         """The outputs, of a recording unless there are ``shapes`` others."""
-        if not inputs[0].is_cuda:
+        tensors = flatten(tuple(inputs))
+        first = next(iter(tensors.values()))
+        if not first.is_cuda:
             return function(*inputs)
         recorded = self._recorded.setdefault(function.__name__, {})
-        key = tuple((value.shape, value.dtype, value.device) for value in inputs)
+        key = tuple((path, v.shape, v.dtype, v.device) for path, v in tensors.items())
         if key not in recorded:
             if len(recorded) >= shapes:
                 return function(*inputs)
-            with torch.cuda.device(inputs[0].device):
+            with torch.cuda.device(first.device):
                 if self._pool is None:
                     self._pool = torch.cuda.graph_pool_handle()
                 recorded[key] = record(function, inputs, self._pool)
-        return recorded[key].replay(inputs)
+        found: R = recorded[key].replay(inputs)
+        return found

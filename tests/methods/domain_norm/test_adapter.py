@@ -13,16 +13,9 @@ from torch import Tensor
 from cliquetta.errors import UserError
 from cliquetta.methods._shared.state import StateMismatchError, load_state, save_state
 from cliquetta.methods.domain_norm import DomainNorm, DomainNormConfig
-from cliquetta.methods.domain_norm.frequencies import (
-    belief,
-    class_frequencies,
-    class_prior,
-    remove_background,
-    target_marginal,
-)
 from cliquetta.methods.domain_norm.health import health, in_words, verdict
-from cliquetta.methods.domain_norm.learning import certain_weights, domain_loss
-from cliquetta.methods.domain_norm.statistics import Counts, Recent, count_batch
+from cliquetta.methods.domain_norm.prior import Figures, class_prior, observe
+from cliquetta.methods.domain_norm.state import Predicted
 from cliquetta.methods.registry import method_config
 from cliquetta.methods.tda import TDA
 from cliquetta.model.block import Block
@@ -39,9 +32,17 @@ def build(seed: int = 0, **options: Any) -> DomainNorm:
     return DomainNorm(MODEL, PROMPTS, DomainNormConfig(**options), seed=seed)
 
 
+def steps(adapter: DomainNorm) -> list[int]:
+    return [int(domain.norms.steps) for domain in adapter.state.domains]
+
+
+def images_of(adapter: DomainNorm) -> list[int]:
+    return [int(domain.progress.images) for domain in adapter.state.domains]
+
+
 def zero_shot(adapter: DomainNorm, images: Tensor) -> Tensor:
     features = MODEL.encode_image(images, normalize=True)
-    return (MODEL.scale * features @ adapter.classifier.T).softmax(-1)
+    return (MODEL.scale * features @ adapter.network.text.T).softmax(-1)
 
 
 def with_norms(values: Tensor) -> tuple[CLIP, list[Tensor]]:
@@ -59,31 +60,29 @@ def with_norms(values: Tensor) -> tuple[CLIP, list[Tensor]]:
 
 
 def test_first_step_equals_autograd_through_the_whole_tower() -> None:
+    """With the class prior uniform and its evenness far from any limit: the loss in full."""
     images = make_batches(4, 1, 6)[0]
-    config = DomainNormConfig(step_every=6, uncertainty_scale=0.9)
+    config = DomainNormConfig(step_every=6, uncertainty_scale=0.9, prior="uniform")
     adapter = DomainNorm(MODEL, PROMPTS, config, seed=3)
-    start = adapter.memory["norms"][0].clone()
+    start = adapter.state.domains[0].norms.values.clone()
     model, leaves = with_norms(start)
     assert torch.equal(torch.cat([p.detach() for p in leaves]), start)
-    plain = zero_shot(adapter, images)
-    confidence, marginal = plain.amax(dim=1).mean(), plain.mean(0)
-    none = torch.zeros(len(NAMES))
-    freed = remove_background(plain, none, none, 1.0)[0].sum(0)
-    frequencies = class_frequencies(freed, torch.tensor(6.0))
-    believed = belief(frequencies, confidence, config)
-    prior = class_prior(frequencies, believed)
-    target = target_marginal(marginal, marginal, prior)
+    confidence = float(zero_shot(adapter, images).amax(dim=1).mean())
     features = model.encode_image(images, normalize=True)
-    certain = certain_weights(6, 0.7 + 0.3 * believed)
-    domain_loss(MODEL.scale * features @ adapter.classifier.T, target, certain, 1.0).backward()
+    p = (MODEL.scale * features @ adapter.network.text.T).softmax(-1)
+    entropies = -(p * p.log()).sum(-1)
+    certain = entropies.sort().values[:4].mean()  # 0.7 of 6 images
+    # The window is all that the domain has shown: its zero-shot marginal cancels in the target.
+    marginal = p.mean(0)
+    (certain + (marginal * (marginal * len(NAMES)).log()).sum()).backward()
     gradient = torch.cat([p.grad for p in leaves if p.grad is not None])
 
     adapter.predict(Batch(images))
-    memory = adapter.memory
-    torch.testing.assert_close(memory["first_moment"][0], 0.1 * gradient, atol=1e-12, rtol=0)
-    rate = 0.012 * min(1.0, (1 - float(confidence)) / 0.9)
+    norms = adapter.state.domains[0].norms
+    torch.testing.assert_close(norms.first, 0.1 * gradient, atol=1e-12, rtol=0)
+    rate = 0.012 * min(1.0, (1 - confidence) / 0.9)
     moved = start - rate * gradient / (gradient.abs() + 1e-8)
-    torch.testing.assert_close(memory["norms"][0], moved, rtol=0, atol=1e-9)
+    torch.testing.assert_close(norms.values, moved, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("size", [1, 3, 8, 24])
@@ -92,7 +91,7 @@ def test_steps_fall_due_by_images_whatever_the_batch_size(size: int) -> None:
     adapter = build(step_every=8)
     for part in images.split(size):
         adapter.predict(Batch(part))
-    assert adapter.memory["steps"][0] == 3
+    assert steps(adapter)[0] == 3
 
 
 def test_single_images_are_learned_from_like_a_batch() -> None:
@@ -103,7 +102,8 @@ def test_single_images_are_learned_from_like_a_batch() -> None:
     together.predict(Batch(images))
     for image in images:
         alone.predict(Batch(image[None]))
-    torch.testing.assert_close(alone.memory["norms"], together.memory["norms"], atol=1e-9, rtol=0)
+    norms = [adapter.state.domains[0].norms.values for adapter in (alone, together)]
+    torch.testing.assert_close(*norms, atol=1e-9, rtol=0)
 
 
 def test_before_the_first_step_the_answer_is_zero_shot() -> None:
@@ -119,12 +119,12 @@ def test_a_settled_domain_is_answered_by_the_learning_pass() -> None:
     options: dict[str, Any] = {"vote_share": 0.0, "frequency_power": 0.0, "zero_shot_share": 0.0}
     adapter = build(step_every=6, warmup_images=6, **options)
     adapter.predict(Batch(first))
-    norms = adapter.memory["norms"][0].clone()
+    norms = adapter.state.domains[0].norms.values
     features = with_norms(norms)[0].encode_image(second, normalize=True).detach()
-    expected = (MODEL.scale * features @ adapter.classifier.T).softmax(-1)
+    expected = (MODEL.scale * features @ adapter.network.text.T).softmax(-1)
     found = adapter.predict(Batch(second)).probabilities
     torch.testing.assert_close(found, expected.float(), atol=1e-6, rtol=1e-5)
-    assert not torch.equal(adapter.memory["norms"][0], norms)
+    assert not torch.equal(adapter.state.domains[0].norms.values, norms)
 
 
 def test_order_inside_batches_that_do_not_fit_the_window_does_not_matter() -> None:
@@ -192,8 +192,7 @@ def test_a_domain_that_comes_back_finds_its_prompt_again() -> None:
         adapter.predict(Batch(lit(light))).evidence["domain"] for light in (0.0, -3.0, 0.0, -3.0)
     ]
     assert visits == [0, 1, 0, 1]
-    assert adapter.memory["images"].tolist() == [80, 80]
-    assert adapter.memory["steps"].tolist() == [2, 2]
+    assert images_of(adapter) == [80, 80] and steps(adapter) == [2, 2]
 
     one = build(domains=1)
     assert [one.predict(Batch(lit(x))).evidence["domain"] for x in (0.0, -3.0)] == [0, 0]
@@ -205,8 +204,7 @@ def test_the_least_recently_used_domain_makes_room() -> None:
         adapter.predict(Batch(lit(light))).evidence["domain"] for light in (0.0, -3.0, 0.0, 3.0)
     ]
     assert visits == [0, 1, 0, 1]
-    assert adapter.memory["images"].tolist() == [80, 40]
-    assert adapter.memory["steps"].tolist() == [2, 1]
+    assert images_of(adapter) == [80, 40] and steps(adapter) == [2, 1]
 
 
 def test_images_of_a_mixed_batch_are_answered_with_the_prompts_of_their_domains() -> None:
@@ -269,15 +267,26 @@ def test_a_collapsed_domain_is_restarted_and_counted() -> None:
     adapter = build(domains=1, step_every=32)
     for part in images.split(32):
         adapter.predict(Batch(part))
-    assert adapter.memory["restarts"][0] == 0
+    assert adapter.state.domains[0].progress.restarts == 0
     plain = zero_shot(adapter, images).argmax(1).bincount(minlength=len(NAMES))
     assert plain.max() < 0.5 * plain.sum()
-    adapter.memory["recent_adapted"][0] = torch.tensor([0.0, 200.0, 0, 0, 0, 3.0]).double()
-    adapter.memory["recent_plain"][0] = torch.tensor([40.0, 40.0, 40, 40, 40, 3.0]).double()
+    collapsed = Predicted(
+        torch.tensor([0.0, 200.0, 0, 0, 0, 3.0]).double(),
+        torch.tensor([40.0, 40.0, 40, 40, 40, 3.0]).double(),
+    )
+    domain = adapter.state.domains[0]._replace(predicted=collapsed)
+    adapter.memory.store_tree(adapter.state._replace(domains=(domain,)))
     found = adapter.predict(Batch(images[:8]))
-    assert adapter.memory["restarts"][0] == 1 == found.evidence["restarts"]
-    assert adapter.memory["steps"][0] == 0
-    assert torch.equal(adapter.memory["norms"][0], build(domains=1).memory["norms"][0])
+    after, fresh = adapter.state.domains[0], build(domains=1).state.domains[0]
+    assert after.progress.restarts == 1 == found.evidence["restarts"]
+    assert after.norms.steps == 0 and torch.equal(after.norms.values, fresh.norms.values)
+    # Votes of the collapsed domain went, too: those of this batch alone are there.
+    assert after.voters.next == 8
+    alone = build(domains=1, step_every=32, frequency_power=0.0, recent_images=0.0)
+    expected = alone.predict(Batch(images[:8])).logits
+    weights = class_prior(after.counts, adapter.config).weights
+    votes = expected.exp() * weights
+    torch.testing.assert_close(found.logits, (votes / votes.sum(1, keepdim=True)).log().float())
 
 
 def test_the_learned_domain_outlives_a_change_of_classes(tmp_path: Any) -> None:
@@ -287,8 +296,9 @@ def test_the_learned_domain_outlives_a_change_of_classes(tmp_path: Any) -> None:
     names = ("horse", "frog", "ship")
     other = adapter.with_classes(names)
     assert other.prompts.names == names
-    assert torch.equal(other.memory["norms"], adapter.memory["norms"])
-    assert other.memory["counted"].sum() == 0
+    kept, before = other.state.domains[0], adapter.state.domains[0]
+    assert torch.equal(kept.norms.values, before.norms.values)
+    assert before.counts.images == 40 and kept.counts.images == 0
     assert other.predict(Batch(images[:7])).logits.shape == (7, 3)
 
     save_state(adapter, tmp_path / "state")
@@ -296,7 +306,7 @@ def test_the_learned_domain_outlives_a_change_of_classes(tmp_path: Any) -> None:
     with pytest.raises(StateMismatchError, match="another class list"):
         load_state(loaded, tmp_path / "state")
     assert load_state(loaded, tmp_path / "state", other_classes=True).classes_changed
-    for name in DomainNorm.class_free:
+    for name in loaded.class_free:
         assert torch.equal(loaded.memory[name], adapter.memory[name]), name
     same = load_state(build(step_every=40), tmp_path / "state", other_classes=True)
     assert not same.classes_changed
@@ -307,21 +317,17 @@ def test_the_learned_domain_outlives_a_change_of_classes(tmp_path: Any) -> None:
 
 def test_every_memory_is_named_class_free_or_depends_on_the_classes() -> None:
     """A tensor that counts classes and is kept, or one that does not and is dropped, is a slip."""
-    sizes = [
-        {
-            name: value.shape
-            for name, value in DomainNorm(MODEL, ClassPrompts(NAMES[:count]), DomainNormConfig())
-            .memory.state_dict()
-            .items()
-        }
+    few, all_of = (
+        DomainNorm(MODEL, ClassPrompts(NAMES[:count]), DomainNormConfig(domains=1))
         for count in (3, 6)
-    ]
-    per_class = {name for name in sizes[0] if sizes[0][name] != sizes[1][name]}
-    assert not per_class & DomainNorm.class_free
+    )
+    names = set(all_of.memory)
+    per_class = {name for name in names if few.memory[name].shape != all_of.memory[name].shape}
+    assert per_class and not per_class & all_of.class_free
     # Counts that belong to per-class sums, and votes that name classes, start again with them.
-    beside = {"counted", "confidence", "entropy", "agreement"}
-    beside |= {"voters", "voters_next", "plain_votes"}
-    assert per_class | beside | DomainNorm.class_free == set(sizes[0])
+    beside = {f"counts.{name}" for name in ("images", "confidence", "entropy", "agreement")}
+    beside |= {f"voters.{name}" for name in ("features", "zero_shot", "next")}
+    assert per_class | {f"domains.0.{name}" for name in beside} | all_of.class_free == names
 
 
 def test_evidence_tells_how_adaptation_is_doing() -> None:
@@ -362,19 +368,16 @@ def test_the_verdict_by_hand(
 
 def test_information_by_hand() -> None:
     """Two certain answers: all is explained; two equal ones: nothing; one image: not told."""
-    adapter, certain = build(domains=1), torch.eye(6)[:2].double()
+    start, certain = build(domains=1).state.domains[0], torch.eye(6)[:2].double()
     even = torch.full((2, 6), 1 / 6).double()
     mixed = torch.tensor([[0.5, 0.5, 0, 0, 0, 0], [0, 0.5, 0.5, 0, 0, 0]]).double()
     half = 1 - math.log(2) / (1.5 * math.log(2))  # H(1/4, 1/2, 1/4) is 1.5 bit
     for p, expected in ((certain, 1.0), (even, 0.0), (mixed, half)):
-        adapter.reset()
+        counts = start.counts
         for count in (31, 1):
-            counts, recent = Counts.load(adapter.memory, 0), Recent.load(adapter.memory, 0)
-            counted = count_batch(counts, recent, p.repeat(count, 1), adapter.config)
-            counted.counts.store(adapter.memory, 0)
-            found, _ = counted.read(counted.figures.tolist(), adapter.config)
-            assert (found.information is None) == (count == 31)
-            assert found.abstain == (count == 1 and expected < 0.1)
+            seen = observe(counts, start.predicted, p.repeat(count, 1), DomainNormConfig())
+            counts, found = seen.counts, Figures(*seen.figures.tolist())
+            assert math.isnan(found.information) == (count == 31)
         assert found.information == pytest.approx(expected, abs=1e-5)
 
 
@@ -392,8 +395,9 @@ def test_images_that_say_nothing_are_answered_by_zero_shot_and_counted() -> None
     torch.testing.assert_close(found.probabilities.double(), zero_shot(adapter, images[64:]))
     assert other.evidence["abstained"] == 0 and not torch.allclose(found.logits, other.logits)
     # Learning went on inside, and the exported answer to such an image is zero-shot's, too.
-    for name in ("norms", "votes"):
-        assert torch.equal(adapter.memory[name], always.memory[name])
+    one, other_domain = adapter.state.domains[0], always.state.domains[0]
+    assert torch.equal(one.norms.values, other_domain.norms.values)
+    assert torch.equal(one.voters.predictions, other_domain.voters.predictions)
     frozen = adapter.frozen_model()(images[:4]).softmax(dim=1)
     torch.testing.assert_close(frozen, zero_shot(adapter, images[:4]).to(frozen))
     # Images that differ end it; where nothing was abstained from, answers are bit for bit the same.
@@ -425,8 +429,8 @@ def test_a_burst_of_another_domain_leaves_one_bit_for_bit_as_it_was() -> None:
         adapter.predict(Batch(lit(0.0)))
     for _ in range(8):
         disturbed.predict(Batch(lit(-3.0)))
-    assert disturbed.memory["images"].tolist() == [40, 320]
+    assert images_of(disturbed) == [40, 320]
     for images in (lit(0.0), lit(0.1)):
         found, expected = (adapter.predict(Batch(images)) for adapter in (disturbed, plain))
         assert torch.equal(found.logits, expected.logits)
-    assert plain.memory["steps"][0] == 3
+    assert steps(plain)[0] == 3

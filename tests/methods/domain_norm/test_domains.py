@@ -3,50 +3,50 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.methods.domain_norm.domains import (
-    DomainKeys,
-    absorb,
-    batch_figures,
-    domain_distance,
-    signature,
-    split_domains,
-)
+from cliquetta.methods.domain_norm.config import DomainNormConfig
+from cliquetta.methods.domain_norm.domains import absorb, choose_domains, distances, key_of
+from cliquetta.methods.domain_norm.network import signature
+from cliquetta.methods.domain_norm.run import Run
+from cliquetta.methods.domain_norm.state import Domain, Group, Key, Progress, State
+
+
+def no_images(channels: int) -> Key:
+    return Key(torch.tensor(0.0), torch.zeros(channels), torch.zeros(channels))
 
 
 def test_distance_is_cohens_d_squared_by_hand() -> None:
     known, batch = torch.tensor([[0.0], [2.0]]), torch.tensor([[5.0], [7.0], [6.0]])
-    empty = DomainKeys(torch.zeros(1), torch.zeros(1, 1), torch.zeros(1, 1))
-    keys = absorb(known, empty)
-    assert (float(keys.images), float(keys.mean), float(keys.scatter)) == (2.0, 1.0, 2.0)
+    empty = no_images(1)
+    key = absorb(empty, known)
+    assert (float(key.images), float(key.mean), float(key.scatter)) == (2.0, 1.0, 2.0)
     variance = (2.0 + 2.0) / (2 + 3 - 2)
     expected = (6.0 - 1.0) ** 2 / variance - (1 / 3 + 1 / 2)
-    assert float(domain_distance(batch, keys)) == pytest.approx(expected)
-    assert math.isinf(float(domain_distance(batch, empty)))
+    found = distances(key_of(batch), (key, empty)).tolist()
+    assert found == [pytest.approx(expected), math.inf]
 
 
 def test_keys_absorb_batch_by_batch_what_they_would_absorb_at_once() -> None:
     rows = torch.randn(30, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    zero = torch.zeros(1, 5, dtype=torch.float64)
-    keys = DomainKeys(torch.zeros(1, dtype=torch.float64), zero, zero)
+    key = Key(*(value.double() for value in no_images(5)))
     for part in rows.split(7):
-        keys = absorb(part, keys)
-    torch.testing.assert_close(keys.mean[0], rows.mean(0))
-    torch.testing.assert_close(keys.scatter[0] / 29, rows.var(0))
+        key = absorb(key, part)
+    torch.testing.assert_close(key.mean, rows.mean(0))
+    torch.testing.assert_close(key.scatter / 29, rows.var(0))
 
 
 def test_distance_within_a_domain_is_near_zero_whatever_the_sizes() -> None:
     generator = torch.Generator().manual_seed(0)
-    empty = DomainKeys(torch.zeros(1), torch.zeros(1, 400), torch.zeros(1, 400))
     for known, size in ((64, 64), (640, 8), (2000, 64)):
-        keys = absorb(torch.randn(known, 400, generator=generator), empty)
+        key = key_of(torch.randn(known, 400, generator=generator))
         same, other = torch.randn(size, 400, generator=generator), 1.0
-        assert abs(float(domain_distance(same, keys))) < 0.1
-        assert float(domain_distance(same + other, keys)) > 0.8
+        assert abs(float(distances(key_of(same), (key,)))) < 0.1
+        assert float(distances(key_of(same + other), (key,))) > 0.8
 
 
 def test_signature_leaves_the_class_token_out() -> None:
@@ -54,23 +54,21 @@ def test_signature_leaves_the_class_token_out() -> None:
     torch.testing.assert_close(signature(early), torch.tensor([[2.0, 2.0**0.5]]))
 
 
-def two_domains(apart: float) -> DomainKeys:
-    """Keys of two domains of 400 channels whose means differ by ``apart`` deviations."""
+def two_domains(apart: float) -> State:
+    """Two domains of 400 channels whose means differ by ``apart`` deviations; the rest is void."""
     generator = torch.Generator().manual_seed(0)
-    empty = DomainKeys(torch.zeros(1), torch.zeros(1, 400), torch.zeros(1, 400))
-    parts = [
-        absorb(torch.randn(200, 400, generator=generator) + shift, empty) for shift in (0.0, apart)
-    ]
-    return DomainKeys(
-        torch.cat([key.images for key in parts]),
-        torch.cat([key.mean for key in parts]),
-        torch.cat([key.scatter for key in parts]),
+    void: Any = torch.empty(0)
+    progress = Progress(*[torch.tensor(200)] * len(Progress._fields))
+    domains = tuple(
+        Domain(void, key_of(rows), void, void, void, progress)
+        for rows in (torch.randn(200, 400, generator=generator) + shift for shift in (0.0, apart))
     )
+    return State(torch.tensor(0), domains, void, Group(torch.zeros(16, 400), torch.tensor(0)))
 
 
-def split(batch: Tensor, keys: DomainKeys) -> list[tuple[int | None, Tensor]]:
-    """The parts of a batch by figures computed from it."""
-    return split_domains(batch, keys, 0.6, batch_figures(batch, keys).tolist())
+def split(batch: Tensor, state: State) -> list[tuple[int | None, Tensor]]:
+    """The parts of a batch."""
+    return choose_domains(state, batch, DomainNormConfig(domain_threshold=0.6), Run())
 
 
 def test_images_of_a_mixed_batch_go_to_their_own_domains() -> None:
@@ -85,10 +83,10 @@ def test_images_of_a_mixed_batch_go_to_their_own_domains() -> None:
 def test_a_batch_of_one_domain_is_never_split() -> None:
     generator = torch.Generator().manual_seed(2)
     for apart in (0.3, 2.0):  # domains that are nearly one, and domains far apart
-        keys = two_domains(apart)
+        state = two_domains(apart)
         for shift, expected in ((0.0, 0), (apart, 1)):
             batch = torch.randn(32, 400, generator=generator) + shift
-            found = split(batch, keys)
+            found = split(batch, state)
             assert len(found) == 1
             assert apart < 1 or found[0][0] == expected
 

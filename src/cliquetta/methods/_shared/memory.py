@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from cliquetta.errors import UserError
+from cliquetta.tensor_tree import items
 
 MOST_COUNTED = 2**48
 """Counters of a state that claim more than this are refused."""
@@ -65,6 +67,18 @@ class Memory:
         self._below[name] = below
         if start.is_floating_point() and start.numel() and start.amax() == torch.inf:
             self._open.add(name)
+
+    def declare_tree(self, start: Any, below: Mapping[str, int]) -> None:
+        """Add the tensors of a tree by their paths; ``below`` by the endings of some of them."""
+        for path, value in items(start):
+            least = (limit for ending, limit in below.items() if path.endswith(ending))
+            self.declare(path, value, below=next(least, MOST_COUNTED))
+
+    def store_tree(self, tree: Any) -> None:
+        """Replace the tensors of a tree that are others than before."""
+        for path, value in items(tree):
+            if value is not self._now[path]:
+                self[path] = value
 
     def __getitem__(self, name: str) -> Tensor:
         return self._now[name]
@@ -133,9 +147,9 @@ class Memory:
                     f"{below - 1}: it is damaged; start without it"
                 )
 
-    def snapshot(self, *, copied: bool) -> dict[str, Tensor]:
-        """What :meth:`restore` takes back; ``copied`` for methods that write into tensors."""
-        return self.state_dict() if copied else dict(self._now)
+    def snapshot(self) -> dict[str, Tensor]:
+        """What :meth:`restore` goes back to: methods replace tensors, and never write into them."""
+        return dict(self._now)
 
     def restore(self, snapshot: dict[str, Tensor]) -> None:
         """Be as at the time of ``snapshot``."""

@@ -192,7 +192,11 @@ def unpack_state(
     return SavedState(header, extra, header["notes"], other_classes)
 
 
-def merge_states(adapter: Adapter, states: Sequence[Path | str | bytes]) -> None:
+def merge_states(
+    adapter: Adapter,
+    states: Sequence[Path | str | bytes],
+    start: Path | str | bytes | None = None,
+) -> None:
     """Let ``adapter`` continue from what several equally built ones learned.
 
     Each of them saw a part of a stream: the shards of a list, or the actors of a cluster. TDA's
@@ -202,6 +206,7 @@ def merge_states(adapter: Adapter, states: Sequence[Path | str | bytes]) -> None
     Args:
         adapter: Built like those that learned.
         states: Files of :func:`save_state`, or bytes of :func:`pack_state`.
+        start: The same of the state that all of them began with, if they did not begin anew.
 
     Raises:
         StateMismatchError: A state belongs to another method, model, class list or config.
@@ -209,14 +214,15 @@ def merge_states(adapter: Adapter, states: Sequence[Path | str | bytes]) -> None
 
     """
     memories = []
-    for state in states:
+    for state in states if start is None else [start, *states]:
         if isinstance(state, bytes):
             unpack_state(adapter, state)
         else:
             load_state(adapter, state)
         memories.append(adapter.state_dict())
+    shared = None if start is None else memories.pop(0)
     if len(memories) > 1:
-        adapter.load_state_dict(adapter.merge(memories))
+        adapter.load_state_dict(adapter.merge(memories, shared))
 
 
 def _checked(header: Mapping[str, Any], source: str) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""SCAP with domains: visual LayerNorms per domain of the stream, learned and kept.
+"""LayerNorms per domain of the stream, with class priors and the votes of neighbours.
 
-Ours, after Zhang et al., "SCAP: Transductive Test-Time Adaptation via Supportive Clique-based
-Attribute Prompting", CVPR 2025. ``config`` has the settings, ``frequencies`` estimates which
-classes occur, ``domains`` measures how far domains are apart, ``known_domains`` remembers them,
-``learning`` holds the loss, ``voters`` the votes of similar images; ``adapter`` wires. Settings
-were chosen on development streams: docs/research/domain-norm.md has the log.
+Ours; it grew out of SCAP (Zhang et al., CVPR 2025), whose cliques and prompts it replaced by
+domains and LayerNorms. docs/methods/domain_norm.md has the equations, docs/research/domain-norm.md
+the log.
+``step`` reads like the algorithm there; ``state`` is what it goes from and to; ``network``,
+``domains`` and ``prior`` hold its parts; ``ahead`` is for GPUs only.
 """
 
 from cliquetta.methods.domain_norm.adapter import DomainNorm

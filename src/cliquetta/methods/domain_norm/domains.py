@@ -1,141 +1,158 @@
-"""Telling domains apart by early features: the keys under which they are retained.
+"""Assigning images to domains by early features (Eq. 4 to 6).
 
-What a shift does to images (noise, blur, ink on paper) shows in the first block already, where
-the classes hardly show yet. A domain's key is the running mean and scatter, over its images, of
-each channel's mean and deviation over patches.
+What a shift does to images (noise, blur, ink on paper) shows after the first block already, where
+classes hardly show yet. A domain is known by the mean and scatter of the signatures of its images.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-KEYS = ("key_count", "key_mean", "key_scatter")
-"""What :class:`DomainKeys` are called in the adapter's memory."""
-GROUP = 16
-"""Smaller batches are told apart together with the images before them: single images stray."""
+from cliquetta.methods.domain_norm.config import DomainNormConfig
+from cliquetta.methods.domain_norm.network import Network
+from cliquetta.methods.domain_norm.run import Run
+from cliquetta.methods.domain_norm.state import GROUP, Group, Key, State, ring, start_domain
+from cliquetta.model.transfer import send
+
+YOUNG = 32
+"""Images that a domain must have before others are distinguished from it."""
 MIXED = 4
-"""Images that a part of a mixed batch holds at least."""
+"""Images that a part of a mixed batch has at least."""
+
+Parts = list[tuple[int, Tensor]]
+"""Domain and rows of each part of a batch."""
 
 
-class DomainKeys(NamedTuple):
-    """Keys of K domains: images seen (K,), means (K, F) and summed squared deviations (K, F)."""
+def assign_domain(
+    state: State, signatures: Tensor, network: Network, config: DomainNormConfig, run: Run
+) -> tuple[State, Parts]:
+    """Assign a batch with signatures (b, F) to domains, Eq. 6; their keys take it up, Eq. 4.
 
-    images: Tensor
-    mean: Tensor
-    scatter: Tensor
+    A batch far from all domains opens a new one in place of the least recently used.
+    """
+    state = state._replace(group=remember_group(state.group, signatures))
+    parts: Parts = []
+    for known, rows in choose_domains(state, signatures, config, run):
+        last_used = [int(domain.progress.last_used) for domain in state.domains]
+        number = last_used.index(min(last_used)) if known is None else known
+        domain, window = state.domains[number], state.window
+        if known is None:
+            domain = start_domain(network, config)
+            own = window.domain == number
+            window = window._replace(domain=window.domain.masked_fill(own, -1))
+        part = signatures if len(rows) == len(signatures) else signatures[rows]
+        key = run(absorb, domain.key, part)
+        progress = domain.progress._replace(last_used=torch.tensor(max(last_used) + 1))
+        domains = list(state.domains)
+        domains[number] = domain._replace(key=key, progress=progress)
+        state = state._replace(domains=tuple(domains), window=window)
+        parts.append((number, rows))
+    largest = max(parts, key=lambda part: len(part[1]))[0]
+    return state._replace(current=torch.tensor(largest)), parts
 
 
-def signature(early: Tensor, class_tokens: int = 1) -> Tensor:
-    """Mean and deviation over patches (B, 2 D) of early hidden states (B, T, D)."""
-    patches = early[:, class_tokens:].float()
-    return torch.cat([patches.mean(dim=1), patches.std(dim=1)], dim=1)
+def remember_group(group: Group, signatures: Tensor) -> Group:
+    """Write the signatures (b, F) of a batch, or some of them, over the oldest."""
+    new = signatures[:GROUP]
+    slots, position = ring(group.next, len(new), GROUP)
+    return Group(group.signatures.index_copy(0, send(slots, new.device), new), position)
 
 
-def domain_distance(signatures: Tensor, keys: DomainKeys) -> Tensor:
-    """How far the batch (b, F) lies from each domain, (K,).
+def choose_domains(
+    state: State, signatures: Tensor, config: DomainNormConfig, run: Run
+) -> list[tuple[int | None, Tensor]]:
+    """Domain and rows of each part of a batch, Eq. 6; ``None`` for a domain that is new."""
+    current, b, limit = int(state.current), len(signatures), config.domain_threshold
+    rows = torch.arange(b, device=signatures.device)
+    if config.domains == 1 or state.domains[current].progress.images < YOUNG:
+        return [(current, rows)]
+    keys = tuple(domain.key for domain in state.domains)
+    if b < GROUP:
+        group = state.group.signatures[: min(int(state.group.next), GROUP)]
+        return [(nearest_domain(run.read(distances(key_of(group), keys)), len(group), limit), rows)]
+    figures = run.read(run(domain_figures, signatures, keys))
+    choices, distance = [int(domain) for domain in figures[:b]], figures[b:]
+    numbers = [n for n in sorted(set(choices)) if choices.count(n) >= max(MIXED, b / 8)]
+    if len(numbers) > 1:
+        chosen = torch.tensor(choices, device=signatures.device)
+        if _are_apart(signatures, chosen, numbers, keys, limit):
+            strays = ~torch.isin(chosen, torch.tensor(numbers, device=chosen.device))
+            chosen = chosen.masked_fill(strays, max(numbers, key=choices.count))
+            return [(number, rows[chosen == number]) for number in numbers]
+    return [(nearest_domain(distance, b, limit), rows)]
+
+
+def nearest_domain(distance: Sequence[float], size: int, threshold: float) -> int | None:
+    """The domain at the least distance from a group of ``size`` images, unless that is too far.
+
+    The mean of a small group strays by chance: it must be farther off to be new.
+    """
+    least = min(distance)
+    return distance.index(least) if least <= threshold * (1 + 3 / size) else None
+
+
+def _are_apart(
+    signatures: Tensor, chosen: Tensor, numbers: list[int], keys: tuple[Key, ...], threshold: float
+) -> bool:
+    """Whether every part is near its own domain and far from those of the other parts."""
+    for number in numbers:
+        distance = distances(key_of(signatures[chosen == number]), keys)
+        near = {other for other in numbers if float(distance[other]) <= threshold}
+        if near != {number}:
+            return False
+    return True
+
+
+def domain_figures(signatures: Tensor, keys: tuple[Key, ...]) -> Tensor:
+    """The domain nearest to each image alone, and the batch's distances, (b + K,)."""
+    known = stack_keys(keys)
+    variance = known.scatter / (known.images[:, None] - 1).clamp_min(1)
+    squared = (signatures[:, None] - known.mean).square() / variance.clamp_min(1e-6)
+    nearest = squared.mean(dim=2).masked_fill(known.images < 2, torch.inf).argmin(dim=1)
+    distance = distances(key_of(signatures), keys)
+    return torch.cat([nearest.to(distance.dtype), distance])
+
+
+def distances(one: Key, keys: tuple[Key, ...]) -> Tensor:
+    """Distance (K,) of a key from each of K others, Eq. 5.
 
     Squared difference of the means in units of the images' own variance (Cohen's d squared), less
     what two samples of one domain differ by, averaged over channels: near 0 within a domain,
     whatever the sizes. A domain without images is infinitely far.
     """
-    return key_distance(_key_of(signatures), keys)
+    others = stack_keys(keys)
+    n, m = one.images, others.images[:, None]
+    variance = (others.scatter + one.scatter) / (m + n - 2).clamp_min(1)
+    squared = (one.mean - others.mean).square() / variance.clamp_min(1e-6)
+    excess = squared - (1 / n + 1 / m.clamp_min(1))
+    return excess.mean(dim=1).masked_fill(others.images == 0, torch.inf)
 
 
-def key_distance(one: DomainKeys, keys: DomainKeys) -> Tensor:
-    """How far a domain lies from each of K others, (K,); see :func:`domain_distance`."""
-    b, count = one.images[:, None], keys.images[:, None]
-    variance = (keys.scatter + one.scatter) / (count + b - 2).clamp_min(1)
-    squared = (one.mean - keys.mean).square() / variance.clamp_min(1e-6)
-    excess = squared - (1 / b + 1 / count.clamp_min(1))
-    return excess.mean(dim=1).masked_fill(keys.images == 0, torch.inf)
+def stack_keys(keys: tuple[Key, ...]) -> Key:
+    """Stack the keys of K domains: (K,), (K, F), (K, F)."""
+    return Key(*(torch.stack(values) for values in zip(*keys, strict=True)))
 
 
-def _key_of(signatures: Tensor) -> DomainKeys:
-    """The key of a batch (b, F), as of one domain."""
-    centre = signatures.mean(dim=0, keepdim=True)
-    own = (signatures - centre).square().sum(dim=0, keepdim=True)
-    count = signatures.new_full((1,), len(signatures))  # no copy from the host
-    return DomainKeys(count, centre, own)
+def key_of(signatures: Tensor) -> Key:
+    """The key of images with signatures (b, F)."""
+    mean = signatures.mean(dim=0)
+    scatter = (signatures - mean).square().sum(dim=0)
+    return Key(signatures.new_full((), len(signatures)), mean, scatter)  # no copy from the host
 
 
-def absorb(signatures: Tensor, keys: DomainKeys) -> DomainKeys:
-    """The keys with the batch (b, F) counted into every domain."""
-    return merge_keys(keys, _key_of(signatures))
+def absorb(key: Key, signatures: Tensor) -> Key:
+    """The key with more images counted in, Eq. 4."""
+    return merge_keys(key, key_of(signatures))
 
 
-def merge_keys(keys: DomainKeys, one: DomainKeys) -> DomainKeys:
-    """The keys with the images of another domain counted into every one (Chan's update)."""
-    b, count = one.images[:, None], keys.images[:, None]
-    step = one.mean - keys.mean
-    return DomainKeys(
-        keys.images + one.images,
-        keys.mean + step * (b / (count + b)),
-        keys.scatter + one.scatter + step.square() * (count * b / (count + b)),
+def merge_keys(one: Key, other: Key) -> Key:
+    """The key of the images of both (Chan's update)."""
+    n, m, step = one.images, other.images, other.mean - one.mean
+    return Key(
+        n + m,
+        one.mean + step * (m / (n + m)),
+        one.scatter + other.scatter + step.square() * (n * m / (n + m)),
     )
-
-
-def nearest_domains(signatures: Tensor, keys: DomainKeys) -> Tensor:
-    """The domain (b,) that each image lies nearest to, by itself."""
-    variance = keys.scatter / (keys.images[:, None] - 1).clamp_min(1)
-    difference = signatures[:, None] - keys.mean
-    squared = (difference.square() / variance.clamp_min(1e-6)).mean(dim=2)
-    return squared.masked_fill(keys.images < 2, torch.inf).argmin(dim=1)
-
-
-def batch_figures(signatures: Tensor, keys: DomainKeys) -> Tensor:
-    """What :func:`split_domains` decides by: nearest domain of each image and distances, (b + K,).
-
-    Computed in one go, so that the host waits for the device once.
-    """
-    nearest, distance = nearest_domains(signatures, keys), domain_distance(signatures, keys)
-    return torch.cat([nearest.to(distance.dtype), distance])
-
-
-def nearest_domain(distance: Sequence[float], size: int, threshold: float) -> int | None:
-    """The domain that a group of images lies nearest to, or ``None`` if that lies too far.
-
-    ``distance`` are those of :func:`domain_distance` for a group of ``size`` images.
-    """
-    least = min(distance)
-    # The mean of a small group strays far by chance: it must lie farther off to be new.
-    return distance.index(least) if least <= threshold * (1 + 3 / size) else None
-
-
-def split_domains(
-    signatures: Tensor, keys: DomainKeys, threshold: float, figures: Sequence[float]
-) -> list[tuple[int | None, Tensor]]:
-    """Domain and rows of the parts of a batch; ``None`` for a domain that is not known yet.
-
-    Mostly one part: the whole batch belongs to the domain that lies nearest, if it lies within
-    ``threshold``. Only where images choose between known domains, and their parts lie as far
-    apart as two domains do, is a batch split. ``figures`` are those of :func:`batch_figures`.
-    """
-    b = len(signatures)
-    choices, distance = [int(domain) for domain in figures[:b]], figures[b:]
-    rows = torch.arange(b, device=signatures.device)
-    least = max(MIXED, b / 8)
-    parts = [domain for domain in sorted(set(choices)) if choices.count(domain) >= least]
-    if len(parts) > 1:
-        chosen = torch.tensor(choices, device=signatures.device)
-        if _apart(signatures, chosen, parts, keys, threshold):
-            strays = ~torch.isin(chosen, torch.tensor(parts, device=chosen.device))
-            chosen = chosen.masked_fill(strays, max(parts, key=choices.count))
-            return [(domain, rows[chosen == domain]) for domain in parts]
-    return [(nearest_domain(distance, b, threshold), rows)]
-
-
-def _apart(
-    signatures: Tensor, chosen: Tensor, parts: list[int], keys: DomainKeys, threshold: float
-) -> bool:
-    """Whether every part lies near its own domain and far from those of the other parts."""
-    for domain in parts:
-        distance = domain_distance(signatures[chosen == domain], keys)
-        if float(distance[domain]) > threshold:
-            return False
-        if any(float(distance[other]) <= threshold for other in parts if other != domain):
-            return False
-    return True

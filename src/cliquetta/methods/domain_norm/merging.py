@@ -3,163 +3,256 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import starmap
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.adam import Adam
+from cliquetta.methods._shared.adam import Adam, AdamState
 from cliquetta.methods.domain_norm.config import DomainNormConfig
-from cliquetta.methods.domain_norm.domains import KEYS, DomainKeys, key_distance, merge_keys
-from cliquetta.methods.domain_norm.learning import rate_decay
-
-State = Mapping[str, Tensor]
-Places = list[tuple[int, int]]
-"""Domains, each by the number of its state and its place there."""
-
-ADDED = (
-    *("counted", "confidence", "agreement", "entropy", "answers", "class_mass", "freed_mass"),
-    *("background_weight", "background_total", "recent_mass", "recent_plain", "recent_adapted"),
-    *("steps", "images", "restarts", "abstained"),
+from cliquetta.methods.domain_norm.domains import distances, merge_keys
+from cliquetta.methods.domain_norm.network import Network
+from cliquetta.methods.domain_norm.state import (
+    Counts,
+    Domain,
+    Key,
+    Predicted,
+    Progress,
+    State,
+    Voters,
+    Window,
+    start_domain,
+    start_state,
 )
-WINDOW, VOTERS = ("window_hidden", "window_features"), ("voters", "votes", "plain_votes")
+from cliquetta.methods.domain_norm.step import rate_decay
+
+Members = list[tuple[int, int]]
+"""Domains, each by the number of its state and its own."""
 
 
-def match_domains(states: Sequence[State], threshold: float, most: int) -> list[Places]:
+class Member(NamedTuple):
+    """A domain of one state, and what it was in the state that all copies began with."""
+
+    now: Domain
+    before: Domain | None
+
+    @property
+    def new_images(self) -> int:
+        """Images since the start."""
+        before = 0 if self.before is None else int(self.before.progress.images)
+        return int(self.now.progress.images) - before
+
+
+def merge_states(
+    states: Sequence[State], start: State | None, network: Network, config: DomainNormConfig
+) -> State:
+    """One state from several that began with ``start``, or with nothing.
+
+    Counts are those of the start and what each copy added. LayerNorms move from those of the start
+    by the mean displacement, weighted by images and carried on as far as one copy would have come.
+    Of the recent images every copy keeps its newest.
+    """
+    matched = match_domains(states, config.domain_threshold, config.domains)
+    domains = list(start_state(network, config).domains)
+    for number, members in enumerate(matched):
+        found = [_member(states[i].domains[k], start, k, config) for i, k in members]
+        age = max(starmap(lambda i, k: _age(states[i], k), members))
+        domains[number] = _merge_domain(found, age, network, config)
+    number_of = {member: number for number, members in enumerate(matched) for member in members}
+    last = states[-1]
+    current = number_of.get((len(states) - 1, int(last.current)), 0)
+    window = _merge_windows([state.window for state in states], number_of)
+    return State(torch.tensor(current), tuple(domains), window, last.group)
+
+
+def match_domains(states: Sequence[State], threshold: float, most: int) -> list[Members]:
     """Which domains of which states are one, those of most images first.
 
-    From the largest on, a domain joins the one that lies nearest, if that is within ``threshold``
-    as for a batch of the stream. Of more than ``most`` domains the smallest are forgotten.
+    From the largest on, a domain joins the nearest one, if that is within ``threshold`` as for a
+    batch of the stream. Of more than ``most`` domains the smallest are forgotten.
     """
     known = [
-        (float(count), state, place)
-        for state, values in enumerate(states)
-        for place, count in enumerate(values["key_count"].tolist())
-        if count > 0
+        (i, k, domain.key)
+        for i, state in enumerate(states)
+        for k, domain in enumerate(state.domains)
+        if domain.key.images > 0
     ]
-    groups: list[tuple[DomainKeys, Places]] = []
-    for _, state, place in sorted(known, key=lambda domain: -domain[0]):
-        key = DomainKeys(*(states[state][name][place : place + 1] for name in KEYS))
-        distances = [float(key_distance(key, other)) for other, _ in groups]
-        if distances and min(distances) <= threshold:
-            nearest = distances.index(min(distances))
+    groups: list[tuple[Key, Members]] = []
+    for i, k, key in sorted(known, key=lambda one: -float(one[2].images)):
+        far = distances(key, tuple(other for other, _ in groups)).tolist() if groups else []
+        if far and min(far) <= threshold:
+            nearest = far.index(min(far))
             joined, members = groups[nearest]
-            groups[nearest] = (merge_keys(joined, key), [*members, (state, place)])
+            groups[nearest] = (merge_keys(joined, key), [*members, (i, k)])
         else:
-            groups.append((key, [(state, place)]))
+            groups.append((key, [(i, k)]))
     groups.sort(key=lambda group: -float(group[0].images))
     return [members for _, members in groups[:most]]
 
 
-def merge_domains(
-    states: Sequence[State], fresh: State, config: DomainNormConfig
-) -> dict[str, Tensor]:
-    """One memory from several; ``fresh`` is that of a domain that has seen nothing.
+def _member(now: Domain, start: State | None, number: int, config: DomainNormConfig) -> Member:
+    """A domain with its start, unless another domain was in its place then."""
+    before = None if start is None else start.domains[number]
+    if before is not None and (
+        before.key.images == 0
+        or before.key.images > now.key.images
+        or float(distances(before.key, (now.key,))) > config.domain_threshold
+    ):
+        before = None
+    return Member(now, before)
 
-    Counts are added, LayerNorms are averaged by the images they were learned from and carried on
-    as far as one copy would have come, and of the recent images every state keeps its newest.
-    """
-    matched = match_domains(states, config.domain_threshold, config.domains)
-    merged = {name: value.clone() for name, value in states[-1].items()}
-    for name, value in fresh.items():
-        merged[name] = value.expand(merged[name].shape).clone()
-    for place, members in enumerate(matched):
-        _merge_domain(merged, states, place, members)
-        _merge_learned(merged, states, place, members, fresh["norms"], config)
-        _merge_voters(merged, states, place, members)
-    place_of = {member: place for place, members in enumerate(matched) for member in members}
-    _merge_window(merged, states, place_of)
-    last = (len(states) - 1, int(states[-1]["domain"]))
-    merged["domain"] = torch.tensor(place_of.get(last, 0))
-    return merged
+
+def _age(state: State, number: int) -> float:
+    """How recently a domain was used, 1 for the last one."""
+    used = [int(domain.progress.last_used) for domain in state.domains]
+    return used[number] / max(used)
 
 
 def _merge_domain(
-    merged: dict[str, Tensor], states: Sequence[State], place: int, members: Places
-) -> None:
-    def of(name: str) -> Tensor:
-        return torch.stack([states[state][name][old] for state, old in members])
+    members: list[Member], age: float, network: Network, config: DomainNormConfig
+) -> Domain:
+    starts = list({id(m.before): m.before for m in members if m.before is not None}.values())
+    nows = [member.now for member in members]
 
-    for name in ADDED:
-        merged[name][place] = of(name).sum(dim=0)
-    merged["due"][place] = of("due").amax(dim=0)
-    key = DomainKeys(*(of(name)[:1] for name in KEYS))
-    for one in range(1, len(members)):
-        key = merge_keys(key, DomainKeys(*(of(name)[one : one + 1] for name in KEYS)))
-    for name, value in zip(KEYS, key, strict=True):
-        merged[name][place] = value[0]
-    ages = [
-        states[state]["last_met"][old] / states[state]["last_met"].max() for state, old in members
+    def total(values: list[Tensor], before: list[Tensor | None], shared: list[Tensor]) -> Tensor:
+        new = (now if was is None else now - was for now, was in zip(values, before, strict=True))
+        return torch.stack([*new, *shared]).sum(dim=0)
+
+    def added(part: str, name: str) -> Tensor:
+        def of(domain: Domain) -> Tensor:
+            value: Tensor = getattr(getattr(domain, part), name)
+            return value
+
+        before = [None if m.before is None else of(m.before) for m in members]
+        return total([of(now) for now in nows], before, [of(one) for one in starts])
+
+    def mean(values: list[Tensor]) -> Tensor:
+        return torch.stack(values).mean(dim=0)
+
+    keys = [one.key for one in starts]
+    keys += [
+        m.now.key if m.before is None else _key_since(m.now.key, m.before.key) for m in members
     ]
-    merged["last_met"][place] = 1 + int(1000 * max(map(float, ages)))
+    key = keys[0]
+    for other in keys[1:]:
+        key = merge_keys(key, other)
+    counts = Counts(*(added("counts", name) for name in Counts._fields))
+    return Domain(
+        _merge_norms(members, network, config),
+        key,
+        counts._replace(recent=mean([now.counts.recent for now in nows])),
+        Predicted(
+            mean([now.predicted.adapted for now in nows]),
+            mean([now.predicted.zero_shot for now in nows]),
+        ),
+        _merge_voters(members, starts, start_domain(network, config).voters),
+        Progress(
+            added("progress", "images"),
+            torch.stack([now.progress.due for now in nows]).amax(dim=0),
+            torch.tensor(1 + int(1000 * age)),
+            added("progress", "restarts"),
+            added("progress", "abstained"),
+        ),
+    )
 
 
-def _merge_learned(
-    merged: dict[str, Tensor],
-    states: Sequence[State],
-    place: int,
-    members: Places,
-    start: Tensor,
-    config: DomainNormConfig,
-) -> None:
+def _key_since(now: Key, before: Key) -> Key:
+    """The key of the images after ``before``: :func:`merge_keys` solved for one of the two."""
+    n, m = before.images, now.images - before.images
+    mean = (now.images * now.mean - n * before.mean) / m.clamp_min(1)
+    between = (mean - before.mean).square() * (n * m / now.images)
+    return Key(m, mean, (now.scatter - before.scatter - between).clamp_min(0))
+
+
+def _merge_norms(members: list[Member], network: Network, config: DomainNormConfig) -> AdamState:
     """LayerNorms and Adam's moments of a domain, from those of its members that took steps."""
-    learned = [(state, old) for state, old in members if states[state]["steps"][old] > 0]
+    begun = [_norms_before(member) for member in members]
+    same = begun[0] is not None and all(one is begun[0] for one in begun)
+    fresh = start_domain(network, config).norms
+    base = begun[0] if same and begun[0] is not None else fresh
+    learned = [member for member in members if member.now.norms.steps > base.steps]
     if not learned:
-        return
+        return base
+    norms = [member.now.norms for member in learned]
+    images = torch.tensor([max(1, member.new_images) for member in learned])
+    shares = (images / images.sum()).to(base.values)
+    first, steps = int(base.steps), [int(one.steps) for one in norms]
+    walked = sum(
+        float(w) * path_length(first, n, config) for w, n in zip(shares, steps, strict=True)
+    )
+    last = first + sum(n - first for n in steps)
+    farther = path_length(first, last, config) / walked
+    moved = shares @ torch.stack([one.values - base.values for one in norms])
 
-    def of(name: str) -> Tensor:
-        return torch.stack([states[state][name][old] for state, old in learned])
+    def moment(values: list[Tensor], beta: float) -> Tensor:
+        # a moment is as far below its mean as it has taken few steps, which Adam corrects
+        means = [value / (1 - beta**n) for value, n in zip(values, steps, strict=True)]
+        return (shares @ torch.stack(means)) * (1 - beta**last)
 
-    images, steps = of("images"), of("steps").tolist()
-    shares = (images / images.sum()).to(start)
-    walked = sum(float(w) * path_length(n, config) for w, n in zip(shares, steps, strict=True))
-    farther = path_length(sum(steps), config) / walked
-    merged["norms"][place] = start + farther * (shares @ (of("norms") - start))
-    # A moment is as far below its mean as it has taken few steps, which Adam corrects.
-    for name, beta in zip(("first_moment", "second_moment"), Adam(config.lr).betas, strict=True):
-        mean = shares @ (of(name) / (1 - beta ** of("steps").to(start)[:, None]))
-        merged[name][place] = mean * (1 - beta ** sum(steps))
-
-
-def path_length(steps: int, config: DomainNormConfig) -> float:
-    """Length of a path of ``steps`` steps in one direction, the first of length 1."""
-    return sum(rate_decay(step, config.lr_floor) for step in range(1, steps + 1))
+    beta1, beta2 = Adam(config.lr).betas
+    return AdamState(
+        base.values + farther * moved,
+        moment([one.first for one in norms], beta1),
+        moment([one.second for one in norms], beta2),
+        torch.tensor(last),
+    )
 
 
-def _merge_voters(
-    merged: dict[str, Tensor], states: Sequence[State], place: int, members: Places
-) -> None:
-    """The newest voters of every member of a domain, as many of each."""
-    size, filled = merged["voters"].shape[1], 0
-    for number, old in members:
-        state = states[number]
-        slots = newest(int(state["voters_next"][old]), size)[: size // len(members)][::-1]
-        for name in VOTERS:
-            merged[name][place, filled : filled + len(slots)] = state[name][old, slots]
+def _norms_before(member: Member) -> AdamState | None:
+    """The LayerNorms that a member began with; ``None`` if it was restarted since, or is new."""
+    now, before = member
+    if before is None or now.progress.restarts != before.progress.restarts:
+        return None
+    return before.norms
+
+
+def path_length(first: int, last: int, config: DomainNormConfig) -> float:
+    """Length of a straight path from step ``first`` to ``last``, in units of the first step."""
+    return sum(rate_decay(step, config.lr_floor) for step in range(first + 1, last + 1))
+
+
+def _merge_voters(members: list[Member], starts: list[Domain], empty: Voters) -> Voters:
+    """The newest voters of every member of a domain, as many of each, after those of the start."""
+    size = len(empty.zero_shot)
+    parts = []
+    for member in members:
+        most = min(size // len(members), member.new_images)
+        parts.append((member.now.voters, newest(int(member.now.voters.next), size)[:most]))
+    room = size - sum(len(slots) for _, slots in parts)
+    for one in starts:
+        old = newest(int(one.voters.next), size)[: room // len(starts)]
+        parts.insert(0, (one.voters, old))
+    merged = Voters(*(value.clone() for value in empty))
+    filled = 0
+    for voters, slots in parts:
+        into = slice(filled, filled + len(slots))
+        merged.features[into] = voters.features[slots[::-1]]
+        merged.predictions[into] = voters.predictions[slots[::-1]]
+        merged.zero_shot[into] = voters.zero_shot[slots[::-1]]
         filled += len(slots)
-    merged["voters_next"][place] = filled
+    return merged._replace(next=torch.tensor(filled))
 
 
-def _merge_window(
-    merged: dict[str, Tensor], states: Sequence[State], place_of: Mapping[tuple[int, int], int]
-) -> None:
+def _merge_windows(windows: list[Window], number_of: Mapping[tuple[int, int], int]) -> Window:
     """The newest images of every state's window, as many of each."""
-    size, filled = len(merged["window_domain"]), 0
-    merged["window_domain"].fill_(-1)
-    for number, state in enumerate(states):
-        domains = {
-            slot: place_of.get((number, int(state["window_domain"][slot])))
-            for slot in newest(int(state["window_next"]), size)
+    size, filled = len(windows[0].domain), 0
+    merged = Window(*(value.clone() for value in windows[-1]))
+    merged.domain.fill_(-1)
+    for i, window in enumerate(windows):
+        numbers = {
+            slot: number_of.get((i, int(window.domain[slot])))
+            for slot in newest(int(window.next), size)
         }
-        known = [slot for slot, domain in domains.items() if domain is not None]
-        slots = known[: size // len(states)][::-1]
-        target = slice(filled, filled + len(slots))
-        for name in WINDOW:
-            merged[name][target] = state[name][slots]
-        merged["window_domain"][target] = torch.tensor([domains[slot] for slot in slots]).long()
+        known = [slot for slot, number in numbers.items() if number is not None]
+        slots = known[: size // len(windows)][::-1]
+        into = slice(filled, filled + len(slots))
+        merged.hidden[into], merged.features[into] = window.hidden[slots], window.features[slots]
+        merged.domain[into] = torch.tensor([numbers[slot] for slot in slots]).long()
         filled += len(slots)
-    merged["window_next"] = torch.tensor(filled)
+    return merged._replace(next=torch.tensor(filled))
 
 
 def newest(position: int, size: int) -> list[int]:
-    """The filled slots of a ring buffer, the newest first."""
+    """The slots of a ring buffer that are in use, the newest first."""
     return [(position - back) % size for back in range(1, min(position, size) + 1)]

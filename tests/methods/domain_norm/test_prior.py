@@ -11,24 +11,22 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.domain_norm.config import DomainNormConfig
-from cliquetta.methods.domain_norm.frequencies import (
+from cliquetta.methods.domain_norm.prior import (
+    ClassPrior,
     background,
     belief,
     burst,
-    class_frequencies,
     class_prior,
     class_weights,
+    count,
     evenness,
-    mix_frequencies,
+    frequencies,
+    mix,
     plain_share,
     remove_background,
-    target_marginal,
+    tempered,
 )
-from cliquetta.methods.domain_norm.statistics import (
-    ClassStatistics,
-    Counts,
-    class_statistics,
-)
+from cliquetta.methods.domain_norm.state import Counts
 
 N = 10
 
@@ -47,7 +45,7 @@ def estimate(answers: Tensor, images: float, batch: int = 64) -> Tensor:
     for part in answers.split(batch):
         p, weight, total = remove_background(part, weight, total, images)
         mass = mass + p.sum(dim=0)
-    return class_frequencies(mass, torch.tensor(float(len(answers))))
+    return frequencies(mass, torch.tensor(float(len(answers))))
 
 
 def test_evenness_counts_the_equally_frequent() -> None:
@@ -127,16 +125,16 @@ def test_uneven_frequencies_are_believed_if_answers_are_confident_enough() -> No
 
 def counted(answers: Tensor, config: DomainNormConfig, batch: int = 64) -> Iterator[Counts]:
     """The counts of a domain after each batch of answers."""
-    start = [torch.zeros(()), *(torch.zeros(N) for _ in range(2)), *(torch.zeros(()),) * 2]
-    counts = Counts(*start, *(torch.zeros(N) for _ in range(4)))
+    one, many = torch.zeros(()), torch.zeros(N)
+    counts = Counts(one, many, many, one, one, many, many, many, many, one)
     for part in answers.split(batch):
-        counts = counts.add(part, config)
+        counts = count(counts, part, config)
         yield counts
 
 
-def statistics(answers: Tensor, config: DomainNormConfig) -> ClassStatistics:
+def statistics(answers: Tensor, config: DomainNormConfig) -> ClassPrior:
     """What one batch of answers says."""
-    return class_statistics(next(counted(answers, config)), config)
+    return class_prior(next(counted(answers, config)), config)
 
 
 def test_the_prior_can_be_fixed() -> None:
@@ -153,7 +151,7 @@ def test_plain_answers_count_where_they_are_few_and_confident() -> None:
         found = plain_share(torch.tensor(even), torch.tensor(confidence))
         assert float(found) == pytest.approx(expected, abs=1e-5)
     uniform, one = torch.full((4,), 0.25), torch.tensor([0.97, 0.01, 0.01, 0.01])
-    mixed = mix_frequencies(uniform, one, torch.tensor(0.5))
+    mixed = mix(uniform, one, torch.tensor(0.5))
     torch.testing.assert_close(mixed, one.sqrt() / one.sqrt().sum())
 
 
@@ -164,21 +162,21 @@ def test_a_stream_of_one_unsure_class_keeps_it() -> None:
 
 
 def test_all_classes_together_start_with_one_image() -> None:
-    found = class_frequencies(torch.tensor([3.0, 0.0]), torch.tensor(3.0))
+    found = frequencies(torch.tensor([3.0, 0.0]), torch.tensor(3.0))
     torch.testing.assert_close(found, torch.tensor([3.5 / 4, 0.5 / 4]))
 
 
 def test_a_believed_prior_is_the_estimate_and_otherwise_uniform() -> None:
-    frequencies = torch.tensor([0.5, 0.3, 0.2])
-    torch.testing.assert_close(class_prior(frequencies, torch.tensor(1.0)), frequencies)
-    torch.testing.assert_close(class_prior(frequencies, torch.tensor(0.0)), torch.full((3,), 1 / 3))
+    nu = torch.tensor([0.5, 0.3, 0.2])
+    torch.testing.assert_close(tempered(nu, torch.tensor(1.0)), nu)
+    torch.testing.assert_close(tempered(nu, torch.tensor(0.0)), torch.full((3,), 1 / 3))
 
 
 def test_weights_are_a_power_of_the_frequencies_over_the_largest() -> None:
-    frequencies = torch.tensor([0.64, 0.32, 0.04])
-    found = class_weights(frequencies, torch.tensor(0.5))
+    nu = torch.tensor([0.64, 0.32, 0.04])
+    found = class_weights(nu, torch.tensor(0.5))
     torch.testing.assert_close(found, torch.tensor([1.0, 0.5**0.5, 0.25]))
-    torch.testing.assert_close(class_weights(frequencies, torch.tensor(0.0)), torch.ones(3))
+    torch.testing.assert_close(class_weights(nu, torch.tensor(0.0)), torch.ones(3))
     torch.testing.assert_close(class_weights(torch.zeros(3), torch.tensor(0.5)), torch.ones(3))
 
 
@@ -217,19 +215,9 @@ def test_recent_frequencies_help_in_bursts_and_change_nothing_without(batch: int
         answers = draw(labels, torch.zeros(N), gap=2.0)
         for recent in (0.0, 16.0):
             config = DomainNormConfig(recent_images=recent)
-            weights = (class_statistics(c, config).weights for c in counted(answers, config, batch))
+            weights = (class_prior(c, config).weights for c in counted(answers, config, batch))
             parts = zip(answers.split(batch), weights, strict=True)
             found = torch.cat([part * weight for part, weight in parts]).argmax(dim=1) == labels
             right[name, recent] = float(found.float().mean())
     assert right["bursts", 16.0] > right["bursts", 0.0] + 0.1
     assert abs(right["shuffled", 16.0] - right["shuffled", 0.0]) < 0.02
-
-
-def test_target_divides_out_the_streams_bias_only() -> None:
-    stream, uniform = torch.tensor([0.8, 0.2]), torch.tensor([0.5, 0.5])
-    torch.testing.assert_close(target_marginal(stream, stream, uniform), uniform)
-    kept = target_marginal(torch.tensor([0.3, 0.7]), stream, stream)
-    torch.testing.assert_close(kept, torch.tensor([0.3, 0.7]))
-    # A window that holds one class alone keeps it, however biased the stream is.
-    alone = target_marginal(torch.tensor([0.0, 1.0]), stream, uniform)
-    torch.testing.assert_close(alone, torch.tensor([0.0, 1.0]))

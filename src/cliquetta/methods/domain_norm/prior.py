@@ -1,0 +1,247 @@
+"""Which classes occur in a domain, from zero-shot predictions (Eq. 7 to 13, 20 and 21).
+
+Under a shift zero-shot predictions bunch on some classes though all may occur (bias), and in a
+stream of few classes they do so because the others are absent. The images of other classes show
+a class's background, the logit that it gets where it is absent: bias raises the background, a class
+prior does not.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cliquetta.methods._shared.entropy import log_prob_entropy
+from cliquetta.methods.domain_norm.config import DomainNormConfig
+from cliquetta.methods.domain_norm.state import Counts, Predicted
+
+SHARPNESS, FOCUS, ROUNDS = 2.0, 4, 3
+"""Scale of logits without background; power of 1 - q by which an image weighs in the background of
+a class of probability q; how often the two are computed from each other."""
+CONFIDENT, FEW, BAND = 0.6, 0.3, 0.1
+"""Confidence above which, and evenness below which, predicted classes are the estimate; the width,
+centred on each, over which that changes."""
+BURST = 0.3
+"""How far recent images must show fewer classes than expected for a burst that is beyond doubt."""
+INFORMED = 64
+"""Images of a domain from which the information of its predictions is estimated."""
+COLLAPSED, DIVERSE, WATCHED = 0.95, 0.5, 128
+"""One class has more than the first share of the recent predictions for at least the third number
+of images, and less than the second share of the zero-shot ones."""
+
+
+class ClassPrior(NamedTuple):
+    """What the counts of a domain say about its classes."""
+
+    marginal: Tensor
+    """Mean zero-shot prediction (N,)."""
+    prior: Tensor
+    """π (N,)."""
+    weights: Tensor
+    """w (N,), by which predictions are multiplied."""
+    belief: Tensor
+    """β, how far the estimate is believed, 0 to 1."""
+    confidence: Tensor
+    """c, mean zero-shot confidence."""
+
+
+class Figures(NamedTuple):
+    """What the host reads of a domain; NaN for what cannot be estimated yet."""
+
+    confidence: float
+    belief: float
+    agreement: float
+    """Share of neighbours with the same zero-shot class, in earlier batches."""
+    information: float
+    collapsed: float
+    """1 or 0."""
+
+
+class Observed(NamedTuple):
+    """A domain after a batch."""
+
+    counts: Counts
+    prior: ClassPrior
+    figures: Tensor
+    """The numbers of :class:`Figures`, (5,)."""
+
+
+def observe(
+    counts: Counts, predicted: Predicted, zero_shot: Tensor, config: DomainNormConfig
+) -> Observed:
+    """Count zero-shot predictions (b, N) of a domain, without waiting for the device."""
+    agreement = counts.agreement / counts.images
+    counts = count(counts, zero_shot, config)
+    prior = class_prior(counts, config)
+    collapse = has_collapsed(predicted).to(agreement)
+    figures = [prior.confidence, prior.belief, agreement, information(counts), collapse]
+    return Observed(counts, prior, torch.stack(figures))
+
+
+def count(counts: Counts, zero_shot: Tensor, config: DomainNormConfig) -> Counts:
+    """Add the zero-shot predictions (b, N) of a batch, Eq. 7 and 8."""
+    q, absence, absent_logits = remove_background(
+        zero_shot, counts.absence, counts.absent_logits, config.background_images
+    )
+    b, half_life, debiased = len(zero_shot), config.recent_images, q.sum(dim=0)
+    fading = 0.5 ** (b / half_life) if half_life > 0 else 0.0
+    return Counts(
+        counts.images + b,
+        counts.classes + count_classes(zero_shot),
+        counts.marginal + zero_shot.sum(dim=0),
+        counts.confidence + zero_shot.amax(dim=1).sum(),
+        counts.entropy + entropy(zero_shot).sum(),
+        absence,
+        absent_logits,
+        counts.debiased + debiased,
+        counts.recent * fading + debiased,
+        counts.agreement,
+    )
+
+
+def class_prior(counts: Counts, config: DomainNormConfig) -> ClassPrior:
+    """Estimate the class prior of a domain, Eq. 9 to 13."""
+    images, power = counts.images.clamp_min(1), config.frequency_power
+    marginal, confidence = counts.marginal / images, counts.confidence / images
+    if config.prior != "estimated":
+        beta = torch.full_like(confidence, float(config.prior == "zero-shot"))
+        weights = class_weights(marginal, power * beta)
+        return ClassPrior(marginal, tempered(marginal, beta), weights, beta, confidence)
+    estimate = frequencies(counts.debiased, counts.images)
+    plain = frequencies(counts.classes, counts.images)
+    beta = belief(evenness(estimate), confidence, config)
+    rho = plain_share(evenness(plain), confidence)
+    prior = mix(tempered(estimate, beta), plain, rho)
+    beta = torch.lerp(beta, torch.ones_like(beta), rho)
+    weights = class_weights(mix(estimate, plain, rho), power * beta)
+    if config.recent_images > 0:
+        images = counts.recent.sum()
+        recent = frequencies(counts.recent, images)
+        bursting = burst(recent, estimate, images)
+        weights = weights ** (1 - bursting) * class_weights(recent, bursting)
+    return ClassPrior(marginal, prior, weights, beta, confidence)
+
+
+def background(absence: Tensor, absent_logits: Tensor, images: float) -> Tensor:
+    """Background logit (N,) of each class, Eq. 7.
+
+    ``images`` is the weight of the mean background of all classes, which a class gets that is
+    predicted for every image and leaves none of others.
+    """
+    mean = absent_logits.sum() / absence.sum().clamp_min(1e-6)
+    return (absent_logits + images * mean) / (absence + images)
+
+
+def remove_background(
+    zero_shot: Tensor, absence: Tensor, absent_logits: Tensor, images: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Predictions q (b, N) without background, Eq. 8; its weights and sums with the batch."""
+    a = zero_shot.clamp_min(torch.finfo(zero_shot.dtype).tiny).log()
+    a = a - a.mean(dim=1, keepdim=True)
+    A, B = absence, absent_logits
+    q = (SHARPNESS * (a - background(A, B, images))).softmax(dim=1)
+    for _ in range(ROUNDS):
+        absent = (1 - q) ** FOCUS
+        A, B = absence + absent.sum(dim=0), absent_logits + (absent * a).sum(dim=0)
+        q = (SHARPNESS * (a - background(A, B, images))).softmax(dim=1)
+    return q, A, B
+
+
+def count_classes(p: Tensor) -> Tensor:
+    """Images (N,) by predicted class, of probabilities (b, N).
+
+    Unlike ``bincount`` it does not wait for the device.
+    """
+    return torch.zeros_like(p[0]).scatter_add(0, p.argmax(dim=1), torch.ones_like(p[:, 0]))
+
+
+def frequencies(mass: Tensor, images: Tensor) -> Tensor:
+    """Class frequencies ν (N,) from summed predictions, all classes together one image, Eq. 9."""
+    return (mass + 1 / len(mass)) / (images + 1)
+
+
+def evenness(nu: Tensor) -> Tensor:
+    """Effective share of the classes (): exp(entropy) / N of frequencies (N,), Eq. 9."""
+    return entropy(nu).exp() / len(nu)
+
+
+def belief(even: Tensor, confidence: Tensor, config: DomainNormConfig) -> Tensor:
+    """How far an estimate of some evenness is believed, 0 to 1, Eq. 10."""
+    rise = config.evenness_slope * (confidence - config.evenness_knee).clamp_min(0)
+    limit = (config.evenness_floor + rise).clamp_max(config.evenness_cap)
+    return ((limit - even) / config.evenness_band + 0.5).clamp(0, 1)
+
+
+def plain_share(even: Tensor, confidence: Tensor) -> Tensor:
+    """How far predicted classes, whose counts have some evenness, are the estimate, Eq. 11.
+
+    A class that is predicted for nearly every image leaves none of others to see its background
+    by; where CLIP is confident and predicts few of the classes, that is no bias.
+    """
+    confident = ((confidence - CONFIDENT) / BAND + 0.5).clamp(0, 1)
+    return confident * ((FEW - even) / BAND + 0.5).clamp(0, 1)
+
+
+def tempered(nu: Tensor, beta: Tensor) -> Tensor:
+    """Frequencies (N,) to the power of the belief: uniform where it is 0, Eq. 12."""
+    powered = nu.clamp_min(1e-8) ** beta
+    return powered / powered.sum()
+
+
+def mix(first: Tensor, second: Tensor, share: Tensor) -> Tensor:
+    """Geometric mean of two frequencies (N,), Eq. 12."""
+    mixed = first ** (1 - share) * second**share
+    return mixed / mixed.sum()
+
+
+def class_weights(nu: Tensor, power: Tensor) -> Tensor:
+    """Weights (N,) of the classes, 1 for the most frequent or before any image, Eq. 13."""
+    floored = nu.clamp_min(1e-8)
+    return (floored / floored.max()) ** power
+
+
+def burst(recent: Tensor, estimate: Tensor, images: Tensor) -> Tensor:
+    """How far recent frequencies (N,) are those of a burst and not the domain's, 0 to 1, Eq. 13.
+
+    So many recent ``images``, drawn by the domain's frequencies, would show 1 - exp(-images / K) of
+    its K effective classes.
+    """
+    even = evenness(estimate)
+    expected = even * -torch.expm1(-images / (even * len(estimate)))
+    return ((1 - evenness(recent) / expected) / BURST).clamp(0, 1)
+
+
+def information(counts: Counts) -> Tensor:
+    """Share () of the entropy of a domain's predictions that its images explain, Eq. 20.
+
+    0 if every image gets the same prediction, as where CLIP knows nothing about them; 1 if every
+    prediction is certain and they differ. NaN for few images, which explain too much.
+    """
+    total = entropy(counts.marginal / counts.images).clamp_min(1e-8)
+    share = 1 - counts.entropy / counts.images / total
+    return torch.where(counts.images < INFORMED, torch.nan, share)
+
+
+def watch(predicted: Predicted, adapted: Tensor, zero_shot: Tensor) -> Predicted:
+    """Count classes of predictions (b, N), older ones half as much after ``WATCHED`` images."""
+    fading = math.pow(0.5, len(adapted) / WATCHED)
+    return Predicted(
+        predicted.adapted * fading + count_classes(adapted),
+        predicted.zero_shot * fading + count_classes(zero_shot),
+    )
+
+
+def has_collapsed(predicted: Predicted) -> Tensor:
+    """Whether recent predictions are one class where zero-shot CLIP's are several, Eq. 21."""
+    adapted, plain = predicted
+    total, most = adapted.sum(), adapted.amax()
+    of_plain = plain.gather(0, adapted.argmax(dim=0, keepdim=True))[0]
+    return (total >= WATCHED) & (most > COLLAPSED * total) & (of_plain < DIVERSE * plain.sum())
+
+
+def entropy(p: Tensor) -> Tensor:
+    """Entropy (...) of probabilities (..., N)."""
+    return log_prob_entropy(p.clamp_min(1e-8).log())

@@ -1,0 +1,298 @@
+"""One batch: predict it and learn from it (Algorithm 1; Eq. 14 to 19)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cliquetta.methods._shared.adam import Adam, AdamState, adam_step
+from cliquetta.methods._shared.entropy import log_prob_entropy
+from cliquetta.methods.domain_norm.config import DomainNormConfig
+from cliquetta.methods.domain_norm.domains import assign_domain
+from cliquetta.methods.domain_norm.network import Encoded, Network, encode
+from cliquetta.methods.domain_norm.prior import ClassPrior, Figures, observe, watch
+from cliquetta.methods.domain_norm.run import Run
+from cliquetta.methods.domain_norm.state import (
+    Domain,
+    State,
+    Voters,
+    Window,
+    ring,
+    start_domain,
+)
+from cliquetta.model.transfer import send
+
+
+class Output(NamedTuple):
+    """The predictions of a batch, and what they rest on."""
+
+    log_probabilities: Tensor
+    """(b, N)."""
+    figures: Figures | None = None
+    """Of the domain of most images; none if no image could be encoded."""
+    parts: int = 0
+    """Domains in the batch."""
+    changed: Tensor | float = 0.0
+    """Share of images whose class is not the zero-shot one."""
+    not_finite: int = 0
+    """Images without a finite feature, predicted as every class alike and not remembered."""
+
+
+def step(
+    state: State, images: Tensor, network: Network, config: DomainNormConfig, run: Run
+) -> tuple[State, Output]:
+    """Predict images (b, 3, S, S) and learn from them: Algorithm 1."""
+    batch = run(encode, images, network)
+    uniform = torch.full_like(batch.zero_shot, 1 / batch.zero_shot.shape[1])
+    finite = batch.features.isfinite().all(dim=1)
+    broken = len(images) - int(run.read(run(count_finite, batch.features))[0])
+    if broken == len(images):
+        return state, Output(uniform.log(), not_finite=broken)
+    if broken:
+        batch = batch.take(finite.nonzero()[:, 0])
+    state, parts = assign_domain(state, batch.signatures, network, config, run)
+    predictions, figures = uniform.clone(), {}
+    for number, rows in parts:
+        part = batch if len(parts) == 1 else batch.take(rows)
+        domain = state.domains[number]
+        seen = run(observe, domain.counts, domain.predicted, part.zero_shot, config)
+        figures[number] = own = Figures(*run.read(seen.figures))
+        domain = domain._replace(counts=seen.counts)
+        if own.collapsed:
+            domain = restart(domain, network, config)
+        domain, window, features, p = learn(
+            domain, number, state.window, part, seen.prior, own.confidence, network, config, run
+        )
+        domain, p = vote(domain, part, features, p, config)
+        p = p * seen.prior.weights
+        if own.information < config.abstain_below:
+            p = part.zero_shot
+            abstained = domain.progress.abstained + len(rows)
+            domain = domain._replace(progress=domain.progress._replace(abstained=abstained))
+        predictions[part.rows] = p / p.sum(dim=1, keepdim=True)
+        domains = list(state.domains)
+        domains[number] = domain
+        state = state._replace(domains=tuple(domains), window=window)
+    changed = predictions[batch.rows].argmax(dim=1) != batch.zero_shot.argmax(dim=1)
+    own = figures[int(state.current)]
+    log_p = predictions.clamp_min(1e-12).log()
+    return state, Output(log_p, own, len(parts), changed.float().mean(), broken)
+
+
+def restart(domain: Domain, network: Network, config: DomainNormConfig) -> Domain:
+    """Forget what a collapsed domain has learned, its voters included; its counts stay."""
+    fresh, progress = start_domain(network, config), domain.progress
+    progress = progress._replace(due=fresh.progress.due, restarts=progress.restarts + 1)
+    return domain._replace(
+        norms=fresh.norms, predicted=fresh.predicted, voters=fresh.voters, progress=progress
+    )
+
+
+def learn(
+    domain: Domain,
+    number: int,
+    window: Window,
+    part: Encoded,
+    prior: ClassPrior,
+    confidence: float,
+    network: Network,
+    config: DomainNormConfig,
+    run: Run,
+) -> tuple[Domain, Window, Tensor, Tensor]:
+    """Learn a domain's LayerNorms from its images; their features (b, E) and predictions (b, N).
+
+    While the domain is young, and where no step falls due, predictions are made after the last
+    step; otherwise by the pass that the step learned from, which saves one. Eq. 14 to 18.
+    """
+    size = step_size(confidence, config)
+    young = int(domain.progress.images) < config.warmup_images
+    chunks, found = part.split(config.step_every), []
+    for chunk in chunks:
+        b, progress, learned = len(chunk.hidden), domain.progress, None
+        window, slots = remember(window, number, chunk)
+        due, interval = progress.due + b, step_interval(int(domain.norms.steps), config)
+        if due >= interval:
+            due = due - interval
+            norms, learned = adam_update(
+                domain.norms, number, window, slots, prior, size, network, config, run
+            )
+            domain = domain._replace(norms=norms)
+        domain = domain._replace(progress=progress._replace(images=progress.images + b, due=due))
+        found.append(None if young else learned)
+    waiting = [c.hidden for c, learned in zip(chunks, found, strict=True) if learned is None]
+    if waiting and domain.norms.steps == 0:
+        return domain, window, part.features, part.zero_shot
+    rest: Iterator[Tensor] = iter(())
+    if waiting:
+        hidden = waiting[0] if len(waiting) == 1 else torch.cat(waiting)
+        after = run(network.features, hidden, domain.norms.values)
+        rest = iter(torch.split(after, [len(hidden) for hidden in waiting]))
+    features = torch.cat([next(rest) if learned is None else learned for learned in found])
+    p = network.probabilities(features)
+    domain = domain._replace(predicted=watch(domain.predicted, p, part.zero_shot))
+    return domain, window, features, p.lerp(part.zero_shot, config.zero_shot_share * (1 - size))
+
+
+def step_size(confidence: float, config: DomainNormConfig) -> float:
+    """Share λ of a full step at a mean zero-shot confidence, Eq. 14."""
+    scale = config.uncertainty_scale
+    return min(1.0, (1 - confidence) / scale) if scale > 0 else 1.0
+
+
+def step_interval(steps: int, config: DomainNormConfig) -> int:
+    """Images of a domain until its next step, after ``steps`` of them: the schedule of Eq. 17."""
+    del steps
+    return config.step_every
+
+
+def rate_decay(step: int, floor: float) -> float:
+    """Learning rate of a step, 1 for the first, as a share of that of the first, Eq. 17."""
+    return max(floor, math.pow(step, -0.5))
+
+
+def remember(window: Window, number: int, images: Encoded) -> tuple[Window, Tensor]:
+    """Write images of a domain over the oldest of the window; their slots in it, on the CPU."""
+    b, W, hidden = len(images.hidden), len(window.domain), images.hidden.to(window.hidden.dtype)
+    if b == W:  # all of it: without a copy, and the tensors that a GPU has worked on ahead
+        all_own, full = torch.full_like(window.domain, number), torch.tensor(W)
+        return Window(hidden, images.features, all_own, full), torch.arange(W)
+    slots, position = ring(window.next, b, W)
+    rows = send(slots, hidden.device)
+    return Window(
+        window.hidden.index_copy(0, rows, hidden),
+        window.features.index_copy(0, rows, images.features),
+        window.domain.index_fill(0, slots, number),
+        position,
+    ), slots
+
+
+def adam_update(
+    norms: AdamState,
+    number: int,
+    window: Window,
+    slots: Tensor,
+    prior: ClassPrior,
+    size: float,
+    network: Network,
+    config: DomainNormConfig,
+    run: Run,
+) -> tuple[AdamState, Tensor]:
+    """One step of Adam on a domain's LayerNorms, from its images in the window, Eq. 17.
+
+    Also the features of the images at ``slots`` before the step.
+    """
+    members = (window.domain == number).nonzero()[:, 0]
+    hidden, plain, device = window.hidden, window.features, window.hidden.device
+    if len(members) < len(hidden):
+        rows = send(members, device)
+        hidden, plain = hidden[rows], plain[rows]
+    features, gradient = run(loss_gradient, hidden, plain, norms.values, prior, network, config)
+    rate = config.lr * rate_decay(int(norms.steps) + 1, config.lr_floor) * size
+    after = adam_step(norms, gradient, Adam(rate * min(1.0, len(members) / config.step_every)))
+    finite = gradient.isfinite().all()
+    after = AdamState(
+        torch.where(finite, after.values, norms.values),
+        torch.where(finite, after.first, norms.first),
+        torch.where(finite, after.second, norms.second),
+        after.steps,
+    )
+    return after, features[send(torch.searchsorted(members, slots), device)]
+
+
+def loss_gradient(
+    hidden: Tensor,
+    plain: Tensor,
+    theta: Tensor,
+    prior: ClassPrior,
+    network: Network,
+    config: DomainNormConfig,
+) -> tuple[Tensor, Tensor]:
+    """Features f(h; θ) (b, E) of images of a domain, and the gradient (P,) of their loss by θ.
+
+    ``plain`` (b, E) are their features under θ₀.
+    """
+    least = config.confident_fraction
+    certain = certain_weights(len(hidden), least + (1 - least) * prior.belief.double())
+    target = target_marginal(network.probabilities(plain).mean(dim=0), prior)
+    with torch.enable_grad():
+        leaf = theta.detach().requires_grad_()
+        features = network.features(hidden, leaf)
+        loss = domain_loss(network.logits(features), target, certain.to(target), config.diversity)
+    return features.detach(), torch.autograd.grad(loss, leaf)[0]
+
+
+def target_marginal(marginal: Tensor, prior: ClassPrior) -> Tensor:
+    """Target t (N,) of the marginal of a window whose zero-shot marginal is given, Eq. 15.
+
+    If zero-shot CLIP predicts class n with a share m_n in a domain of class prior π_n, it
+    over-predicts n by m_n / π_n, which is divided out. A window of few classes keeps them.
+    """
+    corrected = marginal * prior.prior / prior.marginal.clamp_min(1e-8)
+    return corrected / corrected.sum()
+
+
+def certain_weights(count: int, confident_fraction: Tensor) -> Tensor:
+    """Weights (count,), by rank of certainty, of a mean over the most certain images, Eq. 16.
+
+    The fraction () is on the device, so that the host need not know it.
+    """
+    most = (confident_fraction * count).floor().clamp_min(1)
+    return (torch.arange(count, device=most.device) < most).to(most.dtype) / most
+
+
+def domain_loss(logits: Tensor, target: Tensor, certain: Tensor, diversity: float) -> Tensor:
+    """Mean entropy of the most certain images, and KL(marginal || target), Eq. 16."""
+    log_p = logits.log_softmax(dim=-1)
+    marginal = log_p.exp().mean(dim=0)
+    log_ratio = marginal.clamp_min(1e-8).log() - target.clamp_min(1e-8).log()
+    uncertain = (log_prob_entropy(log_p).sort().values * certain).sum()
+    return uncertain + diversity * (marginal * log_ratio).sum()
+
+
+def vote(
+    domain: Domain, part: Encoded, features: Tensor, p: Tensor, config: DomainNormConfig
+) -> tuple[Domain, Tensor]:
+    """Predictions (b, N) with the votes of recent images, which these join, Eq. 19."""
+    voters, V = domain.voters, config.vote_memory
+    held = min(int(voters.next), V)
+    nearest = nearest_images(features, voters.features[:held], config.neighbours)
+    voted = add_votes(p, voters.predictions[:held], nearest, config.vote_share)
+    classes = part.zero_shot.argmax(dim=1)
+    same = torch.cat([classes, voters.zero_shot[:held]])[nearest] == classes[:, None]
+    agreement = domain.counts.agreement + same.sum() / max(1, nearest.shape[1])
+    slots, position = ring(voters.next, min(len(p), V), V)
+    slots = send(slots, p.device)
+    voters = Voters(
+        voters.features.index_copy(0, slots, features[:V]),
+        voters.predictions.index_copy(0, slots, p[:V]),
+        voters.zero_shot.index_copy(0, slots, classes[:V]),
+        position,
+    )
+    return domain._replace(counts=domain.counts._replace(agreement=agreement), voters=voters), voted
+
+
+def nearest_images(features: Tensor, others: Tensor, neighbours: int) -> Tensor:
+    """Rows (b, k) of ``cat([features, others])`` that are most similar to each image but itself."""
+    b = len(features)
+    similarity = features @ torch.cat([features, others]).T
+    similarity[:, :b].fill_diagonal_(-2.0)
+    return similarity.topk(min(neighbours, b + len(others) - 1), dim=1).indices
+
+
+def add_votes(p: Tensor, others: Tensor, nearest: Tensor, share: float) -> Tensor:
+    """Mix ``share`` of the mean prediction of each image's nearest images into its own, Eq. 19.
+
+    ``nearest`` counts the batch's own predictions ``p`` (b, N) first, then the others (m, N).
+    """
+    if nearest.shape[1] == 0 or share == 0:
+        return p
+    return (1 - share) * p + share * torch.cat([p, others])[nearest].mean(dim=1)
+
+
+def count_finite(features: Tensor) -> Tensor:
+    """Number (1,) of images whose features (b, E) are finite."""
+    return features.isfinite().all(dim=1).sum(dim=0, keepdim=True)

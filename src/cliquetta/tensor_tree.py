@@ -1,0 +1,65 @@
+"""Nested tuples of tensors by the names of their fields.
+
+A tree is a tensor, a tuple of trees, or anything else, which is a constant. The parts of a named
+tuple have the names of its fields, those of another tuple their numbers, so that every tensor has a
+path such as ``domains.0.key.mean``. Saving, merging, checking and recording a state use the paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+class ByPath(Protocol):
+    """Tensors by path: a dictionary, or the memory of a method."""
+
+    def __getitem__(self, path: str, /) -> Tensor: ...
+
+
+def items(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Path and value of every tensor, depth first."""
+    if isinstance(tree, Tensor):
+        yield path, tree
+    elif isinstance(tree, tuple):
+        for name, part in _parts(tree):
+            yield from items(part, f"{path}.{name}" if path else name)
+
+
+def flatten(tree: Any) -> dict[str, Tensor]:
+    """Every tensor by its path."""
+    return dict(items(tree))
+
+
+def unflatten(like: T, values: ByPath, path: str = "") -> T:
+    """A tree built like another, with other tensors.
+
+    >>> import torch
+    >>> unflatten(((torch.zeros(1), "constant"),), {"0.0": torch.ones(1)})
+    ((tensor([1.]), 'constant'),)
+    """
+    found: Any = like
+    if isinstance(like, Tensor):
+        found = values[path]
+    elif isinstance(like, tuple):
+        parts = (
+            unflatten(part, values, f"{path}.{name}" if path else name)
+            for name, part in _parts(like)
+        )
+        found = type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
+    return found  # type: ignore[no-any-return]
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], tree: T) -> T:
+    """The tree with ``function`` of every tensor in its place."""
+    values: Mapping[str, Tensor] = {path: function(value) for path, value in items(tree)}
+    return unflatten(tree, values)
+
+
+def _parts(tree: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+    names = getattr(tree, "_fields", None) or map(str, range(len(tree)))
+    return zip(names, tree, strict=True)
