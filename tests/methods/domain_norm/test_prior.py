@@ -126,7 +126,7 @@ def test_uneven_frequencies_are_believed_if_answers_are_confident_enough() -> No
 def counted(answers: Tensor, config: DomainNormConfig, batch: int = 64) -> Iterator[Counts]:
     """The counts of a domain after each batch of answers."""
     one, many = torch.zeros(()), torch.zeros(N)
-    counts = Counts(one, many, many, one, one, many, many, many, many, one)
+    counts = Counts(one, one, one, one, many, many, many, many, many, many)
     for part in answers.split(batch):
         counts = count(counts, part, config)
         yield counts

@@ -22,8 +22,7 @@ YOUNG = 32
 MIXED = 4
 """Images that a part of a mixed batch has at least."""
 
-Parts = list[tuple[int, Tensor]]
-"""Domain and rows of each part of a batch."""
+Parts = list[tuple[int, Tensor]]  # domain and rows of each part of a batch
 
 
 def assign_domain(
@@ -33,32 +32,25 @@ def assign_domain(
 
     A batch far from all domains opens a new one in place of the least recently used.
     """
-    state = state._replace(group=remember_group(state.group, signatures))
-    parts: Parts = []
+    slots, position = ring(state.group.next, min(len(signatures), GROUP), GROUP)
+    slots = send(slots, signatures.device)
+    group = state.group.signatures.index_copy(0, slots, signatures[:GROUP])
+    state, parts = state._replace(group=Group(group, position)), []
     for known, rows in choose_domains(state, signatures, config, run):
-        last_used = [int(domain.progress.last_used) for domain in state.domains]
-        number = last_used.index(min(last_used)) if known is None else known
+        used = [int(domain.progress.last_used) for domain in state.domains]
+        number = used.index(min(used)) if known is None else known
         domain, window = state.domains[number], state.window
         if known is None:
             domain = start_domain(network, config)
-            own = window.domain == number
-            window = window._replace(domain=window.domain.masked_fill(own, -1))
+            numbers = window.domain.masked_fill(window.domain == number, -1)
+            window = window._replace(domain=numbers)
         part = signatures if len(rows) == len(signatures) else signatures[rows]
-        key = run(absorb, domain.key, part)
-        progress = domain.progress._replace(last_used=torch.tensor(max(last_used) + 1))
-        domains = list(state.domains)
-        domains[number] = domain._replace(key=key, progress=progress)
-        state = state._replace(domains=tuple(domains), window=window)
+        progress = domain.progress._replace(last_used=torch.tensor(max(used) + 1))
+        domain = domain._replace(key=run(absorb, domain.key, part), progress=progress)
+        state = state.with_domain(number, domain, window)
         parts.append((number, rows))
     largest = max(parts, key=lambda part: len(part[1]))[0]
     return state._replace(current=torch.tensor(largest)), parts
-
-
-def remember_group(group: Group, signatures: Tensor) -> Group:
-    """Write the signatures (b, F) of a batch, or some of them, over the oldest."""
-    new = signatures[:GROUP]
-    slots, position = ring(group.next, len(new), GROUP)
-    return Group(group.signatures.index_copy(0, send(slots, new.device), new), position)
 
 
 def choose_domains(
@@ -74,14 +66,12 @@ def choose_domains(
         group = state.group.signatures[: min(int(state.group.next), GROUP)]
         return [(nearest_domain(run.read(distances(key_of(group), keys)), len(group), limit), rows)]
     figures = run.read(run(domain_figures, signatures, keys))
-    choices, distance = [int(domain) for domain in figures[:b]], figures[b:]
-    numbers = [n for n in sorted(set(choices)) if choices.count(n) >= max(MIXED, b / 8)]
-    if len(numbers) > 1:
-        chosen = torch.tensor(choices, device=signatures.device)
-        if _are_apart(signatures, chosen, numbers, keys, limit):
-            strays = ~torch.isin(chosen, torch.tensor(numbers, device=chosen.device))
-            chosen = chosen.masked_fill(strays, max(numbers, key=choices.count))
-            return [(number, rows[chosen == number]) for number in numbers]
+    nearest, distance = [int(domain) for domain in figures[:b]], figures[b:]
+    numbers = [n for n in sorted(set(nearest)) if nearest.count(n) >= max(MIXED, b / 8)]
+    chosen = torch.tensor([n if n in numbers else -1 for n in nearest], device=rows.device)
+    if len(numbers) > 1 and are_apart(signatures, chosen, numbers, keys, limit):
+        chosen = chosen.masked_fill(chosen == -1, max(numbers, key=nearest.count))
+        return [(number, rows[chosen == number]) for number in numbers]
     return [(nearest_domain(distance, b, limit), rows)]
 
 
@@ -94,21 +84,20 @@ def nearest_domain(distance: Sequence[float], size: int, threshold: float) -> in
     return distance.index(least) if least <= threshold * (1 + 3 / size) else None
 
 
-def _are_apart(
+def are_apart(
     signatures: Tensor, chosen: Tensor, numbers: list[int], keys: tuple[Key, ...], threshold: float
 ) -> bool:
     """Whether every part is near its own domain and far from those of the other parts."""
     for number in numbers:
-        distance = distances(key_of(signatures[chosen == number]), keys)
-        near = {other for other in numbers if float(distance[other]) <= threshold}
-        if near != {number}:
+        distance = distances(key_of(signatures[chosen == number]), keys).tolist()
+        if [other for other in numbers if distance[other] <= threshold] != [number]:
             return False
     return True
 
 
 def domain_figures(signatures: Tensor, keys: tuple[Key, ...]) -> Tensor:
     """The domain nearest to each image alone, and the batch's distances, (b + K,)."""
-    known = stack_keys(keys)
+    known = Key(*map(torch.stack, zip(*keys, strict=True)))
     variance = known.scatter / (known.images[:, None] - 1).clamp_min(1)
     squared = (signatures[:, None] - known.mean).square() / variance.clamp_min(1e-6)
     nearest = squared.mean(dim=2).masked_fill(known.images < 2, torch.inf).argmin(dim=1)
@@ -123,17 +112,12 @@ def distances(one: Key, keys: tuple[Key, ...]) -> Tensor:
     what two samples of one domain differ by, averaged over channels: near 0 within a domain,
     whatever the sizes. A domain without images is infinitely far.
     """
-    others = stack_keys(keys)
+    others = Key(*map(torch.stack, zip(*keys, strict=True)))
     n, m = one.images, others.images[:, None]
     variance = (others.scatter + one.scatter) / (m + n - 2).clamp_min(1)
     squared = (one.mean - others.mean).square() / variance.clamp_min(1e-6)
     excess = squared - (1 / n + 1 / m.clamp_min(1))
     return excess.mean(dim=1).masked_fill(others.images == 0, torch.inf)
-
-
-def stack_keys(keys: tuple[Key, ...]) -> Key:
-    """Stack the keys of K domains: (K,), (K, F), (K, F)."""
-    return Key(*(torch.stack(values) for values in zip(*keys, strict=True)))
 
 
 def key_of(signatures: Tensor) -> Key:

@@ -21,11 +21,9 @@ class Network:
         self.tower, self.dtype = model.require_vit(), model.dtype
         self.text, self.scale = model.classifier(prompts), model.scale
         blocks = len(self.tower.blocks)
-        self.start = min(max(1, int(blocks * config.shared_depth)), blocks - 1)
-        """The first adapted block."""
+        self.start = min(max(1, int(blocks * config.shared_depth)), blocks - 1)  # first adapted
         self.late = LayerNormTower(LateBlocks(self.tower, self.start), precise=False)
-        self.theta = self.late.start
-        """θ₀ (P,): gains and biases as loaded."""
+        self.theta = self.late.start  # θ₀ (P,): gains and biases as loaded
 
     def features(self, hidden: Tensor, theta: Tensor) -> Tensor:
         """Compute unit features f(h; θ) (b, E) of hidden states (b, T, D)."""
@@ -43,16 +41,11 @@ class Network:
 class Encoded(NamedTuple):
     """Some images, in the order of :func:`arrange`."""
 
-    hidden: Tensor
-    """h (b, T, D), at the input of the first adapted block."""
-    signatures: Tensor
-    """s (b, F)."""
-    features: Tensor
-    """f(h; θ₀) (b, E)."""
-    zero_shot: Tensor
-    """z (b, N)."""
-    rows: Tensor
-    """Row (b,) of each image in its batch."""
+    hidden: Tensor  # h (b, T, D), at the input of the first adapted block
+    signatures: Tensor  # s (b, F)
+    features: Tensor  # f(h; θ₀) (b, E)
+    zero_shot: Tensor  # z (b, N)
+    rows: Tensor  # (b,) of each image in its batch
 
     def take(self, rows: Tensor) -> Encoded:
         """Select some of the images, and arrange these."""
@@ -64,8 +57,7 @@ class Encoded(NamedTuple):
         """Divide the images into stretches of at most ``size``; one of them is this itself."""
         if len(self.rows) <= size:
             return [self]
-        parts = zip(*(torch.split(value, size) for value in self), strict=True)
-        return [Encoded(*part) for part in parts]
+        return [Encoded(*p) for p in zip(*(torch.split(v, size) for v in self), strict=True)]
 
 
 def encode(images: Tensor, network: Network) -> Encoded:

@@ -8,7 +8,6 @@ prior does not.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 from cliquetta.methods._shared.entropy import log_prob_entropy
 from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.state import Counts, Predicted
+from cliquetta.tensor_tree import map_tensors
 
 SHARPNESS, FOCUS, ROUNDS = 2.0, 4, 3
 """Scale of logits without background; power of 1 - q by which an image weighs in the background of
@@ -36,16 +36,11 @@ of images, and less than the second share of the zero-shot ones."""
 class ClassPrior(NamedTuple):
     """What the counts of a domain say about its classes."""
 
-    marginal: Tensor
-    """Mean zero-shot prediction (N,)."""
-    prior: Tensor
-    """π (N,)."""
-    weights: Tensor
-    """w (N,), by which predictions are multiplied."""
-    belief: Tensor
-    """β, how far the estimate is believed, 0 to 1."""
-    confidence: Tensor
-    """c, mean zero-shot confidence."""
+    marginal: Tensor  # m (N,), mean zero-shot prediction
+    prior: Tensor  # π (N,)
+    weights: Tensor  # w (N,), by which predictions are multiplied
+    belief: Tensor  # β, how far the estimate is believed, 0 to 1
+    confidence: Tensor  # c, mean zero-shot confidence
 
 
 class Figures(NamedTuple):
@@ -53,11 +48,9 @@ class Figures(NamedTuple):
 
     confidence: float
     belief: float
-    agreement: float
-    """Share of neighbours with the same zero-shot class, in earlier batches."""
+    agreement: float  # share of neighbours with the same zero-shot class, in earlier batches
     information: float
-    collapsed: float
-    """1 or 0."""
+    collapsed: float  # 1 or 0
 
 
 class Observed(NamedTuple):
@@ -65,8 +58,7 @@ class Observed(NamedTuple):
 
     counts: Counts
     prior: ClassPrior
-    figures: Tensor
-    """The numbers of :class:`Figures`, (5,)."""
+    figures: Tensor  # the numbers of Figures, (5,)
 
 
 def observe(
@@ -86,19 +78,19 @@ def count(counts: Counts, zero_shot: Tensor, config: DomainNormConfig) -> Counts
     q, absence, absent_logits = remove_background(
         zero_shot, counts.absence, counts.absent_logits, config.background_images
     )
-    b, half_life, debiased = len(zero_shot), config.recent_images, q.sum(dim=0)
-    fading = 0.5 ** (b / half_life) if half_life > 0 else 0.0
+    half_life, debiased = config.recent_images, q.sum(dim=0)
+    fading = 0.5 ** (len(q) / half_life) if half_life > 0 else 0.0
     return Counts(
-        counts.images + b,
-        counts.classes + count_classes(zero_shot),
-        counts.marginal + zero_shot.sum(dim=0),
-        counts.confidence + zero_shot.amax(dim=1).sum(),
-        counts.entropy + entropy(zero_shot).sum(),
-        absence,
-        absent_logits,
-        counts.debiased + debiased,
-        counts.recent * fading + debiased,
-        counts.agreement,
+        images=counts.images + len(q),
+        confidence=counts.confidence + zero_shot.amax(dim=1).sum(),
+        entropy=counts.entropy + entropy(zero_shot).sum(),
+        agreement=counts.agreement,
+        classes=counts.classes + count_classes(zero_shot),
+        marginal=counts.marginal + zero_shot.sum(dim=0),
+        absence=absence,
+        absent_logits=absent_logits,
+        debiased=counts.debiased + debiased,
+        recent=counts.recent * fading + debiased,
     )
 
 
@@ -192,7 +184,7 @@ def tempered(nu: Tensor, beta: Tensor) -> Tensor:
 
 
 def mix(first: Tensor, second: Tensor, share: Tensor) -> Tensor:
-    """Geometric mean of two frequencies (N,), Eq. 12."""
+    """Geometric mean of two frequencies (N,), ``share`` of the second, Eq. 12."""
     mixed = first ** (1 - share) * second**share
     return mixed / mixed.sum()
 
@@ -227,11 +219,8 @@ def information(counts: Counts) -> Tensor:
 
 def watch(predicted: Predicted, adapted: Tensor, zero_shot: Tensor) -> Predicted:
     """Count classes of predictions (b, N), older ones half as much after ``WATCHED`` images."""
-    fading = math.pow(0.5, len(adapted) / WATCHED)
-    return Predicted(
-        predicted.adapted * fading + count_classes(adapted),
-        predicted.zero_shot * fading + count_classes(zero_shot),
-    )
+    old = map_tensors(lambda sums: sums * 0.5 ** (len(adapted) / WATCHED), predicted)
+    return Predicted(old.adapted + count_classes(adapted), old.zero_shot + count_classes(zero_shot))
 
 
 def has_collapsed(predicted: Predicted) -> Tensor:

@@ -16,30 +16,18 @@ from cliquetta.methods.domain_norm.domains import assign_domain
 from cliquetta.methods.domain_norm.network import Encoded, Network, encode
 from cliquetta.methods.domain_norm.prior import ClassPrior, Figures, observe, watch
 from cliquetta.methods.domain_norm.run import Run
-from cliquetta.methods.domain_norm.state import (
-    Domain,
-    State,
-    Voters,
-    Window,
-    ring,
-    start_domain,
-)
+from cliquetta.methods.domain_norm.state import Domain, State, Voters, Window, ring, start_domain
 from cliquetta.model.transfer import send
 
 
 class Output(NamedTuple):
     """The predictions of a batch, and what they rest on."""
 
-    log_probabilities: Tensor
-    """(b, N)."""
-    figures: Figures | None = None
-    """Of the domain of most images; none if no image could be encoded."""
-    parts: int = 0
-    """Domains in the batch."""
-    changed: Tensor | float = 0.0
-    """Share of images whose class is not the zero-shot one."""
-    not_finite: int = 0
-    """Images without a finite feature, predicted as every class alike and not remembered."""
+    log_probabilities: Tensor  # (b, N)
+    figures: Figures | None = None  # of the domain in use; none if no image could be encoded
+    parts: int = 0  # domains in the batch
+    changed: Tensor | float = 0.0  # share of images whose class is not the zero-shot one
+    not_finite: int = 0  # images without a finite feature: all classes alike, not remembered
 
 
 def step(
@@ -47,49 +35,45 @@ def step(
 ) -> tuple[State, Output]:
     """Predict images (b, 3, S, S) and learn from them: Algorithm 1."""
     batch = run(encode, images, network)
-    uniform = torch.full_like(batch.zero_shot, 1 / batch.zero_shot.shape[1])
-    finite = batch.features.isfinite().all(dim=1)
+    predictions = torch.full_like(batch.zero_shot, 1 / len(network.text))
     broken = len(images) - int(run.read(run(count_finite, batch.features))[0])
     if broken == len(images):
-        return state, Output(uniform.log(), not_finite=broken)
+        return state, Output(predictions.log(), not_finite=broken)
     if broken:
-        batch = batch.take(finite.nonzero()[:, 0])
+        batch = batch.take(batch.features.isfinite().all(dim=1).nonzero()[:, 0])
     state, parts = assign_domain(state, batch.signatures, network, config, run)
-    predictions, figures = uniform.clone(), {}
+    figures = {}
     for number, rows in parts:
         part = batch if len(parts) == 1 else batch.take(rows)
-        domain = state.domains[number]
+        domain, window = state.domains[number], state.window
         seen = run(observe, domain.counts, domain.predicted, part.zero_shot, config)
-        figures[number] = own = Figures(*run.read(seen.figures))
         domain = domain._replace(counts=seen.counts)
+        figures[number] = own = Figures(*run.read(seen.figures))
         if own.collapsed:
             domain = restart(domain, network, config)
-        domain, window, features, p = learn(
-            domain, number, state.window, part, seen.prior, own.confidence, network, config, run
+        size = step_size(own.confidence, config)
+        domain, window, found = learn(
+            domain, number, window, part, seen.prior, size, network, config, run
         )
+        domain, features, p = adapt(domain, part, found, size, network, config, run)
         domain, p = vote(domain, part, features, p, config)
         p = p * seen.prior.weights
         if own.information < config.abstain_below:
-            p = part.zero_shot
-            abstained = domain.progress.abstained + len(rows)
-            domain = domain._replace(progress=domain.progress._replace(abstained=abstained))
+            p, progress = part.zero_shot, domain.progress
+            progress = progress._replace(abstained=progress.abstained + len(rows))
+            domain = domain._replace(progress=progress)
         predictions[part.rows] = p / p.sum(dim=1, keepdim=True)
-        domains = list(state.domains)
-        domains[number] = domain
-        state = state._replace(domains=tuple(domains), window=window)
+        state = state.with_domain(number, domain, window)
     changed = predictions[batch.rows].argmax(dim=1) != batch.zero_shot.argmax(dim=1)
-    own = figures[int(state.current)]
-    log_p = predictions.clamp_min(1e-12).log()
-    return state, Output(log_p, own, len(parts), changed.float().mean(), broken)
+    output = predictions.clamp_min(1e-12).log(), figures[int(state.current)], len(parts)
+    return state, Output(*output, changed.float().mean(), broken)
 
 
 def restart(domain: Domain, network: Network, config: DomainNormConfig) -> Domain:
-    """Forget what a collapsed domain has learned, its voters included; its counts stay."""
+    """Forget what a collapsed domain has learned, its voters included, Eq. 21; counts stay."""
     fresh, progress = start_domain(network, config), domain.progress
     progress = progress._replace(due=fresh.progress.due, restarts=progress.restarts + 1)
-    return domain._replace(
-        norms=fresh.norms, predicted=fresh.predicted, voters=fresh.voters, progress=progress
-    )
+    return fresh._replace(key=domain.key, counts=domain.counts, progress=progress)
 
 
 def learn(
@@ -98,43 +82,65 @@ def learn(
     window: Window,
     part: Encoded,
     prior: ClassPrior,
-    confidence: float,
+    size: float,
     network: Network,
     config: DomainNormConfig,
     run: Run,
-) -> tuple[Domain, Window, Tensor, Tensor]:
-    """Learn a domain's LayerNorms from its images; their features (b, E) and predictions (b, N).
+) -> tuple[Domain, Window, list[Tensor | None]]:
+    """Remember the images of a domain, and take the steps that fall due, Eq. 15 to 17.
 
-    While the domain is young, and where no step falls due, predictions are made after the last
-    step; otherwise by the pass that the step learned from, which saves one. Eq. 14 to 18.
+    Also their features, by stretches, where predictions are made by the pass that a step learned
+    from, which saves one; not while the domain is young.
     """
-    size = step_size(confidence, config)
     young = int(domain.progress.images) < config.warmup_images
-    chunks, found = part.split(config.step_every), []
-    for chunk in chunks:
-        b, progress, learned = len(chunk.hidden), domain.progress, None
-        window, slots = remember(window, number, chunk)
+    found: list[Tensor | None] = []
+    for images in part.split(config.step_every):
+        b, progress, features = len(images.rows), domain.progress, None
+        window, slots = remember(window, number, images)
         due, interval = progress.due + b, step_interval(int(domain.norms.steps), config)
         if due >= interval:
+            members = (window.domain == number).nonzero()[:, 0]
+            hidden, plain, device = window.hidden, window.features, window.hidden.device
+            if len(members) < len(hidden):
+                rows = send(members, device)
+                hidden, plain = hidden[rows], plain[rows]
+            given = hidden, plain, domain.norms.values, prior, network, config
+            features, gradient = run(loss_gradient, *given)
+            rate = size * min(1.0, len(members) / config.step_every)
+            domain = domain._replace(norms=adam_update(domain.norms, gradient, rate, config))
+            features = features[send(torch.searchsorted(members, slots), device)]
             due = due - interval
-            norms, learned = adam_update(
-                domain.norms, number, window, slots, prior, size, network, config, run
-            )
-            domain = domain._replace(norms=norms)
         domain = domain._replace(progress=progress._replace(images=progress.images + b, due=due))
-        found.append(None if young else learned)
-    waiting = [c.hidden for c, learned in zip(chunks, found, strict=True) if learned is None]
+        found.append(None if young else features)
+    return domain, window, found
+
+
+def adapt(
+    domain: Domain,
+    part: Encoded,
+    found: list[Tensor | None],
+    size: float,
+    network: Network,
+    config: DomainNormConfig,
+    run: Run,
+) -> tuple[Domain, Tensor, Tensor]:
+    """Features (b, E) and predictions (b, N) of images of a domain, Eq. 18.
+
+    ``found`` are features of some stretches; the others are computed after the last step.
+    """
+    stretches = zip(part.split(config.step_every), found, strict=True)
+    waiting = [images.hidden for images, features in stretches if features is None]
     if waiting and domain.norms.steps == 0:
-        return domain, window, part.features, part.zero_shot
+        return domain, part.features, part.zero_shot
     rest: Iterator[Tensor] = iter(())
     if waiting:
         hidden = waiting[0] if len(waiting) == 1 else torch.cat(waiting)
         after = run(network.features, hidden, domain.norms.values)
         rest = iter(torch.split(after, [len(hidden) for hidden in waiting]))
-    features = torch.cat([next(rest) if learned is None else learned for learned in found])
+    features = torch.cat([next(rest) if one is None else one for one in found])
     p = network.probabilities(features)
     domain = domain._replace(predicted=watch(domain.predicted, p, part.zero_shot))
-    return domain, window, features, p.lerp(part.zero_shot, config.zero_shot_share * (1 - size))
+    return domain, features, p.lerp(part.zero_shot, config.zero_shot_share * (1 - size))
 
 
 def step_size(confidence: float, config: DomainNormConfig) -> float:
@@ -156,10 +162,10 @@ def rate_decay(step: int, floor: float) -> float:
 
 def remember(window: Window, number: int, images: Encoded) -> tuple[Window, Tensor]:
     """Write images of a domain over the oldest of the window; their slots in it, on the CPU."""
-    b, W, hidden = len(images.hidden), len(window.domain), images.hidden.to(window.hidden.dtype)
-    if b == W:  # all of it: without a copy, and the tensors that a GPU has worked on ahead
-        all_own, full = torch.full_like(window.domain, number), torch.tensor(W)
-        return Window(hidden, images.features, all_own, full), torch.arange(W)
+    b, W, hidden = len(images.rows), len(window.domain), images.hidden.to(window.hidden.dtype)
+    if b == W:  # all of it, without a copy
+        numbers = torch.full_like(window.domain, number)
+        return Window(hidden, images.features, numbers, torch.tensor(W)), torch.arange(W)
     slots, position = ring(window.next, b, W)
     rows = send(slots, hidden.device)
     return Window(
@@ -171,36 +177,17 @@ def remember(window: Window, number: int, images: Encoded) -> tuple[Window, Tens
 
 
 def adam_update(
-    norms: AdamState,
-    number: int,
-    window: Window,
-    slots: Tensor,
-    prior: ClassPrior,
-    size: float,
-    network: Network,
-    config: DomainNormConfig,
-    run: Run,
-) -> tuple[AdamState, Tensor]:
-    """One step of Adam on a domain's LayerNorms, from its images in the window, Eq. 17.
-
-    Also the features of the images at ``slots`` before the step.
-    """
-    members = (window.domain == number).nonzero()[:, 0]
-    hidden, plain, device = window.hidden, window.features, window.hidden.device
-    if len(members) < len(hidden):
-        rows = send(members, device)
-        hidden, plain = hidden[rows], plain[rows]
-    features, gradient = run(loss_gradient, hidden, plain, norms.values, prior, network, config)
-    rate = config.lr * rate_decay(int(norms.steps) + 1, config.lr_floor) * size
-    after = adam_step(norms, gradient, Adam(rate * min(1.0, len(members) / config.step_every)))
-    finite = gradient.isfinite().all()
-    after = AdamState(
+    norms: AdamState, gradient: Tensor, share: float, config: DomainNormConfig
+) -> AdamState:
+    """Take a share of a step of Adam on LayerNorms, Eq. 17; none on a gradient that overflowed."""
+    rate = config.lr * rate_decay(int(norms.steps) + 1, config.lr_floor) * share
+    after, finite = adam_step(norms, gradient, Adam(rate)), gradient.isfinite().all()
+    return AdamState(
         torch.where(finite, after.values, norms.values),
         torch.where(finite, after.first, norms.first),
         torch.where(finite, after.second, norms.second),
         after.steps,
     )
-    return after, features[send(torch.searchsorted(members, slots), device)]
 
 
 def loss_gradient(
@@ -215,8 +202,8 @@ def loss_gradient(
 
     ``plain`` (b, E) are their features under θ₀.
     """
-    least = config.confident_fraction
-    certain = certain_weights(len(hidden), least + (1 - least) * prior.belief.double())
+    fraction = config.confident_fraction
+    certain = certain_weights(len(hidden), fraction + (1 - fraction) * prior.belief.double())
     target = target_marginal(network.probabilities(plain).mean(dim=0), prior)
     with torch.enable_grad():
         leaf = theta.detach().requires_grad_()
