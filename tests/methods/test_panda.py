@@ -103,8 +103,8 @@ def test_the_model_outside_is_untouched(
     assert torch.equal(tiny_clip.encode_image(tiny_images), before)
 
 
-@pytest.mark.parametrize("method", ["panda", "scap", "dart"])
-def test_methods_that_prompt_the_tower_are_refused(
+@pytest.mark.parametrize("method", ["panda", "scap", "dart", "domain_norm"])
+def test_methods_that_run_blocks_of_the_tower_themselves_are_refused(
     tiny_clip: CLIP, tiny_prompts: ClassPrompts, method: str
 ) -> None:
     with pytest.raises(UserError, match="cannot be put around"):

@@ -121,10 +121,10 @@ def test_adapters_of_another_kind_refuse_and_say_why(
 
 
 def test_a_few_shot_fit_belongs_to_the_state(counting: Counting, path: Path) -> None:
-    counting.fitted = {"context": torch.ones(2)}  # type: ignore[attr-defined]
+    counting.fitted = {"context": torch.ones(2)}
     save_state(counting, path)
     load_state(counting, path)
-    counting.fitted = {"context": torch.zeros(2)}  # type: ignore[attr-defined]
+    counting.fitted = {"context": torch.zeros(2)}
     with pytest.raises(StateMismatchError, match="few-shot fit"):
         load_state(counting, path)
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from cliquetta.methods._shared.explanation import VisuallyPrompted
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.scap.evidence import describe
 from cliquetta.model.attention import Kind, difference, patch_grid, prompted_maps
@@ -51,7 +52,9 @@ def attention_maps(
     image = pixels[place].to(adapter.model.device)
     titles, prompts, chosen = ["plain CLIP"], _no_prompts(tower), torch.zeros(1, 0)
     blocks: Sequence[int] = (len(tower.blocks) - 1,)
-    passes = adapter.prompted_passes(prediction, place)
+    passes = None
+    if isinstance(adapter, VisuallyPrompted):
+        passes = adapter.prompted_passes(prediction, place)
     if passes is not None:
         titles, prompts, blocks = titles + list(passes.titles), passes.prompts, passes.blocks
         chosen = torch.cat([torch.zeros(1, passes.used.shape[1]), passes.used.cpu()])

@@ -83,8 +83,7 @@ class ActorSetup:
                 )
         predictor = replace(work.predictor, adapters={})
         methods = [
-            (name_of(one), one.prompts, one.config, one.seed, getattr(one, "fitted", None))
-            for one in adapters
+            (name_of(one), one.prompts, one.config, one.seed, one.fitted) for one in adapters
         ]
         model = copy.deepcopy(next(iter(adapters)).model).cpu()
         return cls(

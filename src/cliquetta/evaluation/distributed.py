@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,19 @@ from cliquetta.evaluation.sweep import RunContext, RunResult, observer
 WAIT = timedelta(days=7)
 """A process may wait this long: the others at runs that are not divided. torchrun ends the rest
 when one dies."""
+
+
+@runtime_checkable
+class Divisible(Protocol):
+    """A method whose work on one batch several processes can share."""
+
+    def split_work(self) -> bool:
+        """Share the work on every batch among all processes of ``torch.distributed``.
+
+        Returns whether there is anything to share. If so, all processes must predict the same
+        batches in the same order.
+        """
+        ...
 
 
 def team_size() -> int:
@@ -95,7 +108,7 @@ class TeamExecutor:
             if error:
                 yield RunResult(spec, error=error)
                 continue
-            divided = adapter.split_work()
+            divided = isinstance(adapter, Divisible) and adapter.split_work()
             if not divided and not self.team.is_main_process:
                 continue
             yield RunResult(

@@ -157,6 +157,11 @@ class Parts:
         done = self.done(lane)
         return {name: self._state(lane, done, name).read_bytes() for name in self.methods}
 
+    def start(self) -> States:
+        """The methods' state before the first image."""
+        files = {name: self.folder / f"{_START}.{name}.safetensors" for name in self.methods}
+        return {name: file.read_bytes() for name, file in files.items()}
+
     def _part(self, first: int, last: int) -> Path:
         return self.folder / f"{first:012d}-{last:012d}.jsonl"
 

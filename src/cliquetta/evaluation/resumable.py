@@ -310,7 +310,8 @@ def _save_states(work: Work, seen: Mapping[str, int], predicted: Mapping[Lane, i
     if request.group_by is None:
         (adapter,) = predictor.adapters.values()
         ends = [state for lane in work.lanes for state in work.parts.states(lane).values()]
-        merge_states(adapter, ends)
+        (start,) = work.parts.start().values()
+        merge_states(adapter, ends, start)
         assert request.state is not None
         predictor.save(request.state, seen[""] + sum(predicted.values()))
         return

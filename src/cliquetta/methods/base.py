@@ -16,7 +16,8 @@ from torch import Tensor
 
 from cliquetta.data.batch import Images, as_batch
 from cliquetta.errors import UserError
-from cliquetta.methods._shared.explanation import CacheCount, Explanation, PromptedPasses
+from cliquetta.methods._shared.config import MethodConfig
+from cliquetta.methods._shared.explanation import CacheCount, Explanation
 from cliquetta.methods._shared.memory import Memory, all_finite
 from cliquetta.methods._shared.merging import MergeRule, merge_memories
 from cliquetta.methods._shared.zero_shot_reference import OPTIONAL, ZeroShotReference
@@ -82,6 +83,9 @@ class Adapter(ZeroShotReference, ABC):
     scaled_cosines: bool = False
     """Whether logits are the model's own: scaled cosines of an image and a text, with its bias."""
 
+    fitted: Mapping[str, Tensor] | None = None
+    """What a few-shot method was built from; two adapters with others share no state."""
+
     class_free: frozenset[str] = frozenset()
     """Names in ``memory`` (of some configs) that stay valid when the class list changes."""
 
@@ -111,7 +115,7 @@ class Adapter(ZeroShotReference, ABC):
     @property
     def views(self) -> ViewSpec | None:
         """The views that batches must carry, or ``None``: those of the config, if several."""
-        spec: ViewSpec | None = getattr(self.config, "spec", None)
+        spec = self.config.spec if isinstance(self.config, MethodConfig) else None
         return None if spec is None or spec.count == 1 else spec
 
     def predict(self, images: Images) -> Prediction:
@@ -312,26 +316,11 @@ class Adapter(ZeroShotReference, ABC):
     def cache_counts(self) -> dict[str, CacheCount]:
         """Occupancy of the caches that hold entries per class, by name.
 
-        Tensors called ``entropy`` (N, K) in the memory are such caches, infinite where empty.
+        They are those that :attr:`merge_rules` declare.
         """
         found = {}
-        for name in self.memory:
-            owner, _, last = name.rpartition(".")
-            if last == "entropy" and self.memory[name].ndim == 2:
-                held = tuple(self.memory[name].isfinite().sum(dim=1).tolist())
-                capacity = self.memory[name].shape[1]
-                found[f"{owner} entries".strip()] = CacheCount(held, capacity)
+        for owner in (owner for owner, rule in self.merge_rules if rule == "cache"):
+            entropy = self.memory[f"{owner}.entropy" if owner else "entropy"]  # (N, K)
+            held = tuple(entropy.isfinite().sum(dim=1).tolist())
+            found[f"{owner} entries".strip()] = CacheCount(held, entropy.shape[1])
         return found
-
-    def prompted_passes(self, prediction: Prediction, place: int) -> PromptedPasses | None:
-        """The prompted passes over image ``place`` of a batch; ``None`` without visual prompts."""
-        del prediction, place
-        return None
-
-    def split_work(self) -> bool:
-        """Share the work on every batch among all processes of ``torch.distributed``.
-
-        Returns whether there is anything to share. If so, all processes must predict the same
-        batches in the same order.
-        """
-        return False

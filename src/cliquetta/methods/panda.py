@@ -145,8 +145,8 @@ class Panda(Adapter):
             self.inner = create_method(config.method, corrected, prompts, inner, seed=seed)
         except MissingCapabilityError as error:
             raise UserError(
-                f"panda cannot be put around {config.method!r}, which prompts the image tower "
-                "itself; choose one that takes its features as they come, such as tent"
+                f"panda cannot be put around {config.method!r}, which runs the image tower "
+                "block by block; choose one that takes its features as they come, such as tent"
             ) from error
         self.grid = nearest_divisor(self.model.image_size, self.config.patch_grid)
         self.memory = self.inner.memory

@@ -434,3 +434,32 @@ def test_a_burst_of_another_domain_leaves_one_bit_for_bit_as_it_was() -> None:
         found, expected = (adapter.predict(Batch(images)) for adapter in (disturbed, plain))
         assert torch.equal(found.logits, expected.logits)
     assert steps(plain)[0] == 3
+
+
+def lit_stream() -> list[Tensor]:
+    """Batches of two domains in turn, mixed, of part of a window and of more than one."""
+    bright, dark = lit(0.0), lit(-3.0)
+    mixed = torch.cat([bright[:20], dark[:20]])
+    return [bright, dark, bright, mixed, bright[:7], torch.cat([dark, dark + 0.1]), dark, bright]
+
+
+@pytest.mark.parametrize("warmup", [0, 100])
+def test_what_is_computed_ahead_changes_no_bit(warmup: int, monkeypatch: Any) -> None:
+    asked: dict[bool, list[str]] = {True: [], False: []}
+    logits: dict[bool, list[Tensor]] = {True: [], False: []}
+    for enabled in (True, False):
+        adapter = build(domains=2, step_every=40, warmup_images=warmup)
+        adapter.ahead.enabled = enabled
+
+        def call(function: Any, *inputs: Any, on: bool = enabled) -> Any:
+            asked[on].append(function.__name__)
+            return function(*inputs)
+
+        monkeypatch.setattr(adapter.ahead, "replayed", call)
+        logits[enabled] = [adapter.predict(Batch(images)).logits for images in lit_stream()]
+    for found, expected in zip(logits[True], logits[False], strict=True):
+        assert torch.equal(found, expected)
+    # One look per batch, and most of what the step asks was there already.
+    assert asked[True].count("look") == 8 and asked[False].count("encode") == 8
+    assert asked[True].count("encode") == 0
+    assert asked[True].count("observe") < asked[False].count("observe")

@@ -17,6 +17,7 @@ from cliquetta.methods.scap import PRESETS, SCAP, SCAPConfig
 from cliquetta.methods.scap.composition import Composed
 from cliquetta.methods.scap.evidence import describe
 from cliquetta.methods.scap.retention import propagate
+from cliquetta.model.block import Prefix
 from cliquetta.model.clip import CLIP, MissingCapabilityError
 from cliquetta.model.config import CLIPConfig, ResNetConfig, TextConfig
 from cliquetta.model.initialise import initialise
@@ -209,9 +210,12 @@ def test_an_image_without_prompts_can_take_the_start_prompt(merge: Any) -> None:
     )
     adapter = SCAP(MODEL, PROMPTS, config)
     found = adapter.predict(Batch(BATCHES[0])).probabilities
-    hidden, plain = adapter._encode(BATCHES[0])
-    features = adapter._start_features(hidden, plain)
-    expected = (MODEL.scale * features @ adapter.classifier.T).softmax(dim=-1)
+    (start,), (block,) = adapter.memory["start_prompt"], config.blocks
+    features = MODEL.require_vit()(BATCHES[0], prefix={block: Prefix(start[None])})
+    features = features / features.norm(dim=1, keepdim=True)
+    expected = (MODEL.scale * features @ MODEL.classifier(PROMPTS).T).softmax(dim=-1)
+    plain = MODEL.encode_image(BATCHES[0], normalize=True)
+    assert (features - plain).norm(dim=1).min() > 1e-3  # the prompt changes what is seen
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-6)
 
 

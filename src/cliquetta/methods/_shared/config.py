@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.types import ViewSpec
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,11 @@ class MethodConfig:
     renamed: ClassVar[Mapping[str, str]] = {}
     """Earlier names of fields and the present ones; a subclass adds its own when it is defined:
     ``class TPTConfig(ViewsConfig, renamed={"kept": "selection_fraction"})``."""
+
+    @property
+    def spec(self) -> ViewSpec | None:
+        """The views that the method looks at; ``None`` for the image alone."""
+        return None
 
     def __init_subclass__(cls, renamed: Mapping[str, str] | None = None) -> None:
         super().__init_subclass__()

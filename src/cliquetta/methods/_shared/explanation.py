@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from cliquetta.model.attention import Kind
+from cliquetta.types import Prediction
 
 
 @dataclass(frozen=True)
@@ -61,3 +62,12 @@ class PromptedPasses:
     """(passes, S) bool: the prompts of each pass."""
     blocks: tuple[int, ...]
     """The B blocks that take a prompt."""
+
+
+@runtime_checkable
+class VisuallyPrompted(Protocol):
+    """A method that may score images with visual prompts."""
+
+    def prompted_passes(self, prediction: Prediction, place: int) -> PromptedPasses | None:
+        """The prompted passes over image ``place`` of a batch; ``None`` if there were none."""
+        ...

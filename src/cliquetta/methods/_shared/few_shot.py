@@ -38,6 +38,7 @@ class FewShotAdapter(Adapter):
     """A classifier made from fitted tensors; it learns nothing more while it predicts."""
 
     batch_dependence = BatchDependence.INDEPENDENT
+    fitted: Mapping[str, Tensor]
 
     def __init__(
         self,

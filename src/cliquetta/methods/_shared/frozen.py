@@ -32,7 +32,7 @@ class FrozenAdapter(Adapter):
         super().__init__(source.model, source.prompts, source.config, seed=source.seed)
         self._bias = 0.0  # the frozen model adds it
         self.scaled_cosines = source.scaled_cosines
-        self.fitted = {**getattr(source, "fitted", {}), **source.state_dict()}
+        self.fitted = {**(source.fitted or {}), **source.state_dict()}
         """What its answers come from, so that two states are told apart."""
         if source.reject_share is not None:
             self.enable_rejection(source.reject_share)

@@ -57,10 +57,9 @@ def describe(adapter: Adapter) -> dict[str, Any]:
 
 def fitted_fingerprint(adapter: Adapter) -> str | None:
     """Hash of what a few-shot method was built from; ``None`` for the others."""
-    fitted: Mapping[str, Tensor] | None = getattr(adapter, "fitted", None)
-    if fitted is None:
+    if adapter.fitted is None:
         return None
-    return hashlib.sha256(pack_raw(dict(sorted(fitted.items())))).hexdigest()[:16]
+    return hashlib.sha256(pack_raw(dict(sorted(adapter.fitted.items())))).hexdigest()[:16]
 
 
 def plain_config(config: Any) -> Any:
