@@ -12,7 +12,7 @@ from torch import Tensor
 from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.domains import absorb, choose_domains, distances, key_of
 from cliquetta.methods.domain_norm.network import signature
-from cliquetta.methods.domain_norm.run import Run
+from cliquetta.methods.domain_norm.run import Run, Setup
 from cliquetta.methods.domain_norm.state import Domain, Group, Key, Progress, State
 
 
@@ -68,7 +68,9 @@ def two_domains(apart: float) -> State:
 
 def split(batch: Tensor, state: State) -> list[tuple[int | None, Tensor]]:
     """The parts of a batch."""
-    return choose_domains(state, batch, DomainNormConfig(domain_threshold=0.6), Run())
+    network: Any = None
+    setup = Setup(network, DomainNormConfig(domain_threshold=0.6), Run())
+    return choose_domains(state, batch, setup)
 
 
 def test_images_of_a_mixed_batch_go_to_their_own_domains() -> None:

@@ -56,8 +56,7 @@ class DomainNorm(Adapter):
     @torch.no_grad()
     def _predict(self, batch: Batch) -> Prediction:
         state = self.state
-        run = self.ahead.begin(state, batch.images)
-        state, output = step(state, batch.images, self.network, self.config, run)
+        state, output = step(state, batch.images, self.ahead.begin(state, batch.images))
         self.memory.store_tree(state)
         return Prediction(output.log_probabilities.float(), self._evidence(state, output))
 

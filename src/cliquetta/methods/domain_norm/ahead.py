@@ -14,7 +14,7 @@ from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.domains import absorb, domain_figures
 from cliquetta.methods.domain_norm.network import Encoded, Network, encode
 from cliquetta.methods.domain_norm.prior import Observed, observe
-from cliquetta.methods.domain_norm.run import Run
+from cliquetta.methods.domain_norm.run import Run, Setup
 from cliquetta.methods.domain_norm.state import Counts, Key, Predicted, State
 from cliquetta.methods.domain_norm.step import count_finite, loss_gradient, step_interval
 from cliquetta.model.cuda_graph import Replayed
@@ -32,11 +32,12 @@ class Ahead:
         self.network, self.config, self.enabled = network, config, enabled
         self.replayed = Replayed()
 
-    def begin(self, state: State, images: Tensor) -> Run:
-        """The run of a step on ``images`` (b, 3, S, S)."""
+    def begin(self, state: State, images: Tensor) -> Setup:
+        """The setup of a step on ``images`` (b, 3, S, S)."""
         run, network, config = Run(self.replayed), self.network, self.config
+        setup = Setup(network, config, run)
         if not self.enabled:
-            return run
+            return setup
         domain, keys = state.domains[int(state.current)], tuple(d.key for d in state.domains)
         given = images, keys, domain.key, domain.counts, domain.predicted, network, config
         batch, finite, key, seen, figures = self.replayed(look, *given)
@@ -55,7 +56,7 @@ class Ahead:
             run.know(learned, loss_gradient, *window, seen.prior, network, config)
         for value, numbers in zip(reading, fetched.wait(), strict=True):
             run.know_read(value, numbers.tolist())
-        return run
+        return setup
 
 
 def look(

@@ -11,9 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cliquetta.methods.domain_norm.config import DomainNormConfig
-from cliquetta.methods.domain_norm.network import Network
-from cliquetta.methods.domain_norm.run import Run
+from cliquetta.methods.domain_norm.run import Setup
 from cliquetta.methods.domain_norm.state import GROUP, Group, Key, State, ring, start_domain
 from cliquetta.model.transfer import send
 
@@ -25,9 +23,7 @@ MIXED = 4
 Parts = list[tuple[int, Tensor]]  # domain and rows of each part of a batch
 
 
-def assign_domain(
-    state: State, signatures: Tensor, network: Network, config: DomainNormConfig, run: Run
-) -> tuple[State, Parts]:
+def assign_domain(state: State, signatures: Tensor, setup: Setup) -> tuple[State, Parts]:
     """Assign a batch with signatures (b, F) to domains, Eq. 6; their keys take it up, Eq. 4.
 
     A batch far from all domains opens a new one in place of the least recently used.
@@ -36,17 +32,17 @@ def assign_domain(
     slots = send(slots, signatures.device)
     group = state.group.signatures.index_copy(0, slots, signatures[:GROUP])
     state, parts = state._replace(group=Group(group, position)), []
-    for known, rows in choose_domains(state, signatures, config, run):
+    for known, rows in choose_domains(state, signatures, setup):
         used = [int(domain.progress.last_used) for domain in state.domains]
         number = used.index(min(used)) if known is None else known
         domain, window = state.domains[number], state.window
         if known is None:
-            domain = start_domain(network, config)
+            domain = start_domain(setup.network, setup.config)
             numbers = window.domain.masked_fill(window.domain == number, -1)
             window = window._replace(domain=numbers)
         part = signatures if len(rows) == len(signatures) else signatures[rows]
         progress = domain.progress._replace(last_used=torch.tensor(max(used) + 1))
-        domain = domain._replace(key=run(absorb, domain.key, part), progress=progress)
+        domain = domain._replace(key=setup.run(absorb, domain.key, part), progress=progress)
         state = state.with_domain(number, domain, window)
         parts.append((number, rows))
     largest = max(parts, key=lambda part: len(part[1]))[0]
@@ -54,9 +50,10 @@ def assign_domain(
 
 
 def choose_domains(
-    state: State, signatures: Tensor, config: DomainNormConfig, run: Run
+    state: State, signatures: Tensor, setup: Setup
 ) -> list[tuple[int | None, Tensor]]:
     """Domain and rows of each part of a batch, Eq. 6; ``None`` for a domain that is new."""
+    _, config, run = setup
     current, b, limit = int(state.current), len(signatures), config.domain_threshold
     rows = torch.arange(b, device=signatures.device)
     if config.domains == 1 or state.domains[current].progress.images < YOUNG:

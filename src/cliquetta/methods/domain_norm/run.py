@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
+from cliquetta.methods.domain_norm.config import DomainNormConfig
+from cliquetta.methods.domain_norm.network import Network
 from cliquetta.model.cuda_graph import Replayed
 from cliquetta.tensor_tree import flatten
 
 R = TypeVar("R")
+
+
+class Setup(NamedTuple):
+    """What a step works with."""
+
+    network: Network
+    config: DomainNormConfig
+    run: Run
 
 
 class Run:

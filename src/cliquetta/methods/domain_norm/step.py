@@ -15,7 +15,7 @@ from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.domains import assign_domain
 from cliquetta.methods.domain_norm.network import Encoded, Network, encode
 from cliquetta.methods.domain_norm.prior import ClassPrior, Figures, observe, watch
-from cliquetta.methods.domain_norm.run import Run
+from cliquetta.methods.domain_norm.run import Setup
 from cliquetta.methods.domain_norm.state import Domain, State, Voters, Window, ring, start_domain
 from cliquetta.model.transfer import send
 
@@ -30,10 +30,9 @@ class Output(NamedTuple):
     not_finite: int = 0  # images without a finite feature: all classes alike, not remembered
 
 
-def step(
-    state: State, images: Tensor, network: Network, config: DomainNormConfig, run: Run
-) -> tuple[State, Output]:
+def step(state: State, images: Tensor, setup: Setup) -> tuple[State, Output]:
     """Predict images (b, 3, S, S) and learn from them: Algorithm 1."""
+    network, config, run = setup
     batch = run(encode, images, network)
     predictions = torch.full_like(batch.zero_shot, 1 / len(network.text))
     broken = len(images) - int(run.read(run(count_finite, batch.features))[0])
@@ -41,7 +40,7 @@ def step(
         return state, Output(predictions.log(), not_finite=broken)
     if broken:
         batch = batch.take(batch.features.isfinite().all(dim=1).nonzero()[:, 0])
-    state, parts = assign_domain(state, batch.signatures, network, config, run)
+    state, parts = assign_domain(state, batch.signatures, setup)
     figures = {}
     for number, rows in parts:
         part = batch if len(parts) == 1 else batch.take(rows)
@@ -52,10 +51,8 @@ def step(
         if own.collapsed:
             domain = restart(domain, network, config)
         size = step_size(own.confidence, config)
-        domain, window, found = learn(
-            domain, number, window, part, seen.prior, size, network, config, run
-        )
-        domain, features, p = adapt(domain, part, found, size, network, config, run)
+        domain, window, found = learn(domain, number, window, part, seen.prior, size, setup)
+        domain, features, p = adapt(domain, part, found, size, setup)
         domain, p = vote(domain, part, features, p, config)
         p = p * seen.prior.weights
         if own.information < config.abstain_below:
@@ -83,15 +80,14 @@ def learn(
     part: Encoded,
     prior: ClassPrior,
     size: float,
-    network: Network,
-    config: DomainNormConfig,
-    run: Run,
+    setup: Setup,
 ) -> tuple[Domain, Window, list[Tensor | None]]:
     """Remember the images of a domain, and take the steps that fall due, Eq. 15 to 17.
 
     Also their features, by stretches, where predictions are made by the pass that a step learned
     from, which saves one; not while the domain is young.
     """
+    network, config, run = setup
     young = int(domain.progress.images) < config.warmup_images
     found: list[Tensor | None] = []
     for images in part.split(config.step_every):
@@ -116,18 +112,13 @@ def learn(
 
 
 def adapt(
-    domain: Domain,
-    part: Encoded,
-    found: list[Tensor | None],
-    size: float,
-    network: Network,
-    config: DomainNormConfig,
-    run: Run,
+    domain: Domain, part: Encoded, found: list[Tensor | None], size: float, setup: Setup
 ) -> tuple[Domain, Tensor, Tensor]:
     """Features (b, E) and predictions (b, N) of images of a domain, Eq. 18.
 
     ``found`` are features of some stretches; the others are computed after the last step.
     """
+    network, config, run = setup
     stretches = zip(part.split(config.step_every), found, strict=True)
     waiting = [images.hidden for images, features in stretches if features is None]
     if waiting and domain.norms.steps == 0:
