@@ -19,7 +19,7 @@ class Leaf(NamedTuple):
 class Root(NamedTuple):
     leaves: tuple[Leaf, ...]
     name: str
-    count: Tensor
+    total: Tensor
 
 
 def tree() -> Root:
@@ -30,25 +30,25 @@ def tree() -> Root:
 def test_every_tensor_has_the_path_of_its_fields() -> None:
     found = flatten(tree())
     leaves = [f"leaves.{number}.{side}" for number in (0, 1) for side in ("left", "right")]
-    assert list(found) == [*leaves, "count"]
-    assert found["leaves.1.left"].tolist() == [1.0] * 3 and found["count"] == 4
+    assert list(found) == [*leaves, "total"]
+    assert found["leaves.1.left"].tolist() == [1.0] * 3 and found["total"] == 4
 
 
 def test_unflattening_looks_up_paths_whatever_their_order() -> None:
     values = dict(reversed(flatten(map_tensors(lambda value: value + 1, tree())).items()))
     found = unflatten(tree(), values)
     assert isinstance(found, Root) and isinstance(found.leaves[1], Leaf)
-    assert found.name == "constant" and found.count == 5
+    assert found.name == "constant" and found.total == 5
     assert found.leaves[1].right.tolist() == [1.0, 1.0]
 
 
 def test_a_memory_holds_a_tree_and_notices_what_is_replaced() -> None:
     memory, start = Memory(), tree()
-    memory.declare_tree(start, {"count": 9})
+    memory.declare_tree(start, {"total": 9})
     before = memory.snapshot()
     now = unflatten(start, memory)
-    memory.store_tree(now._replace(count=now.count + 1))
+    memory.store_tree(now._replace(total=now.total + 1))
     assert [int(value) for value in memory.changed(before)] == [5]
-    assert unflatten(start, memory).count == 5
+    assert unflatten(start, memory).total == 5
     memory.reset()
-    assert unflatten(start, memory).count == 4
+    assert unflatten(start, memory).total == 4

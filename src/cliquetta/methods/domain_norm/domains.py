@@ -65,9 +65,9 @@ def choose_domains(
     figures = run.read(run(domain_figures, signatures, keys))
     nearest, distance = [int(domain) for domain in figures[:b]], figures[b:]
     numbers = [n for n in sorted(set(nearest)) if nearest.count(n) >= max(MIXED, b / 8)]
-    chosen = torch.tensor([n if n in numbers else -1 for n in nearest], device=rows.device)
-    if len(numbers) > 1 and are_apart(signatures, chosen, numbers, keys, limit):
-        chosen = chosen.masked_fill(chosen == -1, max(numbers, key=nearest.count))
+    chosen = torch.tensor([n if n in numbers else -1 for n in nearest])
+    if len(numbers) > 1 and are_apart(signatures, chosen.to(rows), numbers, keys, limit):
+        chosen = chosen.masked_fill(chosen == -1, max(numbers, key=nearest.count)).to(rows)
         return [(number, rows[chosen == number]) for number in numbers]
     return [(nearest_domain(distance, b, limit), rows)]
 
