@@ -15,10 +15,8 @@ from cliquetta.methods.domain_norm.run import Setup
 from cliquetta.methods.domain_norm.state import GROUP, Group, Key, State, ring, start_domain
 from cliquetta.model.transfer import send
 
-YOUNG = 32
-"""Images that a domain must have before others are distinguished from it."""
-MIXED = 4
-"""Images that a part of a mixed batch has at least."""
+YOUNG = 32  # images that a domain must have before others are distinguished from it
+MIXED = 4  # images that a part of a mixed batch has at least
 
 Parts = list[tuple[int, Tensor]]  # domain and rows of each part of a batch
 
@@ -73,10 +71,7 @@ def choose_domains(
 
 
 def nearest_domain(distance: Sequence[float], size: int, threshold: float) -> int | None:
-    """The domain at the least distance from a group of ``size`` images, unless that is too far.
-
-    The mean of a small group strays by chance: it must be farther off to be new.
-    """
+    """The domain at the least distance from a group of ``size`` images, unless too far, Eq. 6."""
     least = min(distance)
     return distance.index(least) if least <= threshold * (1 + 3 / size) else None
 
@@ -103,12 +98,7 @@ def domain_figures(signatures: Tensor, keys: tuple[Key, ...]) -> Tensor:
 
 
 def distances(one: Key, keys: tuple[Key, ...]) -> Tensor:
-    """Distance (K,) of a key from each of K others, Eq. 5.
-
-    Squared difference of the means in units of the images' own variance (Cohen's d squared), less
-    what two samples of one domain differ by, averaged over channels: near 0 within a domain,
-    whatever the sizes. A domain without images is infinitely far.
-    """
+    """Distance (K,) of a key from each of K others, Eq. 5; infinite from one without images."""
     others = Key(*map(torch.stack, zip(*keys, strict=True)))
     n, m = one.images, others.images[:, None]
     variance = (others.scatter + one.scatter) / (m + n - 2).clamp_min(1)

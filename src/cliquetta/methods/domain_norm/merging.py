@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import starmap
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,20 +12,11 @@ from cliquetta.methods._shared.adam import Adam, AdamState
 from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.domains import distances, merge_keys
 from cliquetta.methods.domain_norm.network import Network
-from cliquetta.methods.domain_norm.state import (
-    Counts,
-    Domain,
-    Key,
-    Predicted,
-    Progress,
-    State,
-    Voters,
-    Window,
-    start_domain,
-    start_state,
-)
+from cliquetta.methods.domain_norm.state import Domain, Key, State, Voters, Window, start_domain
 from cliquetta.methods.domain_norm.step import rate_decay
+from cliquetta.tensor_tree import flatten, unflatten
 
+T = TypeVar("T")
 Members = list[tuple[int, int]]
 """Domains, each by the number of its state and its own."""
 
@@ -54,10 +44,10 @@ def merge_states(
     Of the recent images every copy keeps its newest.
     """
     matched = match_domains(states, config.domain_threshold, config.domains)
-    domains = list(start_state(network, config).domains)
+    domains = [start_domain(network, config)] * config.domains
     for number, members in enumerate(matched):
         found = [_member(states[i].domains[k], start, k, config) for i, k in members]
-        age = max(starmap(lambda i, k: _age(states[i], k), members))
+        age = max(_age(states[i], k) for i, k in members)
         domains[number] = _merge_domain(found, age, network, config)
     number_of = {member: number for number, members in enumerate(matched) for member in members}
     last = states[-1]
@@ -113,48 +103,43 @@ def _merge_domain(
     members: list[Member], age: float, network: Network, config: DomainNormConfig
 ) -> Domain:
     starts = list({id(m.before): m.before for m in members if m.before is not None}.values())
-    nows = [member.now for member in members]
-
-    def total(values: list[Tensor], before: list[Tensor | None], shared: list[Tensor]) -> Tensor:
-        new = (now if was is None else now - was for now, was in zip(values, before, strict=True))
-        return torch.stack([*new, *shared]).sum(dim=0)
-
-    def added(part: str, name: str) -> Tensor:
-        def of(domain: Domain) -> Tensor:
-            value: Tensor = getattr(getattr(domain, part), name)
-            return value
-
-        before = [None if m.before is None else of(m.before) for m in members]
-        return total([of(now) for now in nows], before, [of(one) for one in starts])
-
-    def mean(values: list[Tensor]) -> Tensor:
-        return torch.stack(values).mean(dim=0)
-
-    keys = [one.key for one in starts]
-    keys += [
-        m.now.key if m.before is None else _key_since(m.now.key, m.before.key) for m in members
+    key, *keys = [
+        *(one.key for one in starts),
+        *(now.key if was is None else _key_since(now.key, was.key) for now, was in members),
     ]
-    key = keys[0]
-    for other in keys[1:]:
+    for other in keys:
         key = merge_keys(key, other)
-    counts = Counts(*(added("counts", name) for name in Counts._fields))
+    due = torch.stack([member.now.progress.due for member in members]).amax(dim=0)
+    last_used = torch.tensor(1 + int(1000 * age))
     return Domain(
-        _merge_norms(members, network, config),
+        _merge_norms(members, start_domain(network, config).norms, config),
         key,
-        counts._replace(recent=mean([now.counts.recent for now in nows])),
-        Predicted(
-            mean([now.predicted.adapted for now in nows]),
-            mean([now.predicted.zero_shot for now in nows]),
+        _added(members, starts, lambda domain: domain.counts)._replace(
+            recent=_mean([member.now.counts.recent for member in members])
         ),
+        _mean([member.now.predicted for member in members]),
         _merge_voters(members, starts, start_domain(network, config).voters),
-        Progress(
-            added("progress", "images"),
-            torch.stack([now.progress.due for now in nows]).amax(dim=0),
-            torch.tensor(1 + int(1000 * age)),
-            added("progress", "restarts"),
-            added("progress", "abstained"),
+        _added(members, starts, lambda domain: domain.progress)._replace(
+            due=due, last_used=last_used
         ),
     )
+
+
+def _added(members: list[Member], starts: list[Domain], part: Callable[[Domain], T]) -> T:
+    """Sums of the starts, and of what each member added to its own."""
+    signed = [(1, one) for one in (*starts, *(member.now for member in members))]
+    signed += [(-1, member.before) for member in members if member.before is not None]
+    flat = [(sign, flatten(part(domain))) for sign, domain in signed]
+    paths = flat[0][1]
+    sums = {path: torch.stack([n * values[path] for n, values in flat]).sum(0) for path in paths}
+    return unflatten(part(members[0].now), sums)
+
+
+def _mean(trees: list[T]) -> T:
+    """Means of sums in which older images fade."""
+    flat = [flatten(tree) for tree in trees]
+    means = {path: torch.stack([one[path] for one in flat]).mean(dim=0) for path in flat[0]}
+    return unflatten(trees[0], means)
 
 
 def _key_since(now: Key, before: Key) -> Key:
@@ -165,12 +150,16 @@ def _key_since(now: Key, before: Key) -> Key:
     return Key(m, mean, (now.scatter - before.scatter - between).clamp_min(0))
 
 
-def _merge_norms(members: list[Member], network: Network, config: DomainNormConfig) -> AdamState:
-    """LayerNorms and Adam's moments of a domain, from those of its members that took steps."""
-    begun = [_norms_before(member) for member in members]
-    same = begun[0] is not None and all(one is begun[0] for one in begun)
-    fresh = start_domain(network, config).norms
-    base = begun[0] if same and begun[0] is not None else fresh
+def _merge_norms(members: list[Member], fresh: AdamState, config: DomainNormConfig) -> AdamState:
+    """LayerNorms and Adam's moments of a domain, from those of its members that took steps.
+
+    They go on from the start that all members share, or from ``fresh`` if one has another.
+    """
+    begun = [
+        was.norms if was and was.progress.restarts == now.progress.restarts else fresh
+        for now, was in members
+    ]
+    base = begun[0] if all(one is begun[0] for one in begun) else fresh
     learned = [member for member in members if member.now.norms.steps > base.steps]
     if not learned:
         return base
@@ -199,14 +188,6 @@ def _merge_norms(members: list[Member], network: Network, config: DomainNormConf
     )
 
 
-def _norms_before(member: Member) -> AdamState | None:
-    """The LayerNorms that a member began with; ``None`` if it was restarted since, or is new."""
-    now, before = member
-    if before is None or now.progress.restarts != before.progress.restarts:
-        return None
-    return before.norms
-
-
 def path_length(first: int, last: int, config: DomainNormConfig) -> float:
     """Length of a straight path from step ``first`` to ``last``, in units of the first step."""
     return sum(rate_decay(step, config.lr_floor) for step in range(first + 1, last + 1))
@@ -223,15 +204,18 @@ def _merge_voters(members: list[Member], starts: list[Domain], empty: Voters) ->
     for one in starts:
         old = newest(int(one.voters.next), size)[: room // len(starts)]
         parts.insert(0, (one.voters, old))
-    merged = Voters(*(value.clone() for value in empty))
-    filled = 0
-    for voters, slots in parts:
-        into = slice(filled, filled + len(slots))
-        merged.features[into] = voters.features[slots[::-1]]
-        merged.predictions[into] = voters.predictions[slots[::-1]]
-        merged.zero_shot[into] = voters.zero_shot[slots[::-1]]
-        filled += len(slots)
-    return merged._replace(next=torch.tensor(filled))
+    order = [(voters, slots[::-1]) for voters, slots in parts]
+    filled = sum(len(slots) for _, slots in order)
+
+    def joined(values: list[Tensor], rest: Tensor) -> Tensor:
+        return torch.cat([*values, rest[filled:]])
+
+    return Voters(
+        joined([voters.features[slots] for voters, slots in order], empty.features),
+        joined([voters.predictions[slots] for voters, slots in order], empty.predictions),
+        joined([voters.zero_shot[slots] for voters, slots in order], empty.zero_shot),
+        torch.tensor(filled),
+    )
 
 
 def _merge_windows(windows: list[Window], number_of: Mapping[tuple[int, int], int]) -> Window:

@@ -18,19 +18,11 @@ from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.state import Counts, Predicted
 from cliquetta.tensor_tree import map_tensors
 
-SHARPNESS, FOCUS, ROUNDS = 2.0, 4, 3
-"""Scale of logits without background; power of 1 - q by which an image weighs in the background of
-a class of probability q; how often the two are computed from each other."""
-CONFIDENT, FEW, BAND = 0.6, 0.3, 0.1
-"""Confidence above which, and evenness below which, predicted classes are the estimate; the width,
-centred on each, over which that changes."""
-BURST = 0.3
-"""How far recent images must show fewer classes than expected for a burst that is beyond doubt."""
-INFORMED = 64
-"""Images of a domain from which the information of its predictions is estimated."""
-COLLAPSED, DIVERSE, WATCHED = 0.95, 0.5, 128
-"""One class has more than the first share of the recent predictions for at least the third number
-of images, and less than the second share of the zero-shot ones."""
+SHARPNESS, FOCUS, ROUNDS = 2.0, 4, 3  # constants of Eq. 8
+CONFIDENT, FEW, BAND = 0.6, 0.3, 0.1  # of Eq. 11
+BURST = 0.3  # of Eq. 13
+INFORMED = 64  # images of a domain from which its information is estimated, Eq. 20
+COLLAPSED, DIVERSE, WATCHED = 0.95, 0.5, 128  # of Eq. 21
 
 
 class ClassPrior(NamedTuple):
@@ -118,11 +110,7 @@ def class_prior(counts: Counts, config: DomainNormConfig) -> ClassPrior:
 
 
 def background(absence: Tensor, absent_logits: Tensor, images: float) -> Tensor:
-    """Background logit (N,) of each class, Eq. 7.
-
-    ``images`` is the weight of the mean background of all classes, which a class gets that is
-    predicted for every image and leaves none of others.
-    """
+    """Background logit (N,) of each class, with so many ``images`` of the mean of all, Eq. 7."""
     mean = absent_logits.sum() / absence.sum().clamp_min(1e-6)
     return (absent_logits + images * mean) / (absence + images)
 
@@ -143,10 +131,7 @@ def remove_background(
 
 
 def count_classes(p: Tensor) -> Tensor:
-    """Images (N,) by predicted class, of probabilities (b, N).
-
-    Unlike ``bincount`` it does not wait for the device.
-    """
+    """Images (N,) by predicted class; unlike ``bincount`` it does not wait for the device."""
     return torch.zeros_like(p[0]).scatter_add(0, p.argmax(dim=1), torch.ones_like(p[:, 0]))
 
 
@@ -168,11 +153,7 @@ def belief(even: Tensor, confidence: Tensor, config: DomainNormConfig) -> Tensor
 
 
 def plain_share(even: Tensor, confidence: Tensor) -> Tensor:
-    """How far predicted classes, whose counts have some evenness, are the estimate, Eq. 11.
-
-    A class that is predicted for nearly every image leaves none of others to see its background
-    by; where CLIP is confident and predicts few of the classes, that is no bias.
-    """
+    """How far predicted classes, whose counts have some evenness, are the estimate, Eq. 11."""
     confident = ((confidence - CONFIDENT) / BAND + 0.5).clamp(0, 1)
     return confident * ((FEW - even) / BAND + 0.5).clamp(0, 1)
 
@@ -196,11 +177,7 @@ def class_weights(nu: Tensor, power: Tensor) -> Tensor:
 
 
 def burst(recent: Tensor, estimate: Tensor, images: Tensor) -> Tensor:
-    """How far recent frequencies (N,) are those of a burst and not the domain's, 0 to 1, Eq. 13.
-
-    So many recent ``images``, drawn by the domain's frequencies, would show 1 - exp(-images / K) of
-    its K effective classes.
-    """
+    """How far recent images show fewer classes than so many of the domain would, 0 to 1, Eq. 13."""
     even = evenness(estimate)
     expected = even * -torch.expm1(-images / (even * len(estimate)))
     return ((1 - evenness(recent) / expected) / BURST).clamp(0, 1)
@@ -209,8 +186,7 @@ def burst(recent: Tensor, estimate: Tensor, images: Tensor) -> Tensor:
 def information(counts: Counts) -> Tensor:
     """Share () of the entropy of a domain's predictions that its images explain, Eq. 20.
 
-    0 if every image gets the same prediction, as where CLIP knows nothing about them; 1 if every
-    prediction is certain and they differ. NaN for few images, which explain too much.
+    NaN for few images, which explain too much.
     """
     total = entropy(counts.marginal / counts.images).clamp_min(1e-8)
     share = 1 - counts.entropy / counts.images / total

@@ -189,10 +189,7 @@ def loss_gradient(
     network: Network,
     config: DomainNormConfig,
 ) -> tuple[Tensor, Tensor]:
-    """Features f(h; θ) (b, E) of images of a domain, and the gradient (P,) of their loss by θ.
-
-    ``plain`` (b, E) are their features under θ₀.
-    """
+    """Features f(h; θ) (b, E) of images, f(h; θ₀) given, and the gradient (P,) of their loss."""
     fraction = config.confident_fraction
     certain = certain_weights(len(hidden), fraction + (1 - fraction) * prior.belief.double())
     target = target_marginal(network.probabilities(plain).mean(dim=0), prior)
@@ -204,20 +201,13 @@ def loss_gradient(
 
 
 def target_marginal(marginal: Tensor, prior: ClassPrior) -> Tensor:
-    """Target t (N,) of the marginal of a window whose zero-shot marginal is given, Eq. 15.
-
-    If zero-shot CLIP predicts class n with a share m_n in a domain of class prior π_n, it
-    over-predicts n by m_n / π_n, which is divided out. A window of few classes keeps them.
-    """
+    """Target t (N,) of the marginal of a window whose zero-shot marginal is given, Eq. 15."""
     corrected = marginal * prior.prior / prior.marginal.clamp_min(1e-8)
     return corrected / corrected.sum()
 
 
 def certain_weights(count: int, confident_fraction: Tensor) -> Tensor:
-    """Weights (count,), by rank of certainty, of a mean over the most certain images, Eq. 16.
-
-    The fraction () is on the device, so that the host need not know it.
-    """
+    """Weights (count,), by rank of certainty, of a mean over the most certain images, Eq. 16."""
     most = (confident_fraction * count).floor().clamp_min(1)
     return (torch.arange(count, device=most.device) < most).to(most.dtype) / most
 
@@ -262,10 +252,7 @@ def nearest_images(features: Tensor, others: Tensor, neighbours: int) -> Tensor:
 
 
 def add_votes(p: Tensor, others: Tensor, nearest: Tensor, share: float) -> Tensor:
-    """Mix ``share`` of the mean prediction of each image's nearest images into its own, Eq. 19.
-
-    ``nearest`` counts the batch's own predictions ``p`` (b, N) first, then the others (m, N).
-    """
+    """Mix the mean prediction of the nearest of ``cat([p, others])`` into each of ``p``, Eq. 19."""
     if nearest.shape[1] == 0 or share == 0:
         return p
     return (1 - share) * p + share * torch.cat([p, others])[nearest].mean(dim=1)
