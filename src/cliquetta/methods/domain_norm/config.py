@@ -47,8 +47,8 @@ class DomainNormConfig(
     """Images of a domain per Adam step, whatever the batch size; also the number of recent images
     that are remembered and learned from."""
     warmup_images: int = 256
-    """While a domain has seen fewer images than this, a batch is answered after its step. Later the
-    features of the learning pass itself are the answer, which saves a forward pass."""
+    """While a domain has seen fewer images than this, a batch is predicted after its step. Later
+    the learning pass itself is the prediction, which saves a forward pass."""
 
     # --- loss
     confident_fraction: Fraction = 0.7
@@ -62,8 +62,8 @@ class DomainNormConfig(
 
     # --- which classes occur
     prior: Literal["estimated", "uniform", "zero-shot"] = "estimated"
-    """Whether all classes are taken to be equally frequent, the zero-shot marginal is believed, or
-    frequencies are estimated and believed as far as they are uneven."""
+    """Class prior: estimated, and believed as far as it is uneven; all classes equally frequent; or
+    the zero-shot marginal."""
     background_images: Positive = 1.0
     """Images that the mean background of all classes counts for in the background of each class,
     which is learned from the images that are not of the class."""
@@ -73,36 +73,36 @@ class DomainNormConfig(
     evenness_knee: Weight = 0.5
     """... the confidence from which that limit rises ..."""
     evenness_slope: NonNegative = 0.5
-    """... its rise with confidence: confident answers need to be less uneven to be believed ..."""
+    """... its rise with confidence: the more confident, the less uneven they need to be ..."""
     evenness_cap: Weight = 0.92
     """... and the most that it rises to."""
     evenness_band: Positive = 0.1
     """Width, centred on the limit, over which belief falls from 1 to 0."""
     frequency_power: Weight = 1 / 3
-    """Power of the estimated frequencies that weights the answers where they are believed."""
+    """Power of the estimated frequencies that weights predictions where they are believed."""
     recent_images: NonNegative = 16.0
-    """Images after which an answer counts half in the recent frequencies, which weight the answers
+    """Images after which one counts half in the recent frequencies, which weight predictions
     in bursts of classes; 0 leaves bursts alone."""
 
-    # --- answers
+    # --- predictions
     zero_shot_share: Weight = 0.5
-    """Share of the zero-shot answer where CLIP has no uncertainty; none from ``uncertainty_scale``
-    on."""
+    """Share of the zero-shot prediction where CLIP has no uncertainty; none from
+    ``uncertainty_scale`` on."""
     vote_share: Weight = 0.4
-    """Share of its neighbours in an image's answer; 0 is none."""
+    """Share of its neighbours' votes in an image's prediction; 0 is none."""
     neighbours: Count = 10
     """Most similar recent images that vote."""
     vote_memory: Count = 256
     """Recent images of a domain that can vote."""
 
     abstain_below: Weight = 0.1
-    """Information of the zero-shot answers (the share of their entropy that the images explain)
-    below which a domain is answered by zero-shot CLIP: near 0 its answers are those to noise, and
-    nothing can be learned from them. 0 never abstains."""
+    """Information of the zero-shot predictions (the share of their entropy that the images explain)
+    below which a domain is left to zero-shot CLIP: near 0 its predictions are those for noise,
+    and nothing can be learned from them. 0 never abstains."""
 
     # --- domains
     domains: Count = 4
-    """Domains whose LayerNorms are kept; 1 tells none apart. The least recently used one goes."""
+    """Domains that are remembered; 1 distinguishes none. The least recently used one goes."""
     domain_threshold: NonNegative = 0.6
     """Distance of a batch from all known domains from which it opens a new one."""
 

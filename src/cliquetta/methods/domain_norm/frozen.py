@@ -15,10 +15,10 @@ from cliquetta.model.vision import VisionTower
 
 
 class FrozenDomain(FrozenModel):
-    """The answer of ``domain_norm`` to an image by itself, as logarithms of probabilities.
+    """The prediction of ``domain_norm`` for an image by itself, as logarithms of probabilities.
 
     ``norms`` are the LayerNorms of the blocks from ``start`` on, by name (none: nothing was learned
-    yet). Their answer is mixed with ``zero_shot_share`` of the zero-shot one, then with the answers
+    yet). Their prediction is mixed with ``zero_shot_share`` of the zero-shot one, then with those,
     ``votes`` (V, N) of the most similar remembered images ``voters`` (V, E); ``vote`` is their
     share and their number. ``weight`` (N,) is what each class is multiplied by.
     """
@@ -57,14 +57,14 @@ class FrozenDomain(FrozenModel):
         values = (getattr(self, f"norm_{i}").to(hidden.dtype) for i in range(len(self.norms)))
         norms = dict(zip(self.norms, values, strict=True))
         features = l2_normalize(functional_call(late, norms, (hidden,)))
-        answer = self.text_logits(features).softmax(dim=-1)
+        p = self.text_logits(features).softmax(dim=-1)
         if self.norms and self.zero_shot_share > 0:
             plain = self.text_logits(l2_normalize(late(hidden))).softmax(dim=-1)
-            answer = answer.lerp(plain, self.zero_shot_share)
+            p = p.lerp(plain, self.zero_shot_share)
         share, neighbours = self.vote
         if share > 0 and len(self.voters):
             k = min(neighbours, len(self.voters))
             nearest = F.linear(features, self.voters).topk(k, dim=1).indices
-            answer = (1 - share) * answer + share * self.votes[nearest].mean(dim=1)
-        answer = answer * self.weight
-        return (answer / answer.sum(dim=1, keepdim=True)).clamp_min(1e-12).log() + self.bias
+            p = (1 - share) * p + share * self.votes[nearest].mean(dim=1)
+        p = p * self.weight
+        return (p / p.sum(dim=1, keepdim=True)).clamp_min(1e-12).log() + self.bias

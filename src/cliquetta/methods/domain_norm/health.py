@@ -1,6 +1,6 @@
 """How adaptation is doing, and whether it is likely to help: figures without labels.
 
-On the development streams they told how much there was to gain and where zero-shot CLIP makes
+On the development streams they showed how much there was to gain and where zero-shot CLIP makes
 nothing of the images, but not where it is sure and wrong (docs/research/domain-norm.md): the
 verdict is no promise.
 """
