@@ -260,6 +260,9 @@ def test_images_that_are_not_finite_teach_nothing_and_the_others_are_answered() 
     assert found.evidence["non_finite"] == 2
     for name, value in adapter.state_dict().items():
         torch.testing.assert_close(value, clean.memory[name], atol=1e-6, rtol=1e-6)
+    before, nothing = adapter.state_dict(), adapter._predict(Batch(broken[6:]))
+    assert adapter.summarize(nothing) == {"images": 2}
+    assert all(torch.equal(value, before[name]) for name, value in adapter.state_dict().items())
 
 
 def test_a_collapsed_domain_is_restarted_and_counted() -> None:

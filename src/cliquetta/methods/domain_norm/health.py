@@ -46,12 +46,13 @@ def verdict(
 
 
 def health(evidence: Mapping[str, Any]) -> dict[str, int | float | str]:
-    """The figures of one batch as JSON types, from the evidence of its prediction."""
+    """The figures of one batch as JSON types, as far as its evidence has them."""
     found: dict[str, int | float | str] = {
         name: round(float(evidence[name]), 4) for name in FIGURES if evidence.get(name) is not None
     }
-    counts = {name: int(evidence[name]) for name in COUNTS}
-    return {**counts, **found, "verdict": str(evidence["verdict"])}
+    counts = {name: int(evidence[name]) for name in COUNTS if name in evidence}
+    said = {"verdict": str(evidence["verdict"])} if "verdict" in evidence else {}
+    return {**counts, **found, **said}
 
 
 ADVICE = {
