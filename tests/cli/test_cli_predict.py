@@ -193,14 +193,15 @@ def test_domains_of_a_state_are_kept_for_other_classes(
 ) -> None:
     state = tmp_path / "state.safetensors"
     predict(photos, "--state", state, "--method", "domain_norm")
-    learned = load_file(state)["memory.key_mean"]
+    learned = load_file(state)["memory.domains.0.key.mean"]
     words = (photos / "image0.png", "--state", state, "--method", "domain_norm")
     answer, out = predict(*words, classes="cat,frog")
     assert "saved with another class list: what was learned about the images is kept" in answer.text
     assert "was of another class list: what was learned about the images was kept" in answer.text
     assert answer.code == 0 and table_rows(out)[0]["prediction"] in ("cat", "frog")
-    assert learned.any() and load_file(state)["memory.counted"].sum() == 1
-    assert load_file(state)["memory.key_count"].sum() == 1 + len(list(photos.rglob("*.png")))
+    after = load_file(state)
+    assert learned.any() and after["memory.domains.0.counts.images"] == 1
+    assert after["memory.domains.0.key.images"] == 1 + len(list(photos.rglob("*.png")))
 
 
 def test_an_interrupted_run_says_how_to_continue(
