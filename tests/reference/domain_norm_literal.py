@@ -83,6 +83,8 @@ class Domain:
         self.n, self.confidence, self.entropy = 0, 0.0, 0.0
         self.plain, self.mass, self.debiased, self.recent = (np.zeros(N) for _ in range(4))
         self.A, self.B = np.zeros(N), np.zeros(N)
+        self.hub = -1
+        self.hub_logits: list[tuple[float, Array]] = []
         self.argmax_p, self.argmax_z = np.zeros(N), np.zeros(N)
         self.voters: deque[tuple[Array, Array]] = deque(maxlen=voters)
 
@@ -100,6 +102,8 @@ class LiteralDomainNorm:
         warmup: int = 256,
         voters: int = 256,
         lr: float = 0.012,
+        settled_steps: int = 32,
+        settled_every: int = 256,
     ) -> None:
         self.model, self.tower, self.text = model, model.require_vit(), text
         self.T, self.tau, self.N = text.numpy(), model.scale, len(text)
@@ -115,6 +119,7 @@ class LiteralDomainNorm:
         self.shapes = [loaded[name].shape for name in self.names]
         self.theta = torch.cat([loaded[name].detach().flatten() for name in self.names]).numpy()
         self.W, self.warmup, self.voters, self.lr = W, warmup, voters, lr
+        self.settled_steps, self.settled_every = settled_steps, settled_every
         self.F = 2 * self.tower.config.width
         self.domains = [self.new() for _ in range(domains)]
         self.current = 0
@@ -147,7 +152,15 @@ class LiteralDomainNorm:
 
     # --- Algorithm 1 --------------------------------------------------------------------------
 
+    def interval(self, domain: Domain) -> int:
+        return self.settled_every if domain.steps >= self.settled_steps else self.W
+
     def step(self, images: Tensor) -> Array:
+        domain = self.domains[self.current]
+        if domain.due + len(images) <= self.interval(domain) - self.W:
+            output = self.settled(domain, images)
+            if output is not None:
+                return output
         batch = self.encode(images)
         output = np.full((len(images), self.N), 1 / self.N)
         parts = self.assign(batch)
@@ -159,9 +172,36 @@ class LiteralDomainNorm:
             size = min(1.0, (1 - c) / 0.3)  # Eq. 14
             self.learn(number, stretch, pi, m, beta, size)
             self.vote(domain, stretch, w, output)
-            if information is not None and information < 0.1:
+            if information < 0.1:
                 for image in stretch:
                     output[image.row] = image.z
+        return np.asarray(np.log(np.maximum(output, 1e-12)))
+
+    def settled(self, domain: Domain, images: Tensor) -> Array | None:
+        batch = self.encode(images)
+        with torch.no_grad():
+            hidden = torch.stack([image.hidden for image in batch])
+            adapted = self.features(torch.from_numpy(domain.theta), hidden).numpy()
+        for image, feature in zip(batch, adapted, strict=True):
+            image.adapted, image.p = feature, softmax(self.tau * self.T @ feature)
+            image.z = image.p
+        batch = arranged(sorted(batch, key=lambda image: image.row))
+        before = list(self.group)
+        for image in batch[:16]:
+            self.group.append(image.s)
+        chosen = self.choose(batch)
+        if [number for number, _ in chosen] != [self.current] or self.information(domain) < 0.1:
+            self.group = deque(before, 16)
+            return None
+        domain.last_used = 1 + max(other.last_used for other in self.domains)
+        domain.key.add(key_of(batch))
+        domain.recent = domain.recent * 0.5 ** (len(batch) / 16)
+        for image in batch:
+            domain.recent = domain.recent + image.p
+        domain.images += len(batch)
+        domain.due += len(batch)
+        output = np.zeros((len(images), self.N))
+        self.vote(domain, batch, self.prior(domain)[3], output)
         return np.asarray(np.log(np.maximum(output, 1e-12)))
 
     def assign(self, batch: list[Image]) -> list[tuple[int, list[Image]]]:
@@ -239,11 +279,19 @@ class LiteralDomainNorm:
             domain.entropy += entropy(image.z)
             domain.debiased = domain.debiased + x
             domain.recent = domain.recent + x
+        hub = int(domain.plain.argmax())
+        if hub != domain.hub:
+            domain.hub, domain.hub_logits = hub, []
+        domain.hub_logits += [(image.z[hub], x) for image, x in zip(part, a, strict=True)]
+        return self.prior(domain)
+
+    def prior(self, domain: Domain) -> Any:
         n, N, c, m = domain.n, self.N, domain.confidence / domain.n, domain.mass / domain.n
         nu_q, nu_plain = ((C + 1 / N) / (n + 1) for C in (domain.debiased, domain.plain))  # Eq. 9
         limit = min(0.72 + 0.5 * max(c - 0.5, 0), 0.92)
         beta = clip((limit - evenness(nu_q)) / 0.1 + 0.5)  # Eq. 10
         rho = clip((c - 0.6) / 0.1 + 0.5) * clip((0.3 - evenness(nu_plain)) / 0.1 + 0.5)  # Eq. 11
+        rho *= 1 - clip((self.skewness(domain) - 0.6) / 0.2 + 0.5)
         tempered = nu_q**beta / (nu_q**beta).sum()
         pi = tempered ** (1 - rho) * nu_plain**rho  # Eq. 12
         pi, beta = pi / pi.sum(), beta + (1 - beta) * rho
@@ -253,8 +301,23 @@ class LiteralDomainNorm:
         nu_r = (domain.recent + 1 / N) / (recent_images + 1)
         r = clip((1 - evenness(nu_r) / (e * (1 - math.exp(-recent_images / (e * N))))) / 0.3)
         w = w ** (1 - r) * (nu_r / nu_r.max()) ** r
-        information = None if n < 64 else 1 - domain.entropy / n / entropy(m)  # Eq. 20
-        return pi, m, beta, w, c, information
+        return pi, m, beta, w, c, self.information(domain)
+
+    def information(self, domain: Domain) -> float:  # Eq. 20
+        n = domain.n
+        return math.inf if n < 64 else 1 - domain.entropy / n / entropy(domain.mass / n)
+
+    def skewness(self, domain: Domain) -> float:
+        weights = np.array([weight for weight, _ in domain.hub_logits])
+        logits = np.stack([x for _, x in domain.hub_logits])
+        found = []
+        for n in range(self.N):
+            if n != domain.hub:
+                mean = np.average(logits[:, n], weights=weights)
+                variance = np.average((logits[:, n] - mean) ** 2, weights=weights)
+                third = np.average((logits[:, n] - mean) ** 3, weights=weights)
+                found.append(third / max(variance, 1e-6) ** 1.5)
+        return float(np.mean(found))
 
     def collapsed(self, domain: Domain) -> bool:  # Eq. 21
         p, z = domain.argmax_p, domain.argmax_z
@@ -279,8 +342,9 @@ class LiteralDomainNorm:
             domain.images += len(stretch)
             domain.due += len(stretch)
             found = None
-            if domain.due >= W:
-                domain.due -= W
+            interval = self.interval(domain)
+            if domain.due >= interval:
+                domain.due -= interval
                 found = self.descend(
                     domain, [x for k, x in self.window if k == number], pi, m, beta, size
                 )

@@ -41,6 +41,10 @@ def streams() -> dict[str, tuple[list[Tensor], dict[str, Any]]]:
         "small batches": (small, {"W": 16, "warmup": 32, "voters": 24}),
         "mixed": (mixed, {"W": 24, "warmup": 24, "domains": 2}),
         "domains go and come back": (back, {"W": 20, "warmup": 20, "domains": 2}),
+        "settled": (
+            [*(bright.split(20)) * 2, *dark[:60].split(20), *bright[:80].split(8), *dark.split(20)],
+            {"W": 20, "warmup": 40, "settled_steps": 3, "settled_every": 80},
+        ),
         "nothing to see": ([*same.double().split(32), bright[:64]], {"W": 32, "warmup": 0}),
         "collapse": (list(bright.split(32)) * 3, {"W": 32, "warmup": 0, "lr": 3.0}),
     }
@@ -64,5 +68,7 @@ def test_step_equals_the_page(name: str) -> None:
         assert int(own.progress.restarts) == other.restarts
         np.testing.assert_allclose(own.norms.values.numpy(), other.theta, atol=1e-9)
         np.testing.assert_allclose(own.counts.debiased.numpy(), other.debiased, rtol=1e-8)
+    if name == "settled":
+        assert max(domain.images - domain.n for domain in literal.domains) > 100
     if name == "collapse":
         assert sum(domain.restarts for domain in literal.domains) > 0

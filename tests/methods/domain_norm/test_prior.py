@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor
 
 from cliquetta.methods.domain_norm.config import DomainNormConfig
@@ -16,12 +17,15 @@ from cliquetta.methods.domain_norm.prior import (
     background,
     belief,
     burst,
+    centred_logits,
     class_prior,
     class_weights,
     count,
     evenness,
     frequencies,
+    hubness,
     mix,
+    moments,
     plain_share,
     remove_background,
     tempered,
@@ -43,7 +47,7 @@ def estimate(answers: Tensor, images: float, batch: int = 64) -> Tensor:
     """Frequencies of a stream in batches."""
     weight = total = mass = torch.zeros(N)
     for part in answers.split(batch):
-        p, weight, total = remove_background(part, weight, total, images)
+        p, weight, total = remove_background(centred_logits(part), weight, total, images)
         mass = mass + p.sum(dim=0)
     return frequencies(mass, torch.tensor(float(len(answers))))
 
@@ -62,10 +66,36 @@ def test_background_is_a_weighted_mean_that_starts_from_that_of_all_classes() ->
                                torch.zeros(3))  # fmt: skip
 
 
+def test_the_skewness_is_scipys() -> None:
+    a = torch.randn(60, N, generator=torch.Generator().manual_seed(0)).double().mul(0.15).exp()
+    classes = torch.zeros(N).double()
+    classes[4] = 1
+    # images of weight 2 count twice
+    weight = torch.tensor([1.0, 2.0] * 30).double()[:, None]
+    twice = np.concatenate([a, a[1::2]])
+    expected = np.mean([stats.skew(twice[:, n]) for n in range(N) if n != 4])
+    found = hubness(moments(a, weight), classes)
+    assert 0 < found < 1 and float(found) == pytest.approx((expected - 0.6) / 0.2 + 0.5, abs=1e-9)
+
+
+def test_a_hub_is_not_taken_for_a_class_that_occurs() -> None:
+    generator, config = torch.Generator().manual_seed(1), DomainNormConfig()
+    even = torch.randint(0, N, (512,), generator=generator)
+    pull = torch.zeros(N)
+    pull[3] = 5.5
+    hub = draw(even, pull, gap=4.0)
+    few = draw(torch.full((512,), 3), torch.zeros(N), gap=5.5)
+    for answers, occurs in ((hub, False), (few, True)):
+        *_, counts = counted(answers, config)
+        even_share = evenness(frequencies(counts.classes, counts.images))
+        assert plain_share(even_share, answers.amax(dim=1).mean()) == 1  # few, and confident
+        assert (class_prior(counts, config).prior[3] > 0.5) == occurs
+
+
 def test_removing_the_background_equals_a_literal_loop() -> None:
     answers = draw(torch.tensor([0, 1, 1, 7]), torch.linspace(0, 3, N)).double()
     weight, total = torch.linspace(1, 5, N).double(), torch.linspace(-9, 4, N).double()
-    p, others, weighted = remove_background(answers, weight, total, 3.0)
+    p, others, weighted = remove_background(centred_logits(answers), weight, total, 3.0)
 
     logs = [[math.log(x) for x in row] for row in answers.tolist()]
     centred = [[x - sum(row) / N for x in row] for row in logs]
@@ -126,7 +156,7 @@ def test_uneven_frequencies_are_believed_if_answers_are_confident_enough() -> No
 def counted(answers: Tensor, config: DomainNormConfig, batch: int = 64) -> Iterator[Counts]:
     """The counts of a domain after each batch of answers."""
     one, many = torch.zeros(()), torch.zeros(N)
-    counts = Counts(one, one, one, one, many, many, many, many, many, many)
+    counts = Counts(one, one, one, one, *[many] * 6, torch.zeros(4, N))
     for part in answers.split(batch):
         counts = count(counts, part, config)
         yield counts

@@ -12,11 +12,16 @@ from torch import Tensor
 
 from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.domains import absorb, domain_figures
-from cliquetta.methods.domain_norm.network import Encoded, Network, encode
-from cliquetta.methods.domain_norm.prior import Observed, observe
+from cliquetta.methods.domain_norm.network import Encoded, Network, encode, encode_adapted
+from cliquetta.methods.domain_norm.prior import Observed, observe, recall
 from cliquetta.methods.domain_norm.run import Run, Setup
 from cliquetta.methods.domain_norm.state import Counts, Key, Predicted, State
-from cliquetta.methods.domain_norm.step import count_finite, loss_gradient, step_interval
+from cliquetta.methods.domain_norm.step import (
+    between_steps,
+    count_finite,
+    loss_gradient,
+    step_interval,
+)
 from cliquetta.model.cuda_graph import Replayed
 from cliquetta.model.transfer import Fetched
 
@@ -39,24 +44,54 @@ class Ahead:
         if not self.enabled:
             return setup
         domain, keys = state.domains[int(state.current)], tuple(d.key for d in state.domains)
-        given = images, keys, domain.key, domain.counts, domain.predicted, network, config
-        batch, finite, key, seen, figures = self.replayed(look, *given)
+        theta, own = domain.norms.values, (domain.counts, domain.predicted)
+        fixed, settled = (network, config), between_steps(state, len(images), config)
+        if settled:
+            found = self.replayed(
+                look_settled, images, keys, domain.key, domain.counts, theta, *fixed
+            )
+        else:
+            found = self.replayed(look, images, keys, domain.key, *own, *fixed)
+        batch, finite, key, seen, figures = found
         reading = finite, seen.figures, figures
         fetched = Fetched(*reading)
-        run.know(batch, encode, images, network)
         run.know(finite, count_finite, batch.features)
         run.know(figures, domain_figures, batch.signatures, keys)
         run.know(key, absorb, domain.key, batch.signatures)
-        own = domain.counts, domain.predicted
-        run.know(seen, observe, *own, batch.zero_shot, config)
+        if settled:
+            run.know(batch, encode_adapted, images, theta, network)
+            run.know(seen, recall, domain.counts, batch.zero_shot, config)
+        else:
+            run.know(batch, encode, images, network)
+            run.know(seen, observe, *own, batch.zero_shot, config)
         b, due = len(images), int(domain.progress.due) + len(images)
         if b == config.step_every and due >= step_interval(int(domain.norms.steps), config):
-            window = batch.hidden, batch.features, domain.norms.values
-            learned = self.replayed(loss_gradient, *window, seen.prior, network, config)
-            run.know(learned, loss_gradient, *window, seen.prior, network, config)
+            window = batch.hidden, batch.features, theta
+            learned = self.replayed(loss_gradient, *window, seen.prior, *fixed)
+            run.know(learned, loss_gradient, *window, seen.prior, *fixed)
         for value, numbers in zip(reading, fetched.wait(), strict=True):
             run.know_read(value, numbers.tolist())
         return setup
+
+
+def look_settled(
+    images: Tensor,
+    keys: tuple[Key, ...],
+    key: Key,
+    counts: Counts,
+    theta: Tensor,
+    network: Network,
+    config: DomainNormConfig,
+) -> tuple[Encoded, Tensor, Key, Observed, Tensor]:
+    """Encode a batch by adapted LayerNorms, and treat it as one of the domain in use."""
+    batch = encode_adapted(images, theta, network)
+    return (
+        batch,
+        count_finite(batch.features),
+        absorb(key, batch.signatures),
+        recall(counts, batch.zero_shot, config),
+        domain_figures(batch.signatures, keys),
+    )
 
 
 def look(

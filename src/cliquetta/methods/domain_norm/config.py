@@ -46,6 +46,11 @@ class DomainNormConfig(
     step_every: Count = 64
     """Images of a domain per Adam step, whatever the batch size; also the number of recent images
     that are remembered and learned from."""
+    settled_steps: Count = 32
+    """Steps after which a domain has settled ..."""
+    settled_every: Count = 256
+    """... and images per step from then on. Images that come earlier than ``step_every`` before a
+    step are predicted without their zero-shot prediction, which saves most of the cost."""
     warmup_images: int = 256
     """While a domain has seen fewer images than this, a batch is predicted after its step. Later
     the learning pass itself is the prediction, which saves a forward pass."""
@@ -111,6 +116,11 @@ class DomainNormConfig(
         super().__post_init__()
         if self.warmup_images < 0:
             raise UserError(f"warmup_images must be 0 or more, got {self.warmup_images}")
+        if self.settled_every < self.step_every:
+            raise UserError(
+                f"settled_every ({self.settled_every}) must not be below step_every "
+                f"({self.step_every})"
+            )
         if self.evenness_floor > self.evenness_cap:
             raise UserError(
                 f"evenness_floor ({self.evenness_floor}) must not be above evenness_cap "

@@ -109,13 +109,15 @@ def _merge_domain(
     ]
     for other in keys:
         key = merge_keys(key, other)
+    counts = _added(members, starts, lambda domain: domain.counts)
     due = torch.stack([member.now.progress.due for member in members]).amax(dim=0)
     last_used = torch.tensor(1 + int(1000 * age))
     return Domain(
         _merge_norms(members, start_domain(network, config).norms, config),
         key,
-        _added(members, starts, lambda domain: domain.counts)._replace(
-            recent=_mean([member.now.counts.recent for member in members])
+        counts._replace(
+            recent=_mean([member.now.counts.recent for member in members]),
+            moments=_merge_moments([member.now.counts for member in members], counts.classes),
         ),
         _mean([member.now.predicted for member in members]),
         _merge_voters(members, starts, start_domain(network, config).voters),
@@ -140,6 +142,15 @@ def _mean(trees: list[T]) -> T:
     flat = [flatten(tree) for tree in trees]
     means = {path: torch.stack([one[path] for one in flat]).mean(dim=0) for path in flat[0]}
     return unflatten(trees[0], means)
+
+
+def _merge_moments(counts: list[Counts], classes: Tensor) -> Tensor:
+    """Moments of the copies whose most predicted class is that of all together.
+
+    Images of a shared start count once per copy, which does not change a skewness much.
+    """
+    same = [one.moments for one in counts if one.classes.argmax() == classes.argmax()]
+    return torch.stack([torch.zeros_like(counts[0].moments), *same]).sum(dim=0)
 
 
 def _key_since(now: Key, before: Key) -> Key:

@@ -44,7 +44,7 @@ class Encoded(NamedTuple):
     hidden: Tensor  # h (b, T, D), at the input of the first adapted block
     signatures: Tensor  # s (b, F)
     features: Tensor  # f(h; θ₀) (b, E)
-    zero_shot: Tensor  # z (b, N)
+    zero_shot: Tensor  # z (b, N); p where a settled domain goes without z
     rows: Tensor  # (b,) of each image in its batch
 
     def take(self, rows: Tensor) -> Encoded:
@@ -63,17 +63,31 @@ class Encoded(NamedTuple):
 def encode(images: Tensor, network: Network) -> Encoded:
     """Encode images (b, 3, S, S) by plain CLIP: Eq. 1, 2 and 3."""
     tower = network.tower
+    hidden, signatures = begin(images, network)
+    features = l2_normalize(tower.pool(tower.run(hidden, network.start)))
+    return arranged(hidden, signatures, features, network.probabilities(features))
+
+
+def encode_adapted(images: Tensor, theta: Tensor, network: Network) -> Encoded:
+    """Encode images (b, 3, S, S) by adapted LayerNorms alone, p of Eq. 1 in the place of z."""
+    hidden, signatures = begin(images, network)
+    features = network.features(hidden, theta)
+    return arranged(hidden, signatures, features, network.probabilities(features))
+
+
+def begin(images: Tensor, network: Network) -> tuple[Tensor, Tensor]:
+    """Hidden states h (b, T, D) and signatures s (b, F) of images, Eq. 2."""
+    tower = network.tower
     embedded = tower.embed(images)
     early = tower.run(embedded, 0, 1)
     hidden = embedded if network.start == 0 else tower.run(early, 1, network.start)
-    features = l2_normalize(tower.pool(tower.run(hidden, network.start)))
-    signatures = signature(early, tower.config.class_tokens).to(network.theta.dtype)
-    z = network.probabilities(features)
-    order = arrange(z.amax(dim=1))
-    hidden, signatures, features, z = (
-        value.index_select(0, order) for value in (hidden, signatures, features, z)
-    )
-    return Encoded(hidden, signatures, features, z, order)
+    return hidden, signature(early, tower.config.class_tokens).to(network.theta.dtype)
+
+
+def arranged(hidden: Tensor, signatures: Tensor, features: Tensor, p: Tensor) -> Encoded:
+    """Bring images into the order of :func:`arrange`, Eq. 3."""
+    order = arrange(p.amax(dim=1))
+    return Encoded(*(x.index_select(0, order) for x in (hidden, signatures, features, p)), order)
 
 
 def signature(early: Tensor, class_tokens: int = 1) -> Tensor:

@@ -20,6 +20,7 @@ from cliquetta.tensor_tree import map_tensors
 
 SHARPNESS, FOCUS, ROUNDS = 2.0, 4, 3  # constants of Eq. 8
 CONFIDENT, FEW, BAND = 0.6, 0.3, 0.1  # of Eq. 11
+HUB, HUB_BAND = 0.6, 0.2  # of Eq. 11, too
 BURST = 0.3  # of Eq. 13
 INFORMED = 64  # images of a domain from which its information is estimated, Eq. 20
 COLLAPSED, DIVERSE, WATCHED = 0.95, 0.5, 128  # of Eq. 21
@@ -65,24 +66,43 @@ def observe(
     return Observed(counts, prior, torch.stack(figures))
 
 
+def recall(counts: Counts, p: Tensor, config: DomainNormConfig) -> Observed:
+    """Count predictions (b, N) of a settled domain as recent ones, for want of zero-shot ones."""
+    agreement = counts.agreement / counts.images
+    counts = counts._replace(recent=fade(counts.recent, len(p), config) + p.sum(dim=0))
+    prior = class_prior(counts, config)
+    none = torch.zeros_like(agreement)
+    figures = [prior.confidence, prior.belief, agreement, information(counts), none]
+    return Observed(counts, prior, torch.stack(figures))
+
+
+def fade(recent: Tensor, images: int, config: DomainNormConfig) -> Tensor:
+    """Sums over recent images when more have come, Eq. 13."""
+    half_life = config.recent_images
+    return recent * (0.5 ** (images / half_life) if half_life > 0 else 0.0)
+
+
 def count(counts: Counts, zero_shot: Tensor, config: DomainNormConfig) -> Counts:
-    """Add the zero-shot predictions (b, N) of a batch, Eq. 7 and 8."""
+    """Add the zero-shot predictions (b, N) of a batch, Eq. 7, 8 and 11."""
+    a = centred_logits(zero_shot)
     q, absence, absent_logits = remove_background(
-        zero_shot, counts.absence, counts.absent_logits, config.background_images
+        a, counts.absence, counts.absent_logits, config.background_images
     )
-    half_life, debiased = config.recent_images, q.sum(dim=0)
-    fading = 0.5 ** (len(q) / half_life) if half_life > 0 else 0.0
+    debiased, classes = q.sum(dim=0), counts.classes + count_classes(zero_shot)
+    top = classes.argmax(dim=0, keepdim=True)
+    same = top == counts.classes.argmax(dim=0, keepdim=True)
     return Counts(
         images=counts.images + len(q),
         confidence=counts.confidence + zero_shot.amax(dim=1).sum(),
         entropy=counts.entropy + entropy(zero_shot).sum(),
         agreement=counts.agreement,
-        classes=counts.classes + count_classes(zero_shot),
+        classes=classes,
         marginal=counts.marginal + zero_shot.sum(dim=0),
         absence=absence,
         absent_logits=absent_logits,
         debiased=counts.debiased + debiased,
-        recent=counts.recent * fading + debiased,
+        recent=fade(counts.recent, len(q), config) + debiased,
+        moments=counts.moments * same + moments(a, zero_shot.index_select(1, top)),
     )
 
 
@@ -97,7 +117,7 @@ def class_prior(counts: Counts, config: DomainNormConfig) -> ClassPrior:
     estimate = frequencies(counts.debiased, counts.images)
     plain = frequencies(counts.classes, counts.images)
     beta = belief(evenness(estimate), confidence, config)
-    rho = plain_share(evenness(plain), confidence)
+    rho = plain_share(evenness(plain), confidence) * (1 - hubness(counts.moments, counts.classes))
     prior = mix(tempered(estimate, beta), plain, rho)
     beta = torch.lerp(beta, torch.ones_like(beta), rho)
     weights = class_weights(mix(estimate, plain, rho), power * beta)
@@ -115,12 +135,16 @@ def background(absence: Tensor, absent_logits: Tensor, images: float) -> Tensor:
     return (absent_logits + images * mean) / (absence + images)
 
 
+def centred_logits(zero_shot: Tensor) -> Tensor:
+    """Logits a (b, N) less their mean over the classes, from predictions."""
+    logits = zero_shot.clamp_min(torch.finfo(zero_shot.dtype).tiny).log()
+    return logits - logits.mean(dim=1, keepdim=True)
+
+
 def remove_background(
-    zero_shot: Tensor, absence: Tensor, absent_logits: Tensor, images: float
+    a: Tensor, absence: Tensor, absent_logits: Tensor, images: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Predictions q (b, N) without background, Eq. 8; its weights and sums with the batch."""
-    a = zero_shot.clamp_min(torch.finfo(zero_shot.dtype).tiny).log()
-    a = a - a.mean(dim=1, keepdim=True)
     A, B = absence, absent_logits
     q = (SHARPNESS * (a - background(A, B, images))).softmax(dim=1)
     for _ in range(ROUNDS):
@@ -156,6 +180,28 @@ def plain_share(even: Tensor, confidence: Tensor) -> Tensor:
     """How far predicted classes, whose counts have some evenness, are the estimate, Eq. 11."""
     confident = ((confidence - CONFIDENT) / BAND + 0.5).clamp(0, 1)
     return confident * ((FEW - even) / BAND + 0.5).clamp(0, 1)
+
+
+def moments(a: Tensor, weight: Tensor) -> Tensor:
+    """Sums (4, N) of weights (b, 1), and of centred logits (b, N), their squares and cubes by them.
+
+    For the skewness of Eq. 11.
+    """
+    powers = torch.stack([torch.ones_like(a), a, a.square(), a.pow(3)])
+    return (weight * powers).sum(dim=1)
+
+
+def hubness(M: Tensor, classes: Tensor) -> Tensor:
+    """How far the most predicted class is a hub, which images of many classes look like, Eq. 11.
+
+    Then each other class has a few images of its own among those, and its logits a long tail to
+    the right; where the images are of the class, the other logits are nearly symmetric.
+    """
+    mean, square, cube = M[1:] / M[0].clamp_min(1e-6)
+    variance = (square - mean.square()).clamp_min(1e-6)
+    skewness = (cube - 3 * mean * square + 2 * mean.pow(3)) / variance.pow(1.5)
+    others = skewness.scatter(0, classes.argmax(dim=0, keepdim=True), 0.0).sum()
+    return ((others / max(1, len(classes) - 1) - HUB) / HUB_BAND + 0.5).clamp(0, 1)
 
 
 def tempered(nu: Tensor, beta: Tensor) -> Tensor:

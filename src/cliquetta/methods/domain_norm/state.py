@@ -42,6 +42,7 @@ class Counts(NamedTuple):
     absent_logits: Tensor  # B (N,), sum of their logits by these weights
     debiased: Tensor  # Σ q (N,), predictions without background
     recent: Tensor  # the same, older images fading
+    moments: Tensor  # M (4, N), of the logits of the images of the most predicted class
 
 
 class Predicted(NamedTuple):
@@ -115,13 +116,13 @@ def start_domain(network: Network, config: DomainNormConfig) -> Domain:
     """A domain without images."""
     theta, (N, E), V = network.theta, network.text.shape, config.vote_memory
     F, zero, count = 2 * network.tower.config.width, theta.new_zeros(()), torch.tensor(0)
-    per_class = (theta.new_zeros(N) for _ in range(len(Counts._fields) - 4))
+    per_class = (theta.new_zeros(N) for _ in range(len(Counts._fields) - 5))
     classes = torch.zeros(V, dtype=torch.long, device=theta.device)
     text = network.text
     return Domain(
         AdamState(theta, torch.zeros_like(theta), torch.zeros_like(theta), count),
         Key(zero, theta.new_zeros(F), theta.new_zeros(F)),
-        Counts(zero, zero, zero, zero, *per_class),
+        Counts(zero, zero, zero, zero, *per_class, theta.new_zeros(4, N)),
         Predicted(theta.new_zeros(N), theta.new_zeros(N)),
         Voters(text.new_zeros(V, E), text.new_zeros(V, N), classes, count),
         Progress(*(count for _ in Progress._fields)),

@@ -13,8 +13,8 @@ from cliquetta.methods._shared.adam import Adam, AdamState, adam_step
 from cliquetta.methods._shared.entropy import log_prob_entropy
 from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.domains import assign_domain
-from cliquetta.methods.domain_norm.network import Encoded, Network, encode
-from cliquetta.methods.domain_norm.prior import ClassPrior, Figures, observe, watch
+from cliquetta.methods.domain_norm.network import Encoded, Network, encode, encode_adapted
+from cliquetta.methods.domain_norm.prior import ClassPrior, Figures, observe, recall, watch
 from cliquetta.methods.domain_norm.run import Setup
 from cliquetta.methods.domain_norm.state import Domain, State, Voters, Window, ring, start_domain
 from cliquetta.model.transfer import send
@@ -26,13 +26,17 @@ class Output(NamedTuple):
     log_probabilities: Tensor  # (b, N)
     figures: Figures | None = None  # of the domain in use; none if no image could be encoded
     parts: int = 0  # domains in the batch
-    changed: Tensor | float = 0.0  # share of images whose class is not the zero-shot one
+    changed: Tensor | None = None  # share of images whose class is not the zero-shot one
     not_finite: int = 0  # images without a finite feature: all classes alike, not remembered
 
 
 def step(state: State, images: Tensor, setup: Setup) -> tuple[State, Output]:
     """Predict images (b, 3, S, S) and learn from them: Algorithm 1."""
     network, config, run = setup
+    if between_steps(state, len(images), config):
+        settled = predict_settled(state, images, setup)
+        if settled is not None:
+            return settled
     batch = run(encode, images, network)
     predictions = torch.full_like(batch.zero_shot, 1 / len(network.text))
     broken = len(images) - int(run.read(run(count_finite, batch.features))[0])
@@ -64,6 +68,43 @@ def step(state: State, images: Tensor, setup: Setup) -> tuple[State, Output]:
     changed = predictions[batch.rows].argmax(dim=1) != batch.zero_shot.argmax(dim=1)
     output = predictions.clamp_min(1e-12).log(), figures[int(state.current)], len(parts)
     return state, Output(*output, changed.float().mean(), broken)
+
+
+def between_steps(state: State, images: int, config: DomainNormConfig) -> bool:
+    """Whether so many images of the domain in use come before those that its next step needs.
+
+    Only a settled domain has such images.
+    """
+    domain = state.domains[int(state.current)]
+    interval = step_interval(int(domain.norms.steps), config)
+    return int(domain.progress.due) + images <= interval - config.step_every
+
+
+def predict_settled(state: State, images: Tensor, setup: Setup) -> tuple[State, Output] | None:
+    """Predict a batch of a settled domain by its LayerNorms alone; ``None`` if it is another's.
+
+    Or if it must be left to zero-shot CLIP, or has images without a finite feature.
+    """
+    network, config, run = setup
+    number = int(state.current)
+    batch = run(encode_adapted, images, state.domains[number].norms.values, network)
+    finite = run.read(run(count_finite, batch.features))[0] == len(images)
+    after, parts = assign_domain(state, batch.signatures, setup)
+    domain = after.domains[number]
+    seen = run(recall, domain.counts, batch.zero_shot, config)
+    own = Figures(*run.read(seen.figures))
+    abstains = own.information < config.abstain_below
+    if not finite or abstains or [part for part, _ in parts] != [number]:
+        return None
+    domain, p = vote(domain, batch, batch.features, batch.zero_shot, config)
+    progress, b = domain.progress, len(images)
+    progress = progress._replace(images=progress.images + b, due=progress.due + b)
+    domain = domain._replace(counts=seen.counts, progress=progress)
+    p = p * seen.prior.weights
+    predictions = torch.empty_like(p)
+    predictions[batch.rows] = p / p.sum(dim=1, keepdim=True)
+    after = after.with_domain(number, domain, after.window)
+    return after, Output(predictions.clamp_min(1e-12).log(), own, 1)
 
 
 def restart(domain: Domain, network: Network, config: DomainNormConfig) -> Domain:
@@ -142,8 +183,7 @@ def step_size(confidence: float, config: DomainNormConfig) -> float:
 
 def step_interval(steps: int, config: DomainNormConfig) -> int:
     """Images of a domain until its next step, after ``steps`` of them: the schedule of Eq. 17."""
-    del steps
-    return config.step_every
+    return config.settled_every if steps >= config.settled_steps else config.step_every
 
 
 def rate_decay(step: int, floor: float) -> float:
