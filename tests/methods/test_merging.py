@@ -13,7 +13,7 @@ from cliquetta.errors import UserError
 from cliquetta.methods._shared.merging import merge_caches
 from cliquetta.methods._shared.state import StateMismatchError, merge_states, pack_state, save_state
 from cliquetta.methods.base import Adapter
-from cliquetta.methods.domain_norm import DomainNorm
+from cliquetta.methods.domain_norm import DomainNorm, DomainNormConfig
 from cliquetta.methods.domain_norm.domains import distances, key_of, merge_keys
 from cliquetta.methods.domain_norm.merging import match_domains
 from cliquetta.methods.domain_norm.state import State
@@ -99,9 +99,13 @@ def state_of(adapter: Adapter) -> State:
     return adapter.state
 
 
-def test_a_shared_start_is_counted_once_and_its_displacement_not_multiplied(build: Build) -> None:
+def test_a_shared_start_is_counted_once_and_its_displacement_not_multiplied(model: CLIP) -> None:
     """A hundred steps, then four copies of five each: the start, and what is new carried on."""
-    batches = make_batches(8, 12, 64)
+    batches, config = make_batches(8, 12, 64), DomainNormConfig(settled_every=64)
+
+    def build(method: str) -> Adapter:
+        return create_method(method, model, NAMES, config)
+
     before = build("domain_norm")
     start = learn(before, (batches[:4] * 25)[:100])
     copies = [build("domain_norm") for _ in range(4)]

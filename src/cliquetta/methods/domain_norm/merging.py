@@ -12,7 +12,15 @@ from cliquetta.methods._shared.adam import Adam, AdamState
 from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.domains import distances, merge_keys
 from cliquetta.methods.domain_norm.network import Network
-from cliquetta.methods.domain_norm.state import Domain, Key, State, Voters, Window, start_domain
+from cliquetta.methods.domain_norm.state import (
+    Counts,
+    Domain,
+    Key,
+    State,
+    Voters,
+    Window,
+    start_domain,
+)
 from cliquetta.methods.domain_norm.step import rate_decay
 from cliquetta.tensor_tree import flatten, unflatten
 

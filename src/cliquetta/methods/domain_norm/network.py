@@ -87,7 +87,10 @@ def begin(images: Tensor, network: Network) -> tuple[Tensor, Tensor]:
 def arranged(hidden: Tensor, signatures: Tensor, features: Tensor, p: Tensor) -> Encoded:
     """Bring images into the order of :func:`arrange`, Eq. 3."""
     order = arrange(p.amax(dim=1))
-    return Encoded(*(x.index_select(0, order) for x in (hidden, signatures, features, p)), order)
+    hidden, signatures, features, p = (
+        value.index_select(0, order) for value in (hidden, signatures, features, p)
+    )
+    return Encoded(hidden, signatures, features, p, order)
 
 
 def signature(early: Tensor, class_tokens: int = 1) -> Tensor:

@@ -201,7 +201,8 @@ def hubness(M: Tensor, classes: Tensor) -> Tensor:
     variance = (square - mean.square()).clamp_min(1e-6)
     skewness = (cube - 3 * mean * square + 2 * mean.pow(3)) / variance.pow(1.5)
     others = skewness.scatter(0, classes.argmax(dim=0, keepdim=True), 0.0).sum()
-    return ((others / max(1, len(classes) - 1) - HUB) / HUB_BAND + 0.5).clamp(0, 1)
+    mean_skewness: Tensor = others / max(1, len(classes) - 1)
+    return ((mean_skewness - HUB) / HUB_BAND + 0.5).clamp(0, 1)
 
 
 def tempered(nu: Tensor, beta: Tensor) -> Tensor:

@@ -69,6 +69,7 @@ class Progress(NamedTuple):
     last_used: Tensor
     restarts: Tensor
     abstained: Tensor  # images that were left to zero-shot CLIP
+    abstains: Tensor  # 1 if the last ones were
 
 
 class Domain(NamedTuple):
@@ -116,13 +117,14 @@ def start_domain(network: Network, config: DomainNormConfig) -> Domain:
     """A domain without images."""
     theta, (N, E), V = network.theta, network.text.shape, config.vote_memory
     F, zero, count = 2 * network.tower.config.width, theta.new_zeros(()), torch.tensor(0)
-    per_class = (theta.new_zeros(N) for _ in range(len(Counts._fields) - 5))
+    per_class = {name: theta.new_zeros(N) for name in Counts._fields}
+    per_class |= dict.fromkeys(("images", "confidence", "entropy", "agreement"), zero)
     classes = torch.zeros(V, dtype=torch.long, device=theta.device)
     text = network.text
     return Domain(
         AdamState(theta, torch.zeros_like(theta), torch.zeros_like(theta), count),
         Key(zero, theta.new_zeros(F), theta.new_zeros(F)),
-        Counts(zero, zero, zero, zero, *per_class, theta.new_zeros(4, N)),
+        Counts(**{**per_class, "moments": theta.new_zeros(4, N)}),
         Predicted(theta.new_zeros(N), theta.new_zeros(N)),
         Voters(text.new_zeros(V, E), text.new_zeros(V, N), classes, count),
         Progress(*(count for _ in Progress._fields)),

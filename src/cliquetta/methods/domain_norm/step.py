@@ -59,10 +59,12 @@ def step(state: State, images: Tensor, setup: Setup) -> tuple[State, Output]:
         domain, features, p = adapt(domain, part, found, size, setup)
         domain, p = vote(domain, part, features, p, config)
         p = p * seen.prior.weights
-        if own.information < config.abstain_below:
-            p, progress = part.zero_shot, domain.progress
-            progress = progress._replace(abstained=progress.abstained + len(rows))
-            domain = domain._replace(progress=progress)
+        abstains, progress = own.information < config.abstain_below, domain.progress
+        if abstains:
+            p = part.zero_shot
+        abstained = progress.abstained + abstains * len(rows)
+        progress = progress._replace(abstained=abstained, abstains=torch.tensor(int(abstains)))
+        domain = domain._replace(progress=progress)
         predictions[part.rows] = p / p.sum(dim=1, keepdim=True)
         state = state.with_domain(number, domain, window)
     changed = predictions[batch.rows].argmax(dim=1) != batch.zero_shot.argmax(dim=1)
@@ -73,17 +75,17 @@ def step(state: State, images: Tensor, setup: Setup) -> tuple[State, Output]:
 def between_steps(state: State, images: int, config: DomainNormConfig) -> bool:
     """Whether so many images of the domain in use come before those that its next step needs.
 
-    Only a settled domain has such images.
+    Only a settled domain has such images, and not while it is left to zero-shot CLIP.
     """
     domain = state.domains[int(state.current)]
-    interval = step_interval(int(domain.norms.steps), config)
-    return int(domain.progress.due) + images <= interval - config.step_every
+    early = step_interval(int(domain.norms.steps), config) - config.step_every
+    return int(domain.progress.due) + images <= early and not domain.progress.abstains
 
 
 def predict_settled(state: State, images: Tensor, setup: Setup) -> tuple[State, Output] | None:
-    """Predict a batch of a settled domain by its LayerNorms alone; ``None`` if it is another's.
+    """Predict a batch of a settled domain by its LayerNorms alone.
 
-    Or if it must be left to zero-shot CLIP, or has images without a finite feature.
+    ``None`` if it is of another domain, or has images without a finite feature.
     """
     network, config, run = setup
     number = int(state.current)
@@ -93,8 +95,7 @@ def predict_settled(state: State, images: Tensor, setup: Setup) -> tuple[State, 
     domain = after.domains[number]
     seen = run(recall, domain.counts, batch.zero_shot, config)
     own = Figures(*run.read(seen.figures))
-    abstains = own.information < config.abstain_below
-    if not finite or abstains or [part for part, _ in parts] != [number]:
+    if not finite or [part for part, _ in parts] != [number]:
         return None
     domain, p = vote(domain, batch, batch.features, batch.zero_shot, config)
     progress, b = domain.progress, len(images)
