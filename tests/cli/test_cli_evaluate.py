@@ -15,6 +15,7 @@ from cliquetta.evaluation.predictions import Predictions, load_predictions
 from cliquetta.evaluation.record import Record, load_record
 from cliquetta.report.changes import Changes
 from tests._helpers.running import Run
+from tests._helpers.tolerance import LOGIT
 from tests._helpers.trees import picture
 
 
@@ -226,7 +227,7 @@ def test_demo_compares_and_records(run: Run, tmp_path: Path) -> None:
         plain, *adapted = (run["top1"] for run in entry["runs"])
         for top1, change in zip(adapted, entry["change"], strict=True):
             gain = 100 * (change["repaired"] - change["broken"]) / 12
-            assert top1 - plain == pytest.approx(gain, abs=1e-4)
+            assert top1 - plain == pytest.approx(gain, abs=LOGIT)
 
 
 def test_demo_shows_clean_and_single_images_and_scap_as_printed(run: Run, tmp_path: Path) -> None:

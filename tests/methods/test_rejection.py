@@ -28,6 +28,7 @@ from cliquetta.methods.registry import create_method
 from cliquetta.model.clip import CLIP
 from cliquetta.types import Prediction
 from tests._helpers.scenes import NAMES, build_model, make_batches
+from tests._helpers.tolerance import FEATURE
 
 METHODS = ("zero_shot", "tent", "tda", "domain_norm")
 
@@ -77,7 +78,7 @@ def test_the_left_out_score_is_that_of_a_list_without_the_answer() -> None:
         weights = [math.exp(value / SOFTENING) for value in rest]
         shares = [weight / sum(weights) for weight in weights]
         by_hand = -sum(p * math.log(p) for p in shares) / math.log(4)
-        assert float(found) == pytest.approx(by_hand, abs=1e-5)
+        assert float(found) == pytest.approx(by_hand, abs=FEATURE)
 
 
 def test_the_limit_by_hand() -> None:

@@ -15,6 +15,7 @@ from cliquetta.model.attention import prompted_maps
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch, Prediction
 from tests._helpers.scenes import NAMES, between_similarities, build_model, make_batches, pair
+from tests._helpers.tolerance import STEP, SUM
 
 MODEL = build_model(0)
 BATCHES = make_batches(5, 2, 6)
@@ -37,11 +38,11 @@ def test_the_description_says_what_the_oracle_used(options: dict[str, Any]) -> N
             found["cliques"], expected.losses_before, expected.losses_after, strict=True
         ):
             assert clique["size"] == len(clique["members"])
-            assert clique["before"]["total"] == pytest.approx(before, abs=1e-6)
-            assert clique["after"]["total"] == pytest.approx(after, abs=1e-6)
+            assert clique["before"]["total"] == pytest.approx(before, abs=SUM)
+            assert clique["after"]["total"] == pytest.approx(after, abs=SUM)
             for losses in (clique["before"], clique["after"]):
                 parts = losses["entropy"] + losses["concentration"]
-                assert losses["total"] == pytest.approx(parts, abs=1e-9)
+                assert losses["total"] == pytest.approx(parts, abs=STEP)
         used = {
             (j, entry["class"]): (tuple(entry["cliques"]), entry["retained"])
             for j, image in enumerate(found["images"])
