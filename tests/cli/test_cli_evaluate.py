@@ -8,8 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 
-from cliquetta.cli.demo import Comparison, _counts, read_methods, summary
+from cliquetta.cli.demo import (
+    SIGNIFICANT,
+    Comparison,
+    _counts,
+    _row,
+    read_methods,
+    summary,
+    table_columns,
+)
 from cliquetta.evaluation.paired import PairedTest
 from cliquetta.evaluation.predictions import Predictions, load_predictions
 from cliquetta.evaluation.record import Record, load_record
@@ -211,12 +220,16 @@ def test_demo_compares_and_records(run: Run, tmp_path: Path) -> None:
     words += ["--method", "tent,domain_norm", "--singles", "0", "--scap", "0"]
     answer = run("demo", "--out", tmp_path / "demo", *words)
     assert answer.code == 0
-    assert "Of 24 shifted images, zero_shot gets" in answer.text
+    assert answer.text.count("Of 12 shifted images, zero_shot gets") == 2  # a table each
+    curve = answer.text.split("Accuracy over the stream")[1].split("shift")[0].splitlines()
+    assert [line.split()[0] for line in curve if "█" in line or "%" in line] == ["6", "12"]
     assert "tent changed" in answer.text and "domain_norm changed" in answer.text
     assert "fog:3" in answer.text and "contrast:5" in answer.text
     records = sorted((tmp_path / "demo").glob("*/record.json"))
     assert len(records) == 6
-    assert all(record.parent.name in answer.text.replace(" ", "") for record in records)
+    assert f"Records: 6 runs in {tmp_path / 'demo'}" in answer.text
+    plain = run("demo", "--out", tmp_path / "demo", *words)
+    assert plain.text == answer.text  # also the curve, now from the records
     again = run("demo", "--out", tmp_path / "demo", "--json", *words)
     shown = json.loads(again.stdout)
     assert [entry["shift"] for entry in shown] == ["fog:3", "contrast:5"]
@@ -243,9 +256,22 @@ def test_demo_shows_clean_and_single_images_and_scap_as_printed(run: Run, tmp_pa
     assert [e["change"][0]["images"] for e in shown] == [12, 12, 3, 6]
     # The words below a table are about shifted images alone.
     answer = run("demo", *[word for word in words if word != "--json"])
-    for images in ("12", "3", "6"):
-        assert f"Of {images} shifted images, zero_shot gets" in answer.text
-    assert "Of 24 shifted images" not in answer.text
+    for images in ("12 shifted", "12 clean", "3 shifted", "6 shifted"):
+        assert f"Of {images} images, zero_shot gets" in answer.text
+
+
+@pytest.mark.parametrize(("repaired", "broken", "said"), [(20, 2, "a gain of"), (3, 1, "nothing")])
+def test_demo_states_a_gain_only_where_chance_would_not_give_it(
+    repaired: int, broken: int, said: str
+) -> None:
+    before = predictions(*[1] * repaired, *[0] * (100 - repaired))
+    after = predictions(*[0] * repaired, *[1] * broken, *[0] * (100 - repaired - broken))
+    records = tuple(Record("run", {"method": m}, metrics={"top1": 0.0}) for m in ("zero_shot", "a"))
+    comparison = Comparison("fog:3", records, (before, after))
+    p = scipy.stats.binomtest(broken, repaired + broken).pvalue  # McNemar's exact test
+    assert (p < SIGNIFICANT) == (said == "a gain of")
+    assert _row(comparison)[3] == (f"+{repaired - broken}.00" if p < SIGNIFICANT else "no change")
+    assert said in summary(comparison.changes, 100 - repaired)[1]
 
 
 def test_demo_of_zero_shot_alone(run: Run, tmp_path: Path) -> None:
@@ -264,7 +290,6 @@ def test_demo_table_fits_a_terminal_of_80_columns(capsys: pytest.CaptureFixture[
     from rich.console import Console
 
     from cliquetta.cli.console import Terminal
-    from cliquetta.cli.demo import _row, table_columns
 
     def shown(*methods: str) -> list[str]:
         names = ("zero_shot", *methods)
