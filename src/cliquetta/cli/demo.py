@@ -55,8 +55,8 @@ class Comparison:
 
     @property
     def batch_size(self) -> int:
-        """Images per batch."""
-        return int(self.records[0].settings["stream"]["batch_size"])
+        """Images per batch of the methods."""
+        return int(self.records[-1].settings["stream"]["batch_size"])
 
     @property
     def changes(self) -> Mapping[str, Changes]:
@@ -91,8 +91,11 @@ def demo(
     ] = ",".join(SHIFTS),
     images: Annotated[int, typer.Option(min=1, max=2000, help="Images per shift.")] = 256,
     singles: Annotated[
-        int, typer.Option(min=0, max=2000, help="Images that come one at a time; 0 for none.")
-    ] = 256,
+        int,
+        typer.Option(
+            min=0, max=2000, help="Images of the first shift that also come singly; 0 for none."
+        ),
+    ] = 320,
     scap: Annotated[
         int, typer.Option(min=0, max=2000, help="Images for SCAP as printed; 0 for none.")
     ] = 64,
@@ -113,17 +116,18 @@ def demo(
 
     methods, wanted = read_methods(method), split_list(shifts, "shifts")
     base = RunSpec("", PLAIN, batch_size=batch_size, limit=images, dtype=common.dtype)
-    tables = [[Part(wanted[0], wanted[0], base, methods)]]
+    first = replace(base, limit=max(images, singles))
+    tables = [[Part(wanted[0], wanted[0], first, methods)]]
     tables.append([Part(s, s, base, methods) for s in wanted[1:] if s != CLEAN])
     tables.append([Part(s, s, base, methods) for s in wanted[1:] if s == CLEAN])
     if singles and methods:
-        one = replace(base, batch_size=1, limit=singles)
-        tables.append([Part(f"{wanted[0]}, one at a time", wanted[0], one, methods[:1])])
+        one = replace(base, limit=singles)
+        tables.append([Part(f"{wanted[0]}, singly", wanted[0], one, methods[:1], batch_size=1)])
     if scap and methods and "scap" not in methods:
         shift = FEW_CLIQUES if FEW_CLIQUES in wanted else wanted[0]
         tables.append([Part(shift, shift, replace(base, limit=scap), ["scap"])])
     tables = [table for table in tables if table]
-    context = RunContext(out, device=common.place(), features=out / "features", evidence=True)
+    context = RunContext(out, device=common.place(), evidence=True)
     context.check([spec for table in tables for part in table for spec in part.cells(seed)])
     comparisons: list[Comparison] = []
     results = []
@@ -149,12 +153,15 @@ class Part:
     shift: str
     spec: RunSpec
     methods: Sequence[str]
+    batch_size: int | None = None
+    """Of the methods, if it is not that of zero-shot, which predicts each image by itself."""
 
     def cells(self, seed: int) -> list[RunSpec]:
         """The runs, zero-shot first."""
         from cliquetta.evaluation.grid import grid, with_method
 
-        cells = [self.spec, *(with_method(self.spec, name) for name in self.methods)]
+        adapting = replace(self.spec, batch_size=self.batch_size or self.spec.batch_size)
+        cells = [self.spec, *(with_method(adapting, name) for name in self.methods)]
         return grid(cells, datasets=[_dataset(self.shift)], seeds=[seed])
 
 

@@ -143,7 +143,7 @@ class RunContext:
             raise UserError(f"{stream.id} holds features, no images to show: leave out --evidence")
         if given:
             return adapter, from_given_features(stream, model)
-        if self.evidence and spec.method != BASELINE:
+        if self.evidence:
             return adapter, stream
         if self.features is not None and isinstance(adapter, FeatureLevel):
             return adapter, FeatureStream(stream, model, self.features, self.on_prepare)
