@@ -270,7 +270,7 @@ def test_demo_states_a_gain_only_where_chance_would_not_give_it(
     comparison = Comparison("fog:3", records, (before, after))
     p = scipy.stats.binomtest(broken, repaired + broken).pvalue  # McNemar's exact test
     assert (p < SIGNIFICANT) == (said == "a gain of")
-    assert _row(comparison)[3] == (f"+{repaired - broken}.00" if p < SIGNIFICANT else "no change")
+    assert _row(comparison)[3] == (f"+{repaired - broken}.00" if p < SIGNIFICANT else "none")
     assert said in summary(comparison.changes, 100 - repaired)[1]
 
 

@@ -33,6 +33,8 @@ FEW_CLIQUES = "defocus_blur:5"
 """Few of its images are alike, so that SCAP learns the prompts of few cliques."""
 SIGNIFICANT = 0.01
 """A difference of accuracy is stated as a gain or a loss if it is less likely by chance."""
+NO_GAIN = "none"
+"""What a table says of a smaller difference."""
 _BAR = 20
 """Columns of a bar of 100 %."""
 _EXAMPLES = """
@@ -277,7 +279,10 @@ def _show(table: Sequence[Comparison], terminal: Terminal) -> None:
     """One table and what it says in words."""
     changes = _changes(table)
     columns = table_columns(list(changes))
-    terminal.table(columns, [_row(c) for c in table], right=columns[1:])
+    rows = [_row(c) for c in table]
+    terminal.table(columns, rows, right=columns[1:])
+    if any(NO_GAIN in row for row in rows):
+        terminal.say(f"{NO_GAIN}: no more than chance may give (p >= {SIGNIFICANT:g})")
     if changes:
         right = sum(int(c.answers[0].correct.sum()) for c in table)
         kind = CLEAN if all(c.shift == CLEAN for c in table) else "shifted"
@@ -314,7 +319,7 @@ def _row(comparison: Comparison) -> list[str]:
     found = [_counts(change) for change in comparison.changes.values()]
     row = [comparison.shift, plain]
     for top1, counts in zip(adapted, found, strict=True):
-        row += [top1, f"{counts['gain']:+.2f}" if counts["p"] < SIGNIFICANT else "no change"]
+        row += [top1, f"{counts['gain']:+.2f}" if counts["p"] < SIGNIFICANT else NO_GAIN]
     if len(found) == 1:
         row += [str(found[0][key]) for key in ("changed", "repaired", "broken")]
     return row

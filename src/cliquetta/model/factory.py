@@ -341,4 +341,5 @@ def computes_in(dtype: torch.dtype) -> bool:
         return True
     name = "bf16" if dtype is torch.bfloat16 else "fp16"
     supported = getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported")
-    return torch.backends.mkldnn.is_available() and bool(supported())
+    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return bool(available and supported())
