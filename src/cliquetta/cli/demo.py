@@ -270,7 +270,7 @@ def summary(changes: Mapping[str, Changes], plain_right: int, kind: str = "shift
         else:
             lines.append(
                 f"{method} changed {change.changed:,} of {count(images, 'answer')}, and accuracy "
-                f"by no more than chance (p = {change.test.p:.2g}): nothing gained, nothing lost."
+                f"by no more than chance may (p = {change.test.p:.2g}): no gain or loss is shown."
             )
     return lines
 
