@@ -28,8 +28,8 @@ PLAIN = "zero_shot"
 CLEAN = "clean"
 """The name of no shift at all."""
 SHIFTS = ("contrast:5", "gaussian_noise:5", "defocus_blur:5", "jpeg_compression:5", CLEAN)
-"""The development shifts at full severity, and images as they are. That contrast comes first and the
-numbers of images below were chosen after looking at gains and p values here: a show, no evidence."""
+"""The development shifts at full severity, and images as they are. That contrast comes first, and
+the numbers of images, were chosen after looking at gains and p values here: a show, no evidence."""
 FEW_CLIQUES = "defocus_blur:5"
 """Few of its images are alike, so that SCAP learns the prompts of few cliques."""
 SIGNIFICANT = 0.01
