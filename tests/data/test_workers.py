@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from cliquetta.data.loader import map_ahead
+from cliquetta.data.workers import map_ahead
 
 
 @pytest.mark.parametrize("workers", [0, 1, 4])
