@@ -23,7 +23,6 @@ from cliquetta.data.dataset import Dataset, UInt8Array
 from cliquetta.data.images import ImageError
 from cliquetta.data.views import array_pictures, array_views, image_views, to_pixels
 from cliquetta.data.workers import Array, Made, map_ahead, map_in_processes, usable_cores
-from cliquetta.errors import UserError
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.types import Batch, ViewSpec
 
@@ -108,10 +107,6 @@ class Loader(Generic[Job]):
     """Where pixels are wanted; ``None`` leaves bytes as they are."""
     local: bool = False
     """Whether images are in the memory of this process only, where threads have to read them."""
-
-    def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 0:
-            raise UserError(f"workers is 0 or more, got {self.workers}")
 
     def load(self, batches: Iterable[Sequence[Job]], count: int) -> Iterator[Loaded]:
         """The images of some batches, ``count`` in all, read ahead of the caller."""

@@ -134,6 +134,8 @@ class Stream:
             )
         if self.sampler.interleaves and len(self.domains) - (self.unknown is not None) < 2:
             raise UserError(f"order {self.order!r} interleaves several datasets, got one")
+        if self.workers is not None and self.workers < 0:
+            raise UserError(f"workers is 0 or more, got {self.workers}")
         if self.seed < 0 or self.view_seed < 0:
             raise UserError(f"seeds are 0 or more, got {min(self.seed, self.view_seed)}")
         if self.views is not None:

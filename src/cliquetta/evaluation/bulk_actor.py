@@ -144,7 +144,8 @@ class PredictActor:
             self.cutter = PartCutter(self.predictor, task.lane, task.first, keep, size, seconds)
         assert task.first == self.cutter.next, f"image {task.first} for {self.cutter.next}"
         assert isinstance(task.images, ReadBatch)
-        rows = self.predictor.rows(task.images)
+        read = self.predictor.reader.develop(task.images, torch.device(self.setup.device))
+        rows = self.predictor.rows(read)
         part = self.cutter.add(rows, due=task.due)
         return BatchReport(len(rows), len(task.images.unreadable), waited=waited, part=part)
 
@@ -178,6 +179,5 @@ def read_batch(table: Any, reader: Reader, folder: str) -> Any:
     with contextlib.suppress(OSError):  # paths were given as seen from there
         os.chdir(folder)
     task: Task = from_table(table)
-    assert isinstance(task.images, tuple)
-    (read,) = reader.read(task.images)
-    return to_table(replace(task, images=read))
+    assert isinstance(task.images, Segment)
+    return to_table(replace(task, images=reader.read(task.images)))

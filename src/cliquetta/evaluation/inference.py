@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from cliquetta.data.features import FeatureDataset
+from cliquetta.data.images import Decode
 from cliquetta.data.prepared import AnyBatch
 from cliquetta.evaluation.answers import Answers
 from cliquetta.evaluation.reading import ReadBatch, Reader
@@ -40,7 +41,8 @@ class Predictor:
     answers: Answers
     batch_size: int
     seed: int
-    workers: int
+    workers: int | None
+    decode: Decode = "exact"
     busy: float = 0.0
     """Seconds in which the methods worked."""
     classes_changed: bool = False
@@ -62,9 +64,8 @@ class Predictor:
         """Who reads the batches that the methods want."""
         model = next(iter(self.adapters.values())).model
         views = tuple(dict.fromkeys(adapter.views for adapter in self.adapters.values()))
-        pin = model.device.type == "cuda"
-        settings = (self.batch_size, self.seed, self.workers, pin)
-        return Reader(model.preprocess, views, *settings, model=model)
+        settings = (self.batch_size, self.seed, self.workers, model.device, model, self.decode)
+        return Reader(model.preprocess, views, *settings)
 
     def check(self, dataset: FeatureDataset) -> None:
         """Refuse features that a method cannot take, before anything is written."""

@@ -190,6 +190,7 @@ def _begin_or_continue(
         "number of actors": None if groups or workers is None else workers.actors,
         "shard": list(request.shard),
         "batch size": predictor.batch_size,
+        "decoding": predictor.decode,
         "seed": predictor.seed,
         "top k": predictor.answers.top_k,
         "all probabilities": predictor.answers.all_probabilities,
