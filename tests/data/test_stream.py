@@ -187,9 +187,7 @@ def test_shifted_sets_stream_like_any_other() -> None:
         ({"workers": -1}, "workers is 0 or more"),
     ],
 )
-def test_impossible_streams_are_refused(
-    changes: dict[str, Any], message: str
-) -> None:
+def test_impossible_streams_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, UnknownNameError), match=message):
         next(iter(Stream(made_up_dataset(), PREPROCESS, **changes)))
 

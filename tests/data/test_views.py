@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from cliquetta.data.crops import crop_image, zoom_crop_boxes
 from cliquetta.data import views as made
+from cliquetta.data.crops import crop_image, zoom_crop_boxes
 from cliquetta.data.views import VIEW_KINDS, attach_views, check_spec, to_pixels
 from cliquetta.errors import UnknownNameError
 from cliquetta.model.preprocess import Preprocess

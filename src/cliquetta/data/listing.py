@@ -114,7 +114,9 @@ class Listing:
     @property
     def in_memory(self) -> bool:
         """Whether images are on fsspec's file system in the memory of this process."""
-        query = "SELECT 1 FROM images WHERE path LIKE 'memory:%' OR member LIKE '%\"memory:%' LIMIT 1"
+        query = (
+            "SELECT 1 FROM images WHERE path LIKE 'memory:%' OR member LIKE '%\"memory:%' LIMIT 1"
+        )
         return self._rows.execute(query).fetchone() is not None
 
     def groups(self) -> list[tuple[str, int]]:

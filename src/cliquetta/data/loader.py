@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import repeat
 from typing import Generic, TypeVar
 
@@ -24,6 +23,7 @@ from cliquetta.data.images import ImageError
 from cliquetta.data.views import array_pictures, array_views, image_views, to_pixels
 from cliquetta.data.workers import Array, Made, map_ahead, map_in_processes, usable_cores
 from cliquetta.model.preprocess import Preprocess
+from cliquetta.model.transfer import side_stream
 from cliquetta.types import Batch, ViewSpec
 
 CHUNK = 16
@@ -216,7 +216,7 @@ class Loader(Generic[Job]):
         if not _is_cuda(device):
             images = [to_pixels(images.to(device), self.preprocess) for images in loaded.images]
             return replace(loaded, images=images)
-        side = _side_stream(device)
+        side = side_stream(device)
         with torch.cuda.stream(side):
             images = [
                 to_pixels(images.to(device, non_blocking=True), self.preprocess)
@@ -225,12 +225,6 @@ class Loader(Generic[Job]):
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record(side)
         return replace(loaded, images=images, arrived=arrived)
-
-
-@lru_cache(maxsize=16)
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream for copies to a GPU."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _is_cuda(device: torch.device | None) -> bool:

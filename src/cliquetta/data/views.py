@@ -125,9 +125,7 @@ def attach_views(
     return Batch(batch.images, batch.keys, views)
 
 
-def array_pictures(
-    images: npt.NDArray[np.uint8], preprocess: Preprocess
-) -> npt.NDArray[np.uint8]:
+def array_pictures(images: npt.NDArray[np.uint8], preprocess: Preprocess) -> npt.NDArray[np.uint8]:
     """Pictures (B, S, S, 3) of the model's size, of pictures (B, H, W, 3)."""
     if images.shape[1:3] == (preprocess.size, preprocess.size):
         return images

@@ -190,7 +190,7 @@ class _Ring:
     def __init__(self, size: int, held: Any = None) -> None:
         self.size, self.held = size, held
         if not hasattr(os, "memfd_create"):
-            self.held = torch.empty(size, dtype=torch.uint8).share_memory_()
+            self.held = torch.empty(size, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
             self.memory: Any = self.held.numpy()
             return
         self.held = os.memfd_create("cliquetta") if held is None else held.detach()

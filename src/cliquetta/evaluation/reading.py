@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +27,8 @@ from cliquetta.evaluation.table_files import Row
 from cliquetta.model.clip import CLIP
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.types import Batch, ViewSpec
+
+_log = logging.getLogger(__name__)
 
 
 class Picture(NamedTuple):
@@ -123,6 +126,8 @@ class Reader:
         batches = loaded.batches(keys, self.views)
         by_views: dict[ViewSpec | None, AnyBatch] = dict(zip(self.views, batches, strict=True))
         unreadable = {keys[at]: reason for at, reason in loaded.unreadable}
+        for key, reason in unreadable.items():
+            _log.warning("skipped %s: %s", key, reason)
         return ReadBatch(keys, segment.columns, by_views, unreadable)
 
     def _features(self, dataset: FeatureDataset) -> Iterator[ReadBatch]:
