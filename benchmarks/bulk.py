@@ -7,8 +7,8 @@
 
 Photographs are made for the run: bundled pictures, enlarged, with noise until a JPEG of quality 90
 has as many bytes for each pixel as one of a camera; 128 of them under as many names as are asked
-for. Every figure counts the start of the workers. ``ViT-B/16`` and ``tiny`` (two blocks) have
-random weights.
+for. Rates are those between the first batch and the last; the seconds before the first are given
+apart. ``ViT-B/16`` and ``tiny`` (two blocks) have random weights.
 """
 
 from __future__ import annotations
@@ -83,14 +83,44 @@ def more_names(folder: Path, photographs: Path, count: int) -> Path:
     return folder
 
 
-def decoding(folder: Path, count: int, workers: int, decode: Decode, model: CLIP) -> float:
-    """Images/s of reading to bytes, by nobody's leave: nothing is sent or computed."""
+class Clock:
+    """The rate of a run from its first batch to its last."""
+
+    def __init__(self) -> None:
+        self.begun = time.perf_counter()
+        self.times: list[float] = []
+        self.done = self.first = 0
+
+    def add(self, images: int) -> None:
+        """Count a batch."""
+        self.times.append(time.perf_counter())
+        self.first = self.first or images
+        self.done += images
+
+    def note(self, done: int, total: int, skipped: int) -> None:
+        """Progress of a prediction run."""
+        self.add(done - self.done)
+
+    @property
+    def rate(self) -> float:
+        """Images/s after the first batch."""
+        return (self.done - self.first) / (self.times[-1] - self.times[0])
+
+    @property
+    def start(self) -> float:
+        """Seconds until the first batch."""
+        return self.times[0] - self.begun
+
+
+def decoding(folder: Path, count: int, workers: int, decode: Decode, model: CLIP) -> Clock:
+    """Reading to bytes alone."""
     answers = Answers(("none",), ("a", "b"))
     reader = Reader(model.preprocess, (None,), 64, 0, workers, None, model, decode)
-    begun = time.perf_counter()
-    source = ImageSource(list_images([folder]), answers)
-    assert sum(len(read.keys) for read in reader.batches(source, 0, count)) == count
-    return count / (time.perf_counter() - begun)
+    source, clock = ImageSource(list_images([folder]), answers), Clock()
+    for read in reader.batches(source, 0, count):
+        clock.add(len(read.keys))
+    assert clock.done == count
+    return clock
 
 
 def device_alone(adapter: Adapter, seconds: float) -> float:
@@ -109,10 +139,10 @@ def device_alone(adapter: Adapter, seconds: float) -> float:
 
 def predicting(
     folder: Path, adapter: Adapter, workers: int, decode: Decode, cluster: RayCluster | None
-) -> float:
-    """Images/s of a run into a table, the list and the table included."""
+) -> Clock:
+    """A run into a table."""
     adapter.reset()
-    begun = time.perf_counter()
+    clock = Clock()
     run = predict(
         [folder],
         method=adapter,
@@ -120,10 +150,11 @@ def predicting(
         decode=decode,
         out=folder.parent / "out.csv",
         overwrite=True,
+        on_progress=clock.note,
         cluster=cluster,
     )
     assert not run.skipped
-    return run.images / (time.perf_counter() - begun)
+    return clock
 
 
 def evaluating(folder: Path, adapter: Adapter, workers: int) -> float:
@@ -133,9 +164,10 @@ def evaluating(folder: Path, adapter: Adapter, workers: int) -> float:
     data = FileDataset("photographs", paths, names=adapter.prompts.names, labels=labels)
     place = adapter.model.device
     stream = Stream(data, adapter.model.preprocess, workers=workers, device=place)
-    begun = time.perf_counter()
-    evaluate(adapter, stream, out=folder.parent / "runs", again=True)
-    return len(paths) / (time.perf_counter() - begun)
+    clock = Clock()
+    out = folder.parent / "runs"
+    evaluate(adapter, stream, out=out, again=True, on_step=lambda step: clock.add(len(step.batch)))
+    return clock.rate
 
 
 def family(root: int) -> Iterator[int]:
@@ -239,7 +271,9 @@ def main() -> None:
     alone = {name: device_alone(adapter, 2.0) for name, adapter in adapters.items()}
     for name, rate in alone.items():
         say(f"device alone, {name}: {rate:,.0f} images/s")
-    say("photographs  decode workers images  decoding  method       predict  / min  evaluate")
+    say(
+        "photographs  decode workers images  decoding  method       predict  / min  start  evaluate"
+    )
     for size in given.sizes.split(","):
         width, height = map(int, size.split("x"))
         decode: Decode = given.decode or ("fast" if width * height >= LARGE else "exact")
@@ -252,11 +286,11 @@ def main() -> None:
                 folder = more_names(Path(home) / f"names-{workers}", photographs, count)
                 read = decoding(folder, count, workers, decode, model)
                 for name, adapter in adapters.items():
-                    rate = predicting(folder, adapter, workers, decode, cluster)
-                    line = (
-                        f"{size:>11}  {decode:>6} {workers:>7} {count:>6} {read:>9,.0f}  {name:<11}"
-                    )
-                    line += f" {rate:>8,.0f}  {rate / min(read, alone[name]):5.2f}"
+                    clock = predicting(folder, adapter, workers, decode, cluster)
+                    rate = clock.rate
+                    line = f"{size:>11}  {decode:>6} {workers:>7} {count:>6} {read.rate:>9,.0f}  "
+                    line += f"{name:<11} {rate:>8,.0f}  {rate / min(read.rate, alone[name]):5.2f} "
+                    line += f"{clock.start:6.1f}"
                     if given.evaluate and decode == "exact":
                         line += f"  {evaluating(folder, adapter, workers):>8,.0f}"
                     say(line)

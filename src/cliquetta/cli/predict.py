@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cliquetta.evaluation.answers import PredictionRun
     from cliquetta.model.clip import CLIP
 
-Decode = Literal["exact", "fast", "gpu"]
+Decode = Literal["exact", "fast"]
 _EXAMPLES = """
 cliquetta predict photos/ --classes cat,dog,horse
 
@@ -163,8 +163,8 @@ def predict(
     decode: Annotated[
         Decode,
         typer.Option(
-            help="exact; fast (JPEG's own downscaling of large photographs: slightly other "
-            "pixels); or gpu (nvJPEG)."
+            help="exact, or fast: JPEG's own downscaling of large photographs (slightly other "
+            "pixels)."
         ),
     ] = "exact",
 ) -> None:

@@ -34,9 +34,9 @@ MAX_PIXELS = 100_000_000
 MAX_BYTES = 2**30
 """Files larger than this are refused before they are read."""
 
-Decode = Literal["exact", "fast", "gpu"]
-"""Pillow, every pixel; JPEG's own downscaling first, where an image is at least twice as large as
-needed; or nvJPEG on the GPU."""
+Decode = Literal["exact", "fast"]
+"""Every pixel; or JPEG's own downscaling first, where an image is at least twice as large as
+needed."""
 
 Source = str | os.PathLike[str] | bytes | BinaryIO
 

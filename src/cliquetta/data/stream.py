@@ -162,6 +162,8 @@ class Stream:
 
     def _lay_out(self, part_of: Indices, index_of: Indices) -> None:
         self._part_of, self._index_of = part_of, index_of
+        several = len(self.domains) > 1
+        self._shown = _Shown(self.parts, self._rounds, several, part_of, index_of)
         self._label_of = np.empty_like(index_of)
         for number, part in enumerate(self.parts):
             own = part_of == number
@@ -230,7 +232,7 @@ class Stream:
         """Batches of any places of the stream, read ahead while the caller is busy with one."""
         self.skipped = []
         loader = Loader(
-            self.find, self.preprocess, (self.views,), self.view_seed, self.workers, self.device
+            self._shown, self.preprocess, (self.views,), self.view_seed, self.workers, self.device
         )
         loaded = loader.load(parts, sum(map(len, parts)))
         with closing(loaded):  # type: ignore[type-var]
@@ -254,24 +256,11 @@ class Stream:
 
         With several datasets the id leads it; ``#n`` behind it says that it is shown again.
         """
-        number = self._part_of[place]
-        part, round = self.parts[number], self._rounds[number]
-        key = part.keys[self._index_of[place]] + (f"#{round}" if round else "")
-        return key if len(self.domains) == 1 else f"{part.id}/{key}"
+        return self._shown.key(place)
 
     def labels(self, places: Sequence[int]) -> Tensor:
         """Labels of the images at places of the stream, -1 where unknown."""
         return torch.from_numpy(self._label_of[np.asarray(places, dtype=np.int64)])
-
-    def find(self, places: Sequence[int]) -> list[Group]:
-        """The images at places of the stream, by the part that they are in."""
-        part_of, index_of = self._part_of[list(places)], self._index_of[list(places)]
-        groups = []
-        for number in np.unique(part_of):
-            rows = np.flatnonzero(part_of == number).tolist()
-            keys = [self.key(places[row]) for row in rows]
-            groups.append(Group(self.parts[number], index_of[rows].tolist(), keys, rows))
-        return groups
 
     def _report(self, skipped: Sequence[Skipped]) -> None:
         """Count unreadable files, and tell of each once."""
@@ -280,6 +269,35 @@ class Stream:
             if entry.key not in self._reported:
                 self._reported.add(entry.key)
                 _log.warning("skipped %s: %s", entry.key, entry.reason)
+
+
+@dataclass(frozen=True, eq=False)
+class _Shown:
+    """Which images are where in a stream: all that a worker has to know of it."""
+
+    parts: Sequence[Dataset]
+    rounds: Indices
+    several: bool
+    """Whether keys are led by the dataset's id."""
+    part_of: Indices
+    index_of: Indices
+
+    def __call__(self, places: Sequence[int]) -> list[Group]:
+        """The images at some places, by the part that they are in."""
+        part_of, index_of = self.part_of[list(places)], self.index_of[list(places)]
+        groups = []
+        for number in np.unique(part_of):
+            rows = np.flatnonzero(part_of == number).tolist()
+            keys = [self.key(places[row]) for row in rows]
+            groups.append(Group(self.parts[number], index_of[rows].tolist(), keys, rows))
+        return groups
+
+    def key(self, place: int) -> str:
+        """Name of the image at a place."""
+        number = self.part_of[place]
+        part, round = self.parts[number], self.rounds[number]
+        key = part.keys[self.index_of[place]] + (f"#{round}" if round else "")
+        return f"{part.id}/{key}" if self.several else key
 
 
 def _labels(dataset: Dataset) -> Indices:

@@ -16,6 +16,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import types
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -242,7 +243,7 @@ def _start(work: _Work, items: Iterable[Any], workers: int) -> Any:
         num_workers=workers,
         prefetch_factor=PREFETCH,
         collate_fn=_same,
-        worker_init_fn=_ignore_interrupts,
+        worker_init_fn=_settle,
         multiprocessing_context=context,
         generator=torch.Generator(),  # seeds of workers are drawn from it, not from the global one
     )
@@ -269,7 +270,15 @@ def _same(made: Any) -> Any:
     return made
 
 
-def _ignore_interrupts(worker: int) -> None:
-    """Ctrl-C is for the process that started the workers: it ends them."""
+def _settle(worker: int) -> None:
+    """End with the process that started the workers, however it ends; Ctrl-C is for it alone."""
     del worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

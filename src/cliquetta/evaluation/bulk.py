@@ -105,8 +105,7 @@ def predict(
             thousand files, and where no process can be started. 0 decodes in this thread; by
             default as many as there are cores where the model is on a GPU, else two threads.
         decode: ``exact``; ``fast`` lets JPEG files be decoded at a half, a quarter or an eighth of
-            their size where that is still enough (other pixels, slightly); ``gpu`` decodes them by
-            nvJPEG (torchvision with CUDA).
+            their size where that is still enough (other pixels, slightly).
         state: File of one method's adapted state: continued from if it exists, saved at the end;
             with ``group_by`` a folder of such files.
         out: Output file or URL; ``-`` is standard output. Without it rows are kept in memory.

@@ -129,7 +129,7 @@ class Preprocess:
         target = (self.size, longer) if width <= height else (longer, self.size)
         if image.size != target:
             image = image.resize(target, resample)
-        left, top = (self._offset(side - self.size) for side in image.size)
+        left, top = (self.offset(side - self.size) for side in image.size)
         return image.crop((left, top, left + self.size, top + self.size))
 
     def pixels(self, images: NDArray[np.uint8] | Tensor) -> Tensor:
@@ -183,13 +183,14 @@ class Preprocess:
         """Hash of the values: equal preprocessing, equal fingerprint."""
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
 
-    def _offset(self, spare: int) -> int:
+    def offset(self, spare: int) -> int:
+        """Where the centre crop begins, of the pixels beside it."""
         return round(spare / 2.0) if self.crop_rounding == "round" else spare // 2
 
     def _middle(self, image: Image.Image, longer: int) -> Image.Image:
         """Resize only what the crop of a very long picture shows: the same up to rounding."""
         width, height = image.size
-        offset = self._offset(longer - self.size)
+        offset = self.offset(longer - self.size)
         scale = longer / max(width, height)
         first, last = offset / scale, (offset + self.size) / scale
         box = (first, 0, last, height) if width > height else (0, first, width, last)
