@@ -66,7 +66,7 @@ def make_photographs(folder: Path, width: int, height: int) -> int:
     folder.mkdir()
     for number in range(DISTINCT):
         tiles = pictures[generator.choice(len(pictures), 4, replace=False)]
-        scene = np.vstack([np.hstack(tiles[:2]), np.hstack(tiles[2:])])
+        scene = tiles.reshape(2, 2, 32, 32, 3).swapaxes(1, 2).reshape(64, 64, 3)
         large = Image.fromarray(scene).resize((width, height), Image.Resampling.BICUBIC)
         noise = generator.standard_normal((height, width, 1), dtype=np.float32) * 9
         values = np.asarray(large, np.float32) + noise

@@ -19,8 +19,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import DataLoader
 
-from cliquetta.data import loader, workers
+from cliquetta.data import loader
 from cliquetta.data.dataset import FileDataset
 from cliquetta.data.files import folder_dataset
 from cliquetta.data.stream import Stream
@@ -169,11 +170,11 @@ print("finished", flush=True)
 
 @pytest.fixture
 def running(photos: Path, tmp_path: Path) -> Iterator[Any]:
-    """Start a script without a main guard that predicts 2,000 files; gives it once it is going."""
+    """Start a script without a main guard that predicts 600 files; gives it once it is going."""
     script, many = tmp_path / "script.py", tmp_path / "many"
     script.write_text(PREDICT)
     many.mkdir()
-    for number in range(2000):
+    for number in range(600):
         os.link(photos / "000.jpg", many / f"{number:04d}.jpg")
     begun: list[subprocess.Popen[str]] = []
 
@@ -264,7 +265,7 @@ def test_a_run_continues_after_a_worker_was_killed(running: Any, tmp_path: Path)
     output, errors = again.communicate(timeout=120)
     assert again.returncode == 0, errors
     assert output.rstrip().endswith("finished")
-    assert len((tmp_path / "out.csv").read_text().splitlines()) == 2001
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == 601
 
 
 def in_daemon(photos: Path, answers: Any) -> None:
@@ -306,7 +307,7 @@ def test_threads_read_where_the_system_grants_no_process(
     def refuse(*given: Any, **more: Any) -> None:
         raise PermissionError("no semaphores here")
 
-    monkeypatch.setattr(workers.DataLoader, "__iter__", refuse)
+    monkeypatch.setattr(DataLoader, "__iter__", refuse)
     stream = Stream(folder_dataset(photos, TINY_NAMES), PREPROCESS, 20, workers=2)
     assert sum(len(batch) for batch, _ in stream) == 87
     assert "no semaphores here" in caplog.text
