@@ -511,3 +511,8 @@ def test_memory_does_not_grow_with_the_list(
         tracemalloc.stop()
         assert run.skipped == run.images == count
     assert peaks[1] < 1.3 * peaks[0]
+
+
+def test_an_unknown_way_to_decode_is_refused(tiny_clip: CLIP, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="way to decode"):
+        predict(tmp_path, NAMES, model=tiny_clip, decode="quick")  # type: ignore[arg-type]
