@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 
 from cliquetta.atomic import exclusive
 from cliquetta.errors import BusyError, UserError
-from cliquetta.evaluation import parts, reading, resumable
+from cliquetta.evaluation import parts, resumable
 from cliquetta.evaluation.answers import PredictionRun
 from cliquetta.evaluation.bulk import predict
 from cliquetta.evaluation.inference import Predictor
@@ -495,9 +495,8 @@ def test_memory_does_not_grow_with_the_list(
     tiny_clip: CLIP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "PART_ROWS", 256)
-    monkeypatch.setattr(reading, "_SEGMENT", 4)
     monkeypatch.setattr(logging.getLogger("cliquetta"), "disabled", True)  # pytest keeps records
-    monkeypatch.setattr(logging.getLogger("cliquetta.data.stream"), "disabled", True)
+    monkeypatch.setattr(logging.getLogger("cliquetta.evaluation.reading"), "disabled", True)
     peaks = []
     for count in (1_000, 5_000):
         (tmp_path / "list.csv").write_text("".join(listed(count)))
@@ -514,3 +513,8 @@ def test_memory_does_not_grow_with_the_list(
         tracemalloc.stop()
         assert run.skipped == run.images == count
     assert peaks[1] < 1.3 * peaks[0]
+
+
+def test_an_unknown_way_to_decode_is_refused(tiny_clip: CLIP, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="way to decode"):
+        predict(tmp_path, NAMES, model=tiny_clip, decode="quick")  # type: ignore[arg-type]
