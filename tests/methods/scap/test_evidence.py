@@ -184,8 +184,8 @@ def test_the_map_with_all_prompts_has_the_retained_ones(
 def test_maps_show_the_prompts_of_the_cache_before_the_batch_where_it_is_inferred_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    options: dict[str, Any] = {"modalities": "image", "retention_order": "infer-first", "capacity": 1}
-    config = SCAPConfig(threshold=THRESHOLD, **options)
+    options: dict[str, Any] = {"retention_order": "infer-first", "capacity": 1}
+    config = SCAPConfig(threshold=THRESHOLD, modalities="image", **options)
     adapter = SCAP(MODEL, ClassPrompts(NAMES), config)
     adapter.collect_evidence = True
     adapter.predict(Batch(BATCHES[0]))
