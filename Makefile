@@ -6,14 +6,15 @@ LOCKS := pyproject.toml constraints/torch.txt constraints/torch-cpu.txt constrai
 UV_VERSION := 0.13.7
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: help demo test lint types docs lock test-slow test-parity test-lowest test-browser \
+.PHONY: help demo test lint types docs lock test-slow test-cpus test-parity test-lowest test-browser \
   browser-tests bench clean
 
 help:
 	@echo "make demo         adapt the bundled CLIP to a shifted stream, on this machine's CPU"
 	@echo "make test         lint, types, tests and the examples of docstrings"
 	@echo "make docs         build the documentation into build/site"
-	@echo "make test-slow    the tests marked slow as well"
+	@echo "make test-slow    the tests marked slow, and only those"
+	@echo "make test-cpus    the numeric tests as CPUs without AVX-512 and without AVX compute them"
 	@echo "make test-parity  comparison with open_clip and torchvision"
 	@echo "make test-lowest  the tests with the lowest versions that pyproject.toml allows"
 	@echo "make test-browser the web app and the report in a headless browser"
@@ -24,18 +25,25 @@ help:
 # pip's offers the locked one, else PyPI's (with CUDA on Linux), because only that needs more packages;
 # then everything else, and this package as an editable install. A marker newer than the locks
 # means: installed, nothing to do.
+# $(call timed,STAGE,COMMAND) says how long a stage took, also if it failed.
+timed = @begun=$$(date +%s); $(2); code=$$?; \
+  echo "$(1): $$(( $$(date +%s) - begun )) s"; exit $$code
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+FAST := -m "not slow and not browser and not parity"
+NUMERIC := tests/methods tests/model tests/reference tests/contract
+
 PIP = $(1)/bin/python -m pip install --quiet --disable-pip-version-check
 LOCKED = $(PIP) --require-hashes --no-deps -r constraints
 NEEDS_CUDA := from importlib.metadata import requires; \
   exit("nvidia" not in str(requires("torch")) or __import__("sys").platform != "linux")
 define setup
 	@test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
-	@echo "setting up $(1) for $(2) (once; some minutes)"
+	@echo "setting up $(1) for $(2) (once; some minutes)"; date +%s > $@.begun
 	@$(LOCKED)/torch-cpu.txt 2>/dev/null || $(LOCKED)/torch.txt
 	@if $(1)/bin/python -c '$(NEEDS_CUDA)'; then $(LOCKED)/cuda.txt; fi
 	@$(LOCKED)/$(2).txt
 	@$(PIP) --no-deps --no-build-isolation -e .
-	@touch $@
+	@echo "set-up for $(2): $$(( $$(date +%s) - $$(cat $@.begun) )) s"; rm $@.begun; touch $@
 endef
 
 .venv/.demo .venv/.test .venv/.docs: .venv/.%: $(LOCKS) constraints/%.txt
@@ -46,30 +54,35 @@ endef
 	$(call setup,.venv-$*,$*)
 
 demo: .venv/.demo
-	@$(BIN)/cliquetta demo
+	$(call timed,demo,$(BIN)/cliquetta demo)
 
 lint: .venv/.test
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(call timed,lint,$(BIN)/ruff check . && $(BIN)/ruff format --check .)
 
 types: .venv/.test
-	$(BIN)/mypy
+	$(call timed,types,$(BIN)/mypy)
 
 test: lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow and not browser and not parity"
+	$(call timed,tests,$(PYTEST) --dist worksteal $(FAST))
 
+# One worker per file: a file's tests share their Ray cluster.
 test-slow: .venv/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not browser and not parity"
+	$(call timed,slow tests,$(PYTEST) --dist loadscope -m "slow and not browser and not parity")
+
+test-cpus: .venv/.test
+	$(call timed,numeric tests with AVX2,ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 \
+	  $(PYTEST) --dist worksteal $(FAST) $(NUMERIC))
+	$(call timed,numeric tests without AVX,ATEN_CPU_CAPABILITY=default \
+	  $(PYTEST) --dist worksteal $(FAST) $(NUMERIC))
 
 docs: .venv/.docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(call timed,docs,NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet)
 
 test-parity: .venv-parity/.installed
 	.venv-parity/bin/python -m pytest tests/parity -m parity
 
 test-lowest: .venv-lowest/.installed
-	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -n 2 \
-	  -m "not slow and not browser and not parity"
+	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -n 2 $(FAST)
 
 lock:
 	@test -x .venv-lock/bin/uv || { $(PYTHON) -m venv .venv-lock && \
@@ -85,7 +98,7 @@ test-browser:
 	  echo "test-browser: SKIPPED, no chromium here and none could be installed (apt, root)"; fi
 
 browser-tests: .venv-app/.installed
-	OMP_NUM_THREADS=1 .venv-app/bin/python -m pytest tests/browser -m browser
+	$(call timed,browser,OMP_NUM_THREADS=1 .venv-app/bin/python -m pytest tests/browser -m browser)
 
 bench: .venv/.test
 	$(BIN)/python -m benchmarks.towers

@@ -1,15 +1,14 @@
-"""Bulk prediction beside plain encoding by the same readers, and its memory over time.
+"""Decoding alone, the device alone, and `predict`, which should be as fast as the slower of them.
 
-    python -m benchmarks.bulk                                   # micro on the CPU
-    python -m benchmarks.bulk --model tiny --images 100000 --size 32    # memory over a long list
-    python -m benchmarks.bulk --ray --actors 2                  # the same through Ray Data
-    python -m benchmarks.bulk --model ViT-B/16 --device cuda --dtype bf16 --size 384 --workers 16
+    python -m benchmarks.bulk --sizes 64x64 --workers 1,2                    # micro on the CPU
+    python -m benchmarks.bulk --model ViT-B/16 --device cuda --dtype bf16    # one H200, 16 cores
+    python -m benchmarks.bulk --memory 20000 --sizes 384x384 --workers 16    # memory over a list
+    python -m benchmarks.bulk --ray --actors 2                               # through Ray Data
 
-Images are JPEGs of noise made for the run: 1000 of them under as many names as are asked for. One
-run reads a share of the list and only encodes it, then predicts the whole list into a table. Of the
-prediction, the share of time is told in which the methods waited for images, and the memory of this
-process and all its children, sampled while it went on. ``ViT-B/16`` and ``tiny`` (two blocks) have
-random weights.
+Photographs are made for the run: bundled pictures, enlarged, with noise until a JPEG of quality 90
+has as many bytes for each pixel as one of a camera; 128 of them under as many names as are asked
+for. Rates are those between the first batch and the last; the seconds before the first are given
+apart. ``ViT-B/16`` and ``tiny`` (two blocks) have random weights.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,12 +29,17 @@ import torch
 from PIL import Image
 
 from benchmarks.scap_speed import vit_b16
+from cliquetta.data.bundled import load_bundled
+from cliquetta.data.dataset import FileDataset
+from cliquetta.data.images import Decode
 from cliquetta.data.listing import list_images
+from cliquetta.data.stream import Stream
 from cliquetta.evaluation.answers import Answers
 from cliquetta.evaluation.bulk import predict
 from cliquetta.evaluation.bulk_ray import RayCluster
-from cliquetta.evaluation.inference import Predictor
-from cliquetta.evaluation.reading import ImageSource
+from cliquetta.evaluation.reading import ImageSource, Reader
+from cliquetta.evaluation.runner import evaluate
+from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import create_method
 from cliquetta.model.clip import CLIP
 from cliquetta.model.config import CLIPConfig, TextConfig, VisionConfig
@@ -43,9 +48,9 @@ from cliquetta.model.initialise import initialise
 from cliquetta.prompts.catalogue import class_names
 from cliquetta.types import Batch
 
-DISTINCT = 1000
-ENCODED = 0.1
-"""Share of the list that is also encoded alone, at most 20,000 images."""
+DISTINCT = 128
+LARGE = 448 * 448
+"""Pixels from which JPEG's own downscaling changes something for an input of 224."""
 
 
 def tiny() -> CLIP:
@@ -55,17 +60,114 @@ def tiny() -> CLIP:
     return initialise(CLIP(CLIPConfig(32, vision, text), id="random tiny"))
 
 
-def make_images(folder: Path, count: int, size: int) -> None:
-    """JPEGs of smooth noise; from the thousandth on, further names of the same files."""
-    generator = np.random.default_rng(0)
+def make_photographs(folder: Path, width: int, height: int) -> int:
+    """JPEGs with the entropy of photographs; returns their mean size in bytes."""
+    generator, pictures = np.random.default_rng(0), load_bundled().images
+    folder.mkdir()
+    for number in range(DISTINCT):
+        tiles = pictures[generator.choice(len(pictures), 4, replace=False)]
+        scene = tiles.reshape(2, 2, 32, 32, 3).swapaxes(1, 2).reshape(64, 64, 3)
+        large = Image.fromarray(scene).resize((width, height), Image.Resampling.BICUBIC)
+        noise = generator.standard_normal((height, width, 1), dtype=np.float32) * 9
+        values = np.asarray(large, np.float32) + noise
+        image = Image.fromarray(values.clip(0, 255).astype(np.uint8))
+        image.save(folder / f"{number:03d}.jpg", quality=90)
+    return sum(path.stat().st_size for path in folder.iterdir()) // DISTINCT
+
+
+def more_names(folder: Path, photographs: Path, count: int) -> Path:
+    """A folder of ``count`` links to the photographs."""
+    folder.mkdir()
     for number in range(count):
-        path = folder / f"{number // DISTINCT:05d}" / f"{number % DISTINCT:03d}.jpg"
-        path.parent.mkdir(exist_ok=True)
-        if number < DISTINCT:
-            coarse = generator.integers(0, 256, (8, 8, 3), dtype=np.uint8)
-            Image.fromarray(coarse).resize((size, size), Image.Resampling.BICUBIC).save(path)
-        else:
-            os.link(folder / "00000" / path.name, path)
+        os.link(photographs / f"{number % DISTINCT:03d}.jpg", folder / f"{number:06d}.jpg")
+    return folder
+
+
+class Clock:
+    """The rate of a run from its first batch to its last."""
+
+    def __init__(self) -> None:
+        self.begun = time.perf_counter()
+        self.times: list[float] = []
+        self.done = self.first = 0
+
+    def add(self, images: int) -> None:
+        """Count a batch."""
+        self.times.append(time.perf_counter())
+        self.first = self.first or images
+        self.done += images
+
+    def note(self, done: int, total: int, skipped: int) -> None:
+        """Progress of a prediction run."""
+        self.add(done - self.done)
+
+    @property
+    def rate(self) -> float:
+        """Images/s after the first batch."""
+        return (self.done - self.first) / (self.times[-1] - self.times[0])
+
+    @property
+    def start(self) -> float:
+        """Seconds until the first batch."""
+        return self.times[0] - self.begun
+
+
+def decoding(folder: Path, count: int, workers: int, decode: Decode, model: CLIP) -> Clock:
+    """Reading to bytes alone."""
+    answers = Answers(("none",), ("a", "b"))
+    reader = Reader(model.preprocess, (None,), 64, 0, workers, None, model, decode)
+    source, clock = ImageSource(list_images([folder]), answers), Clock()
+    for read in reader.batches(source, 0, count):
+        clock.add(len(read.keys))
+    assert clock.done == count
+    return clock
+
+
+def device_alone(adapter: Adapter, seconds: float) -> float:
+    """Images/s of a method from pixels in the device's memory."""
+    size, device = adapter.model.preprocess.size, adapter.model.device
+    batches = [Batch(torch.randn(64, 3, size, size, device=device)) for _ in range(4)]
+    for batch in batches * 3:
+        adapter.predict(batch).logits.cpu()
+    begun, done = time.perf_counter(), 0
+    while time.perf_counter() - begun < seconds:
+        for batch in batches:
+            adapter.predict(batch).logits.cpu()
+            done += len(batch)
+    return done / (time.perf_counter() - begun)
+
+
+def predicting(
+    folder: Path, adapter: Adapter, workers: int, decode: Decode, cluster: RayCluster | None
+) -> Clock:
+    """A run into a table."""
+    adapter.reset()
+    clock = Clock()
+    run = predict(
+        [folder],
+        method=adapter,
+        workers=workers,
+        decode=decode,
+        out=folder.parent / "out.csv",
+        overwrite=True,
+        on_progress=clock.note,
+        cluster=cluster,
+    )
+    assert not run.skipped
+    return clock
+
+
+def evaluating(folder: Path, adapter: Adapter, workers: int) -> float:
+    """Images/s of an evaluation of the same files."""
+    paths = sorted(folder.iterdir())
+    labels = [number % len(adapter.prompts) for number in range(len(paths))]
+    data = FileDataset("photographs", paths, names=adapter.prompts.names, labels=labels)
+    place = adapter.model.device
+    stream = Stream(data, adapter.model.preprocess, workers=workers, device=place)
+    clock = Clock()
+    out = folder.parent / "runs"
+    evaluate(adapter, stream, out=out, again=True, on_step=lambda step: clock.add(len(step.batch)))
+    return clock.rate
 
 
 def family(root: int) -> Iterator[int]:
@@ -84,118 +186,126 @@ def family(root: int) -> Iterator[int]:
         waiting += parents.get(process, [])
 
 
-def resident(process: int) -> int:
-    """Memory of a process in bytes, without what it shares with others; 0 once it is gone."""
+def memory_of(process: int) -> int:
+    """Memory of a process in bytes, its part of what it shares with others; 0 once it is gone."""
     try:
-        _, whole, shared = Path(f"/proc/{process}/statm").read_text().split()[:3]
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     except OSError:
         return 0
-    return (int(whole) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024
 
 
 class MemoryWatch(threading.Thread):
     """Samples memory, with the number of images that are done."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float = 0.5) -> None:
         super().__init__(daemon=True)
         self.seconds = seconds
         self.done = 0
         self.over = threading.Event()
-        self.samples: list[tuple[int, int]] = []
-        """Images done and bytes."""
+        self.samples: list[tuple[int, int, int]] = []
+        """Images done, bytes of this process and of the others."""
 
     def run(self) -> None:
         while not self.over.wait(self.seconds):
-            self.samples.append((self.done, sum(map(resident, family(os.getpid())))))
+            sizes = [memory_of(process) for process in family(os.getpid())]
+            self.samples.append((self.done, sizes[0], sum(sizes[1:])))
+
+    def note(self, done: int, total: int, skipped: int) -> None:
+        """Progress of a prediction run."""
+        self.done = done
 
     def table(self, images: int) -> list[str]:
-        """The largest memory in each tenth of the run."""
+        """The largest memory in each fifth of the run."""
         lines = []
-        for tenth in range(10):
-            low, high = images * tenth // 10, images * (tenth + 1) // 10
-            seen = [size for done, size in self.samples if low < done <= high]
+        for fifth in range(5):
+            low, high = images * fifth // 5, images * (fifth + 1) // 5
+            seen = [
+                (own + rest, own, rest) for done, own, rest in self.samples if low < done <= high
+            ]
             if seen:
-                lines.append(f"  up to {high:>9,} images: {max(seen) / 2**20:8.0f} MB")
+                whole, own, rest = (size / 2**20 for size in max(seen))
+                line = f"  up to {high:>9,} images: {whole:8,.0f} MB"
+                lines.append(f"{line} ({own:,.0f} this process, {rest:,.0f} its workers)")
         return lines
 
 
-def encode(model: CLIP, predictor: Predictor, source: ImageSource, images: int) -> float:
-    """Images/s of reading and encoding alone."""
-    begun = time.perf_counter()
-    for read in predictor.reader.batches(source, 0, images):
-        (batch,) = read.by_views.values()
-        assert isinstance(batch, Batch)
-        model.encode_image(batch.to(model.device).images).cpu()
-    return images / (time.perf_counter() - begun)
+def load_model(name: str, device: torch.device, dtype: str) -> CLIP:
+    """A model by name, with random weights where there are none."""
+    if name not in ("ViT-B/16", "tiny"):
+        return create_model(name, device=str(device), dtype=dtype)
+    made = vit_b16() if name == "ViT-B/16" else tiny()
+    model = made.to(device=device, dtype=pick_dtype(dtype))
+    model.logit_scale.data = torch.tensor(100.0, device=device).log()
+    return model
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--images", type=int, default=5000)
-    parser.add_argument("--size", type=int, default=64, help="pixels along a side")
+    parser.add_argument("--sizes", default="384x384,500x375,1600x1200")
+    parser.add_argument("--workers", default="1,4,8,16")
+    parser.add_argument("--methods", default="zero_shot,domain_norm")
+    parser.add_argument("--images", type=int, default=1024, help="for each worker")
     parser.add_argument("--model", default="micro")
-    parser.add_argument("--method", default="domain_norm")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="fp32")
     parser.add_argument("--classes", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--decode", default="", help="exact or fast (default: fast if it matters)")
+    parser.add_argument("--evaluate", action="store_true", help="time evaluate, too")
+    parser.add_argument("--memory", type=int, default=0, help="images to watch memory over")
     parser.add_argument("--ray", action="store_true")
     parser.add_argument("--actors", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=2.0, help="between samples of memory")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     device = pick_device(given.device)
-    if given.model in ("ViT-B/16", "tiny"):
-        made = vit_b16() if given.model == "ViT-B/16" else tiny()
-        model = made.to(device=device, dtype=pick_dtype(given.dtype))
-        model.logit_scale.data = torch.tensor(100.0, device=device).log()
-    else:
-        model = create_model(given.model, device=str(device), dtype=given.dtype)
+    model = load_model(given.model, device, given.dtype)
     names = class_names("imagenet")[: given.classes]
-    adapter = create_method(given.method, model, names)
-    answers = Answers((given.method,), adapter.prompts.names)
-    plain = Predictor({given.method: adapter}, answers, given.batch_size, 0, given.workers)
+    adapters = {name: create_method(name, model, names) for name in given.methods.split(",")}
+    cluster = RayCluster(actors=given.actors) if given.ray else None
     place = torch.cuda.get_device_name() if device.type == "cuda" else platform.machine()
     now, load = datetime.now(timezone.utc), os.getloadavg()[0]
-    print(f"{now:%Y-%m-%d %H:%M} UTC, {place}, {os.cpu_count()} CPU cores, load {load:.1f}")
-    print(f"{vars(given)}")
-    with tempfile.TemporaryDirectory() as folder:
-        photos = Path(folder) / "photos"
-        photos.mkdir()
-        make_images(photos, given.images, given.size)
-        source = ImageSource(list_images([photos]), answers)
-        share = min(20_000, max(given.batch_size, int(ENCODED * given.images)))
-        encode(model, plain, source, min(share, 4 * given.batch_size))  # warm up
-        encoded = encode(model, plain, source, share)
-        watch = MemoryWatch(given.seconds)
-
-        def note(done: int, total: int, skipped: int) -> None:
-            watch.done = done
-
-        watch.start()
-        run = predict(
-            [photos],
-            method=adapter,
-            batch_size=given.batch_size,
-            workers=given.workers,
-            out=Path(folder) / "out.csv",
-            on_progress=note,
-            cluster=RayCluster(actors=given.actors) if given.ray else None,
-        )
-        watch.over.set()
-        watch.join()
-    assert run.images == given.images and not run.skipped
-    rate = run.images / run.seconds
-    print(f"encoding alone, same readers: {encoded:8.1f} images/s")
-    print(
-        f"predict --method {given.method}: {rate:8.1f} images/s, {rate / encoded:.2f} of encoding"
+    say = partial(print, flush=True)
+    say(f"{now:%Y-%m-%d %H:%M} UTC, {place}, {os.cpu_count()} CPU cores, load {load:.1f}")
+    say(f"{vars(given)}")
+    alone = {name: device_alone(adapter, 2.0) for name, adapter in adapters.items()}
+    for name, rate in alone.items():
+        say(f"device alone, {name}: {rate:,.0f} images/s")
+    say(
+        "photographs  decode workers images  decoding  method       predict  / min  start  evaluate"
     )
-    waited = 100 * run.waited / (run.busy + run.waited)
-    print(f"methods waited for images: {waited:.1f} % of their time")
-    print("memory of all processes, largest in each tenth of the list:")
-    print("\n".join(watch.table(given.images)))
+    for size in given.sizes.split(","):
+        width, height = map(int, size.split("x"))
+        decode: Decode = given.decode or ("fast" if width * height >= LARGE else "exact")
+        with tempfile.TemporaryDirectory() as home:
+            photographs = Path(home) / "photographs"
+            weight = make_photographs(photographs, width, height)
+            say(f"{size}: {weight / 1000:.0f} kB each, {weight / width / height:.2f} for a pixel")
+            for workers in map(int, given.workers.split(",")):
+                count = given.images * max(1, workers)
+                folder = more_names(Path(home) / f"names-{workers}", photographs, count)
+                read = decoding(folder, count, workers, decode, model)
+                for name, adapter in adapters.items():
+                    clock = predicting(folder, adapter, workers, decode, cluster)
+                    rate = clock.rate
+                    line = f"{size:>11}  {decode:>6} {workers:>7} {count:>6} {read.rate:>9,.0f}  "
+                    line += f"{name:<11} {rate:>8,.0f}  {rate / min(read.rate, alone[name]):5.2f} "
+                    line += f"{clock.start:6.1f}"
+                    if given.evaluate and decode == "exact":
+                        line += f"  {evaluating(folder, adapter, workers):>8,.0f}"
+                    say(line)
+            if given.memory:
+                folder = more_names(Path(home) / "long", photographs, given.memory)
+                watch = MemoryWatch()
+                watch.start()
+                name, adapter = next(iter(adapters.items()))
+                out = Path(home) / "long.csv"
+                most = max(map(int, given.workers.split(",")))
+                predict([folder], method=adapter, workers=most, out=out, on_progress=watch.note)
+                watch.over.set()
+                watch.join()
+                say(f"memory of all processes, {name}, {most} workers, {size}:")
+                say("\n".join(watch.table(given.memory)))
 
 
 if __name__ == "__main__":

@@ -160,7 +160,7 @@ def measure(
     adapter._mine = clock.wrap("mine", adapter._mine)  # type: ignore[method-assign]
     learner = adapter.learner
     learner.learn = clock.wrap("learn", learner.learn)  # type: ignore[method-assign]
-    learner._untimed_text_gradient = clock.wrap("learn text", learner._untimed_text_gradient)  # type: ignore[method-assign]
+    learner._text_gradient = clock.wrap("learn text", learner._text_gradient)  # type: ignore[method-assign]
     adapter._retain = clock.wrap("retain", adapter._retain)  # type: ignore[method-assign]
     adapter._logits = clock.wrap("infer", adapter._logits)  # type: ignore[method-assign]
     adapter._compose = clock.wrap("compose", adapter._compose)  # type: ignore[method-assign]

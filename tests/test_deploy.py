@@ -149,6 +149,7 @@ def started(folder: Path, port: int, **environment: str) -> Iterator[subprocess.
         server.wait(30)
 
 
+@pytest.mark.slow
 def test_command_and_health_check_work_as_written(tmp_path: Path) -> None:
     port = free_port()
     check = json.loads(only("HEALTHCHECK").partition(" CMD ")[2])
@@ -180,6 +181,7 @@ def test_command_and_health_check_work_as_written(tmp_path: Path) -> None:
     assert not [path for path in written if not path.startswith(allowed)]
 
 
+@pytest.mark.slow
 def test_without_a_token_the_container_does_not_start(tmp_path: Path) -> None:
     with started(tmp_path, free_port()) as server:
         assert server.wait(120) == 2

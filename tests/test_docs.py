@@ -62,7 +62,7 @@ def test_pages_of_methods_have_one_shape(entry: MethodEntry) -> None:
 
 
 def cases() -> list[Any]:
-    slow = {"coop", "cocoop", "maple", "tip_adapter_f"}  # fitting takes a minute
+    slow = {"coop", "cocoop", "dart", "maple", "tip_adapter", "tip_adapter_f", "watt"}
     return [
         pytest.param(entry, marks=[pytest.mark.slow] if entry.name in slow else [], id=entry.name)
         for entry in list_methods()

@@ -23,6 +23,7 @@ def output(book: Any) -> str:
     return "\n".join(str(out.get("text", out.get("data", ""))) for out in shown)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

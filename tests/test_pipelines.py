@@ -28,6 +28,7 @@ from cliquetta.pipelines import TEMPLATE, Answer, Answers
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.siglip import save_siglip, tiny_siglip
 from tests._helpers.tiny import TINY_NAMES
+from tests._helpers.tolerance import FEATURE, LOGIT, SUM
 from tests.model.test_tokenizer import merge_lines, vocabulary
 from tests.model.test_transformers_parity import tiny_transformers
 
@@ -93,7 +94,7 @@ def test_zero_shot_gives_what_transformers_gives(tmp_path: Path) -> None:
             assert [sorted(entry) for entry in mine] == [sorted(entry) for entry in other]
             assert [entry["label"] for entry in mine] == [entry["label"] for entry in other]
             for one, two in zip(mine, other, strict=True):
-                assert one["score"] == pytest.approx(two["score"], abs=1e-4)
+                assert one["score"] == pytest.approx(two["score"], abs=LOGIT)
     assert json.loads(json.dumps(ours)) == ours
 
 
@@ -107,7 +108,7 @@ def test_state_is_kept_between_calls(build: Any, tiny_clip: CLIP) -> None:
     ]
     for answer, row in zip(found, expected, strict=True):
         assert {e["label"]: e["score"] for e in answer} == pytest.approx(
-            dict(zip(LABELS, row.tolist(), strict=True)), abs=1e-6
+            dict(zip(LABELS, row.tolist(), strict=True)), abs=SUM
         )
     assert classify.images_seen == 4
 
@@ -327,6 +328,8 @@ def test_sigmoid_models_score_labels_alone(tmp_path: Path) -> None:
         pixels = model.preprocess.batch([PICTURES[0]])
         logits = theirs(pixel_values=pixels, input_ids=model.tokenizer(texts)).logits_per_image[0]
     expected = dict(zip(LABELS, logits.sigmoid().tolist(), strict=True))
-    assert {entry["label"]: entry["score"] for entry in answer} == pytest.approx(expected, abs=1e-5)
+    assert {entry["label"]: entry["score"] for entry in answer} == pytest.approx(
+        expected, abs=FEATURE
+    )
     adapting = cliquetta.pipeline(TASK, model=model, method="tent")(PICTURES[0], LABELS)
     assert sum(entry["score"] for entry in adapting) == pytest.approx(1)

@@ -16,6 +16,9 @@ from torch import Tensor
 
 from cliquetta.errors import UserError
 
+_UNREADABLE = (OSError, SafetensorError, json.JSONDecodeError, RecursionError)
+"""What reading a damaged or hostile file may raise."""
+
 
 def pack(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> bytes:
     """The file's bytes; values of the header are JSON types."""
@@ -35,7 +38,7 @@ def unpack(data: bytes, *, source: str, kind: str) -> tuple[dict[str, Tensor], d
         size = int.from_bytes(data[:8], "little")
         metadata = json.loads(data[8 : 8 + size]).get("__metadata__") or {}
         return tensors, {key: json.loads(value) for key, value in metadata.items()}
-    except (SafetensorError, json.JSONDecodeError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise UserError(f"{source} is not a readable {kind} ({error})") from error
 
 
@@ -45,5 +48,5 @@ def read_header(path: Path | str, *, kind: str) -> dict[str, Any]:
         with safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}
         return {key: json.loads(value) for key, value in metadata.items()}
-    except (OSError, SafetensorError, json.JSONDecodeError) as error:
+    except _UNREADABLE as error:
         raise UserError(f"{path} is not a readable {kind} ({error})") from error

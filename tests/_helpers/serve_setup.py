@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from starlette.testclient import TestClient
 
-from cliquetta.data.views import image_views
+from cliquetta.data.views import image_views, to_pixels
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import create_method, method_config
 from cliquetta.model.clip import CLIP
@@ -137,7 +137,7 @@ class Alone:
             made = [
                 image_views(i, k, spec, 0, preprocess) for i, k in zip(opened, keys, strict=True)
             ]
-            views = torch.stack(made)
+            views = to_pixels(torch.stack(made), preprocess)
         pixels = torch.stack([preprocess(image) for image in opened])
         return self.adapter.predict(Batch(pixels, keys, views))
 

@@ -45,6 +45,7 @@ from cliquetta.serve.server import open_port
 from cliquetta.serve.settings import Limits, Settings
 from cliquetta.types import Batch, Prediction
 from tests._helpers.serve_setup import picture
+from tests._helpers.tolerance import SUM
 
 NAMES = ("airplane", "automobile", "bird", "cat", "frog", "truck")
 FOG = StreamChoice("fog", 3, 6)
@@ -301,8 +302,8 @@ def test_attention_is_that_of_the_passes_that_were_scored(make: Make, kind: Any)
             row = weights.mean(dim=1)[0, 0]
             if kind == "rollout":  # one prompted block, the last: half stays where it was
                 row = row / 2
-            np.testing.assert_allclose(found.grid.ravel(), row[-16:], atol=1e-6)
-            assert found.to_prompts == pytest.approx(float(row[:-17].sum()), abs=1e-6)
+            np.testing.assert_allclose(found.grid.ravel(), row[-16:], atol=SUM)
+            assert found.to_prompts == pytest.approx(float(row[:-17].sum()), abs=SUM)
 
 
 def test_methods_without_evidence_say_so(make: Make) -> None:
@@ -553,6 +554,7 @@ server.serve(Settings({"any": None}, methods={}), host="127.0.0.1", port=port)
 """
 
 
+@pytest.mark.slow
 def test_uploads_are_deleted_when_the_app_stops_and_after_it_was_killed(tmp_path: Path) -> None:
     source = str(Path(sys.modules["cliquetta"].__path__[0]).parent)
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": source}

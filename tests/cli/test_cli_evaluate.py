@@ -8,13 +8,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 
-from cliquetta.cli.demo import Comparison, _counts, read_methods, summary
+from cliquetta.cli.demo import (
+    SIGNIFICANT,
+    Comparison,
+    _counts,
+    _row,
+    read_methods,
+    summary,
+    table_columns,
+)
 from cliquetta.evaluation.paired import PairedTest
 from cliquetta.evaluation.predictions import Predictions, load_predictions
 from cliquetta.evaluation.record import Record, load_record
 from cliquetta.report.changes import Changes
 from tests._helpers.running import Run
+from tests._helpers.tolerance import LOGIT
 from tests._helpers.trees import picture
 
 
@@ -176,8 +186,8 @@ def test_change_counts_by_hand() -> None:
     records = tuple(Record("run", {"method": m}) for m in ("zero_shot", "scap", "tent"))
     changes = Comparison("fog:3", records, (before, after, best)).changes
     assert {method: _counts(change) for method, change in changes.items()} == {
-        "scap": {"images": 5, "changed": 3, "repaired": 1, "broken": 1, "gain": 0.0},
-        "tent": {"images": 5, "changed": 2, "repaired": 2, "broken": 0, "gain": 40.0},
+        "scap": {"images": 5, "changed": 3, "repaired": 1, "broken": 1, "gain": 0.0, "p": 1.0},
+        "tent": {"images": 5, "changed": 2, "repaired": 2, "broken": 0, "gain": 40.0, "p": 0.5},
     }
     assert Comparison("fog:3", records[:1], (before,)).changes == {}
 
@@ -191,10 +201,11 @@ def test_summary_is_plain_about_what_changed() -> None:
 
     nothing = said(100, 0, 0, 0, 1.0)
     assert "40.00 % right and scap 40.00 %" in nothing and "changed none of 100 ans" in nothing
-    assert said(100, 9, 4, 4, 1.0).endswith("In sum nothing is gained or lost.")
+    assert said(100, 9, 4, 4, 1.0).endswith(
+        "no more than chance may (p = 1): no gain or loss is shown."
+    )
     small = said(100, 10, 4, 3, 1.0)
-    assert "scap 41.00 %" in small and "3 from right to wrong, 3 otherwise" in small
-    assert "a gain of 1.00 points, too small to tell from chance" in small
+    assert "scap 41.00 %" in small and "no gain or loss is shown" in small
     assert said(1000, 100, 10, 80, 1e-9).endswith("a loss of 7.00 points (p = 1e-09).")
     both = {"scap": changes(100, 0, 0, 0, 1.0), "tent": changes(100, 40, 5, 30, 1e-5)}
     assert summary(both, 40) == [
@@ -210,12 +221,16 @@ def test_demo_compares_and_records(run: Run, tmp_path: Path) -> None:
     words += ["--method", "tent,domain_norm", "--singles", "0", "--scap", "0"]
     answer = run("demo", "--out", tmp_path / "demo", *words)
     assert answer.code == 0
-    assert "Of 24 shifted images, zero_shot gets" in answer.text
+    assert answer.text.count("Of 12 shifted images, zero_shot gets") == 2  # a table each
+    curve = answer.stdout.split("Accuracy over the stream\n")[1].splitlines()[1:3]
+    assert [line.split()[0] for line in curve] == ["6", "12"]
     assert "tent changed" in answer.text and "domain_norm changed" in answer.text
     assert "fog:3" in answer.text and "contrast:5" in answer.text
     records = sorted((tmp_path / "demo").glob("*/record.json"))
     assert len(records) == 6
-    assert all(record.parent.name in answer.text.replace(" ", "") for record in records)
+    assert f"Records: 6 runs in {tmp_path / 'demo'}" in answer.text
+    plain = run("demo", "--out", tmp_path / "demo", *words)
+    assert plain.stdout == answer.stdout  # also the curve, now from the records
     again = run("demo", "--out", tmp_path / "demo", "--json", *words)
     shown = json.loads(again.stdout)
     assert [entry["shift"] for entry in shown] == ["fog:3", "contrast:5"]
@@ -226,7 +241,7 @@ def test_demo_compares_and_records(run: Run, tmp_path: Path) -> None:
         plain, *adapted = (run["top1"] for run in entry["runs"])
         for top1, change in zip(adapted, entry["change"], strict=True):
             gain = 100 * (change["repaired"] - change["broken"]) / 12
-            assert top1 - plain == pytest.approx(gain, abs=1e-4)
+            assert top1 - plain == pytest.approx(gain, abs=LOGIT)
 
 
 def test_demo_shows_clean_and_single_images_and_scap_as_printed(run: Run, tmp_path: Path) -> None:
@@ -236,15 +251,28 @@ def test_demo_shows_clean_and_single_images_and_scap_as_printed(run: Run, tmp_pa
     found = [(e["shift"], e["batch_size"], [r["method"] for r in e["runs"]]) for e in shown]
     both = ["zero_shot", "domain_norm"]
     assert found == [
-        *(("fog:3", 64, both), ("clean", 64, both), ("fog:3, one at a time", 1, both)),
+        *(("fog:3", 64, both), ("clean", 64, both), ("fog:3, singly", 1, both)),
         ("fog:3", 64, ["zero_shot", "scap"]),
     ]
     assert [e["change"][0]["images"] for e in shown] == [12, 12, 3, 6]
     # The words below a table are about shifted images alone.
     answer = run("demo", *[word for word in words if word != "--json"])
-    for images in ("12", "3", "6"):
-        assert f"Of {images} shifted images, zero_shot gets" in answer.text
-    assert "Of 24 shifted images" not in answer.text
+    for images in ("12 shifted", "12 clean", "3 shifted", "6 shifted"):
+        assert f"Of {images} images, zero_shot gets" in answer.text
+
+
+@pytest.mark.parametrize(("repaired", "broken", "said"), [(20, 2, "a gain of"), (3, 1, "no gain")])
+def test_demo_states_a_gain_only_where_chance_would_not_give_it(
+    repaired: int, broken: int, said: str
+) -> None:
+    before = predictions(*[1] * repaired, *[0] * (100 - repaired))
+    after = predictions(*[0] * repaired, *[1] * broken, *[0] * (100 - repaired - broken))
+    records = tuple(Record("run", {"method": m}, metrics={"top1": 0.0}) for m in ("zero_shot", "a"))
+    comparison = Comparison("fog:3", records, (before, after))
+    p = scipy.stats.binomtest(broken, repaired + broken).pvalue  # McNemar's exact test
+    assert (p < SIGNIFICANT) == (said == "a gain of")
+    assert _row(comparison)[3] == (f"+{repaired - broken}.00" if p < SIGNIFICANT else "none")
+    assert said in summary(comparison.changes, 100 - repaired)[1]
 
 
 def test_demo_of_zero_shot_alone(run: Run, tmp_path: Path) -> None:
@@ -263,7 +291,6 @@ def test_demo_table_fits_a_terminal_of_80_columns(capsys: pytest.CaptureFixture[
     from rich.console import Console
 
     from cliquetta.cli.console import Terminal
-    from cliquetta.cli.demo import _row, table_columns
 
     def shown(*methods: str) -> list[str]:
         names = ("zero_shot", *methods)

@@ -17,6 +17,7 @@ from cliquetta.evaluation.record import list_records
 from cliquetta.evaluation.sweep import RunResult
 from tests._helpers.running import Run
 from tests._helpers.teamwork import in_processes
+from tests._helpers.tolerance import LOGIT
 
 
 def words(model: Path, out: Path, *more: str | Path) -> list[str]:
@@ -36,7 +37,7 @@ def test_features_are_encoded_once_and_change_nothing(
     kept = ("--features", tmp_path / "features")
     first = run(*words(tiny_file, tmp_path / "first", *methods, *kept))
     assert first.code == 0
-    assert scores(first.stdout) == pytest.approx(scores(pixels.stdout), abs=1e-4)
+    assert scores(first.stdout) == pytest.approx(scores(pixels.stdout), abs=LOGIT)
     (table,) = (tmp_path / "features").glob("*/features.npy")  # shared by zero_shot and TDA
     written = table.stat().st_mtime_ns
     run(*words(tiny_file, tmp_path / "second", *methods, *kept, "--seeds", "1"))
@@ -63,7 +64,7 @@ def test_processes_of_torchrun_write_and_report_once(
     command = words(tiny_file, tmp_path / "two", "--method", "scap", "--device", "cpu")
     first, second = in_processes(2, tmp_path, call, command)
     assert (first[0], second[0], second[1] + second[2].strip()) == (0, 0, "")
-    assert scores(first[1]) == pytest.approx(scores(alone.stdout), abs=1e-4)
+    assert scores(first[1]) == pytest.approx(scores(alone.stdout), abs=LOGIT)
     assert len(list_records(tmp_path / "two")) == 2
     given = f"ablate --model {tiny_file} --out {tmp_path}/three --dataset bundled --limit 20 --json"
     varied = (*given.split(), "--method", "tda", "--field", "positive_alpha", "--values", "1,2")

@@ -13,6 +13,7 @@ import torch
 from cliquetta.data.images import open_image
 from cliquetta.model.clip import CLIP
 from tests._helpers.running import Answer, Run
+from tests._helpers.tolerance import FEATURE
 from tests._helpers.trees import table_rows
 
 CLASSES = "airplane,cat,frog"
@@ -47,7 +48,7 @@ def test_exported_and_frozen_answers_agree(
     pixels = torch.stack([tiny_clip.preprocess(open_image(row["path"])) for row in rows])
     logits = torch.from_numpy(session.run(["logits"], {"pixels": pixels.numpy()})[0])
     found = [[float(row[f"p_{name}"]) for name in CLASSES.split(",")] for row in rows]
-    np.testing.assert_allclose(logits.softmax(dim=1).numpy(), found, atol=1e-5)
+    np.testing.assert_allclose(logits.softmax(dim=1).numpy(), found, atol=FEATURE)
 
 
 def refused(answer: Answer, sentence: str, folder: Path) -> bool:

@@ -22,6 +22,7 @@ from cliquetta.methods.domain_norm.health import ADVICE
 from cliquetta.methods.registry import method_config
 from cliquetta.model.factory import create_model
 from tests._helpers.running import Run
+from tests._helpers.tolerance import SUM
 from tests._helpers.trees import table_rows
 
 NAMES = ("airplane", "cat", "frog")
@@ -101,7 +102,7 @@ def test_calibrated_probabilities_are_others_of_the_same_answers(
     assert [row["prediction"] for row in before] == [row["prediction"] for row in after]
     assert all(a["probability"] != b["probability"] for a, b in zip(before, after, strict=True))
     for row in after:
-        assert sum(float(row[f"p_{name}"]) for name in NAMES) == pytest.approx(1, abs=2e-6)
+        assert sum(float(row[f"p_{name}"]) for name in NAMES) == pytest.approx(1, abs=SUM)
 
 
 def test_a_frozen_method_rejects_by_the_limit_that_it_learned(

@@ -23,6 +23,7 @@ from cliquetta.model.clip import CLIP
 from cliquetta.model.features_only import FeaturesOnly
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.tiny import TINY_NAMES
+from tests._helpers.tolerance import LOGIT
 
 LABELS = [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
 
@@ -80,7 +81,7 @@ def test_features_give_what_images_give(
     for rows in (slice(0, 4), slice(4, 10)):
         expected = seen.predict(tiny_images[rows]).logits
         torch.testing.assert_close(
-            given.predict_features(unit[rows]).logits, expected, atol=1e-4, rtol=1e-4
+            given.predict_features(unit[rows]).logits, expected, atol=LOGIT, rtol=LOGIT
         )
 
 

@@ -34,8 +34,9 @@ from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch, Prediction
 from tests._helpers.building import build_adapter, fitted_tensors, prepare
 from tests._helpers.tiny import build_tiny_clip
+from tests._helpers.tolerance import ADAPTED, LOGIT
 
-SAME: dict[str, Any] = {"atol": 1e-3, "rtol": 1e-4}
+SAME: dict[str, Any] = {"atol": ADAPTED, "rtol": LOGIT}
 """Logits on a scale of 10 that differ by the order of floating-point sums only."""
 
 
@@ -109,7 +110,7 @@ UNADAPTED: dict[str, dict[str, Any]] = {
 
 
 def is_log_probabilities(logits: Tensor) -> bool:
-    return bool(logits.logsumexp(dim=-1).abs().max() < 1e-4)
+    return bool(logits.logsumexp(dim=-1).abs().max() < LOGIT)
 
 
 def test_logits_are_log_probabilities_or_on_clips_scale(

@@ -31,6 +31,7 @@ from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import ViewSpec
 from tests._helpers.streaming import Drift, DriftConfig, made_up_dataset
 from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
+from tests._helpers.tolerance import FEATURE
 
 LAYOUT = Layout({"of": "squares"}, (50, 1, 4), rows=8)
 FEW_VIEWS = ViewSpec("resized-crop", 4)
@@ -196,7 +197,7 @@ def test_methods_answer_from_features_as_from_pixels(
         ours = load_predictions(tmp_path / "features" / features.id)
         theirs = load_predictions(tmp_path / "pixels" / pixels.id)
         assert ours.keys == theirs.keys
-        np.testing.assert_allclose(ours.probabilities, theirs.probabilities, atol=2e-5)
+        np.testing.assert_allclose(ours.probabilities, theirs.probabilities, atol=FEATURE)
 
 
 def test_the_methods_that_need_features_only_are_known() -> None:

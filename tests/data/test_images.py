@@ -201,3 +201,16 @@ def test_avif_is_read_as_pillow_wrote_it() -> None:
     pixels[:, :30], pixels[:, 30:] = (200, 30, 40), (20, 160, 220)
     found = np.asarray(open_image(saved(Image.fromarray(pixels), "AVIF"))).astype(float)
     assert found.shape == pixels.shape and np.abs(found - pixels).mean() < 3
+
+
+@pytest.mark.parametrize(
+    ("size", "scaled"), [((447, 600), 1), ((448, 600), 2), ((900, 2000), 4), ((224, 2000), 1)]
+)
+def test_a_jpeg_may_be_decoded_at_a_part_of_its_size(size: tuple[int, int], scaled: int) -> None:
+    data = saved(Image.new("RGB", size, (200, 100, 50)), "JPEG")
+    small = open_image(data, shorter=224)
+    assert small.size == tuple(-(-side // scaled) for side in size)
+    assert open_image(data).size == size
+    assert np.abs(np.asarray(small).astype(int) - (200, 100, 50)).max() <= 3
+    png = saved(Image.new("RGB", size), "PNG")
+    assert open_image(png, shorter=224).size == size

@@ -1,54 +1,363 @@
-"""Loading ahead keeps the order, the bound and the errors."""
+"""Worker processes give the pixels of the caller's own thread, and nothing of them remains."""
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
 
-from cliquetta.data.loader import map_ahead
+from cliquetta.data import loader
+from cliquetta.data.dataset import FileDataset
+from cliquetta.data.files import folder_dataset
+from cliquetta.data.stream import Stream
+from cliquetta.data.workers import WorkerError, map_in_processes, usable_cores
+from cliquetta.evaluation.bulk import predict
+from cliquetta.evaluation.resumable import parts_folder
+from cliquetta.model.clip import CLIP
+from cliquetta.model.preprocess import Preprocess
+from cliquetta.types import ViewSpec
+from tests._helpers.streaming import made_up_dataset
+from tests._helpers.tiny import TINY_NAMES
 
-
-@pytest.mark.parametrize("workers", [0, 1, 4])
-def test_results_come_in_order(workers: int) -> None:
-    def slow_square(x: int) -> int:
-        time.sleep(0.002 * (x % 3))
-        return x * x
-
-    found = list(map_ahead(slow_square, range(20), workers=workers, ahead=5))
-    assert found == [x * x for x in range(20)]
-
-
-def test_no_more_than_the_bound_waits() -> None:
-    started: list[int] = []
-    results = map_ahead(lambda x: started.append(x) or x, range(100), workers=2, ahead=3)  # type: ignore[func-returns-value]
-    next(results)
-    time.sleep(0.05)
-    assert len(started) <= 4
-    results.close()
+PREPROCESS = Preprocess.openai(32)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_error_arrives_at_its_turn(workers: int) -> None:
-    def fail_at_three(x: int) -> int:
-        if x == 3:
-            raise RuntimeError("three")
-        return x
-
-    results = map_ahead(fail_at_three, range(10), workers=workers, ahead=4)
-    assert [next(results) for _ in range(3)] == [0, 1, 2]
-    with pytest.raises(RuntimeError, match="three"):
-        next(results)
+@pytest.fixture(autouse=True)
+def always_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few images are enough for processes here."""
+    monkeypatch.setattr(loader, "PROCESSES_FROM", 1)
 
 
-def test_stopping_early_leaves_no_thread() -> None:
-    results = map_ahead(lambda x: x, range(10), workers=3, ahead=4)
-    next(results)
-    results.close()
-    assert not [t for t in threading.enumerate() if t.name.startswith("cliquetta-loader")]
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """90 files of many sizes; three are no pictures, and one is turned."""
+    folder = tmp_path_factory.mktemp("photos")
+    generator = np.random.default_rng(0)
+    for number in range(90):
+        height, width = generator.integers(20, 90, 2)
+        pixels = generator.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        suffix = "png" if number % 3 else "jpg"
+        Image.fromarray(pixels).save(folder / f"{number:03d}.{suffix}")
+    for number in (7, 40, 41):
+        (folder / f"{number:03d}.png").write_bytes(b"no picture")
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.fromarray(pixels).save(folder / "003.jpg", exif=turned)
+    return folder
 
 
-def test_impossible_settings_are_refused() -> None:
-    with pytest.raises(ValueError, match="ahead"):
-        next(map_ahead(str, [1], workers=1, ahead=0))
+def read(stream: Stream) -> tuple[list[Any], list[Any]]:
+    """All that a stream yields and skips."""
+    yielded = [(batch.keys, batch.images, batch.views, labels) for batch, labels in stream]
+    return yielded, stream.skipped
+
+
+@pytest.mark.parametrize("kind", [None, "resized-crop", "zoom-crop", "augmix"])
+def test_processes_threads_and_the_caller_give_the_same_bits(
+    photos: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    kind: str | None,
+) -> None:
+    caplog.set_level(logging.INFO)
+    views = None if kind is None else ViewSpec(kind, 3)
+    data = folder_dataset(photos, TINY_NAMES)
+
+    def stream(count: int) -> Stream:
+        return Stream(data, PREPROCESS, 20, seed=1, views=views, workers=count)
+
+    alone, skipped = read(stream(0))
+    shared, skipped_there = read(stream(2))
+    assert "threads read images" not in caplog.text
+    monkeypatch.setattr(loader, "PROCESSES_FROM", 1000)
+    threaded, _ = read(stream(2))
+    assert [len(keys) for keys, *_ in alone] != [20] * 5
+    for one, other, third in zip(alone, shared, threaded, strict=True):
+        for a, b, c in zip(one, other, third, strict=True):
+            if isinstance(a, torch.Tensor):
+                assert torch.equal(a, b) and torch.equal(a, c)
+            else:
+                assert a == b == c
+    assert skipped == skipped_there
+    assert sorted(entry.key for entry in skipped) == ["007.png", "040.png", "041.png"]
+
+
+def test_pixels_are_those_of_the_preprocessing(photos: Path) -> None:
+    data = folder_dataset(photos, TINY_NAMES)
+    for batch, _ in Stream(data, PREPROCESS, 20, order="sequential", workers=2):
+        for key, pixels in zip(batch.keys, batch.images, strict=True):
+            assert torch.equal(pixels, PREPROCESS(data.load(data.keys.index(key))))
+
+
+def test_arrays_and_several_datasets_go_through_processes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    parts = [made_up_dataset(20, id="a"), made_up_dataset(12, seed=1, id="b")]
+    one = read(Stream(parts, PREPROCESS, 7, order="mixed", seed=2))[0]
+    other = read(Stream(parts, PREPROCESS, 7, order="mixed", seed=2, workers=2))[0]
+    assert "threads read images" not in caplog.text
+    for (keys, images, _, labels), (keys2, images2, _, labels2) in zip(one, other, strict=True):
+        assert keys == keys2 and torch.equal(images, images2) and torch.equal(labels, labels2)
+
+
+def test_predict_gives_the_same_rows_by_processes(photos: Path, tiny_clip: CLIP) -> None:
+    def rows(count: int) -> list[Any]:
+        method = ["zero_shot", "tpt"]  # with and without views
+        return predict(photos, TINY_NAMES, method=method, model=tiny_clip, workers=count).rows
+
+    alone = rows(0)
+    assert alone == rows(2)
+    assert sum(bool(row["error"]) for row in alone) == 3
+
+
+def test_the_global_random_state_is_left_alone(photos: Path) -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    read(Stream(folder_dataset(photos, TINY_NAMES), PREPROCESS, 20, workers=2))
+    assert torch.equal(torch.rand(2), expected)
+
+
+class Deadly(FileDataset):
+    """Image 30 kills the process that reads it."""
+
+    def load(self, index: int) -> Image.Image:
+        if index == 30 and multiprocessing.parent_process() is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().load(index)
+
+
+def test_a_killed_worker_is_an_error_at_its_turn(photos: Path) -> None:
+    paths = [path for path in sorted(photos.iterdir()) if path.suffix == ".jpg"] * 3
+    keys = [str(number) for number in range(len(paths))]
+    data = Deadly("deadly", paths, names=TINY_NAMES, labels=None, keys=keys)
+    batches = Stream(data, PREPROCESS, 4, order="sequential", workers=2).batches()
+    with pytest.raises(WorkerError, match=r"was killed.*--workers"):
+        list(batches)
+
+
+PREDICT = """
+import sys
+from pathlib import Path
+from cliquetta.data import loader
+from cliquetta.evaluation import parts
+import cliquetta
+
+loader.PROCESSES_FROM = 1
+parts.PART_ROWS = 64
+done = lambda images, total, skipped: print(images, flush=True)
+cliquetta.predict(sys.argv[1], ["cat", "dog"], method="zero_shot", workers=2, batch_size=32,
+                  out=sys.argv[2], on_progress=done)
+print("finished", flush=True)
+"""
+
+
+@pytest.fixture
+def running(photos: Path, tmp_path: Path) -> Iterator[Any]:
+    """Start a script without a main guard that predicts 600 files; gives it once it is going."""
+    script, many = tmp_path / "script.py", tmp_path / "many"
+    script.write_text(PREDICT)
+    many.mkdir()
+    for number in range(600):
+        os.link(photos / "000.jpg", many / f"{number:04d}.jpg")
+    begun: list[subprocess.Popen[str]] = []
+
+    def start() -> subprocess.Popen[str]:
+        command = [sys.executable, str(script), str(many), str(tmp_path / "out.csv")]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
+        begun.append(process)
+        assert process.stdout is not None
+        list(islice(process.stdout, 6))  # batches that are done
+        return process
+
+    yield start
+    for process in begun:
+        process.kill()
+        process.wait(60)
+
+
+def children(root: int) -> set[int]:
+    """All descendants of a process."""
+    parents: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents.setdefault(int(fields[1]), []).append(int(path.parent.name))
+    found: set[int] = set()
+    waiting = [root]
+    while waiting:
+        waiting += (new := parents.get(waiting.pop(), []))
+        found |= set(new)
+    return found
+
+
+def gone(identities: set[int], within: float = 60.0) -> bool:
+    """Whether processes end."""
+    end = time.monotonic() + within
+    while time.monotonic() < end:
+        left = [pid for pid in identities if Path(f"/proc/{pid}").exists()]
+        if not left:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def rings() -> set[Path]:
+    return set(Path("/dev/shm").iterdir())
+
+
+linux = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="looks into /proc")
+
+
+@linux
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_is_stopped_leaves_no_process_and_no_memory(
+    running: Any, tmp_path: Path, how: signal.Signals
+) -> None:
+    before = rings()
+    process = running()
+    family = children(process.pid)
+    assert len(family) >= 3  # two workers and the server that they were forked from
+    process.send_signal(how)
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert gone(family)
+    assert rings() <= before
+    assert list(parts_folder(tmp_path / "out.csv").glob("*.jsonl"))  # what was finished
+
+
+@linux
+def test_a_run_continues_after_a_worker_was_killed(running: Any, tmp_path: Path) -> None:
+    process = running()
+    (server,) = [
+        pid
+        for pid in children(process.pid)
+        if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes() and children(pid)
+    ]
+    os.kill(min(children(server)), signal.SIGKILL)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "was killed" in errors
+    finished = list(parts_folder(tmp_path / "out.csv").glob("*.jsonl"))
+    assert finished
+    again = running()
+    output, errors = again.communicate(timeout=120)
+    assert again.returncode == 0, errors
+    assert output.rstrip().endswith("finished")
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == 601
+
+
+def in_daemon(photos: Path, answers: Any) -> None:
+    loader.PROCESSES_FROM = 1
+    stream = Stream(folder_dataset(photos, TINY_NAMES), PREPROCESS, 20, workers=2)
+    answers.put(sum(len(batch) for batch, _ in stream))
+
+
+def test_a_daemonic_process_reads_by_threads(photos: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    process = context.Process(target=in_daemon, args=(photos, answers), daemon=True)
+    process.start()
+    assert answers.get(timeout=120) == 87
+    process.join(60)
+
+
+class Unpicklable(FileDataset):
+    """Holds a lock, which no other process can have."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        super().__init__("locked", paths, names=TINY_NAMES, labels=None)
+        self.lock = threading.Lock()
+
+
+def test_what_cannot_be_sent_is_read_by_threads(
+    photos: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    data = Unpicklable(sorted(photos.iterdir()))
+    stream = Stream(data, PREPROCESS, 20, order="sequential", workers=2)
+    assert sum(len(batch) for batch, _ in stream) == 87
+    assert "threads read images" in caplog.text
+
+
+def test_threads_read_where_the_system_grants_no_process(
+    photos: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*given: Any, **more: Any) -> None:
+        raise PermissionError("no semaphores here")
+
+    monkeypatch.setattr(DataLoader, "__iter__", refuse)
+    stream = Stream(folder_dataset(photos, TINY_NAMES), PREPROCESS, 20, workers=2)
+    assert sum(len(batch) for batch, _ in stream) == 87
+    assert "no semaphores here" in caplog.text
+
+
+def test_a_caller_that_stops_early_leaves_no_worker(photos: Path) -> None:
+    stream = Stream(folder_dataset(photos, TINY_NAMES), PREPROCESS, 4, workers=2)
+    batches = stream.batches()
+    next(batches)
+    server = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    own = children(server)
+    assert own
+    batches.close()  # type: ignore[attr-defined]
+    assert gone(own)
+
+
+def squares(number: int) -> tuple[tuple[np.ndarray, ...], int]:
+    return (np.full((number % 3, 2), number), np.arange(number % 2)), number
+
+
+def test_arrays_of_changing_shapes_come_in_order() -> None:
+    rows = map_in_processes(squares, range(50), workers=3, room=100)
+    for number, ((first, second), note) in enumerate(rows):
+        assert note == number
+        assert np.array_equal(first, np.full((number % 3, 2), number))
+        assert np.array_equal(second, np.arange(number % 2))
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, 8),
+        ({"cpu.max": "max 100000"}, 8),
+        ({"cpu.max": "250000 100000"}, 3),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"}, 1),
+        ({"cpu.max": "nonsense"}, 8),
+    ],
+)
+def test_cores_are_those_of_the_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], cores: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert usable_cores(tmp_path) == cores
+
+
+def test_a_gpu_gets_all_cores_and_a_cpu_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "usable_cores", lambda: 12)
+    assert loader.default_workers(torch.device("cuda")) == 12
+    assert loader.default_workers(torch.device("cpu")) == loader.default_workers(None) == 2

@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 
 from cliquetta.atomic import exclusive
 from cliquetta.errors import BusyError, UserError
-from cliquetta.evaluation import parts, reading, resumable
+from cliquetta.evaluation import parts, resumable
 from cliquetta.evaluation.answers import PredictionRun
 from cliquetta.evaluation.bulk import predict
 from cliquetta.evaluation.inference import Predictor
@@ -34,6 +34,7 @@ from cliquetta.methods.registry import create_method
 from cliquetta.methods.zero_shot import ZeroShot
 from cliquetta.model.clip import CLIP
 from cliquetta.types import Batch, Prediction
+from tests._helpers.tolerance import SUM
 from tests._helpers.trees import noise, table_rows
 
 Predict = Callable[..., PredictionRun]
@@ -123,6 +124,7 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_step_to_the_disk_changes_nothing(
     run: Predict, whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,7 +345,7 @@ def test_rows_are_what_the_method_says(photos: Path, tiny_clip: CLIP) -> None:
     read = [row for row in rows if not row["error"]]
     assert [row["path"] for row in read] == [path.as_posix() for path in good]
     found = torch.tensor([[row[f"p_{name}"] for name in NAMES] for row in read])
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(found, expected, atol=SUM, rtol=0)
     assert [row["prediction"] for row in read] == [NAMES[i] for i in expected.argmax(dim=1)]
     assert all(row["probability"] >= row["probability_2"] >= row["probability_3"] for row in read)
 
@@ -422,7 +424,7 @@ def test_rejections_are_those_of_the_method(photos: Path, tiny_clip: CLIP) -> No
     rejections = [prediction.rejection for prediction in found if prediction.rejection is not None]
     scores = torch.cat([one.score for one in rejections]).tolist()
     assert [row["rejected"] for row in rows] == torch.cat([r[1] for r in rejections]).tolist()
-    assert [row["rejection_score"] for row in rows] == pytest.approx(scores, abs=1e-6)
+    assert [row["rejection_score"] for row in rows] == pytest.approx(scores, abs=SUM)
 
 
 def test_a_stopped_run_that_rejects_ends_as_one_that_was_not(
@@ -493,9 +495,8 @@ def test_memory_does_not_grow_with_the_list(
     tiny_clip: CLIP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "PART_ROWS", 256)
-    monkeypatch.setattr(reading, "_SEGMENT", 4)
     monkeypatch.setattr(logging.getLogger("cliquetta"), "disabled", True)  # pytest keeps records
-    monkeypatch.setattr(logging.getLogger("cliquetta.data.stream"), "disabled", True)
+    monkeypatch.setattr(logging.getLogger("cliquetta.evaluation.reading"), "disabled", True)
     peaks = []
     for count in (1_000, 5_000):
         (tmp_path / "list.csv").write_text("".join(listed(count)))
@@ -512,3 +513,8 @@ def test_memory_does_not_grow_with_the_list(
         tracemalloc.stop()
         assert run.skipped == run.images == count
     assert peaks[1] < 1.3 * peaks[0]
+
+
+def test_an_unknown_way_to_decode_is_refused(tiny_clip: CLIP, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="way to decode"):
+        predict(tmp_path, NAMES, model=tiny_clip, decode="quick")  # type: ignore[arg-type]

@@ -23,6 +23,8 @@ from cliquetta.model.clip import CLIP
 from tests._helpers.local_ray import local_ray
 from tests._helpers.trees import noise, table_rows
 
+pytestmark = pytest.mark.slow  # starts Ray
+
 NAMES = ["airplane", "cat", "frog"]
 IMAGES = 46
 Predict = Callable[..., PredictionRun]
@@ -71,7 +73,6 @@ def test_actors_answer_as_shards_do(run: Predict, tmp_path: Path) -> None:
     assert not (tmp_path / "ray.csv.parts").exists()
 
 
-@pytest.mark.slow
 def test_groups_answer_as_each_alone(
     run: Predict, table: Path, tiny_clip: CLIP, tmp_path: Path
 ) -> None:
@@ -114,7 +115,6 @@ def kill_an_actor() -> None:
     raise AssertionError("no actor is running")
 
 
-@pytest.mark.slow
 def test_an_actor_that_is_killed_is_replaced(
     run: Predict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,7 +132,6 @@ def test_an_actor_that_is_killed_is_replaced(
     assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
 
 
-@pytest.mark.slow
 def test_a_run_that_was_stopped_continues(
     run: Predict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,7 +153,6 @@ def test_a_run_that_was_stopped_continues(
     assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
 
 
-@pytest.mark.slow
 def test_what_several_actors_learned_is_one_state(run: Predict, tmp_path: Path) -> None:
     """TDA's caches are those of one actor that saw everything."""
     run("plain.csv", method="tda", state=tmp_path / "plain.safetensors")
@@ -182,7 +180,6 @@ def test_what_cannot_be_run_is_refused_first(run: Predict, tmp_path: Path) -> No
         assert not (tmp_path / "out.csv.parts").exists()
 
 
-@pytest.mark.slow
 def test_bad_input_in_an_actor_ends_the_run_with_its_sentence(
     run: Predict, tiny_clip: CLIP, tmp_path: Path
 ) -> None:

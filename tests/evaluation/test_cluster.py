@@ -24,6 +24,8 @@ from tests._helpers.local_ray import local_ray
 from tests._helpers.perils import PerilousPlace
 from tests._helpers.tiny import build_tiny_clip
 
+pytestmark = pytest.mark.slow  # starts Ray
+
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:

@@ -32,6 +32,7 @@ from cliquetta.evaluation.record import RECORD, Run, find_runs, load_record
 from cliquetta.evaluation.sweep import RunContext, sweep
 from cliquetta.evaluation.tables import TextTable, to_csv, to_latex, to_markdown
 from tests._helpers.tiny import build_tiny_clip
+from tests._helpers.tolerance import DOUBLE, SUM
 
 BASE = RunSpec("bundled", "zero_shot", model="tiny", limit=30, batch_size=10)
 
@@ -60,7 +61,7 @@ def spec(method: str = "zero_shot", **changes: Any) -> RunSpec:
 def test_one_seed_is_mcnemars_exact_test(repaired: int, broken: int) -> None:
     differences = np.array([1] * repaired + [-1] * broken + [0] * 5)
     expected = binomtest(repaired, repaired + broken).pvalue if repaired + broken else 1.0
-    assert sign_flip_p(differences) == pytest.approx(expected, rel=1e-9)
+    assert sign_flip_p(differences) == pytest.approx(expected, rel=DOUBLE)
 
 
 @given(st.lists(st.integers(-3, 3), max_size=9))
@@ -118,7 +119,9 @@ def test_cells_hold_mean_spread_and_gain_over_seeds(made: Any) -> None:
     )
     assert plain.test is None and plain.gain is None
     assert tda.test is not None
-    assert 100 * (tda.test.repaired - tda.test.broken) / 90 == pytest.approx(tda.gain, abs=1e-4)
+    assert 100 * (tda.test.repaired - tda.test.broken) / 90 == pytest.approx(
+        tda.gain, abs=100 * SUM
+    )
 
 
 def test_averages_say_over_how_many_columns(made: Any) -> None:

@@ -23,6 +23,7 @@ from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.streaming import made_up_dataset
 from tests._helpers.teamwork import in_processes
 from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
+from tests._helpers.tolerance import LOGIT
 
 MODEL = build_tiny_clip()
 CELLS = [
@@ -63,7 +64,7 @@ def test_a_grid_of_two_processes_is_that_of_one(tmp_path: Path) -> None:
             assert ours.error == theirs.error
             continue
         assert ours.record.settings == theirs.record.settings
-        assert plain(ours.record) == pytest.approx(plain(theirs.record), abs=1e-4)
+        assert plain(ours.record) == pytest.approx(plain(theirs.record), abs=LOGIT)
 
 
 def scap_run() -> tuple[SCAP, Stream]:
@@ -98,7 +99,7 @@ def test_all_processes_take_a_run_up_at_the_same_batch(tmp_path: Path) -> None:
     assert first == second
     assert first[0] == [3, 4, 5, 6, 7]
     assert first[1].resumed == 1
-    assert plain(first[1]) == pytest.approx(plain(whole), abs=1e-4)
+    assert plain(first[1]) == pytest.approx(plain(whole), abs=LOGIT)
     paths = [tmp_path / name / whole.id / PREDICTIONS for name in ("whole", "broken")]
     lines = [path.read_text().splitlines() for path in paths]
     assert len(lines[0]) == len(lines[1]) == 50

@@ -18,6 +18,7 @@ from cliquetta.model.in_memory import from_model
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.siglip import tiny_siglip
+from tests._helpers.tolerance import SUM
 
 pytest.importorskip("transformers", minversion="5")  # SigLIP with a projection
 
@@ -53,7 +54,7 @@ def test_probabilities_are_the_sigmoids_of_the_original(
         rows = predict(images, method=method, all_probabilities=True, multi_label=least).rows
         for row, probabilities in zip(rows, expected, strict=True):
             found = [row[f"p_{name}"] for name in NAMES]
-            np.testing.assert_allclose(found, probabilities, atol=2e-6)
+            np.testing.assert_allclose(found, probabilities, atol=SUM)
             reached = [n for n, p in zip(NAMES, found, strict=True) if p >= least - 1e-6]
             assert row["labels"].split(";") == sorted(
                 reached, key=lambda name: -row[f"p_{name}"]

@@ -33,6 +33,7 @@ from cliquetta.evaluation.sweep import RunContext, sweep
 from cliquetta.methods.registry import get_method, method_config
 from cliquetta.prompts.catalogue import templates
 from tests._helpers.tiny import build_tiny_clip
+from tests._helpers.tolerance import LOGIT
 
 BASE = RunSpec("", "scap", model="tiny", limit=24, batch_size=12)
 
@@ -180,7 +181,7 @@ def test_nothing_learned_is_zero_shot(context: RunContext) -> None:
     ours, theirs = (load_predictions(context.out / o.record.id) for o in (scap, clip))
     assert ours.keys == theirs.keys
     assert np.array_equal(ours.classes[:, 0], theirs.classes[:, 0])
-    np.testing.assert_allclose(ours.probabilities, theirs.probabilities, rtol=1e-4)
+    np.testing.assert_allclose(ours.probabilities, theirs.probabilities, rtol=LOGIT)
 
 
 def test_lines_put_both_sides_together(context: RunContext) -> None:

@@ -25,6 +25,7 @@ from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
 from cliquetta.model.clip import CLIP
 from cliquetta.types import Batch, Prediction
 from tests._helpers.tiny import build_tiny_clip
+from tests._helpers.tolerance import FEATURE
 
 BASE = RunSpec("bundled", "zero_shot", model="tiny", limit=30, batch_size=10)
 
@@ -141,7 +142,7 @@ def test_held_pixels_change_no_prediction(
         a, b = (load_predictions(tmp_path / n / left.record.id) for n in ("read", "held"))
         assert a.keys == b.keys
         assert np.array_equal(a.labels, b.labels)
-        assert np.allclose(a.probabilities, b.probabilities, atol=1e-5)
+        assert np.allclose(a.probabilities, b.probabilities, atol=FEATURE)
 
 
 def test_datasets_of_several_runs_are_held_where_there_is_room(

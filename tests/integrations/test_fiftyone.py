@@ -9,6 +9,7 @@ from PIL import Image
 from cliquetta.methods.registry import create_method
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
+from tests._helpers.tolerance import FEATURE, SUM
 
 pytest.importorskip("fiftyone")
 
@@ -32,7 +33,7 @@ def test_answers_are_those_of_the_method(tiny_clip: CLIP, tiny_prompts: ClassPro
         best = expected.probabilities.max(dim=1)
         names = [tiny_prompts.names[i] for i in best.indices.tolist()]
         assert [label.label for label in found] == names
-        np.testing.assert_allclose([label.confidence for label in found], best.values, atol=1e-6)
+        np.testing.assert_allclose([label.confidence for label in found], best.values, atol=SUM)
         logits = np.stack([label.logits for label in found])
-        np.testing.assert_allclose(logits, expected.logits, atol=1e-5)
+        np.testing.assert_allclose(logits, expected.logits, atol=FEATURE)
     assert model.predict(images[0]).label in model.classes

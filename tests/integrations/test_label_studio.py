@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.client import Client
 from tests._helpers.serve_setup import CLASSES, Alone, batch_of, live_service
+from tests._helpers.tolerance import FEATURE
 
 pytest.importorskip("label_studio_sdk")
 
@@ -53,7 +54,7 @@ def test_predictions_are_valid_and_those_of_the_method(tmp_path: Path, tiny_clip
         assert interface.validate_prediction(found)
         (choice,) = found["result"][0]["value"]["choices"]
         assert choice == max(by_class, key=by_class.__getitem__)
-        assert found["score"] == pytest.approx(by_class[choice], abs=1e-5)
+        assert found["score"] == pytest.approx(by_class[choice], abs=FEATURE)
 
 
 def test_a_configuration_without_choices_is_refused(tmp_path: Path, tiny_clip: CLIP) -> None:

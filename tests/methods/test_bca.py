@@ -10,6 +10,7 @@ from cliquetta.methods.bca import BCAConfig
 from cliquetta.model.clip import CLIP
 from tests._helpers.clusters import make_clusters
 from tests._helpers.literal_numpy import Array, on_features, softmax, unit
+from tests._helpers.tolerance import FEATURE
 
 LIVELY = BCAConfig(likelihood_count=2, prior_threshold=0.4)
 RESTLESS = BCAConfig(likelihood_count=1, likelihood_threshold=0.0, prior_threshold=0.0)
@@ -47,7 +48,7 @@ def test_a_stream_equals_numpy(tiny_clip: CLIP, config: BCAConfig) -> None:
         restored.load_state_dict(bca.state_dict())
         bca = restored
         parts.append(bca.predict_features(part).probabilities)
-    np.testing.assert_allclose(torch.cat(parts).numpy(), expected, atol=1e-5)
+    np.testing.assert_allclose(torch.cat(parts).numpy(), expected, atol=FEATURE)
     plain = (tiny_clip.scale * features @ text.T).softmax(dim=-1)
     assert np.abs(plain.numpy() - expected).max() > 0.01
 

@@ -19,6 +19,7 @@ from cliquetta.types import Batch
 from tests._helpers.literal_features import cross_entropy, text_feature
 from tests._helpers.separable import TWO, WHOLE, accuracy, make_examples, make_images
 from tests._helpers.tiny import build_tiny_clip
+from tests._helpers.tolerance import ADAPTED, DOUBLE, FEATURE, LOGIT, STEP
 
 FAST = CoCoOpConfig(epochs=8, batch_size=8, lr=0.05, hidden_dim=8, crop_scale=(0.6, 1.0))
 
@@ -54,9 +55,9 @@ def test_logits_and_gradients_are_those_of_the_literal_loop(tiny_prompts: ClassP
     torch.nn.functional.cross_entropy(logits, labels).backward()
     expected = literal_logits(model, tiny_prompts, slow, features)
     cross_entropy(expected, labels).backward()
-    torch.testing.assert_close(logits, expected, atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(logits, expected, atol=STEP, rtol=DOUBLE)
     for name in start:
-        torch.testing.assert_close(fast[name].grad, slow[name].grad, atol=1e-9, rtol=1e-7)
+        torch.testing.assert_close(fast[name].grad, slow[name].grad, atol=STEP, rtol=STEP)
         assert slow[name].grad.abs().max() > 1e-6, name
 
 
@@ -74,7 +75,7 @@ def test_the_first_step_of_a_fit_is_sgd(tiny_clip: CLIP, tiny_prompts: ClassProm
     for name, value in learned.items():
         step = value.grad + config.weight_decay * value.detach()
         expected = value.detach() - 0.1 * step
-        torch.testing.assert_close(fitted[name], expected, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(fitted[name], expected, atol=FEATURE, rtol=LOGIT)
 
 
 def test_few_rows_at_a_time_change_nothing(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> None:
@@ -89,7 +90,7 @@ def test_few_rows_at_a_time_change_nothing(tiny_clip: CLIP, tiny_prompts: ClassP
         for rows in (1, 12, 2048)
     ]
     for answer in answers[:2]:
-        torch.testing.assert_close(answer, answers[2], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(answer, answers[2], atol=LOGIT, rtol=LOGIT)
 
 
 def test_the_context_depends_on_the_image(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> None:
@@ -102,7 +103,7 @@ def test_the_context_depends_on_the_image(tiny_clip: CLIP, tiny_prompts: ClassPr
         create_method("cocoop", tiny_clip, tiny_prompts, fitted=f).predict(images).logits
         for f in (off, fitted)
     )
-    torch.testing.assert_close(without, coop.predict(images).logits, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(without, coop.predict(images).logits, atol=LOGIT, rtol=LOGIT)
     assert (on - without).abs().max() > 0.1
 
 
@@ -117,7 +118,7 @@ def test_fitting_beats_zero_shot_and_other_names_follow(tiny_clip: CLIP, tmp_pat
     features = tiny_clip.encode_image(images, normalize=True)
     expected = literal_logits(tiny_clip, other, fitted, features)
     logits = create_fitted(path, tiny_clip, other).predict(Batch(images)).logits
-    torch.testing.assert_close(logits, expected, atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(logits, expected, atol=ADAPTED, rtol=LOGIT)
 
 
 def test_defaults_are_the_authors() -> None:

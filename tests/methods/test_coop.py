@@ -19,6 +19,7 @@ from cliquetta.types import Batch
 from tests._helpers.literal_features import cross_entropy, text_feature
 from tests._helpers.separable import TWO, WHOLE, accuracy, make_examples, make_images
 from tests._helpers.tiny import build_tiny_clip
+from tests._helpers.tolerance import ADAPTED, DOUBLE, FEATURE, LOGIT, STEP
 
 FAST = CoOpConfig(context_init="a photo of a", epochs=20, lr=0.1, crop_scale=(0.6, 1.0))
 
@@ -65,8 +66,8 @@ def test_logits_and_gradient_are_those_of_the_literal_tower(
     torch.nn.functional.cross_entropy(logits, labels).backward()
     expected = literal_logits(model, tiny_prompts, slow, features, position)
     cross_entropy(expected, labels).backward()
-    torch.testing.assert_close(logits, expected, atol=1e-9, rtol=1e-9)
-    torch.testing.assert_close(fast.grad, slow.grad, atol=1e-9, rtol=1e-7)
+    torch.testing.assert_close(logits, expected, atol=STEP, rtol=DOUBLE)
+    torch.testing.assert_close(fast.grad, slow.grad, atol=STEP, rtol=STEP)
     assert slow.grad.abs().max() > 1e-3
 
 
@@ -88,7 +89,7 @@ def test_the_first_step_of_a_fit_is_sgd_with_weight_decay(
     logits = literal_logits(tiny_clip, tiny_prompts, start, features, "end")
     cross_entropy(logits, examples.labels).backward()
     expected = start.detach() - 0.3 * (start.grad + 0.2 * start.detach())
-    torch.testing.assert_close(fitted, expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(fitted, expected, atol=FEATURE, rtol=LOGIT)
 
 
 def test_words_at_the_start_are_zero_shot(tiny_clip: CLIP) -> None:
@@ -129,7 +130,7 @@ def test_other_class_names_follow_a_shared_context(
     logits = create_fitted(path, tiny_clip, other).predict(Batch(images)).logits
     features = tiny_clip.encode_image(images, normalize=True)
     expected = literal_logits(tiny_clip, other, fitted["context"], features, "end")
-    torch.testing.assert_close(logits, expected, atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(logits, expected, atol=ADAPTED, rtol=LOGIT)
 
 
 def test_class_specific_contexts_follow_their_class_and_no_other(

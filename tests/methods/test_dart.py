@@ -19,6 +19,7 @@ from cliquetta.model.tokenizer import Tokenizer
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
+from tests._helpers.tolerance import ADAPTED, FEATURE, GRADIENT, LOGIT, SUM, sampling
 
 CONFIG = DARTConfig(views=12, selection_fraction=0.25)
 PROMPTS = ClassPrompts(TINY_NAMES)
@@ -86,11 +87,11 @@ def test_the_stream_equals_the_paper_in_plain_autograd(
     logits = adapter.predict(batch).logits
     assert batch.views is not None
     expected = torch.stack([literal.next(views) for views in batch.views])
-    torch.testing.assert_close(logits, expected, atol=1e-3, rtol=0)
+    torch.testing.assert_close(logits, expected, atol=ADAPTED, rtol=0)
     memory = adapter.state_dict()
-    torch.testing.assert_close(memory["kept_context"], literal.kept_text, atol=1e-5, rtol=0)
-    torch.testing.assert_close(memory["kept_visual"], literal.kept_visual, atol=1e-5, rtol=0)
-    torch.testing.assert_close(memory["visual"], literal.visual, atol=1e-4, rtol=0)
+    torch.testing.assert_close(memory["kept_context"], literal.kept_text, atol=FEATURE, rtol=0)
+    torch.testing.assert_close(memory["kept_visual"], literal.kept_visual, atol=FEATURE, rtol=0)
+    torch.testing.assert_close(memory["visual"], literal.visual, atol=LOGIT, rtol=0)
 
 
 def test_gradients_agree_with_finite_differences(batch: Batch) -> None:
@@ -117,9 +118,9 @@ def test_gradients_agree_with_finite_differences(batch: Batch) -> None:
         dc = torch.randn(c.shape, generator=generator, dtype=torch.float64)
         dv = torch.randn(v.shape, generator=generator, dtype=torch.float64)
         slope = (loss(c + h * dc, v) - loss(c - h * dc, v)) / (2 * h)
-        assert (by_context.double() * dc).sum().item() == pytest.approx(slope, rel=2e-3)
+        assert (by_context.double() * dc).sum().item() == pytest.approx(slope, rel=GRADIENT)
         slope = (loss(c, v + h * dv) - loss(c, v - h * dv)) / (2 * h)
-        assert (by_visual.double() * dv).sum().item() == pytest.approx(slope, rel=2e-3)
+        assert (by_visual.double() * dv).sum().item() == pytest.approx(slope, rel=GRADIENT)
 
 
 def test_a_step_lowers_the_loss_and_moves_both_kinds_of_prompts(
@@ -150,7 +151,7 @@ def test_only_the_predicted_class_is_remembered(tiny_clip: CLIP, batch: Batch) -
         assert moved.nonzero().flatten().tolist() == [label]
     share = 1 - torch.exp(-logits.max() / 5000)
     expected = start["kept_visual"][label] + share * (now["visual"] - start["visual"])
-    torch.testing.assert_close(now["kept_visual"][label], expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(now["kept_visual"][label], expected, atol=SUM, rtol=0)
 
 
 def test_what_was_seen_before_changes_the_answer(tiny_clip: CLIP, batch: Batch) -> None:
@@ -167,7 +168,7 @@ def test_switched_off_nothing_moves(tiny_clip: CLIP, batch: Batch) -> None:
     prefix = {1: Prefix(adapter.memory["visual"][None])}
     images = tiny_clip.encode_image(batch.images, prefix=prefix, normalize=True)
     still = tiny_clip.scale * images @ tiny_clip.classifier(PROMPTS).T
-    torch.testing.assert_close(logits, still, atol=1e-3, rtol=0)
+    torch.testing.assert_close(logits, still, atol=ADAPTED, rtol=0)
     learned = DART(tiny_clip, PROMPTS, CONFIG).predict(batch).logits
     assert (learned - still).abs().amax(dim=1).min() > 1e-2
 
@@ -178,7 +179,7 @@ def test_the_start_of_the_visual_prompt_is_seeded_and_uniform(tiny_clip: CLIP) -
     assert torch.equal(starts[0], starts[1])
     assert not torch.equal(starts[0], starts[2])
     assert starts[0].abs().max() <= 1
-    assert starts[0].std().item() == pytest.approx(3**-0.5, rel=0.05)
+    assert starts[0].std().item() == pytest.approx(3**-0.5, rel=sampling(0.45, starts[0].numel()))
 
 
 def test_the_learned_words_are_those_before_the_name_without_underscores(tiny_clip: CLIP) -> None:

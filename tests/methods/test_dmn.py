@@ -16,6 +16,7 @@ from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.clusters import gains_over_text, make_clusters, make_views
+from tests._helpers.tolerance import FEATURE, SUM
 
 Array = npt.NDArray[np.float64]
 
@@ -81,7 +82,7 @@ def test_a_stream_equals_numpy_one_by_one(tiny_clip: CLIP, views: int, config: D
     expected = numpy_dmn(*arrays, tiny_clip.scale, config)
     dmn = build(tiny_clip, text, config)
     parts = [dmn.predict_features(part).probabilities for part in stream.split([80, 1, 29])]
-    np.testing.assert_allclose(torch.cat(parts).numpy(), expected, atol=2e-5)
+    np.testing.assert_allclose(torch.cat(parts).numpy(), expected, atol=FEATURE)
     other = numpy_dmn(*arrays, tiny_clip.scale, config, read_first=True)
     assert np.abs(other - expected).max() > 0.01  # reading before inserting would be told apart
 
@@ -115,7 +116,7 @@ def test_the_plain_view_is_kept_whatever_the_confident_ones(tiny_clip: CLIP) -> 
     dmn.predict_features(make_views(features, 20))
     kept = dmn.memory["keys"][dmn.memory["entropy"].isfinite()]
     distance = torch.cdist(features, kept).amin(dim=1)
-    torch.testing.assert_close(distance, torch.zeros(5), atol=2e-3, rtol=0)
+    torch.testing.assert_close(distance, torch.zeros(5), atol=SUM**0.5, rtol=0)
 
 
 def test_it_beats_zero_shot_where_classes_lie_beside_their_texts(tiny_clip: CLIP) -> None:

@@ -10,6 +10,7 @@ from cliquetta.methods.dota import DOTAConfig
 from cliquetta.model.clip import CLIP
 from tests._helpers.clusters import gains_over_text, make_clusters
 from tests._helpers.literal_numpy import Array, on_features, softmax
+from tests._helpers.tolerance import LOGIT
 
 
 def numpy_dota(batches: list[Array], text: Array, scale: float, config: DOTAConfig) -> Array:
@@ -46,7 +47,7 @@ def test_a_stream_equals_numpy(tiny_clip: CLIP, config: DOTAConfig, sizes: list[
     expected = numpy_dota(arrays, text.double().numpy(), tiny_clip.scale, config)
     dota = on_features(tiny_clip, "dota", text, config)
     ours = torch.cat([dota.predict_features(part).probabilities for part in parts])
-    np.testing.assert_allclose(ours.numpy(), expected, atol=2e-4)
+    np.testing.assert_allclose(ours.numpy(), expected, atol=LOGIT)
     plain = (tiny_clip.scale * features @ text.T).softmax(dim=-1)
     assert np.abs(plain.numpy() - expected).max() > 0.05
 

@@ -10,6 +10,7 @@ from cliquetta.methods.ecalp import ECALP, ECALPConfig
 from cliquetta.model.clip import CLIP
 from tests._helpers.clusters import gains_over_text, make_clusters
 from tests._helpers.literal_numpy import Array, neighbour_graph, on_features, softmax, unit
+from tests._helpers.tolerance import LOGIT
 
 
 def numpy_ecalp(batches: list[Array], text: Array, scale: float, config: ECALPConfig) -> Array:
@@ -60,7 +61,7 @@ def test_a_stream_equals_numpy(tiny_clip: CLIP, config: ECALPConfig, sizes: list
     expected = numpy_ecalp(arrays, text.double().numpy(), tiny_clip.scale, config)
     ecalp = on_features(tiny_clip, "ecalp", text, config)
     ours = torch.cat([ecalp.predict_features(part).probabilities for part in parts])
-    np.testing.assert_allclose(ours.numpy(), expected, atol=1e-4)
+    np.testing.assert_allclose(ours.numpy(), expected, atol=LOGIT)
 
 
 def test_empty_places_of_the_memory_change_nothing(tiny_clip: CLIP) -> None:

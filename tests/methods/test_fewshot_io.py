@@ -38,6 +38,7 @@ from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.separable import TWO, WHOLE, make_examples, make_images
 from tests._helpers.tiny import build_tiny_clip
+from tests._helpers.tolerance import ADAPTED, FEATURE, LOGIT
 
 SHORT = CoOpConfig(context_length=3, epochs=2)
 
@@ -149,7 +150,7 @@ def test_the_loop_is_torch_sgd_with_momentum(tiny_clip: CLIP) -> None:
     for rate in (0.3, 0.1, 0.05 * (1 + math.cos(math.pi / 3))):
         velocity = 0.5 * velocity + x + 0.2 * x
         x = x - rate * velocity
-    np.testing.assert_allclose(found, x, rtol=1e-5)
+    np.testing.assert_allclose(found, x, rtol=FEATURE)
     assert [(s.step, s.steps, s.epoch) for s in steps] == [(1, 3, 0), (2, 3, 1), (3, 3, 2)]
     assert steps[0].loss == pytest.approx(2.5)
 
@@ -174,7 +175,7 @@ def test_a_pool_of_whole_images_fits_as_fresh_ones_do(tiny_clip: CLIP, name: str
         for pool in (None, 3)
     )
     for key, value in fresh.items():
-        torch.testing.assert_close(pooled[key], value, atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(pooled[key], value, atol=LOGIT, rtol=ADAPTED)
     moved = fresh["context"] - tiny_clip.context("a photo of a")
     assert moved.abs().max() > 1e-3
 
@@ -192,7 +193,7 @@ def test_a_pool_is_encoded_once_and_every_image_gets_crops_of_its_own(
     rows, generator, seen = np.array([4, 0, 3]), np.random.default_rng(0), set()
     for _ in range(40):
         far = (draw(rows, generator)[:, None] - pool[rows]).abs().amax(dim=-1)
-        assert far.amin(dim=1).max() < 1e-5
+        assert far.amin(dim=1).max() < FEATURE
         seen |= set(enumerate(far.argmin(dim=1).tolist()))
     assert len(seen) == 3 * 5
 

@@ -19,6 +19,7 @@ from cliquetta.types import Batch
 from tests._helpers.literal_features import cross_entropy, image_feature, text_feature
 from tests._helpers.separable import TWO, WHOLE, accuracy, make_examples, make_images
 from tests._helpers.tiny import build_tiny_clip
+from tests._helpers.tolerance import ADAPTED, DOUBLE, FEATURE, LOGIT, STEP
 
 FAST = MaPLeConfig(epochs=10, lr=0.05, batch_size=8, crop_scale=(0.6, 1.0))
 
@@ -59,9 +60,9 @@ def test_logits_and_gradients_are_those_of_the_literal_towers(
     torch.nn.functional.cross_entropy(logits, labels).backward()
     expected = literal_logits(model, tiny_prompts, slow, images.double())
     cross_entropy(expected, labels).backward()
-    torch.testing.assert_close(logits, expected, atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(logits, expected, atol=STEP, rtol=DOUBLE)
     for name in (name for name, value in start.items() if value.numel()):
-        torch.testing.assert_close(fast[name].grad, slow[name].grad, atol=1e-9, rtol=1e-7)
+        torch.testing.assert_close(fast[name].grad, slow[name].grad, atol=STEP, rtol=STEP)
         assert slow[name].grad.abs().max() > 1e-4, name
 
 
@@ -75,7 +76,9 @@ def test_the_first_step_of_a_fit_is_sgd(tiny_clip: CLIP, tiny_prompts: ClassProm
     cross_entropy(logits, examples.labels).backward()
     for name, value in learned.items():
         step = value.grad + config.weight_decay * value.detach()
-        torch.testing.assert_close(fitted[name], value.detach() - 0.1 * step, atol=1e-5, rtol=1e-3)
+        torch.testing.assert_close(
+            fitted[name], value.detach() - 0.1 * step, atol=FEATURE, rtol=ADAPTED
+        )
 
 
 def test_fitting_beats_zero_shot_and_other_names_follow(tiny_clip: CLIP, tmp_path: Path) -> None:
@@ -88,7 +91,7 @@ def test_fitting_beats_zero_shot_and_other_names_follow(tiny_clip: CLIP, tmp_pat
     images = make_images(2, seed=0)[0]
     expected = literal_logits(tiny_clip, other, fitted, images)
     logits = create_fitted(path, tiny_clip, other).predict(Batch(images)).logits
-    torch.testing.assert_close(logits, expected, atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(logits, expected, atol=ADAPTED, rtol=LOGIT)
 
 
 def test_tokens_stay_in_float32_beside_half_precision_weights(tiny_prompts: ClassPrompts) -> None:

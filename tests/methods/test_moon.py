@@ -10,6 +10,7 @@ from cliquetta.methods.moon import LONGEST, SHORTEST, MOONConfig, shrunk_means, 
 from cliquetta.model.clip import CLIP
 from tests._helpers.clusters import make_clusters
 from tests._helpers.literal_numpy import Array, neighbour_graph, on_features, softmax, unit
+from tests._helpers.tolerance import STEP
 
 
 def numpy_moon(f: Array, prior: Array, text: Array, config: MOONConfig) -> Array:
@@ -55,7 +56,7 @@ def test_a_batch_equals_numpy(images: int, config: MOONConfig) -> None:
     prior = (10 * features @ text.T).softmax(dim=-1)
     expected = numpy_moon(features.numpy(), prior.numpy(), text.numpy(), config)
     ours = transduce(features, prior.log(), text, config).exp()
-    np.testing.assert_allclose(ours.numpy(), expected, atol=1e-8)
+    np.testing.assert_allclose(ours.numpy(), expected, atol=STEP)
     assert np.abs(expected - prior.numpy()).max() > 0.02
 
 

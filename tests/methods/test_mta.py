@@ -15,6 +15,7 @@ from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
+from tests._helpers.tolerance import ADAPTED, FEATURE
 
 Array = npt.NDArray[np.float64]
 
@@ -77,8 +78,8 @@ def test_all_images_at_once_equal_numpy_one_by_one(config: MTAConfig) -> None:
             features[b].double().numpy(), probabilities[b].double().numpy(), config
         )
         counts.add(count)
-        np.testing.assert_allclose(modes[b].numpy(), mode, atol=2e-5)
-        np.testing.assert_allclose(inlierness[b].numpy(), y, atol=2e-5)
+        np.testing.assert_allclose(modes[b].numpy(), mode, atol=FEATURE)
+        np.testing.assert_allclose(inlierness[b].numpy(), y, atol=FEATURE)
     if config.tolerance == 2e-2:
         assert len(counts) > 1  # otherwise the masks were not put to the test
 
@@ -97,7 +98,7 @@ def test_the_adapter_scores_the_mode(
         z = tiny_clip.scale * f @ text.T
         s = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
         mode, _, _ = numpy_mta(f, s, adapter.config)
-        np.testing.assert_allclose(logits[b], tiny_clip.scale * text @ mode, atol=1e-3)
+        np.testing.assert_allclose(logits[b], tiny_clip.scale * text @ mode, atol=ADAPTED)
 
 
 def test_views_of_something_else_are_weighed_down() -> None:
@@ -125,7 +126,7 @@ def test_views_change_the_answer_and_equal_views_do_not(
     for count in (1, 2, 12):
         same = batch.images[:, None].expand(-1, count, -1, -1, -1)
         still = adapter.predict(Batch(batch.images, batch.keys, same)).logits
-        torch.testing.assert_close(still, plain, atol=1e-3, rtol=0)
+        torch.testing.assert_close(still, plain, atol=ADAPTED, rtol=0)
 
 
 def test_it_needs_no_text_tower(tiny_images: Tensor) -> None:

@@ -10,6 +10,7 @@ from cliquetta.methods.oga import OGAConfig, cache_means, ridge_covariance
 from cliquetta.model.clip import CLIP
 from tests._helpers.clusters import gains_over_text, make_clusters
 from tests._helpers.literal_numpy import Array, on_features, softmax
+from tests._helpers.tolerance import ADAPTED, FEATURE, LOGIT
 
 
 def numpy_oga(batches: list[Array], text: Array, scale: float, config: OGAConfig) -> Array:
@@ -48,7 +49,7 @@ def test_a_stream_equals_numpy(tiny_clip: CLIP, config: OGAConfig) -> None:
     expected = numpy_oga(arrays, text.double().numpy(), tiny_clip.scale, config)
     oga = on_features(tiny_clip, "oga", text, config)
     ours = torch.cat([oga.predict_features(part).probabilities for part in parts])
-    np.testing.assert_allclose(ours.numpy(), expected, atol=2e-4)
+    np.testing.assert_allclose(ours.numpy(), expected, atol=LOGIT)
     plain = (tiny_clip.scale * features @ text.T).softmax(dim=-1)
     assert np.abs(plain.numpy() - expected).max() > 0.02
 
@@ -61,7 +62,7 @@ def test_a_full_cache_is_inverted_without_shrinkage() -> None:
     means = cache_means(keys, filled, torch.zeros(5, 6, dtype=torch.float64))
     rest = np.concatenate([(keys[k][filled[k]] - means[k]).numpy() for k in range(5)])
     ours = ridge_covariance(keys, filled, means).numpy()
-    np.testing.assert_allclose(ours, np.cov(rest.T), rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(ours, np.cov(rest.T), rtol=ADAPTED, atol=FEATURE)
 
 
 def test_equal_images_leave_no_spread_to_divide_by(tiny_clip: CLIP) -> None:

@@ -15,6 +15,7 @@ from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.clusters import make_clusters
 from tests._helpers.literal_numpy import Array, on_features, softmax, unit
+from tests._helpers.tolerance import LOGIT, STEP, SUM
 
 
 def numpy_onzeta(stream: Array, text: Array, scale: float, config: OnZetaConfig) -> Array:
@@ -44,7 +45,7 @@ def test_a_stream_equals_numpy(tiny_clip: CLIP, config: OnZetaConfig) -> None:
     )
     adapter = on_features(tiny_clip, "onzeta", text, config)
     parts = [adapter.predict_features(part).probabilities for part in features.split([30, 1, 19])]
-    np.testing.assert_allclose(torch.cat(parts).numpy(), expected, atol=1e-4)
+    np.testing.assert_allclose(torch.cat(parts).numpy(), expected, atol=LOGIT)
     plain = (tiny_clip.scale * features @ text.T).softmax(dim=-1)
     assert np.abs(plain.numpy() - expected).max() > 0.1
 
@@ -55,7 +56,7 @@ def test_groups_change_nothing(name: str, tiny_clip: CLIP, monkeypatch: pytest.M
     whole = on_features(tiny_clip, name, text).predict_features(features).logits
     monkeypatch.setattr(feature_level, "GROUP", 7)
     parts = on_features(tiny_clip, name, text).predict_features(features).logits
-    torch.testing.assert_close(parts, whole, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(parts, whole, atol=LOGIT, rtol=LOGIT)
 
 
 def test_a_class_that_gets_less_than_its_share_gains_weight() -> None:
@@ -64,9 +65,9 @@ def test_a_class_that_gets_less_than_its_share_gains_weight() -> None:
     second = first * np.exp(dual) / (first * np.exp(dual)).sum()
     logits, lrs = torch.from_numpy(np.log([first, first])), torch.tensor([0.5, 0.1]).double()
     labels, after = balanced_labels(logits, torch.zeros(4).double(), lrs, 1.0)
-    np.testing.assert_allclose(labels, [first, second], rtol=1e-6)
+    np.testing.assert_allclose(labels, [first, second], rtol=SUM)
     expected = np.maximum(dual - 0.1 * (second - 0.25), 0)
-    np.testing.assert_allclose(after, expected, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(after, expected, rtol=SUM, atol=STEP)
 
 
 def test_rows_of_zeros_are_no_images(tiny_clip: CLIP) -> None:

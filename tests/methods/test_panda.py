@@ -19,6 +19,7 @@ from tests._helpers.live_layernorms import (
     open_norms,
     unit_rows,
 )
+from tests._helpers.tolerance import LOGIT
 
 
 def cells(image: Tensor, size: int) -> list[bytes]:
@@ -91,7 +92,7 @@ def test_without_offset_it_is_the_method_alone(
     views = tiny_images[:, None].expand(-1, 3, -1, -1, -1) if options else None
     batch = Batch(tiny_images, tuple("abcdefghij"), views)
     alone = create_method(method, tiny_clip, tiny_prompts, panda.inner.config).predict(batch)
-    torch.testing.assert_close(panda.predict(batch).logits, alone.logits, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(panda.predict(batch).logits, alone.logits, atol=LOGIT, rtol=LOGIT)
     assert panda.views == panda.inner.views
 
 

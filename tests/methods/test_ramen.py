@@ -10,6 +10,7 @@ from cliquetta.methods.ramen import Ramen, RamenConfig
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.live_layernorms import double_clip, flat, open_norms, unit_rows
+from tests._helpers.tolerance import LOGIT
 
 
 def literal_ramen(images: Tensor, prompts: ClassPrompts, config: RamenConfig) -> Tensor:
@@ -60,7 +61,7 @@ def test_a_stream_equals_one_image_at_a_time(
     expected = literal_ramen(images, tiny_prompts, config)
     ramen = Ramen(double_clip(), tiny_prompts, config)
     ours = torch.cat([ramen.predict(Batch(part)).logits for part in images.split(sizes)])
-    torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(ours, expected, atol=LOGIT, rtol=LOGIT)
     plain = ramen.logits(ramen.tower.start, images).float()
     assert not torch.allclose(ours, plain, atol=1e-3)
 

@@ -30,6 +30,7 @@ from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.report.results_pages import methods_page
 from cliquetta.types import Prediction
 from docs import hooks
+from tests._helpers.tolerance import LOGIT
 from tests.contract.test_contract import every_method
 
 MODULE = """
@@ -82,7 +83,7 @@ def test_a_plug_in_is_a_method_like_ours(
     config = method_config("made_up", options={"factor": "3"})
     found = create_method("made_up", tiny_clip, tiny_prompts, config).predict(tiny_images)
     plain = create_method("zero_shot", tiny_clip, tiny_prompts).predict(tiny_images)
-    assert found.logits.allclose(3 * plain.logits, atol=1e-4)
+    assert found.logits.allclose(3 * plain.logits, atol=LOGIT)
 
 
 def test_one_file_enters_a_method_everywhere(install: Path) -> None:

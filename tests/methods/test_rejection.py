@@ -28,6 +28,7 @@ from cliquetta.methods.registry import create_method
 from cliquetta.model.clip import CLIP
 from cliquetta.types import Prediction
 from tests._helpers.scenes import NAMES, build_model, make_batches
+from tests._helpers.tolerance import FEATURE
 
 METHODS = ("zero_shot", "tent", "tda", "domain_norm")
 
@@ -77,7 +78,7 @@ def test_the_left_out_score_is_that_of_a_list_without_the_answer() -> None:
         weights = [math.exp(value / SOFTENING) for value in rest]
         shares = [weight / sum(weights) for weight in weights]
         by_hand = -sum(p * math.log(p) for p in shares) / math.log(4)
-        assert float(found) == pytest.approx(by_hand, abs=1e-5)
+        assert float(found) == pytest.approx(by_hand, abs=FEATURE)
 
 
 def test_the_limit_by_hand() -> None:
@@ -185,7 +186,9 @@ def test_joined_windows_hold_all_scores_or_evenly_spaced_ones() -> None:
     many = [torch.rand(WINDOW, generator=generator), 0.5 * torch.rand(WINDOW, generator=generator)]
     for share in (0.25, 0.5, 0.75):
         exact = float(torch.cat(many).quantile(1 - share))
-        assert float(rejection_limit(merge_windows(many), share)) == pytest.approx(exact, abs=5e-3)
+        assert float(rejection_limit(merge_windows(many), share)) == pytest.approx(
+            exact, abs=4 / WINDOW
+        )
     assert not merge_windows([empty_window()] * 2).isfinite().any()
 
 

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from cliquetta.atomic import write_atomically
+from cliquetta.errors import UserError
 from cliquetta.methods._shared.state import (
     StateMismatchError,
     load_state,
     pack_state,
     read_header,
+    restore_method,
     save_state,
     unpack_state,
 )
 from cliquetta.methods.base import Adapter, BatchDependence
+from cliquetta.methods.registry import create_method
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.tensor_file import pack_raw
 from cliquetta.types import Batch, Prediction
 from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
 
@@ -158,3 +164,40 @@ def test_a_crash_while_writing_leaves_the_old_file(
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
     write_atomically(path, b"new")
     assert path.read_bytes() == b"new"
+
+
+def _hollow(path: Path, header: dict[str, str], size: int) -> None:
+    """A file with a readable header whose one tensor, of ``size`` bytes, is a hole."""
+    entry = {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}
+    text = json.dumps({"__metadata__": header, "memory.norms.values": entry}).encode()
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + size)
+
+
+def test_a_file_larger_than_the_memory_is_refused_before_it_is_read(
+    tmp_path: Path, tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter, path = create_method("tent", tiny_clip, TINY_NAMES), tmp_path / "state.safetensors"
+    save_state(adapter, path)
+    with safe_open(path, framework="pt") as file:
+        header = file.metadata()
+    _hollow(path, header, 6 * 10**9)
+    monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail("it was read"))
+    for read in (lambda: load_state(adapter, path), lambda: restore_method(path, tiny_clip)):
+        with pytest.raises(UserError, match="6,000,"):
+            read()
+
+
+def test_notes_nested_too_deeply_are_refused_by_every_reader(
+    tmp_path: Path, tiny_clip: CLIP
+) -> None:
+    adapter, path = create_method("tent", tiny_clip, TINY_NAMES), tmp_path / "state.safetensors"
+    save_state(adapter, path)
+    with safe_open(path, framework="pt") as file:
+        header = {**file.metadata(), "notes": "[" * 100_000 + "]" * 100_000}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    path.write_bytes(pack_raw(tensors, header))
+    for read in (lambda: load_state(adapter, path), lambda: restore_method(path, tiny_clip)):
+        with pytest.raises(UserError, match="not a readable state file"):
+            read()

@@ -20,6 +20,7 @@ from tests._helpers.live_layernorms import (
     open_norms,
     unit_rows,
 )
+from tests._helpers.tolerance import DOUBLE, FEATURE, LOGIT, SUM
 
 
 def random_products(rows: int, seed: int) -> Tensor:
@@ -34,7 +35,7 @@ def test_the_distance_is_that_of_principal_angles() -> None:
     cosines = torch.linalg.svdvals(basis @ top_eigenvectors(products, 3).T)
     torch.testing.assert_close(ours, (1 - cosines**2).sum())
     same, _ = chordal_distance(products, top_eigenvectors(products, 3))
-    assert abs(float(same)) < 1e-12
+    assert abs(float(same)) < DOUBLE
 
 
 def test_its_gradient_is_that_of_finite_differences() -> None:
@@ -43,7 +44,7 @@ def test_its_gradient_is_that_of_finite_differences() -> None:
     way = random_products(4, 4)
     ends = [chordal_distance(products + s * way, basis)[0] for s in (1e-6, -1e-6)]
     slope = float(ends[0] - ends[1]) / 2e-6
-    assert slope == pytest.approx(float((gradient * way).sum()), rel=1e-5)
+    assert slope == pytest.approx(float((gradient * way).sum()), rel=FEATURE)
 
 
 @pytest.mark.parametrize("objective", ["batclip", "tent"])
@@ -68,14 +69,14 @@ def test_a_stream_equals_two_steps_per_batch(
         features = live.encode_image(images) @ basis.T @ basis
         logits = live.scale * unit_rows(features) @ text.T
         answer = subtta.predict(Batch(images)).logits
-        torch.testing.assert_close(answer, logits.detach().float(), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(answer, logits.detach().float(), atol=LOGIT, rtol=LOGIT)
         optimiser.zero_grad()
         if objective == "tent":
             literal_entropy(logits).backward()
         else:
             batclip_loss(logits, features, text).backward()
         optimiser.step()
-    torch.testing.assert_close(subtta.memory["norms.values"], flat(norms), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(subtta.memory["norms.values"], flat(norms), atol=SUM, rtol=SUM)
 
 
 def test_alignment_brings_the_spans_together(

@@ -18,6 +18,7 @@ from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.clusters import gains_over_text, make_clusters, make_views
+from tests._helpers.tolerance import LOGIT
 
 Array = npt.NDArray[np.float64]
 
@@ -97,13 +98,13 @@ def test_a_stream_equals_numpy_one_by_one(tiny_clip: CLIP, views: int, config: T
     )
     tda = build(tiny_clip, text, config)
     parts = [tda.predict_features(part).logits for part in stream.split([50, 1, 30, 39])]
-    np.testing.assert_allclose(torch.cat(parts).numpy(), expected, atol=2e-4)
+    np.testing.assert_allclose(torch.cat(parts).numpy(), expected, atol=LOGIT)
     assert any(negative.values()), "the negative cache was never asked"
     for name, lists in (("positive", positive), ("negative", negative)):
         kept = tda.memory[f"{name}.entropy"]
         for c in range(len(text)):
             wanted = [entry[1] for entry in lists.get(c, [])]
-            np.testing.assert_allclose(kept[c][: len(wanted)].numpy(), wanted, rtol=1e-4)
+            np.testing.assert_allclose(kept[c][: len(wanted)].numpy(), wanted, rtol=LOGIT)
             assert kept[c][len(wanted) :].isinf().all()
 
 

@@ -21,6 +21,7 @@ from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.separable import TWO, WHOLE, accuracy, make_examples, make_images
+from tests._helpers.tolerance import FEATURE, LOGIT
 
 Array = np.ndarray
 
@@ -56,7 +57,7 @@ def test_keys_are_unit_means_of_raw_features(tiny_clip: CLIP) -> None:
         rows, tiny_clip, np.random.default_rng(5), scale=config.crop_scale, count=6
     )
     raw = np.stack([tiny_clip.encode_image(views).numpy() for views in crops])
-    np.testing.assert_allclose(keys, l2_normalize(raw.mean(axis=1)), atol=1e-5)
+    np.testing.assert_allclose(keys, l2_normalize(raw.mean(axis=1)), atol=FEATURE)
     assert np.abs(keys - l2_normalize(l2_normalize(raw).mean(axis=1))).max() > 1e-3
 
 
@@ -75,7 +76,7 @@ def test_logits_are_those_of_plain_numpy(tiny_clip: CLIP, tiny_prompts: ClassPro
         2.5,
         3.5,
     )
-    np.testing.assert_allclose(adapter.predict(Batch(images)).logits, expected, atol=1e-4)
+    np.testing.assert_allclose(adapter.predict(Batch(images)).logits, expected, atol=LOGIT)
 
 
 def test_the_first_step_of_the_keys_is_adamw_by_hand(tiny_clip: CLIP) -> None:
@@ -90,7 +91,7 @@ def test_the_first_step_of_the_keys_is_adamw_by_hand(tiny_clip: CLIP) -> None:
     A = np.exp(-2.0 * (1 - f @ f.T))
     gradient = 3.0 * 2.0 * (A * G[:, y]).T @ f
     expected = f * (1 - 0.01 * 0.01) - 0.01 * gradient / (np.abs(gradient) + 1e-4)
-    np.testing.assert_allclose(fitted, expected, atol=1e-4)
+    np.testing.assert_allclose(fitted, expected, atol=LOGIT)
     assert np.abs(fitted - f).max() > 5e-3
 
 

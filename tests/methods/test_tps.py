@@ -11,6 +11,7 @@ from cliquetta.methods.tps import TPSConfig
 from cliquetta.model.clip import CLIP
 from tests._helpers.clusters import make_clusters, make_views
 from tests._helpers.literal_numpy import on_features
+from tests._helpers.tolerance import LOGIT
 
 
 def literal_tps(views: Tensor, text: Tensor, scale: float, config: TPSConfig) -> Tensor:
@@ -38,7 +39,7 @@ def test_every_image_equals_torch(tiny_clip: CLIP, config: TPSConfig) -> None:
     views = make_views(features.float(), 30).double()
     expected = torch.stack([literal_tps(v, text, tiny_clip.scale, config) for v in views])
     answer = on_features(tiny_clip, "tps", text, config).predict_features(views).logits
-    torch.testing.assert_close(answer, expected.float(), atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(answer, expected.float(), atol=LOGIT, rtol=LOGIT)
     plain = (tiny_clip.scale * features @ text.T).float()
     assert not torch.allclose(answer, plain, atol=0.02)
 

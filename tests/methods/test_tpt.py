@@ -18,6 +18,7 @@ from cliquetta.model.clip import CLIP, encode_views
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
+from tests._helpers.tolerance import FEATURE, GRADIENT, LOGIT, SUM
 
 CONFIG = TPTConfig(views=20, selection_fraction=0.25)
 ONE = ClassPrompts((*TINY_NAMES, "polar bear in the snow"))
@@ -66,7 +67,7 @@ def test_many_images_at_once_equal_the_paper_one_at_a_time(
     logits = TPT(tiny_clip, prompts, config).predict(batch).logits
     assert batch.views is not None
     expected = torch.stack([literal_tpt(tiny_clip, prompts, v, config)[0] for v in batch.views])
-    torch.testing.assert_close(logits, expected, atol=2e-4, rtol=0)
+    torch.testing.assert_close(logits, expected, atol=LOGIT, rtol=0)
 
 
 def test_every_image_has_its_own_gradient(tiny_clip: CLIP, batch: Batch) -> None:
@@ -79,8 +80,8 @@ def test_every_image_has_its_own_gradient(tiny_clip: CLIP, batch: Batch) -> None
         leaf = tiny_clip.context("a photo of a").requires_grad_()
         loss = literal_loss(tiny_clip, ONE, features[b], leaf)
         (gradient,) = torch.autograd.grad(loss, leaf)
-        assert losses[b].item() == pytest.approx(loss.item(), rel=1e-5)
-        torch.testing.assert_close(gradients[b], gradient, atol=1e-6, rtol=1e-4)
+        assert losses[b].item() == pytest.approx(loss.item(), rel=FEATURE)
+        torch.testing.assert_close(gradients[b], gradient, atol=SUM, rtol=LOGIT)
 
 
 def test_gradient_agrees_with_finite_differences(tiny_clip: CLIP, batch: Batch) -> None:
@@ -102,7 +103,7 @@ def test_gradient_agrees_with_finite_differences(tiny_clip: CLIP, batch: Batch) 
         direction = torch.randn(context.shape[1:], generator=generator, dtype=torch.float64)
         start, h = context[0].double(), 1e-5
         slope = (loss(start + h * direction) - loss(start - h * direction)) / (2 * h)
-        assert (gradient[0].double() * direction).sum().item() == pytest.approx(slope, rel=1e-3)
+        assert (gradient[0].double() * direction).sum().item() == pytest.approx(slope, rel=GRADIENT)
 
 
 def test_one_step_moves_every_coordinate_by_the_rate(tiny_clip: CLIP, batch: Batch) -> None:
@@ -134,7 +135,7 @@ def test_without_learning_it_is_zero_shot_and_with_it_is_not(
     plain = ZeroShot(tiny_clip, tiny_prompts, ZeroShotConfig()).predict(batch).logits
     still = TPT(tiny_clip, tiny_prompts, TPTConfig(lr=0.0)).predict(batch).logits
     learned = TPT(tiny_clip, tiny_prompts, TPTConfig()).predict(batch).logits
-    torch.testing.assert_close(still, plain, atol=1e-4, rtol=0)
+    torch.testing.assert_close(still, plain, atol=LOGIT, rtol=0)
     assert (learned - plain).abs().amax(dim=1).min() > 1e-2
 
 

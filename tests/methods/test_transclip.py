@@ -14,6 +14,7 @@ from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.clusters import gains_over_text, make_clusters
+from tests._helpers.tolerance import STEP
 
 Array = npt.NDArray[np.float64]
 
@@ -79,7 +80,7 @@ def test_a_batch_equals_numpy(images: int, config: TransCLIPConfig) -> None:
     prior = (10 * features @ text.T).softmax(dim=-1)
     expected = numpy_transclip(features.numpy(), prior.numpy(), config)
     ours = transduce(features, prior.log(), config).exp()
-    np.testing.assert_allclose(ours.numpy(), expected, atol=1e-9)
+    np.testing.assert_allclose(ours.numpy(), expected, atol=STEP)
     assert np.abs(expected - prior.numpy()).max() > 0.02
 
 

@@ -23,6 +23,7 @@ from cliquetta.methods._shared.views import (
 )
 from cliquetta.model.clip import CLIP, encode_views
 from cliquetta.types import Batch, ViewSpec
+from tests._helpers.tolerance import FEATURE, SUM
 
 
 @pytest.fixture
@@ -32,13 +33,13 @@ def logits() -> Tensor:
 
 def test_entropy_is_scipys(logits: Tensor) -> None:
     expected = scipy.stats.entropy(softmax(logits.double().numpy(), axis=-1), axis=-1)
-    np.testing.assert_allclose(entropy(logits).numpy(), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(entropy(logits).numpy(), expected, rtol=FEATURE, atol=SUM)
 
 
 def test_marginal_entropy_is_that_of_the_mean_probabilities(logits: Tensor) -> None:
     mean = softmax(logits.double().numpy(), axis=-1).mean(axis=1)
     expected = scipy.stats.entropy(mean, axis=-1)
-    np.testing.assert_allclose(marginal_entropy(logits).numpy(), expected, rtol=1e-5)
+    np.testing.assert_allclose(marginal_entropy(logits).numpy(), expected, rtol=FEATURE)
 
 
 def test_marginal_entropy_of_sure_views_is_that_of_their_votes() -> None:
@@ -89,7 +90,7 @@ def test_views_of_many_images_are_encoded_together_in_bounded_parts(
 
     monkeypatch.setattr(tiny_clip, "encode_image", spy)
     features = encode_views(tiny_clip, views, chunk=chunk)
-    torch.testing.assert_close(features, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(features, expected, atol=FEATURE, rtol=0)
     assert sum(seen) == 15
     assert max(seen) == min(chunk, 15)
 

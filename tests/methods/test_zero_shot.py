@@ -12,6 +12,7 @@ from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.tiny import TINY_NAMES
+from tests._helpers.tolerance import LOGIT
 
 TEMPLATES = ("a photo of a {}.", "a sketch of a {}.", "{}")
 
@@ -28,7 +29,7 @@ def test_logits_are_scaled_cosines(
             texts = tiny_clip.encode_text([t.replace("{}", name) for t in templates]).double()
             mean = torch.stack([text / text.norm() for text in texts]).mean(dim=0)
             cosine = image @ mean / image.norm() / mean.norm()
-            assert logits[row, column] == pytest.approx(tiny_clip.scale * float(cosine), abs=1e-4)
+            assert logits[row, column] == pytest.approx(tiny_clip.scale * float(cosine), abs=LOGIT)
 
 
 def test_temperature_changes_confidence_only(

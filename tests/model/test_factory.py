@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import http.server
 import json
+import os
 import re
+import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -431,3 +434,24 @@ def test_the_cache_of_openais_package_is_used(sources: Any, home: Any, tmp_path:
     place.write_bytes(files["/ViT-B-16.pt"][:-1000])  # a download that was cut off
     with pytest.raises(DownloadError, match="not in a cache"):
         create_model("ViT-B/16", cache_dir=tmp_path / "cache", offline=True)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_half_precision_that_the_cpu_lacks_is_warned_of(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(factory, "computes_in", lambda kind: kind is torch.float32)
+    with pytest.warns(UserWarning, match=r"no b?float16 arithmetic .* use --dtype fp32"):
+        create_model("micro", dtype=dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        create_model("micro")
+
+
+def test_half_precision_of_a_cpu_limited_to_avx2() -> None:
+    """In a process of its own: torch asks for the instructions once."""
+    program = "import torch; from cliquetta.model.factory import computes_in as c; "
+    program += "print(c(torch.float32), c(torch.bfloat16), c(torch.float16))"
+    limited = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+    done = subprocess.run([sys.executable, "-c", program], env=limited, capture_output=True)
+    assert done.stdout.decode().split() == ["True", "False", "False"], done.stderr.decode()

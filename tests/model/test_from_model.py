@@ -26,6 +26,7 @@ from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.openai_module import OpenAIModule
 from tests._helpers.siglip import randomise, tiny_siglip, word_tokenizer
+from tests._helpers.tolerance import FEATURE, LOGIT, SUM
 
 pytest.importorskip("transformers", minversion="5")
 
@@ -78,7 +79,7 @@ def test_a_clip_model_becomes_ours(pixels: Tensor) -> None:
     wanted = theirs(input_ids=ids, pixel_values=pixels).logits_per_image
     found = create_method("zero_shot", ours, PROMPTS).predict(Batch(pixels)).logits
     assert wanted.std() > 0.01
-    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(found, wanted, atol=LOGIT, rtol=FEATURE)
 
 
 def test_weights_are_shared_and_theirs_stay_trainable() -> None:
@@ -109,7 +110,7 @@ def test_a_siglip_becomes_ours(pixels: Tensor, words: Any) -> None:
     wanted = theirs(input_ids=rows, pixel_values=pixels).logits_per_image
     found = create_method("zero_shot", ours, PROMPTS).predict(Batch(pixels)).logits
     assert wanted.std() > 0.01
-    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(found, wanted, atol=LOGIT, rtol=FEATURE)
     assert ours.preprocess.resize == "squash"
 
 
@@ -147,7 +148,7 @@ def test_openais_module_becomes_ours(pixels: Tensor) -> None:
     ours = no_warning(from_model, theirs)
     assert not ours.is_wrapped and ours.config.vision.activation == "quick_gelu"
     torch.testing.assert_close(
-        ours.encode_image(pixels), theirs.visual(pixels), atol=1e-5, rtol=1e-5
+        ours.encode_image(pixels), theirs.visual(pixels), atol=FEATURE, rtol=FEATURE
     )
     assert from_model(ours) is ours
 
@@ -207,7 +208,7 @@ def test_a_wrapped_model_has_what_it_has(pixels: Tensor, words: Any) -> None:
     images, texts = (
         nn.functional.normalize(x) for x in (theirs.encode_image(pixels), theirs.encode_text(ids))
     )
-    torch.testing.assert_close(logits, (10 * images @ texts.T).detach(), atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(logits, (10 * images @ texts.T).detach(), atol=LOGIT, rtol=FEATURE)
     for method in ("tda", "mta", "transclip"):
         adapter = create_method(method, ours, PROMPTS)
         images = [np.zeros((32, 32, 3), np.uint8) + 40 * i for i in range(4)]  # type: ignore[assignment]
@@ -238,14 +239,14 @@ def test_tent_learns_the_layernorms_of_a_wrapped_image_tower(pixels: Tensor, wor
     def logits() -> Any:
         return 10 * nn.functional.normalize(copied.encode_image(pixels)) @ texts.detach().T
 
-    torch.testing.assert_close(first, logits().detach(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(first, logits().detach(), atol=FEATURE, rtol=FEATURE)
     p = logits().softmax(dim=1)
     loss = -(p * p.log()).sum(dim=1).mean()
     gradients = torch.autograd.grad(loss, values)
     with torch.no_grad():
         for value, gradient in zip(values, gradients, strict=True):
             value -= 1e-3 * gradient / (gradient.abs() + 1e-8)
-    torch.testing.assert_close(second, logits().detach(), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(second, logits().detach(), atol=LOGIT, rtol=LOGIT)
     assert (first - second).abs().max() > 1e-5
     for name, value in theirs.state_dict().items():
         assert torch.equal(value, before[name])
@@ -315,4 +316,4 @@ def test_image_processors(kind: str) -> None:
     rng = np.random.default_rng(0)
     image = Image.fromarray(rng.integers(0, 256, (80, 61, 3), dtype=np.uint8))
     wanted = processor(image, return_tensors="pt").pixel_values[0]
-    torch.testing.assert_close(ours(image), wanted, atol=1e-6, rtol=0)
+    torch.testing.assert_close(ours(image), wanted, atol=SUM, rtol=0)

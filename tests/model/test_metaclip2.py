@@ -15,6 +15,7 @@ from cliquetta.model.factory import create_model
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.siglip import XLM, randomise, word_tokenizer
+from tests._helpers.tolerance import FEATURE, LOGIT
 
 pytest.importorskip("transformers", minversion="5")
 
@@ -65,12 +66,12 @@ def test_features_and_logits(pair: Any) -> None:
         (ours.encode_text(TEXTS), theirs.get_text_features(ids).pooler_output),
     ):
         assert wanted.std() > 0.1
-        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(found, wanted, atol=FEATURE, rtol=FEATURE)
     prompts = ClassPrompts(("cat", "frog", "truck"), ("a photo of a {}",))
     logits = create_method("zero_shot", ours, prompts).predict(Batch(pixels)).logits
     ids = ours.tokenizer(prompts.texts(prompts.templates[0]))
     wanted = theirs(input_ids=ids, pixel_values=pixels).logits_per_image
-    torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(logits, wanted, atol=LOGIT, rtol=FEATURE)
 
 
 @pytest.mark.parametrize("method", ["scap", "tpt"])

@@ -24,6 +24,7 @@ from cliquetta.model.checkpoints.open_clip_zoo import activation_of, split_name
 from cliquetta.model.checkpoints.state import CheckpointError
 from cliquetta.model.factory import create_model
 from tests._helpers.openai_module import OpenAIModule, bare_state
+from tests._helpers.tolerance import FEATURE
 
 TEXTS = ["cat", "a photo of a frog", "the ship."]
 
@@ -56,8 +57,8 @@ def archive(module: Any, pixels: Tensor, tmp_path_factory: pytest.TempPathFactor
 
 def assert_same(model: Any, module: Any, pixels: Tensor) -> None:
     images, texts = module(pixels, model.tokenizer(TEXTS))
-    torch.testing.assert_close(model.encode_image(pixels), images, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(model.encode_text(TEXTS), texts, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(model.encode_image(pixels), images, atol=FEATURE, rtol=FEATURE)
+    torch.testing.assert_close(model.encode_text(TEXTS), texts, atol=FEATURE, rtol=FEATURE)
     assert model.scale == pytest.approx(20)
 
 
@@ -102,7 +103,7 @@ def test_half_precision_archive_becomes_float32(
     model = create_model(tmp_path / "half.pt")
     assert model.dtype == torch.float32 and model.text is None
     wanted = OpenAIModule().half().float().visual(pixels)
-    torch.testing.assert_close(model.encode_image(pixels), wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(model.encode_image(pixels), wanted, atol=FEATURE, rtol=FEATURE)
 
 
 @pytest.mark.usefixtures("no_warnings")
@@ -376,7 +377,7 @@ def test_positions_interpolate(module: Any, pixels: Tensor, tmp_path: Path) -> N
     for channel in (0, 77):  # Pillow's bicubic, on one channel of the grid as a picture
         picture = Image.fromarray(a[1:, channel].view(4, 4).numpy())
         wanted = np.asarray(picture.resize((8, 8), Image.Resampling.BICUBIC))
-        np.testing.assert_allclose(b[1:, channel].view(8, 8).numpy(), wanted, atol=1e-5)
+        np.testing.assert_allclose(b[1:, channel].view(8, 8).numpy(), wanted, atol=FEATURE)
     same = create_model(tmp_path / "state.pt", image_size=32)
     assert same.fingerprint == small.fingerprint
     with pytest.raises(ValueError, match="multiple of 8"):

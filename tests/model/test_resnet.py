@@ -16,6 +16,7 @@ from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.clip import CLIP, MissingCapabilityError
 from cliquetta.model.config import CLIPConfig, ResNetConfig
 from cliquetta.model.factory import create_model
+from tests._helpers.tolerance import LOGIT
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +96,7 @@ def literal(model: Any, x: Tensor) -> Any:
 def test_features(model: Any, pixels: Tensor) -> None:
     wanted = literal(model, pixels)
     assert wanted.std() > 0.1
-    torch.testing.assert_close(model.encode_image(pixels), wanted, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(model.encode_image(pixels), wanted, atol=LOGIT, rtol=LOGIT)
 
 
 def test_openai_names_are_ours(model: Any, pixels: Tensor, tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ from tests._helpers.siglip import (
     tiny_siglip,
     word_tokenizer,
 )
+from tests._helpers.tolerance import FEATURE, LOGIT, SUM
 
 pytest.importorskip("transformers", minversion="5")
 
@@ -59,7 +60,7 @@ def pixels() -> Any:
 
 def close(ours: Any, theirs: Any, atol: float = 1e-5) -> None:
     assert theirs.std() > 0.01
-    torch.testing.assert_close(ours, theirs, atol=atol, rtol=1e-5)
+    torch.testing.assert_close(ours, theirs, atol=atol, rtol=FEATURE)
 
 
 @torch.no_grad()
@@ -80,7 +81,7 @@ def test_zero_shot_logits_are_the_models_own(pair: Any, pixels: Tensor) -> None:
     prompts = ClassPrompts(NAMES, ("a photo of a {}",))
     found = create_method("zero_shot", ours, prompts).predict(Batch(pixels)).logits
     ids = ours.tokenizer(prompts.texts("a photo of a {}"))
-    close(found, theirs(input_ids=ids, pixel_values=pixels).logits_per_image, atol=1e-4)
+    close(found, theirs(input_ids=ids, pixel_values=pixels).logits_per_image, atol=LOGIT)
     adapter = create_method("zero_shot", ours, prompts)
     features = ours.encode_image(pixels, normalize=True)
     torch.testing.assert_close(adapter.predict_features(features).logits, found)  # type: ignore[attr-defined]
@@ -98,11 +99,11 @@ def test_hidden_states_and_attention(pair: Any, pixels: Tensor) -> None:
         close(tower.run(hidden, 0, boundary), wanted)
     found = tower.attention(pixels, [0, 2, 3])
     for index in (0, 2):
-        torch.testing.assert_close(found[index], output.attentions[index], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(found[index], output.attentions[index], atol=SUM, rtol=FEATURE)
     head, states = theirs.vision_model.head, output.last_hidden_state
     probe = head.probe.expand(len(pixels), -1, -1)
     _, weights = head.attention(probe, states, states, average_attn_weights=False)
-    torch.testing.assert_close(found[3], weights, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(found[3], weights, atol=SUM, rtol=FEATURE)
 
 
 def prefixed(theirs: Any, pixels: Tensor, prefix: Any) -> Any:
@@ -144,7 +145,7 @@ def test_gradients_of_prefix_prompts(pair: Any, pixels: Tensor, blocks: tuple[in
     b = torch.autograd.grad((wanted * weights).sum(), prompts)
     for x, y in zip(a, b, strict=True):
         assert y.abs().max() > 1e-3
-        torch.testing.assert_close(x, y, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(x, y, atol=FEATURE, rtol=FEATURE)
 
 
 @pytest.mark.parametrize("position", ["after-class", "end"])
@@ -176,8 +177,8 @@ def test_gradients_of_text_context(pair: Any) -> None:
     weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(4))
     torch.testing.assert_close(
         *(torch.autograd.grad((x * weights).sum(), y)[0] for x, y in ((found, a), (wanted, b))),
-        atol=1e-5,
-        rtol=1e-5,
+        atol=FEATURE,
+        rtol=FEATURE,
     )
 
 
@@ -310,7 +311,7 @@ def test_preprocessing_is_that_of_transformers(tmp_path: Path, resample: int) ->
     for shape in ((50, 70), (33, 20), (32, 32)):
         image = Image.fromarray(rng.integers(0, 256, (*shape, 3), dtype=np.uint8))
         wanted = processor(image, return_tensors="pt").pixel_values[0]
-        torch.testing.assert_close(ours(image), wanted, atol=1e-6, rtol=0)
+        torch.testing.assert_close(ours(image), wanted, atol=SUM, rtol=0)
     (tmp_path / "preprocessor_config.json").unlink()
     plain = create_model(tmp_path).preprocess
     assert (plain.mean, plain.std, plain.resize) == ((0.5,) * 3, (0.5,) * 3, "squash")

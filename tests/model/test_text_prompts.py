@@ -10,6 +10,7 @@ import torch
 from cliquetta.model.checkpoints.state import Checkpoint, build, with_activation
 from cliquetta.model.clip import CLIP
 from tests._helpers.literal_towers import text_features
+from tests._helpers.tolerance import FEATURE, SUM
 
 TEXTS = ["cat", "a photo of a small frog.", "ship", "a truck, which is a type of thing on a road"]
 
@@ -29,7 +30,7 @@ def literal(clip: CLIP, ids: Any, **options: Any) -> Any:
 
 
 def assert_same_gradients(ours: Any, wanted: Any, inputs: Any) -> None:
-    torch.testing.assert_close(ours, wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(ours, wanted, atol=FEATURE, rtol=FEATURE)
     weights = draw(*ours.shape, seed=9)
     for a, b in zip(
         torch.autograd.grad((ours * weights).sum(), inputs),
@@ -37,13 +38,13 @@ def assert_same_gradients(ours: Any, wanted: Any, inputs: Any) -> None:
         strict=True,
     ):
         assert b.abs().max() > 1e-3
-        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(a, b, atol=FEATURE, rtol=FEATURE)
 
 
 def test_cut_at_the_end_equals_the_whole_context(clip: CLIP) -> None:
     ids = clip.tokenizer(TEXTS)
     assert ids.shape == (4, 32)
-    torch.testing.assert_close(clip.encode_text(ids), literal(clip, ids), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(clip.encode_text(ids), literal(clip, ids), atol=SUM, rtol=FEATURE)
 
 
 def test_what_stands_behind_the_end_never_matters(clip: CLIP) -> None:
@@ -58,7 +59,7 @@ def test_what_stands_behind_the_end_never_matters(clip: CLIP) -> None:
 def test_chunks_do_not_change_the_features(clip: CLIP, chunk: int) -> None:
     names = [*TEXTS, *(f"{text} again" for text in TEXTS)]
     torch.testing.assert_close(
-        clip.encode_text(names, chunk=chunk), clip.encode_text(names), atol=1e-6, rtol=1e-5
+        clip.encode_text(names, chunk=chunk), clip.encode_text(names), atol=SUM, rtol=FEATURE
     )
 
 
@@ -98,7 +99,7 @@ def test_a_context_of_the_words_themselves_changes_nothing(clip: CLIP) -> None:
     texts = [f"a photo of a {text}" for text in TEXTS]
     words = clip.context("a photo of a")
     torch.testing.assert_close(
-        clip.encode_text(texts, context=words), clip.encode_text(texts), atol=1e-6, rtol=1e-5
+        clip.encode_text(texts, context=words), clip.encode_text(texts), atol=SUM, rtol=FEATURE
     )
 
 
@@ -114,7 +115,7 @@ def test_deep_prompts(clip: CLIP) -> None:
 def test_order_of_the_rows_is_kept(clip: CLIP) -> None:
     forwards = clip.encode_text(TEXTS)
     backwards = clip.encode_text(TEXTS[::-1])
-    torch.testing.assert_close(forwards.flip(0), backwards, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(forwards.flip(0), backwards, atol=SUM, rtol=FEATURE)
 
 
 def test_weights_get_no_gradients(clip: CLIP) -> None:
@@ -138,7 +139,7 @@ def test_the_tower_traces_as_one_graph(tiny_clip: CLIP) -> None:
     compiled = torch.compile(text.encode, backend="aot_eager", fullgraph=True)
     embedded = text.tokens(ids)
     torch.testing.assert_close(
-        compiled(embedded, ends), text.encode(embedded, ends), atol=1e-5, rtol=1e-5
+        compiled(embedded, ends), text.encode(embedded, ends), atol=FEATURE, rtol=FEATURE
     )
 
 
@@ -160,4 +161,4 @@ def test_packing_computes_real_tokens_only(clip: CLIP, monkeypatch: pytest.Monke
     packed = text(ids)
     handle.remove()
     assert seen == [(int(ids.argmax(dim=1).sum()) + len(ids), 32)]
-    torch.testing.assert_close(packed, literal(clip, ids), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(packed, literal(clip, ids), atol=SUM, rtol=FEATURE)

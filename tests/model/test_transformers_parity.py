@@ -15,6 +15,7 @@ from torch import Tensor
 from cliquetta.errors import UserError
 from cliquetta.model.checkpoints.state import CheckpointError
 from cliquetta.model.factory import create_model
+from tests._helpers.tolerance import FEATURE, LOGIT, SUM
 
 TEXTS = ["cat", "a photo of a small green frog.", "a bad photo of the truck, and of ☃ on ice"]
 
@@ -65,7 +66,7 @@ def test_image_features(pair: Any, pixels: Tensor) -> None:
     ours, theirs = pair
     wanted = features(theirs.get_image_features(pixel_values=pixels))
     assert wanted.std() > 0.1
-    torch.testing.assert_close(ours.encode_image(pixels), wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(ours.encode_image(pixels), wanted, atol=FEATURE, rtol=FEATURE)
 
 
 @torch.no_grad()
@@ -75,7 +76,7 @@ def test_text_features(pair: Any) -> None:
     assert ids.shape[1] == 77
     wanted = features(theirs.get_text_features(input_ids=ids))
     assert wanted.std() > 0.1
-    torch.testing.assert_close(ours.encode_text(TEXTS), wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(ours.encode_text(TEXTS), wanted, atol=FEATURE, rtol=FEATURE)
 
 
 @torch.no_grad()
@@ -83,7 +84,7 @@ def test_logits(pair: Any, pixels: Tensor) -> None:
     ours, theirs = pair
     wanted = theirs(input_ids=ours.tokenizer(TEXTS), pixel_values=pixels).logits_per_image
     cosines = ours.encode_image(pixels, normalize=True) @ ours.encode_text(TEXTS, normalize=True).T
-    torch.testing.assert_close(ours.scale * cosines, wanted, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(ours.scale * cosines, wanted, atol=LOGIT, rtol=FEATURE)
 
 
 @torch.no_grad()
@@ -94,7 +95,7 @@ def test_hidden_states_at_every_boundary(pair: Any, pixels: Tensor) -> None:
     hidden = tower.embed(pixels)
     for boundary, wanted in enumerate(states):
         found = tower.run(hidden, 0, boundary)
-        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(found, wanted, atol=FEATURE, rtol=FEATURE)
 
 
 @torch.no_grad()
@@ -105,7 +106,7 @@ def test_attention(pair: Any, pixels: Tensor) -> None:
     found = ours.require_vit().attention(pixels, [0, 2])
     assert sorted(found) == [0, 2]
     for index, weights in found.items():
-        torch.testing.assert_close(weights, wanted[index], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(weights, wanted[index], atol=SUM, rtol=FEATURE)
 
 
 @torch.no_grad()
@@ -117,7 +118,7 @@ def test_an_image_tower_alone(tmp_path: Path, pixels: Tensor) -> None:
     ours = create_model(tmp_path)
     assert ours.text is None and "text" not in ours.capabilities
     torch.testing.assert_close(
-        ours.encode_image(pixels), theirs(pixels).image_embeds, atol=1e-5, rtol=1e-5
+        ours.encode_image(pixels), theirs(pixels).image_embeds, atol=FEATURE, rtol=FEATURE
     )
 
 
@@ -131,7 +132,7 @@ def test_shards_and_processor(tmp_path: Path, pixels: Tensor) -> None:
     )
     ours = create_model(tmp_path)
     wanted = features(theirs.get_image_features(pixel_values=pixels))
-    torch.testing.assert_close(ours.encode_image(pixels), wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(ours.encode_image(pixels), wanted, atol=FEATURE, rtol=FEATURE)
     assert ours.preprocess.mean == (0.5, 0.4, 0.3)
     assert ours.preprocess.interpolation == "bilinear"
     assert ours.preprocess.crop_rounding == "floor"

@@ -14,6 +14,7 @@ from cliquetta.model.checkpoints.state import Checkpoint, build, with_activation
 from cliquetta.model.clip import CLIP
 from cliquetta.model.vision import TokenPrompts
 from tests._helpers.literal_towers import image_features
+from tests._helpers.tolerance import FEATURE, SUM
 
 
 @pytest.fixture(scope="module", params=["quick_gelu", "gelu"])
@@ -29,18 +30,18 @@ def draw(*shape: Any, seed: int = 0, scale: float = 1.0) -> Any:
 
 def assert_same_gradients(ours: Any, literal: Any, inputs: Any) -> None:
     """Equal outputs and equal gradients, through a loss that weighs every output differently."""
-    torch.testing.assert_close(ours, literal, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(ours, literal, atol=FEATURE, rtol=FEATURE)
     weights = draw(*ours.shape, seed=9)
     found = torch.autograd.grad((ours * weights).sum(), inputs)
     wanted = torch.autograd.grad((literal * weights).sum(), inputs)
     for a, b in zip(found, wanted, strict=True):
         assert b.abs().max() > 1e-3  # a gradient that vanishes would prove nothing
-        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(a, b, atol=FEATURE, rtol=FEATURE)
 
 
 def test_plain_features(clip: CLIP, tiny_images: Tensor) -> None:
     literal = torch.stack([image_features(clip, image) for image in tiny_images])
-    torch.testing.assert_close(clip.encode_image(tiny_images), literal, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(clip.encode_image(tiny_images), literal, atol=FEATURE, rtol=FEATURE)
 
 
 @pytest.mark.parametrize("at", [(0,), (1,), (0, 1)])
@@ -80,7 +81,7 @@ def test_ragged_prefixes_equal_one_at_a_time(clip: CLIP, tiny_images: Tensor) ->
         )[0]
         for row, count in enumerate(counts)
     ]
-    torch.testing.assert_close(ours, torch.stack(alone), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(ours, torch.stack(alone), atol=SUM, rtol=FEATURE)
     (gradient,) = torch.autograd.grad(ours.square().sum(), tokens)
     assert torch.equal(gradient[~mask], torch.zeros_like(gradient[~mask]))
     assert (gradient[mask].abs().amax(dim=-1) > 0).all()
@@ -103,7 +104,7 @@ def test_no_prompts_is_exactly_the_plain_tower(clip: CLIP, tiny_images: Tensor) 
     assert torch.equal(tower.pool(tower.run(tower.embed(tiny_images))), plain)
     masked = Prefix(draw(10, 2, 2, 32), torch.zeros(10, 2, dtype=torch.bool))
     torch.testing.assert_close(
-        clip.encode_image(tiny_images, prefix={1: masked}), plain, atol=1e-6, rtol=1e-5
+        clip.encode_image(tiny_images, prefix={1: masked}), plain, atol=SUM, rtol=FEATURE
     )
 
 
@@ -123,7 +124,7 @@ def test_all_tokens_at_the_last_boundary(clip: CLIP, tiny_images: Tensor) -> Non
     tower = clip.require_vit()
     every = tower.run(tower.embed(tiny_images), 0, 2)
     only_class = tower.run(tower.embed(tiny_images))
-    torch.testing.assert_close(every[:, :1], only_class, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(every[:, :1], only_class, atol=FEATURE, rtol=FEATURE)
     assert every.shape == (10, 17, 32) and only_class.shape == (10, 1, 32)
 
 
@@ -191,8 +192,8 @@ def test_the_tower_traces_as_one_graph(tiny_clip: CLIP, tiny_images: Tensor) -> 
     torch.testing.assert_close(
         compiled(tiny_images, prefix.tokens),
         tower(tiny_images, prefix={1: prefix}),
-        atol=1e-5,
-        rtol=1e-5,
+        atol=FEATURE,
+        rtol=FEATURE,
     )
 
 

@@ -14,6 +14,7 @@ from cliquetta.model.config import CLIPConfig, TextConfig, VisionConfig
 from cliquetta.model.initialise import initialise
 from cliquetta.model.tapes import TextTape, VisualTape, chunks
 from cliquetta.model.text import place
+from tests._helpers.tolerance import DOUBLE, SUM
 
 
 @pytest.fixture(params=["quick_gelu", "gelu", "siglip"])
@@ -55,7 +56,7 @@ def test_visual_gradients_equal_autograd(clip: CLIP, blocks: tuple[int, ...]) ->
 
     leaves = {b: p.expand(4, -1, -1, -1).clone().requires_grad_() for b, p in start.items()}
     features = tower(pixels, prefix={b: Prefix(p) for b, p in leaves.items()})
-    torch.testing.assert_close(tape.features, features.detach(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(tape.features, features.detach(), rtol=0, atol=DOUBLE)
     rows = torch.tensor([0, 3, 3, 1, 2, 0])
     cotangents = torch.randn(6, clip.embed_dim, generator=generator).double() * 1e-3
     found = tape.vjp(cotangents, rows)
@@ -63,7 +64,7 @@ def test_visual_gradients_equal_autograd(clip: CLIP, blocks: tuple[int, ...]) ->
     for block, leaf in leaves.items():
         expected = one_at_a_time(features, leaf, rows, cotangents)
         assert expected.abs().max() > 1e-7
-        torch.testing.assert_close(found[block], expected, rtol=1e-9, atol=1e-15)
+        torch.testing.assert_close(found[block], expected, rtol=DOUBLE, atol=DOUBLE)
 
 
 def test_text_gradients_equal_autograd(clip: CLIP) -> None:
@@ -78,12 +79,12 @@ def test_text_gradients_equal_autograd(clip: CLIP) -> None:
 
     leaf = start.expand(3, -1, -1).clone().requires_grad_()
     features = tower(ids, context=leaf)
-    torch.testing.assert_close(tape.features, features.detach(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(tape.features, features.detach(), rtol=0, atol=DOUBLE)
     rows = torch.tensor([2, 0, 1, 1])
     cotangents = torch.randn(4, clip.embed_dim, generator=generator).double()
     found = tape.vjp(cotangents, rows, positions[rows])
     expected = one_at_a_time(features, leaf, rows, cotangents)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found, expected, rtol=DOUBLE, atol=DOUBLE)
 
 
 def test_half_precision_survives_tiny_cotangents(clip: CLIP) -> None:
@@ -96,7 +97,7 @@ def test_half_precision_survives_tiny_cotangents(clip: CLIP) -> None:
     cotangents = torch.randn(2, clip.embed_dim, generator=torch.Generator().manual_seed(1))
     rows = torch.arange(2)
     big, small = tape.vjp(cotangents, rows)[1], tape.vjp(cotangents * 1e-9, rows)[1]
-    torch.testing.assert_close(small * 1e9, big, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(small * 1e9, big, rtol=SUM, atol=SUM)
     assert big.dtype == torch.float32
 
 

@@ -18,6 +18,7 @@ from cliquetta.model.tokenizer import Tokenizer
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.siglip import word_tokenizer
+from tests._helpers.tolerance import ADAPTED, FEATURE, LOGIT
 
 pytestmark = pytest.mark.parity
 
@@ -62,7 +63,7 @@ def test_known_towers_become_ours(name: str) -> None:
     wanted = original_logits(theirs, preprocess, tokenizer, pictures())
     found = create_method("zero_shot", ours, PROMPTS).predict(pictures()).logits
     assert wanted.std() > 1e-3
-    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(found, wanted, atol=LOGIT, rtol=FEATURE)
     key = "visual.patch.weight" if name.startswith("ViT") else "visual.conv1.weight"
     assert ours.state_dict()[key].data_ptr() == theirs.visual.conv1.weight.data_ptr()
 
@@ -102,7 +103,7 @@ def test_siglip_becomes_ours(tmp_path: Path) -> None:
     )
     wanted = theirs.logit_scale.exp() * a @ b.T + theirs.logit_bias
     found = create_method("zero_shot", ours, PROMPTS).predict(Batch(pixels)).logits
-    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(found, wanted, atol=LOGIT, rtol=FEATURE)
 
 
 @pytest.mark.parametrize(
@@ -115,11 +116,11 @@ def test_other_towers_are_wrapped(name: str) -> None:
     assert ours.is_wrapped and "text" in ours.capabilities
     wanted = original_logits(theirs, preprocess, tokenizer, pictures(2))
     found = create_method("zero_shot", ours, PROMPTS).predict(pictures(2)).logits
-    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(found, wanted, atol=LOGIT, rtol=FEATURE)
     if "norm" in ours.capabilities:
         adapter = create_method("tent", ours, PROMPTS)
         first, second = (adapter.predict(pictures(2)).logits for _ in range(2))
-        torch.testing.assert_close(first, wanted, atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(first, wanted, atol=ADAPTED, rtol=ADAPTED)
         assert (first - second).abs().max() > 0
     else:
         assert name == "MobileCLIP2-S0"  # all BatchNorm

@@ -17,6 +17,7 @@ from cliquetta.model.checkpoints.open_clip_zoo import ARCHITECTURES, siglip_conf
 from cliquetta.model.checkpoints.timm_siglip import vision_activation
 from cliquetta.model.factory import create_model
 from tests._helpers.siglip import XLM, word_tokenizer
+from tests._helpers.tolerance import FEATURE, SUM
 
 pytestmark = pytest.mark.parity
 
@@ -41,11 +42,11 @@ def compare(ours: Any, theirs: Any, size: int) -> None:
     pixels = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(1))
     images = theirs.encode_image(pixels)
     assert images.abs().mean() > 0.01
-    torch.testing.assert_close(ours.encode_image(pixels), images, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(ours.encode_image(pixels), images, atol=FEATURE, rtol=FEATURE)
     texts = theirs.encode_text(ours.tokenizer(TEXTS))
     assert texts.abs().mean() > 0.01
-    torch.testing.assert_close(ours.encode_text(TEXTS), texts, atol=1e-5, rtol=1e-5)
-    assert ours.scale == pytest.approx(float(theirs.logit_scale.exp()), rel=1e-6)
+    torch.testing.assert_close(ours.encode_text(TEXTS), texts, atol=FEATURE, rtol=FEATURE)
+    assert ours.scale == pytest.approx(float(theirs.logit_scale.exp()), rel=SUM)
 
 
 @torch.no_grad()

@@ -18,6 +18,7 @@ from cliquetta.model.checkpoints.open_clip_zoo import (
 )
 from cliquetta.model.checkpoints.openai import NAMES, address, architecture_name
 from cliquetta.model.factory import create_model
+from tests._helpers.tolerance import FEATURE, SUM
 
 pytestmark = pytest.mark.parity
 
@@ -54,11 +55,11 @@ def test_features(name: str, tmp_path: Path) -> None:
     pixels = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(1))
     images = theirs.encode_image(pixels)
     assert images.abs().mean() > 0.1
-    torch.testing.assert_close(ours.encode_image(pixels), images, atol=1e-5, rtol=0)
+    torch.testing.assert_close(ours.encode_image(pixels), images, atol=FEATURE, rtol=0)
     texts = theirs.encode_text(open_clip.get_tokenizer(name)(TEXTS))
     assert texts.abs().mean() > 0.1
-    torch.testing.assert_close(ours.encode_text(TEXTS), texts, atol=1e-5, rtol=0)
-    assert ours.scale == pytest.approx(float(theirs.logit_scale.exp()), rel=1e-6)
+    torch.testing.assert_close(ours.encode_text(TEXTS), texts, atol=FEATURE, rtol=0)
+    assert ours.scale == pytest.approx(float(theirs.logit_scale.exp()), rel=SUM)
 
 
 def test_positions_are_resized_as_open_clip_does(tmp_path: Path) -> None:
@@ -69,7 +70,7 @@ def test_positions_are_resized_as_open_clip_does(tmp_path: Path) -> None:
     large = open_clip.create_model("ViT-S-32", pretrained=None, force_image_size=320)
     open_clip.factory.resize_pos_embed(state, large)
     torch.testing.assert_close(
-        ours.require_vit().position, state["visual.positional_embedding"], atol=1e-6, rtol=0
+        ours.require_vit().position, state["visual.positional_embedding"], atol=SUM, rtol=0
     )
 
 

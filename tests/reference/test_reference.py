@@ -14,6 +14,7 @@ from torch import Tensor
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
+from tests._helpers.tolerance import ADAPTED, DOUBLE, FEATURE, STEP, SUM
 from tests.reference import scap_equations as eq
 from tests.reference.scap_reference import ReferenceResult, ReferenceSCAP, ReferenceSettings
 
@@ -166,7 +167,7 @@ def test_one_step_is_signed_by_the_slope(
     ):
         change = (moved - start).view(-1)[picked]
         assert g.abs().min() > 1e-6  # else this would compare noise
-        torch.testing.assert_close(change, -0.01 * g / (g.abs() + 1e-8), rtol=1e-3, atol=1e-9)
+        torch.testing.assert_close(change, -0.01 * g / (g.abs() + 1e-8), rtol=ADAPTED, atol=STEP)
     assert float(learned.before.total) == pytest.approx(loss_at(reference, images, P0_I, P0_T))
     assert float(learned.after.total) == pytest.approx(
         loss_at(reference, images, learned.visual, learned.text)
@@ -212,7 +213,7 @@ def test_key_is_the_unnormalised_mean_at_start_or_end(
         )
         prompt = reference.P0_I if when == "start" else learned.visual
         expected = eq.image_features(model, tiny_images[:2], prompt, 1).mean(dim=0)
-        torch.testing.assert_close(learned.key, expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(learned.key, expected, rtol=0, atol=DOUBLE)
         keys[when] = learned.key
     assert keys["start"].norm() < 1
     assert not torch.equal(keys["start"], keys["updated"])
@@ -231,13 +232,13 @@ def test_text_mixes_learnable_and_fixed_templates(model: CLIP, context: Tensor) 
     u_fix = eq.fixed_features(model, prompts)
     mixed = eq.text_features(model, prompts, context.double(), u_fix, 0.3)
     expected = eq.l2_normalize(0.7 * a + 0.3 * eq.l2_normalize((b + c) / 2))
-    torch.testing.assert_close(mixed, expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(mixed, expected, rtol=0, atol=SUM)
     half = eq.text_features(model, prompts, context.double(), u_fix, None)
     torch.testing.assert_close(
-        half, eq.l2_normalize(a + eq.l2_normalize((b + c) / 2)), rtol=0, atol=1e-6
+        half, eq.l2_normalize(a + eq.l2_normalize((b + c) / 2)), rtol=0, atol=SUM
     )
     alone = eq.text_features(model, ONE_TEMPLATE, context.double(), None, 0.9)
-    torch.testing.assert_close(alone, a, rtol=0, atol=1e-6)
+    torch.testing.assert_close(alone, a, rtol=0, atol=SUM)
 
 
 # --- retain -------------------------------------------------------------------------------------
@@ -408,7 +409,7 @@ def test_without_cliques_predictions_are_plain(
     plain = model.scale * features @ model.classifier(ONE_TEMPLATE).T
     assert result.cliques == [] and result.retained == {} and result.tau == 0
     torch.testing.assert_close(
-        result.probabilities, plain.softmax(dim=-1).double(), rtol=0, atol=1e-5
+        result.probabilities, plain.softmax(dim=-1).double(), rtol=0, atol=FEATURE
     )
 
 

@@ -25,6 +25,10 @@ from cliquetta.methods.registry import create_method, method_config
 from cliquetta.model.attention import class_attention
 from cliquetta.model.clip import CLIP
 from tests._helpers.tiny import TINY_NAMES
+from tests._helpers.tolerance import FEATURE, TINY_SCALE
+
+STORED = torch.finfo(torch.float16).eps
+"""Features are stored in float16."""
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +103,7 @@ def test_what_is_kept_is_what_was_answered(run: Any, tiny_clip: CLIP, dataset: A
         assert kept.before == tuple(plain.predict(batch).logits.argmax(dim=1).tolist())
         assert kept.labels == tuple(labels.tolist())
         wanted = tiny_clip.encode_image(batch.images, normalize=True).numpy()
-        np.testing.assert_allclose(kept.features, wanted, atol=2e-3)
+        np.testing.assert_allclose(kept.features, wanted, atol=STORED)
 
 
 def test_prompted_features_are_those_that_were_scored(
@@ -114,7 +118,9 @@ def test_prompted_features_are_those_that_were_scored(
     assert np.abs(prompted.numpy() - plain).max() > 0.01
     logits = tiny_clip.scale * prompted @ adapter.learner.model.start_text.T
     found = logits.softmax(dim=-1).topk(5, dim=-1)
-    np.testing.assert_allclose(found.values.numpy(), answers.probabilities, atol=1e-2)
+    np.testing.assert_allclose(
+        found.values.numpy(), answers.probabilities, atol=TINY_SCALE * STORED
+    )
 
 
 def test_counts_add_up_to_the_description(run: Any) -> None:
@@ -155,13 +161,13 @@ def test_maps_begin_with_plain_attention_and_end_with_all_prompts(
             seen += 1
             for maps in entry.maps.values():
                 assert maps.shape == (len(entry.cliques) + 2, 18)
-                np.testing.assert_allclose(maps.sum(axis=1), 1, atol=1e-5)
+                np.testing.assert_allclose(maps.sum(axis=1), 1, atol=FEATURE)
             members = [batch.description["cliques"][id]["members"] for id in entry.cliques]
             assert all(entry.place in clique for clique in members)
             with torch.no_grad():
                 weights = tower.attention(images[batch.keys[entry.place]][None], [1])
             wanted = class_attention([weights[1]])[0].numpy()
-            np.testing.assert_allclose(entry.maps["class"][0], wanted, atol=1e-5)
+            np.testing.assert_allclose(entry.maps["class"][0], wanted, atol=FEATURE)
             assert (entry.maps["class"][-1, 0] >= entry.maps["class"][1:-1, 0] - 1e-7).all()
     assert seen == 8
 

@@ -21,6 +21,7 @@ from cliquetta.model.attention import (
 from cliquetta.model.block import Prefix
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model
+from tests._helpers.tolerance import FEATURE, SUM
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def test_without_prompts_maps_are_those_of_transformers_in_eager_mode(
         maps = prompted_maps(tower, picture, none, (1,), torch.zeros(1, 0, dtype=torch.bool))
         rows = torch.stack([block[image, :, 0].mean(dim=0) for block in wanted[1:]])
         assert rows.std() > 1e-2
-        torch.testing.assert_close(maps["class"][0, 1:], rows.mean(dim=0), atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(maps["class"][0, 1:], rows.mean(dim=0), atol=SUM, rtol=FEATURE)
         assert maps["class"][0, 0] == 0
 
 
@@ -75,7 +76,7 @@ def test_maps_sum_to_one_over_tokens(tiny_clip: CLIP, pixels: Tensor, prompts: A
     chosen = torch.tensor([[0, 0, 0], [1, 0, 0], [0, 1, 1], [1, 1, 1]]).bool()
     for maps in prompted_maps(tower, pixels[0], prompts, (0, 1), chosen).values():
         assert maps.shape == (4, 1 + 1 + 16)
-        torch.testing.assert_close(maps.sum(dim=1), torch.ones(4), atol=1e-5, rtol=0)
+        torch.testing.assert_close(maps.sum(dim=1), torch.ones(4), atol=FEATURE, rtol=0)
         assert maps.min() >= 0
         assert maps[0, 0] == 0  # no prompt to look at
         assert maps[1:, 0].min() > 0
@@ -93,12 +94,12 @@ def test_rows_are_those_of_one_prompt_at_a_time(
     for row, prefix in enumerate((None, alone, every)):
         weights = all_weights(tower, pixels[1:2], prefix)
         for kind, make in (("class", class_attention), ("rollout", rollout)):
-            torch.testing.assert_close(found[kind][row], make(weights)[0], atol=1e-6, rtol=1e-5)
+            torch.testing.assert_close(found[kind][row], make(weights)[0], atol=SUM, rtol=FEATURE)
     assert difference(found["class"][0], found["class"][1]) > 0.01
     monkeypatch.setattr(attention, "_BYTES", 1)  # one row at a time
     again = prompted_maps(tower, pixels[1], prompts, (0, 1), chosen)
     for kind, maps in found.items():
-        torch.testing.assert_close(again[kind], maps, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(again[kind], maps, atol=SUM, rtol=FEATURE)
 
 
 @torch.no_grad()
@@ -119,8 +120,8 @@ def test_rollout_is_the_product_of_whole_matrices(
         product = whole @ product
     wanted = product[:, P]
     found = rollout(weights)
-    torch.testing.assert_close(found[:, 0], wanted[:, :P].sum(dim=1), atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(found[:, 1:], wanted[:, P:], atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(found[:, 0], wanted[:, :P].sum(dim=1), atol=SUM, rtol=FEATURE)
+    torch.testing.assert_close(found[:, 1:], wanted[:, P:], atol=SUM, rtol=FEATURE)
 
 
 def test_patches_are_read_row_by_row() -> None:

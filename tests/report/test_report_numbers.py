@@ -23,6 +23,7 @@ from cliquetta.report.reliability import reliability
 from cliquetta.report.runs import group_runs, load_runs, shown_groups
 from cliquetta.report.stream import accuracy_so_far, domain_starts
 from tests._helpers.made_runs import NAMES, make_run, predictions
+from tests._helpers.tolerance import DOUBLE, FEATURE, STEP
 
 LABELS = [0, 0, 1, 1, 2, 2, 3, 3]
 PLAIN = [0, 1, 1, 0, 2, 3, 3, 3]
@@ -99,7 +100,7 @@ def test_calibration_error_is_that_of_torchmetrics(rows: Any) -> None:
     )
     metric = MulticlassCalibrationError(4, n_bins=15, norm="l1")
     wanted = float(metric(probabilities, torch.tensor(labels)))
-    assert found.error == pytest.approx(wanted, abs=1e-5)
+    assert found.error == pytest.approx(wanted, abs=FEATURE)
     assert found.count.sum() == len(rows)
 
 
@@ -200,9 +201,9 @@ def test_pca_is_the_eigenvectors_of_the_covariance() -> None:
     wanted = (features - features.mean(axis=0)) @ vectors[:, [-1, -2]]
     for column in range(2):
         sign = np.sign(points[0, column] * wanted[0, column])
-        np.testing.assert_allclose(points[:, column], sign * wanted[:, column], atol=1e-9)
+        np.testing.assert_allclose(points[:, column], sign * wanted[:, column], atol=STEP)
     again, _ = pca(features[:, ::-1])
-    np.testing.assert_allclose(np.abs(again), np.abs(points), atol=1e-9)
+    np.testing.assert_allclose(np.abs(again), np.abs(points), atol=STEP)
 
 
 def test_cohesion_by_hand() -> None:
@@ -235,7 +236,7 @@ def test_tsne_starts_from_principal_components(monkeypatch: pytest.MonkeyPatch) 
     assert asked["random_state"] == 0 and asked["metric"] == "cosine"
     assert 2 <= asked["perplexity"] <= 29 / 3
     assert asked["initialization"][:, 0].std() == pytest.approx(1e-4)
-    np.testing.assert_allclose(points - 1, asked["initialization"], atol=1e-12)
+    np.testing.assert_allclose(points - 1, asked["initialization"], atol=DOUBLE)
 
 
 def test_an_unknown_map_is_refused_and_missing_evidence_gives_none() -> None:

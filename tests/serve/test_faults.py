@@ -90,7 +90,8 @@ def _check_disk(folder: Path, loads: list[Load], acknowledged: list[int]) -> Non
         assert count <= kept[one.session.id] <= now + 1
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(25, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [5, 25])
 @pytest.mark.parametrize("smallest", [0, changes.SMALLEST], ids=["changes", "whole"])
 def test_killed_servers_lose_nothing(
     tmp_path: Path, tiny_clip: CLIP, kills: int, smallest: int

@@ -17,6 +17,7 @@ from cliquetta.serve.logs import JSONFormatter, LineFormatter, logging_as
 from cliquetta.serve.metrics import Metrics
 from cliquetta.types import Prediction
 from tests._helpers.serve_setup import CLASSES, Local, batch_of, local_service
+from tests._helpers.tolerance import LOGIT
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "secret-0123456789abcdef"
@@ -76,7 +77,7 @@ def test_health_of_adaptation() -> None:
     assert value('confidence_sum{method="m"}') == pytest.approx(top)
     p = torch.tensor([top, 1 - top])
     bits = float(-(p * p.log2()).sum())  # by that of two even classes: 1 bit
-    assert value('evenness_sum{method="m"}') == pytest.approx(bits, rel=1e-4)
+    assert value('evenness_sum{method="m"}') == pytest.approx(bits, rel=LOGIT)
     shown = {"changed": 0.5, "loss": 2.0, "domain": 2.0}
     for name, expected in shown.items():
         assert value(f'evidence{{method="m",name="{name}"}}') == expected

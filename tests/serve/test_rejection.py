@@ -17,6 +17,7 @@ from tests._helpers.serve_setup import (
     local_service,
     probabilities,
 )
+from tests._helpers.tolerance import SUM
 
 
 def said(answer: dict[str, Any]) -> list[tuple[bool, float]]:
@@ -61,7 +62,7 @@ def test_calibrated_answers_are_those_of_the_method_alone_also_after_a_restart(
             answers.append(probabilities(service.predict(name, batch_of(seed))))
     for seed, answer in enumerate(answers):
         for found, wanted in zip(answer, alone.predict(batch_of(seed)), strict=True):
-            assert found == pytest.approx(wanted, abs=1e-6)
+            assert found == pytest.approx(wanted, abs=SUM)
 
 
 def test_without_it_answers_have_no_such_fields(service: Local) -> None:

@@ -130,3 +130,16 @@ def test_what_waited_too_long_is_refused_and_what_was_cancelled_is_not_done() ->
     assert pool.submit("owner", "next", lambda: 1).result(10) == 1
     pool.close()
     assert done == []
+
+
+def test_a_refused_owner_is_told_how_long_its_jobs_take() -> None:
+    pool = make_pool(queued_per_owner=8)
+    pool._mean = 2.0
+    gate, _ = held(pool)
+    for i in range(7):
+        pool.submit("owner", f"s{i}", lambda: None)
+    with pytest.raises(ServiceError) as full:
+        pool.submit("owner", "another", lambda: None)
+    gate.set()
+    pool.close()
+    assert full.value.headers["Retry-After"] == "16"  # eight jobs of two seconds

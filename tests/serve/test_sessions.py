@@ -153,6 +153,7 @@ def test_work_beyond_its_time_is_broken_off_and_undone(
         endless.clear()
         answer = service.predict(session, batch_of(0), sequence=1)
         assert probabilities(answer) == alone.predict(batch_of(0))
+        assert service.metric("cliquetta_restores_total") == 0  # it was never read back from disk
 
 
 def test_a_failing_method_shows_no_trace_and_is_undone(

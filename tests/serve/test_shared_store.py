@@ -338,3 +338,22 @@ def test_another_class_list_reaches_all_replicas(pair: Pair) -> None:
     for service in pair:
         assert service.http.get(f"/v1/sessions/{session}").json()["classes"] == other
     assert first.predict(session, batch_of(1), sequence=2) == answer
+
+
+def test_deleting_expired_sessions_lists_all_of_them_once(
+    tmp_path: Path, tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SharedStore(str(tmp_path))
+    with local_service(store, tiny_clip, session_days=7) as service:
+        for id in [service.create() for _ in range(5)]:
+            service.service.sessions._cache.entries[id].used -= 8 * 86400
+        scans, scan = [], store.scan
+
+        def counted(*known: Any) -> Any:
+            scans.append(known)
+            return scan(*known)
+
+        monkeypatch.setattr(store, "scan", counted)
+        for _, id in service.service.sessions.due():
+            service.service.sessions.delete_due(id)
+        assert service.service.sessions.count == 0 and len(scans) == 1

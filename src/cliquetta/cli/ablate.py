@@ -54,7 +54,7 @@ def ablate(
     batch_size: BatchSize = 64,
     limit: Limit = None,
     root: Root = None,
-    workers: Workers = 2,
+    workers: Workers = None,
 ) -> None:
     """Vary one field of a method's config and leave everything else as it is.
 

@@ -10,7 +10,7 @@ import typer
 
 from cliquetta.cli.command import SKIPPED, Common, command
 from cliquetta.cli.console import count
-from cliquetta.cli.options import Workers, split_list
+from cliquetta.cli.options import split_list
 
 if TYPE_CHECKING:
     from cliquetta.data.doctor import Finding, Report
@@ -40,7 +40,7 @@ def doctor(
     only: Annotated[
         str | None, typer.Option(help="Datasets to look for, comma-separated. (default: all)")
     ] = None,
-    workers: Workers = 4,
+    workers: Annotated[int, typer.Option(min=0, help="Threads that open images.")] = 4,
 ) -> None:
     """Report which datasets are under ROOT, in which layout, and what is missing or wrong.
 

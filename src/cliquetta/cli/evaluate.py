@@ -118,7 +118,7 @@ def evaluate(
         typer.Option(help="Text embeddings by class name (.npz, .safetensors): text stays fixed."),
     ] = None,
     root: Root = None,
-    workers: Workers = 2,
+    workers: Workers = None,
     baseline: Annotated[bool, typer.Option(help="Run zero_shot as well, to compare with.")] = True,
     evidence: Annotated[
         bool, typer.Option(help="Keep cliques, attention maps and thumbnails for `report`.")

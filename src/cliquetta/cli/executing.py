@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -47,12 +47,13 @@ def run_grid(
     *,
     ray: str | None = None,
     gpus: float | None = None,
+    watch: Callable[[RunSpec, Step], None] | None = None,
 ) -> list[RunResult]:
     """Run a grid with bars, wherever the options and the environment ask for.
 
     Every method and dataset of the grid has been built once when it starts: bad names end the
-    command before the first run. Of the processes of ``torchrun`` the main one returns; the
-    command ends here in the others.
+    command before the first run. ``watch`` sees every batch of a run here. Of the processes of
+    ``torchrun`` the main one returns; the command ends here in the others.
     """
     from cliquetta.evaluation.distributed import TeamExecutor, join_team, leave_team, team_size
     from cliquetta.evaluation.sweep import sweep
@@ -76,7 +77,13 @@ def run_grid(
         else:
             context.check(specs)
             executor = None if team is None else TeamExecutor(team, bars.step)
-        results = sweep(specs, context, executor, on_step=bars.step, on_result=bars.ended)
+
+        def step(spec: RunSpec, now: Step) -> None:
+            bars.step(spec, now)
+            if watch is not None:
+                watch(spec, now)
+
+        results = sweep(specs, context, executor, on_step=step, on_result=bars.ended)
         if team is not None:
             leave_team()  # not after an error: the others are ended by torchrun
     if team is not None and not team.is_main_process:

@@ -27,7 +27,14 @@ Templates = Annotated[
 ]
 Root = Annotated[Path | None, typer.Option(help="Root directory of your datasets.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Images per batch.")]
-Workers = Annotated[int, typer.Option(min=0, help="Threads that decode images.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="Processes that decode images; 0: none (default: one per core for a GPU, else two "
+        "threads).",
+    ),
+]
 
 
 def read_settings(given: Sequence[str]) -> dict[str, str]:

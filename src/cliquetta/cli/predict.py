@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from cliquetta.evaluation.answers import PredictionRun
     from cliquetta.model.clip import CLIP
 
+Decode = Literal["exact", "fast"]
 _EXAMPLES = """
 cliquetta predict photos/ --classes cat,dog,horse
 
@@ -158,7 +159,14 @@ def predict(
     templates: Templates = None,
     batch_size: BatchSize = 64,
     seed: Annotated[int, typer.Option(help="Seed of the method and of views.")] = 0,
-    workers: Workers = 2,
+    workers: Workers = None,
+    decode: Annotated[
+        Decode,
+        typer.Option(
+            help="exact, or fast: JPEG's own downscaling of large photographs (slightly other "
+            "pixels)."
+        ),
+    ] = "exact",
 ) -> None:
     """Predict the class of every image and write a table.
 
@@ -234,6 +242,7 @@ def predict(
                 reject=reject,
                 calibrate=calibrate,
                 workers=workers,
+                decode=decode,
                 state=state,
                 out=out,
                 file_format=format,

@@ -81,7 +81,7 @@ def reproduce(
     ] = None,
     out: Out = RUNS,
     batch_size: BatchSize = 64,
-    workers: Workers = 2,
+    workers: Workers = None,
 ) -> None:
     """Run a table of the paper with what is available and print both sides with their protocols.
 

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from cliquetta.data.images import open_image
-from cliquetta.data.views import attach_views, image_views
+from cliquetta.data.views import attach_views, image_views, to_pixels
 from cliquetta.errors import UserError
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.types import Batch, ViewSpec
@@ -49,9 +49,8 @@ def as_batch(
     keys = tuple(key for key, _ in named)
     if views is None or not named:
         return Batch(preprocess.batch([image for _, image in named]), keys)
-    stacked = torch.stack(
-        [image_views(image, key, views, seed, preprocess) for key, image in named]
-    )
+    made = [image_views(image, key, views, seed, preprocess) for key, image in named]
+    stacked = to_pixels(torch.stack(made), preprocess)
     return Batch(stacked[:, 0], keys, stacked)
 
 

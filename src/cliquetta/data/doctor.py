@@ -12,7 +12,7 @@ from typing import Literal
 from cliquetta.data.benchmarks import BENCHMARKS, Benchmark, DataNotFoundError
 from cliquetta.data.benchmarks.place import Listing, candidate_folders, near_misses, squeeze
 from cliquetta.data.images import ImageError, open_image
-from cliquetta.data.loader import map_ahead
+from cliquetta.data.workers import map_ahead
 from cliquetta.errors import UnknownNameError, UserError
 
 State = Literal["complete", "incomplete", "broken", "missing"]

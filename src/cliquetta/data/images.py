@@ -21,10 +21,11 @@ import os
 import stat
 from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.JpegImagePlugin import JpegImageFile
 
 from cliquetta.errors import UserError
 
@@ -32,6 +33,10 @@ MAX_PIXELS = 100_000_000
 """Images of more pixels than this are refused before they are decoded."""
 MAX_BYTES = 2**30
 """Files larger than this are refused before they are read."""
+
+Decode = Literal["exact", "fast"]
+"""Every pixel; or JPEG's own downscaling first, where an image is at least twice as large as
+needed."""
 
 Source = str | os.PathLike[str] | bytes | BinaryIO
 
@@ -51,18 +56,22 @@ def open_image(
     max_pixels: int = MAX_PIXELS,
     exif: bool = True,
     formats: tuple[str, ...] | None = None,
+    shorter: int | None = None,
 ) -> Image.Image:
     """The picture as 8-bit RGB, fully decoded; any size from 1 x 1 to ``max_pixels`` is accepted.
 
     ``formats`` are Pillow's names of those that may be tried (all by default); untrusted images
     should not reach the rarer decoders, of which one starts another program.
 
+    ``shorter`` lets a JPEG be decoded at a half, a quarter or an eighth of its size, as long as its
+    shorter side has that many pixels.
+
     Raises :class:`ImageError` for a file that is missing, empty, not an image, truncated or too
     large. A file object is read from where it stands and left open.
     """
     name = _name(source)
     data = _read(source, name)
-    image = _decode(data, name, max_pixels, formats)
+    image = _decode(data, name, max_pixels, formats, shorter)
     if exif:
         # A file with damaged EXIF data is still a picture; it is shown as it is stored.
         with contextlib.suppress(Exception):
@@ -71,7 +80,11 @@ def open_image(
 
 
 def _decode(
-    data: bytes, name: str, max_pixels: int, formats: tuple[str, ...] | None = None
+    data: bytes,
+    name: str,
+    max_pixels: int,
+    formats: tuple[str, ...] | None = None,
+    shorter: int | None = None,
 ) -> Image.Image:
     """The picture as it is stored, its size checked before its pixels are touched."""
     remedy = _need_of_heif(data) if formats is None else ""
@@ -88,6 +101,8 @@ def _decode(
         reason = f"too large ({width} x {height}, more than {max_pixels:,} pixels)"
         raise ImageError(name, reason)
     try:
+        if shorter is not None and isinstance(image, JpegImageFile):
+            image.draft("RGB", (shorter, shorter))
         image.load()
     except Exception as error:
         raise ImageError(name, f"damaged or truncated ({error})") from error

@@ -54,15 +54,17 @@ class Entry(NamedTuple):
 class ListedImages(Dataset):
     """Images of a list, read when they are asked for."""
 
-    def __init__(self, entries: Sequence[Entry]) -> None:
+    def __init__(self, entries: Sequence[Entry], *, shorter: int | None = None) -> None:
         super().__init__("list", names=(), keys=[entry.path for entry in entries], labels=None)
-        self.entries = [entry._replace(columns={}) for entry in entries]
+        self.entries = entries
+        self.shorter = shorter
+        """Of what :func:`open_image` may give."""
 
     def load(self, index: int) -> Image.Image:
         """Image ``index`` in RGB; raises :class:`ImageError` if it cannot be read."""
         path, _, member = self.entries[index]
         if member is None and not is_url(path):
-            return open_image(path)
+            return open_image(path, shorter=self.shorter)
         try:
             data = read_location(member[0], member[1:]) if member else read_location(path)
         except FileNotFoundError:
@@ -70,7 +72,7 @@ class ListedImages(Dataset):
         except Exception as error:  # whatever a file system raises
             raise ImageError(path, f"cannot be read ({error})") from error
         try:
-            return open_image(data)
+            return open_image(data, shorter=self.shorter)
         except ImageError as error:
             raise ImageError(path, error.reason) from error
 
@@ -108,6 +110,14 @@ class Listing:
             Entry(os.fsdecode(path), json.loads(columns), tuple(json.loads(member)) or None)
             for path, columns, member in found
         ]
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether images are on fsspec's file system in the memory of this process."""
+        query = (
+            "SELECT 1 FROM images WHERE path LIKE 'memory:%' OR member LIKE '%\"memory:%' LIMIT 1"
+        )
+        return self._rows.execute(query).fetchone() is not None
 
     def groups(self) -> list[tuple[str, int]]:
         """What the images share in the column they are grouped by, and how many of them do."""

@@ -17,9 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cliquetta.data.dataset import UNKNOWN, Dataset, UInt8Array
-from cliquetta.data.images import ImageError
-from cliquetta.data.loader import map_ahead
+from cliquetta.data.dataset import UNKNOWN, Dataset
+from cliquetta.data.loader import Group, Loader
 from cliquetta.data.samplers import (
     Domain,
     Indices,
@@ -28,13 +27,10 @@ from cliquetta.data.samplers import (
     get_sampler,
     interleave,
 )
-from cliquetta.data.views import array_views, check_spec, image_views, preprocess_arrays
+from cliquetta.data.views import check_spec
 from cliquetta.errors import UserError
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.types import Batch, ViewSpec
-
-# The unit of work of a loader thread. Fixed, so that results do not depend on their number.
-_CHUNK = 16
 
 _log = logging.getLogger(__name__)
 
@@ -45,18 +41,6 @@ class Skipped:
 
     key: str
     reason: str
-
-
-@dataclass(frozen=True)
-class _Chunk:
-    """What a loader thread hands over: pixels (and views) by place, and what it could not read."""
-
-    pixels: dict[int, Tensor]
-    views: dict[int, Tensor]
-    skipped: list[Skipped]
-
-
-_Assembled = tuple[Batch, Tensor, Sequence[Skipped]]
 
 
 class Stream:
@@ -81,8 +65,9 @@ class Stream:
         unknown: A dataset of images outside the class list (``RelabelledDataset(..., "outside")``)
             to strew among the others, at most as many.
         limit: Images per dataset, at most.
-        workers: Threads that read ahead.
-        pin: Put batches into pinned memory.
+        workers: Processes or threads that read ahead (:mod:`cliquetta.data.loader`): 0 reads in the
+            caller's thread, ``None`` uses as many as the cores and ``device`` suggest.
+        device: Where batches are put; the CPU by default.
         dirichlet: Earlier name of ``gamma``.
 
     Raises:
@@ -106,8 +91,8 @@ class Stream:
         length: int = 10_000,
         unknown: Dataset | None = None,
         limit: int | None = None,
-        workers: int = 0,
-        pin: bool = False,
+        workers: int | None = 0,
+        device: torch.device | str = "cpu",
         dirichlet: float | None = None,
     ) -> None:
         if dirichlet is not None:
@@ -125,7 +110,7 @@ class Stream:
         self.views = views
         self.view_seed = view_seed
         self.workers = workers
-        self.pin = pin
+        self.device = torch.device(device)
         self._check()
         self.skipped: list[Skipped] = []
         """Unreadable files met since the last start, in order."""
@@ -149,10 +134,10 @@ class Stream:
             )
         if self.sampler.interleaves and len(self.domains) - (self.unknown is not None) < 2:
             raise UserError(f"order {self.order!r} interleaves several datasets, got one")
+        if self.workers is not None and self.workers < 0:
+            raise UserError(f"workers is 0 or more, got {self.workers}")
         if self.seed < 0 or self.view_seed < 0:
             raise UserError(f"seeds are 0 or more, got {min(self.seed, self.view_seed)}")
-        if self.pin and not torch.cuda.is_available():
-            raise UserError("pinned memory needs CUDA; set pin=False")
         if self.views is not None:
             check_spec(self.views)
         first = self.domains[0]
@@ -177,6 +162,8 @@ class Stream:
 
     def _lay_out(self, part_of: Indices, index_of: Indices) -> None:
         self._part_of, self._index_of = part_of, index_of
+        several = len(self.domains) > 1
+        self._shown = _Shown(self.parts, self._rounds, several, part_of, index_of)
         self._label_of = np.empty_like(index_of)
         for number, part in enumerate(self.parts):
             own = part_of == number
@@ -244,22 +231,16 @@ class Stream:
     def read(self, parts: Sequence[range]) -> Iterator[tuple[Batch, Tensor]]:
         """Batches of any places of the stream, read ahead while the caller is busy with one."""
         self.skipped = []
-        chunks = [part[i : i + _CHUNK] for part in parts for i in range(0, len(part), _CHUNK)]
-        # While the caller works on one batch, one is put together and one is being read; of views,
-        # which make batches large, no more than the threads hold in their hands.
-        most = max((-(-len(part) // _CHUNK) for part in parts), default=0)
-        ahead = max(1, self.workers + (0 if self.views is not None else most))
-        reading = map_ahead(self._read, chunks, workers=self.workers, ahead=ahead)
-        with closing(reading) as loaded:  # a caller that stops early stops the threads too
-
-            def put_together(part: range) -> _Assembled:
-                return self._assemble([next(loaded) for _ in range(0, len(part), _CHUNK)])
-
-            one = min(1, self.workers)
-            with closing(map_ahead(put_together, parts, workers=one, ahead=1)) as batches:
-                for batch, labels, skipped in batches:
-                    self._report(skipped)
-                    yield batch, labels
+        loader = Loader(
+            self._shown, self.preprocess, (self.views,), self.view_seed, self.workers, self.device
+        )
+        loaded = loader.load(parts, sum(map(len, parts)))
+        with closing(loaded):  # type: ignore[type-var]
+            for part, read in zip(parts, loaded, strict=True):
+                keys = [self.key(place) for place in part]
+                self._report([Skipped(keys[at], reason) for at, reason in read.unreadable])
+                (batch,) = read.batches(keys, (self.views,))
+                yield batch, self.labels([part[at] for at in read.places])
 
     def origin(self, places: range) -> tuple[Indices, Indices]:
         """Number of the part, and index of the image in it, at places of the stream."""
@@ -275,49 +256,11 @@ class Stream:
 
         With several datasets the id leads it; ``#n`` behind it says that it is shown again.
         """
-        number = self._part_of[place]
-        part, round = self.parts[number], self._rounds[number]
-        key = part.keys[self._index_of[place]] + (f"#{round}" if round else "")
-        return key if len(self.domains) == 1 else f"{part.id}/{key}"
+        return self._shown.key(place)
 
     def labels(self, places: Sequence[int]) -> Tensor:
         """Labels of the images at places of the stream, -1 where unknown."""
         return torch.from_numpy(self._label_of[np.asarray(places, dtype=np.int64)])
-
-    def _read(self, places: range) -> _Chunk:
-        """Decode, preprocess and augment the images at ``places``; runs in a loader thread."""
-        chunk = _Chunk({}, {}, [])
-        for number in np.unique(self._part_of[places.start : places.stop]):
-            rows = [place for place in places if self._part_of[place] == number]
-            arrays = self.parts[number].arrays(self._index_of[rows].tolist())
-            if arrays is None:
-                self._read_files(self.parts[number], rows, chunk)
-            else:
-                self._read_arrays(arrays, rows, chunk)
-        return chunk
-
-    def _read_files(self, domain: Dataset, rows: Sequence[int], chunk: _Chunk) -> None:
-        for place in rows:
-            key = self.key(place)
-            try:
-                image = domain.load(int(self._index_of[place]))
-            except ImageError as error:
-                chunk.skipped.append(Skipped(key, error.reason))
-                continue
-            if self.views is None:
-                chunk.pixels[place] = self.preprocess(image)
-            else:
-                views = image_views(image, key, self.views, self.view_seed, self.preprocess)
-                chunk.pixels[place], chunk.views[place] = views[0], views
-
-    def _read_arrays(self, arrays: UInt8Array, rows: Sequence[int], chunk: _Chunk) -> None:
-        if self.views is None:
-            chunk.pixels.update(zip(rows, preprocess_arrays(arrays, self.preprocess), strict=True))
-            return
-        keys = [self.key(place) for place in rows]
-        views = array_views(arrays, keys, self.views, self.view_seed, self.preprocess)
-        chunk.pixels.update(zip(rows, views[:, 0], strict=True))
-        chunk.views.update(zip(rows, views, strict=True))
 
     def _report(self, skipped: Sequence[Skipped]) -> None:
         """Count unreadable files, and tell of each once."""
@@ -327,22 +270,34 @@ class Stream:
                 self._reported.add(entry.key)
                 _log.warning("skipped %s: %s", entry.key, entry.reason)
 
-    def _assemble(self, chunks: Sequence[_Chunk]) -> _Assembled:
-        """One batch of the chunks that it was read in."""
-        pixels = {place: image for chunk in chunks for place, image in chunk.pixels.items()}
-        places = sorted(pixels)
-        size = self.preprocess.size
-        images = torch.stack([pixels[p] for p in places]) if places else _nothing(3, size, size)
-        views = None
-        if self.views is not None:
-            made = {place: view for chunk in chunks for place, view in chunk.views.items()}
-            shape = (self.views.count, 3, size, size)
-            views = torch.stack([made[p] for p in places]) if places else _nothing(*shape)
-        if self.pin:
-            images, views = images.pin_memory(), None if views is None else views.pin_memory()
-        skipped = [entry for chunk in chunks for entry in chunk.skipped]
-        batch = Batch(images, tuple(self.key(place) for place in places), views)
-        return batch, self.labels(places), skipped
+
+@dataclass(frozen=True, eq=False)
+class _Shown:
+    """Which images are where in a stream: all that a worker has to know of it."""
+
+    parts: Sequence[Dataset]
+    rounds: Indices
+    several: bool
+    """Whether keys are led by the dataset's id."""
+    part_of: Indices
+    index_of: Indices
+
+    def __call__(self, places: Sequence[int]) -> list[Group]:
+        """The images at some places, by the part that they are in."""
+        part_of, index_of = self.part_of[list(places)], self.index_of[list(places)]
+        groups = []
+        for number in np.unique(part_of):
+            rows = np.flatnonzero(part_of == number).tolist()
+            keys = [self.key(places[row]) for row in rows]
+            groups.append(Group(self.parts[number], index_of[rows].tolist(), keys, rows))
+        return groups
+
+    def key(self, place: int) -> str:
+        """Name of the image at a place."""
+        number = self.part_of[place]
+        part, round = self.parts[number], self.rounds[number]
+        key = part.keys[self.index_of[place]] + (f"#{round}" if round else "")
+        return f"{part.id}/{key}" if self.several else key
 
 
 def _labels(dataset: Dataset) -> Indices:
@@ -350,8 +305,3 @@ def _labels(dataset: Dataset) -> Indices:
     if dataset.labels is None:
         return np.full(len(dataset), UNKNOWN, dtype=np.int64)
     return dataset.labels.numpy()
-
-
-def _nothing(*shape: int) -> Tensor:
-    """A batch in which no file could be read."""
-    return torch.empty(0, *shape)

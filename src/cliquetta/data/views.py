@@ -56,7 +56,10 @@ def array_views(
     seed: int,
     preprocess: Preprocess,
 ) -> Tensor:
-    """Views (B, V, 3, S, S) of pictures (B, H, W, 3), all at once unless they are large."""
+    """Views of pictures (B, H, W, 3), all at once unless they are large; see :func:`image_views`.
+
+    (B, V, S, S, 3) or (B, V, 3, S, S).
+    """
     matrices = spec.count * preprocess.size * max(images.shape[1:3])
     if max(matrices, images[0].size) > ROW_BUDGET:
         alone = zip(images, keys, strict=True)
@@ -66,18 +69,27 @@ def array_views(
     plans = [_Plan(spec, seed, key, images.shape[1:3], preprocess.size) for key in keys]
     pixels = torch.from_numpy(np.array(images)).permute(0, 3, 1, 2)
     crops = crop_tensors(pixels, [p.boxes for p in plans], preprocess.size, eight_bit=True)
-    plain = preprocess_arrays(images, preprocess)
-    return _finish(plain, crops.to(torch.uint8), plans, preprocess)
+    plain = torch.from_numpy(array_pictures(images, preprocess))
+    return _finish(plain, crops.to(torch.uint8).movedim(-3, -1), plans, preprocess)
 
 
 def image_views(
     image: Image.Image, key: str, spec: ViewSpec, seed: int, preprocess: Preprocess
 ) -> Tensor:
-    """Views (V, 3, S, S) of one picture."""
+    """Views of one picture: pictures (V, S, S, 3) in 8 bits.
+
+    AugMix mixes after normalisation: its views are pixels (V, 3, S, S).
+    """
     image = image if image.mode == "RGB" else image.convert("RGB")
     plan = _Plan(spec, seed, key, (image.height, image.width), preprocess.size)
     crops = torch.from_numpy(crop_image(image, plan.boxes, preprocess.size))
-    return _finish(preprocess(image)[None], crops.permute(0, 3, 1, 2)[None], [plan], preprocess)[0]
+    plain = torch.from_numpy(np.array(preprocess.picture(image)))
+    return _finish(plain[None], crops[None], [plan], preprocess)[0]
+
+
+def to_pixels(views: Tensor, preprocess: Preprocess) -> Tensor:
+    """Normalised pixels of what :func:`image_views` makes, on its device."""
+    return preprocess.pixels(views) if views.dtype == torch.uint8 else views
 
 
 def attach_views(
@@ -106,17 +118,18 @@ def attach_views(
         raise UserError(
             "augmix needs the normalisation: attach_views(..., preprocess=model.preprocess)"
         )
-    pictures = preprocess.unnormalise(batch.images).movedim(-1, -3)
-    crops = crop_tensors(pictures, boxes, S, eight_bit=True).to(torch.uint8)
-    views = _finish(batch.images.float(), crops, plans, preprocess).to(batch.images.dtype)
+    pictures = preprocess.unnormalise(batch.images)
+    crops = crop_tensors(pictures.movedim(-1, -3), boxes, S, eight_bit=True).to(torch.uint8)
+    views = _finish(pictures, crops.movedim(-3, -1), plans, preprocess).to(batch.images.dtype)
+    views[:, 0] = batch.images  # as they were given, not by way of 8 bits
     return Batch(batch.images, batch.keys, views)
 
 
-def preprocess_arrays(images: npt.NDArray[np.uint8], preprocess: Preprocess) -> Tensor:
-    """Pixels (B, 3, S, S) of pictures (B, H, W, 3); pictures of the model's size in one go."""
+def array_pictures(images: npt.NDArray[np.uint8], preprocess: Preprocess) -> npt.NDArray[np.uint8]:
+    """Pictures (B, S, S, 3) of the model's size, of pictures (B, H, W, 3)."""
     if images.shape[1:3] == (preprocess.size, preprocess.size):
-        return preprocess.pixels(images)
-    return preprocess.batch([Image.fromarray(image) for image in images])
+        return images
+    return np.stack([np.asarray(preprocess.picture(Image.fromarray(image))) for image in images])
 
 
 class _Plan:
@@ -147,16 +160,10 @@ def _generator(spec: ViewSpec, seed: int, key: str) -> np.random.Generator:
 
 
 def _finish(plain: Tensor, crops: Tensor, plans: Sequence[_Plan], preprocess: Preprocess) -> Tensor:
-    """Plain pixels (B, 3, S, S) and normalised crops of (B, V - 1, 3, S, S) uint8, AugMixed."""
-    normalised = _normalise(crops, preprocess)
+    """Plain pictures (B, S, S, 3) before crops (B, V - 1, S, S, 3), all uint8; or AugMixed."""
     recipes = [plan.recipe for plan in plans if plan.recipe is not None]
-    if recipes:
-        chains = _normalise(augmix_chains(crops, recipes), preprocess)
-        normalised = mix(normalised, chains, recipes)
-    return torch.cat([plain[:, None], normalised], dim=1)
-
-
-def _normalise(pictures: Tensor, preprocess: Preprocess) -> Tensor:
-    """Pixels of pictures (..., 3, S, S) uint8, in any number of leading dimensions."""
-    flat = pictures.flatten(0, -4).movedim(1, -1)
-    return preprocess.pixels(flat).view(pictures.shape)
+    if not recipes:
+        return torch.cat([plain[:, None], crops], dim=1)
+    chains = augmix_chains(crops.movedim(-1, -3), recipes).movedim(-3, -1)
+    mixed = mix(preprocess.pixels(crops), preprocess.pixels(chains), recipes)
+    return torch.cat([preprocess.pixels(plain)[:, None], mixed], dim=1)

@@ -10,15 +10,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 
 from cliquetta.data.features import FeatureDataset, feature_dataset
+from cliquetta.data.images import Decode
 from cliquetta.data.listing import STDIN, Listing, list_images
 from cliquetta.data.remote import is_url
-from cliquetta.errors import UserError
+from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.evaluation.answers import Answers, PredictionRun
 from cliquetta.evaluation.inference import Predictor
 from cliquetta.evaluation.reading import ImageSource
@@ -57,7 +58,8 @@ def predict(
     multi_label: float | None = None,
     reject: float | None = None,
     calibrate: bool = False,
-    workers: int = 2,
+    workers: int | None = None,
+    decode: Decode = "exact",
     state: Path | str | None = None,
     out: Path | str | None = None,
     file_format: str | None = None,
@@ -99,7 +101,11 @@ def predict(
             is a part of ``state``.
         calibrate: Scale probabilities by a temperature that the stream sets without labels; it is
             a part of ``state``, too.
-        workers: Threads that decode images.
+        workers: Processes that decode files; threads for images in memory, for fewer than a
+            thousand files, and where no process can be started. 0 decodes in this thread; by
+            default as many as there are cores where the model is on a GPU, else two threads.
+        decode: ``exact``; ``fast`` lets JPEG files be decoded at a half, a quarter or an eighth of
+            their size where that is still enough (other pixels, slightly).
         state: File of one method's adapted state: continued from if it exists, saved at the end;
             with ``group_by`` a folder of such files.
         out: Output file or URL; ``-`` is standard output. Without it rows are kept in memory.
@@ -144,7 +150,11 @@ def predict(
     answers = Answers(
         tuple(adapters), names, top_k, all_probabilities, multi_label, reject, calibrate
     )
-    predictor = Predictor(adapters, answers, batch_size, seed, workers)
+    if workers is not None and workers < 0:
+        raise UserError(f"workers is 0 or more, got {workers}")
+    if decode not in get_args(Decode):
+        raise UnknownNameError("way to decode", decode, get_args(Decode))
+    predictor = Predictor(adapters, answers, batch_size, seed, workers, decode)
     state = None if state is None else Path(state)
     if text_features is not None or _is_features(images):
         if group_by is not None or cluster is not None:

@@ -25,6 +25,7 @@ from cliquetta.evaluation.inference import Predictor, States
 from cliquetta.evaluation.parts import Lane, Part, PartCutter
 from cliquetta.evaluation.reading import ReadBatch, Reader, Segment
 from cliquetta.evaluation.resumable import Work
+from cliquetta.evaluation.table_files import Row
 from cliquetta.methods.registry import create_method, get_method, name_of
 from cliquetta.model.clip import CLIP
 
@@ -117,6 +118,8 @@ class PredictActor:
         self.setup: ActorSetup = pickle.loads(ray.get(setup))
         self.predictor = self.setup.build()
         self.cutter: PartCutter | None = None
+        self.rows: list[Row] = []
+        """Of the part that is not finished."""
         self.refusal = ""
         self.free = math.nan
         """Since when it waits."""
@@ -139,12 +142,17 @@ class PredictActor:
         if self.cutter is None or self.cutter.lane != task.lane:
             assert task.states is not None, "the lane began in another actor"
             self.predictor.restore(task.states)
+            self.rows = []
             keep, size, seconds = self.setup.keep_state, self.setup.most_rows, self.setup.seconds
             self.cutter = PartCutter(self.predictor, task.lane, task.first, keep, size, seconds)
         assert task.first == self.cutter.next, f"image {task.first} for {self.cutter.next}"
         assert isinstance(task.images, ReadBatch)
-        rows = self.predictor.rows(task.images)
-        part = self.cutter.add(rows, due=task.due)
+        read = self.predictor.reader.develop(task.images, torch.device(self.setup.device))
+        rows = self.predictor.rows(read)
+        self.rows += rows
+        part = self.cutter.add(len(rows), due=task.due)
+        if part is not None:
+            part, self.rows = replace(part, rows=self.rows), []
         return BatchReport(len(rows), len(task.images.unreadable), waited=waited, part=part)
 
 
@@ -177,6 +185,5 @@ def read_batch(table: Any, reader: Reader, folder: str) -> Any:
     with contextlib.suppress(OSError):  # paths were given as seen from there
         os.chdir(folder)
     task: Task = from_table(table)
-    assert isinstance(task.images, tuple)
-    (read,) = reader.read(task.images)
-    return to_table(replace(task, images=read))
+    assert isinstance(task.images, Segment)
+    return to_table(replace(task, images=reader.read(task.images)))

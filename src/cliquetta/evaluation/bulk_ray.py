@@ -189,7 +189,7 @@ class _Track:
         """Let batches flow through readers and an actor, and keep the parts that come out."""
         from ray.data import from_arrow
 
-        reader = replace(self.work.predictor.reader, workers=0, model=None)
+        reader = replace(self.work.predictor.reader, workers=0, device=None, model=None)
         batches = from_arrow([to_table(task) for task in self._tasks()])
         batches.context.execution_options.preserve_order = True
         batches.context.enable_progress_bars = False

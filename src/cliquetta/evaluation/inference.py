@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+import torch
+
 from cliquetta.data.features import FeatureDataset
+from cliquetta.data.images import Decode
 from cliquetta.data.prepared import AnyBatch
 from cliquetta.evaluation.answers import Answers
 from cliquetta.evaluation.reading import ReadBatch, Reader
@@ -18,6 +22,7 @@ from cliquetta.methods._shared.feature_level import FeatureLevel
 from cliquetta.methods._shared.state import load_state, pack_state, save_state, unpack_state
 from cliquetta.methods.base import Adapter, NonFiniteError
 from cliquetta.methods.registry import require_features_only
+from cliquetta.model.transfer import side_stream
 from cliquetta.types import Batch, Prediction
 
 States = Mapping[str, bytes]
@@ -40,7 +45,8 @@ class Predictor:
     answers: Answers
     batch_size: int
     seed: int
-    workers: int
+    workers: int | None
+    decode: Decode = "exact"
     busy: float = 0.0
     """Seconds in which the methods worked."""
     classes_changed: bool = False
@@ -62,9 +68,8 @@ class Predictor:
         """Who reads the batches that the methods want."""
         model = next(iter(self.adapters.values())).model
         views = tuple(dict.fromkeys(adapter.views for adapter in self.adapters.values()))
-        pin = model.device.type == "cuda"
-        settings = (self.batch_size, self.seed, self.workers, pin)
-        return Reader(model.preprocess, views, *settings, model=model)
+        settings = (self.batch_size, self.seed, self.workers, model.device, model, self.decode)
+        return Reader(model.preprocess, views, *settings)
 
     def check(self, dataset: FeatureDataset) -> None:
         """Refuse features that a method cannot take, before anything is written."""
@@ -75,19 +80,37 @@ class Predictor:
 
     def rows(self, read: ReadBatch) -> list[Row]:
         """One row per image of a batch; the methods learn from it."""
+        return self.ask(read)()
+
+    def ask(self, read: ReadBatch) -> Callable[[], list[Row]]:
+        """Let the methods learn from a batch; gives what makes its rows, later and in any thread.
+
+        A GPU may be busy with the next batch then.
+        """
         begun = time.perf_counter()
         predictions = {
             name: self._predict(name, adapter, read.by_views[adapter.views])
             for name, adapter in self.adapters.items()
         }
         keys = next(iter(read.by_views.values())).keys
-        answers = dict(zip(keys, self.answers.rows(predictions), strict=True))
+        listed, unreadable = list(zip(read.keys, read.columns, strict=True)), read.unreadable
+        logits = next(iter(predictions.values())).logits
+        side = side_stream(logits.device) if logits.is_cuda else None
+        answered = torch.cuda.current_stream(logits.device).record_event() if side else None
+
+        def rows() -> list[Row]:
+            with nullcontext() if side is None else torch.cuda.stream(side):
+                if side is not None and answered is not None:
+                    side.wait_event(answered)
+                answers = dict(zip(keys, self.answers.rows(predictions), strict=True))
+            return [
+                {"path": shown_path(key), **columns, **answers.get(key, {})}
+                | {"error": unreadable.get(key, "")}
+                for key, columns in listed
+            ]
+
         self.busy += time.perf_counter() - begun
-        return [
-            {"path": shown_path(key), **columns, **answers.get(key, {})}
-            | {"error": read.unreadable.get(key, "")}
-            for key, columns in zip(read.keys, read.columns, strict=True)
-        ]
+        return rows
 
     def _predict(self, name: str, adapter: Adapter, batch: AnyBatch) -> Prediction:
         try:

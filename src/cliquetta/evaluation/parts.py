@@ -11,12 +11,14 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cliquetta.atomic import exclusive, write_atomically
 from cliquetta.evaluation.inference import Predictor, States
@@ -26,6 +28,10 @@ PART_SECONDS = 20.0
 """How much work a run that is stopped may lose."""
 PART_ROWS = 4096
 _START = "start"
+_WAITING = 4
+"""Batches whose rows are not made yet, at most."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -46,12 +52,13 @@ class Part:
     first: int
     last: int
     rows: Sequence[Row]
+    """Empty until they are made."""
     states: States
 
 
 @dataclass
 class PartCutter:
-    """Collects the rows of a lane until a part is due."""
+    """Counts the images of a lane until a part is due."""
 
     predictor: Predictor
     lane: Lane
@@ -60,25 +67,60 @@ class PartCutter:
     """Whether the state at the end of the lane is wanted."""
     most_rows: int = field(default_factory=lambda: PART_ROWS)
     seconds: float = field(default_factory=lambda: PART_SECONDS)
-    waiting: list[Row] = field(default_factory=list)
+    waiting: int = 0
+    """Images since the last part."""
     begun: float = field(default_factory=time.monotonic)
 
     @property
     def next(self) -> int:
         """The image whose turn it is."""
-        return self.place + len(self.waiting)
+        return self.place + self.waiting
 
-    def add(self, rows: Sequence[Row], *, due: bool = False) -> Part | None:
-        """The part that ends with these rows, if it is time, the lane is done, or it is due."""
-        self.waiting += rows
+    def add(self, images: int, *, due: bool = False) -> Part | None:
+        """The part that ends with these images, if it is time, the lane is done, or it is due."""
+        self.waiting += images
         last, late = self.next, time.monotonic() - self.begun > self.seconds
-        if not (due or late or len(self.waiting) >= self.most_rows or last == self.lane.stop):
+        if not (due or late or self.waiting >= self.most_rows or last == self.lane.stop):
             return None
         wanted = last < self.lane.stop or self.keep_state
         states = self.predictor.states() if wanted else {}
-        part = Part(self.lane, self.place, last, self.waiting, states)
-        self.waiting, self.place, self.begun = [], last, time.monotonic()
+        part = Part(self.lane, self.place, last, (), states)
+        self.waiting, self.place, self.begun = 0, last, time.monotonic()
         return part
+
+
+class Writer:
+    """A thread that makes and writes rows, in order, while the next batch is predicted.
+
+    What it was given is done when it is closed, unless something before it failed.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "cliquetta-writer")
+        self._waiting: deque[Future[Any]] = deque()
+
+    def submit(self, function: Callable[..., T], *given: Any) -> Future[T]:
+        """Have something done; raises what went wrong before. A few things wait at most."""
+        while len(self._waiting) > _WAITING or (self._waiting and self._waiting[0].done()):
+            self._waiting.popleft().result()
+        before = self._waiting[-1] if self._waiting else None
+
+        def after() -> T:
+            if before is not None:
+                before.result()
+            return function(*given)
+
+        self._waiting.append(job := self._thread.submit(after))
+        return job
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._thread.shutdown()
+        if kind is None:
+            for job in self._waiting:
+                job.result()
 
 
 @dataclass

@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
+import logging
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
 
+import torch
 from PIL import Image
 
 from cliquetta.data.batch import ImageLike, to_picture
 from cliquetta.data.dataset import Dataset
 from cliquetta.data.features import FeatureDataset
-from cliquetta.data.listing import ListedImages, Listing
-from cliquetta.data.prepared import AnyBatch, AnyStream, from_given_features
+from cliquetta.data.images import Decode
+from cliquetta.data.listing import Entry, ListedImages, Listing
+from cliquetta.data.loader import Group, Loaded, Loader
+from cliquetta.data.prepared import AnyBatch, FeatureStream
 from cliquetta.data.stream import Stream
+from cliquetta.data.views import to_pixels
 from cliquetta.evaluation.answers import Answers
 from cliquetta.evaluation.table_files import Row
 from cliquetta.model.clip import CLIP
 from cliquetta.model.preprocess import Preprocess
-from cliquetta.types import ViewSpec
+from cliquetta.types import Batch, ViewSpec
 
-_SEGMENT = 64
-"""Batches that are read as one dataset."""
+_log = logging.getLogger(__name__)
 
-Segment = tuple[Dataset, Sequence[Row]]
-"""Consecutive images, and the columns that were given for each."""
+
+class Picture(NamedTuple):
+    """An image in memory, named by its number."""
+
+    path: str
+    image: ImageLike
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The images of a batch as they are listed, and the columns that were given for each."""
+
+    images: Sequence[Entry] | Sequence[Picture]
+    columns: Sequence[Row]
 
 
 @dataclass(frozen=True)
@@ -49,46 +68,84 @@ class Reader:
     views: tuple[ViewSpec | None, ...]
     batch_size: int
     seed: int
-    workers: int = 0
-    pin: bool = False
+    workers: int | None = 0
+    device: torch.device | None = None
+    """Where pixels are wanted; ``None`` leaves them bytes, for :meth:`develop`."""
     model: CLIP | None = None
     """What given features are of; images are read without it."""
+    decode: Decode = "exact"
 
-    def stream(self, dataset: Dataset, views: ViewSpec | None) -> AnyStream:
-        """A dataset, of images or of features, in its order."""
-        stream = Stream(
-            dataset,
-            self.preprocess,
-            self.batch_size,
-            order="sequential",
-            views=views,
-            view_seed=self.seed,
-            workers=self.workers,
-            pin=self.pin,
-        )
-        return stream if self.model is None else from_given_features(stream, self.model)
+    def stream(self, dataset: FeatureDataset, views: ViewSpec | None) -> FeatureStream:
+        """Given features in their order, if the model and the views of a method fit them."""
+        assert self.model is not None
+        stream = Stream(dataset, self.preprocess, self.batch_size, order="sequential", views=views)
+        return FeatureStream(stream, self.model)
 
     def batches(self, source: ImageSource, start: int, stop: int) -> Iterator[ReadBatch]:
         """The batches of the images from ``start`` up to ``stop``."""
-        step = _SEGMENT * self.batch_size
-        for begin in range(start, stop, step):
-            yield from self.read(source.segment(begin, min(begin + step, stop)))
+        if isinstance(source.images, FeatureDataset):
+            yield from self._features(source.images.part(start, stop))
+            return
+        begun: deque[Segment] = deque()
 
-    def read(self, segment: Segment) -> Iterator[ReadBatch]:
-        """The batches of a segment."""
-        dataset, columns = segment
-        streams = {views: self.stream(dataset, views) for views in self.views}
-        seen = place = 0
-        with ExitStack() as stack:
-            started = [stack.enter_context(closing(s.batches())) for s in streams.values()]  # type: ignore[type-var]
-            for batches in zip(*started, strict=True):
-                by_views = dict(zip(streams, (batch for batch, _ in batches), strict=True))
-                fresh = next(iter(streams.values())).skipped[seen:]
-                seen += len(fresh)
-                end = place + self.batch_size
-                unreadable = {entry.key: entry.reason for entry in fresh}
-                yield ReadBatch(dataset.keys[place:end], columns[place:end], by_views, unreadable)
-                place = end
+        def listed() -> Iterator[Sequence[Entry] | Sequence[Picture]]:
+            for first in range(start, stop, self.batch_size):
+                begun.append(source.segment(first, min(first + self.batch_size, stop)))
+                yield begun[-1].images
+
+        loaded = self._loader(local=source.local).load(listed(), stop - start)
+        with closing(loaded):  # type: ignore[type-var]
+            for read in loaded:
+                yield self._batch(begun.popleft(), read)
+
+    def read(self, segment: Segment) -> ReadBatch:
+        """One batch, in this thread."""
+        (loaded,) = self._loader(local=True).load([segment.images], len(segment.images))
+        return self._batch(segment, loaded)
+
+    def develop(self, read: ReadBatch, device: torch.device) -> ReadBatch:
+        """A batch of bytes as one of pixels."""
+        made: dict[ViewSpec | None, AnyBatch] = {}
+        for views, batch in read.by_views.items():
+            assert isinstance(batch, Batch)
+            both = batch.images if batch.views is None else batch.views
+            pixels = to_pixels(both.to(device), self.preprocess)
+            plain = pixels if batch.views is None else pixels[:, 0]
+            made[views] = Batch(plain, batch.keys, None if batch.views is None else pixels)
+        return replace(read, by_views=made)
+
+    def _loader(self, *, local: bool) -> Loader[Entry | Picture]:
+        # crops of a small part of an image need all of its pixels
+        fast = self.decode == "fast" and not any(self.views)
+        find = partial(_find, shorter=self.preprocess.size if fast else None)
+        settings = (self.preprocess, self.views, self.seed, self.workers, self.device, local)
+        return Loader(find, *settings)
+
+    def _batch(self, segment: Segment, loaded: Loaded) -> ReadBatch:
+        keys = [image.path for image in segment.images]
+        batches = loaded.batches(keys, self.views)
+        by_views: dict[ViewSpec | None, AnyBatch] = dict(zip(self.views, batches, strict=True))
+        unreadable = {keys[at]: reason for at, reason in loaded.unreadable}
+        for key, reason in unreadable.items():
+            _log.warning("skipped %s: %s", key, reason)
+        return ReadBatch(keys, segment.columns, by_views, unreadable)
+
+    def _features(self, dataset: FeatureDataset) -> Iterator[ReadBatch]:
+        streams = [self.stream(dataset, views).batches() for views in self.views]
+        for batches in zip(*streams, strict=True):
+            by_views = dict(zip(self.views, (batch for batch, _ in batches), strict=True))
+            keys = batches[0][0].keys
+            yield ReadBatch(keys, [{}] * len(keys), by_views, {})
+
+
+def _find(images: Sequence[Entry | Picture], *, shorter: int | None) -> list[Group]:
+    """Images of a list, or images in memory."""
+    keys, places = [image.path for image in images], range(len(images))
+    entries = [image for image in images if isinstance(image, Entry)]
+    if entries:
+        return [Group(ListedImages(entries, shorter=shorter), places, keys, places)]
+    pictures = [image for image in images if isinstance(image, Picture)]
+    return [Group(_Pictures(pictures), places, keys, places)]
 
 
 class ImageSource:
@@ -108,17 +165,21 @@ class ImageSource:
             self.columns[name] = shown
             taken.add(shown)
 
+    @property
+    def local(self) -> bool:
+        """Whether other processes cannot see the images."""
+        return not isinstance(self.images, Listing) or self.images.in_memory
+
     def segment(self, start: int, stop: int) -> Segment:
-        """The dataset of some images, and the columns that were given for each."""
-        if isinstance(self.images, FeatureDataset):
-            return self.images.part(start, stop), [{}] * (stop - start)
+        """Some images, and the columns that were given for each."""
+        assert not isinstance(self.images, FeatureDataset)
         if not isinstance(self.images, Listing):
-            pictures = _Pictures(self.images[start:stop], start)
-            return pictures, [{} for _ in pictures.keys]
+            pictures = [Picture(str(number), self.images[number]) for number in range(start, stop)]
+            return Segment(pictures, [{}] * len(pictures))
         entries = self.images.entries(start, stop)
         shown = self.columns.items()
         columns = [{new: e.columns.get(name, "") for name, new in shown} for e in entries]
-        return ListedImages(entries), columns
+        return Segment([entry._replace(columns={}) for entry in entries], columns)
 
     def table_columns(self) -> dict[str, type]:
         """All columns of the output table, in order."""
@@ -127,13 +188,13 @@ class ImageSource:
 
 
 class _Pictures(Dataset):
-    """Images in memory, named by their place."""
+    """Images in memory."""
 
-    def __init__(self, images: Sequence[ImageLike], start: int) -> None:
-        keys = [str(start + place) for place in range(len(images))]
+    def __init__(self, pictures: Sequence[Picture]) -> None:
+        keys = [picture.path for picture in pictures]
         super().__init__("images", names=(), keys=keys, labels=None)
-        self.images = images
+        self.pictures = pictures
 
     def load(self, index: int) -> Image.Image:
         """Image ``index`` in RGB."""
-        return to_picture(self.images[index])[1]
+        return to_picture(self.pictures[index].image)[1]

@@ -13,8 +13,9 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, closing
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,7 +27,7 @@ from cliquetta.data.remote import find_filesystem, is_url
 from cliquetta.errors import UserError
 from cliquetta.evaluation.answers import PredictionRun
 from cliquetta.evaluation.inference import Predictor, States
-from cliquetta.evaluation.parts import Lane, PartCutter, Parts
+from cliquetta.evaluation.parts import Lane, Part, PartCutter, Parts, Writer
 from cliquetta.evaluation.reading import ImageSource
 from cliquetta.evaluation.table_files import Row, TableFormat
 from cliquetta.methods._shared.state import describe, merge_states
@@ -190,6 +191,7 @@ def _begin_or_continue(
         "number of actors": None if groups or workers is None else workers.actors,
         "shard": list(request.shard),
         "batch size": predictor.batch_size,
+        "decoding": predictor.decode,
         "seed": predictor.seed,
         "top k": predictor.answers.top_k,
         "all probabilities": predictor.answers.all_probabilities,
@@ -276,18 +278,25 @@ class Work:
     def do(self) -> None:
         """Predict here what is in no part yet, one lane after the other."""
         begun = time.perf_counter()
-        for lane in self.unfinished():
-            self.predictor.restore(self.states(lane))
-            place = self.parts.done(lane)
-            cutter = PartCutter(self.predictor, lane, place, self.request.state is not None)
-            for read in self.predictor.reader.batches(self.source, place, lane.stop):
-                rows = self.predictor.rows(read)
-                part = cutter.add(rows)
-                if part is not None:
-                    self.parts.add(part)
-                self.advance(len(rows), len(read.unreadable))
+        with Writer() as writer:
+            for lane in self.unfinished():
+                self.predictor.restore(self.states(lane))
+                place = self.parts.done(lane)
+                cutter = PartCutter(self.predictor, lane, place, self.request.state is not None)
+                rows: list[Future[list[Row]]] = []
+                for read in self.predictor.reader.batches(self.source, place, lane.stop):
+                    rows.append(writer.submit(self.predictor.ask(read)))
+                    part = cutter.add(len(read.keys))
+                    if part is not None:
+                        writer.submit(self._write, part, rows)
+                        rows = []
+                    self.advance(len(read.keys), len(read.unreadable))
         self.run.busy, self.run.waited = self.predictor.busy, time.perf_counter() - begun
         self.run.waited -= self.run.busy
+
+    def _write(self, part: Part, rows: Sequence[Future[list[Row]]]) -> None:
+        made = [row for some in rows for row in some.result()]
+        self.parts.add(replace(part, rows=made))
 
 
 def _collect(work: Work, predicted: Counter[Lane]) -> Iterator[Row]:

@@ -57,8 +57,8 @@ class RunContext:
     root: Path | None = None
     """Root directory of datasets."""
     device: str = "auto"
-    workers: int = 0
-    """Loader threads."""
+    workers: int | None = 0
+    """Of the loader: 0 reads in the caller's thread, ``None`` chooses."""
     offline: bool = False
     features: Path | None = None
     """Folder of features encoded once; methods that need no more of an image take them from it."""
@@ -137,7 +137,7 @@ class RunContext:
             limit=spec.limit,
             unknown=unknown,
             workers=self.workers,
-            pin=model.device.type == "cuda",
+            device=model.device,
         )
         if self.evidence and given:
             raise UserError(f"{stream.id} holds features, no images to show: leave out --evidence")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import glob
 import logging
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -115,6 +116,12 @@ def create_model(
     ``checkpoints.local.guess_activation``). ``on_progress`` sees the bytes of a download.
     """
     target, kind = pick_device(device), pick_dtype(dtype)
+    if target.type == "cpu" and not computes_in(kind):
+        warnings.warn(
+            f"this CPU has no {str(kind).removeprefix('torch.')} arithmetic and emulates it, which "
+            "is tens of times slower than float32: use --dtype fp32 (dtype=torch.float32)",
+            stacklevel=2,
+        )
     if activation is not None and activation not in get_args(Activation):
         raise UnknownNameError("activation", activation, get_args(Activation))
     fetcher = Fetcher(None if cache_dir is None else Path(cache_dir), offline, on_progress)
@@ -326,3 +333,13 @@ def _first_weights(
         if path is not None:
             return read_tensors([path])[0]
     raise CheckpointError(f"{repo} has no weights that can be read: none of {', '.join(names)}")
+
+
+def computes_in(dtype: torch.dtype) -> bool:
+    """Whether this CPU multiplies matrices of a half-precision dtype; of others always."""
+    if dtype not in (torch.bfloat16, torch.float16):
+        return True
+    name = "bf16" if dtype is torch.bfloat16 else "fp16"
+    supported = getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported")
+    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return bool(available and supported())

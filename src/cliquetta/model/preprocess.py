@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -128,29 +129,33 @@ class Preprocess:
         target = (self.size, longer) if width <= height else (longer, self.size)
         if image.size != target:
             image = image.resize(target, resample)
-        left, top = (self._offset(side - self.size) for side in image.size)
+        left, top = (self.offset(side - self.size) for side in image.size)
         return image.crop((left, top, left + self.size, top + self.size))
 
     def pixels(self, images: NDArray[np.uint8] | Tensor) -> Tensor:
-        """Normalise uint8 pictures (N, size, size, 3) that already have the model's size."""
+        """Normalise uint8 pictures (..., size, size, 3) that already have the model's size.
+
+        The same bits on every device: all steps are elementwise and rounded as IEEE 754 says.
+        """
         data = torch.tensor(images) if isinstance(images, np.ndarray) else images
-        if data.dtype != torch.uint8 or data.ndim != 4 or data.shape[3] != 3:
+        if data.dtype != torch.uint8 or data.ndim < 4 or data.shape[-1] != 3:
             raise UserError(
                 f"pixels takes uint8 (N, {self.size}, {self.size}, 3), "
                 f"got {data.dtype} {tuple(data.shape)}"
             )
-        if data.shape[1:3] != (self.size, self.size):
+        if data.shape[-3:-1] != (self.size, self.size):
             raise UserError(
-                f"pictures are {data.shape[1]} x {data.shape[2]}, the model takes {self.size} x "
+                f"pictures are {data.shape[-3]} x {data.shape[-2]}, the model takes {self.size} x "
                 f"{self.size}; open them as PIL images to have them resized"
             )
-        scaled = data.permute(0, 3, 1, 2).contiguous().to(torch.float32).div_(255)
-        mean, std = self._statistics(scaled.device)
+        mean, std, levels = _constants(self.mean, self.std, data.device)
+        # a division by a Python number would become a product with its reciprocal on CUDA
+        scaled = data.movedim(-1, -3).contiguous().to(torch.float32).div_(levels)
         return scaled.sub_(mean).div_(std)
 
     def unnormalise(self, pixels: Tensor) -> Tensor:
         """The uint8 pictures (..., H, W, 3) of normalised pixels (..., 3, H, W)."""
-        mean, std = self._statistics(pixels.device)
+        mean, std, _ = _constants(self.mean, self.std, pixels.device)
         scaled = pixels.detach().to(torch.float32) * std + mean
         return scaled.mul(255).round().clamp(0, 255).to(torch.uint8).movedim(-3, -1)
 
@@ -178,21 +183,28 @@ class Preprocess:
         """Hash of the values: equal preprocessing, equal fingerprint."""
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
 
-    def _offset(self, spare: int) -> int:
+    def offset(self, spare: int) -> int:
+        """Where the centre crop begins, of the pixels beside it."""
         return round(spare / 2.0) if self.crop_rounding == "round" else spare // 2
 
     def _middle(self, image: Image.Image, longer: int) -> Image.Image:
         """Resize only what the crop of a very long picture shows: the same up to rounding."""
         width, height = image.size
-        offset = self._offset(longer - self.size)
+        offset = self.offset(longer - self.size)
         scale = longer / max(width, height)
         first, last = offset / scale, (offset + self.size) / scale
         box = (first, 0, last, height) if width > height else (0, first, width, last)
         return resize_part(image, self.size, _FILTERS[self.interpolation], box)
 
-    def _statistics(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        mean, std = (
-            torch.tensor(v, dtype=torch.float32, device=device).view(3, 1, 1)
-            for v in (self.mean, self.std)
+
+@lru_cache(maxsize=16)
+def _constants(
+    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and standard deviation (3, 1, 1), and the highest level, on a device."""
+    with torch.inference_mode(False):
+        return (
+            torch.tensor(mean, dtype=torch.float32, device=device).view(3, 1, 1),
+            torch.tensor(std, dtype=torch.float32, device=device).view(3, 1, 1),
+            torch.tensor([255.0], device=device),
         )
-        return mean, std

@@ -6,6 +6,8 @@ device then idles while the host prepares the next kernels.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,12 @@ def send(value: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda" or value.is_cuda:
         return value.to(device)
     return value.pin_memory().to(device, non_blocking=True)
+
+
+@lru_cache(maxsize=16)
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of a GPU for what is done beside its work: copies in, answers out."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class Fetched:

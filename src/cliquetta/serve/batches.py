@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.data.images import ImageError, open_image
-from cliquetta.data.views import image_views
+from cliquetta.data.views import image_views, to_pixels
 from cliquetta.methods.base import Adapter, NonFiniteError
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.serve.errors import conflict, invalid, too_large
@@ -94,7 +94,7 @@ def _pixels(
     image = open_image(upload.data, max_pixels=max_pixels, formats=FORMATS)
     if views is None:
         return preprocess(image)
-    return image_views(image, upload.key, views, seed, preprocess)
+    return to_pixels(image_views(image, upload.key, views, seed, preprocess), preprocess)
 
 
 def _check_header(data: bytes, max_pixels: int) -> None:

@@ -170,7 +170,8 @@ class FairPool:
             raise ServiceError(503, "overloaded", "the server is busy", retry_after=after)
         if self._owned[owner] >= self._per_owner:
             message = f"{self._owned[owner]} requests of your sessions are waiting already"
-            raise ServiceError(429, "owner_busy", message, retry_after=self._mean * waiting)
+            after = self._mean * self._owned[owner] / len(self._threads)
+            raise ServiceError(429, "owner_busy", message, retry_after=after)
 
     def close(self) -> None:
         """Take no more jobs, finish those that wait, stop the threads."""

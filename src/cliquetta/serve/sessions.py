@@ -125,8 +125,9 @@ class Sessions:
             if known is not None:
                 self._metrics.replays.inc()
                 return known.body, True
+            # An adapter that raises has rolled itself back: the session stays in memory.
+            decoded, prediction = self._compute(entry, resident.adapter, request)
             with self._cache.whole(id):
-                decoded, prediction = self._compute(entry, resident.adapter, request)
                 number = entry.progress.sequence + 1
                 body = render_answer(entry.spec, number, request, decoded, prediction)
                 answers = {**resident.answers, number: Answer.of(digest, body, key)}
@@ -224,7 +225,8 @@ class Sessions:
 
     def delete_due(self, id: str) -> None:
         """Delete a session if it is still :meth:`due` now."""
-        if id in {id for _, id in self.due()}:
+        entry = self._cache.find(id)
+        if entry is not None and (self._is_expired(entry) or id in self._store.deletions()):
             self.delete(id)
 
     def _is_expired(self, entry: StoredSession) -> bool:

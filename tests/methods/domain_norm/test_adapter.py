@@ -23,6 +23,7 @@ from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.scenes import NAMES, build_model, make_batches
+from tests._helpers.tolerance import DOUBLE, FEATURE, LOGIT, STEP, SUM
 
 MODEL = build_model(0)
 PROMPTS = ClassPrompts(NAMES)
@@ -79,10 +80,10 @@ def test_first_step_equals_autograd_through_the_whole_tower() -> None:
 
     adapter.predict(Batch(images))
     norms = adapter.state.domains[0].norms
-    torch.testing.assert_close(norms.first, 0.1 * gradient, atol=1e-12, rtol=0)
+    torch.testing.assert_close(norms.first, 0.1 * gradient, atol=DOUBLE, rtol=0)
     rate = 0.012 * min(1.0, (1 - confidence) / 0.9)
     moved = start - rate * gradient / (gradient.abs() + 1e-8)
-    torch.testing.assert_close(norms.values, moved, rtol=0, atol=1e-9)
+    torch.testing.assert_close(norms.values, moved, rtol=0, atol=STEP)
 
 
 @pytest.mark.parametrize("size", [1, 3, 8, 24])
@@ -103,7 +104,7 @@ def test_single_images_are_learned_from_like_a_batch() -> None:
     for image in images:
         alone.predict(Batch(image[None]))
     norms = [adapter.state.domains[0].norms.values for adapter in (alone, together)]
-    torch.testing.assert_close(*norms, atol=1e-9, rtol=0)
+    torch.testing.assert_close(*norms, atol=STEP, rtol=0)
 
 
 def test_before_the_first_step_the_answer_is_zero_shot() -> None:
@@ -123,7 +124,7 @@ def test_a_settled_domain_is_answered_by_the_learning_pass() -> None:
     features = with_norms(norms)[0].encode_image(second, normalize=True).detach()
     expected = (MODEL.scale * features @ adapter.network.text.T).softmax(-1)
     found = adapter.predict(Batch(second)).probabilities
-    torch.testing.assert_close(found, expected.float(), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(found, expected.float(), atol=SUM, rtol=FEATURE)
     assert not torch.equal(adapter.state.domains[0].norms.values, norms)
 
 
@@ -134,7 +135,7 @@ def test_order_inside_batches_that_do_not_fit_the_window_does_not_matter() -> No
     for images in batches:
         straight = one.predict(Batch(images)).logits
         mixed = other.predict(Batch(images[shuffled])).logits
-    torch.testing.assert_close(mixed, straight[shuffled], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(mixed, straight[shuffled], atol=LOGIT, rtol=LOGIT)
 
 
 def test_learning_lowers_the_loss_that_it_is_given() -> None:
@@ -220,7 +221,7 @@ def test_images_of_a_mixed_batch_are_answered_with_the_prompts_of_their_domains(
     found = mixed.predict(Batch(both))
     assert found.evidence["domains_in_batch"] == 2
     halves = [apart.predict(Batch(images[:20])).logits for images in (bright, dark)]
-    torch.testing.assert_close(found.logits, torch.cat(halves)[order], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(found.logits, torch.cat(halves)[order], atol=LOGIT, rtol=LOGIT)
 
 
 def test_where_clip_is_sure_its_answer_is_mixed_in() -> None:
@@ -233,7 +234,7 @@ def test_where_clip_is_sure_its_answer_is_mixed_in() -> None:
         frequency_power=0.0,
     )
     found = adapter.predict(Batch(images)).probabilities
-    torch.testing.assert_close(found, zero_shot(adapter, images).float(), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(found, zero_shot(adapter, images).float(), atol=FEATURE, rtol=LOGIT)
 
 
 def test_believed_frequencies_weight_the_answers() -> None:
@@ -244,7 +245,7 @@ def test_believed_frequencies_weight_the_answers() -> None:
     expected = plain * (marginal / marginal.max()).sqrt()
     found = adapter.predict(Batch(images)).probabilities
     torch.testing.assert_close(
-        found, (expected / expected.sum(1, keepdim=True)).float(), atol=1e-5, rtol=1e-4
+        found, (expected / expected.sum(1, keepdim=True)).float(), atol=FEATURE, rtol=LOGIT
     )
 
 
@@ -259,7 +260,7 @@ def test_images_that_are_not_finite_teach_nothing_and_the_others_are_answered() 
     torch.testing.assert_close(found.logits[6:], torch.full((2, 6), -math.log(6)))
     assert found.evidence["non_finite"] == 2
     for name, value in adapter.state_dict().items():
-        torch.testing.assert_close(value, clean.memory[name], atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(value, clean.memory[name], atol=SUM, rtol=SUM)
     before, nothing = adapter.state_dict(), adapter._predict(Batch(broken[6:]))
     assert adapter.summarize(nothing) == {"images": 2}
     assert all(torch.equal(value, before[name]) for name, value in adapter.state_dict().items())
@@ -340,7 +341,7 @@ def test_evidence_tells_how_adaptation_is_doing() -> None:
     assert "agreement" not in lines[0]  # nothing was asked before
     assert [line["distance"] > 0 for line in lines] == [True] * 3
     plain = torch.cat([zero_shot(adapter, images) for images in batches])
-    assert lines[2]["confidence"] == pytest.approx(float(plain.amax(1).mean()), abs=1e-4)
+    assert lines[2]["confidence"] == pytest.approx(float(plain.amax(1).mean()), abs=LOGIT)
     # Neighbours are told by adapted features: without learning, by those of plain CLIP.
     still = build(step_every=20, domains=1, lr=0.0)
     lines = [health(still.predict(Batch(images)).evidence) for images in batches]
@@ -348,7 +349,7 @@ def test_evidence_tells_how_adaptation_is_doing() -> None:
     features = MODEL.encode_image(batches[0], normalize=True)
     similar = (features @ features.T).fill_diagonal_(-2).topk(10).indices
     expected = (answers[similar] == answers[:, None]).double().mean()
-    assert lines[1]["agreement"] == pytest.approx(float(expected), abs=1e-4)
+    assert lines[1]["agreement"] == pytest.approx(float(expected), abs=LOGIT)
 
 
 @pytest.mark.parametrize(
@@ -381,7 +382,7 @@ def test_information_by_hand() -> None:
             seen = observe(counts, start.predicted, p.repeat(count, 1), DomainNormConfig())
             counts, found = seen.counts, Figures(*seen.figures.tolist())
             assert math.isnan(found.information) == (count == 31)
-        assert found.information == pytest.approx(expected, abs=1e-5)
+        assert found.information == pytest.approx(expected, abs=FEATURE)
 
 
 def test_images_that_say_nothing_are_answered_by_zero_shot_and_counted() -> None:

@@ -31,6 +31,7 @@ from cliquetta.methods.domain_norm.prior import (
     tempered,
 )
 from cliquetta.methods.domain_norm.state import Counts
+from tests._helpers.tolerance import DOUBLE, FEATURE, SUM
 
 N = 10
 
@@ -55,7 +56,7 @@ def estimate(answers: Tensor, images: float, batch: int = 64) -> Tensor:
 def test_evenness_counts_the_equally_frequent() -> None:
     assert float(evenness(torch.full((8,), 1 / 8))) == pytest.approx(1.0)
     two = torch.tensor([0.5, 0.5] + [0.0] * 6)
-    assert float(evenness(two)) == pytest.approx(2 / 8, rel=1e-3)
+    assert float(evenness(two)) == pytest.approx(2 / 8, rel=SUM)
 
 
 def test_background_is_a_weighted_mean_that_starts_from_that_of_all_classes() -> None:
@@ -113,9 +114,9 @@ def test_removing_the_background_equals_a_literal_loop() -> None:
         now_w = [w[n] + sum(a[n] for a in absent) for n in range(N)]
         now_t = [t[n] + sum(a[n] * x[n] for a, x in zip(absent, centred, strict=True))
                  for n in range(N)]  # fmt: skip
-    np.testing.assert_allclose(p.numpy(), expected, rtol=1e-10)
-    np.testing.assert_allclose(others.numpy(), last[0], rtol=1e-10)
-    np.testing.assert_allclose(weighted.numpy(), last[1], rtol=1e-10)
+    np.testing.assert_allclose(p.numpy(), expected, rtol=DOUBLE)
+    np.testing.assert_allclose(others.numpy(), last[0], rtol=DOUBLE)
+    np.testing.assert_allclose(weighted.numpy(), last[1], rtol=DOUBLE)
 
 
 @pytest.mark.parametrize("batch", [1, 8, 64])
@@ -150,7 +151,7 @@ def test_uneven_frequencies_are_believed_if_answers_are_confident_enough() -> No
     # Seven of ten against a limit of 0.4, of 0.4 + 2 * 0.16 = 0.72, and of 0.8 at most.
     for sureness, expected in ((0.3, 0.0), (0.66, 0.7), (0.95, 1.0)):
         found = float(belief(torch.tensor(0.7), torch.tensor(sureness), config))
-        assert found == pytest.approx(expected, abs=1e-3)
+        assert found == pytest.approx(expected, abs=SUM)
 
 
 def counted(answers: Tensor, config: DomainNormConfig, batch: int = 64) -> Iterator[Counts]:
@@ -179,7 +180,7 @@ def test_plain_answers_count_where_they_are_few_and_confident() -> None:
     cases = ((0.1, 0.9, 1.0), (0.1, 0.4, 0.0), (0.6, 0.9, 0.0), (0.3, 0.6, 0.25), (0.1, 0.62, 0.7))
     for even, confidence, expected in cases:
         found = plain_share(torch.tensor(even), torch.tensor(confidence))
-        assert float(found) == pytest.approx(expected, abs=1e-5)
+        assert float(found) == pytest.approx(expected, abs=FEATURE)
     uniform, one = torch.full((4,), 0.25), torch.tensor([0.97, 0.01, 0.01, 0.01])
     mixed = mix(uniform, one, torch.tensor(0.5))
     torch.testing.assert_close(mixed, one.sqrt() / one.sqrt().sum())
@@ -216,10 +217,12 @@ def test_a_burst_is_told_by_hand() -> None:
     assert float(burst(eight, eight, many)) == 0.0
     assert float(burst(four, eight, many)) == 1.0  # half of the classes: 0.5 / 0.3, at most 1
     seven = torch.tensor([1 / 7] * 7 + [0.0])
-    assert float(burst(seven, eight, many)) == pytest.approx(1 / 8 / 0.3, rel=1e-3)
+    assert float(burst(seven, eight, many)) == pytest.approx(1 / 8 / 0.3, rel=FEATURE)
     # Six images of eight classes are expected to show 1 - exp(-6 / 8) of them.
     expected = 1 - (4 / 8) / (1 - math.exp(-6 / 8))
-    assert float(burst(four, eight, torch.tensor(6.0))) == pytest.approx(expected / 0.3, rel=1e-3)
+    assert float(burst(four, eight, torch.tensor(6.0))) == pytest.approx(
+        expected / 0.3, rel=FEATURE
+    )
 
 
 @pytest.mark.parametrize("classes", [8, 100, 1000])

@@ -14,6 +14,7 @@ from torch import Tensor
 from cliquetta.methods.scap.cliques import Cliques, mine_cliques
 from cliquetta.methods.scap.composition import compose_prompts, merge_passes, plan_passes
 from cliquetta.methods.scap.config import SCAPConfig
+from tests._helpers.tolerance import DOUBLE
 from tests.reference import scap_equations as oracle
 from tests.reference.scap_equations import ReferenceSettings
 
@@ -98,7 +99,7 @@ def test_composed_prompts_agree_with_the_oracle(
         assert bool(passes.prompted[row]) == (prompt is not None)
         found = prompts[row][mask[row]]
         wanted = torch.zeros(0, 3).double() if prompt is None else prompt[:, 0]
-        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=DOUBLE)
 
 
 def test_rows_are_padded_to_the_longest() -> None:
@@ -151,7 +152,7 @@ def test_merging_agrees_with_the_oracle(how: str, k: int, N: int) -> None:
     found = merge_passes(logits, top, how).softmax(dim=-1)
     for j in range(6):
         expected = oracle.merge_passes(logits[j].clone(), top[j].tolist(), how).softmax(dim=-1)
-        torch.testing.assert_close(found[j], expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(found[j], expected, rtol=0, atol=DOUBLE)
 
 
 def test_merges_of_one_pass_refuse_several() -> None:

@@ -20,6 +20,7 @@ from tests._helpers.scenes import (
     make_batches,
     pair,
 )
+from tests._helpers.tolerance import FEATURE, SUM
 
 MODELS = {seed: build_model(seed) for seed in (0, 1)}
 
@@ -32,32 +33,32 @@ def check_agreement(both: Pair, batches: list[torch.Tensor]) -> int:
         assert listed(out) == expected.cliques
         total += len(expected.cliques)
         probabilities = out.logits.double().softmax(dim=-1)
-        torch.testing.assert_close(probabilities, expected.probabilities, rtol=0, atol=1e-5)
+        torch.testing.assert_close(probabilities, expected.probabilities, rtol=0, atol=FEATURE)
         learned, cliques = out.evidence["learned"], out.evidence["cliques"]
         for g, u in enumerate(cliques.set_of.tolist()):
             if expected.visual[g] is not None:
                 torch.testing.assert_close(
-                    learned.visual[u, 0], expected.visual[g], rtol=0, atol=1e-6
+                    learned.visual[u, 0], expected.visual[g], rtol=0, atol=SUM
                 )
             if expected.text[g] is not None:
-                torch.testing.assert_close(learned.text[u], expected.text[g], rtol=0, atol=1e-6)
-            torch.testing.assert_close(learned.attributes[u], expected.keys[g], rtol=0, atol=1e-5)
+                torch.testing.assert_close(learned.text[u], expected.text[g], rtol=0, atol=SUM)
+            torch.testing.assert_close(
+                learned.attributes[u], expected.keys[g], rtol=0, atol=FEATURE
+            )
             assert float(learned.before.total[u]) == pytest.approx(
-                expected.losses_before[g], abs=1e-6
+                expected.losses_before[g], abs=SUM
             )
-            assert float(learned.after.total[u]) == pytest.approx(
-                expected.losses_after[g], abs=1e-6
-            )
+            assert float(learned.after.total[u]) == pytest.approx(expected.losses_after[g], abs=SUM)
         memory = both.engine.memory
         for label, entries in expected.retained.items():
             assert int(memory["count"][label]) == len(entries)
             for place, (key, value) in enumerate(entries):
-                torch.testing.assert_close(memory["keys"][label, place], key, rtol=0, atol=1e-6)
+                torch.testing.assert_close(memory["keys"][label, place], key, rtol=0, atol=SUM)
                 torch.testing.assert_close(
-                    memory["values"][label, place], value.flatten(), rtol=0, atol=1e-6
+                    memory["values"][label, place], value.flatten(), rtol=0, atol=SUM
                 )
         if expected.text_mean is not None:
-            torch.testing.assert_close(memory["text_mean"], expected.text_mean, rtol=0, atol=1e-6)
+            torch.testing.assert_close(memory["text_mean"], expected.text_mean, rtol=0, atol=SUM)
             assert int(memory["text_seen"]) == expected.tau
     return total
 
@@ -200,7 +201,7 @@ def test_one_image_has_no_clique_and_is_plain_clip() -> None:
     assert check_agreement(both, [image]) == 0
     out = both.engine.predict(_batch(image))
     plain = model.scale * model.encode_image(image, normalize=True) @ both.engine.classifier.T
-    torch.testing.assert_close(out.probabilities, plain.softmax(-1).float(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(out.probabilities, plain.softmax(-1).float(), rtol=0, atol=SUM)
 
 
 def test_fewer_classes_than_k_agree() -> None:

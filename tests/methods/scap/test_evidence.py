@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from cliquetta.methods.scap import SCAP, SCAPConfig, explanation
 from cliquetta.methods.scap.evidence import describe, summary
@@ -15,6 +16,7 @@ from cliquetta.model.attention import prompted_maps
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch, Prediction
 from tests._helpers.scenes import NAMES, between_similarities, build_model, make_batches, pair
+from tests._helpers.tolerance import STEP, SUM
 
 MODEL = build_model(0)
 BATCHES = make_batches(5, 2, 6)
@@ -37,11 +39,11 @@ def test_the_description_says_what_the_oracle_used(options: dict[str, Any]) -> N
             found["cliques"], expected.losses_before, expected.losses_after, strict=True
         ):
             assert clique["size"] == len(clique["members"])
-            assert clique["before"]["total"] == pytest.approx(before, abs=1e-6)
-            assert clique["after"]["total"] == pytest.approx(after, abs=1e-6)
+            assert clique["before"]["total"] == pytest.approx(before, abs=SUM)
+            assert clique["after"]["total"] == pytest.approx(after, abs=SUM)
             for losses in (clique["before"], clique["after"]):
                 parts = losses["entropy"] + losses["concentration"]
-                assert losses["total"] == pytest.approx(parts, abs=1e-9)
+                assert losses["total"] == pytest.approx(parts, abs=STEP)
         used = {
             (j, entry["class"]): (tuple(entry["cliques"]), entry["retained"])
             for j, image in enumerate(found["images"])
@@ -178,3 +180,43 @@ def test_the_map_with_all_prompts_has_the_retained_ones(
         }
         assert count == len(distinct) + kept
         assert used[0] == 0 and used[-1] == count  # plain first, everything last
+
+
+def test_maps_show_the_prompts_of_the_cache_before_the_batch_where_it_is_inferred_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options: dict[str, Any] = {"retention_order": "infer-first", "capacity": 1}
+    config = SCAPConfig(threshold=THRESHOLD, modalities="image", **options)
+    adapter = SCAP(MODEL, ClassPrompts(NAMES), config)
+    adapter.collect_evidence = True
+    adapter.predict(Batch(BATCHES[0]))
+    before = adapter.memory["values"].clone()
+    shown: list[Tensor] = []
+
+    def watched(tower: Any, pixels: Any, values: Any, blocks: Any, chosen: Any) -> Any:
+        shown.append(values)
+        return prompted_maps(tower, pixels, values, blocks, chosen)
+
+    monkeypatch.setattr(explanation, "prompted_maps", watched)
+    batch = Batch(BATCHES[1])
+    prediction = adapter.predict(batch)
+    assert not torch.equal(adapter.memory["values"], before)
+    places = adapter.explain(batch, prediction, maps=len(batch)).places
+    compared = 0
+    for entry, values in zip(places, shown, strict=True):
+        passes = describe(prediction)["images"][entry["place"]]["passes"]
+        used = [(p["class"], p["retained"]) for p in passes if p["retained"] is not None]
+        for row, (label, slot) in zip(values[len(values) - len(used) :], used, strict=True):
+            assert torch.equal(row.flatten(), before[label, slot])
+            compared += 1
+    assert compared > 0
+
+
+def test_evidence_names_the_way_of_the_text_gradient() -> None:
+    model, batches = build_model(0), make_batches(5, 12, 8)
+    config = SCAPConfig(threshold=between_similarities(model, batches[0], 0.5))
+    adapter = SCAP(model, ClassPrompts(NAMES), config)
+    ways = [adapter.predict(Batch(images)).evidence["text_gradient"] for images in batches]
+    changed = ways.index("jacobian")
+    assert changed > 0, "the first batches must not pay for a Jacobian"
+    assert set(ways[:changed]) == {"vjp"} and set(ways[changed:]) == {"jacobian"}

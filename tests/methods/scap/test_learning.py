@@ -16,6 +16,7 @@ from cliquetta.methods.scap.text import PromptedText
 from cliquetta.model.block import Prefix
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.scenes import NAMES, build_model, make_batches
+from tests._helpers.tolerance import DOUBLE, FEATURE, STEP, SUM
 from tests.reference.scap_equations import ReferenceSettings, clique_loss
 
 MODEL = build_model(0)
@@ -92,14 +93,14 @@ def check(learned: Learned, start: Tensor | None, config: SCAPConfig) -> None:
     for u, members in enumerate(SETS):
         own = start[u] if start is not None and start.ndim == 5 else start
         visual, context, losses = learn_alone(members, own, config)
-        assert float(learned.before.total[u]) == pytest.approx(losses[0], abs=1e-8)
-        assert float(learned.after.total[u]) == pytest.approx(losses[-1], abs=1e-6)
+        assert float(learned.before.total[u]) == pytest.approx(losses[0], abs=STEP)
+        assert float(learned.after.total[u]) == pytest.approx(losses[-1], abs=SUM)
         if visual is not None:
             assert learned.visual is not None
-            torch.testing.assert_close(learned.visual[u], visual, rtol=0, atol=1e-7)
+            torch.testing.assert_close(learned.visual[u], visual, rtol=0, atol=STEP)
         if context is not None:
             assert learned.text is not None
-            torch.testing.assert_close(learned.text[u], context, rtol=0, atol=1e-7)
+            torch.testing.assert_close(learned.text[u], context, rtol=0, atol=STEP)
 
 
 LITERAL: list[dict[str, Any]] = [
@@ -151,12 +152,12 @@ def test_parts_that_fit_in_memory_give_the_whole(options: dict[str, Any], rows: 
     parts = make_learner(config, rows).learn(task, start, explain=True)
     assert whole.visual is not None
     assert parts.visual is not None
-    torch.testing.assert_close(parts.visual, whole.visual, rtol=0, atol=1e-8)
-    torch.testing.assert_close(parts.text, whole.text, rtol=0, atol=1e-8)
+    torch.testing.assert_close(parts.visual, whole.visual, rtol=0, atol=STEP)
+    torch.testing.assert_close(parts.text, whole.text, rtol=0, atol=STEP)
     assert whole.after is not None
     assert parts.after is not None
-    torch.testing.assert_close(parts.after.total, whole.after.total, rtol=0, atol=1e-8)
-    torch.testing.assert_close(parts.attributes, whole.attributes, rtol=0, atol=1e-12)
+    torch.testing.assert_close(parts.after.total, whole.after.total, rtol=0, atol=STEP)
+    torch.testing.assert_close(parts.attributes, whole.attributes, rtol=0, atol=DOUBLE)
 
 
 @pytest.mark.parametrize("rows", [1, 6, 9, 12, 18, 1000])
@@ -186,7 +187,7 @@ def test_keys_are_mean_features_before_or_after() -> None:
         for learned, prompt in ((before, start), (after, after.visual[u])):
             features = tower(IMAGES[list(members)], prefix={1: Prefix(prompt)})
             mean = torch.nn.functional.normalize(features, dim=1).mean(dim=0)
-            torch.testing.assert_close(learned.attributes[u], mean, rtol=0, atol=1e-10)
+            torch.testing.assert_close(learned.attributes[u], mean, rtol=0, atol=DOUBLE)
     assert (before.attributes - after.attributes).abs().max() > 1e-3
 
 
@@ -198,10 +199,10 @@ def test_start_features_are_those_under_the_start_prompt() -> None:
         MODEL.require_vit()(IMAGES, prefix={1: Prefix(start)}), dim=1
     )
     torch.testing.assert_close(
-        learner.start_features(task.hidden, start), expected, rtol=0, atol=1e-12
+        learner.start_features(task.hidden, start), expected, rtol=0, atol=DOUBLE
     )
     found = learner.learn(task, start).start_features
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found, expected, rtol=0, atol=DOUBLE)
 
 
 def test_memberships_shared_between_processes_sum_to_the_whole() -> None:
@@ -215,7 +216,7 @@ def test_memberships_shared_between_processes_sum_to_the_whole() -> None:
         learner.share = lambda total, part=part: part  # type: ignore[misc]
         halves.append(learner._start_gradients(task, learner.record(task.hidden, start))[1])
     assert whole is not None
-    torch.testing.assert_close(halves[0] + halves[1], whole, rtol=0, atol=1e-10)
+    torch.testing.assert_close(halves[0] + halves[1], whole, rtol=0, atol=DOUBLE)
 
 
 @pytest.mark.parametrize("optimiser", ["adam", "adamw"])
@@ -233,11 +234,11 @@ def test_the_optimiser_equals_torch_over_three_steps(optimiser: Any) -> None:
         leaf.grad = gradient.clone()
         theirs.step()
         state = adam_step(state, gradient, config.adam)
-        torch.testing.assert_close(state.values, leaf.detach(), rtol=0, atol=1e-12)
+        torch.testing.assert_close(state.values, leaf.detach(), rtol=0, atol=DOUBLE)
 
 
 def test_the_first_step_moves_every_coordinate_by_the_rate() -> None:
     config = SCAPConfig()
     gradient = torch.tensor([3.0, -0.02, 0.0])
     moved = adam_step(AdamState.begin(torch.zeros(3)), gradient, config.adam).values
-    torch.testing.assert_close(moved, torch.tensor([-3e-3, 3e-3, 0.0]), rtol=1e-5, atol=0)
+    torch.testing.assert_close(moved, torch.tensor([-3e-3, 3e-3, 0.0]), rtol=FEATURE, atol=0)

@@ -22,6 +22,7 @@ from cliquetta.methods.scap.losses import (
     queries,
     query_logits,
 )
+from tests._helpers.tolerance import DOUBLE
 from tests.reference.scap_equations import ReferenceSettings, clique_loss
 
 TWO = torch.eye(2).double()
@@ -52,17 +53,17 @@ def test_two_orthogonal_members_by_hand() -> None:
     for kind, expected in by_kind.items():
         config = SCAPConfig(entropy=kind, concentration=0.5)
         losses = losses_of(Members(TWO, ONE_CLIQUE, 1), TWO, scale, config)
-        assert float(losses.entropy) == pytest.approx(expected, abs=1e-12)
+        assert float(losses.entropy) == pytest.approx(expected, abs=DOUBLE)
         # each is at squared distance 1/2 from (1/2, 1/2)
-        assert float(losses.concentration) == pytest.approx(1.0, abs=1e-12)
-        assert float(losses.total) == pytest.approx(expected + 0.5, abs=1e-12)
+        assert float(losses.concentration) == pytest.approx(1.0, abs=DOUBLE)
+        assert float(losses.total) == pytest.approx(expected + 0.5, abs=DOUBLE)
         assert losses.attributes.tolist() == [[0.5, 0.5]]
 
 
 def test_the_mean_form_divides_by_the_members() -> None:
     config = SCAPConfig(concentration_form="mean")
     losses = losses_of(Members(TWO, ONE_CLIQUE, 1), TWO, 3.0, config)
-    assert float(losses.concentration) == pytest.approx(0.5, abs=1e-12)
+    assert float(losses.concentration) == pytest.approx(0.5, abs=DOUBLE)
 
 
 def test_concentration_of_unit_features_is_size_times_what_the_mean_lacks() -> None:
@@ -70,7 +71,7 @@ def test_concentration_of_unit_features_is_size_times_what_the_mean_lacks() -> N
     mean = attribute_features(features, clique, 3)
     found = concentration_loss(features, clique, mean, "sum")
     size = torch.tensor([4.0, 2.0, 1.0]).double()
-    torch.testing.assert_close(found, size * (1 - mean.square().sum(dim=1)), rtol=0, atol=1e-12)
+    torch.testing.assert_close(found, size * (1 - mean.square().sum(dim=1)), rtol=0, atol=DOUBLE)
 
 
 @pytest.mark.parametrize("kind", ["mean-feature", "mean-entropy", "marginal"])
@@ -83,8 +84,8 @@ def test_many_cliques_at_once_equal_one_at_a_time(kind: Any, form: Any) -> None:
     found = losses_of(Members(features, clique, 4), text, 20.0, config)
     for u in range(4):
         expected = clique_loss(features[clique == u], text, 20.0, settings)
-        assert float(found.entropy[u]) == pytest.approx(float(expected.entropy), abs=1e-10)
-        assert float(found.total[u]) == pytest.approx(float(expected.total), abs=1e-10)
+        assert float(found.entropy[u]) == pytest.approx(float(expected.entropy), abs=DOUBLE)
+        assert float(found.total[u]) == pytest.approx(float(expected.total), abs=DOUBLE)
 
 
 @pytest.mark.parametrize("kind", ["mean-feature", "mean-entropy", "marginal"])
@@ -95,7 +96,7 @@ def test_text_of_each_clique_is_its_own(kind: Any) -> None:
     found = losses_of(Members(features, clique, 2), text, 10.0, config)
     for u in range(2):
         alone = losses_of(Members(features, clique, 2), text[u], 10.0, config)
-        torch.testing.assert_close(found.total[u], alone.total[u], rtol=0, atol=1e-12)
+        torch.testing.assert_close(found.total[u], alone.total[u], rtol=0, atol=DOUBLE)
     assert (found.total - alone.total).abs()[0] > 1e-3
 
 

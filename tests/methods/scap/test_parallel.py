@@ -17,6 +17,7 @@ from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.scenes import NAMES, between_similarities, build_model, make_batches
 from tests._helpers.teamwork import in_processes
+from tests._helpers.tolerance import SUM
 
 MODEL = build_model(0)
 BATCHES = make_batches(3, 3, 9)
@@ -68,9 +69,9 @@ def test_processes_together_answer_as_one(
     alone = answer(build(options))
     parts = in_processes(size, tmp_path, answer_together, options)
     for part in parts:
-        torch.testing.assert_close(part["logits"], alone["logits"], rtol=0, atol=1e-6)
-        torch.testing.assert_close(part["visual"], alone["visual"], rtol=0, atol=1e-6)
-        torch.testing.assert_close(part["memory"], alone["memory"], rtol=0, atol=1e-6)
+        torch.testing.assert_close(part["logits"], alone["logits"], rtol=0, atol=SUM)
+        torch.testing.assert_close(part["visual"], alone["visual"], rtol=0, atol=SUM)
+        torch.testing.assert_close(part["memory"], alone["memory"], rtol=0, atol=SUM)
     for part in parts[1:]:  # one process may not drift from another
         assert all(
             torch.equal(a, b) for a, b in zip(part["logits"], parts[0]["logits"], strict=True)

@@ -13,10 +13,13 @@ from cliquetta.methods.scap.learning import Task
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.scenes import NAMES, build_model, make_batches
+from tests._helpers.tolerance import BLOCK_STORES, rounding
 
 PROMPTS = ClassPrompts(NAMES, ("a photo of a {}.", "art of the {}."))
 BATCHES = [images.float() for images in make_batches(3, 4, 6)]
 HALVES = [torch.bfloat16, torch.float16]
+STORES = 3 * BLOCK_STORES
+"""Tensors that the three blocks of the model round."""
 
 
 def adapter_of(dtype: torch.dtype, **options: Any) -> SCAP:
@@ -61,9 +64,9 @@ def start_gradients(adapter: SCAP, sets: list[list[int]]) -> tuple[Tensor, Tenso
 
 
 @pytest.mark.parametrize("jacobian", [False, True])
-@pytest.mark.parametrize(("dtype", "least"), [(torch.bfloat16, 0.99), (torch.float16, 0.9999)])
-def test_gradients_point_where_those_of_float32_do(
-    dtype: torch.dtype, least: float, jacobian: bool
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_gradients_are_those_of_float32_but_for_rounding(
+    dtype: torch.dtype, jacobian: bool
 ) -> None:
     sets = [[0, 1, 2], [2, 5], [1, 3, 4, 5]]
     full, half = adapter_of(torch.float32), adapter_of(dtype)
@@ -77,10 +80,9 @@ def test_gradients_point_where_those_of_float32_do(
         start_gradients(half, sets), start_gradients(full, sets), strict=True
     ):
         assert found.dtype == torch.float32
-        cosine = torch.nn.functional.cosine_similarity(found, expected, dim=1)
-        assert (cosine >= least).all(), cosine
-        ratio = found.norm(dim=1) / expected.norm(dim=1)
-        assert ((ratio - 1).abs() < 0.1).all()
+        off = (found - expected).norm(dim=1) / expected.norm(dim=1)
+        # three blocks, once forward and twice backward; weights are rounded like activations
+        assert (off < rounding(dtype, 3 * STORES)).all(), off
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
@@ -89,4 +91,6 @@ def test_predictions_stay_near_float32(dtype: torch.dtype) -> None:
     for images in BATCHES:
         expected, found = full.predict(Batch(images)), half.predict(Batch(images))
         difference = (found.probabilities - expected.probabilities).abs()
-        assert float(difference.mean()) < 0.05
+        # a probability moves by at most a quarter of its logit's error, here of one deviation
+        error = full.model.scale * STORES**0.5 * torch.finfo(dtype).eps / 2
+        assert float(difference.mean()) < error / 4

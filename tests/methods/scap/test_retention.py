@@ -23,6 +23,7 @@ from cliquetta.methods.scap.retention import (
     rounds,
     running_mean,
 )
+from tests._helpers.tolerance import DOUBLE, STEP
 from tests.reference import scap_equations as oracle
 from tests.reference.scap_equations import ReferenceSettings
 
@@ -75,8 +76,8 @@ def test_the_cache_agrees_with_the_oracle(
     for label, entries in expected.items():
         assert int(cache.count[label]) == len(entries) <= capacity
         for place, (key, value) in enumerate(entries):
-            torch.testing.assert_close(cache.keys[label, place], key, rtol=0, atol=1e-9)
-            torch.testing.assert_close(cache.values[label, place], value, rtol=0, atol=1e-9)
+            torch.testing.assert_close(cache.keys[label, place], key, rtol=0, atol=STEP)
+            torch.testing.assert_close(cache.values[label, place], value, rtol=0, atol=STEP)
 
 
 def test_capacity_one_keeps_the_mean_of_the_last_two() -> None:
@@ -86,7 +87,7 @@ def test_capacity_one_keeps_the_mean_of_the_last_two() -> None:
         empty_cache(1, 1), torch.zeros(3, dtype=torch.long), draw(0, 3, 5), values, config
     )
     expected = ((values[0] + values[1]) / 2 + values[2]) / 2
-    torch.testing.assert_close(cache.values[0, 0], expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(cache.values[0, 0], expected, rtol=0, atol=DOUBLE)
     assert cache.count.tolist() == [1]
 
 
@@ -106,7 +107,7 @@ def test_the_resolvent_equals_the_inverse(alpha: float, n: int) -> None:
     root = weights.sum(dim=-1).rsqrt()
     smooth = root[:, :, None] * weights * root[:, None]
     expected = torch.linalg.inv(torch.eye(n).double() - alpha * smooth)
-    torch.testing.assert_close(resolvent(smooth, alpha), expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(resolvent(smooth, alpha), expected, rtol=DOUBLE, atol=DOUBLE)
 
 
 @pytest.mark.parametrize("neighbours", [1, 2, 6])
@@ -124,9 +125,9 @@ def test_the_graph_and_the_propagation_agree_with_the_oracle(
     moved = propagate(keys, config)
     for c in range(2):
         expected = oracle.retention_graph(keys[c], literal)
-        torch.testing.assert_close(weights[c], expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(weights[c], expected, rtol=0, atol=DOUBLE)
         expected = oracle.propagate(keys[c], literal)
-        torch.testing.assert_close(moved[c], expected, rtol=0, atol=1e-10)
+        torch.testing.assert_close(moved[c], expected, rtol=0, atol=DOUBLE)
     assert (weights.diagonal(dim1=1, dim2=2) == float(loops)).all()
 
 
@@ -141,7 +142,7 @@ def test_equally_weighted_neighbours_go_to_the_lower_index() -> None:
     graph = retention_graph(keys, 1.0, 1)[0]
     assert graph[0].nonzero()[:, 0].tolist() == [1, 2, 3]  # each of them has 0 as its nearest
     expected = oracle.retention_graph(keys[0], ReferenceSettings(bandwidth=1.0, neighbours=1))
-    torch.testing.assert_close(graph, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(graph, expected, rtol=0, atol=DOUBLE)
 
 
 def test_the_closest_pair_is_the_lowest_on_ties() -> None:
@@ -184,4 +185,4 @@ def test_a_batch_enters_the_running_mean_as_one_sum() -> None:
         expected = oracle.running_mean(expected, prompt, tau)
     after_two = running_mean(torch.full((2, 3), 7.0).double(), 0, prompts[:2].sum(0), 2)
     found = running_mean(after_two, 2, prompts[2:].sum(0), 3)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found, expected, rtol=0, atol=DOUBLE)

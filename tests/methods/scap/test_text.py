@@ -14,6 +14,7 @@ from cliquetta.methods.scap.text import PromptedText
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.scenes import NAMES, build_model, make_batches
+from tests._helpers.tolerance import DOUBLE, FEATURE
 from tests.reference.scap_equations import fixed_features, text_features
 
 MODEL = build_model(0)
@@ -43,15 +44,15 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 def test_start_features_are_those_of_the_plain_template(text: PromptedText) -> None:
     torch.testing.assert_close(
-        text.start_features, literal_features(text, text.start), rtol=0, atol=1e-12
+        text.start_features, literal_features(text, text.start), rtol=0, atol=DOUBLE
     )
     contexts = text.start + 0.1 * draw(3, *text.start.shape)
     found = text.features(contexts)
     for u in range(3):
         expected = literal_features(text, contexts[u])
-        torch.testing.assert_close(found[u], expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(found[u], expected, rtol=0, atol=DOUBLE)
         torch.testing.assert_close(
-            text.features(contexts[u, None])[0], expected, rtol=0, atol=1e-12
+            text.features(contexts[u, None])[0], expected, rtol=0, atol=DOUBLE
         )
 
 
@@ -70,7 +71,7 @@ def test_gradients_of_each_class_equal_autograd(
     for u in range(3):
         (expected,) = torch.autograd.grad(features, leaf, cotangents[u], retain_graph=True)
         assert expected.abs().max() > 1e-3
-        torch.testing.assert_close(found[u], expected, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(found[u], expected, rtol=DOUBLE, atol=DOUBLE)
 
 
 @pytest.mark.parametrize("jacobian", [False, True])
@@ -87,7 +88,7 @@ def test_gradients_of_a_shared_context_equal_autograd(
     for u in range(4):
         loss = (slopes[u] * (features @ asked[u])).sum()
         (expected,) = torch.autograd.grad(loss, leaf, retain_graph=True)
-        torch.testing.assert_close(found[u], expected, rtol=1e-9, atol=1e-12 * size)
+        torch.testing.assert_close(found[u], expected, rtol=DOUBLE, atol=DOUBLE * size)
 
 
 def test_the_jacobian_equals_autograd(text: PromptedText) -> None:
@@ -100,7 +101,7 @@ def test_the_jacobian_equals_autograd(text: PromptedText) -> None:
             lambda context, n=n: literal_features(text, context)[n], text.start
         )
         torch.testing.assert_close(
-            text.jacobian[n].view_as(expected), expected, rtol=1e-9, atol=1e-12
+            text.jacobian[n].view_as(expected), expected, rtol=DOUBLE, atol=DOUBLE
         )
 
 
@@ -141,7 +142,7 @@ def test_the_change_over_comes_when_it_pays_and_changes_nothing(
     never = stream_of(adapter_of(text_scope=scope))
     assert {kind for kind, _ in never} == {"vjp"}
     for (_, logits), (_, expected) in zip(found, never, strict=True):
-        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(logits, expected, rtol=0, atol=FEATURE)
 
 
 @pytest.mark.parametrize("split", range(1, 8))

@@ -26,6 +26,8 @@ from cliquetta.tensor_file import pack, pack_raw, unpack
 FORMAT = "cliquetta-state-1"
 MEMORY, EXTRA = "memory.", "extra."
 """Prefixes of the tensors of a file: of the method, of the caller."""
+ROOM = 2**28
+"""Bytes that a file may have beyond the method's memory, for its header and what a caller adds."""
 
 
 class StateMismatchError(UserError):
@@ -111,8 +113,21 @@ def read_header(path: Path | str) -> dict[str, Any]:
 
 def load_state(adapter: Adapter, path: Path | str, *, other_classes: bool = False) -> SavedState:
     """Let ``adapter`` continue from a file of :func:`save_state`; refuse one of another kind."""
+    _check_size(adapter, Path(path))
     data = Path(path).read_bytes()
     return unpack_state(adapter, data, source=str(path), other_classes=other_classes)
+
+
+def _check_size(adapter: Adapter, path: Path) -> None:
+    """Refuse a file larger than the method's memory can be, before its tensors are read."""
+    size, names = path.stat().st_size, read_header(path).get("names", ())
+    memory = sum(adapter.memory[name].nbytes for name in adapter.memory)
+    largest = memory * max(1, len(names) // len(adapter.prompts) + 1) + ROOM
+    if size > largest:
+        raise UserError(
+            f"{path} has {size:,} bytes, where a state of {name_of(adapter)} has at most "
+            f"{largest:,}: it is damaged, or was not written by save_state"
+        )
 
 
 def restore_method(

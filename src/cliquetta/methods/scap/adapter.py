@@ -170,6 +170,7 @@ class SCAP(Adapter):
         evidence = self._evidence(cliques, learned, composed, top)
         if self.collect_evidence:
             evidence |= {"plain": plain, "prompts": composed.prompts, "prompt_mask": composed.mask}
+            evidence["retained_prompts"] = None if cache is None else cache.values
         return Prediction(logits.float(), evidence)
 
     # --- the steps ------------------------------------------------------------------------------

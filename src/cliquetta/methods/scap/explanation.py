@@ -36,8 +36,9 @@ def explain(
         ids = _cliques_of(description, place)
         sets = [description["cliques"][i]["set"] for i in ids]
         learned = prediction.evidence["learned"].visual[sets]
-        kept = _retained_values(adapter, description, place)
-        found = _maps(adapter, images[place], learned, kept)
+        retained = prediction.evidence["retained_prompts"]
+        used = learned[:0] if retained is None else _used(retained, description, place)
+        found = _maps(adapter, images[place], learned, used.view(-1, *learned.shape[1:]))
         places.append({"place": place, "cliques": ids[:_CLIQUES], "rows": len(found["class"])})
         rows.append(found)
     joined: dict[Kind, Tensor] | None = None
@@ -96,14 +97,12 @@ def _worth_a_map(description: Mapping[str, Any], changed: Sequence[bool], count:
     return sorted(order[:count])
 
 
-def _retained_values(adapter: SCAP, description: Mapping[str, Any], place: int) -> Tensor:
-    """The retained prompts (Q, B, P, 2, D) that image ``place`` was scored with."""
-    passes = description["images"][place]["passes"]
+def _used(retained: Tensor, description: Mapping[str, Any], index: int) -> Tensor:
+    """The retained prompts (Q, V) an image was scored with, of those (N, L, V) of the cache."""
+    passes = description["images"][index]["passes"]
     used = [(p["class"], p["retained"]) for p in passes if p["retained"] is not None]
-    labels = torch.tensor([label for label, _ in used], dtype=torch.long)
-    places = torch.tensor([slot for _, slot in used], dtype=torch.long)
-    values = adapter.memory["values"][labels, places]
-    return values.view(len(used), *adapter.memory["start_prompt"].shape)
+    labels, slots = torch.tensor(used, dtype=torch.long).view(-1, 2).unbind(dim=1)
+    return retained[labels, slots]
 
 
 def _maps(adapter: SCAP, pixels: Tensor, learned: Tensor, retained: Tensor) -> dict[Kind, Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -96,7 +95,6 @@ class Learner:
             replayed = replayed or Replayed()
             self.tapes = VisualTapes(self.tower, config.blocks, replayed, self.graph_rows)
         self.learns_text = config.learns_text and self.text is not None and len(self.text.start) > 0
-        self.text_seconds: dict[str, float] = {}
         """Seconds of the last batch's text gradients by products (``vjp``) and of the first batch's
         through the Jacobian; the device is waited for only until both are known."""
         self.reduce: Callable[[Tensor], Tensor] = lambda gradient: gradient
@@ -200,19 +198,6 @@ class Learner:
     def _text_gradient(self, grad_logits: Tensor, rows: Members) -> Tensor:
         """Gradients of all cliques' text prompts from those of the logits (Q, N) of query rows."""
         assert self.text is not None
-        way = "vjp" if self.text.jacobian is None else "jacobian"
-        if way == "jacobian" and way in self.text_seconds:
-            return self._untimed_text_gradient(grad_logits, rows)
-        _wait(grad_logits.device)
-        started = time.perf_counter()
-        found = self._untimed_text_gradient(grad_logits, rows)
-        _wait(grad_logits.device)
-        self.text_seconds[way] = time.perf_counter() - started
-        return found
-
-    def _untimed_text_gradient(self, grad_logits: Tensor, rows: Members) -> Tensor:
-        """The same without the clock."""
-        assert self.text is not None
         query_features, owner, count = rows
         if self.config.text_scope == "shared":
             found = self.text.vjp_shared(grad_logits, query_features)
@@ -247,14 +232,9 @@ class Learner:
             self.text.drop_jacobian()
 
     def text_gradient(self) -> dict[str, Any]:
-        """Evidence: how text gradients are taken, and after how many batches that pays off."""
-        if self.text is None or self.text.jacobian is None:
-            return {"text_gradient": "vjp"}
-        seconds, batches = self.text_seconds, None
-        if {"vjp", "jacobian"} <= seconds.keys() and seconds["vjp"] > seconds["jacobian"]:
-            saved = seconds["vjp"] - seconds["jacobian"]
-            batches = math.ceil(self.text.jacobian_seconds / saved)
-        return {"text_gradient": "jacobian", "jacobian_pays_off_after": batches}
+        """Evidence: how text gradients are taken."""
+        built = self.text is not None and self.text.jacobian is not None
+        return {"text_gradient": "jacobian" if built else "vjp"}
 
     # --- later steps, where every clique stands elsewhere ---------------------------------------
 
@@ -337,12 +317,6 @@ class Learner:
 def prefixes(visual: Tensor, config: SCAPConfig) -> dict[int, Prefix]:
     """Prompts (R, B, P, 2, D) as the prefix of every prompted block."""
     return {block: Prefix(visual[:, at]) for at, block in enumerate(config.blocks)}
-
-
-def _wait(device: torch.device) -> None:
-    """Let the device finish, so that a clock tells the truth."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _values(state: AdamState | None) -> Tensor | None:
