@@ -32,7 +32,9 @@ def numpy_dota(images: Array, text: Array, scale: float, config: DOTAConfig) -> 
         answers.append(softmax(scale * text @ f + weight * density))
         for k in range(N):
             total = c[k] + p[:, k].sum()
-            outer = sum(q * np.outer(v - mu[k], v - mu[k]) for q, v in zip(p[:, k], views))
+            outer = sum(
+                q * np.outer(v - mu[k], v - mu[k]) for q, v in zip(p[:, k], views, strict=True)
+            )
             sigma[k] = (c[k] * sigma[k] + outer) / total
             mu[k] = (c[k] * mu[k] + p[:, k] @ views) / total
             c[k] = total

@@ -9,7 +9,8 @@ step down
 
 where t and v are the prototypes with their residuals, normalised, and the contrast at temperature
 0.01 pairs the two prototypes of each class that has both. The plain view is scored with them; if
-that prediction is sure, the text prototypes enter the running mean from which the next image starts.
+that prediction is sure, the text prototypes enter the running mean that the next image starts
+from.
 
 As in the official code (MIT): an image is cached before it is used; its feature is the mean of its
 confident views' unit features, not normalised again; AdamW with eps 1e-3; entropy in nats is
