@@ -130,7 +130,7 @@ class BATCLIP(Adapter):
             values = [part.values.detach().requires_grad_() for part in learned]
             features = self.images(values[0], batch.images)
             text = self.classifier(values[1]) if self.config.adapt_text else self.fixed
-            logits = self.scale * l2_normalize(features) @ text.T
+            logits = self.scale * self.model.unit_image(features) @ text.T
             loss = batclip_loss(logits, features, text)
             gradients = torch.autograd.grad(loss, values)
         for name, part, gradient in zip(names, learned, gradients, strict=True):
