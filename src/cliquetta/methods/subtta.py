@@ -15,7 +15,8 @@ The authors' repository names no licence: it was compared by behaviour, none of 
 covariances are centred and of features before their normalisation, and both steps share the moments
 of one AdamW. Of N texts N - 2 directions remain; their code takes one more, which rounding alone
 decides. Ours: the gradient of (4) is taken in closed form, which stays finite where eigenvalues
-coincide; without two predicted classes, where their code stops, there is no second step.
+coincide, and is zero where it is but rounding; without two predicted classes, where their code
+stops, there is no second step.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods._shared.adam import Adam, AdamConfig, AdamState, adam_step, minimize
+from cliquetta.methods._shared.adam import Adam, AdamConfig, AdamState, adam_step
 from cliquetta.methods._shared.config import Count, Decay, NonNegative, Positive
 from cliquetta.methods._shared.layernorm import LayerNormAdapter
 from cliquetta.methods.registry import register
@@ -35,6 +36,10 @@ from cliquetta.types import Batch, Prediction
 
 SMALLEST_GAP = 1e-4
 """Least difference of eigenvalues inside and outside a span, as a share of the largest."""
+
+NOISE = 1e-5
+"""Share of the largest gradient of (4) below which it is rounding, of which Adam would make a whole
+step: centred covariances do not see the bias of the final norm."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +62,11 @@ class SubTTAConfig(AdamConfig):
 
 
 def covariance(features: Tensor) -> Tensor:
-    """Covariance (E, E) of features (B, E); zero of a single one."""
-    centred = features - features.mean(dim=0)
+    """Covariance (E, E) of features (B, E), float64; zero of a single one.
+
+    Gaps between its eigenvalues divide what rounding makes of it.
+    """
+    centred = (features - features.mean(dim=0)).double()
     return centred.T @ centred / max(1, len(features) - 1)
 
 
@@ -118,17 +126,22 @@ class SubTTA(LayerNormAdapter):
         self.skipped = int(N > 2)
         rank = min(self.config.rank, max(1, N - 2), E - 1 - self.skipped)
         texts = covariance(self.classifier)
-        self.basis = principal_directions(texts, rank, self.skipped)
+        self.basis = principal_directions(texts, rank, self.skipped)  # float64
         AdamState.begin(self.tower.start).declare(self.memory, "norms")
         self.memory.declare("covariance", texts)
 
     def _predict(self, batch: Batch) -> Prediction:
         state, adam = AdamState.load(self.memory, "norms"), self.config.adam
-        state = minimize(state, lambda norms: self.align(norms, batch.images), 1, adam)
+        with torch.enable_grad():
+            norms = state.values.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(self.align(norms, batch.images), norms)
+        gradient = gradient * (gradient.abs() > NOISE * gradient.abs().max())
+        state = adam_step(state, gradient, adam)
 
         with torch.enable_grad():
             norms = state.values.detach().requires_grad_()
-            features = l2_normalize(self.tower(norms, batch.images) @ self.basis.T @ self.basis)
+            projector = (self.basis.T @ self.basis).to(norms.dtype)
+            features = l2_normalize(self.tower(norms, batch.images) @ projector)
             labels = (features.detach() @ self.classifier.T).argmax(dim=-1)
             if (labels != labels[0]).any():
                 variance = batch_variance(features, labels, len(self.prompts))
@@ -146,4 +159,4 @@ class SubTTA(LayerNormAdapter):
         self.memory["covariance"] = moved
         distance, gradient = chordal_distance(moved.detach(), self.basis, self.skipped)
         pulled = (moved * gradient).sum()  # has the gradient, not the value
-        return distance + pulled - pulled.detach()
+        return (distance + pulled - pulled.detach()).to(norms.dtype)
