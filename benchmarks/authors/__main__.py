@@ -151,12 +151,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows, commit, problem = run(name, options.folder)
         complete &= not problem and all(row.equal or row.reason for row in rows)
         lines[name] = table_lines(name, rows, commit, problem)
-    page = write_table(page, lines)
     if options.out is None:
-        print(page)
+        print(write_table(page, lines))
         print(f"{platform.machine()} CPU, torch {torch.__version__}, float32")
     else:
-        options.out.write_text(page, encoding="utf-8")
+        page = options.out.read_text(encoding="utf-8")  # may have been edited meanwhile
+        options.out.write_text(write_table(page, lines), encoding="utf-8")
     return 0 if complete else 1
 
 

@@ -94,7 +94,7 @@ def sar(repository: Repository, openai: Repository) -> Iterator[Row]:
 
 def deyo(repository: Repository, openai: Repository) -> Iterator[Row]:
     """``forward_and_adapt_deyo``, one permutation per batch in both."""
-    from einops import rearrange  # type: ignore[import-not-found]
+    from einops import rearrange
 
     drawn = "torch.argsort(torch.rand(x_prime.shape[0],x_prime.shape[1]), dim=-1)"
     text = repository.text(
@@ -227,10 +227,9 @@ def subtta(repository: Repository, openai: Repository) -> Iterator[Row]:
     start = "class BatCLIPLoss"
     scaler = {"torch.cuda.amp.GradScaler()": "Scaler()", "@ADAPTATION_REGISTRY.register()": ""}
     method_text = repository.text(f"{folder}/methods/subtta.py", start, patches=scaler)
-    for rank, reason in (
-        (8, ""),
-        (256, "of ten texts they take a direction more, which rounding alone decides"),
-    ):
+    noise = "Adam makes whole steps of gradients that are rounding (of the final bias), ours none"
+    more = "; of ten texts they take a direction more, which rounding alone decides"
+    for rank, reason in ((8, noise), (256, noise + more)):
         model, data = micro(), inputs(2, 264)
         net, prompts = _logits(model, data, openai)
         clip = SimpleNamespace(logit_scale=torch.tensor(model.scale).log())

@@ -99,7 +99,7 @@ def tps(repository: Repository) -> Iterator[Row]:
 
 def dpe(repository: Repository) -> Iterator[Row]:
     """``run_test_dpe`` with four of the authors' configs."""
-    from info_nce import InfoNCE  # type: ignore[import-not-found]
+    from info_nce import InfoNCE
 
     text = repository.text("utils.py", "def get_entropy", "def clip_classifier")
     text += repository.text("utils.py", "def get_clip_logits", "def get_preprocess")

@@ -86,6 +86,8 @@ def batclip_loss(logits: Tensor, features: Tensor, text: Tensor) -> Tensor:
     paper="Maharana et al., BATCLIP: Bimodal Online Test-Time Adaptation for CLIP, ICCV 2025",
     presets={"cifar10": BATCLIPConfig(lr=1e-3)},
     tuned_by_authors=frozenset({"cifar10"}),
+    setting="CLIP, ImageNet-C",
+    for_batches=True,
 )
 class BATCLIP(Adapter):
     """One step per batch on the LayerNorms of both towers: certain, matched, separated.

@@ -44,6 +44,7 @@ class BCAConfig(MethodConfig):
 @register(
     "bca",
     paper="Zhou et al., Bayesian Test-Time Adaptation for Vision-Language Models, CVPR 2025",
+    setting="TTABC's port",
 )
 class BCA(ImageByImage):
     """Running means of class embeddings and of the labels they stand for; no training.

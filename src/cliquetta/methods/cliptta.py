@@ -76,6 +76,8 @@ def mean_prediction_entropy(logits: Tensor) -> Tensor:
     "NeurIPS 2025",
     presets={"cifar100-c": CLIPTTAConfig(memory_shots=16, memory_drawn=128)},
     tuned_by_authors=frozenset({"cifar100-c"}),
+    setting="CLIP ViT-B/16, CIFAR-10-C",
+    for_batches=True,
 )
 class CLIPTTA(LayerNormAdapter):
     """Ten contrastive steps per batch on visual LayerNorms, with a memory of sure images.

@@ -76,6 +76,7 @@ def sample_weights(entropies: Tensor, drop: Tensor, margin: float) -> Tensor:
     "Disentangled Factors, ICLR 2024",
     presets={"mild": DeYOConfig(plpd_threshold=0.3)},
     tuned_by_authors=frozenset({"mild"}),
+    setting="ViT-B/16, ImageNet-C, wild",
 )
 class DeYO(LayerNormAdapter):
     """Entropy steps on LayerNorms from images whose prediction depends on their shape.

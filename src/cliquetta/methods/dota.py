@@ -76,6 +76,7 @@ _TUNED = read_presets("dota", DOTAConfig)
     "NeurIPS 2025",
     presets=_TUNED,
     tuned_by_authors=frozenset(_TUNED),
+    setting="CLIP ViT-B/16, ImageNet",
 )
 class DOTA(FixedText):
     """Running Gaussian estimates of all classes predict beside the text; no training.

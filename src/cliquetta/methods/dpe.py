@@ -97,6 +97,7 @@ _TUNED = read_presets("dpe", DPEConfig)
     "Models, NeurIPS 2024",
     presets=_TUNED,
     tuned_by_authors=frozenset(_TUNED),
+    setting="ImageNet",
 )
 class DPE(FixedText):
     """Text and visual prototypes step together on each image; sure text steps are kept.

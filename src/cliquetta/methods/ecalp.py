@@ -111,6 +111,7 @@ def spread(to_texts: Tensor, weights: Tensor, rows: Tensor, scores: Tensor, step
     "ecalp",
     paper="Li et al., Efficient and Context-Aware Label Propagation for Zero-/Few-Shot "
     "Training-Free Adaptation of Vision-Language Model, ICLR 2025",
+    setting="all datasets",
 )
 class ECALP(FixedText):
     """Labels spread from the texts over a graph of the images seen; no training.

@@ -64,6 +64,7 @@ def between_class_variance(
     "Common Corruptions, NeurIPS 2025",
     presets={"imagenet-c": MintConfig(lr=1.5e-2)},
     tuned_by_authors=frozenset({"imagenet-c"}),
+    setting="CLIP ViT-B/16, CIFAR-100-C",
 )
 class Mint(LayerNormAdapter):
     """One LayerNorm step per batch up the variance between classes, from running averages.

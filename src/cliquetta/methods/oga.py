@@ -77,6 +77,7 @@ def ridge_covariance(keys: Tensor, filled: Tensor, means: Tensor) -> Tensor:
     paper="Fuchs et al., Online Gaussian Test-Time Adaptation of Vision-Language Models, CVPR "
     "Workshops 2025",
     presets={"paper": OGAConfig(divisor="entries")},
+    setting="all datasets",
 )
 class OGA(FixedText):
     """Gaussian classes from a cache of sure images, zero-shot answers as prior; no training.

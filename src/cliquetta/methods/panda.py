@@ -144,6 +144,8 @@ def with_offset(model: CLIP, offset: float) -> tuple[CLIP, Negatives]:
     paper="Deng et al., Panda: Test-Time Adaptation with Negative Data Augmentation, AAAI 2026",
     presets={"zero_shot": PandaConfig(method="zero_shot", offset=0.6)},
     tuned_by_authors=frozenset({"zero_shot"}),
+    setting="CLIP, Tent",
+    for_batches=True,
 )
 class Panda(Adapter):
     """Any method on features less the mean of images made of the batch's shuffled patches."""

@@ -73,6 +73,7 @@ _TUNED = read_presets("ramen", RamenConfig)
     "Sample Selection, CVPR 2026",
     presets=_TUNED,
     tuned_by_authors=frozenset(_TUNED),
+    setting="CLIP ViT-B/16, CIFAR-100-C",
 )
 class Ramen(LayerNormAdapter):
     """A LayerNorm step per image, from remembered gradients of similar images of every class.

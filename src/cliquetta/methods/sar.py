@@ -55,6 +55,7 @@ def batch_rate(lr: float, images: int) -> float:
 @register(
     "sar",
     paper="Niu et al., Towards Stable Test-Time Adaptation in Dynamic Wild World, ICLR 2023",
+    setting="ViT-B/16, ImageNet-C",
 )
 class SAR(LayerNormAdapter):
     """Sharpness-aware entropy steps on LayerNorms from reliable images, reset on collapse.

@@ -98,6 +98,8 @@ def transduce(features: Tensor, log_prior: Tensor, text: Tensor, config: StatACo
 @register(
     "stata",
     paper="Zanella et al., Realistic Test-Time Adaptation of Vision-Language Models, CVPR 2025",
+    setting="all datasets",
+    for_batches=True,
 )
 class StatA(Transductive):
     """Per batch: Gaussian classes anchored at the texts; no training."""

@@ -110,6 +110,8 @@ def batch_variance(features: Tensor, labels: Tensor, classes: int) -> Tensor:
         "cifar100-c": SubTTAConfig(rank=64),  # by Adam, whose decay goes through the moments
     },
     tuned_by_authors=frozenset({"cifar10-c", "cifar100-c"}),
+    setting="CLIP ViT-B/16, ImageNet-C",
+    for_batches=True,
 )
 class SubTTA(LayerNormAdapter):
     """LayerNorm steps that align the image span with the texts', then separate classes inside it.

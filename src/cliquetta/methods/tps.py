@@ -61,6 +61,7 @@ def shifted_text(text: Tensor, shift: Tensor) -> Tensor:
     "with Vision-Language Models, WACV 2025",
     presets={"fine-grained": TPSConfig(view_kind="augmix")},
     tuned_by_authors=frozenset({"fine-grained"}),
+    setting="CLIP ViT-B/16, ImageNet variants",
 )
 class TPS(FixedText):
     """Shifts the class texts on each image so that its confident views agree."""
