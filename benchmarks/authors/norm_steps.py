@@ -63,7 +63,10 @@ class Logits(nn.Module):
         blocks = self.visual.transformer.resblocks
         kept = [self.visual.ln_pre, *blocks[: len(blocks) - len(blocks) // 4]]
         norms = [m for part in kept for m in part.modules() if isinstance(m, nn.LayerNorm)]
-        return [p.requires_grad_(True) for norm in norms for p in (norm.weight, norm.bias)]
+        found = [p for norm in norms for p in (norm.weight, norm.bias)]
+        for parameter in found:
+            parameter.requires_grad_(True)
+        return found
 
 
 def _logits(model: CLIP, data: Inputs, openai: Repository) -> tuple[Logits, ClassPrompts]:

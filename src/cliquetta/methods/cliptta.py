@@ -118,7 +118,8 @@ class CLIPTTA(LayerNormAdapter):
     def _learned_from(self, norms: Tensor, images: Tensor) -> list[Tensor]:
         """Logits of a batch, and of images drawn from the memory, if there is one."""
         parts = [images, self._recall()] if self.config.memory_shots else [images]
-        return list(self.logits(norms, torch.cat(parts)).split([len(part) for part in parts]))
+        logits = self.logits(norms, torch.cat(parts))
+        return list(torch.split(logits, [len(part) for part in parts]))
 
     def _recall(self) -> Tensor:
         """Images drawn from the memory, equally many of every class that has as many."""

@@ -111,7 +111,8 @@ class DOTA(FixedText):
         weight = (config.weight_per_count / len(views) * memory["counts"].mean()).clamp(
             max=config.largest_weight
         )
-        state = (memory[name] for name in ("means", "covariances", "counts"))
-        learned = update_gaussians(*state, views, logits.softmax(dim=-1))
-        memory["means"], memory["covariances"], memory["counts"] = learned
+        memory["means"], memory["covariances"], memory["counts"] = update_gaussians(
+            *(memory["means"], memory["covariances"], memory["counts"]),
+            *(views, logits.softmax(dim=-1)),
+        )
         return logits.mean(dim=0) + weight * gaussian

@@ -56,7 +56,7 @@ def support_weights(
     exp(-H_j - β |z_i - z_j|) for the nearest of every class of ``labels`` (M,), zero for others.
     """
     chosen = torch.zeros_like(distances)
-    for label in labels.unique():
+    for label in torch.unique(labels):
         members = (labels == label).nonzero()[:, 0]
         count = min(config.neighbours, len(members))
         nearest = distances[:, members].topk(count, dim=1, largest=False).indices

@@ -105,4 +105,5 @@ class SAR(LayerNormAdapter):
         before = memory["average"]
         smoothed = config.reset_decay * before + (1 - config.reset_decay) * loss.detach()
         memory["average"] = torch.where(before.isfinite(), smoothed, loss.detach())
-        return torch.autograd.grad(loss, values)[0]
+        (worst,) = torch.autograd.grad(loss, values)
+        return worst
