@@ -105,5 +105,5 @@ class SAR(LayerNormAdapter):
         before = memory["average"]
         smoothed = config.reset_decay * before + (1 - config.reset_decay) * loss.detach()
         memory["average"] = torch.where(before.isfinite(), smoothed, loss.detach())
-        (worst,) = torch.autograd.grad(loss, values)
+        worst: Tensor = torch.autograd.grad(loss, values)[0]
         return worst
