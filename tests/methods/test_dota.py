@@ -64,8 +64,7 @@ def test_a_stream_equals_numpy(
     expected = numpy_dota(arrays, text.double().numpy(), tiny_clip.scale, config)
     dota = on_features(tiny_clip, "dota", text, config)
     ours = torch.cat([dota.predict_features(part).probabilities for part in seen.split(sizes)])
-    # Λ is at most 1/(ε + smallest variance) = 500: float32 keeps four digits of its products
-    np.testing.assert_allclose(ours.numpy(), expected, atol=1e-4)
+    np.testing.assert_allclose(ours.numpy(), expected, atol=LOGIT)
     plain = (tiny_clip.scale * seen[:, 0] @ text.T).softmax(dim=-1)
     assert np.abs(plain.numpy() - expected).max() > 0.05
 

@@ -10,6 +10,7 @@ from cliquetta.methods.ecalp import ECALPConfig
 from cliquetta.model.clip import CLIP
 from tests._helpers.clusters import gains_over_text, make_clusters
 from tests._helpers.literal_numpy import Array, on_features, softmax, unit
+from tests._helpers.tolerance import LOGIT
 
 
 def numpy_ecalp(images: Array, text: Array, scale: float, config: ECALPConfig) -> Array:

@@ -12,7 +12,6 @@ from cliquetta.methods.ramen import Ramen, RamenConfig
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.live_layernorms import double_clip, flat, open_norms, unit_rows
-from tests._helpers.tolerance import LOGIT
 
 
 def literal_ramen(

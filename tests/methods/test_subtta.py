@@ -18,6 +18,7 @@ from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.live_layernorms import double_clip, flat, open_norms, unit_rows
+from tests._helpers.tolerance import FEATURE
 
 
 def random_products(rows: int, seed: int) -> Tensor:
