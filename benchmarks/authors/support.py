@@ -33,6 +33,8 @@ from cliquetta import (
 TO_CPU = {".cuda()": "", ".half()": ".float()", "with torch.cuda.amp.autocast():": "if True:"}
 """What keeps authors' code from running in float32 on a CPU, and what replaces it."""
 SHIFT = "gaussian_noise:3"
+TERMS = 1024
+"""More than the terms of any sum over features, patches or hidden units here."""
 
 
 @dataclass(frozen=True)
@@ -48,20 +50,42 @@ class Row:
     """Largest absolute value of the authors' output."""
     agreement: float
     """Share of equal predictions, 0 to 1."""
+    bound: float
+    """Largest difference that rounding explains."""
+    reason: str = ""
+    """Why the two are not equal, where that is known."""
+
+    @property
+    def equal(self) -> bool:
+        """Whether all predictions agree and the difference is within its bound."""
+        return self.agreement == 1 and self.difference <= self.bound
 
 
-def compare(case: str, ours: Tensor, theirs: Tensor) -> Row:
-    """Compare logits or probabilities (B, N)."""
+def rounding(size: float) -> float:
+    """How far sums of :data:`TERMS` float32 numbers of this size may be apart, in any order."""
+    return TERMS * torch.finfo(torch.float32).eps * size
+
+
+def compare(case: str, ours: Tensor, theirs: Tensor, *, reason: str = "") -> Row:
+    """Compare logits or probabilities (B, N).
+
+    A logit is a sum of products over the features' width. A probability moves by at most a quarter
+    of what logits of a scale of 100 do.
+    """
     ours, theirs = ours.detach().float(), theirs.detach().float()
     same = (ours.argmax(dim=1) == theirs.argmax(dim=1)).float().mean()
-    gap, size = (ours - theirs).abs().max(), theirs.abs().max()
-    return Row(case, len(ours), float(gap), float(size), float(same))
+    gap, size = (ours - theirs).abs().max(), float(theirs.abs().max())
+    sums = theirs.sum(dim=1)
+    shares = bool((theirs >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-3)
+    bound = rounding(100 / 4) if shares else rounding(size)
+    return Row(case, len(ours), float(gap), size, float(same), bound, reason)
 
 
 def compare_values(case: str, ours: Tensor, theirs: Tensor) -> Row:
-    """Compare tensors that are not predictions: agreement is closeness to 1e-3 of their size."""
-    gap, size = (ours - theirs).abs().max(), theirs.abs().max()
-    return Row(case, ours.numel(), float(gap), float(size), float(gap <= 1e-3 * size))
+    """Compare tensors that are not predictions: they agree if they are within their bound."""
+    gap, size = float((ours - theirs).abs().max()), float(theirs.abs().max())
+    bound = rounding(size)
+    return Row(case, ours.numel(), gap, size, float(gap <= bound), bound)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from tests._helpers.tolerance import FEATURE
 
 LIVELY = BCAConfig(likelihood_count=2, prior_threshold=0.4)
 RESTLESS = BCAConfig(likelihood_count=1, likelihood_threshold=0.0, prior_threshold=0.0)
-"""Images change what later ones are taken for, so that the first guess is not enough."""
 
 
 def numpy_bca(stream: Array, text: Array, scale: float, config: BCAConfig) -> Array:
@@ -24,14 +23,14 @@ def numpy_bca(stream: Array, text: Array, scale: float, config: BCAConfig) -> Ar
     seen, judged = np.full(N, config.likelihood_count, float), np.full(N, config.prior_count, float)
     answers = []
     for f in stream:
-        likelihood = softmax(scale * unit(mu) @ f)
+        likelihood = softmax(scale * mu @ f)
         posterior = sum(likelihood[m] * priors[m] for m in range(N))
         answers.append(posterior)
-        s = int(likelihood.argmax())
-        if likelihood[s] > config.likelihood_threshold:
-            mu[s] = (seen[s] * mu[s] + f) / (seen[s] + 1)
+        s = int(posterior.argmax())
+        if posterior[s] > config.likelihood_threshold:
+            mu[s] = unit((seen[s] * mu[s] + f) / (seen[s] + 1))
             seen[s] += 1
-        if likelihood[s] > config.prior_threshold:
+        if posterior[s] > config.prior_threshold:
             priors[s] = (judged[s] * priors[s] + posterior) / (judged[s] + 1)
             judged[s] += 1
     return np.stack(answers)

@@ -13,16 +13,13 @@ from tests._helpers.live_layernorms import double_clip, flat, open_norms, unit_r
 
 
 def literal_loss(v: Tensor, text: Tensor, scale: float) -> Tensor:
-    """Entropies over the batch, image by image and text by text."""
-    B = len(v)
+    """Entropies over the batch, image by image."""
     texts = [text[int((text @ f).argmax())] for f in v]
     loss = v.new_zeros(())
-    for i in range(B):
-        to_texts = torch.stack([scale * (v[i] @ texts[j]) for j in range(B)]).softmax(dim=0)
-        to_images = torch.stack([scale * (texts[i] @ v[j]) for j in range(B)]).softmax(dim=0)
-        for p in (to_texts, to_images):
-            loss = loss - (p * p.log()).sum()
-    return loss / B
+    for f in v:
+        p = torch.stack([scale * (f @ t) for t in texts]).softmax(dim=0)
+        loss = loss - (p * p.log()).sum()
+    return loss / len(v)
 
 
 def test_the_loss_equals_loops_over_pairs() -> None:
@@ -36,36 +33,55 @@ def test_the_loss_equals_loops_over_pairs() -> None:
 
 
 def test_a_stream_equals_a_training_loop(tiny_prompts: ClassPrompts, tiny_images: Tensor) -> None:
-    config = CLIPTTAConfig(lr=1e-3, steps=3, memory_shots=1)
+    config = CLIPTTAConfig(lr=1e-3, steps=3, memory_shots=1, diversity_weight=0.7)
     cliptta = CLIPTTA(double_clip(), tiny_prompts, config)
     live = double_clip()
     text = live.classifier(tiny_prompts)
     norms = open_norms(live.visual)
-    optimiser = torch.optim.Adam(norms, lr=1e-3)
+    optimiser = torch.optim.Adam(norms, lr=1e-3, eps=1e-6)
     remembered: dict[int, tuple[float, Tensor]] = {}
+
+    def whole_loss(images: Tensor) -> Tensor:
+        v = unit_rows(live.encode_image(images))
+        mean = (live.scale * v @ text.T).softmax(dim=-1).mean(dim=0)
+        return literal_loss(v, text, live.scale) + 0.7 * (mean * (mean + 1e-6).log()).sum()
+
     for images in tiny_images.split([5, 5]):
         answer = cliptta.predict(Batch(images)).logits
-        for _ in range(3):
-            v = unit_rows(live.encode_image(images))
-            loss = literal_loss(v, text, live.scale)
-            if remembered:  # fewer than the batch has images: all of them are drawn
-                kept = torch.stack([image for _, image in remembered.values()])
-                again = unit_rows(live.encode_image(kept))
-                loss = (loss + literal_loss(again, text, live.scale)) / 2
-            mean = (live.scale * v @ text.T).softmax(dim=-1).mean(dim=0)
+        with torch.no_grad():
+            cosines = unit_rows(live.encode_image(images)) @ text.T
+        for image, p in zip(images, cosines.softmax(dim=-1), strict=True):
+            best, label = float(p.max()), int(p.argmax())
+            if best > remembered.get(label, (0.0, image))[0]:
+                remembered[label] = (best, image)
+        kept = torch.stack([image for _, image in remembered.values()])
+        for _ in range(3):  # at most one image per class: all of them are drawn
             optimiser.zero_grad()
-            (loss + (mean * mean.log()).sum()).backward()
+            (whole_loss(images) + whole_loss(kept)).backward()
             optimiser.step()
         with torch.no_grad():
             logits = live.scale * unit_rows(live.encode_image(images)) @ text.T
         torch.testing.assert_close(answer, logits.float())
-        for image, p in zip(images, logits.softmax(dim=-1), strict=True):
-            best, label = float(p.max()), int(p.argmax())
-            if best > remembered.get(label, (0.0, image))[0]:
-                remembered[label] = (best, image)
     torch.testing.assert_close(cliptta.memory["norms.values"], flat(norms))
     for label, (_, image) in remembered.items():
         torch.testing.assert_close(cliptta.memory["images"][label, 0], image)
+
+
+def test_every_class_is_drawn_equally_often(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
+) -> None:
+    """Two of every class that has them, other ones each time; one where there is one."""
+    config = CLIPTTAConfig(memory_shots=4, memory_drawn=2 * 5 + 4, steps=1)
+    cliptta = CLIPTTA(tiny_clip, tiny_prompts, config)
+    cliptta.memory["doubt"][0, :4] = 0.5
+    cliptta.memory["doubt"][3, :1] = 0.5
+    cliptta.memory["images"][0] = (
+        torch.arange(4.0).view(4, 1, 1, 1).expand(4, *tiny_images.shape[1:])
+    )
+    cliptta.memory["images"][3, 0] = 9.0
+    drawn = [sorted(cliptta._recall()[:, 0, 0, 0].tolist()) for _ in range(20)]
+    assert all(len(set(found)) == 3 and found[2] == 9 for found in drawn)
+    assert {value for found in drawn for value in found} == {0.0, 1.0, 2.0, 3.0, 9.0}
 
 
 def test_without_memory_it_learns_from_the_batch_alone(

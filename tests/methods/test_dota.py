@@ -8,48 +8,72 @@ import torch
 
 from cliquetta.methods.dota import DOTAConfig
 from cliquetta.model.clip import CLIP
-from tests._helpers.clusters import gains_over_text, make_clusters
+from tests._helpers.clusters import gains_over_text, make_clusters, make_views
 from tests._helpers.literal_numpy import Array, on_features, softmax
 from tests._helpers.tolerance import LOGIT
 
 
-def numpy_dota(batches: list[Array], text: Array, scale: float, config: DOTAConfig) -> Array:
-    """Probabilities of a stream of batches."""
+def numpy_dota(images: Array, text: Array, scale: float, config: DOTAConfig) -> Array:
+    """Probabilities of a stream of images (n, V, d), one after the other."""
     N, d = text.shape
-    mu, c = text.copy(), np.ones(N)
-    scatter = N * config.initial_variance * np.eye(d)
-    seen, answers = 0, []
-    for batch in batches:
-        p = softmax(scale * batch @ text.T)
-        for i, f in enumerate(batch):
-            for k in range(N):
-                scatter = scatter + p[i, k] * np.outer(f - mu[k], f - mu[k])
-        mu = np.stack([(c[k] * mu[k] + p[:, k] @ batch) / (c[k] + p[:, k].sum()) for k in range(N)])
-        c, seen = c + p.sum(axis=0), seen + len(batch)
-        sigma = (1 - config.shrinkage) * scatter / c.sum() + config.shrinkage * np.eye(d)
-        inverse = np.linalg.inv(sigma)
-        weight = min(config.weight_per_image * seen, config.largest_weight)
-        for f in batch:
-            density = np.array([-0.5 * (f - m) @ inverse @ (f - m) for m in mu])
-            answers.append(softmax(scale * text @ f + weight * density))
+    mu, c = np.full((N, d), 1e-3), np.ones(N)
+    sigma = [config.initial_variance * np.eye(d) for _ in range(N)]
+    answers = []
+    for views in images:
+        p = softmax(scale * views @ text.T)
+        doubt = -(p * np.log(p)).sum(axis=1)
+        used = np.argsort(doubt)[: max(1, int(config.selection_fraction * len(views)))]
+        views, p = views[used], p[used]
+        f = views.mean(axis=0)
+        shared = (1 - config.shrinkage) * sum(sigma) / N + config.shrinkage * np.eye(d)
+        inverse = np.linalg.inv(shared)
+        density = np.array([f @ inverse @ m - 0.5 * m @ inverse @ m for m in mu])
+        weight = min(config.weight_per_count * c.mean() / len(views), config.largest_weight)
+        answers.append(softmax(scale * text @ f + weight * density))
+        for k in range(N):
+            total = c[k] + p[:, k].sum()
+            outer = sum(
+                q * np.outer(v - mu[k], v - mu[k]) for q, v in zip(p[:, k], views, strict=True)
+            )
+            sigma[k] = (c[k] * sigma[k] + outer) / total
+            mu[k] = (c[k] * mu[k] + p[:, k] @ views) / total
+            c[k] = total
     return np.stack(answers)
 
 
 @pytest.mark.parametrize(
-    "config",
-    [DOTAConfig(), DOTAConfig(shrinkage=0.01, initial_variance=0.05, largest_weight=2.0)],
+    ("config", "views"),
+    [
+        (DOTAConfig(largest_weight=0.8, weight_per_count=0.05), 1),
+        (
+            DOTAConfig(
+                shrinkage=0.01, initial_variance=0.05, weight_per_count=0.05, largest_weight=2
+            ),
+            1,
+        ),
+        (DOTAConfig(views=20, selection_fraction=0.2, weight_per_count=0.5), 20),
+    ],
 )
 @pytest.mark.parametrize("sizes", [[50, 1, 9], [1] * 60])
-def test_a_stream_equals_numpy(tiny_clip: CLIP, config: DOTAConfig, sizes: list[int]) -> None:
+def test_a_stream_equals_numpy(
+    tiny_clip: CLIP, config: DOTAConfig, views: int, sizes: list[int]
+) -> None:
     features, _, text = make_clusters(60)
-    parts = features.split(sizes)
-    arrays = [part.double().numpy() for part in parts]
+    seen = make_views(features, views)
+    arrays = seen.double().numpy()
     expected = numpy_dota(arrays, text.double().numpy(), tiny_clip.scale, config)
     dota = on_features(tiny_clip, "dota", text, config)
-    ours = torch.cat([dota.predict_features(part).probabilities for part in parts])
+    ours = torch.cat([dota.predict_features(part).probabilities for part in seen.split(sizes)])
     np.testing.assert_allclose(ours.numpy(), expected, atol=LOGIT)
-    plain = (tiny_clip.scale * features @ text.T).softmax(dim=-1)
+    plain = (tiny_clip.scale * seen[:, 0] @ text.T).softmax(dim=-1)
     assert np.abs(plain.numpy() - expected).max() > 0.05
+
+
+def test_the_first_image_is_predicted_before_anything_is_learned(tiny_clip: CLIP) -> None:
+    features, _, text = make_clusters(1)
+    dota = on_features(tiny_clip, "dota", text, DOTAConfig(largest_weight=5.0, weight_per_count=5))
+    plain = (tiny_clip.scale * features @ text.T).softmax(dim=-1)
+    torch.testing.assert_close(dota.predict_features(features).probabilities, plain)
 
 
 def test_without_weight_it_is_zero_shot(tiny_clip: CLIP) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -62,7 +63,12 @@ def literal_dpe(stream: Tensor, text: Tensor, scale: float, config: DPEConfig) -
         torch.optim.AdamW([dt, dv], lr=config.lr, eps=1e-3, weight_decay=0.1).step()
         with torch.no_grad():
             t, v = rows(base + dt), rows(prototypes + dv)
-            answer = logits(views[0], t, v)
+            scored = views[0]
+            if config.scored == "confident":
+                p = (scale * views @ t.T).softmax(dim=-1)
+                order = (-(p * p.log()).sum(dim=-1)).argsort()
+                scored = views[order[: len(kept)]].mean(dim=0)
+            answer = logits(scored, t, v)
             q = answer.softmax(dim=-1)
             if float(-(q * q.clamp_min(1e-300).log()).sum()) / math.log2(N) < (
                 config.update_threshold
@@ -73,7 +79,7 @@ def literal_dpe(stream: Tensor, text: Tensor, scale: float, config: DPEConfig) -
     return torch.stack(answers)
 
 
-@pytest.mark.parametrize("config", [DPEConfig(), LIVELY])
+@pytest.mark.parametrize("config", [DPEConfig(), LIVELY, replace(LIVELY, scored="confident")])
 def test_a_stream_equals_a_loop(tiny_clip: CLIP, config: DPEConfig) -> None:
     features, _, text = make_clusters(40)
     stream, text = make_views(features, 20).double(), text.double()
@@ -104,3 +110,6 @@ def test_settings_per_dataset_are_tuned_presets() -> None:
     assert entry.tuned_by_authors == set(entry.presets)
     assert entry.presets["imagenet"] == DPEConfig()
     assert entry.presets["imagenet-r"].alignment_weight == 0
+    one_view = {name for name, config in entry.presets.items() if config.views == 1}
+    assert one_view == {name for name in entry.presets if not name.startswith("imagenet")}
+    assert [n for n, c in entry.presets.items() if c.scored == "confident"] == ["imagenet-a"]

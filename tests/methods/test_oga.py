@@ -28,7 +28,8 @@ def numpy_oga(batches: list[Array], text: Array, scale: float, config: OGAConfig
         mu = text.copy()
         for k, entries in enumerate(cache):
             if len(entries) >= 2:
-                mu[k] = np.mean([f for _, f in entries], axis=0)
+                divisor = config.capacity if config.divisor == "capacity" else len(entries)
+                mu[k] = sum(f for _, f in entries) / divisor
         rest = np.array([f - mu[k] for k, entries in enumerate(cache) for _, f in entries])
         inverse = d * np.eye(d)
         if max(len(entries) for entries in cache) > 2:
@@ -41,7 +42,14 @@ def numpy_oga(batches: list[Array], text: Array, scale: float, config: OGAConfig
     return np.stack(answers)
 
 
-@pytest.mark.parametrize("config", [OGAConfig(), OGAConfig(capacity=3, likelihood_weight=0.5)])
+@pytest.mark.parametrize(
+    "config",
+    [
+        OGAConfig(),
+        OGAConfig(divisor="entries"),
+        OGAConfig(capacity=3, likelihood_weight=0.5),
+    ],
+)
 def test_a_stream_equals_numpy(tiny_clip: CLIP, config: OGAConfig) -> None:
     features, _, text = make_clusters(90)
     parts = features.split([4, 1, 60, 25])
@@ -59,7 +67,8 @@ def test_a_full_cache_is_inverted_without_shrinkage() -> None:
     keys = torch.randn(5, 12, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     filled = torch.ones(5, 12, dtype=torch.bool)
     filled[2, 9:] = False
-    means = cache_means(keys, filled, torch.zeros(5, 6, dtype=torch.float64))
+    text, config = torch.zeros(5, 6, dtype=torch.float64), OGAConfig(capacity=12, divisor="entries")
+    means = cache_means(keys, filled, text, config)
     rest = np.concatenate([(keys[k][filled[k]] - means[k]).numpy() for k in range(5)])
     ours = ridge_covariance(keys, filled, means).numpy()
     np.testing.assert_allclose(ours, np.cov(rest.T), rtol=ADAPTED, atol=FEATURE)

@@ -32,13 +32,14 @@ def cells(image: Tensor, size: int) -> list[bytes]:
     ]
 
 
-def test_negatives_are_patches_of_the_batch_each_used_once() -> None:
+def test_negatives_are_patches_of_the_batch_at_their_position() -> None:
     images = torch.randn(10, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     negatives = make_negatives(images, 3, 8, torch.Generator().manual_seed(1))
-    pool = {cell: row for row, image in enumerate(images) for cell in cells(image, 4)}
-    drawn = [cell for image in negatives for cell in cells(image, 4)]
-    assert len(set(drawn)) == 3 * 64
-    assert {pool[cell] for cell in drawn} == set(range(10))  # shuffled over images
+    pool = {cell: (row, at) for row, i in enumerate(images) for at, cell in enumerate(cells(i, 4))}
+    for negative in negatives:
+        drawn = [pool[cell] for cell in cells(negative, 4)]
+        assert [at for _, at in drawn] == list(range(64))
+        assert len({row for row, _ in drawn}) == 9  # all but one
     again = make_negatives(images.flip(0), 3, 8, torch.Generator().manual_seed(1))
     assert torch.equal(again, negatives)  # whatever their order
 
@@ -51,11 +52,12 @@ def test_the_grid_divides_the_image(size: int, grid: int) -> None:
 def test_zero_shot_equals_features_corrected_by_hand(
     tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
 ) -> None:
-    panda = Panda(tiny_clip, tiny_prompts, PandaConfig(method="zero_shot", negative_fraction=0.3))
+    config = PandaConfig(method="zero_shot", offset=0.6, images_per_negative=4)
+    panda = Panda(tiny_clip, tiny_prompts, config)
     answer = panda.predict(Batch(tiny_images)).logits
     negatives = make_negatives(tiny_images, 3, 8, torch.Generator().manual_seed(0))
     common = unit_rows(tiny_clip.encode_image(negatives)).mean(dim=0)
-    corrected = unit_rows(unit_rows(tiny_clip.encode_image(tiny_images)) - common)
+    corrected = unit_rows(tiny_clip.encode_image(tiny_images)) - 0.6 * common
     expected = tiny_clip.scale * corrected @ tiny_clip.classifier(tiny_prompts).T
     torch.testing.assert_close(answer, expected)
 
@@ -72,15 +74,25 @@ def test_tent_learns_through_the_correction(
     generator = torch.Generator().manual_seed(0)
     for images in tiny_images.split([6, 4]):
         answer = panda.predict(Batch(images)).logits
-        negatives = make_negatives(images, 1, 8, generator)
-        common = unit_rows(live.encode_image(negatives)).mean(dim=0)
-        corrected = unit_rows(unit_rows(live.encode_image(images)) - 0.7 * common)
-        logits = live.scale * corrected @ text.T
-        torch.testing.assert_close(answer, logits.detach().float())
+
+        def logits(images: Tensor = images) -> Tensor:
+            negatives = make_negatives(images, 1, 8, generator)
+            common = unit_rows(live.encode_image(negatives)).mean(dim=0)
+            return live.scale * (unit_rows(live.encode_image(images)) - 0.7 * common) @ text.T
+
         optimiser.zero_grad()
-        literal_entropy(logits).backward()
+        literal_entropy(logits()).backward()
         optimiser.step()
+        torch.testing.assert_close(answer, logits().detach().float())  # after the step
     torch.testing.assert_close(panda.memory["norms.values"], flat(norms))
+
+
+def test_a_single_image_is_left_as_it_is(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
+) -> None:
+    panda = Panda(tiny_clip, tiny_prompts, PandaConfig(method="zero_shot"))
+    alone = create_method("zero_shot", tiny_clip, tiny_prompts).predict(Batch(tiny_images[:1]))
+    torch.testing.assert_close(panda.predict(Batch(tiny_images[:1])).logits, alone.logits)
 
 
 @pytest.mark.parametrize("method", ["tent", "tda", "moon", "tpt"])
@@ -88,7 +100,8 @@ def test_without_offset_it_is_the_method_alone(
     tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor, method: str
 ) -> None:
     options = ("views=3",) if method == "tpt" else ()
-    panda = Panda(tiny_clip, tiny_prompts, PandaConfig(method=method, offset=0.0, options=options))
+    config = PandaConfig(method=method, offset=0.0, options=options, predict_after=False)
+    panda = Panda(tiny_clip, tiny_prompts, config)
     views = tiny_images[:, None].expand(-1, 3, -1, -1, -1) if options else None
     batch = Batch(tiny_images, tuple("abcdefghij"), views)
     alone = create_method(method, tiny_clip, tiny_prompts, panda.inner.config).predict(batch)

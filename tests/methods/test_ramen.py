@@ -1,6 +1,8 @@
-"""Ramen against lists for queues and one image at a time on the model's own LayerNorms."""
+"""Ramen against lists and one image at a time on the model's own LayerNorms."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
@@ -10,39 +12,43 @@ from cliquetta.methods.ramen import Ramen, RamenConfig
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.live_layernorms import double_clip, flat, open_norms, unit_rows
-from tests._helpers.tolerance import LOGIT
 
 
-def literal_ramen(images: Tensor, prompts: ClassPrompts, config: RamenConfig) -> Tensor:
-    """Logits, one image after the other; the norms start again for each."""
-    queues: dict[int, list[tuple[Tensor, Tensor, float]]] = {}
+def literal_ramen(
+    batches: tuple[Tensor, ...], prompts: ClassPrompts, config: RamenConfig
+) -> Tensor:
+    """Logits of a stream; the norms start again for each image."""
+    live = double_clip()
+    text = live.classifier(prompts)
+    norms = open_norms(live.visual)
+    start = flat(norms)
+    memory: list[tuple[int, Tensor, Tensor, float]] = []
     answers = []
-    for image in images:
-        live = double_clip()
-        text = live.classifier(prompts)
-        norms = open_norms(live.visual)
-        z = unit_rows(live.encode_image(image[None]))[0]
-        p = (live.scale * text @ z).softmax(dim=-1)
-        entropy = -(p * p.log()).sum()
-        gradient = flat(list(torch.autograd.grad(entropy, norms)))
-        queue = queues.setdefault(int(p.argmax()), [])
-        queue.append((z.detach(), gradient, float(entropy.detach())))
-        del queue[: -config.capacity]
-        step = torch.zeros_like(gradient)
-        for entries in queues.values():
-            near = sorted(entries, key=lambda entry: -float(entry[0] @ z.detach()))
-            for other, g, h in near[: config.neighbours]:
-                distance = float((z.detach() - other).norm())
-                step += torch.exp(torch.tensor(-h - config.distance_weight * distance)) * g
-        moved = torch.nn.Parameter(flat(norms))
-        moved.grad = step
-        torch.optim.Adam([moved], lr=config.lr).step()
-        with torch.no_grad():
-            at = 0
-            for norm in norms:
-                norm.copy_(moved[at : at + norm.numel()].view_as(norm))
-                at += norm.numel()
-            answers.append(live.scale * text @ unit_rows(live.encode_image(image[None]))[0])
+
+    def put(values: Tensor) -> None:
+        at = 0
+        for norm in norms:
+            norm.data.copy_(values[at : at + norm.numel()].view_as(norm))
+            at += norm.numel()
+
+    for images in batches:
+        for image in images:
+            z = unit_rows(live.encode_image(image[None]))[0]
+            p = (live.scale * text @ z).softmax(dim=-1)
+            entropy = -(p * p.log()).sum()
+            gradient = flat(list(torch.autograd.grad(entropy, norms)))
+            memory.append((int(p.argmax()), z.detach(), gradient, float(entropy.detach())))
+        for image, (_, z, _, _) in zip(images, memory[-len(images) :], strict=True):
+            step = torch.zeros_like(start)
+            for c in range(len(text)):
+                entries = [(float((e[1] - z).norm()), *e[2:]) for e in memory if e[0] == c]
+                for distance, g, h in sorted(entries, key=lambda e: e[0])[: config.neighbours]:
+                    step += g * math.exp(-h - config.distance_weight * distance)
+            put(start - config.lr * step.sign())
+            with torch.no_grad():
+                answers.append(live.scale * text @ unit_rows(live.encode_image(image[None]))[0])
+            put(start)
+        del memory[: -config.capacity]
     return torch.stack(answers).float()
 
 
@@ -50,20 +56,29 @@ def literal_ramen(images: Tensor, prompts: ClassPrompts, config: RamenConfig) ->
     "config",
     [
         RamenConfig(),
-        RamenConfig(capacity=2, neighbours=1, distance_weight=0.5),  # queues overflow
+        RamenConfig(capacity=5, neighbours=1, distance_weight=0.5),  # images are forgotten
+        RamenConfig(neighbours=2, distance_weight=0.0, lr=1e-3),
     ],
 )
 @pytest.mark.parametrize("sizes", [[10, 6], [1] * 16])
-def test_a_stream_equals_one_image_at_a_time(
+def test_a_stream_equals_lists(
     tiny_prompts: ClassPrompts, tiny_images: Tensor, config: RamenConfig, sizes: list[int]
 ) -> None:
-    images = torch.cat([tiny_images, tiny_images[:6].flip(-1)])
-    expected = literal_ramen(images, tiny_prompts, config)
+    batches = torch.cat([tiny_images, tiny_images[:6].flip(-1)]).split(sizes)
+    expected = literal_ramen(batches, tiny_prompts, config)
     ramen = Ramen(double_clip(), tiny_prompts, config)
-    ours = torch.cat([ramen.predict(Batch(part)).logits for part in images.split(sizes)])
-    torch.testing.assert_close(ours, expected, atol=LOGIT, rtol=LOGIT)
-    plain = ramen.logits(ramen.tower.start, images).float()
+    ours = torch.cat([ramen.predict(Batch(part)).logits for part in batches])
+    torch.testing.assert_close(ours, expected)
+    plain = ramen.logits(ramen.tower.start, torch.cat(batches)).float()
     assert not torch.allclose(ours, plain, atol=1e-3)
+
+
+def test_every_norm_moves_by_the_rate(tiny_prompts: ClassPrompts, tiny_images: Tensor) -> None:
+    """One image steps against the sign of its own gradient."""
+    ramen = Ramen(double_clip(), tiny_prompts, RamenConfig(lr=0.02))
+    logits = ramen.predict(Batch(tiny_images[:1])).logits
+    norms = ramen.tower.start - 0.02 * ramen.memory["gradients"][-1].sign()
+    torch.testing.assert_close(logits, ramen.logits(norms, tiny_images[:1]).float())
 
 
 def test_gradients_are_per_image(tiny_prompts: ClassPrompts, tiny_images: Tensor) -> None:

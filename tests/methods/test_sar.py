@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods._shared.layernorm import LayerNormTower
-from cliquetta.methods.sar import SAR, SARConfig
+from cliquetta.methods.sar import SAR, SARConfig, batch_rate
 from cliquetta.model.clip import CLIP
 from cliquetta.model.config import VisionConfig
 from cliquetta.model.vision import VisionTower
@@ -17,7 +17,7 @@ from cliquetta.types import Batch
 from tests._helpers.live_layernorms import double_clip, flat, open_norms, unit_rows
 from tests._helpers.tolerance import STEP
 
-LIVELY = SARConfig(entropy_threshold=0.75, lr=0.05)
+LIVELY = SARConfig(entropy_threshold=0.75, lr=0.8)
 """A threshold that lets some of the random tiny CLIP's answers pass, and stops others."""
 
 
@@ -32,11 +32,12 @@ def test_a_stream_equals_two_passes(tiny_prompts: ClassPrompts, tiny_images: Ten
     text = live.classifier(tiny_prompts)
     norms = open_norms(live.visual)
     early = norms[:-2]  # two blocks: only the final norm is late
-    optimiser = torch.optim.SGD(early, lr=0.05, momentum=0.9)
+    optimiser = torch.optim.SGD(early, lr=LIVELY.lr, momentum=0.9)
     limit = 0.75 * math.log(len(text))
     average, seen = None, 0
     for images in tiny_images.split([4, 3, 3]):
         sar.predict(Batch(images))
+        optimiser.param_groups[0]["lr"] = LIVELY.lr * len(images) / 64
         h = entropies(live, images, text)
         reliable = h < limit
         seen += int(reliable.sum())
@@ -63,26 +64,41 @@ def test_a_stream_equals_two_passes(tiny_prompts: ClassPrompts, tiny_images: Ten
     assert abs(float(sar.memory["average"]) - float(average or 0)) < STEP
 
 
-def test_collapse_starts_again(
+def test_a_collapse_resets_the_norms_alone(
     tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
 ) -> None:
-    """Every loss is below a threshold this high: what a batch teaches is dropped at once."""
-    config = SARConfig(entropy_threshold=0.75, reset_threshold=100.0)
-    sar = SAR(tiny_clip, tiny_prompts, config)
-    sar.predict(Batch(tiny_images))
-    assert torch.equal(sar.memory["norms"], sar.tower.start)
-    assert not sar.memory["average"].isfinite()
-    kept = SAR(tiny_clip, tiny_prompts, SARConfig(entropy_threshold=0.75, reset_threshold=0.0))
-    kept.predict(Batch(tiny_images))
-    assert not torch.equal(kept.memory["norms"], kept.tower.start)
+    """Every loss is below a threshold this high; as in the official code the rest is kept."""
+    high, none = (
+        SAR(tiny_clip, tiny_prompts, SARConfig(entropy_threshold=0.75, reset_threshold=limit))
+        for limit in (100.0, 0.0)
+    )
+    for sar in (high, none):
+        sar.predict(Batch(tiny_images))
+    assert torch.equal(high.memory["norms"], high.tower.start)
+    assert not torch.equal(none.memory["norms"], none.tower.start)
+    assert high.memory["velocity"].any()
+    for name in ("velocity", "average"):
+        assert torch.equal(high.memory[name], none.memory[name])
 
 
-def test_nothing_is_learned_if_no_image_is_reliable(
+def test_without_reliable_images_only_momentum_moves(
     tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
 ) -> None:
-    sar = SAR(tiny_clip, tiny_prompts, SARConfig(entropy_threshold=0.0))
+    sar = SAR(tiny_clip, tiny_prompts, SARConfig(entropy_threshold=0.75, momentum=0.5))
     sar.predict(Batch(tiny_images))
-    assert torch.equal(sar.memory["norms"], sar.tower.start)
+    before = sar.state_dict()
+    sar.threshold = 0.0
+    sar.predict(Batch(tiny_images[:4]))
+    torch.testing.assert_close(sar.memory["velocity"], before["velocity"] / 2)
+    moved = before["norms"] - 1e-3 * 4 / 64 * before["velocity"] / 2
+    torch.testing.assert_close(sar.memory["norms"], moved)
+    assert torch.equal(sar.memory["average"], before["average"])
+
+
+def test_the_rate_follows_the_batch() -> None:
+    """main.py of the official code: (0.001 / 64) * batch size, doubled for batches of one."""
+    rates = {images: batch_rate(1e-3, images) for images in (1, 2, 64, 128)}
+    assert rates == {1: 2e-3 / 64, 2: 2e-3 / 64, 64: 1e-3, 128: 2e-3}
 
 
 def test_the_last_quarter_of_the_blocks_is_left_out() -> None:

@@ -20,7 +20,7 @@ def numpy_stata(f: Array, prior: Array, text: Array, config: StatAConfig) -> Arr
     anchor = sum(prior[i, k] * (f[i] - text[k]) ** 2 for i in range(B) for k in range(N)) / B
     mu, sigma, z = text.copy(), np.stack([anchor] * N), prior.copy()
     tau = config.gaussian_temperature
-    for _ in range(config.rounds):
+    for updates in range(config.rounds + 1):
         for _ in range(config.inner_steps):
             old = z.copy()
             for i in range(B):
@@ -30,11 +30,11 @@ def numpy_stata(f: Array, prior: Array, text: Array, config: StatAConfig) -> Arr
                     near = sum((w[i, j] + w[j, i]) * old[j, k] for j in range(B))
                     exponent[k] = -0.5 * squared / tau + near / (2 * config.neighbours)
                 z[i] = softmax(np.log(prior[i]) + exponent)
-        for k in range(N):
+        for k in range(N) if updates < config.rounds else ():
             n = sum(z[i].argmax() == k for i in range(B))
             beta = n / (n + config.anchor_weight)
             v = sum(z[i, k] * f[i] for i in range(B)) / z[:, k].sum()
-            mu[k] = unit(beta * v + (1 - beta) * text[k])
+            mu[k] = unit(beta * unit(v) + (1 - beta) * text[k])
             spread = sum(z[i, k] * (f[i] - mu[k]) ** 2 for i in range(B)) / z[:, k].sum()
             sigma[k] = beta * spread + (1 - beta) * (anchor + (text[k] - mu[k]) ** 2)
             sigma[k] = np.maximum(sigma[k], 1e-6)

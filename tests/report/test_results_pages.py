@@ -188,8 +188,8 @@ def test_rows_of_fewer_images_give_no_advice(records: list[Record], tmp_path: Pa
         replace(on_stream(r, limit=5), images=5) if r.method == "tda" else r for r in records
     ] + [replace(on_stream(r, limit=5), images=5) for r in records if r.method == "zero_shot"]
     page = board(small, tmp_path)
-    assert cells(page, "tda")[3] == "+15.0°" and cells(page, "tda")[-1] == "3 × 5"
-    assert cells(page, "zero_shot")[3] == "50.0" and cells(page, "tent")[-1] == "3 × 20"
+    assert cells(page, "tda")[4] == "+15.0°" and cells(page, "tda")[-1] == "3 × 5"
+    assert cells(page, "zero_shot")[4] == "50.0" and cells(page, "tent")[-1] == "3 × 20"
     assert "**weather**: No method gains: take zero-shot." in page
     assert "**Not recorded yet.**" in board([], tmp_path)
 

@@ -86,6 +86,8 @@ def batclip_loss(logits: Tensor, features: Tensor, text: Tensor) -> Tensor:
     paper="Maharana et al., BATCLIP: Bimodal Online Test-Time Adaptation for CLIP, ICCV 2025",
     presets={"cifar10": BATCLIPConfig(lr=1e-3)},
     tuned_by_authors=frozenset({"cifar10"}),
+    setting="CLIP, ImageNet-C",
+    for_batches=True,
 )
 class BATCLIP(Adapter):
     """One step per batch on the LayerNorms of both towers: certain, matched, separated.
@@ -130,7 +132,7 @@ class BATCLIP(Adapter):
             values = [part.values.detach().requires_grad_() for part in learned]
             features = self.images(values[0], batch.images)
             text = self.classifier(values[1]) if self.config.adapt_text else self.fixed
-            logits = self.scale * l2_normalize(features) @ text.T
+            logits = self.scale * self.model.unit_image(features) @ text.T
             loss = batclip_loss(logits, features, text)
             gradients = torch.autograd.grad(loss, values)
         for name, part, gradient in zip(names, learned, gradients, strict=True):

@@ -61,6 +61,7 @@ def transductive_loss(
 @register(
     "clipartt",
     paper="Hakim et al., CLIPArTT: Adaptation of CLIP to New Domains at Test Time, WACV 2025",
+    for_batches=True,
 )
 class CLIPArTT(EpisodicLayerNormAdapter):
     """Ten steps per batch on visual LayerNorms, taught by texts of the top three classes.

@@ -8,20 +8,24 @@ step down
     H( scale f·t + α exp(-β (1 - f·v)) ) + a · InfoNCE(v, t)
 
 where t and v are the prototypes with their residuals, normalised, and the contrast at temperature
-0.01 pairs the two prototypes of each class that has both. The plain view is answered with them; if
-that answer is sure, the text prototypes enter the running mean from which the next image starts.
+0.01 pairs the two prototypes of each class that has both. The plain view is scored with them; if
+that prediction is sure, the text prototypes enter the running mean that the next image starts
+from.
 
 As in the official code (MIT): an image is cached before it is used; its feature is the mean of its
 confident views' unit features, not normalised again; AdamW with eps 1e-3; entropy in nats is
 compared with log2(N). The authors choose α, β, learning rate and a per dataset: presets, marked as
-tuned. The default is their ImageNet setting, with 64 views. Its texts are templates with GPT-3
-descriptions; ours are those of the class list, and prototypes stay float32.
+tuned. Those of ImageNet and its variants have 64 views, all others one; ImageNet-A scores the mean
+of the confident views under the new prototypes. The default is the ImageNet setting. Texts there
+are templates with GPT-3 descriptions; ours are those of the class list, and prototypes stay
+float32.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -65,6 +69,8 @@ class DPEConfig(SelectiveConfig):
     """Weight decay of AdamW; without effect in the one step from zero."""
     alignment_weight: NonNegative = 0.5
     """a: weight of the contrast between text and visual prototypes."""
+    scored: Literal["plain", "confident"] = "plain"
+    """What is predicted from: the plain view, or the mean of the confident ones (ImageNet-A)."""
     update_threshold: NonNegative = 0.1
     """Entropy over log2 of the number of classes below which text prototypes are kept."""
 
@@ -91,6 +97,7 @@ _TUNED = read_presets("dpe", DPEConfig)
     "Models, NeurIPS 2024",
     presets=_TUNED,
     tuned_by_authors=frozenset(_TUNED),
+    setting="ImageNet",
 )
 class DPE(FixedText):
     """Text and visual prototypes step together on each image; sure text steps are kept.
@@ -118,8 +125,7 @@ class DPE(FixedText):
         """Logits (N,) of one image whose views are (V, E)."""
         config, memory = self.config, self.memory
         text = memory["text"]
-        logits = self.scale * views @ F.normalize(text, dim=-1).T
-        kept = take_views(views, confident_views(logits, config.selection_fraction))
+        kept = self._confident(views, F.normalize(text, dim=-1))
         feature = kept.mean(dim=0)
         self._remember(feature, self.scale * kept @ F.normalize(text, dim=-1).T)
         filled = memory["entropy"].isfinite()
@@ -137,11 +143,17 @@ class DPE(FixedText):
         residuals = minimize(start, loss, 1, self.adam).values
         t = F.normalize(text + residuals[: len(text)], dim=-1)
         v = F.normalize(visual + residuals[len(text) :], dim=-1)
-        answer = self._scores(views[0], t, v, present)
+        scored = views[0] if config.scored == "plain" else self._confident(views, t).mean(dim=0)
+        answer = self._scores(scored, t, v, present)
         if float(entropy(answer)) < config.update_threshold * math.log2(len(text)):
             memory["updates"] = memory["updates"] + 1
             memory["text"] = torch.lerp(text, t, 1 / (int(memory["updates"]) + 1))
         return answer
+
+    def _confident(self, views: Tensor, text: Tensor) -> Tensor:
+        """Those (K, E) of views (V, E) that unit texts (N, E) predict most surely."""
+        logits = self.scale * views @ text.T
+        return take_views(views, confident_views(logits, self.config.selection_fraction))
 
     def _scores(self, feature: Tensor, text: Tensor, visual: Tensor, present: Tensor) -> Tensor:
         """Logits (N,) of a feature (E,): those of all texts, and of the visual prototypes."""

@@ -4,18 +4,19 @@ Li et al., Efficient and Context-Aware Label Propagation for Zero-/Few-Shot Trai
 of Vision-Language Model, ICLR 2025; the zero-shot variant. Nodes are the texts and the images. An
 image is joined to its three nearest texts by cosine and to its eight nearest images by
 
-    (f ⊙ w)·f' / |f ⊙ w|,   w = variance of each dimension over the texts,
+    (f ⊙ w)·f' / |f ⊙ w|,   w = variance of each dimension over the texts, f the earlier image,
 
 which looks where the classes differ; weights are similarities to the power γ = 10. With the
 symmetric normalisation S = D^-½ (W + Wᵀ) D^-½ three rounds Y ← S Y, the rows of texts held at
 their class, give an image its scores. Images seen earlier start from a fifth of their last best
 score (the label reset), new ones from nothing.
 
-The official code (MIT) keeps every image of the stream and redoes this for each. Memory is fixed
-here: ours keeps the newest ``capacity`` images, adds a batch at a time and leaves out a node's edge
-to itself. With batches of one and no overflow that is the paper's procedure. Logits are the
-logarithm of normalised scores mixed with a thousandth of the zero-shot answer, so that classes out
-of reach stay finite.
+As the authors' code (MIT): images come one by one; the newest is in the graph twice, and the copy,
+which is dropped afterwards, gives the prediction; an image is among its own neighbours. Memory is
+fixed here: ours keeps the newest ``capacity`` images, the authors all. Their table of neighbours is
+updated in place and forgets one around the ninth image, ours does not. Logits are the logarithm of
+normalised scores mixed with a thousandth of the zero-shot prediction, so that classes out of reach
+stay finite.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from torch import Tensor
 
 from cliquetta.methods._shared.config import Count, MethodConfig, Positive
 from cliquetta.methods._shared.feature_level import FixedText
-from cliquetta.methods._shared.mixtures import nearest_affinity
 from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
@@ -36,7 +36,7 @@ from cliquetta.types import Prediction
 RESET = 5.0
 """Earlier images start from their last best score divided by this."""
 SMOOTHING = 1e-3
-"""Share of the zero-shot answer in the probabilities."""
+"""Share of the zero-shot prediction in the probabilities."""
 
 
 @dataclass(frozen=True)
@@ -46,18 +46,22 @@ class ECALPConfig(MethodConfig):
     text_neighbours: Count = 3
     """Nearest texts that an image is joined to."""
     image_neighbours: Count = 8
-    """Nearest images that an image is joined to."""
+    """Nearest images that an image is joined to, itself among them."""
     gamma: Positive = 10.0
     """γ: exponent of similarities."""
     steps: Count = 3
-    """Rounds of propagation per batch."""
+    """Rounds of propagation per image."""
     capacity: Count = 2048
-    """Images remembered, the newest ones; the paper keeps all."""
+    """Images remembered, the newest ones; the authors keep all."""
 
 
 def context_similarity(features: Tensor, text: Tensor) -> Tensor:
-    """Similarities (M, M) of images, dimensions weighted by their variance over the texts."""
-    return F.normalize(features * text.var(dim=0), dim=-1) @ features.T
+    """Similarities (M, M) of images, dimensions weighted by their variance over the texts.
+
+    The weights are put on the earlier image of each pair.
+    """
+    weighted = F.normalize(features * text.var(dim=0), dim=-1) @ features.T
+    return weighted.triu() + weighted.triu(1).T
 
 
 def nearest_texts(features: Tensor, text: Tensor, count: int) -> Tensor:
@@ -67,19 +71,39 @@ def nearest_texts(features: Tensor, text: Tensor, count: int) -> Tensor:
     return torch.zeros_like(cosine).scatter(1, nearest.indices, nearest.values.clamp_min(0))
 
 
-def spread(to_texts: Tensor, to_images: Tensor, scores: Tensor, steps: int) -> Tensor:
+def nearest_images(similarity: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Values and rows (M + 1, k) of the nearest nodes, from the similarities (M, M) of images.
+
+    The last node is a copy of the last image, which comes before it.
+    """
+    M = len(similarity)
+    found = similarity.topk(min(count, M), dim=-1)
+    values = torch.cat([found.values, similarity[:, -1:]], dim=1)
+    rows = F.pad(found.indices, (0, 1), value=M)
+    best = values.sort(dim=-1, descending=True, stable=True)
+    values = best.values[:, :count].clamp_min(0)
+    rows = rows.gather(1, best.indices[:, :count])
+    return torch.cat([values, values[-1:]]), torch.cat([rows, rows[-1:]])
+
+
+def spread(to_texts: Tensor, weights: Tensor, rows: Tensor, scores: Tensor, steps: int) -> Tensor:
     """``steps`` rounds of ``scores`` (M, N) of images ← S Y, with Y those of texts and images.
 
-    Edges lead from images only: ``to_texts`` (M, N) and ``to_images`` (M, M). Scores are multiplied
-    by D^-½ instead of the larger matrix.
+    Edges lead from images only: to texts with weights ``to_texts`` (M, N), to the images ``rows``
+    (M, k) with ``weights`` (M, k). Scores are multiplied by D^-½ instead of the matrix.
     """
-    between = to_images + to_images.T
-    tiny = torch.finfo(between.dtype).tiny
-    image_degree = (between.sum(dim=1) + to_texts.sum(dim=1)).clamp_min(tiny).rsqrt()[:, None]
+    tiny = torch.finfo(weights.dtype).tiny
+    ends = rows.flatten()
+    degree = to_texts.sum(dim=1) + weights.sum(dim=1)
+    degree = degree.index_add(0, ends, weights.flatten())
+    image_degree = degree.clamp_min(tiny).rsqrt()[:, None]
     text_degree = to_texts.sum(dim=0).clamp_min(tiny).rsqrt()
     texts = image_degree * to_texts * text_degree  # the rows of texts in Y are the identity
     for _ in range(steps):
-        scores = torch.addcmul(texts, image_degree, between @ (image_degree * scores))
+        own = image_degree * scores
+        out = torch.einsum("mk,mkn->mn", weights, own[rows])
+        back = (weights[:, :, None] * own[:, None]).flatten(0, 1)
+        scores = torch.addcmul(texts, image_degree, out.index_add_(0, ends, back))
     return scores
 
 
@@ -87,6 +111,7 @@ def spread(to_texts: Tensor, to_images: Tensor, scores: Tensor, steps: int) -> T
     "ecalp",
     paper="Li et al., Efficient and Context-Aware Label Propagation for Zero-/Few-Shot "
     "Training-Free Adaptation of Vision-Language Model, ICLR 2025",
+    setting="all datasets",
 )
 class ECALP(FixedText):
     """Labels spread from the texts over a graph of the images seen; no training.
@@ -94,7 +119,7 @@ class ECALP(FixedText):
     log of the scores that reach an image.
     """
 
-    batch_dependence = BatchDependence.JOINT
+    batch_dependence = BatchDependence.SEQUENTIAL
     config: ECALPConfig
 
     def _setup(self) -> None:
@@ -107,37 +132,41 @@ class ECALP(FixedText):
         self.memory.declare("images", torch.zeros((), dtype=torch.long))
 
     def _predict_features(self, features: Tensor) -> Prediction:
-        features, memory, M = features[:, 0], self.memory, self.config.capacity
-        # nodes of zeros join nothing: a GPU takes all, so that shapes stay and can be recorded
-        empty = 0 if features.is_cuda else max(0, M - int(memory["images"]))
+        features, memory, config = features[:, 0], self.memory, self.config
+        M, text = config.capacity, self.classifier
+        empty = max(0, M - int(memory["images"]))
         nodes = torch.cat([memory["features"][empty:], features])
-        logs, scores, labels = self._replayed(
-            self._propagate, nodes, memory["scores"][empty:], memory["labels"][empty:]
-        )
-        for name, values in (("features", nodes), ("scores", scores), ("labels", labels)):
-            newest = values[-M:]
-            memory[name] = F.pad(newest, [0, 0] * (values.ndim - 1) + [M - len(newest), 0])
+        similarity = context_similarity(nodes, text)
+        to_texts = nearest_texts(nodes, text, config.text_neighbours) ** config.gamma
+        scores, labels = memory["scores"][empty:], memory["labels"][empty:]
+        answers = []
+        for end in range(len(scores) + 1, len(nodes) + 1):
+            window = slice(max(0, end - M), end)  # the oldest is forgotten
+            held = window.start - end + 1 or len(scores)
+            answer, scores, labels = self._propagate(
+                similarity[window, window], to_texts[window], scores[held:], labels[held:]
+            )
+            answers.append(answer)
+        for name, values in (("features", nodes[-M:]), ("scores", scores), ("labels", labels)):
+            memory[name] = F.pad(values, [0, 0] * (values.ndim - 1) + [M - len(values), 0])
         memory["images"] = memory["images"] + len(features)
-        return Prediction(logs.float())
+        zero_shot = (self.scale * features @ text.T).softmax(dim=-1)
+        tiny = torch.finfo(features.dtype).tiny
+        mixed = torch.lerp(F.normalize(torch.stack(answers), p=1, dim=-1), zero_shot, SMOOTHING)
+        return Prediction(mixed.clamp_min(tiny).log().float())
 
     def _propagate(
-        self, nodes: Tensor, scores: Tensor, labels: Tensor
+        self, similarity: Tensor, to_texts: Tensor, scores: Tensor, labels: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probabilities of the new ones of image nodes (M, E), best scores and labels of all.
+        """Scores (N,) of the last of M images, then best scores and labels (M,) of all.
 
-        The earlier ones, which come first, start from ``scores`` of their ``labels``.
+        The images before it start from ``scores`` (M - 1,) of their ``labels``.
         """
-        config, text, held = self.config, self.classifier, len(scores)
-        similarity, gamma = context_similarity(nodes, text), config.gamma
-        to_images = nearest_affinity(similarity, config.image_neighbours, power=gamma)
-        to_texts = nearest_texts(nodes, text, config.text_neighbours) ** gamma
+        config, M = self.config, len(similarity)
+        weights, rows = nearest_images(similarity, config.image_neighbours)
+        to_texts = torch.cat([to_texts, to_texts[-1:]])
         start = torch.zeros_like(to_texts)
-        start[:held].scatter_(1, labels[:, None], scores[:, None] / RESET)
-        reached = spread(to_texts, to_images, start, config.steps)
-
-        answer = F.normalize(reached[held:], p=1, dim=-1)
-        zero_shot = (self.scale * nodes[held:] @ text.T).softmax(dim=-1)
-        tiny = torch.finfo(nodes.dtype).tiny
-        logs = torch.lerp(answer, zero_shot, SMOOTHING).clamp_min(tiny).log()
-        best = reached.max(dim=-1)
-        return logs, best.values, best.indices
+        start[: M - 1].scatter_(1, labels[:, None], scores[:, None] / RESET)
+        reached = spread(to_texts, weights**config.gamma, rows, start, config.steps)
+        best = reached[:M].max(dim=-1)
+        return reached[M], best.values, best.indices

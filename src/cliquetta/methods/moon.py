@@ -106,6 +106,8 @@ def transduce(features: Tensor, log_prior: Tensor, text: Tensor, config: MOONCon
     "moon",
     paper="Huang et al., Von Mises-Fisher Mixture Model with Dynamic Shrinkage for Realistic "
     "Test-Time Transduction, ICML 2026",
+    setting="all datasets",
+    for_batches=True,
 )
 class MOON(Transductive):
     """Per batch: von Mises-Fisher classes, held at their text unless present; no training."""

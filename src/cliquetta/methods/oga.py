@@ -10,16 +10,17 @@ the posterior
 with ŷ the zero-shot answer. While the cache has n ≤ 4E entries, Σ⁻¹ is the empirical Bayes ridge
 estimate E ((n - 1) M + tr(M) I)⁻¹ of the pooled covariance M of residuals, then M⁻¹; until one
 class has more than two entries it is E·I. As in the official code (MIT) a batch enters the cache
-as a whole and is answered with the statistics after it.
+at once and is predicted with the statistics after it.
 
-That code divides the sum of a class's entries by the capacity; ours by the number of entries, as
-the paper writes. Ours also: entries in float32, and a millionth of the trace added to M before it
-is inverted without shrinkage, where the code takes a pseudo-inverse.
+That code divides the sum of a class's entries by the capacity, also while there are fewer; the
+paper writes the mean of the entries: preset ``paper``. Ours: entries in float32, and a millionth of
+the trace added to M before it is inverted without shrinkage, where the code takes a pseudo-inverse.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -45,12 +46,15 @@ class OGAConfig(MethodConfig):
     """Images cached per class."""
     likelihood_weight: NonNegative = 0.05
     """τ: weight of the Gaussian log-likelihood."""
+    divisor: Literal["capacity", "entries"] = "capacity"
+    """What the sum of a class's entries is divided by: as the code, or as the paper."""
 
 
-def cache_means(keys: Tensor, filled: Tensor, text: Tensor) -> Tensor:
+def cache_means(keys: Tensor, filled: Tensor, text: Tensor, config: OGAConfig) -> Tensor:
     """Means (N, E) of cached keys (N, K, E) where ``filled`` (N, K); text with fewer than two."""
     count = filled.sum(dim=1, keepdim=True)
-    means = (keys * filled[:, :, None]).sum(dim=1) / count.clamp_min(1)
+    divisor = config.capacity if config.divisor == "capacity" else count.clamp_min(1)
+    means = (keys * filled[:, :, None]).sum(dim=1) / divisor
     return torch.where(count >= 2, means, text)
 
 
@@ -72,6 +76,8 @@ def ridge_covariance(keys: Tensor, filled: Tensor, means: Tensor) -> Tensor:
     "oga",
     paper="Fuchs et al., Online Gaussian Test-Time Adaptation of Vision-Language Models, CVPR "
     "Workshops 2025",
+    presets={"paper": OGAConfig(divisor="entries")},
+    setting="all datasets",
 )
 class OGA(FixedText):
     """Gaussian classes from a cache of sure images, zero-shot answers as prior; no training.
@@ -107,5 +113,5 @@ class OGA(FixedText):
         memory["keys"] = store(memory["keys"], features, occupancy)
 
         keys, filled = memory["keys"], memory["entropy"].isfinite()
-        means = cache_means(keys, filled, self.classifier)
+        means = cache_means(keys, filled, self.classifier, self.config)
         return logits, means, ridge_covariance(keys, filled, means)

@@ -88,6 +88,7 @@ def vision_labels(
 @register(
     "onzeta",
     paper="Qian and Hu, Online Zero-Shot Classification with CLIP, ECCV 2024",
+    setting="ImageNet",
 )
 class OnZeta(ImageByImage):
     """Image by image: balanced labels teach vision proxies beside the texts; no training.

@@ -51,6 +51,10 @@ class MethodEntry:
     """Presets whose constants the method's authors chose per dataset."""
     fit: Callable[..., Mapping[str, Any]] | None = None
     """For few-shot methods: learns the tensors that the adapter is built from."""
+    setting: str = ""
+    """What the defaults are its authors' setting for."""
+    for_batches: bool = False
+    """Whether it compares the images of a batch, so that single images are not what it is for."""
 
 
 _ENTRIES: dict[str, MethodEntry] = {}
@@ -67,6 +71,8 @@ def register(
     presets: Mapping[str, Any] | None = None,
     tuned_by_authors: frozenset[str] = frozenset(),
     fit: Callable[..., Mapping[str, Any]] | None = None,
+    setting: str = "",
+    for_batches: bool = False,
 ) -> Callable[[A], A]:
     """Class decorator that enters an adapter under ``name``.
 
@@ -82,7 +88,16 @@ def register(
             raise TypeError(f"{adapter.__name__} names no config: annotate `config: ItsConfig`")
         line = summary or (adapter.__doc__ or "").partition("\n")[0].removesuffix(".")
         _ENTRIES[name] = MethodEntry(
-            name, adapter, settings, line, paper, dict(presets or {}), tuned_by_authors, fit
+            name=name,
+            adapter=adapter,
+            config=settings,
+            summary=line,
+            paper=paper,
+            presets=dict(presets or {}),
+            tuned_by_authors=tuned_by_authors,
+            fit=fit,
+            setting=setting,
+            for_batches=for_batches,
         )
         return adapter
 

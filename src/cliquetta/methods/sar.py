@@ -4,12 +4,14 @@ Niu et al., Towards Stable Test-Time Adaptation in Dynamic Wild World, ICLR 2023
 images of entropy below 0.4 ln N give a gradient g; at the norms moved by ρ g/|g| to where the loss
 is worst nearby, those that are still below give the gradient of the step. The norms of the last
 quarter of the blocks and the final one are left out. If the moving average of the second loss falls
-below 0.2, the model has collapsed: norms and momentum start again. The answer is that of the first
+below 0.2, the model has collapsed: the norms start again. The prediction is that of the first
 forward pass.
 
-As in the official code (BSD-3), with its SGD of momentum 0.9 and its 1e-3 for a ViT-B at batches of
-64. There the threshold of collapse is the same for any number of classes: with ten, sure answers
-alone bring it about. Ours: a batch without reliable images changes nothing, momentum included.
+As in the official code (BSD-3): SGD of momentum 0.9, for a ViT-B at 1e-3 in batches of 64, in
+proportion to the batch and doubled for single images. A batch without reliable images has a
+gradient of zero, and momentum moves the norms. After a collapse momentum and moving average stay:
+norms start again at every batch until the average has risen. The threshold of collapse is the same
+for any number of classes: with ten, sure predictions alone bring it about.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ class SARConfig(MethodConfig):
     """Sharpness-aware and reliable entropy minimisation."""
 
     lr: Positive = 1e-3
-    """Learning rate of SGD."""
+    """Learning rate of SGD at batches of 64; see :func:`batch_rate`."""
     momentum: Decay = 0.9
     """Momentum of SGD."""
     entropy_threshold: NonNegative = 0.4
@@ -40,14 +42,20 @@ class SARConfig(MethodConfig):
     radius: Positive = 0.05
     """ρ: how far the norms are moved to the worst point nearby."""
     reset_threshold: NonNegative = 0.2
-    """e_m: average second loss, in nats, below which everything learned is dropped."""
+    """e_m: average second loss, in nats, below which the norms start again."""
     reset_decay: Decay = 0.9
     """Decay of that average."""
+
+
+def batch_rate(lr: float, images: int) -> float:
+    """``lr``, which is for batches of 64, in proportion to the batch; doubled for one image."""
+    return lr * images / 64 * (2 if images == 1 else 1)
 
 
 @register(
     "sar",
     paper="Niu et al., Towards Stable Test-Time Adaptation in Dynamic Wild World, ICLR 2023",
+    setting="ViT-B/16, ImageNet-C",
 )
 class SAR(LayerNormAdapter):
     """Sharpness-aware entropy steps on LayerNorms from reliable images, reset on collapse.
@@ -68,33 +76,34 @@ class SAR(LayerNormAdapter):
         self.memory.declare("average", self.tower.start.new_full((), torch.inf))
 
     def _predict(self, batch: Batch) -> Prediction:
-        norms = self.memory["norms"]
+        config, memory = self.config, self.memory
         with torch.enable_grad():
-            values = norms.detach().requires_grad_()
+            values = memory["norms"].detach().requires_grad_()
             logits = self.logits(values, batch.images)
             entropies = entropy(logits)
             reliable = entropies.detach() < self.threshold
+            gradient = torch.zeros_like(values)
             if reliable.any():
                 (gradient,) = torch.autograd.grad(entropies[reliable].mean(), values)
-                self._step(batch.images[reliable], gradient * self.mask)
+                gradient = self._worst_gradient(batch.images[reliable], gradient * self.mask)
+        memory["velocity"] = config.momentum * memory["velocity"] + gradient * self.mask
+        memory["norms"] = memory["norms"] - batch_rate(config.lr, len(batch)) * memory["velocity"]
+        if memory["average"] < config.reset_threshold:
+            memory["norms"] = self.tower.start
         return Prediction(logits.detach().float(), {"reliable": reliable})
 
-    def _step(self, images: Tensor, gradient: Tensor) -> None:
-        """Learn from reliable images whose ``gradient`` points to the worst place nearby."""
+    def _worst_gradient(self, images: Tensor, gradient: Tensor) -> Tensor:
+        """The gradient of reliable images where ``gradient`` leads to; its loss is averaged."""
         config, memory = self.config, self.memory
         climb = config.radius / (gradient.norm() + 1e-12) * gradient
         values = (memory["norms"] + climb).detach().requires_grad_()
         entropies = entropy(self.logits(values, images))
         still = entropies.detach() < self.threshold
         if not still.any():
-            return
+            return torch.zeros_like(gradient)
         loss = entropies[still].mean()
-        (gradient,) = torch.autograd.grad(loss, values)
-        velocity = config.momentum * memory["velocity"] + gradient * self.mask
-        memory["norms"] = memory["norms"] - config.lr * velocity
-        memory["velocity"] = velocity
         before = memory["average"]
         smoothed = config.reset_decay * before + (1 - config.reset_decay) * loss.detach()
         memory["average"] = torch.where(before.isfinite(), smoothed, loss.detach())
-        if memory["average"] < config.reset_threshold:
-            memory.reset()
+        worst: Tensor = torch.autograd.grad(loss, values)[0]
+        return worst

@@ -5,15 +5,16 @@ but with a diagonal covariance per class and a KL term that holds class k at N(t
 batch has images of it. With ŷ the zero-shot answers and n_k the images assigned to k
 
     z_ik ∝ ŷ_ik exp( log N(f_i; μ_k, Σ_k) / τ + Σ_j (w_ij + w_ji) z_jk / (2·neighbours) )
-    μ_k = normalised β_k v_k + (1 - β_k) t_k,   β_k = n_k / (n_k + α)
+    μ_k = normalised β_k v_k/|v_k| + (1 - β_k) t_k,   β_k = n_k / (n_k + α)
     Σ_k = β_k T_k + (1 - β_k) (Σ' + (t_k - μ_k)²)
 
 where v_k and T_k are the weighted mean of the images of k and their mean squared distance from μ_k,
-Σ' is the mean squared distance of images from the texts weighted by ŷ. α = 1, ten rounds of five
-assignment updates. Each batch by itself; nothing is remembered.
+Σ' is the mean squared distance of images from the texts weighted by ŷ, τ = 50. α = 1; five
+assignment updates, then ten rounds of the means, the variances and five assignment updates. Each
+batch by itself; nothing is remembered.
 
-The authors' code is under the AGPL and was not opened. Ours: the likelihood is divided by
-TransCLIP's τ = 50, variances have a floor.
+The authors' code is under the AGPL: it was compared by behaviour, none of it is here. Ours:
+variances have a floor.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ class StatAConfig(MethodConfig):
     neighbours: Count = 3
     """Nearest neighbours of an image by cosine, excluding itself."""
     rounds: Count = 10
-    """Updates of means and covariances."""
+    """Updates of means and covariances; assignments are updated before the first, too."""
     inner_steps: Count = 5
-    """Updates of the assignments in each round."""
+    """Updates of the assignments each time."""
 
 
 def with_squares(features: Tensor) -> Tensor:
@@ -70,7 +71,7 @@ def anchored_update(
     count = F.one_hot(logs.argmax(dim=-1), logs.shape[1]).sum(dim=0, dtype=logs.dtype)
     beta = (count / (count + anchor_weight))[:, None]
     empirical, squares = (weights @ moments).chunk(2, dim=1)
-    means = F.normalize(torch.lerp(text, empirical, beta), dim=-1)
+    means = F.normalize(torch.lerp(text, F.normalize(empirical, dim=-1), beta), dim=-1)
     scatter = torch.addcmul(squares, means, means.sub(empirical, alpha=2))
     anchored = torch.addcmul(anchor_variance, text - means, text - means)
     return means, torch.lerp(anchored, scatter, beta).clamp_min(VARIANCE_FLOOR)
@@ -83,20 +84,22 @@ def transduce(features: Tensor, log_prior: Tensor, text: Tensor, config: StatACo
     anchor_variance = update_variance(features, text, log_prior.exp())
     means, variances, logs = text, anchor_variance.expand_as(text), log_prior
     moments = with_squares(features)
-    for updates_left in range(config.rounds - 1, -1, -1):
-        likelihood = class_log_likelihood(moments, means, variances)
-        fixed = log_prior.add(likelihood, alpha=1 / config.gaussian_temperature)
-        logs = propagate_assignments(fixed, links, logs, config.inner_steps)
-        if updates_left:
+    for updates in range(config.rounds + 1):
+        if updates:
             means, variances = anchored_update(
                 moments, logs, text, anchor_variance, config.anchor_weight
             )
+        likelihood = class_log_likelihood(moments, means, variances)
+        fixed = log_prior.add(likelihood, alpha=1 / config.gaussian_temperature)
+        logs = propagate_assignments(fixed, links, logs, config.inner_steps)
     return logs
 
 
 @register(
     "stata",
     paper="Zanella et al., Realistic Test-Time Adaptation of Vision-Language Models, CVPR 2025",
+    setting="all datasets",
+    for_batches=True,
 )
 class StatA(Transductive):
     """Per batch: Gaussian classes anchored at the texts; no training."""

@@ -37,6 +37,7 @@ class TentConfig(AdamConfig):
 @register(
     "tent",
     paper="Wang et al., Tent: Fully Test-Time Adaptation by Entropy Minimization, ICLR 2021",
+    for_batches=True,
 )
 class Tent(LayerNormAdapter):
     """One entropy step per batch on the image tower's LayerNorms, kept for the next batch.

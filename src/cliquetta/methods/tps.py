@@ -3,12 +3,14 @@
 Sui et al., Just Shift It: Test-Time Prototype Shifting for Zero-Shot Generalization with
 Vision-Language Models, WACV 2025. As TPT, but what is learned is a shift s_k of the text feature of
 each class, outside the text tower: the classifier normalised(t_k + s_k) starts at s = 0, takes one
-AdamW step down the marginal entropy of the tenth of the image's views that CLIP is surest of, and
-scores the plain view. Nothing is kept from one image to the next.
+AdamW step down the marginal entropy of the tenth of the image's views that it is surest of (chosen
+again before each of several steps), and scores the plain view. Nothing is kept from one image to
+the next.
 
-As in the official code (MIT). Its best texts are means over templates and GPT-4 descriptions of the
-classes; ours are those of the class list. Ours also: many images at once, each with shifts of its
-own, which step as if alone.
+As in the official code (MIT), which makes views by AugMix on fine-grained sets: preset
+``fine-grained``. Its best texts are means over templates and GPT-4 descriptions of the classes;
+ours are those of the class list. Ours also: many images at once, each with shifts of its own, which
+step as if alone.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class TPSConfig(SelectiveConfig):
     weight_decay: NonNegative = 0.01
     """Weight decay of AdamW, PyTorch's default in the official code."""
     steps: Count = 1
-    """AdamW steps per image; views are selected before the first."""
+    """AdamW steps per image; views are selected before each."""
 
 
 def shifted_text(text: Tensor, shift: Tensor) -> Tensor:
@@ -57,6 +59,9 @@ def shifted_text(text: Tensor, shift: Tensor) -> Tensor:
     "tps",
     paper="Sui et al., Just Shift It: Test-Time Prototype Shifting for Zero-Shot Generalization "
     "with Vision-Language Models, WACV 2025",
+    presets={"fine-grained": TPSConfig(view_kind="augmix")},
+    tuned_by_authors=frozenset({"fine-grained"}),
+    setting="CLIP ViT-B/16, ImageNet variants",
 )
 class TPS(FixedText):
     """Shifts the class texts on each image so that its confident views agree."""
@@ -71,12 +76,12 @@ class TPS(FixedText):
     def _answer(self, features: Tensor) -> Tensor:
         """Logits (B, N) of unit features (B, V, E)."""
         config = self.config
-        logits = self.scale * features @ self.classifier.T
-        kept = take_views(features, confident_views(logits, config.selection_fraction))
 
         def loss(shift: Tensor) -> Tensor:
-            text = shifted_text(self.classifier, shift)
-            return marginal_entropy(self.scale * kept @ text.transpose(1, 2)).sum()
+            text = shifted_text(self.classifier, shift).mT
+            with torch.no_grad():
+                index = confident_views(self.scale * features @ text, config.selection_fraction)
+            return marginal_entropy(self.scale * take_views(features, index) @ text).sum()
 
         start = AdamState.begin(features.new_zeros(len(features), *self.classifier.shape))
         adam = Adam(config.lr, weight_decay=config.weight_decay)

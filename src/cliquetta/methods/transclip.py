@@ -102,6 +102,7 @@ def transduce(features: Tensor, log_prior: Tensor, config: TransCLIPConfig) -> T
 @register(
     "transclip",
     paper="Zanella et al., Boosting Vision-Language Models with Transduction, NeurIPS 2024",
+    for_batches=True,
 )
 class TransCLIP(Transductive):
     """Per batch: Gaussian classes, nearest neighbours and zero-shot predictions combined."""

@@ -172,7 +172,11 @@ class CLIP(nn.Module):
             features = self.visual(pixels)
         else:
             features = self.require_vit()(pixels, prefix=prefix, tokens=tokens)
-        return l2_normalize(features) if normalize else to_float32(features)
+        return self.unit_image(features) if normalize else to_float32(features)
+
+    def unit_image(self, features: Tensor) -> Tensor:
+        """Image features as cosines with texts are taken of them: of length one."""
+        return l2_normalize(features)
 
     def encode_text(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from cliquetta.evaluation.comparison import Cell, compare
 from cliquetta.evaluation.grid import BASELINE
 from cliquetta.evaluation.record import Record, Run
 from cliquetta.evaluation.tables import TextTable, to_markdown
-from cliquetta.methods.registry import DEFAULT_METHOD
+from cliquetta.methods.registry import DEFAULT_METHOD, get_method
 from cliquetta.report.results_pages import (
     BLANK,
     CLEAN,
@@ -51,6 +52,8 @@ COLUMNS = {
     "batch 1": ("batch 1", "top1"),
 }
 """Columns of the board: a kind of stream, as :func:`stream_kind` tells it, and a metric."""
+SINGLE = "batch 1"
+"""The column of streams of single images."""
 Runs = Mapping[tuple[str, int], float]
 """Gains by set and seed."""
 ORDERS = {
@@ -77,6 +80,9 @@ READING = (
     "that shared a GPU; methods alone are [faster](README.md). *Sets × images* tells how much a "
     "method was shown: slow ones saw fewer images, or fewer sets. In columns where a method saw "
     "less than others (its cell is marked °) it is left out of advice and bold.",
+    "*Setting* is the preset, or what a method's defaults are its authors' setting for. *For "
+    "batches*: the method compares the images of a batch, and single images are not what it is "
+    "for.",
     "*Within noise* of another: the mean difference of the two over sets and seeds is below twice "
     "its standard error.",
 )
@@ -210,7 +216,7 @@ def board_rows(records: Iterable[Record], roles: Mapping[str, str]) -> dict[str,
         for setting in read_settings(kinds.get(kind, []), {}):
             cells = compare(setting.runs, metric=metric).cells
             for (name, dataset), cell in cells.items():
-                if cell.mean is not None:
+                if cell.mean is not None and not (column == SINGLE and for_batches(name)):
                     plain = None if name == BASELINE else cells.get((BASELINE, dataset))
                     row = rows.setdefault(name, _Row())
                     row.entries.setdefault(column, []).append(_entry(cell, plain))
@@ -220,6 +226,17 @@ def board_rows(records: Iterable[Record], roles: Mapping[str, str]) -> dict[str,
         return name != BASELINE, -statistics.mean(gains) if gains else 0.0
 
     return {name: rows[name] for name in sorted(rows, key=rank)}
+
+
+def for_batches(label: str) -> bool:
+    """Whether single images are not what a method is for."""
+    return get_method(method_of(label)).for_batches
+
+
+def _setting(label: str) -> str:
+    """What a method was run with: a preset, or what its defaults are its authors' setting for."""
+    preset = re.search(r":([\w.-]+)", label)
+    return preset[1] if preset else get_method(method_of(label)).setting or BLANK
 
 
 def method_sentence(rows: Mapping[str, _Row], method: str) -> str:
@@ -266,17 +283,20 @@ def _board(rows: Mapping[str, _Row], folder: Path) -> str:
         lines.append(
             (
                 linked(name, folder, "../methods/"),
+                _setting(name),
                 *cells,
                 BLANK if row.cost is None else times(row.cost),
                 row.size,
             )
         )
-    head = ("method", *COLUMNS, "cost", "sets × images")
+    head = ("method", "setting", *COLUMNS, "cost", "sets × images")
     return to_markdown(TextTable(head, tuple(lines))).rstrip()
 
 
 def _cell(row: _Row, column: str, name: str, full: Sequence[str]) -> str:
     gain = row.gain(column)
+    if column == SINGLE and for_batches(name):
+        return "for batches"
     if gain is None:  # zero-shot may have been run on fewer images as well: the most count
         levels = {e.dataset: e for e in sorted(row.entries.get(column, ()), key=lambda e: e.images)}
         found = [entry.level for entry in levels.values()]

@@ -19,7 +19,7 @@ from torch.func import functional_call
 
 from cliquetta.methods._shared.adam import AdamState
 from cliquetta.methods.base import Adapter, BatchDependence
-from cliquetta.model.clip import l2_normalize, to_float32
+from cliquetta.model.clip import to_float32
 from cliquetta.model.frozen import FrozenModel
 from cliquetta.model.vision import VisionTower
 from cliquetta.types import Batch, Prediction
@@ -161,7 +161,7 @@ class LayerNormAdapter(Adapter):
 
     def features(self, norms: Tensor, images: Tensor) -> Tensor:
         """Unit image features (B, E) under flat LayerNorm parameters ``norms``."""
-        return l2_normalize(self.tower(norms, images))
+        return self.model.unit_image(self.tower(norms, images))
 
     def logits(self, norms: Tensor, images: Tensor) -> Tensor:
         """Logits (B, N) under flat LayerNorm parameters ``norms``."""
