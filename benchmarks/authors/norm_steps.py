@@ -230,8 +230,9 @@ def subtta(repository: Repository, openai: Repository) -> Iterator[Row]:
     start = "class BatCLIPLoss"
     scaler = {"torch.cuda.amp.GradScaler()": "Scaler()", "@ADAPTATION_REGISTRY.register()": ""}
     method_text = repository.text(f"{folder}/methods/subtta.py", start, patches=scaler)
-    more = "of ten texts they take a direction more, which rounding alone decides"
-    for rank, reason in ((8, ""), (256, more)):
+    noise = "Adam makes whole steps of gradients that are rounding, ours none"
+    more = "; of ten texts they take a direction more, which rounding alone decides"
+    for rank, reason in ((8, noise), (256, noise + more)):
         model, data = micro(), inputs(2, 264)
         net, prompts = _logits(model, data, openai)
         clip = SimpleNamespace(logit_scale=torch.tensor(model.scale).log())
