@@ -230,7 +230,7 @@ def subtta(repository: Repository, openai: Repository) -> Iterator[Row]:
     start = "class BatCLIPLoss"
     scaler = {"torch.cuda.amp.GradScaler()": "Scaler()", "@ADAPTATION_REGISTRY.register()": ""}
     method_text = repository.text(f"{folder}/methods/subtta.py", start, patches=scaler)
-    noise = "Adam makes whole steps of gradients that are rounding (of the final bias), ours none"
+    noise = "Adam makes whole steps of gradients that are rounding, ours none"
     more = "; of ten texts they take a direction more, which rounding alone decides"
     for rank, reason in ((8, noise), (256, noise + more)):
         model, data = micro(), inputs(2, 264)

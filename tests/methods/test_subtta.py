@@ -83,7 +83,7 @@ def test_a_stream_equals_two_steps_per_batch(
         vectors = torch.linalg.eigh(average).eigenvectors  # torch's own derivative
         spanned = vectors[:, -len(basis) - 1 : -1]
         optimiser.zero_grad()
-        (-(basis @ spanned).square().sum()).backward()
+        (-(basis @ spanned).square().sum() / len(basis) / 0.7).backward()
         optimiser.step()
         features = unit_rows(live.encode_image(images) @ basis.T @ basis)
         labels = (features @ text.T).argmax(dim=-1).tolist()

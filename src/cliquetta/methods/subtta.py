@@ -12,11 +12,11 @@ and labelled by the texts, and a second step raises the variance between the cla
 (Mint's loss). The batch is predicted after both steps, from plain features. What was learned stays.
 
 The authors' repository names no licence: it was compared by behaviour, none of it is here. As there
-covariances are centred and of features before their normalisation, and both steps share the moments
-of one AdamW. Of N texts N - 2 directions remain; their code takes one more, which rounding alone
-decides. Ours: the gradient of (4) is taken in closed form, which stays finite where eigenvalues
-coincide, and is zero where it is but rounding; without two predicted classes, where their code
-stops, there is no second step.
+covariances are centred and of features before their normalisation, (4) is divided by r (1 - α), and
+both steps share the moments of one AdamW. Of N texts N - 2 directions remain; their code takes one
+more, which rounding alone decides. Ours: the gradient of (4) is taken in closed form, which stays
+finite where eigenvalues coincide, and is zero where it is but rounding; without two predicted
+classes, where their code stops, there is no second step.
 """
 
 from __future__ import annotations
@@ -161,4 +161,5 @@ class SubTTA(LayerNormAdapter):
         self.memory["covariance"] = moved
         distance, gradient = chordal_distance(moved.detach(), self.basis, self.skipped)
         pulled = (moved * gradient).sum()  # has the gradient, not the value
-        return (distance + pulled - pulled.detach()).to(norms.dtype)
+        size = len(self.basis) * (1 - self.config.momentum)
+        return ((distance + pulled - pulled.detach()) / size).to(norms.dtype)
