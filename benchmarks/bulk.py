@@ -7,8 +7,8 @@
 
 Photographs are made for the run: bundled pictures, enlarged, with noise until a JPEG of quality 90
 has as many bytes for each pixel as one of a camera; 128 of them under as many names as are asked
-for. Rates are those between the first batch and the last; the seconds before the first are given
-apart. ``ViT-B/16`` and ``tiny`` (two blocks) have random weights.
+for. Each row has two rates: from the first batch to the last, and with the start of the workers,
+whose seconds it gives, too. ``ViT-B/16`` and ``tiny`` (two blocks) have random weights.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from cliquetta.data.dataset import FileDataset
 from cliquetta.data.images import Decode
 from cliquetta.data.listing import list_images
 from cliquetta.data.stream import Stream
+from cliquetta.data.workers import usable_cores
 from cliquetta.evaluation.answers import Answers
 from cliquetta.evaluation.bulk import predict
 from cliquetta.evaluation.bulk_ray import RayCluster
@@ -60,19 +62,26 @@ def tiny() -> CLIP:
     return initialise(CLIP(CLIPConfig(32, vision, text), id="random tiny"))
 
 
+def make_photograph(path: Path, number: int, width: int, height: int) -> int:
+    """A JPEG with the entropy of a photograph; returns its size in bytes."""
+    generator, pictures = np.random.default_rng([0, number]), load_bundled().images
+    tiles = pictures[generator.choice(len(pictures), 4, replace=False)]
+    scene = tiles.reshape(2, 2, 32, 32, 3).swapaxes(1, 2).reshape(64, 64, 3)
+    large = Image.fromarray(scene).resize((width, height), Image.Resampling.BICUBIC)
+    noise = generator.standard_normal((height, width, 1), dtype=np.float32) * 9
+    values = np.asarray(large, np.float32) + noise
+    Image.fromarray(values.clip(0, 255).astype(np.uint8)).save(path, quality=90)
+    return path.stat().st_size
+
+
 def make_photographs(folder: Path, width: int, height: int) -> int:
-    """JPEGs with the entropy of photographs; returns their mean size in bytes."""
-    generator, pictures = np.random.default_rng(0), load_bundled().images
+    """:data:`DISTINCT` photographs by all cores; returns their mean size in bytes."""
     folder.mkdir()
-    for number in range(DISTINCT):
-        tiles = pictures[generator.choice(len(pictures), 4, replace=False)]
-        scene = tiles.reshape(2, 2, 32, 32, 3).swapaxes(1, 2).reshape(64, 64, 3)
-        large = Image.fromarray(scene).resize((width, height), Image.Resampling.BICUBIC)
-        noise = generator.standard_normal((height, width, 1), dtype=np.float32) * 9
-        values = np.asarray(large, np.float32) + noise
-        image = Image.fromarray(values.clip(0, 255).astype(np.uint8))
-        image.save(folder / f"{number:03d}.jpg", quality=90)
-    return sum(path.stat().st_size for path in folder.iterdir()) // DISTINCT
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        sizes = pool.map(
+            lambda n: make_photograph(folder / f"{n:03d}.jpg", n, width, height), range(DISTINCT)
+        )
+        return sum(sizes) // DISTINCT
 
 
 def more_names(folder: Path, photographs: Path, count: int) -> Path:
@@ -101,10 +110,20 @@ class Clock:
         """Progress of a prediction run."""
         self.add(done - self.done)
 
+    def row(self, what: str, ceiling: float | None = None) -> str:
+        """A row of the table; ``ceiling`` is the rate to compare with."""
+        line = f"{what:<22} {self.rate:>8,.0f} {self.overall:>10,.0f} {self.start:>5.1f}"
+        return line if ceiling is None else f"{line}  {self.rate / ceiling:.2f}"
+
     @property
     def rate(self) -> float:
         """Images/s after the first batch."""
         return (self.done - self.first) / (self.times[-1] - self.times[0])
+
+    @property
+    def overall(self) -> float:
+        """Images/s of the run, its start included."""
+        return self.done / (self.times[-1] - self.begun)
 
     @property
     def start(self) -> float:
@@ -157,8 +176,8 @@ def predicting(
     return clock
 
 
-def evaluating(folder: Path, adapter: Adapter, workers: int) -> float:
-    """Images/s of an evaluation of the same files."""
+def evaluating(folder: Path, adapter: Adapter, workers: int) -> Clock:
+    """An evaluation of the same files."""
     paths = sorted(folder.iterdir())
     labels = [number % len(adapter.prompts) for number in range(len(paths))]
     data = FileDataset("photographs", paths, names=adapter.prompts.names, labels=labels)
@@ -167,7 +186,7 @@ def evaluating(folder: Path, adapter: Adapter, workers: int) -> float:
     clock = Clock()
     out = folder.parent / "runs"
     evaluate(adapter, stream, out=out, again=True, on_step=lambda step: clock.add(len(step.batch)))
-    return clock.rate
+    return clock
 
 
 def family(root: int) -> Iterator[int]:
@@ -252,7 +271,7 @@ def main() -> None:
     parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--decode", default="", help="exact or fast (default: fast if it matters)")
-    parser.add_argument("--evaluate", action="store_true", help="time evaluate, too")
+    parser.add_argument("--evaluate", default="", help="method by which to time evaluate, too")
     parser.add_argument("--memory", type=int, default=0, help="images to watch memory over")
     parser.add_argument("--ray", action="store_true")
     parser.add_argument("--actors", type=int, default=1)
@@ -271,9 +290,9 @@ def main() -> None:
     alone = {name: device_alone(adapter, 2.0) for name, adapter in adapters.items()}
     for name, rate in alone.items():
         say(f"device alone, {name}: {rate:,.0f} images/s")
-    say(
-        "photographs  decode workers images  decoding  method       predict  / min  start  evaluate"
-    )
+    own = memory_of(os.getpid()) / 2**20
+    say(f"memory before any image is read: {own:,.0f} MB")
+    say("photographs decode workers images what                   images/s with start start / min")
     for size in given.sizes.split(","):
         width, height = map(int, size.split("x"))
         decode: Decode = given.decode or ("fast" if width * height >= LARGE else "exact")
@@ -284,16 +303,16 @@ def main() -> None:
             for workers in map(int, given.workers.split(",")):
                 count = given.images * max(1, workers)
                 folder = more_names(Path(home) / f"names-{workers}", photographs, count)
+                head = f"{size:>11} {decode:>6} {workers:>7} {count:>6}"
                 read = decoding(folder, count, workers, decode, model)
+                say(head, read.row("decoding"))
                 for name, adapter in adapters.items():
+                    ceiling = min(read.rate, alone[name])
                     clock = predicting(folder, adapter, workers, decode, cluster)
-                    rate = clock.rate
-                    line = f"{size:>11}  {decode:>6} {workers:>7} {count:>6} {read.rate:>9,.0f}  "
-                    line += f"{name:<11} {rate:>8,.0f}  {rate / min(read.rate, alone[name]):5.2f} "
-                    line += f"{clock.start:6.1f}"
-                    if given.evaluate and decode == "exact":
-                        line += f"  {evaluating(folder, adapter, workers):>8,.0f}"
-                    say(line)
+                    say(head, clock.row(f"predict {name}", ceiling))
+                    if name == given.evaluate and decode == "exact":
+                        clock = evaluating(folder, adapter, workers)
+                        say(head, clock.row(f"evaluate {name}", ceiling))
             if given.memory:
                 folder = more_names(Path(home) / "long", photographs, given.memory)
                 watch = MemoryWatch()
@@ -306,6 +325,7 @@ def main() -> None:
                 watch.join()
                 say(f"memory of all processes, {name}, {most} workers, {size}:")
                 say("\n".join(watch.table(given.memory)))
+                given.memory = 0  # once is enough
 
 
 if __name__ == "__main__":

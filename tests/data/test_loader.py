@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -21,12 +22,13 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from cliquetta.data import loader
+from cliquetta.data import loader, workers
 from cliquetta.data.dataset import FileDataset
 from cliquetta.data.files import folder_dataset
 from cliquetta.data.stream import Stream
 from cliquetta.data.workers import WorkerError, map_in_processes, usable_cores
 from cliquetta.evaluation.bulk import predict
+from cliquetta.evaluation.reading import Reader
 from cliquetta.evaluation.resumable import parts_folder
 from cliquetta.model.clip import CLIP
 from cliquetta.model.preprocess import Preprocess
@@ -223,11 +225,18 @@ def gone(identities: set[int], within: float = 60.0) -> bool:
     return False
 
 
-def rings() -> set[Path]:
-    return set(Path("/dev/shm").iterdir())
+def shared_inodes(process: int) -> set[int]:
+    """Files in shared memory that a process has mapped, semaphores among them."""
+    lines = Path(f"/proc/{process}/maps").read_text().splitlines()
+    return {int(line.split()[4]) for line in lines if "/dev/shm/" in line}
 
 
-linux = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="looks into /proc")
+def left_in_memory(inodes: set[int]) -> set[int]:
+    """Those of some files in shared memory that have a name, and so outlive their processes."""
+    return inodes & {entry.inode() for entry in os.scandir("/dev/shm")}
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
 
 @linux
@@ -235,15 +244,15 @@ linux = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="looks into /
 def test_a_run_that_is_stopped_leaves_no_process_and_no_memory(
     running: Any, tmp_path: Path, how: signal.Signals
 ) -> None:
-    before = rings()
     process = running()
-    family = children(process.pid)
+    family, shared = children(process.pid), shared_inodes(process.pid)
+    assert left_in_memory(shared)  # semaphores
     assert len(family) >= 3  # two workers and the server that they were forked from
     process.send_signal(how)
     process.communicate(timeout=60)
     assert process.returncode != 0
     assert gone(family)
-    assert rings() <= before
+    assert not left_in_memory(shared)
     assert list(parts_folder(tmp_path / "out.csv").glob("*.jsonl"))  # what was finished
 
 
@@ -334,6 +343,52 @@ def test_arrays_of_changing_shapes_come_in_order() -> None:
         assert note == number
         assert np.array_equal(first, np.full((number % 3, 2), number))
         assert np.array_equal(second, np.arange(number % 2))
+
+
+def test_spawned_processes_share_memory_as_forked_ones_do(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])  # Windows
+    test_arrays_of_changing_shapes_come_in_order()
+    assert "threads read images" not in caplog.text
+
+
+def test_processes_start_again_after_runs_that_were_left_early(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    for taken in (1, 0, 7, 50, 3, 50):
+        rows = map_in_processes(squares, range(50), workers=4, room=100)
+        assert [note for _, note in islice(rows, taken)] == list(range(taken))
+        rows.close()
+    assert not multiprocessing.active_children()
+    assert "threads read images" not in caplog.text
+
+
+def test_large_items_are_given_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "_ROOMY", 100)
+    started = workers._start(pickle.dumps(squares), range(50), workers=3, room=100)
+    assert started is not None
+    work, results = started
+    results._shutdown_workers()
+    assert len(work.ring) == (3 + 1) * 100
+    test_arrays_of_changing_shapes_come_in_order()
+
+
+def modules_after(code: str) -> set[str]:
+    """Modules that a new interpreter has imported after some code."""
+    code += "\nimport sys; print(*sys.modules)"
+    return set(subprocess.check_output([sys.executable, "-c", code], text=True).split())
+
+
+def test_a_forked_worker_has_nothing_to_import(tiny_clip: CLIP, tmp_path: Path) -> None:
+    reader = Reader(tiny_clip.preprocess, (None,), 64, 0)
+    sent = tmp_path / "sent.pickle"
+    sent.write_bytes(pickle.dumps(reader._loader(local=False).read))
+    served = "".join(f"import {name}\n" for name in (workers.__name__, *workers._PRELOAD))
+    there = served + f"import pickle; pickle.load(open({str(sent)!r}, 'rb'))"
+    assert modules_after(there) == modules_after(served + "import pickle")
 
 
 @pytest.mark.parametrize(

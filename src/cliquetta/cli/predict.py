@@ -174,6 +174,7 @@ def predict(
     An image that cannot be read is skipped and named in the column `error`.
     """
     from cliquetta.data.features import feature_dataset
+    from cliquetta.data.loader import expect_images
     from cliquetta.evaluation.bulk import predict as predict_images
     from cliquetta.evaluation.grid import RunSpec
     from cliquetta.evaluation.resumable import check_places, parts_folder, shard_path
@@ -212,6 +213,7 @@ def predict(
         prompts = text.prompts(prompts)
         clip: CLIP = FeaturesOnly(text.width, scale=text.scale, device=common.place())
     else:
+        expect_images(common.place(), workers)
         clip = common.model(model)
     assert prompts is not None
     adapters = [build_adapter(spec, clip, prompts) for spec in specs]

@@ -22,6 +22,7 @@ from PIL import Image
 from cliquetta.data.dataset import Dataset
 from cliquetta.data.files import EXTENSIONS, path_column, read_table, walk_images
 from cliquetta.data.images import ImageError, open_image
+from cliquetta.data.loader import Group
 from cliquetta.data.remote import (
     find_filesystem,
     is_url,
@@ -75,6 +76,13 @@ class ListedImages(Dataset):
             return open_image(data, shorter=self.shorter)
         except ImageError as error:
             raise ImageError(path, error.reason) from error
+
+
+def find_listed(entries: Sequence[Entry], *, shorter: int | None) -> list[Group]:
+    """Images of a list, for a loader."""
+    places = range(len(entries))
+    images = ListedImages(entries, shorter=shorter)
+    return [Group(images, places, images.keys, places)]
 
 
 class Listing:

@@ -8,7 +8,7 @@ last batch is computed there; on the device they become normalised pixels.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Generic, TypeVar
@@ -21,7 +21,14 @@ from torch import Tensor
 from cliquetta.data.dataset import Dataset, UInt8Array
 from cliquetta.data.images import ImageError
 from cliquetta.data.views import array_pictures, array_views, image_views, to_pixels
-from cliquetta.data.workers import Array, Made, map_ahead, map_in_processes, usable_cores
+from cliquetta.data.workers import (
+    Array,
+    Made,
+    map_ahead,
+    map_in_processes,
+    start_server,
+    usable_cores,
+)
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.model.transfer import side_stream
 from cliquetta.types import Batch, ViewSpec
@@ -78,6 +85,13 @@ class Loaded:
 def default_workers(device: torch.device | None) -> int:
     """Workers that read images for a model on a device."""
     return usable_cores() if _is_cuda(device) else _THREADS
+
+
+def expect_images(device: torch.device | str, workers: int | None) -> None:
+    """Begin with what takes long before images can be read for a GPU, while a model is loaded."""
+    if _is_cuda(torch.device(device)) and workers != 0:
+        with suppress(OSError):  # without processes threads will read
+            start_server()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import math
-import mmap
 import multiprocessing
 import os
 import pickle
@@ -25,7 +24,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count, islice
-from multiprocessing import reduction
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,6 +44,8 @@ Made = tuple[tuple[Array, ...], Any]
 
 PREFETCH = 2
 """Items that a worker process has been given, at most."""
+_ROOMY = 2**23
+"""Bytes of an item, many views, from which a worker is given one at a time."""
 _LARGEST = 2**26
 """Bytes of a pickled function beyond which it stays in this process."""
 
@@ -123,16 +123,17 @@ def map_in_processes(
         WorkerError: A worker was killed, or ran out of memory.
 
     """
-    work = _as_work(function, room, slots=workers * PREFETCH + 1)
-    started = None if work is None else _start(work, items, workers)
-    if work is None or started is None:
+    pickled = _pickled(function)
+    started = None if pickled is None else _start(pickled, items, workers, room)
+    if started is None:
         yield from map_ahead(function, items, workers=workers, ahead=workers + 1)
         return
+    work, results = started
     try:
-        for slot, (shapes, note) in enumerate(_results(started)):
+        for slot, (shapes, note) in enumerate(_results(results)):
             yield tuple(work.arrays(slot, shapes)), note
     finally:
-        started._shutdown_workers()
+        results._shutdown_workers()
 
 
 def _results(started: Iterator[Any]) -> Iterator[Any]:
@@ -152,7 +153,8 @@ class _Work(Dataset[Any]):
     """What a worker process holds: the function, and the ring that its arrays go to."""
 
     pickled: bytes
-    ring: _Ring
+    ring: Any
+    """Bytes of ``slots`` times ``room``, which are gone with the last process that holds them."""
     room: int
     slots: int
     pillow: tuple[bool, int | None]
@@ -178,34 +180,11 @@ class _Work(Dataset[Any]):
         first = slot % self.slots * self.room
         for shape, kind in shapes:
             size = math.prod(shape)
-            yield np.frombuffer(self.ring.memory, kind, size, first).reshape(shape)
+            yield np.frombuffer(self.ring, kind, size, first).reshape(shape)
             first += size * np.dtype(kind).itemsize
 
 
-class _Ring:
-    """Shared memory that is gone with the last process that holds it, however that ends.
-
-    On Linux it has no name, and does not count against the small ``/dev/shm`` of containers.
-    """
-
-    def __init__(self, size: int, held: Any = None) -> None:
-        self.size, self.held = size, held
-        if not hasattr(os, "memfd_create"):
-            self.held = torch.empty(size, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
-            self.memory: Any = self.held.numpy()
-            return
-        self.held = os.memfd_create("cliquetta") if held is None else held.detach()
-        os.ftruncate(self.held, size)
-        self.memory = mmap.mmap(self.held, size)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Ring, (self.size, reduction.DupFd(self.held))
-
-    def __del__(self) -> None:
-        os.close(self.held)
-
-
-def _as_work(function: Callable[[Any], Made], room: int, slots: int) -> _Work | None:
+def _pickled(function: Callable[[Any], Made]) -> bytes | None:
     """The function as worker processes can take it; ``None`` where there can be none."""
     process = multiprocessing.current_process()
     reason = ""
@@ -226,30 +205,47 @@ def _as_work(function: Callable[[Any], Made], room: int, slots: int) -> _Work | 
     if reason:
         _log.info("threads read images, not processes: %s", reason)
         return None
-    pillow = (ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS)
-    return _Work(pickled, _Ring(slots * room), room, slots, pillow)
+    return pickled
 
 
-def _start(work: _Work, items: Iterable[Any], workers: int) -> Any:
-    """An iterator over results, its processes started; ``None`` if the system grants none."""
-    forks = "forkserver" in multiprocessing.get_all_start_methods()
-    context = multiprocessing.get_context("forkserver" if forks else "spawn")
-    if forks:  # torch is imported once, in the server, and its memory shared by all workers
-        context.set_forkserver_preload([__name__, *_PRELOAD])
-    loader = DataLoader(
-        work,
-        batch_size=None,
-        sampler=zip(count(), items, strict=False),
-        num_workers=workers,
-        prefetch_factor=PREFETCH,
-        collate_fn=_same,
-        worker_init_fn=_settle,
-        multiprocessing_context=context,
-        generator=torch.Generator(),  # seeds of workers are drawn from it, not from the global one
-    )
+def start_server() -> Any:
+    """Begin to start the server that workers are forked from, and give the way to start them.
+
+    It imports torch once, for all of them, while the caller goes on.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    from multiprocessing import forkserver  # not on Windows
+
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, *_PRELOAD])
+    forkserver.ensure_running()
+    return context
+
+
+def _start(
+    pickled: bytes, items: Iterable[Any], workers: int, room: int
+) -> tuple[_Work, Any] | None:
+    """Worker processes and an iterator over their results; ``None`` if the system grants none."""
+    prefetch = PREFETCH if room < _ROOMY else 1
+    slots = workers * prefetch + 1
     try:
+        context = start_server()
+        pillow = (ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS)
+        work = _Work(pickled, context.RawArray("B", slots * room), room, slots, pillow)
+        loader = DataLoader(
+            work,
+            batch_size=None,
+            sampler=zip(count(), items, strict=False),
+            num_workers=workers,
+            prefetch_factor=prefetch,
+            collate_fn=_same,
+            worker_init_fn=_settle,
+            multiprocessing_context=context,
+            generator=torch.Generator(),  # of the workers' seeds: the global one is left alone
+        )
         with _without_main():
-            return iter(loader)
+            return work, iter(loader)
     except OSError as error:
         _log.warning("threads read images: no worker processes can be started (%s)", error)
         return None

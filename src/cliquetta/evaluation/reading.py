@@ -17,7 +17,7 @@ from cliquetta.data.batch import ImageLike, to_picture
 from cliquetta.data.dataset import Dataset
 from cliquetta.data.features import FeatureDataset
 from cliquetta.data.images import Decode
-from cliquetta.data.listing import Entry, ListedImages, Listing
+from cliquetta.data.listing import Entry, Listing, find_listed
 from cliquetta.data.loader import Group, Loaded, Loader
 from cliquetta.data.prepared import AnyBatch, FeatureStream
 from cliquetta.data.stream import Stream
@@ -117,7 +117,10 @@ class Reader:
     def _loader(self, *, local: bool) -> Loader[Entry | Picture]:
         # crops of a small part of an image need all of its pixels
         fast = self.decode == "fast" and not any(self.views)
-        find = partial(_find, shorter=self.preprocess.size if fast else None)
+        # workers import what they are sent, and this module is large
+        find = partial(
+            _find if local else find_listed, shorter=self.preprocess.size if fast else None
+        )
         settings = (self.preprocess, self.views, self.seed, self.workers, self.device, local)
         return Loader(find, *settings)
 
@@ -140,11 +143,10 @@ class Reader:
 
 def _find(images: Sequence[Entry | Picture], *, shorter: int | None) -> list[Group]:
     """Images of a list, or images in memory."""
-    keys, places = [image.path for image in images], range(len(images))
-    entries = [image for image in images if isinstance(image, Entry)]
-    if entries:
-        return [Group(ListedImages(entries, shorter=shorter), places, keys, places)]
     pictures = [image for image in images if isinstance(image, Picture)]
+    if not pictures:
+        return find_listed(images, shorter=shorter)  # type: ignore[arg-type]
+    keys, places = [picture.path for picture in pictures], range(len(pictures))
     return [Group(_Pictures(pictures), places, keys, places)]
 
 

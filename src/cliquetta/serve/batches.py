@@ -89,7 +89,11 @@ def decode(
 def _pixels(
     upload: Upload, preprocess: Preprocess, views: ViewSpec | None, seed: int, max_pixels: int
 ) -> Tensor:
-    """Pixels (3, S, S) of one image, or its views (V, 3, S, S)."""
+    """Pixels (3, S, S) of one image, or its views (V, 3, S, S).
+
+    By the functions that the loader's workers call, in this thread: a single request would only
+    wait for the way to another process and back.
+    """
     _check_header(upload.data, max_pixels)
     image = open_image(upload.data, max_pixels=max_pixels, formats=FORMATS)
     if views is None:
