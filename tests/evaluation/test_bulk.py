@@ -29,7 +29,6 @@ from cliquetta.evaluation import parts, resumable
 from cliquetta.evaluation.answers import PredictionRun
 from cliquetta.evaluation.bulk import predict
 from cliquetta.evaluation.inference import Predictor
-from cliquetta.methods._shared.state import read_header
 from cliquetta.methods.registry import create_method
 from cliquetta.methods.zero_shot import ZeroShot
 from cliquetta.model.clip import CLIP
@@ -220,12 +219,6 @@ def test_twenty_random_kills(
     assert (tmp_path / "out.csv").read_bytes() == whole
 
 
-def kept(state: Path) -> dict[str, object]:
-    """Tensors and notes of a state file; the order of its header is not fixed."""
-    tensors = {name: value.tolist() for name, value in load_file(state).items()}
-    return tensors | {"notes": read_header(state)["notes"]}
-
-
 def test_a_state_file_is_as_exactly_once_as_the_rows(
     run: Predict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,7 +227,7 @@ def test_a_state_file_is_as_exactly_once_as_the_rows(
     once = {"method": "tda", "state": state}
     for _ in range(2):
         run(**once, overwrite=True)
-    wanted = kept(state), (tmp_path / "out.csv").read_bytes()
+    wanted = state.read_bytes(), (tmp_path / "out.csv").read_bytes()
     for at in range(5, 29, 6):
         (tmp_path / "out.csv").unlink()
         state.unlink()
@@ -243,7 +236,19 @@ def test_a_state_file_is_as_exactly_once_as_the_rows(
             strike(patch, at, die)
             assert in_child(lambda: run(**once, overwrite=True)) == -signal.SIGKILL
         run(**once, overwrite=True)
-        assert (kept(state), (tmp_path / "out.csv").read_bytes()) == wanted
+        assert (state.read_bytes(), (tmp_path / "out.csv").read_bytes()) == wanted
+
+
+def test_what_a_run_left_that_was_killed_at_its_end_is_removed(
+    run: Predict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda folder: die())
+        assert in_child(run) == -signal.SIGKILL
+    assert (tmp_path / "out.csv").exists() and (tmp_path / "out.csv.parts").exists()
+    with pytest.raises(UserError, match="exists"):
+        run()
+    assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
 
 
 def test_two_processes_on_one_output_are_kept_apart(run: Predict, tmp_path: Path) -> None:
@@ -320,9 +325,8 @@ def test_groups_share_nothing(photos: Path, tiny_clip: CLIP, tmp_path: Path) -> 
         found[group] = (tmp_path / f"{group}.out.csv").read_text().splitlines()[1:]
     assert found["all"] == found["a"] + found["b"] and len(found["a"]) > 8
     for group in "ab":
-        assert kept(tmp_path / f"states/{group}.safetensors") == kept(
-            tmp_path / f"{group}.safetensors"
-        )
+        one = tmp_path / f"states/{group}.safetensors"
+        assert one.read_bytes() == (tmp_path / f"{group}.safetensors").read_bytes()
 
 
 def test_several_methods_answer_as_each_alone(run: Predict) -> None:

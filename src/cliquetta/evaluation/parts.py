@@ -142,6 +142,12 @@ class Parts:
                 if self.folder.exists() and not self.read():
                     shutil.rmtree(self.folder)
 
+    def remove_finished(self) -> None:
+        """Remove what a run left that was killed after its last step, or before its first."""
+        if self.folder.is_dir() and not self.read():
+            with self.held():
+                pass
+
     def read(self) -> dict[str, Any]:
         """What the run was asked for; empty if it was not begun."""
         try:
