@@ -161,6 +161,10 @@ class Parts:
             write_atomically(self.folder / f"{_START}.{name}.safetensors", data)
         write_atomically(self.folder / "run.json", json.dumps(facts).encode())
 
+    def finish(self) -> None:
+        """The run is over: its folder goes, at the next start if this one is killed meanwhile."""
+        (self.folder / "run.json").unlink()
+
     def clear(self) -> None:
         """Forget everything but the lock."""
         self.__dict__.pop("_ends", None)

@@ -175,7 +175,7 @@ def run_with_parts(
             raise RuntimeError(f"{run.images} rows for the images of {lanes}")
         if request.state is not None:
             _save_states(work, facts["seen"], predicted)
-        (parts.folder / "run.json").unlink()  # the run is over, and its folder goes
+        parts.finish()
     return run
 
 
