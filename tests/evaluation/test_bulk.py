@@ -6,10 +6,8 @@ import errno
 import json
 import logging
 import os
-import random
 import shutil
 import signal
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -114,35 +112,8 @@ def strike(monkeypatch: pytest.MonkeyPatch, at: int, blow: Callable[[], None]) -
         monkeypatch.setattr(module, name, watched(getattr(module, name)))
 
 
-def unfinished(folder: Path) -> bool:
-    """Whether there is something to do for the same command."""
-    return not (folder / "out.csv").exists() or (folder / "out.csv.parts/run.json").exists()
-
-
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-@pytest.mark.slow
-def test_a_kill_at_any_step_to_the_disk_changes_nothing(
-    run: Predict, whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(parts, "PART_ROWS", 4)
-    struck = 0
-    for at in range(100):
-        with monkeypatch.context() as patch:
-            strike(patch, at, die)
-            code = in_child(run)
-        if unfinished(tmp_path):
-            found = run()
-            assert found.images == IMAGES and found.skipped == 1
-        assert (tmp_path / "out.csv").read_bytes() == whole
-        (tmp_path / "out.csv").unlink()
-        if code == 0:
-            break
-        assert code == -signal.SIGKILL
-        struck += 1
-    assert struck > 20
 
 
 @dataclass
@@ -186,36 +157,6 @@ def test_a_full_disk_loses_nothing_that_was_done(
             run()
     assert not (tmp_path / "out.csv").exists()
     assert 0 < run().before < IMAGES
-    assert (tmp_path / "out.csv").read_bytes() == whole
-
-
-@pytest.mark.slow
-def test_twenty_random_kills(
-    run: Predict, whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The time of a kill is drawn anew for every start; the state file goes on as well."""
-    monkeypatch.setattr(parts, "PART_ROWS", 4)
-    generator = random.Random(0)
-    begun = time.perf_counter()
-    run(out=tmp_path / "timed.csv")
-    length = time.perf_counter() - begun
-    kills = 0
-    while kills < 20:
-        child = os.fork()
-        if child == 0:
-            try:
-                run()
-            finally:
-                os._exit(0)
-        time.sleep(generator.uniform(0, length))
-        os.kill(child, signal.SIGKILL)
-        killed = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
-        kills += killed
-        if not killed:  # it was done before: check, and start again
-            assert (tmp_path / "out.csv").read_bytes() == whole
-            (tmp_path / "out.csv").unlink()
-    if unfinished(tmp_path):
-        run()
     assert (tmp_path / "out.csv").read_bytes() == whole
 
 
