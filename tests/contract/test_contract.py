@@ -232,6 +232,20 @@ def test_an_error_in_the_middle_leaves_the_memory_as_it_was(
     assert_same_state(adapter, before)
 
 
+def test_an_error_after_the_prediction_leaves_the_memory_as_it_was(
+    adapter: Adapter, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = adapter.state_dict()
+
+    def late(prediction: Prediction) -> Prediction:
+        raise TimeoutError  # the service's deadline
+
+    monkeypatch.setattr(adapter, "_on_model_scale", late)
+    with pytest.raises(TimeoutError):
+        adapter.predict(prepare(adapter, batch))
+    assert_same_state(adapter, before)
+
+
 def test_states_with_numbers_that_cannot_be_are_refused(adapter: Adapter, batch: Batch) -> None:
     start = adapter.state_dict()
     logits_of(adapter, stream_of(batch)[:2])
