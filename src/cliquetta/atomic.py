@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,9 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from cliquetta.errors import BusyError
+
+if sys.platform != "win32":
+    import fcntl
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -37,15 +41,44 @@ def create_atomically(path: Path, data: bytes) -> None:
 @contextlib.contextmanager
 def _written_beside(path: Path, data: bytes) -> Iterator[Path]:
     """A temporary file with ``data`` on disk, removed at the end if it is still there."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
+    handle, name = _open_temporary(path)
+    with os.fdopen(handle, "wb") as file:  # its lock is held until it is renamed
+        try:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        yield Path(name)
-    finally:
-        Path(name).unlink(missing_ok=True)
+            if sys.platform == "win32":
+                file.close()
+            yield Path(name)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                if sys.platform == "win32" or os.path.samestat(os.fstat(handle), Path(name).stat()):
+                    Path(name).unlink()
+
+
+def _open_temporary(path: Path) -> tuple[int, str]:
+    """An empty file beside ``path`` that no other process writes, and its name.
+
+    One name for each path, so that what a killed process left is used again and nothing piles up.
+    """
+    if sys.platform == "win32":
+        return tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    name = str(path.with_name(f".{path.name}.tmp"))
+    while True:
+        handle = os.open(name, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            # meanwhile another writer may have renamed it, or was killed after linking to it
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(found := os.fstat(handle), Path(name).stat()):
+                    if found.st_nlink == 1:
+                        os.ftruncate(handle, 0)
+                        return handle, name
+                    Path(name).unlink()
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
 
 
 def sync_folder(folder: Path) -> None:

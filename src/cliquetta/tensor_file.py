@@ -26,9 +26,16 @@ def pack(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> bytes:
 
 
 def pack_raw(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """The same with a header of plain strings, or none."""
+    """The same with a header of plain strings, or none; equal content gives equal bytes."""
     flat = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    return save(flat, metadata=None if metadata is None else dict(metadata))
+    if metadata is None:
+        return save(flat)
+    data = save(flat, metadata=dict(metadata))
+    end = 8 + int.from_bytes(data[:8], "little")
+    # safetensors writes the metadata in the order of a hash table, another one every time
+    head = json.dumps(json.loads(data[8:end]), sort_keys=True, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    return b"".join((len(head).to_bytes(8, "little"), head, memoryview(data)[end:]))
 
 
 def unpack(data: bytes, *, source: str, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -232,12 +232,26 @@ def test_an_error_in_the_middle_leaves_the_memory_as_it_was(
     assert_same_state(adapter, before)
 
 
+def test_an_error_after_the_prediction_leaves_the_memory_as_it_was(
+    adapter: Adapter, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = adapter.state_dict()
+
+    def late(prediction: Prediction) -> Prediction:
+        raise TimeoutError  # the service's deadline
+
+    monkeypatch.setattr(adapter, "_on_model_scale", late)
+    with pytest.raises(TimeoutError):
+        adapter.predict(prepare(adapter, batch))
+    assert_same_state(adapter, before)
+
+
 def test_states_with_numbers_that_cannot_be_are_refused(adapter: Adapter, batch: Batch) -> None:
     start = adapter.state_dict()
     logits_of(adapter, stream_of(batch)[:2])
     before = adapter.state_dict()
     for name, value in before.items():
-        for number in poison(start[name]):
+        for number in poison(name, start[name]):
             for place in {0, value.numel() - 1}:
                 bad = value.clone()
                 bad.view(-1)[place] = number
@@ -246,13 +260,27 @@ def test_states_with_numbers_that_cannot_be_are_refused(adapter: Adapter, batch:
                 assert_same_state(adapter, before)
 
 
-def poison(start: Tensor) -> tuple[float, ...]:
-    """Numbers that no tensor with this start may hold."""
-    if start.is_floating_point():
-        return (torch.nan,) if start.isinf().any() else (torch.nan, torch.inf)
+NEVER_NEGATIVE = re.compile(
+    r"(.*\.)?(entropy|entropies|doubt|average|scatter|second|\w*counts|priors|scores|covariances?)"
+    r"|batches|.*key\.images|.*counts\.(images|confidence|entropy|agreement|classes|marginal"
+    r"|absence|debiased|recent)|.*predicted\.\w+|.*voters\.predictions"
+)
+"""What counts, entropies, sums of squares and of probabilities are called."""
+VECTORS = re.compile(r".*\.keys|(.*\.)?(features|text|embeddings|proxies|means)")
+"""Features and texts, of length one or less; SCAP's ``keys`` may be longer."""
+
+
+def poison(name: str, start: Tensor) -> tuple[float, ...]:
+    """Numbers that a tensor of this name with this start may not hold."""
     if start.dtype in (torch.uint8, torch.bool):
         return ()
-    return (min(0, int(start.min())) - 1, 2**62)
+    if not start.is_floating_point():
+        return (min(0, int(start.min())) - 1, 2**62)
+    found = [torch.nan, -torch.inf, 1e30, -1e30]
+    found += [] if start.isinf().any() else [torch.inf]
+    found += [-1.0] if NEVER_NEGATIVE.fullmatch(name) else []
+    found += [3.0] if VECTORS.fullmatch(name) else []
+    return tuple(found)
 
 
 def test_states_with_the_largest_counters_are_refused_or_work(

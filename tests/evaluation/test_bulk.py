@@ -6,10 +6,8 @@ import errno
 import json
 import logging
 import os
-import random
 import shutil
 import signal
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,7 +27,6 @@ from cliquetta.evaluation import parts, resumable
 from cliquetta.evaluation.answers import PredictionRun
 from cliquetta.evaluation.bulk import predict
 from cliquetta.evaluation.inference import Predictor
-from cliquetta.methods._shared.state import read_header
 from cliquetta.methods.registry import create_method
 from cliquetta.methods.zero_shot import ZeroShot
 from cliquetta.model.clip import CLIP
@@ -115,35 +112,8 @@ def strike(monkeypatch: pytest.MonkeyPatch, at: int, blow: Callable[[], None]) -
         monkeypatch.setattr(module, name, watched(getattr(module, name)))
 
 
-def unfinished(folder: Path) -> bool:
-    """Whether there is something to do for the same command."""
-    return not (folder / "out.csv").exists() or (folder / "out.csv.parts/run.json").exists()
-
-
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-@pytest.mark.slow
-def test_a_kill_at_any_step_to_the_disk_changes_nothing(
-    run: Predict, whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(parts, "PART_ROWS", 4)
-    struck = 0
-    for at in range(100):
-        with monkeypatch.context() as patch:
-            strike(patch, at, die)
-            code = in_child(run)
-        if unfinished(tmp_path):
-            found = run()
-            assert found.images == IMAGES and found.skipped == 1
-        assert (tmp_path / "out.csv").read_bytes() == whole
-        (tmp_path / "out.csv").unlink()
-        if code == 0:
-            break
-        assert code == -signal.SIGKILL
-        struck += 1
-    assert struck > 20
 
 
 @dataclass
@@ -190,42 +160,6 @@ def test_a_full_disk_loses_nothing_that_was_done(
     assert (tmp_path / "out.csv").read_bytes() == whole
 
 
-@pytest.mark.slow
-def test_twenty_random_kills(
-    run: Predict, whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The time of a kill is drawn anew for every start; the state file goes on as well."""
-    monkeypatch.setattr(parts, "PART_ROWS", 4)
-    generator = random.Random(0)
-    begun = time.perf_counter()
-    run(out=tmp_path / "timed.csv")
-    length = time.perf_counter() - begun
-    kills = 0
-    while kills < 20:
-        child = os.fork()
-        if child == 0:
-            try:
-                run()
-            finally:
-                os._exit(0)
-        time.sleep(generator.uniform(0, length))
-        os.kill(child, signal.SIGKILL)
-        killed = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
-        kills += killed
-        if not killed:  # it was done before: check, and start again
-            assert (tmp_path / "out.csv").read_bytes() == whole
-            (tmp_path / "out.csv").unlink()
-    if unfinished(tmp_path):
-        run()
-    assert (tmp_path / "out.csv").read_bytes() == whole
-
-
-def kept(state: Path) -> dict[str, object]:
-    """Tensors and notes of a state file; the order of its header is not fixed."""
-    tensors = {name: value.tolist() for name, value in load_file(state).items()}
-    return tensors | {"notes": read_header(state)["notes"]}
-
-
 def test_a_state_file_is_as_exactly_once_as_the_rows(
     run: Predict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,7 +168,7 @@ def test_a_state_file_is_as_exactly_once_as_the_rows(
     once = {"method": "tda", "state": state}
     for _ in range(2):
         run(**once, overwrite=True)
-    wanted = kept(state), (tmp_path / "out.csv").read_bytes()
+    wanted = state.read_bytes(), (tmp_path / "out.csv").read_bytes()
     for at in range(5, 29, 6):
         (tmp_path / "out.csv").unlink()
         state.unlink()
@@ -243,7 +177,19 @@ def test_a_state_file_is_as_exactly_once_as_the_rows(
             strike(patch, at, die)
             assert in_child(lambda: run(**once, overwrite=True)) == -signal.SIGKILL
         run(**once, overwrite=True)
-        assert (kept(state), (tmp_path / "out.csv").read_bytes()) == wanted
+        assert (state.read_bytes(), (tmp_path / "out.csv").read_bytes()) == wanted
+
+
+def test_what_a_run_left_that_was_killed_at_its_end_is_removed(
+    run: Predict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda folder: die())
+        assert in_child(run) == -signal.SIGKILL
+    assert (tmp_path / "out.csv").exists() and (tmp_path / "out.csv.parts").exists()
+    with pytest.raises(UserError, match="exists"):
+        run()
+    assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
 
 
 def test_two_processes_on_one_output_are_kept_apart(run: Predict, tmp_path: Path) -> None:
@@ -320,9 +266,8 @@ def test_groups_share_nothing(photos: Path, tiny_clip: CLIP, tmp_path: Path) -> 
         found[group] = (tmp_path / f"{group}.out.csv").read_text().splitlines()[1:]
     assert found["all"] == found["a"] + found["b"] and len(found["a"]) > 8
     for group in "ab":
-        assert kept(tmp_path / f"states/{group}.safetensors") == kept(
-            tmp_path / f"{group}.safetensors"
-        )
+        one = tmp_path / f"states/{group}.safetensors"
+        assert one.read_bytes() == (tmp_path / f"{group}.safetensors").read_bytes()
 
 
 def test_several_methods_answer_as_each_alone(run: Predict) -> None:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import random
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -268,37 +264,3 @@ def test_a_failing_method_is_recorded(drift: Drift, stream: Stream, tmp_path: Pa
     (record,) = list_records(tmp_path)
     assert record.status == "failed"
     assert record.error == "RuntimeError: out of memory"
-
-
-def run_slowly(adapter: Drift, out: Path) -> None:
-    stream = Stream(made_up_dataset(500), adapter.model.preprocess, batch_size=5)
-    evaluate(adapter, stream, out=out, save_every=3, on_step=lambda step: time.sleep(0.005))
-
-
-def test_a_kill_at_any_moment_loses_nothing(drift: Drift, tmp_path: Path) -> None:
-    """SIGKILL a run again and again, at random moments; the end is the same to the last byte."""
-    whole, out = tmp_path / "whole", tmp_path / "killed"
-    run_slowly(drift, whole)
-    (expected,) = list_records(whole)
-    moments, kills = random.Random(5), 0
-    fork = multiprocessing.get_context("fork")  # a fresh interpreter would take seconds to start
-    while True:
-        run = fork.Process(target=run_slowly, args=(drift, out))
-        run.start()
-        run.join(moments.uniform(0.01, 0.2) * (1 + kills / 10))  # a busy machine needs longer
-        run.kill()
-        run.join()
-        if run.exitcode == 0:
-            break
-        assert run.exitcode == -signal.SIGKILL
-        kills += 1
-        assert kills < 200
-    (record,) = list_records(out)
-    assert kills >= 3
-    assert record.resumed >= 2
-    assert record.status == "finished"
-    assert record.metrics == expected.metrics
-    name = f"{record.id}/{PREDICTIONS}"
-    assert (out / name).read_bytes() == (whole / name).read_bytes()
-    keys = [json.loads(line)["key"] for line in (out / name).read_text().splitlines()]
-    assert len(keys) == len(set(keys)) == record.images == 500

@@ -100,6 +100,11 @@ def test_bytes_serve_as_well_as_files(counting: Counting) -> None:
     assert torch.equal(counting.memory["count"], torch.ones(3, 2))
 
 
+def test_equal_content_gives_equal_bytes(counting: Counting) -> None:
+    """The order of a safetensors header would be another one in every file."""
+    assert len({pack_state(counting, notes={"images": 3}) for _ in range(8)}) == 1
+
+
 def test_adapters_of_another_kind_refuse_and_say_why(
     counting: Counting, tiny_clip: CLIP, tiny_prompts: ClassPrompts, path: Path
 ) -> None:

@@ -187,10 +187,9 @@ class _Store:
                 done += len(rows)
                 if on_progress is not None:
                     on_progress(done, images)
-                if time.monotonic() - saved > SAVE_SECONDS:
+                if done == images or time.monotonic() - saved > SAVE_SECONDS:
                     self._save(file)
                     saved = time.monotonic()
-            self._save(file)
 
     def table(self) -> FeatureTable:
         """The finished table."""

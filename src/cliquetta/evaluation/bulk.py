@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import sys
@@ -22,18 +23,21 @@ from cliquetta.data.remote import is_url
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.evaluation.answers import Answers, PredictionRun
 from cliquetta.evaluation.inference import Predictor
+from cliquetta.evaluation.parts import Parts
 from cliquetta.evaluation.reading import ImageSource
 from cliquetta.evaluation.resumable import (
     Cluster,
     Progress,
     Request,
     check_places,
+    parts_folder,
     put_together,
     run_with_parts,
     shard_path,
     shard_range,
 )
 from cliquetta.evaluation.table_files import Row, TableFormat, pick_format
+from cliquetta.methods._shared.state import describe
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import DEFAULT_METHOD, create_method, name_of
 from cliquetta.model.clip import CLIP
@@ -175,6 +179,7 @@ def predict(
             return run
         target = shard_path(out, shard)
         if isinstance(images, FeatureDataset):
+            Parts(parts_folder(target), ()).remove_finished()
             check_places(target, state, overwrite=overwrite)
             table = pick_format(Path(target), file_format)
             return _run_features(
@@ -310,19 +315,36 @@ def _run_features(
     keep_rows: bool,
     on_progress: Progress | None,
 ) -> PredictionRun:
-    """A run over features into a file, too short to be continued: the file comes first."""
-    seen = predictor.load(state)
-    run, rows, columns = _run_in_memory(predictor, features, shard, None, on_progress)
+    """A run over features into a file, too short for parts: one that was killed starts again.
 
-    def kept() -> Iterator[Row]:
-        for row in rows:
-            run.rows += [row] if keep_rows else []
-            yield row
+    It starts from the same state, as the state file may be written already.
+    """
+    parts = Parts(parts_folder(target), tuple(predictor.adapters))
+    asked = {
+        "features": hashlib.sha256(features.rows.tobytes()).hexdigest(),
+        "shard": list(shard),
+        "state": None if state is None else str(state),
+        "method": {name: describe(adapter) for name, adapter in predictor.adapters.items()},
+    }
+    with parts.held():
+        facts = parts.read()
+        if facts and facts["asked"] == asked:
+            seen = facts["seen"]
+            predictor.restore(parts.start())
+        else:
+            parts.clear()
+            seen = predictor.load(state)
+            parts.begin({"asked": asked, "seen": seen}, predictor.states())
+        run, rows, columns = _run_in_memory(predictor, features, shard, None, on_progress)
 
-    place = None if is_url(target) else Path(target).parent
-    with tempfile.TemporaryDirectory(dir=place) as folder:
-        put_together(kept(), table, target, Path(folder), columns)
-    if state is not None:
-        predictor.save(state, seen + run.images)
+        def kept() -> Iterator[Row]:
+            for row in rows:
+                run.rows += [row] if keep_rows else []
+                yield row
+
+        put_together(kept(), table, target, parts.folder, columns)
+        if state is not None:
+            predictor.save(state, seen + run.images)
+        parts.finish()
     run.out = target
     return run

@@ -142,6 +142,12 @@ class Parts:
                 if self.folder.exists() and not self.read():
                     shutil.rmtree(self.folder)
 
+    def remove_finished(self) -> None:
+        """Remove what a run left that was killed after its last step, or before its first."""
+        if self.folder.is_dir() and not self.read():
+            with self.held():
+                pass
+
     def read(self) -> dict[str, Any]:
         """What the run was asked for; empty if it was not begun."""
         try:
@@ -154,6 +160,10 @@ class Parts:
         for name, data in states.items():
             write_atomically(self.folder / f"{_START}.{name}.safetensors", data)
         write_atomically(self.folder / "run.json", json.dumps(facts).encode())
+
+    def finish(self) -> None:
+        """The run is over: its folder goes, at the next start if this one is killed meanwhile."""
+        (self.folder / "run.json").unlink()
 
     def clear(self) -> None:
         """Forget everything but the lock."""

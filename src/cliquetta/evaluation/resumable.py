@@ -150,6 +150,7 @@ def run_with_parts(
 ) -> PredictionRun:
     """A run into a file: begun or continued, here or on a cluster, then put together."""
     parts = Parts(parts_folder(request.target), tuple(predictor.adapters))
+    parts.remove_finished()
     check_places(request.target, request.state, overwrite=request.overwrite)
     if request.group_by is not None and request.shard[1] > 1:
         raise UserError("a shard would cut groups apart: leave out one of --shard and --group-by")
@@ -174,7 +175,7 @@ def run_with_parts(
             raise RuntimeError(f"{run.images} rows for the images of {lanes}")
         if request.state is not None:
             _save_states(work, facts["seen"], predicted)
-        (parts.folder / "run.json").unlink()  # the run is over, and its folder goes
+        parts.finish()
     return run
 
 

@@ -161,7 +161,7 @@ class Adapter(ZeroShotReference, ABC):
             refuse()
         before = self.memory.snapshot()
         try:
-            prediction = self._compare(predict(), encode)
+            prediction = self._on_model_scale(self._compare(predict(), encode))
             if not all_finite([*late, prediction.logits, *self.memory.changed(before)]):
                 raise NonFiniteError(
                     f"{type(self).__name__} gave or learned numbers that are not finite: lower its "
@@ -172,7 +172,7 @@ class Adapter(ZeroShotReference, ABC):
             if late and isinstance(error, Exception):
                 refuse()
             raise
-        return self._on_model_scale(prediction)
+        return prediction
 
     def _on_model_scale(self, prediction: Prediction) -> Prediction:
         """The same with the bias of a sigmoid model (SigLIP): its logits, where CLIP's have none.

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from cliquetta.methods._shared.config import MethodConfig, Positive, Weight
 from cliquetta.methods._shared.feature_level import ImageByImage
+from cliquetta.methods._shared.memory import NON_NEGATIVE, SHORT
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import l2_normalize
 
@@ -58,10 +59,13 @@ class BCA(ImageByImage):
         super()._setup()
         N, config, device = len(self.prompts), self.config, self.model.device
         declare = self.memory.declare
-        declare("embeddings", self.classifier)
-        declare("embedding_counts", torch.full((N,), float(config.likelihood_count), device=device))
-        declare("priors", torch.eye(N, device=device))
-        declare("prior_counts", torch.full((N,), float(config.prior_count), device=device))
+        declare("embeddings", self.classifier, SHORT)
+        for name, first in (
+            ("embedding_counts", torch.full((N,), float(config.likelihood_count), device=device)),
+            ("priors", torch.eye(N, device=device)),
+            ("prior_counts", torch.full((N,), float(config.prior_count), device=device)),
+        ):
+            declare(name, first, NON_NEGATIVE)
 
     def answer(self, features: Tensor) -> Tensor:
         """Posteriors, each from the state that the images before it left."""

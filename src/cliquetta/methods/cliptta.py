@@ -31,6 +31,7 @@ from cliquetta.methods._shared.cache import simulate_insertions, store
 from cliquetta.methods._shared.config import Count, NonNegative, Positive, Rule
 from cliquetta.methods._shared.entropy import entropy
 from cliquetta.methods._shared.layernorm import LayerNormAdapter
+from cliquetta.methods._shared.memory import NON_NEGATIVE
 from cliquetta.methods.registry import register
 from cliquetta.types import Batch, Prediction
 
@@ -93,7 +94,7 @@ class CLIPTTA(LayerNormAdapter):
         shape = (len(self.prompts), self.config.memory_shots)
         pixels = (3, self.model.image_size, self.model.image_size)
         AdamState.begin(self.tower.start).declare(self.memory, "norms")
-        self.memory.declare("doubt", self.classifier.new_full(shape, torch.inf))
+        self.memory.declare("doubt", self.classifier.new_full(shape, torch.inf), NON_NEGATIVE)
         self.memory.declare("images", torch.zeros(*shape, *pixels, device=self.model.device))
         generator = torch.Generator().manual_seed(self.seed)
         self.memory.declare("generator", generator.get_state())

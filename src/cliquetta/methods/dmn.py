@@ -28,6 +28,7 @@ from cliquetta.methods._shared.cache import Affinity, affinity, simulate_inserti
 from cliquetta.methods._shared.config import Count, Fraction, NonNegative, Positive
 from cliquetta.methods._shared.entropy import marginal_entropy
 from cliquetta.methods._shared.feature_level import FixedText
+from cliquetta.methods._shared.memory import NON_NEGATIVE, UNIT
 from cliquetta.methods._shared.views import (
     SelectiveConfig,
     confident_views,
@@ -92,8 +93,8 @@ class DMN(FixedText):
         N, E = self.classifier.shape
         self.group = max(1, min(64, ELEMENTS // (N * E)))
         empty = self.classifier.new_full((N, config.capacity), torch.inf)
-        self.memory.declare("entropy", empty)
-        self.memory.declare("keys", self.classifier.new_zeros(N, config.capacity, E))
+        self.memory.declare("entropy", empty, NON_NEGATIVE)
+        self.memory.declare("keys", self.classifier.new_zeros(N, config.capacity, E), UNIT)
 
     def _predict_features(self, features: Tensor) -> Prediction:
         groups = torch.split(features, self.group)

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from cliquetta.methods._shared.config import Count, Fraction, NonNegative, Positive
 from cliquetta.methods._shared.feature_level import FixedText
+from cliquetta.methods._shared.memory import NON_NEGATIVE, SHORT, VARIANCE
 from cliquetta.methods._shared.mixtures import linear_discriminant
 from cliquetta.methods._shared.presets import read_presets
 from cliquetta.methods._shared.views import SelectiveConfig, ViewKind, confident_views
@@ -91,9 +92,10 @@ class DOTA(FixedText):
         super()._setup()
         N, E = self.classifier.shape
         eye = torch.eye(E, dtype=self.classifier.dtype, device=self.classifier.device)
-        self.memory.declare("means", torch.full_like(self.classifier, FIRST_MEAN))
-        self.memory.declare("covariances", (self.config.initial_variance * eye).repeat(N, 1, 1))
-        self.memory.declare("counts", self.classifier.new_ones(N))
+        self.memory.declare("means", torch.full_like(self.classifier, FIRST_MEAN), SHORT)
+        covariances = (self.config.initial_variance * eye).repeat(N, 1, 1)
+        self.memory.declare("covariances", covariances, VARIANCE)
+        self.memory.declare("counts", self.classifier.new_ones(N), NON_NEGATIVE)
 
     def _predict_features(self, features: Tensor) -> Prediction:
         return Prediction(torch.stack([self._answer(views) for views in features]).float())

@@ -36,6 +36,7 @@ from cliquetta.methods._shared.cache import simulate_insertions, store
 from cliquetta.methods._shared.config import Count, NonNegative
 from cliquetta.methods._shared.entropy import entropy, marginal_entropy
 from cliquetta.methods._shared.feature_level import FixedText
+from cliquetta.methods._shared.memory import NON_NEGATIVE, SHORT
 from cliquetta.methods._shared.presets import read_presets
 from cliquetta.methods._shared.views import (
     SelectiveConfig,
@@ -112,11 +113,12 @@ class DPE(FixedText):
         super()._setup()
         N, E = self.classifier.shape
         self.adam = Adam(self.config.lr, eps=EPS, weight_decay=self.config.weight_decay)
-        self.memory.declare("text", self.classifier)
+        self.memory.declare("text", self.classifier, SHORT)
         self.memory.declare("updates", torch.zeros((), dtype=torch.long))
         empty = self.classifier.new_full((N, self.config.capacity), torch.inf)
-        self.memory.declare("entropy", empty)
-        self.memory.declare("keys", self.classifier.new_zeros(N, self.config.capacity, E))
+        self.memory.declare("entropy", empty, NON_NEGATIVE)
+        keys = self.classifier.new_zeros(N, self.config.capacity, E)
+        self.memory.declare("keys", keys, SHORT)
 
     def _predict_features(self, features: Tensor) -> Prediction:
         return Prediction(torch.stack([self._answer(views) for views in features]).float())

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from cliquetta.methods._shared.config import Count, MethodConfig, Positive
 from cliquetta.methods._shared.feature_level import FixedText
+from cliquetta.methods._shared.memory import NON_NEGATIVE, UNIT, Range
 from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
@@ -125,10 +126,10 @@ class ECALP(FixedText):
     def _setup(self) -> None:
         super()._setup()
         M, E = self.config.capacity, self.classifier.shape[1]
-        self.memory.declare("features", self.classifier.new_zeros(M, E))
-        self.memory.declare("scores", self.classifier.new_zeros(M))
+        self.memory.declare("features", self.classifier.new_zeros(M, E), UNIT)
+        self.memory.declare("scores", self.classifier.new_zeros(M), NON_NEGATIVE)
         labels = torch.zeros(M, dtype=torch.long, device=self.model.device)
-        self.memory.declare("labels", labels, below=len(self.prompts))
+        self.memory.declare("labels", labels, Range(below=len(self.prompts)))
         self.memory.declare("images", torch.zeros((), dtype=torch.long))
 
     def _predict_features(self, features: Tensor) -> Prediction:

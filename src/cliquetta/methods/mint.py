@@ -29,6 +29,7 @@ from torch import Tensor
 from cliquetta.methods._shared.adam import AdamConfig, AdamState, adam_step
 from cliquetta.methods._shared.config import NonNegative, Positive
 from cliquetta.methods._shared.layernorm import LayerNormAdapter
+from cliquetta.methods._shared.memory import NON_NEGATIVE
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import l2_normalize
 from cliquetta.types import Batch, Prediction
@@ -79,9 +80,9 @@ class Mint(LayerNormAdapter):
         N, E = self.classifier.shape
         for name in ("before", "after"):  # the step
             self.memory.declare(f"{name}.sums", self.classifier.new_zeros(N, E))
-            self.memory.declare(f"{name}.counts", self.classifier.new_zeros(N))
+            self.memory.declare(f"{name}.counts", self.classifier.new_zeros(N), NON_NEGATIVE)
         self.memory.declare("gradient", torch.zeros_like(self.tower.start))
-        self.memory.declare("batches", self.tower.start.new_zeros(()))
+        self.memory.declare("batches", self.tower.start.new_zeros(()), NON_NEGATIVE)
 
     def _predict(self, batch: Batch) -> Prediction:
         memory = self.memory

@@ -29,6 +29,7 @@ from cliquetta.methods._shared.cache import simulate_insertions, store
 from cliquetta.methods._shared.config import Count, MethodConfig, NonNegative
 from cliquetta.methods._shared.entropy import entropy
 from cliquetta.methods._shared.feature_level import FixedText
+from cliquetta.methods._shared.memory import NON_NEGATIVE, UNIT
 from cliquetta.methods._shared.mixtures import linear_discriminant
 from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.registry import register
@@ -93,8 +94,8 @@ class OGA(FixedText):
         super()._setup()
         N, E = self.classifier.shape
         empty = self.classifier.new_full((N, self.config.capacity), torch.inf)
-        self.memory.declare("entropy", empty)
-        self.memory.declare("keys", self.classifier.new_zeros(N, self.config.capacity, E))
+        self.memory.declare("entropy", empty, NON_NEGATIVE)
+        self.memory.declare("keys", self.classifier.new_zeros(N, self.config.capacity, E), UNIT)
 
     def _predict_features(self, features: Tensor) -> Prediction:
         features = features[:, 0]

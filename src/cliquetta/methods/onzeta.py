@@ -24,6 +24,7 @@ from torch import Tensor
 
 from cliquetta.methods._shared.config import Count, MethodConfig, NonNegative, Positive, Weight
 from cliquetta.methods._shared.feature_level import GROUP, ImageByImage
+from cliquetta.methods._shared.memory import SHORT
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import l2_normalize
 
@@ -104,7 +105,7 @@ class OnZeta(ImageByImage):
         self.vision_scale = self.scale / self.config.vision_temperature
         N, device = len(self.prompts), self.model.device
         self.memory.declare("dual", torch.zeros(N, dtype=torch.float64, device=device))
-        self.memory.declare("proxies", self.classifier)
+        self.memory.declare("proxies", self.classifier, SHORT)
         self.memory.declare("images", torch.zeros((), dtype=torch.long, device=device))
 
     def answer(self, features: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from torch import Tensor
 from cliquetta.methods._shared.config import Count, MethodConfig, NonNegative, Positive
 from cliquetta.methods._shared.entropy import entropy
 from cliquetta.methods._shared.layernorm import LayerNormAdapter
+from cliquetta.methods._shared.memory import NON_NEGATIVE, UNIT, Range
 from cliquetta.methods._shared.presets import read_presets
 from cliquetta.methods.registry import register
 from cliquetta.types import Batch, Prediction
@@ -88,10 +89,10 @@ class Ramen(LayerNormAdapter):
         self.model.require_vit()  # only a tower of our own takes LayerNorm parameters per image
         M, new = self.config.capacity, self.classifier.new_zeros
         labels = torch.zeros(M, dtype=torch.long, device=self.model.device)
-        self.memory.declare("features", new(M, self.classifier.shape[1]))
+        self.memory.declare("features", new(M, self.classifier.shape[1]), UNIT)
         self.memory.declare("gradients", new(M, self.tower.start.numel()))
-        self.memory.declare("entropies", new(M))
-        self.memory.declare("labels", labels, below=len(self.prompts))
+        self.memory.declare("entropies", new(M), NON_NEGATIVE)
+        self.memory.declare("labels", labels, Range(below=len(self.prompts)))
         self.memory.declare("images", torch.zeros((), dtype=torch.long))
 
     def _predict(self, batch: Batch) -> Prediction:

@@ -25,6 +25,7 @@ from torch import Tensor
 from cliquetta.methods._shared.config import Decay, MethodConfig, NonNegative, Positive
 from cliquetta.methods._shared.entropy import entropy
 from cliquetta.methods._shared.layernorm import LayerNormAdapter
+from cliquetta.methods._shared.memory import NON_NEGATIVE
 from cliquetta.methods.registry import register
 from cliquetta.types import Batch, Prediction
 
@@ -73,7 +74,7 @@ class SAR(LayerNormAdapter):
         self.threshold = self.config.entropy_threshold * math.log(len(self.prompts))
         self.memory.declare("norms", self.tower.start)
         self.memory.declare("velocity", torch.zeros_like(self.tower.start))
-        self.memory.declare("average", self.tower.start.new_full((), torch.inf))
+        self.memory.declare("average", self.tower.start.new_full((), torch.inf), NON_NEGATIVE)
 
     def _predict(self, batch: Batch) -> Prediction:
         config, memory = self.config, self.memory

@@ -30,6 +30,7 @@ from torch import Tensor
 from cliquetta.methods._shared.adam import Adam, AdamConfig, AdamState, adam_step
 from cliquetta.methods._shared.config import Count, Decay, NonNegative, Positive
 from cliquetta.methods._shared.layernorm import LayerNormAdapter
+from cliquetta.methods._shared.memory import VARIANCE
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import l2_normalize
 from cliquetta.types import Batch, Prediction
@@ -130,7 +131,7 @@ class SubTTA(LayerNormAdapter):
         texts = covariance(self.classifier)
         self.basis = principal_directions(texts, rank, self.skipped)  # float64
         AdamState.begin(self.tower.start).declare(self.memory, "norms")
-        self.memory.declare("covariance", texts)
+        self.memory.declare("covariance", texts, VARIANCE)
 
     def _predict(self, batch: Batch) -> Prediction:
         state, adam = AdamState.load(self.memory, "norms"), self.config.adam

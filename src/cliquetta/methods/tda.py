@@ -30,6 +30,7 @@ from cliquetta.methods._shared.cache import Affinity, affinity, simulate_inserti
 from cliquetta.methods._shared.config import Count, Interval, NonNegative
 from cliquetta.methods._shared.entropy import marginal_entropy
 from cliquetta.methods._shared.feature_level import FixedText
+from cliquetta.methods._shared.memory import NON_NEGATIVE, UNIT
 from cliquetta.methods._shared.presets import read_presets
 from cliquetta.methods._shared.views import (
     SelectiveConfig,
@@ -144,8 +145,8 @@ class TDA(FixedText):
             ("negative", config.negative_capacity),
         ):
             empty = self.classifier.new_full((N, capacity), torch.inf)
-            self.memory.declare(f"{name}.entropy", empty)
-            self.memory.declare(f"{name}.keys", self.classifier.new_zeros(N, capacity, E))
+            self.memory.declare(f"{name}.entropy", empty, NON_NEGATIVE)
+            self.memory.declare(f"{name}.keys", self.classifier.new_zeros(N, capacity, E), UNIT)
         masks = self.classifier.new_zeros(N, config.negative_capacity, N, dtype=torch.bool)
         self.memory.declare("negative.masks", masks)
 

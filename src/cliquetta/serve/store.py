@@ -356,7 +356,7 @@ def read_chain(read: Callable[[int], bytes], version: int) -> list[bytes]:
 
 def _clean(folder: Path) -> None:
     """Remove what a server that was killed left behind."""
-    for left in [*folder.glob(f".*{_SUFFIX}.*.tmp"), *folder.glob(f"*/.*{_SUFFIX}.*.tmp")]:
+    for left in [*folder.glob(f".*{_SUFFIX}*.tmp"), *folder.glob(f"*/.*{_SUFFIX}*.tmp")]:
         left.unlink()
     for changes in folder.glob(f"*{_CHANGES}"):
         if not changes.with_suffix(_SUFFIX).exists():  # deleted

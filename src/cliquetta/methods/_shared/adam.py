@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cliquetta.errors import UserError
 from cliquetta.methods._shared.config import Decay, MethodConfig, Positive
-from cliquetta.methods._shared.memory import Memory
+from cliquetta.methods._shared.memory import ANY, NON_NEGATIVE, Memory
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class AdamState(NamedTuple):
     def declare(self, memory: Memory, name: str) -> None:
         """Enter a memory under ``name`` as the start."""
         for part, value in zip(self._fields, self, strict=True):
-            memory.declare(f"{name}.{part}", value)
+            memory.declare(f"{name}.{part}", value, NON_NEGATIVE if part == "second" else ANY)
 
     def store(self, memory: Memory, name: str) -> None:
         """Replace what the memory holds under ``name``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +14,31 @@ from cliquetta.errors import UserError
 from cliquetta.tensor_tree import items
 
 MOST_COUNTED = 2**48
-"""Counters of a state that claim more than this are refused."""
+"""Counters of a state that claim more than this are refused, and larger numbers of any kind."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers that a method can have written into a tensor; a state with others is refused."""
+
+    least: float = -MOST_COUNTED
+    below: float = MOST_COUNTED
+    unit: bool = False
+    """Rows have length one, or are zero where nothing was stored yet."""
+    diagonal: bool = False
+    """Only the diagonals of matrices are compared with ``least``."""
+
+
+ANY = Range()
+NON_NEGATIVE = Range(least=-1e-3)
+"""Counts, entropies and sums of squares; rounding may leave one just below zero."""
+VARIANCE = Range(least=-1e-3, diagonal=True)
+"""Covariance matrices (..., E, E)."""
+SHORT = Range(least=-2, below=2)
+"""Vectors no longer than one: unit vectors and their means."""
+UNIT = Range(least=-2, below=2, unit=True)
+_UNIT_ROUNDING = 2**-6
+"""How far from one a length may be: twice the rounding of bfloat16, in which towers may run."""
 
 
 def all_finite(values: Iterable[Tensor]) -> bool:
@@ -50,29 +75,30 @@ class Memory:
     def __init__(self) -> None:
         self._start: dict[str, Tensor] = {}
         self._now: dict[str, Tensor] = {}
-        self._below: dict[str, int] = {}
+        self._ranges: dict[str, Range] = {}
         self._open: set[str] = set()
 
-    def declare(self, name: str, start: Tensor, *, below: int = MOST_COUNTED) -> None:
+    def declare(self, name: str, start: Tensor, values: Range = ANY) -> None:
         """Add a tensor; its shape, dtype and device stay fixed from here on.
 
-        Integers must be smaller than ``below``, and not negative unless the start is: a state from
-        elsewhere may hold anything. Where the start is infinite, later values may be.
+        A state from elsewhere may hold anything: one with numbers outside of ``values`` is
+        refused. Integers are not negative unless the start is. Where the start is infinite, later
+        values may be.
         """
         if name in self._start:
             raise KeyError(f"memory already holds {name!r}")
         # torch.clone, which AllocationLimit counts
         self._start[name] = torch.clone(start.detach())
         self._now[name] = torch.clone(start.detach())
-        self._below[name] = below
+        self._ranges[name] = values
         if start.is_floating_point() and start.numel() and start.amax() == torch.inf:
             self._open.add(name)
 
-    def declare_tree(self, start: Any, below: Mapping[str, int]) -> None:
-        """Add the tensors of a tree by their paths; ``below`` by the endings of some of them."""
+    def declare_tree(self, start: Any, ranges: Mapping[str, Range]) -> None:
+        """Add the tensors of a tree by their paths; ``ranges`` by the endings of some of them."""
         for path, value in items(start):
-            least = (limit for ending, limit in below.items() if path.endswith(ending))
-            self.declare(path, value, below=next(least, MOST_COUNTED))
+            fitting = (values for ending, values in ranges.items() if path.endswith(ending))
+            self.declare(path, value, next(fitting, ANY))
 
     def store_tree(self, tree: Any) -> None:
         """Replace the tensors of a tree that are others than before."""
@@ -131,20 +157,30 @@ class Memory:
 
     def _refuse_values(self, name: str, value: Tensor) -> None:
         """Refuse numbers that the method could not have written."""
-        below = self._below[name]
-        if value.is_floating_point():
-            if not all_finite([self._closed(name, value)]):
-                raise UserError(
-                    f"state {name!r} holds numbers that are not finite: it is damaged, or was "
-                    "saved by a run that diverged; start without it"
-                )
-        elif value.dtype in _COUNTERS and value.numel() > 0:
+        values, found = self._ranges[name], self._closed(name, value)
+        if value.numel() == 0 or value.dtype in _BITS:
+            return
+        least = values.least
+        if not value.is_floating_point():
             least = min(0, int(self._start[name].min()))
-            low, high = int(value.min()), int(value.max())
-            if low < least or high >= below:
+        elif not all_finite([found]):
+            raise UserError(
+                f"state {name!r} holds numbers that are not finite: it is damaged, or was saved by "
+                "a run that diverged; start without it"
+            )
+        low = float((found.diagonal(dim1=-2, dim2=-1) if values.diagonal else found).min())
+        high = float(found.max())
+        if low < least or high >= values.below or float(found.min()) < -MOST_COUNTED:
+            raise UserError(
+                f"state {name!r} holds {low if low < least else high:g}, outside of {least:g} to "
+                f"{values.below:g}: it is damaged; start without it"
+            )
+        if values.unit:
+            length = found.double().norm(dim=-1)
+            if bool((((length - 1).abs() > _UNIT_ROUNDING) & (length > 0)).any()):
                 raise UserError(
-                    f"state {name!r} holds {low if low < least else high}, outside of {least} to "
-                    f"{below - 1}: it is damaged; start without it"
+                    f"state {name!r} holds vectors whose length is not one: it is damaged; start "
+                    "without it"
                 )
 
     def snapshot(self) -> dict[str, Tensor]:
@@ -161,8 +197,8 @@ class Memory:
         return [self._closed(name, value) for name, value in found]
 
     def _closed(self, name: str, value: Tensor) -> Tensor:
-        """``value``, without the infinities that mean "empty" in this tensor."""
-        return value.nan_to_num(torch.nan, 0, 0) if name in self._open else value
+        """``value``, with zero for the infinity that means "empty" in this tensor."""
+        return value.nan_to_num(torch.nan, 0, torch.nan) if name in self._open else value
 
     def generator(self, name: str) -> torch.Generator:
         """A CPU generator in the remembered state ``name``; store it back with :meth:`keep`."""
@@ -175,4 +211,5 @@ class Memory:
         self._now[name] = generator.get_state()
 
 
-_COUNTERS = (torch.int64, torch.int32, torch.int16)
+_BITS = (torch.bool, torch.uint8)
+"""Masks and states of generators, of which every value is valid."""

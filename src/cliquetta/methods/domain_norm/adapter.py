@@ -18,7 +18,7 @@ from cliquetta.methods.domain_norm.health import health, verdict
 from cliquetta.methods.domain_norm.merging import merge_states
 from cliquetta.methods.domain_norm.network import Network
 from cliquetta.methods.domain_norm.prior import class_prior, information
-from cliquetta.methods.domain_norm.state import PER_CLASS, State, start_state
+from cliquetta.methods.domain_norm.state import PER_CLASS, State, ranges, start_state
 from cliquetta.methods.domain_norm.step import Output, step, step_size
 from cliquetta.methods.registry import register
 from cliquetta.model.frozen import FrozenModel
@@ -38,11 +38,10 @@ class DomainNorm(Adapter):
     config: DomainNormConfig
 
     def _setup(self) -> None:
-        config, N = self.config, len(self.prompts)
+        config = self.config
         self.network = Network(self.model, self.prompts, config)
         start = start_state(self.network, config)
-        below = {"current": config.domains, "window.domain": config.domains, "voters.zero_shot": N}
-        self.memory.declare_tree(start, below)
+        self.memory.declare_tree(start, ranges(config.domains, len(self.prompts)))
         self._like = map_tensors(lambda value: value.to("meta"), start)
         paths = flatten(self._like)
         self.class_free = frozenset(p for p in paths if not PER_CLASS.intersection(p.split(".")))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods._shared.adam import AdamState
+from cliquetta.methods._shared.memory import NON_NEGATIVE, UNIT, Range
 from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.network import Network
 
@@ -111,6 +112,19 @@ class State(NamedTuple):
         """The state with another domain in one place, and another window."""
         domains = (domain if k == number else one for k, one in enumerate(self.domains))
         return self._replace(domains=tuple(domains), window=window)
+
+
+def ranges(domains: int, classes: int) -> dict[str, Range]:
+    """What the tensors of a state can hold, by the endings of their paths."""
+    sums = [f"counts.{name}" for name in Counts._fields if name not in ("absent_logits", "moments")]
+    sums += [f"predicted.{name}" for name in Predicted._fields]
+    return {
+        **dict.fromkeys((*sums, "norms.second", "voters.predictions"), NON_NEGATIVE),
+        **dict.fromkeys(("key.images", "key.scatter"), NON_NEGATIVE),
+        **dict.fromkeys(("voters.features", "window.features"), UNIT),
+        **dict.fromkeys(("current", "window.domain"), Range(below=domains)),
+        "voters.zero_shot": Range(below=classes),
+    }
 
 
 def start_domain(network: Network, config: DomainNormConfig) -> Domain:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cliquetta.errors import UserError
 from cliquetta.methods._shared.explanation import CacheCount, Explanation, PromptedPasses
+from cliquetta.methods._shared.memory import Range
 from cliquetta.methods._shared.views import confident_views, mean_logits
 from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.registry import register
@@ -113,7 +114,9 @@ class SCAP(Adapter):
                 for name, size in (("keys", E), ("values", start.numel())):
                     empty = torch.zeros(N, config.capacity + 1, size, dtype=real, device=device)
                     self.memory.declare(name, empty)
-        self.memory.declare("count", torch.zeros(N, dtype=torch.long), below=config.capacity + 1)
+        self.memory.declare(
+            "count", torch.zeros(N, dtype=torch.long), Range(below=config.capacity + 1)
+        )
         if self.learner.learns_text and self.text is not None:
             mean = self.text.start.to(real)
             if config.text_scope == "class":

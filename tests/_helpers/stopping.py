@@ -1,0 +1,69 @@
+"""Processes that end at a chosen file operation, as if they had been killed there."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+KILLED = 137
+_OPERATIONS = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate"}
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+
+def in_fork(action: Callable[[], object], folder: Path, stop_at: int | None = None) -> int:
+    """Run in a fork that ends before its ``stop_at``-th operation, from 0, on files in ``folder``.
+
+    Operations are those that Python reports to audit hooks (opening for writing, renaming,
+    removing, linking, making folders) and ``os.fsync``, which does nothing here: a process is
+    lost, not a machine. Nothing is flushed or cleaned up.
+
+    Returns:
+        Its exit status: 0, ``KILLED`` where it was stopped, 1 after an error, which is printed.
+
+    """
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            _stop_at(stop_at, str(folder))
+            action()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _stop_at(number: int | None, folder: str) -> None:
+    count = itertools.count()
+
+    def operate(path: object) -> None:
+        name = os.fsdecode(path) if isinstance(path, str | bytes | os.PathLike) else ""
+        # names without a folder are relative to an open one, as shutil.rmtree gives them
+        if (name.startswith(folder) or (name and os.sep not in name)) and next(count) == number:
+            os._exit(KILLED)
+
+    def hear(event: str, words: tuple[object, ...]) -> None:
+        opened = event == "open" and isinstance(words[2], int) and words[2] & _WRITING
+        if event in _OPERATIONS or opened:
+            operate(words[0])
+
+    def fsync(handle: int) -> None:
+        operate(Path(f"/proc/self/fd/{handle}").readlink())
+
+    os.fsync = fsync  # type: ignore[assignment]
+    sys.addaudithook(hear)
+
+
+def tree(folder: Path) -> dict[str, bytes | None]:
+    """All files below ``folder`` with their bytes, and its folders."""
+    return {
+        str(path.relative_to(folder)): None if path.is_dir() else path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+    }

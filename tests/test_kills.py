@@ -1,0 +1,296 @@
+"""Everything that writes, stopped at every file operation and started again: the same files.
+
+The files are compared byte for byte with those of a run that was never stopped. Only clocks are
+left out, and counts of starts: the time in a record and in a session's file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from cliquetta.cli.main import app
+from cliquetta.data.feature_cache import Block, Layout, open_table
+from cliquetta.data.stream import Stream
+from cliquetta.errors import UserError
+from cliquetta.evaluation import parts
+from cliquetta.evaluation.bulk import predict
+from cliquetta.evaluation.evidence_log import EvidenceLimits
+from cliquetta.evaluation.record import RECORD, STATE
+from cliquetta.evaluation.runner import evaluate
+from cliquetta.export import export_model
+from cliquetta.methods.registry import create_method
+from cliquetta.model.checkpoints.native import save_model
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.serve import changes
+from cliquetta.tensor_file import pack, unpack
+from tests._helpers.serve_setup import batch_of, local_service
+from tests._helpers.stopping import KILLED, in_fork, tree
+from tests._helpers.streaming import made_up_dataset
+from tests._helpers.trees import noise
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not hasattr(os, "fork") or not Path("/proc/self/fd").exists(), reason="fork"
+    ),
+]
+
+NAMES = ("airplane", "cat", "frog")
+IMAGES, BATCH = 6, 2
+Tree = dict[str, bytes | None]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("photos")
+    noise(folder, [f"{place}.png" for place in range(IMAGES)])
+    (folder / "5.png").write_bytes(b"damaged")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "PART_ROWS", BATCH)
+
+
+def check(
+    write: Callable[[Path], object],
+    folder: Path,
+    compared: Callable[[Path], Tree] = tree,
+    prepare: Callable[[Path], object] = Path.mkdir,
+) -> None:
+    """Stop ``write`` at its every file operation, start it again, and compare what is there.
+
+    A second start may say that the output exists: then the first had come to its end.
+    """
+
+    def again() -> None:
+        with suppress(UserError):
+            write(folder)
+
+    prepare(folder)
+    assert in_fork(lambda: write(folder), folder) == 0
+    wanted, failures = compared(folder), []
+    for number in count():
+        shutil.rmtree(folder)
+        prepare(folder)
+        code = in_fork(lambda: write(folder), folder, number)
+        if code == 0:
+            break
+        assert code == KILLED
+        assert in_fork(again, folder) == 0
+        found = compared(folder)
+        if found != wanted:
+            names = found.keys() | wanted.keys()
+            absent = object()
+            differing = {n for n in names if found.get(n, absent) != wanted.get(n, absent)}
+            failures.append(f"stopped at operation {number}: {sorted(differing)}")
+    print(f"{number} operations, {len(failures)} with other files afterwards")
+    assert not failures, "\n".join(failures)
+    assert number > 3
+
+
+@pytest.mark.parametrize("state", ["tda", None, "domain_norm"])
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_predict(
+    kind: str, state: str | None, photos: Path, tiny_clip: CLIP, tmp_path: Path
+) -> None:
+    if state == "domain_norm" and kind != "csv":
+        pytest.skip("the format does not meet the state")
+
+    def write(folder: Path) -> None:
+        predict(
+            [photos],
+            NAMES,
+            model=tiny_clip,
+            method=["tda", "tent"] if state is None else state,
+            batch_size=BATCH,
+            workers=0,
+            out=folder / f"out.{kind}",
+            state=None if state is None else folder / "state.safetensors",
+        )
+
+    check(write, tmp_path / "work")
+
+
+def test_predict_continues_a_state(photos: Path, tiny_clip: CLIP, tmp_path: Path) -> None:
+    """The state file is read at the start and replaced at the end: no image counts twice."""
+
+    def write(folder: Path, name: str = "second") -> None:
+        predict(
+            [photos],
+            NAMES,
+            model=tiny_clip,
+            method="tda",
+            batch_size=BATCH,
+            workers=0,
+            out=folder / f"{name}.csv",
+            state=folder / "state.safetensors",
+        )
+
+    def prepare(folder: Path) -> None:
+        shutil.copytree(tmp_path / "first", folder)
+
+    write(tmp_path / "first", "first")
+    check(write, tmp_path / "work", prepare=prepare)
+
+
+def test_predict_groups(photos: Path, tiny_clip: CLIP, tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    rows = [f"{photos / f'{place}.png'},{'ab'[place % 2]}" for place in range(IMAGES)]
+    table.write_text("\n".join(["path,camera", *rows]))
+
+    def write(folder: Path) -> None:
+        predict(
+            [table],
+            NAMES,
+            model=tiny_clip,
+            method="tda",
+            batch_size=BATCH,
+            workers=0,
+            group_by="camera",
+            out=folder / "out.csv",
+            state=folder / "states",
+        )
+
+    check(write, tmp_path / "work")
+
+
+def test_predict_features(tiny_clip: CLIP, tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    width = tiny_clip.classifier(ClassPrompts(NAMES)).shape[1]
+    images = generator.standard_normal((IMAGES, width)).astype(np.float32)
+
+    def write(folder: Path) -> None:
+        predict(
+            images,
+            NAMES,
+            model=tiny_clip,
+            method="tda",
+            batch_size=BATCH,
+            out=folder / "out.csv",
+            state=folder / "state.safetensors",
+        )
+
+    check(write, tmp_path / "work")
+
+
+CLOCKS = ("seconds", "timed", "started", "finished", "resumed", "throughput", "peak_memory")
+
+
+def without_clocks(folder: Path) -> Tree:
+    """The files of runs, their records and states without times and starts."""
+    found = tree(folder)
+    for name, data in found.items():
+        if name.endswith(RECORD) and data is not None:
+            record = json.loads(data)
+            found[name] = json.dumps({k: v for k, v in record.items() if k not in CLOCKS}).encode()
+        if name.endswith(STATE) and data is not None:
+            tensors, header = unpack(data, source=name, kind="state")
+            header["notes"] = {k: v for k, v in header["notes"].items() if k not in CLOCKS}
+            found[name] = pack(tensors, header)
+    return found
+
+
+@pytest.mark.parametrize("method", ["tda", "domain_norm"])
+@pytest.mark.parametrize("evidence", [None, EvidenceLimits(images=8, maps=2)])
+def test_evaluate(
+    method: str, evidence: EvidenceLimits | None, tiny_clip: CLIP, tmp_path: Path
+) -> None:
+    adapter = create_method(method, tiny_clip, made_up_dataset().prompts)
+
+    def write(folder: Path) -> None:
+        stream = Stream(
+            made_up_dataset(20), tiny_clip.preprocess, batch_size=BATCH, views=adapter.views
+        )
+        evaluate(adapter, stream, out=folder, save_every=2, evidence=evidence)
+
+    check(write, tmp_path / "work", without_clocks)
+
+
+def test_fit(tiny_clip: CLIP, tmp_path: Path) -> None:
+    model = tmp_path / "tiny.safetensors"
+    save_model(tiny_clip, model)
+
+    def write(folder: Path) -> None:
+        words = ["fit", "--method", "tip_adapter", "--dataset", "bundled-fewshot", "--shots", "1"]
+        words += ["--model", str(model), "--out", str(folder / "tip.safetensors")]
+        answer = CliRunner().invoke(app, words)
+        assert answer.exit_code == 0, answer.output
+
+    check(write, tmp_path / "work")
+
+
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+def test_export(suffix: str, tiny_clip: CLIP, tmp_path: Path) -> None:
+    def write(folder: Path) -> None:
+        adapter = create_method("zero_shot", tiny_clip, ClassPrompts(NAMES))
+        export_model(adapter, folder / f"model{suffix}")
+
+    check(write, tmp_path / "work")
+
+
+def test_feature_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cliquetta.data.feature_cache.SAVE_SECONDS", 0.0)
+    layout = Layout({"model": "tiny"}, (IMAGES, 1, 3), 2)
+    whole = np.random.default_rng(0).standard_normal(layout.shape).astype(np.float32)
+
+    def encode(wanted: Any) -> Iterator[Block]:
+        for rows in wanted:
+            yield Block(whole[rows.start : rows.stop], {3: "damaged"} if 3 in rows else {})
+
+    def write(folder: Path) -> None:
+        assert (open_table(folder, layout, encode).features == whole).all()
+
+    check(write, tmp_path / "work")
+
+
+@pytest.mark.parametrize("method", ["tda", "domain_norm"])
+@pytest.mark.parametrize("smallest", [0, changes.SMALLEST], ids=["changes", "whole"])
+def test_sessions(
+    smallest: int, method: str, tiny_clip: CLIP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every answer that a client got is that of a service that nobody stopped, and the state is."""
+    monkeypatch.setattr(changes, "SMALLEST", smallest)
+    told = tmp_path / "told"  # what clients know, which no service's end takes from them
+
+    def write(folder: Path) -> None:
+        with local_service(folder / "sessions", tiny_clip) as local:
+            known = local.http.get("/v1/sessions").json()["sessions"]
+            id = known[0]["id"] if known else local.create(method)
+            done = known[0]["sequence"] if known else 0
+            for number in range(max(1, done), 6):
+                answer = local.predict(id, batch_of(number, 2), sequence=number)
+                note = told / f"{number}.json"
+                said = json.dumps(answer["predictions"])
+                assert not note.exists() or note.read_text() == said
+                note.write_text(said)
+            state = local.http.get(f"/v1/sessions/{id}/state")
+            assert state.status_code == 200
+            (told / "state").write_bytes(state.content)
+
+    def prepare(folder: Path) -> None:
+        shutil.rmtree(told, ignore_errors=True)
+        told.mkdir()
+        folder.mkdir()
+
+    def compared(folder: Path) -> Tree:
+        """What clients know; of the service's files, what is neither a session nor its changes."""
+        left = [name for name in tree(folder) if not name.endswith((".safetensors", ".changes"))]
+        sessions = len(list(folder.glob("sessions/*.safetensors")))
+        hidden = [path.name for path in folder.rglob(".*")]
+        return {**tree(told), "left": repr((left, sessions, hidden)).encode()}
+
+    check(write, tmp_path / "work", compared, prepare)
