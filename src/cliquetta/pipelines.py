@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from html import escape
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
-from cliquetta.data.batch import ImageLike, to_picture
 from cliquetta.data.images import open_image
-from cliquetta.data.urls import fetch_image, is_url
+from cliquetta.data.inputs import ImageLike, is_single, separate_images, to_picture
+from cliquetta.data.remote import is_url
+from cliquetta.data.urls import fetch_image
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.methods._shared.state import load_state, read_header, save_state
 from cliquetta.methods.base import Adapter
@@ -153,7 +153,7 @@ class Page:
 def _thumbnail(image: ImageLike) -> str:
     from cliquetta.report.gallery import data_uri
 
-    picture = to_picture(image)[1]
+    picture = to_picture(image)[1].copy()
     picture.thumbnail((_THUMBNAIL, _THUMBNAIL))
     return f'<img src="{data_uri(np.asarray(picture))}" alt="">'
 
@@ -198,8 +198,9 @@ class ZeroShotImageClassification:
         """Classify one image or several, and learn from them.
 
         Args:
-            images: A path, a URL where these are allowed, a PIL image, the bytes of a file, an
-                array (H, W, 3) of uint8 or a tensor (3, H, W); or several of them.
+            images: A path, a URL where these are allowed, a PIL image, an array (H, W, 3) of
+                uint8, or whatever :func:`~cliquetta.data.inputs.separate_images` takes; or several
+                of them, also by a generator.
             candidate_labels: The classes; those of the call before by default. With others than
                 before, the method keeps what it learned apart from them.
             hypothesis_template: Text with ``{}`` for the label, or several to average;
@@ -220,15 +221,15 @@ class ZeroShotImageClassification:
                 learned is then as it was before the call.
 
         """
-        is_one = isinstance(images, str | os.PathLike | bytes | Image.Image) or (
-            isinstance(images, np.ndarray | Tensor) and images.ndim < 4
-        )
-        given: Iterable[ImageLike] = [images] if is_one else images
+        is_one = is_single(images)
+        sized = isinstance(images, Sized) and not isinstance(images, str)
+        total = 1 if is_one else len(images) if sized else None
+        given = separate_images(images, self.model.preprocess)
         before, seen = self.adapter, self.images_seen
         adapter = self._prepare(candidate_labels, hypothesis_template)
         memory = adapter.state_dict()
         try:
-            answers = self._classify(adapter, given, top_k, progress)
+            answers = self._classify(adapter, given, total, top_k, progress)
         except BaseException:
             adapter.load_state_dict(memory)
             self.adapter, self.images_seen = before, seen
@@ -238,14 +239,13 @@ class ZeroShotImageClassification:
     def _classify(
         self,
         adapter: Adapter,
-        images: Iterable[ImageLike],
+        remaining: Iterator[ImageLike],
+        total: int | None,
         top_k: int | None,
         progress: bool | None,
     ) -> Answers:
-        total = len(images) if isinstance(images, Sequence | np.ndarray | Tensor) else None
         names, found = adapter.prompts.names, Answers()
         independent = bool(self.model.bias) and self.method == "zero_shot"
-        remaining = iter(images)
         with _bar(total, self.batch_size, progress) as bar:
             while batch := [self._open(image) for image in islice(remaining, self.batch_size)]:
                 prediction = adapter.predict([picture for _, picture in batch])
@@ -268,10 +268,10 @@ class ZeroShotImageClassification:
 
     def _open(self, image: ImageLike) -> tuple[ImageLike, ImageLike]:
         """An image as answers show it later, and as a method takes it."""
-        if is_url(image):
+        if isinstance(image, str) and is_url(image):
             if self._url_limits is None:
                 raise UserError(f"{image!r} is a URL: build the pipeline with allow_urls=True")
-            picture = open_image(fetch_image(str(image), **self._url_limits))
+            picture = open_image(fetch_image(image, **self._url_limits))
             small = picture.copy()
             small.thumbnail((_THUMBNAIL, _THUMBNAIL))
             return small, picture

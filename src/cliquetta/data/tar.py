@@ -20,8 +20,7 @@ from cliquetta.data.files import (
     number_labels,
     read_beside,
 )
-from cliquetta.data.images import ImageError, open_image
-from cliquetta.data.remote import open_location
+from cliquetta.data.remote import open_listed, open_location
 from cliquetta.errors import UserError
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE
 
@@ -62,17 +61,7 @@ class TarDataset(Dataset):
     def load(self, index: int) -> Image.Image:
         """Image ``index`` in RGB; raises :class:`ImageError` if it cannot be read."""
         shard, offset, size = self.samples[index]
-        name = f"{shard.name}/{self.keys[index]}"
-        try:
-            with shard.open("rb") as file:
-                file.seek(offset)
-                data = file.read(size)
-        except OSError as error:
-            raise ImageError(name, f"cannot be read ({error.strerror or error})") from error
-        try:
-            return open_image(data)
-        except ImageError as error:
-            raise ImageError(name, error.reason) from error
+        return open_listed(f"{shard.name}/{self.keys[index]}", (str(shard), offset, size))
 
     def contents(self) -> str:
         """Hash of the sizes and times of the shards."""

@@ -17,7 +17,8 @@ import torch
 
 from cliquetta.data.features import FeatureDataset, feature_dataset
 from cliquetta.data.images import Decode
-from cliquetta.data.listing import STDIN, Listing, list_images
+from cliquetta.data.inputs import is_table, separate_images
+from cliquetta.data.listing import STDIN, Listing, Source, list_images
 from cliquetta.data.remote import is_url
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.evaluation.answers import Answers, PredictionRun
@@ -78,10 +79,11 @@ def predict(
     ['error', 'path', 'prediction', 'probability']
 
     Args:
-        images: Folders, image files, tar files, CSV or Parquet files with a column of paths (their
-            columns are kept), URLs of these, ``-`` for a list of paths on standard input; PIL
-            images and arrays; or features of images, as :func:`cliquetta.feature_dataset` takes
-            them.
+        images: Folders, image files, globs, tar files, CSV or Parquet files with a column of paths
+            (their columns are kept), URLs of these, ``-`` for a list of paths on standard input;
+            a DataFrame with a column ``path``; images in memory, one or several (see
+            :func:`cliquetta.data.inputs.separate_images`); or features of images, as
+            :func:`cliquetta.feature_dataset` takes them.
         classes: Class names, or prompts with templates; not needed with an :class:`Adapter`.
         text_features: Features of the class names, from the model that made ``images``, which
             are features then: an array or tensor (N, E), or a file (see
@@ -156,12 +158,18 @@ def predict(
         raise UnknownNameError("way to decode", decode, get_args(Decode))
     predictor = Predictor(adapters, answers, batch_size, seed, workers, decode)
     state = None if state is None else Path(state)
-    if text_features is not None or _is_features(images):
+    if text_features is not None or _is_features(images, first.model.preprocess.size):
         if group_by is not None or cluster is not None:
             raise UserError("features are predicted here, as one stream: no groups, no cluster")
         images = feature_dataset(images, names, labelled=False)
         predictor.check(images)
-    sources = None if isinstance(images, FeatureDataset) else _as_sources(images)
+    sources = None
+    if is_table(images):
+        sources = [images]
+    elif not isinstance(images, FeatureDataset):
+        images = list(separate_images(images, first.model.preprocess))
+        if images and all(isinstance(image, str | os.PathLike) for image in images):
+            sources = images
     with _standard_input(sources) as stdin:
         if out is None or str(out) == STDIN:
             if group_by is not None or cluster is not None:
@@ -237,30 +245,25 @@ def _adapters(
     return found
 
 
-def _is_features(images: Any) -> bool:
-    """Whether these can only be features: a dataset or a DataFrame of them, or rows of floats."""
-    if isinstance(images, FeatureDataset) or hasattr(images, "columns"):
+def _is_features(images: Any, size: int) -> bool:
+    """Whether these can only be features: a dataset or a DataFrame of them, or rows of floats.
+
+    Floats (3, ``size``, ``size``) are the pixels of one image.
+    """
+    if isinstance(images, FeatureDataset):
         return True
+    if is_table(images):
+        return any(np.ndim(cell) for name in images.columns for cell in images[name][:1])
     kind = getattr(images, "dtype", None)
     floats = isinstance(kind, np.dtype) and np.issubdtype(kind, np.floating)
     floats |= isinstance(kind, torch.dtype) and kind.is_floating_point
-    return floats and images.ndim in (2, 3)
-
-
-def _as_sources(images: Any) -> list[Path | str] | None:
-    """Paths, if all images are given by them."""
-    if isinstance(images, str | os.PathLike):
-        images = [images]
-    paths = [image for image in images if isinstance(image, str | os.PathLike)]
-    if not paths or len(paths) < len(images):
-        return None
-    return [str(path) if is_url(str(path)) else Path(path) for path in paths]
+    return floats and images.ndim in (2, 3) and tuple(images.shape) != (3, size, size)
 
 
 @contextmanager
-def _standard_input(sources: Sequence[Path | str] | None) -> Iterator[Path | None]:
+def _standard_input(sources: Sequence[Source] | None) -> Iterator[Path | None]:
     """A copy of standard input in a file, where it is a source."""
-    if STDIN not in map(str, sources or ()):
+    if not any(not is_table(source) and str(source) == STDIN for source in sources or ()):
         yield None
         return
     with tempfile.NamedTemporaryFile(prefix="cliquetta-") as file:
