@@ -30,7 +30,7 @@ from cliquetta.data.remote import (
     open_location,
     walk_urls,
 )
-from cliquetta.data.tar import expand_braces, index_shard
+from cliquetta.data.tar import expand_braces, list_members
 from cliquetta.errors import UserError
 
 STDIN = "-"
@@ -222,11 +222,10 @@ def _require(source: str) -> None:
 
 
 def _members(shard: str) -> Iterator[Entry]:
-    """The images in a tar file, named by it and their key."""
+    """The images in a tar file, named by it and their file names."""
     _require(shard)
-    for sample in index_shard(shard):
-        assert sample.image is not None
-        yield Entry(f"{shard}/{sample.key}", {}, (shard, *sample.image))
+    for name, offset, size in list_members(shard):
+        yield Entry(f"{shard}/{name}", {}, (shard, offset, size))
 
 
 def _listed(table: str) -> Iterator[Entry]:
