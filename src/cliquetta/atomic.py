@@ -60,13 +60,16 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, or raise :class:`BusyError` at once; a dead process holds none."""
-    lock = FileLock(folder / ".lock", timeout=0)
+def exclusive(path: Path, lock_file: Path | None = None) -> Iterator[None]:
+    """Hold the lock of a folder, or raise :class:`BusyError` at once; a dead process holds none.
+
+    A file has its lock in a hidden ``lock_file`` beside it, which stays.
+    """
+    lock = FileLock(lock_file or path / ".lock", timeout=0)
     try:
         lock.acquire()
     except Timeout:
-        raise BusyError(f"another process is working on {folder}") from None
+        raise BusyError(f"another process is working on {path}") from None
     try:
         yield
     finally:

@@ -253,6 +253,22 @@ def test_two_processes_on_one_output_are_kept_apart(run: Predict, tmp_path: Path
     assert run().images == IMAGES
 
 
+@pytest.mark.parametrize("out", [None, "one.csv"])
+def test_two_runs_on_one_state_are_kept_apart(
+    run: Predict, tmp_path: Path, out: str | None
+) -> None:
+    state, refused = tmp_path / "tda.safetensors", []
+
+    def another(*_: int) -> None:
+        with pytest.raises(BusyError, match=r"tda\.safetensors"):
+            run(method="tda", state=state)
+        refused.append(True)
+
+    run(method="tda", state=state, on_progress=another, out=out and tmp_path / out)
+    assert refused and read_header(state)["notes"]["images"] > 0
+    run(method="tda", state=state)
+
+
 def test_only_the_same_command_continues(
     run: Predict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

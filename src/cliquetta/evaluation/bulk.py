@@ -15,6 +15,7 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
+from cliquetta.atomic import exclusive
 from cliquetta.data.features import FeatureDataset, feature_dataset
 from cliquetta.data.images import Decode
 from cliquetta.data.inputs import is_table, separate_images
@@ -127,7 +128,7 @@ def predict(
 
     Raises:
         UserError: Something in the request cannot be used.
-        BusyError: Another process writes the same output file.
+        BusyError: Another process writes the same output or state file.
 
     """
     if text_features is not None:
@@ -170,7 +171,7 @@ def predict(
         images = list(separate_images(images, first.model.preprocess))
         if images and all(isinstance(image, str | os.PathLike) for image in images):
             sources = images
-    with _standard_input(sources) as stdin:
+    with _standard_input(sources) as stdin, _held(state):
         if out is None or str(out) == STDIN:
             if group_by is not None or cluster is not None:
                 raise UserError("groups and clusters write a file: give an output file (--out)")
@@ -258,6 +259,17 @@ def _is_features(images: Any, size: int) -> bool:
     floats = isinstance(kind, np.dtype) and np.issubdtype(kind, np.floating)
     floats |= isinstance(kind, torch.dtype) and kind.is_floating_point
     return floats and images.ndim in (2, 3) and tuple(images.shape) != (3, size, size)
+
+
+@contextmanager
+def _held(state: Path | None) -> Iterator[None]:
+    """Keep other processes from a state file between reading and writing it."""
+    if state is None:
+        yield
+        return
+    check_places(STDIN, state, overwrite=True)
+    with exclusive(state, state.with_name(f".{state.name}.lock")):
+        yield
 
 
 @contextmanager
