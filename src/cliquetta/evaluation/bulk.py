@@ -153,6 +153,7 @@ def predict(
     answers = Answers(
         tuple(adapters), names, top_k, all_probabilities, multi_label, reject, calibrate
     )
+    table = pick_format(Path(out or STDIN), file_format)
     if workers is not None and workers < 0:
         raise UserError(f"workers is 0 or more, got {workers}")
     if decode not in get_args(Decode):
@@ -180,12 +181,11 @@ def predict(
             if out is None:
                 run.rows = list(rows)
             else:
-                pick_format(Path(out), file_format).write(rows, columns, sys.stdout.buffer)
+                table.write(rows, columns, sys.stdout.buffer)
             return run
         target = shard_path(out, shard)
         if isinstance(images, FeatureDataset):
             check_places(target, state, overwrite=overwrite)
-            table = pick_format(Path(target), file_format)
             return _run_features(
                 predictor, images, target, table, shard, state, keep_rows, on_progress
             )
@@ -194,7 +194,7 @@ def predict(
         request = Request(
             sources,
             target,
-            pick_format(Path(target), file_format),
+            table,
             shard=shard,
             group_by=group_by,
             state=state,
