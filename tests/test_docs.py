@@ -83,6 +83,15 @@ def test_snippets_of_methods_run(entry: MethodEntry, capsys: pytest.CaptureFixtu
     assert "photos" not in program or "tensor(" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("page", [DOCS.parent / "README.md", DOCS / "quickstart/own-images.md"])
+def test_a_damaged_photo_stops_no_first_program(
+    page: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (photos / "4.jpg").write_bytes(b"no picture")
+    exec(programs(page.read_text(encoding="utf-8"))[0], {})
+    assert "4.jpg" in capsys.readouterr().out
+
+
 @pytest.mark.usefixtures("photos")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_programs_of_pages_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,10 @@ class PredictionRun:
     rejected: dict[str, int] = field(default_factory=dict)
     """By method, where asked for: images of none of the classes, which are in ``classes``, too."""
     rows: list[Row] = field(default_factory=list)
-    """Path, answers and error of every image; empty where they went to a file only."""
+    """Path, answers and error of every image; empty where they went to a file only.
+
+    Answers for an image that could not be read are ``None``.
+    """
     repeated: int = 0
     """Paths that were named again."""
     unused: Counter[str] = field(default_factory=Counter)
@@ -121,9 +124,9 @@ class PredictionRun:
         self.images += 1
         self.skipped += bool(row["error"])
         for method in answers.methods:
-            found = row.get(f"{answers.prefix(method)}prediction")
+            found = row[f"{answers.prefix(method)}prediction"]
             if found is not None:
                 self.classes.setdefault(method, Counter())[found] += 1
             if answers.reject is not None:
-                said = row.get(f"{answers.prefix(method)}rejected", False)
-                self.rejected[method] = self.rejected.get(method, 0) + said
+                said = row[f"{answers.prefix(method)}rejected"]
+                self.rejected[method] = self.rejected.get(method, 0) + bool(said)
