@@ -314,7 +314,14 @@ def test_urls_have_limits(site: str, path: str, sentence: str) -> None:
 def test_the_model_of_a_user(tiny_clip: CLIP) -> None:
     theirs = tiny_transformers("quick_gelu")
     classify = cliquetta.pipeline(TASK, model=theirs, method="zero_shot")
-    assert classify.model is not tiny_clip and classify(PICTURES[0], LABELS)[0]["label"] in LABELS
+    best = classify(PICTURES[0], LABELS, "a photo of a {}.")[0]
+    assert classify.model is not tiny_clip and best["label"] in LABELS
+    (row,) = cliquetta.predict(PICTURES[0], LABELS, model=theirs, method="zero_shot").rows
+    assert row["prediction"] == best["label"]
+    method = cliquetta.create_method("zero_shot", theirs, LABELS)
+    assert LABELS[int(method.predict(PICTURES[0]).logits.argmax())] == best["label"]
+    with pytest.raises(UserError, match=r"create_model\('ViT-B/16'\)"):
+        cliquetta.from_model("ViT-B/16")  # type: ignore[arg-type]
 
 
 def test_sigmoid_models_score_labels_alone(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
+from torch import nn
 
 from cliquetta.atomic import exclusive
 from cliquetta.data.features import FeatureDataset, feature_dataset
@@ -41,6 +42,7 @@ from cliquetta.methods.registry import DEFAULT_METHOD, create_method, name_of
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model, pick_device
 from cliquetta.model.features_only import FeaturesOnly
+from cliquetta.model.in_memory import from_model
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.prompts.features import as_text_features
 
@@ -51,7 +53,7 @@ def predict(
     *,
     text_features: Any = None,
     method: str | Adapter | Sequence[str | Adapter] = DEFAULT_METHOD,
-    model: CLIP | str = "micro",
+    model: CLIP | nn.Module | str = "micro",
     device: str = "auto",
     seed: int = 0,
     batch_size: int = 64,
@@ -91,7 +93,8 @@ def predict(
             :func:`cliquetta.prompts.features.as_text_features`). No model is loaded.
         method: Name of a method, an adapter, or several of them; the answers of several stand
             side by side.
-        model: Name or path of a model, or a loaded one.
+        model: Name or path of a model, a loaded one, or a module that
+            :func:`cliquetta.from_model` takes.
         device: Where to load the model.
         seed: Of the methods' random draws and of views.
         batch_size: Images per batch.
@@ -223,7 +226,7 @@ def _check_independent(adapters: Mapping[str, Adapter]) -> None:
 
 def _adapters(
     method: str | Adapter | Sequence[str | Adapter],
-    model: CLIP | str,
+    model: CLIP | nn.Module | str,
     classes: ClassPrompts | Sequence[str] | None,
     device: str,
     seed: int,
@@ -233,7 +236,7 @@ def _adapters(
     if any(isinstance(one, str) for one in wanted):
         if classes is None:
             raise UserError("no class names: give a list such as ['cat', 'dog']")
-        model = create_model(model, device=device) if isinstance(model, str) else model
+        model = create_model(model, device=device) if isinstance(model, str) else from_model(model)
     found: dict[str, Adapter] = {}
     for one in wanted:
         if isinstance(one, str):
