@@ -85,7 +85,7 @@ class LoneLoad(Load):
     """One that has a connection of its own and repeats no request."""
 
     def __init__(self, address: str, number: int, method: str) -> None:
-        self.client = Client(address, retries=0, timeout=300)
+        self.client = Client(address, retry_seconds=0, timeout=300)
         super().__init__(number, self.client.create_session(CLASSES, method=method))
 
     def finish(self, model: CLIP, method: str) -> None:
