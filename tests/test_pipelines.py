@@ -311,6 +311,16 @@ def test_urls_have_limits(site: str, path: str, sentence: str) -> None:
         fetch_image(site + path, seconds=0.5, max_bytes=10**5)
 
 
+def test_arguments_of_transformers(build: Any) -> None:
+    classify = build(method="zero_shot", device=-1)
+    assert classify([], LABELS) == []
+    found = classify(PICTURES[:3], LABELS, batch_size=1, timeout=5.0)
+    for alone, together in zip(found, classify(PICTURES[:3], LABELS), strict=True):
+        assert [entry["label"] for entry in alone] == [entry["label"] for entry in together]
+    with pytest.raises(UserError, match="at least one image"):
+        classify(PICTURES[:3], LABELS, batch_size=-1)
+
+
 def test_the_model_of_a_user(tiny_clip: CLIP) -> None:
     theirs = tiny_transformers("quick_gelu")
     classify = cliquetta.pipeline(TASK, model=theirs, method="zero_shot")

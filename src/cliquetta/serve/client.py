@@ -153,6 +153,7 @@ class Client:
         end = time.monotonic() + self._retry_seconds
         for attempt in count():
             pause: float | None = _growing(attempt)
+            failed: Exception
             try:
                 answer = self._http.request(method, path, **content)
                 if answer.is_success:
