@@ -26,6 +26,7 @@ _NAMES = (
     "predict.md",
     "features.md",
     "pipeline.md",
+    "write-a-method.md",
 )
 PAGES = [DOCS / name for name in _NAMES]
 
