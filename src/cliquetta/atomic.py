@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +13,13 @@ from filelock import FileLock, Timeout
 from cliquetta.errors import BusyError
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace ``path`` by ``data``; after a crash at any moment it holds one of both, whole."""
+def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Replace ``path`` by ``data``; after a crash at any moment it holds one of both, whole.
+
+    Its ``mode`` is that without what the process masks, as of any file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _written_beside(path, data) as temporary:
+    with _written_beside(path, data, mode) as temporary:
         temporary.replace(path)
     sync_folder(path.parent)
 
@@ -29,23 +32,24 @@ def create_atomically(path: Path, data: bytes) -> None:
         FileNotFoundError: Its folder does not exist.
 
     """
-    with _written_beside(path, data) as temporary:
+    with _written_beside(path, data, 0o600) as temporary:
         os.link(temporary, path)
     sync_folder(path.parent)
 
 
 @contextlib.contextmanager
-def _written_beside(path: Path, data: bytes) -> Iterator[Path]:
+def _written_beside(path: Path, data: bytes, mode: int) -> Iterator[Path]:
     """A temporary file with ``data`` on disk, removed at the end if it is still there."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    name = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    handle = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        yield Path(name)
+        yield name
     finally:
-        Path(name).unlink(missing_ok=True)
+        name.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:
