@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -188,6 +189,8 @@ def test_killed_stopped_and_restarted_replicas_lose_nothing(
         assert 'cliquetta_images_total{replica="' in text
     where = ["--state-dir", str(tmp_path / "sessions")]
     assert "6 sessions" in CliRunner().invoke(app, ["sessions", "list", *where]).output
+    listed = json.loads(CliRunner().invoke(app, ["sessions", "list", "--json", *where]).output)
+    assert all(isinstance(one[name], int) for one in listed for name in ("images", "KiB"))
 
 
 @pytest.mark.slow
