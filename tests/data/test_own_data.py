@@ -158,6 +158,13 @@ def test_no_image_of_a_plain_tar_is_lost(tmp_path: Path) -> None:
     assert dataset.keys == (*(f"x/{n}" for n in names[:4]), "x/c", "x/sub/a")
 
 
+@pytest.mark.parametrize("name", ["a.zip", "a.tar.gz", "a.tgz"])
+def test_compressed_archives_get_a_hint(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"PK")
+    with pytest.raises(ValueError, match="unpack it"):
+        list_images([tmp_path / name])
+
+
 def test_tar_files_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"compressed.*uncompress it"):
         tar_dataset(make_tar(tmp_path / "a.tar", {"x/0.png": encoded(0)}, "w:gz"))

@@ -37,6 +37,7 @@ STDIN = "-"
 PARQUET = ".parquet"
 TABLES = (".csv", ".tsv", ".tab", PARQUET)
 TAR = ".tar"
+_PACKED = (".zip", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 _BLOCK = 1 << 16
 
 
@@ -212,6 +213,10 @@ def _expand(source: Source, unused: Counter[str], stdin: Path | None) -> Iterato
         yield from (Entry(image, {}) for image in images)
     else:
         _require(str(source))
+        if suffix in _PACKED:
+            raise UserError(
+                f"{source} is compressed: unpack it and name the folder, or make it a .tar file"
+            )
         yield Entry(str(source), {})
 
 
