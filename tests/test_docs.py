@@ -130,6 +130,13 @@ def test_the_program_beside_onnxruntime_prepares_images_as_we_do(
     )
 
 
+def test_photos_are_sorted_into_folders(photos: Path) -> None:
+    (photos / "4.jpg").write_bytes(b"no picture")
+    (program,) = [p for p in programs((DOCS / "predict.md").read_text()) if "sorted" in p]
+    exec(program, {})
+    assert sorted(path.name for path in Path("sorted").glob("*/*")) == ["1.jpg", "2.jpg", "3.jpg"]
+
+
 def test_the_walk_of_a_batch_names_files_that_exist() -> None:
     text = (DOCS / "concepts.md").read_text(encoding="utf-8").split("## One batch, file by file")[1]
     rows = [line.split("|")[2:-1] for line in text.splitlines() if re.match(r"\| \d", line)]

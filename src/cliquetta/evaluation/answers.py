@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cliquetta.errors import UserError
 from cliquetta.evaluation.table_files import Row
 from cliquetta.types import Prediction
 
@@ -118,6 +119,19 @@ class PredictionRun:
     """The state was of another class list: what did not depend on the classes was kept."""
     health: dict[str, dict[str, int | float | str]] = field(default_factory=dict)
     """By method that tells: how adaptation was doing in the last batch, with its verdict."""
+
+    def to_pandas(self) -> Any:
+        """The rows as a DataFrame.
+
+        Raises:
+            UserError: pandas is not installed.
+
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise UserError("a DataFrame needs pandas: pip install pandas") from None
+        return pandas.DataFrame(self.rows)
 
     def count(self, answers: Answers, row: Row) -> None:
         """Count a row of the table."""
