@@ -195,7 +195,7 @@ def drive(
     def run(number: int, result: RunResult) -> None:
         latencies = result.latencies
         try:
-            with Client(address, retries=0, timeout=1800) as client:
+            with Client(address, retry_seconds=0, timeout=1800) as client:
                 session = client.create_session(names, method=options.method)
                 barrier.wait(900)
                 begin = time.perf_counter()

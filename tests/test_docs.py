@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from cliquetta import get_dataset
+from cliquetta import create_method, export_model, get_dataset, open_image
 from cliquetta.methods import registry
 from cliquetta.methods.registry import MethodEntry, list_methods
 from docs.hooks import DOCS, method_page, page_of
+from tests._helpers.tiny import build_tiny_clip
 
 SHAPE = ("How to run it", "Settings", "What it costs and gains", "When to use it")
 _NAMES = (
@@ -22,6 +26,7 @@ _NAMES = (
     "predict.md",
     "features.md",
     "pipeline.md",
+    "write-a-method.md",
 )
 PAGES = [DOCS / name for name in _NAMES]
 
@@ -79,6 +84,15 @@ def test_snippets_of_methods_run(entry: MethodEntry, capsys: pytest.CaptureFixtu
     assert "photos" not in program or "tensor(" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("page", [DOCS.parent / "README.md", DOCS / "quickstart/own-images.md"])
+def test_a_damaged_photo_stops_no_first_program(
+    page: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (photos / "4.jpg").write_bytes(b"no picture")
+    exec(programs(page.read_text(encoding="utf-8"))[0], {})
+    assert "4.jpg" in capsys.readouterr().out
+
+
 @pytest.mark.usefixtures("photos")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_programs_of_pages_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,6 +102,39 @@ def test_programs_of_pages_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for program in found:
         Path("program.py").write_text(program, encoding="utf-8")
         runpy.run_path("program.py", run_name="program")
+
+
+@pytest.mark.parametrize("size", [(43, 32), (33, 50), (32, 32), (100, 75)])
+@pytest.mark.parametrize("rule", [{}, {"crop_rounding": "floor"}, {"resize": "squash"}])
+def test_the_program_beside_onnxruntime_prepares_images_as_we_do(
+    size: tuple[int, int], rule: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build_tiny_clip()
+    model.preprocess = replace(model.preprocess, **rule)
+    method = create_method("zero_shot", model, ["cat", "dog", "ship"])
+    export_model(method, tmp_path / "model.onnx")
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(pixels).save(tmp_path / "photo.jpg", exif=exif)
+    monkeypatch.chdir(tmp_path)
+    (program,) = programs((DOCS / "export.md").read_text(encoding="utf-8"))
+    found: dict[str, Any] = {}
+    exec(program, found)
+    expected = model.preprocess(open_image("photo.jpg")).numpy()
+    # one rounding each of a quotient, a difference and a quotient of numbers up to 3
+    np.testing.assert_allclose(found["pixels"].transpose(2, 0, 1), expected, rtol=0, atol=2**-20)
+    assert (
+        found["names"][int(found["logits"].argmax())]
+        == method.prompts.names[int(method.predict("photo.jpg").logits.argmax())]
+    )
+
+
+def test_photos_are_sorted_into_folders(photos: Path) -> None:
+    (photos / "4.jpg").write_bytes(b"no picture")
+    (program,) = [p for p in programs((DOCS / "predict.md").read_text()) if "sorted" in p]
+    exec(program, {})
+    assert sorted(path.name for path in Path("sorted").glob("*/*")) == ["1.jpg", "2.jpg", "3.jpg"]
 
 
 def test_the_walk_of_a_batch_names_files_that_exist() -> None:

@@ -311,10 +311,27 @@ def test_urls_have_limits(site: str, path: str, sentence: str) -> None:
         fetch_image(site + path, seconds=0.5, max_bytes=10**5)
 
 
+def test_arguments_of_transformers(build: Any) -> None:
+    classify = build(method="zero_shot", device=-1)
+    assert classify([], LABELS) == []
+    found = classify(PICTURES[:3], LABELS, batch_size=1, timeout=5.0)
+    for alone, together in zip(found, classify(PICTURES[:3], LABELS), strict=True):
+        assert [entry["label"] for entry in alone] == [entry["label"] for entry in together]
+    with pytest.raises(UserError, match="at least one image"):
+        classify(PICTURES[:3], LABELS, batch_size=-1)
+
+
 def test_the_model_of_a_user(tiny_clip: CLIP) -> None:
     theirs = tiny_transformers("quick_gelu")
     classify = cliquetta.pipeline(TASK, model=theirs, method="zero_shot")
-    assert classify.model is not tiny_clip and classify(PICTURES[0], LABELS)[0]["label"] in LABELS
+    best = classify(PICTURES[0], LABELS, "a photo of a {}.")[0]
+    assert classify.model is not tiny_clip and best["label"] in LABELS
+    (row,) = cliquetta.predict(PICTURES[0], LABELS, model=theirs, method="zero_shot").rows
+    assert row["prediction"] == best["label"]
+    method = cliquetta.create_method("zero_shot", theirs, LABELS)
+    assert LABELS[int(method.predict(PICTURES[0]).logits.argmax())] == best["label"]
+    with pytest.raises(UserError, match=r"create_model\('ViT-B/16'\)"):
+        cliquetta.from_model("ViT-B/16")  # type: ignore[arg-type]
 
 
 def test_sigmoid_models_score_labels_alone(tmp_path: Path) -> None:

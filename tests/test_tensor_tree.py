@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.memory import Memory
+from cliquetta.methods._shared.memory import Memory, Range
 from cliquetta.tensor_tree import flatten, map_tensors, unflatten
 
 
@@ -44,7 +44,7 @@ def test_unflattening_looks_up_paths_whatever_their_order() -> None:
 
 def test_a_memory_holds_a_tree_and_notices_what_is_replaced() -> None:
     memory, start = Memory(), tree()
-    memory.declare_tree(start, {"total": 9})
+    memory.declare_tree(start, {"total": Range(below=9)})
     before = memory.snapshot()
     now = unflatten(start, memory)
     memory.store_tree(now._replace(total=now.total + 1))

@@ -17,10 +17,13 @@ if sys.platform != "win32":
     import fcntl
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace ``path`` by ``data``; after a crash at any moment it holds one of both, whole."""
+def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Replace ``path`` by ``data``; after a crash at any moment it holds one of both, whole.
+
+    Its ``mode`` is that without what the process masks, as of any file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _written_beside(path, data) as temporary:
+    with _written_beside(path, data, mode) as temporary:
         temporary.replace(path)
     sync_folder(path.parent)
 
@@ -33,15 +36,15 @@ def create_atomically(path: Path, data: bytes) -> None:
         FileNotFoundError: Its folder does not exist.
 
     """
-    with _written_beside(path, data) as temporary:
+    with _written_beside(path, data, 0o600) as temporary:
         os.link(temporary, path)
     sync_folder(path.parent)
 
 
 @contextlib.contextmanager
-def _written_beside(path: Path, data: bytes) -> Iterator[Path]:
+def _written_beside(path: Path, data: bytes, mode: int) -> Iterator[Path]:
     """A temporary file with ``data`` on disk, removed at the end if it is still there."""
-    handle, name = _open_temporary(path)
+    handle, name = _open_temporary(path, mode)
     with os.fdopen(handle, "wb") as file:  # its lock is held until it is renamed
         try:
             file.write(data)
@@ -56,7 +59,7 @@ def _written_beside(path: Path, data: bytes) -> Iterator[Path]:
                     Path(name).unlink()
 
 
-def _open_temporary(path: Path) -> tuple[int, str]:
+def _open_temporary(path: Path, mode: int) -> tuple[int, str]:
     """An empty file beside ``path`` that no other process writes, and its name.
 
     One name for each path, so that what a killed process left is used again and nothing piles up.
@@ -65,7 +68,7 @@ def _open_temporary(path: Path) -> tuple[int, str]:
         return tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     name = str(path.with_name(f".{path.name}.tmp"))
     while True:
-        handle = os.open(name, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        handle = os.open(name, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             # meanwhile another writer may have renamed it, or was killed after linking to it
@@ -93,13 +96,16 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, or raise :class:`BusyError` at once; a dead process holds none."""
-    lock = FileLock(folder / ".lock", timeout=0)
+def exclusive(path: Path, lock_file: Path | None = None) -> Iterator[None]:
+    """Hold the lock of a folder, or raise :class:`BusyError` at once; a dead process holds none.
+
+    A file has its lock in a hidden ``lock_file`` beside it, which stays.
+    """
+    lock = FileLock(lock_file or path / ".lock", timeout=0)
     try:
         lock.acquire()
     except Timeout:
-        raise BusyError(f"another process is working on {folder}") from None
+        raise BusyError(f"another process is working on {path}") from None
     try:
         yield
     finally:

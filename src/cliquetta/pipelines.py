@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from html import escape
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
-from cliquetta.data.batch import ImageLike, to_picture
 from cliquetta.data.images import open_image
-from cliquetta.data.urls import fetch_image, is_url
+from cliquetta.data.inputs import ImageLike, is_single, separate_images, to_picture
+from cliquetta.data.remote import is_url
+from cliquetta.data.urls import fetch_image
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.methods._shared.state import load_state, read_header, save_state
 from cliquetta.methods.base import Adapter
@@ -42,7 +42,7 @@ def pipeline(
     *,
     preset: str | None = None,
     options: Mapping[str, Any] | None = None,
-    device: str = "auto",
+    device: str | int = "auto",
     dtype: str = "float32",
     seed: int = 0,
     batch_size: int = 64,
@@ -66,7 +66,7 @@ def pipeline(
         method: Name of a method.
         preset: Preset of its config.
         options: Fields of its config.
-        device: Where to load a model by name.
+        device: Where to load a model by name; a number is a GPU, -1 the CPU.
         dtype: Precision of its weights.
         seed: Of the method's random draws and of views.
         batch_size: Images that are predicted, and learned from, at once.
@@ -83,6 +83,8 @@ def pipeline(
     """
     if task != TASK:
         raise UnknownNameError("task", task, [TASK])
+    if isinstance(device, int):
+        device = "cpu" if device < 0 else f"cuda:{device}"
     if isinstance(model, str):
         model = create_model(model, device=device, dtype=dtype)
     elif not isinstance(model, CLIP):
@@ -153,7 +155,7 @@ class Page:
 def _thumbnail(image: ImageLike) -> str:
     from cliquetta.report.gallery import data_uri
 
-    picture = to_picture(image)[1]
+    picture = to_picture(image)[1].copy()
     picture.thumbnail((_THUMBNAIL, _THUMBNAIL))
     return f'<img src="{data_uri(np.asarray(picture))}" alt="">'
 
@@ -172,10 +174,8 @@ class ZeroShotImageClassification:
         reject: float | None = None,
         calibrate: bool = False,
     ) -> None:
-        if batch_size < 1:
-            raise UserError(f"a batch holds at least one image, got {batch_size}")
         self.model, self.method, self.config = model, method, config
-        self.seed, self.batch_size = seed, batch_size
+        self.seed, self.batch_size = seed, _at_least_one(batch_size)
         self.reject, self.calibrate = reject, calibrate
         self.adapter: Adapter | None = None
         """The method with its class list; ``None`` before the first call."""
@@ -193,19 +193,24 @@ class ZeroShotImageClassification:
         hypothesis_template: str | Sequence[str] | None = None,
         *,
         top_k: int | None = None,
+        batch_size: int | None = None,
+        timeout: float | None = None,
         progress: bool | None = None,
     ) -> Any:
         """Classify one image or several, and learn from them.
 
         Args:
-            images: A path, a URL where these are allowed, a PIL image, the bytes of a file, an
-                array (H, W, 3) of uint8 or a tensor (3, H, W); or several of them.
+            images: A path, a URL where these are allowed, a PIL image, an array (H, W, 3) of
+                uint8, or whatever :func:`~cliquetta.data.inputs.separate_images` takes; or several
+                of them, also by a generator.
             candidate_labels: The classes; those of the call before by default. With others than
                 before, the method keeps what it learned apart from them.
             hypothesis_template: Text with ``{}`` for the label, or several to average;
                 transformers' ``"This is a photo of {}."`` by default, without labels those of the
                 call before.
             top_k: Entries per image; all by default.
+            batch_size: That of this call; by default that of the pipeline.
+            timeout: Seconds that a URL of this call may take; by default those of the pipeline.
             progress: Show a progress bar; by default where somebody watches and there are several
                 batches.
 
@@ -220,15 +225,23 @@ class ZeroShotImageClassification:
                 learned is then as it was before the call.
 
         """
-        is_one = isinstance(images, str | os.PathLike | bytes | Image.Image) or (
-            isinstance(images, np.ndarray | Tensor) and images.ndim < 4
-        )
-        given: Iterable[ImageLike] = [images] if is_one else images
+        is_one = is_single(images)
+        sized = isinstance(images, Sized) and not isinstance(images, str)
+        total = 1 if is_one else len(images) if sized else None
+        given = separate_images(images, self.model.preprocess)
         before, seen = self.adapter, self.images_seen
         adapter = self._prepare(candidate_labels, hypothesis_template)
         memory = adapter.state_dict()
         try:
-            answers = self._classify(adapter, given, top_k, progress)
+            answers = self._classify(
+                adapter,
+                given,
+                total,
+                top_k,
+                _at_least_one(batch_size or self.batch_size),
+                {} if timeout is None else {"seconds": timeout},
+                progress,
+            )
         except BaseException:
             adapter.load_state_dict(memory)
             self.adapter, self.images_seen = before, seen
@@ -238,16 +251,17 @@ class ZeroShotImageClassification:
     def _classify(
         self,
         adapter: Adapter,
-        images: Iterable[ImageLike],
+        remaining: Iterator[ImageLike],
+        total: int | None,
         top_k: int | None,
+        batch_size: int,
+        limits: Mapping[str, Any],
         progress: bool | None,
     ) -> Answers:
-        total = len(images) if isinstance(images, Sequence | np.ndarray | Tensor) else None
         names, found = adapter.prompts.names, Answers()
         independent = bool(self.model.bias) and self.method == "zero_shot"
-        remaining = iter(images)
-        with _bar(total, self.batch_size, progress) as bar:
-            while batch := [self._open(image) for image in islice(remaining, self.batch_size)]:
+        with _bar(total, batch_size, progress) as bar:
+            while batch := [self._open(image, limits) for image in islice(remaining, batch_size)]:
                 prediction = adapter.predict([picture for _, picture in batch])
                 logits, rejection = prediction.logits.float(), prediction.rejection
                 scores = logits.sigmoid() if independent else logits.softmax(dim=-1)
@@ -266,12 +280,12 @@ class ZeroShotImageClassification:
                 bar.update(len(batch))
         return found
 
-    def _open(self, image: ImageLike) -> tuple[ImageLike, ImageLike]:
+    def _open(self, image: ImageLike, limits: Mapping[str, Any]) -> tuple[ImageLike, ImageLike]:
         """An image as answers show it later, and as a method takes it."""
-        if is_url(image):
+        if isinstance(image, str) and is_url(image):
             if self._url_limits is None:
                 raise UserError(f"{image!r} is a URL: build the pipeline with allow_urls=True")
-            picture = open_image(fetch_image(str(image), **self._url_limits))
+            picture = open_image(fetch_image(image, **{**self._url_limits, **limits}))
             small = picture.copy()
             small.thumbnail((_THUMBNAIL, _THUMBNAIL))
             return small, picture
@@ -345,6 +359,12 @@ class ZeroShotImageClassification:
             f"<{TASK}: {self.method} on {self.model.id}, {labels}, "
             f"learned from {self.images_seen:,} images>"
         )
+
+
+def _at_least_one(batch_size: int) -> int:
+    if batch_size < 1:
+        raise UserError(f"a batch holds at least one image, got {batch_size}")
+    return batch_size
 
 
 def _bar(total: int | None, batch_size: int, wanted: bool | None) -> Any:

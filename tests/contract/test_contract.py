@@ -528,20 +528,13 @@ def test_a_batch_has_no_place_for_labels(entry: MethodEntry) -> None:
     assert list(inspect.signature(entry.adapter.predict).parameters) == ["self", "images"]
 
 
-KEEPS_NOTHING = {
-    *("bca", "dart", "dmn", "dota", "dpe", "ecalp", "mint", "oga", "onzeta", "ramen", "scap"),
-    "tda",
-}
-"""Methods that remember their classes only."""
-
-
 def test_another_class_list_keeps_what_does_not_depend_on_it(
-    adapter: Adapter, entry: MethodEntry, batch: Batch, tmp_path: Path
+    adapter: Adapter, batch: Batch, tmp_path: Path
 ) -> None:
     adapter.predict(prepare(adapter, batch))
     names = adapter.prompts.names[3:0:-1]
     save_state(adapter, tmp_path / "state")
-    if entry.name in KEEPS_NOTHING:
+    if adapter.memory and not adapter.class_free & set(adapter.memory):
         with pytest.raises(UserError, match="learns about its classes only"):
             adapter.with_classes(names)
         return

@@ -116,7 +116,7 @@ def test_tar_shards(answers: Answers, photos: Path, bucket: str, tmp_path: Path)
     assert answers("s-{00..01}.tar") == expected
     assert answers("s-00.tar", f"{bucket}/s-01.tar") == expected
     rows = predict("s-00.tar", NAMES, method="zero_shot").rows
-    assert [row["path"] for row in rows] == [f"s-00.tar/{place:04d}" for place in range(4)]
+    assert [row["path"] for row in rows] == [f"s-00.tar/{place:04d}.png" for place in range(4)]
     with pytest.raises(UserError, match=r"no such file or folder: s-02\.tar"):
         answers("s-{00..02}.tar")
 

@@ -99,7 +99,7 @@ def test_killed_servers_lose_nothing(
     folder, model = tmp_path / "sessions", tmp_path / "tiny.safetensors"
     save_model(tiny_clip, model)
     moments = random.Random(kills)
-    with servers(model, folder, smallest) as server, Client(server.address, retries=60) as client:
+    with servers(model, folder, smallest) as server, Client(server.address) as client:
         pid = server.start()
         loads = [Load(i, client.create_session(CLASSES, method="tent")) for i in range(CLIENTS)]
         for _ in range(kills):

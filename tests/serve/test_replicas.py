@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -85,7 +86,7 @@ class LoneLoad(Load):
     """One that has a connection of its own and repeats no request."""
 
     def __init__(self, address: str, number: int, method: str) -> None:
-        self.client = Client(address, retries=0, timeout=300)
+        self.client = Client(address, retry_seconds=0, timeout=300)
         super().__init__(number, self.client.create_session(CLASSES, method=method))
 
     def finish(self, model: CLIP, method: str) -> None:
@@ -188,6 +189,8 @@ def test_killed_stopped_and_restarted_replicas_lose_nothing(
         assert 'cliquetta_images_total{replica="' in text
     where = ["--state-dir", str(tmp_path / "sessions")]
     assert "6 sessions" in CliRunner().invoke(app, ["sessions", "list", *where]).output
+    listed = json.loads(CliRunner().invoke(app, ["sessions", "list", "--json", *where]).output)
+    assert all(isinstance(one[name], int) for one in listed for name in ("images", "KiB"))
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from safetensors.torch import load
 
 from cliquetta.methods._shared.state import load_state
 from cliquetta.model.clip import CLIP
-from cliquetta.serve.client import Client, RemoteError
+from cliquetta.serve.client import Client, RemoteError, UnreachableError
 from tests._helpers.serve_setup import (
     CLASSES,
     Alone,
@@ -237,6 +237,30 @@ def test_the_client_waits_for_dates_and_repeats_what_a_proxy_lost(
         client.create_session(["a"])
     with pytest.raises(RemoteError, match="503"):
         client.sessions()
+
+
+def test_the_client_waits_for_a_server_that_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("cliquetta.serve.client.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(
+        "cliquetta.serve.client.time.sleep", lambda s: now.__setitem__(0, now[0] + s)
+    )
+
+    def server(request: httpx.Request) -> httpx.Response:
+        if now[0] < 40:
+            raise httpx.ConnectError("refused")
+        return httpx.Response(200, json={"sessions": []})
+
+    for seconds in (60.0, 30.0):
+        now[0] = 0.0
+        client = Client("http://server", retry_seconds=seconds)
+        client._http = httpx.Client(base_url="http://server", transport=httpx.MockTransport(server))
+        if seconds > 40:
+            assert client.sessions() == []
+        else:
+            with pytest.raises(UnreachableError, match=r"http://server.*refused.*retry_seconds"):
+                client.sessions()
+            assert now[0] <= seconds
 
 
 def test_a_restart_finds_every_session(tmp_path: Path, tiny_clip: CLIP) -> None:

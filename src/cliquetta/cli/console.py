@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,7 @@ from cliquetta.report.markup import count as count
 
 LINE_SECONDS = 30.0
 """How often progress is reported where there is no terminal to draw bars on."""
+_PIPE_WIDTH = 1000
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Terminal:
 
     json: bool = False
     quiet: bool = False
-    out: Console = field(default_factory=lambda: Console(highlight=False))
+    out: Console = field(default_factory=lambda: _standard_output())
     err: Console = field(default_factory=lambda: Console(stderr=True, highlight=False))
 
     def say(self, sentence: str) -> None:
@@ -61,10 +63,12 @@ class Terminal:
         title: str | None = None,
         right: Sequence[str] = (),
     ) -> None:
-        """A table, also with ``quiet``: it is the result. ``right`` lists right-aligned columns."""
+        """A table, also with ``quiet``: it is the result. ``right`` lists right-aligned columns.
+
+        Columns that do not fit beside the others follow below, after the first one again.
+        """
         if self.json:
             return
-        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
         widths = []
         for place, column in enumerate(columns):
             # Names and numbers stay whole; of the rest, and of headers, lines are broken.
@@ -73,15 +77,41 @@ class Terminal:
         # Rather break long names than lose columns of numbers at the edge.
         room = self.out.width - sum(widths[1:]) - 3 * len(columns) - 1
         tight, widths[0] = widths[0] > room, min(widths[0], max(12, room))
-        for place, (column, width) in enumerate(zip(columns, widths, strict=True)):
-            justify: Any = "right" if column in right else "left"
+        shown, left = [0], self.out.width - widths[0] - 4
+        for place in range(1, len(columns)):
+            if widths[place] + 3 > left and len(shown) > 1:
+                self._part(columns, rows, title, right, {n: widths[n] for n in shown}, tight=tight)
+                title, shown, left = None, [0], self.out.width - widths[0] - 4
+            shown.append(place)
+            left -= widths[place] + 3
+        self._part(columns, rows, title, right, {n: widths[n] for n in shown}, tight=tight)
+
+    def _part(
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        title: str | None,
+        right: Sequence[str],
+        widths: Mapping[int, int],
+        *,
+        tight: bool,
+    ) -> None:
+        """Some columns of a table, with their least widths."""
+        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+        for place, width in widths.items():
+            figures = columns[place] in right
+            justify: Any = "right" if figures else "left"
             # Where it is tight, widths are given: rich would first narrow all columns alike.
-            given = width if tight and (place == 0 or column in right) else None
+            given = width if tight and (place == 0 or figures) else None
             table.add_column(
-                escape(column), justify=justify, overflow="fold", min_width=width, width=given
+                escape(columns[place]),
+                justify=justify,
+                overflow="fold",
+                min_width=width,
+                width=given,
             )
         for row in rows:
-            table.add_row(*(escape(cell) for cell in row))
+            table.add_row(*(escape(row[place]) for place in widths))
         self.out.print(table)
 
     def document(self, value: Any) -> None:
@@ -125,6 +155,14 @@ class Terminal:
         finally:
             logger.removeHandler(handler)
             logger.propagate = propagate
+
+
+def _standard_output() -> Console:
+    """Standard output; a pipe that states no width has room for every table."""
+    console = Console(highlight=False)
+    if not console.is_terminal and not os.environ.get("COLUMNS"):
+        console.width = _PIPE_WIDTH
+    return console
 
 
 class _Lines(Progress):

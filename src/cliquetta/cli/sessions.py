@@ -45,13 +45,14 @@ def list_sessions(common: Common, state_dir: StateDir = "sessions") -> None:
     rows = [
         (
             *(one.spec.id, one.spec.owner, one.spec.model, one.spec.method),
-            *map(str, (len(one.spec.classes), one.progress.sequence, one.progress.images)),
+            *(len(one.spec.classes), one.progress.sequence, one.progress.images),
             datetime.fromtimestamp(one.used).isoformat(" ", "minutes"),
-            f"{one.bytes / 1024:.0f}",
+            round(one.bytes / 1024),
         )
         for one in found
     ]
-    common.terminal.table(columns, rows, right=("classes", "batches", "images", "KiB"))
+    shown = [[str(cell) for cell in row] for row in rows]
+    common.terminal.table(columns, shown, right=("classes", "batches", "images", "KiB"))
     common.terminal.say(f"{count(len(found), 'session')} in {state_dir}")
     common.terminal.document([dict(zip(columns, row, strict=True)) for row in rows])
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 
 from cliquetta.errors import UserError
@@ -72,11 +72,7 @@ def open_image(
     name = _name(source)
     data = _read(source, name)
     image = _decode(data, name, max_pixels, formats, shorter)
-    if exif:
-        # A file with damaged EXIF data is still a picture; it is shown as it is stored.
-        with contextlib.suppress(Exception):
-            ImageOps.exif_transpose(image, in_place=True)
-    return _to_rgb(image)
+    return to_rgb(image, exif=exif)
 
 
 def _decode(
@@ -123,8 +119,20 @@ def _need_of_heif(data: bytes) -> str:
     return ""
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
-    """``image`` as 8-bit RGB by the rules in the module's head."""
+def to_rgb(image: Image.Image, *, exif: bool = True) -> Image.Image:
+    """``image`` as 8-bit RGB by the rules in the module's head; it is itself left as it was.
+
+    Raises :class:`ImageError` where an image that was opened before cannot be decoded.
+    """
+    try:
+        image.load()
+    except Exception as error:
+        raise ImageError("an open image", f"damaged or truncated ({error})") from error
+    if exif:
+        # A file with damaged EXIF data is still a picture; it is shown as it is stored.
+        with contextlib.suppress(Exception):
+            if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:  # else it would be copied
+                image = ImageOps.exif_transpose(image)
     if image.mode == "RGB":
         return image
     if image.mode.startswith("I;16"):

@@ -15,29 +15,30 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from PIL import Image
 
 from cliquetta.data.dataset import Dataset
 from cliquetta.data.files import EXTENSIONS, path_column, read_table, walk_images
-from cliquetta.data.images import ImageError, open_image
+from cliquetta.data.inputs import is_table
 from cliquetta.data.loader import Group
 from cliquetta.data.remote import (
     find_filesystem,
     is_url,
     join_url,
+    open_listed,
     open_location,
-    read_location,
     walk_urls,
 )
-from cliquetta.data.tar import expand_braces, index_shard
+from cliquetta.data.tar import expand_braces, list_members
 from cliquetta.errors import UserError
 
 STDIN = "-"
 PARQUET = ".parquet"
 TABLES = (".csv", ".tsv", ".tab", PARQUET)
 TAR = ".tar"
+_PACKED = (".zip", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 _BLOCK = 1 << 16
 
 
@@ -64,18 +65,7 @@ class ListedImages(Dataset):
     def load(self, index: int) -> Image.Image:
         """Image ``index`` in RGB; raises :class:`ImageError` if it cannot be read."""
         path, _, member = self.entries[index]
-        if member is None and not is_url(path):
-            return open_image(path, shorter=self.shorter)
-        try:
-            data = read_location(member[0], member[1:]) if member else read_location(path)
-        except FileNotFoundError:
-            raise ImageError(path, "no such file") from None
-        except Exception as error:  # whatever a file system raises
-            raise ImageError(path, f"cannot be read ({error})") from error
-        try:
-            return open_image(data, shorter=self.shorter)
-        except ImageError as error:
-            raise ImageError(path, error.reason) from error
+        return open_listed(path, member, shorter=self.shorter)
 
 
 def find_listed(entries: Sequence[Entry], *, shorter: int | None) -> list[Group]:
@@ -175,19 +165,23 @@ class Listing:
         self._rows.close()
 
 
+Source = Any
+"""A path or URL of images or of a table, or a DataFrame."""
+
+
 def list_images(
-    sources: Sequence[Path | str],
+    sources: Sequence[Source],
     database: Path | str = ":memory:",
     stdin: Path | None = None,
     group_by: str | None = None,
 ) -> Listing:
     """List the images of folders, image files, tar shards, and tables with a path column.
 
-    Each may be a URL (:mod:`cliquetta.data.remote`). A file that is named itself is taken as an
-    image whatever its suffix. Paths in a CSV, TSV or Parquet file count from its folder; its
-    columns are kept. ``shard-{000..012}.tar`` stands for thirteen tar files. ``-`` is ``stdin``,
-    a file of paths separated by line breaks or NUL characters. ``group_by`` names the column whose
-    values the list is sorted by (see :meth:`Listing.fill`).
+    Each may be a URL (:mod:`cliquetta.data.remote`), a table also a DataFrame. A file that is
+    named itself is taken as an image whatever its suffix. Paths in a CSV, TSV or Parquet file count
+    from its folder; its columns are kept. ``shard-{000..012}.tar`` stands for thirteen tar files.
+    ``-`` is ``stdin``, a file of paths separated by line breaks or NUL characters. ``group_by``
+    names the column whose values the list is sorted by (see :meth:`Listing.fill`).
     """
     listing = Listing(database)
     unused: Counter[str] = Counter()
@@ -198,7 +192,12 @@ def list_images(
     return listing
 
 
-def _expand(source: Path | str, unused: Counter[str], stdin: Path | None) -> Iterator[Entry]:
+def _expand(source: Source, unused: Counter[str], stdin: Path | None) -> Iterator[Entry]:
+    if is_table(source):
+        rows: list[dict[str, str]] = source.fillna("").astype(str).to_dict("records")
+        column = path_column([str(name) for name in source.columns], "the DataFrame")
+        yield from (Entry(row[column], row) for row in rows if row[column].strip())
+        return
     if str(source) == STDIN and stdin is not None:
         with stdin.open("rb") as file:
             yield from (Entry(os.fsdecode(line), {}) for line in _lines(file))
@@ -222,6 +221,10 @@ def _expand(source: Path | str, unused: Counter[str], stdin: Path | None) -> Ite
         yield from (Entry(image, {}) for image in images)
     else:
         _require(str(source))
+        if suffix in _PACKED:
+            raise UserError(
+                f"{source} is compressed: unpack it and name the folder, or make it a .tar file"
+            )
         yield Entry(str(source), {})
 
 
@@ -232,11 +235,10 @@ def _require(source: str) -> None:
 
 
 def _members(shard: str) -> Iterator[Entry]:
-    """The images in a tar file, named by it and their key."""
+    """The images in a tar file, named by it and their file names."""
     _require(shard)
-    for sample in index_shard(shard):
-        assert sample.image is not None
-        yield Entry(f"{shard}/{sample.key}", {}, (shard, *sample.image))
+    for name, offset, size in list_members(shard):
+        yield Entry(f"{shard}/{name}", {}, (shard, offset, size))
 
 
 def _listed(table: str) -> Iterator[Entry]:
@@ -286,10 +288,11 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
         yield last
 
 
-def digest(sources: Sequence[Path | str], stdin: Path | None) -> str:
+def digest(sources: Sequence[Source], stdin: Path | None) -> str:
     """Hash of the sources and of the content of lists; the content of folders does not count."""
-    found = hashlib.sha256(json.dumps([os.fspath(source) for source in sources]).encode())
-    tables = [s for s in sources if str(s).lower().endswith(TABLES)]
+    names = [s.to_csv() if is_table(s) else os.fspath(s) for s in sources]
+    found = hashlib.sha256(json.dumps(names).encode())
+    tables = [s for s in sources if not is_table(s) and str(s).lower().endswith(TABLES)]
     files = [s for s in tables if is_url(s) or Path(s).is_file()]
     for path in [*files, *([stdin] if stdin else [])]:
         with open_location(path) as file:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import os
 import posixpath
 import time
 from collections import Counter
@@ -9,7 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from PIL import Image
+
 from cliquetta.data.files import EXTENSIONS, natural_key
+from cliquetta.data.images import ImageError, open_image
 from cliquetta.errors import UserError
 
 TRIES = 3
@@ -68,6 +73,52 @@ def read_location(location: str, span: tuple[int, int] | None = None) -> bytes:
                 raise
             time.sleep(0.5 * 2 ** (TRIES - left))
     raise AssertionError("unreachable")
+
+
+def open_listed(
+    path: str, member: tuple[str, int, int] | None = None, *, shorter: int | None = None
+) -> Image.Image:
+    """Open the image at a path or URL, or a ``member`` (tar file, offset, size) called ``path``.
+
+    Raises:
+        ImageError: It cannot be read; named by ``path``.
+
+    """
+    if member is None and not is_url(path):
+        return open_image(path, shorter=shorter)
+    try:
+        data = read_location(member[0], member[1:]) if member else read_location(path)
+    except FileNotFoundError:
+        raise ImageError(path, "no such file") from None
+    except Exception as error:  # whatever a file system raises
+        raise ImageError(path, f"cannot be read ({error})") from error
+    try:
+        return open_image(data, shorter=shorter)
+    except ImageError as error:
+        raise ImageError(path, error.reason) from error
+
+
+def expand_glob(pattern: str) -> list[str] | None:
+    """List the files that a glob stands for, in natural order; ``None`` if it is none.
+
+    A name with wildcards that exists as it stands is no glob, nor is a web address.
+
+    Raises:
+        UserError: Nothing matches.
+
+    """
+    if is_url(pattern):
+        if "*" not in pattern or pattern.startswith(("http:", "https:")):
+            return None
+        filesystem, path = find_filesystem(pattern)
+        found = [filesystem.unstrip_protocol(name) for name in filesystem.glob(path)]
+    elif glob.has_magic(pattern) and not os.path.lexists(pattern):
+        found = glob.glob(pattern, recursive=True)  # noqa: PTH207 - a pattern may be absolute
+    else:
+        return None
+    if not found:
+        raise UserError(f"no file or folder matches {pattern}")
+    return sorted(found, key=natural_key)
 
 
 def join_url(base: str, path: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +20,7 @@ from cliquetta.data.files import (
     number_labels,
     read_beside,
 )
-from cliquetta.data.images import ImageError, open_image
-from cliquetta.data.remote import open_location
+from cliquetta.data.remote import open_listed, open_location
 from cliquetta.errors import UserError
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE
 
@@ -36,7 +35,7 @@ class TarSample:
 
     key: str
     shard: Path | str
-    image: tuple[int, int] | None = None
+    image: tuple[int, int]
     """Offset and size."""
     said: str | None = None
     """What a ``.cls`` or ``.json`` member says of its class."""
@@ -62,17 +61,7 @@ class TarDataset(Dataset):
     def load(self, index: int) -> Image.Image:
         """Image ``index`` in RGB; raises :class:`ImageError` if it cannot be read."""
         shard, offset, size = self.samples[index]
-        name = f"{shard.name}/{self.keys[index]}"
-        try:
-            with shard.open("rb") as file:
-                file.seek(offset)
-                data = file.read(size)
-        except OSError as error:
-            raise ImageError(name, f"cannot be read ({error.strerror or error})") from error
-        try:
-            return open_image(data)
-        except ImageError as error:
-            raise ImageError(name, error.reason) from error
+        return open_listed(f"{shard.name}/{self.keys[index]}", (str(shard), offset, size))
 
     def contents(self) -> str:
         """Hash of the sizes and times of the shards."""
@@ -84,10 +73,10 @@ def tar_dataset(
 ) -> TarDataset:
     """The samples of one shard, of ``shard-{000..012}.tar``, or of all shards in a folder.
 
-    Members that share a name up to its first dot are one sample: an image and, if the class is
-    known, ``.cls`` (a number or a name) or ``.json`` (one of :data:`LABEL_KEYS`). Samples without
-    either take their folder inside the archive as class. Class list and templates are taken from
-    ``classnames.txt`` and ``templates.txt`` beside the shards, or one folder up.
+    The class of a sample (:func:`index_shard`) is in its ``.cls`` (a number or a name) or ``.json``
+    (one of :data:`LABEL_KEYS`). Where no sample has either, it is the folder in the archive.
+    Class list and templates are read from ``classnames.txt`` and ``templates.txt`` beside the
+    shards, or one folder up.
     """
     shards = find_shards(path)
     samples = [sample for shard in shards for sample in index_shard(shard)]
@@ -99,7 +88,7 @@ def tar_dataset(
     asked = read_beside(home, TEMPLATE_FILES) or read_beside(home.parent, TEMPLATE_FILES)
     return TarDataset(
         f"tar:{path.as_posix()}",
-        [(Path(s.shard), *s.image) for s in samples if s.image is not None],
+        [(Path(s.shard), *s.image) for s in samples],
         names=names,
         keys=_unique_keys(samples, many=len(shards) > 1),
         labels=labels,
@@ -133,31 +122,55 @@ def expand_braces(name: str) -> list[str]:
     return [name.replace(braces[0], f"{number:0{len(low)}d}") for number in numbers]
 
 
+def list_members(shard: Path | str) -> Iterator[tuple[str, int, int]]:
+    """Name, offset and size of every image file in a tar file, in the order of the archive."""
+    for archive, member in _files(shard):
+        del archive
+        if Path(member.name).suffix.lower() in EXTENSIONS:
+            yield member.name.removeprefix("./"), member.offset_data, member.size
+
+
 def index_shard(shard: Path | str) -> list[TarSample]:
-    """The samples of a shard that have an image, in the order of the archive."""
-    samples: dict[str, TarSample] = {}
+    """The samples of a shard that have an image, in the order of the archive.
+
+    Files up to whose first dot the name is the same are one sample where one of them is ``.cls`` or
+    ``.json``, with its first image; elsewhere every image is a sample, by its file name if several
+    share what is before the dot.
+    """
+    images: dict[str, dict[str, tuple[int, int]]] = {}
+    said: dict[str, str | None] = {}
+    for archive, member in _files(shard):
+        name = member.name.removeprefix("./")
+        folder, slash, base = name.rpartition("/")
+        stem, _, ending = base.partition(".")
+        # only the last ending counts: "x.left.jpg" is an image of sample x
+        key, kind = f"{folder}{slash}{stem}", ending.lower().rpartition(".")[2]
+        if f".{kind}" in EXTENSIONS:
+            images.setdefault(key, {})[name] = (member.offset_data, member.size)
+        elif kind in {"cls", "json"}:
+            found = archive.extractfile(member)
+            said[key] = _class_in(kind, found.read() if found else b"") or said.get(key)
+    samples = []
+    for key, spans in images.items():
+        if key in said or len(spans) == 1:
+            samples.append(TarSample(key, shard, next(iter(spans.values())), said.get(key)))
+        else:
+            samples += [TarSample(name, shard, span) for name, span in spans.items()]
+    return samples
+
+
+def _files(shard: Path | str) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
+    """The files in a tar file that are not hidden, with the archive."""
     try:
         with open_location(shard) as file, tarfile.open(fileobj=file, mode="r:") as archive:
             for member in archive:
-                if not member.isfile() or Path(member.name).name.startswith("."):
-                    continue
-                folder, slash, base = member.name.removeprefix("./").rpartition("/")
-                stem, _, ending = base.partition(".")
-                key = f"{folder}{slash}{stem}"
-                sample = samples.setdefault(key, TarSample(key, shard))
-                # only the last ending counts: "x.left.jpg" is an image of sample x
-                kind = ending.lower().rpartition(".")[2]
-                if f".{kind}" in EXTENSIONS and sample.image is None:
-                    sample.image = (member.offset_data, member.size)
-                elif kind in {"cls", "json"}:
-                    found = archive.extractfile(member)
-                    sample.said = _class_in(kind, found.read() if found else b"") or sample.said
+                if member.isfile() and not Path(member.name).name.startswith("."):
+                    yield archive, member
     except tarfile.ReadError as error:
         raise UserError(
             f"{shard} cannot be read as an uncompressed tar file ({error}): a compressed one has "
             "to be read from the start for every image; uncompress it"
         ) from None
-    return [sample for sample in samples.values() if sample.image is not None]
 
 
 def _class_in(kind: str, data: bytes) -> str | None:

@@ -13,11 +13,6 @@ from cliquetta.data.images import ImageError
 _CHUNK = 1 << 16
 
 
-def is_url(text: object) -> bool:
-    """Whether a text names something on the web."""
-    return isinstance(text, str) and text.lower().startswith(("http://", "https://"))
-
-
 def fetch_image(url: str, *, seconds: float = 10.0, max_bytes: int = 2**25) -> bytes:
     """The bytes behind an ``http(s)`` URL; redirects lead to such URLs only.
 

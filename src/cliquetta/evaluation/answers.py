@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cliquetta.errors import UserError
 from cliquetta.evaluation.table_files import Row
 from cliquetta.types import Prediction
 
@@ -105,7 +106,10 @@ class PredictionRun:
     rejected: dict[str, int] = field(default_factory=dict)
     """By method, where asked for: images of none of the classes, which are in ``classes``, too."""
     rows: list[Row] = field(default_factory=list)
-    """Path, answers and error of every image; empty where they went to a file only."""
+    """Path, answers and error of every image; empty where they went to a file only.
+
+    Answers for an image that could not be read are ``None``.
+    """
     repeated: int = 0
     """Paths that were named again."""
     unused: Counter[str] = field(default_factory=Counter)
@@ -116,14 +120,27 @@ class PredictionRun:
     health: dict[str, dict[str, int | float | str]] = field(default_factory=dict)
     """By method that tells: how adaptation was doing in the last batch, with its verdict."""
 
+    def to_pandas(self) -> Any:
+        """The rows as a DataFrame.
+
+        Raises:
+            UserError: pandas is not installed.
+
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise UserError("a DataFrame needs pandas: pip install pandas") from None
+        return pandas.DataFrame(self.rows)
+
     def count(self, answers: Answers, row: Row) -> None:
         """Count a row of the table."""
         self.images += 1
         self.skipped += bool(row["error"])
         for method in answers.methods:
-            found = row.get(f"{answers.prefix(method)}prediction")
+            found = row[f"{answers.prefix(method)}prediction"]
             if found is not None:
                 self.classes.setdefault(method, Counter())[found] += 1
             if answers.reject is not None:
-                said = row.get(f"{answers.prefix(method)}rejected", False)
-                self.rejected[method] = self.rejected.get(method, 0) + said
+                said = row[f"{answers.prefix(method)}rejected"]
+                self.rejected[method] = self.rejected.get(method, 0) + bool(said)

@@ -15,11 +15,13 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
+from torch import nn
 
+from cliquetta.atomic import exclusive
 from cliquetta.data.features import FeatureDataset, feature_dataset
 from cliquetta.data.images import Decode
-from cliquetta.data.listing import STDIN, Listing, list_images
-from cliquetta.data.remote import is_url
+from cliquetta.data.inputs import is_table, separate_images
+from cliquetta.data.listing import STDIN, Listing, Source, list_images
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.evaluation.answers import Answers, PredictionRun
 from cliquetta.evaluation.inference import Predictor
@@ -43,6 +45,7 @@ from cliquetta.methods.registry import DEFAULT_METHOD, create_method, name_of
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model, pick_device
 from cliquetta.model.features_only import FeaturesOnly
+from cliquetta.model.in_memory import from_model
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.prompts.features import as_text_features
 
@@ -53,7 +56,7 @@ def predict(
     *,
     text_features: Any = None,
     method: str | Adapter | Sequence[str | Adapter] = DEFAULT_METHOD,
-    model: CLIP | str = "micro",
+    model: CLIP | nn.Module | str = "micro",
     device: str = "auto",
     seed: int = 0,
     batch_size: int = 64,
@@ -82,17 +85,19 @@ def predict(
     ['error', 'path', 'prediction', 'probability']
 
     Args:
-        images: Folders, image files, tar files, CSV or Parquet files with a column of paths (their
-            columns are kept), URLs of these, ``-`` for a list of paths on standard input; PIL
-            images and arrays; or features of images, as :func:`cliquetta.feature_dataset` takes
-            them.
+        images: Folders, image files, globs, tar files, CSV or Parquet files with a column of paths
+            (their columns are kept), URLs of these, ``-`` for a list of paths on standard input;
+            a DataFrame with a column ``path``; images in memory, one or several (see
+            :func:`cliquetta.data.inputs.separate_images`); or features of images, as
+            :func:`cliquetta.feature_dataset` takes them.
         classes: Class names, or prompts with templates; not needed with an :class:`Adapter`.
         text_features: Features of the class names, from the model that made ``images``, which
             are features then: an array or tensor (N, E), or a file (see
             :func:`cliquetta.prompts.features.as_text_features`). No model is loaded.
         method: Name of a method, an adapter, or several of them; the answers of several stand
             side by side.
-        model: Name or path of a model, or a loaded one.
+        model: Name or path of a model, a loaded one, or a module that
+            :func:`cliquetta.from_model` takes.
         device: Where to load the model.
         seed: Of the methods' random draws and of views.
         batch_size: Images per batch.
@@ -129,7 +134,7 @@ def predict(
 
     Raises:
         UserError: Something in the request cannot be used.
-        BusyError: Another process writes the same output file.
+        BusyError: Another process writes the same output or state file.
 
     """
     if text_features is not None:
@@ -154,19 +159,26 @@ def predict(
     answers = Answers(
         tuple(adapters), names, top_k, all_probabilities, multi_label, reject, calibrate
     )
+    table = pick_format(Path(out or STDIN), file_format)
     if workers is not None and workers < 0:
         raise UserError(f"workers is 0 or more, got {workers}")
     if decode not in get_args(Decode):
         raise UnknownNameError("way to decode", decode, get_args(Decode))
     predictor = Predictor(adapters, answers, batch_size, seed, workers, decode)
     state = None if state is None else Path(state)
-    if text_features is not None or _is_features(images):
+    if text_features is not None or _is_features(images, first.model.preprocess.size):
         if group_by is not None or cluster is not None:
             raise UserError("features are predicted here, as one stream: no groups, no cluster")
         images = feature_dataset(images, names, labelled=False)
         predictor.check(images)
-    sources = None if isinstance(images, FeatureDataset) else _as_sources(images)
-    with _standard_input(sources) as stdin:
+    sources = None
+    if is_table(images):
+        sources = [images]
+    elif not isinstance(images, FeatureDataset):
+        images = list(separate_images(images, first.model.preprocess))
+        if images and all(isinstance(image, str | os.PathLike) for image in images):
+            sources = images
+    with _standard_input(sources) as stdin, _held(state):
         if out is None or str(out) == STDIN:
             if group_by is not None or cluster is not None:
                 raise UserError("groups and clusters write a file: give an output file (--out)")
@@ -175,13 +187,12 @@ def predict(
             if out is None:
                 run.rows = list(rows)
             else:
-                pick_format(Path(out), file_format).write(rows, columns, sys.stdout.buffer)
+                table.write(rows, columns, sys.stdout.buffer)
             return run
         target = shard_path(out, shard)
         if isinstance(images, FeatureDataset):
             Parts(parts_folder(target), ()).remove_finished()
             check_places(target, state, overwrite=overwrite)
-            table = pick_format(Path(target), file_format)
             return _run_features(
                 predictor, images, target, table, shard, state, keep_rows, on_progress
             )
@@ -190,7 +201,7 @@ def predict(
         request = Request(
             sources,
             target,
-            pick_format(Path(target), file_format),
+            table,
             shard=shard,
             group_by=group_by,
             state=state,
@@ -219,7 +230,7 @@ def _check_independent(adapters: Mapping[str, Adapter]) -> None:
 
 def _adapters(
     method: str | Adapter | Sequence[str | Adapter],
-    model: CLIP | str,
+    model: CLIP | nn.Module | str,
     classes: ClassPrompts | Sequence[str] | None,
     device: str,
     seed: int,
@@ -229,7 +240,7 @@ def _adapters(
     if any(isinstance(one, str) for one in wanted):
         if classes is None:
             raise UserError("no class names: give a list such as ['cat', 'dog']")
-        model = create_model(model, device=device) if isinstance(model, str) else model
+        model = create_model(model, device=device) if isinstance(model, str) else from_model(model)
     found: dict[str, Adapter] = {}
     for one in wanted:
         if isinstance(one, str):
@@ -242,30 +253,36 @@ def _adapters(
     return found
 
 
-def _is_features(images: Any) -> bool:
-    """Whether these can only be features: a dataset or a DataFrame of them, or rows of floats."""
-    if isinstance(images, FeatureDataset) or hasattr(images, "columns"):
+def _is_features(images: Any, size: int) -> bool:
+    """Whether these can only be features: a dataset or a DataFrame of them, or rows of floats.
+
+    Floats (3, ``size``, ``size``) are the pixels of one image.
+    """
+    if isinstance(images, FeatureDataset):
         return True
+    if is_table(images):
+        return any(np.ndim(cell) for name in images.columns for cell in images[name][:1])
     kind = getattr(images, "dtype", None)
     floats = isinstance(kind, np.dtype) and np.issubdtype(kind, np.floating)
     floats |= isinstance(kind, torch.dtype) and kind.is_floating_point
-    return floats and images.ndim in (2, 3)
-
-
-def _as_sources(images: Any) -> list[Path | str] | None:
-    """Paths, if all images are given by them."""
-    if isinstance(images, str | os.PathLike):
-        images = [images]
-    paths = [image for image in images if isinstance(image, str | os.PathLike)]
-    if not paths or len(paths) < len(images):
-        return None
-    return [str(path) if is_url(str(path)) else Path(path) for path in paths]
+    return floats and images.ndim in (2, 3) and tuple(images.shape) != (3, size, size)
 
 
 @contextmanager
-def _standard_input(sources: Sequence[Path | str] | None) -> Iterator[Path | None]:
+def _held(state: Path | None) -> Iterator[None]:
+    """Keep other processes from a state file between reading and writing it."""
+    if state is None:
+        yield
+        return
+    check_places(STDIN, state, overwrite=True)
+    with exclusive(state, state.with_name(f".{state.name}.lock")):
+        yield
+
+
+@contextmanager
+def _standard_input(sources: Sequence[Source] | None) -> Iterator[Path | None]:
     """A copy of standard input in a file, where it is a source."""
-    if STDIN not in map(str, sources or ()):
+    if not any(not is_table(source) and str(source) == STDIN for source in sources or ()):
         yield None
         return
     with tempfile.NamedTemporaryFile(prefix="cliquetta-") as file:

@@ -103,8 +103,9 @@ class Predictor:
                 if side is not None and answered is not None:
                     side.wait_event(answered)
                 answers = dict(zip(keys, self.answers.rows(predictions), strict=True))
+            none = dict.fromkeys(self.answers.columns())
             return [
-                {"path": shown_path(key), **columns, **answers.get(key, {})}
+                {"path": shown_path(key), **columns, **answers.get(key, none)}
                 | {"error": unreadable.get(key, "")}
                 for key, columns in listed
             ]

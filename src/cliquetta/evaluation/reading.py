@@ -13,10 +13,10 @@ from typing import NamedTuple
 import torch
 from PIL import Image
 
-from cliquetta.data.batch import ImageLike, to_picture
 from cliquetta.data.dataset import Dataset
 from cliquetta.data.features import FeatureDataset
 from cliquetta.data.images import Decode
+from cliquetta.data.inputs import ImageLike, name_images, to_picture
 from cliquetta.data.listing import Entry, Listing, find_listed
 from cliquetta.data.loader import Group, Loaded, Loader
 from cliquetta.data.prepared import AnyBatch, FeatureStream
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class Picture(NamedTuple):
-    """An image in memory, named by its number."""
+    """An image in memory, named by its number, or a path among such images."""
 
     path: str
     image: ImageLike
@@ -158,6 +158,7 @@ class ImageSource:
     ) -> None:
         self.images = images
         self.answers = answers
+        self._names = [] if isinstance(images, Listing | FeatureDataset) else name_images(images)
         self.columns: dict[str, str] = {}
         """Columns of input tables and what they are called in the output."""
         taken = {"path", "error", *answers.columns()}
@@ -176,7 +177,8 @@ class ImageSource:
         """Some images, and the columns that were given for each."""
         assert not isinstance(self.images, FeatureDataset)
         if not isinstance(self.images, Listing):
-            pictures = [Picture(str(number), self.images[number]) for number in range(start, stop)]
+            named = zip(self._names[start:stop], self.images[start:stop], strict=True)
+            pictures = [Picture(name, image) for name, image in named]
             return Segment(pictures, [{}] * len(pictures))
         entries = self.images.entries(start, stop)
         shown = self.columns.items()

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from urllib.parse import quote
 
 from cliquetta.atomic import sync_folder
-from cliquetta.data.listing import STDIN, Listing, digest, list_images
+from cliquetta.data.listing import STDIN, Listing, Source, digest, list_images
 from cliquetta.data.remote import find_filesystem, is_url
 from cliquetta.errors import UserError
 from cliquetta.evaluation.answers import PredictionRun
@@ -125,7 +125,7 @@ class Cluster(Protocol):
 class Request:
     """What a run into a file is asked for, besides its methods."""
 
-    sources: Sequence[Path | str]
+    sources: Sequence[Source]
     target: Path | str
     """A file, or a URL."""
     table: TableFormat

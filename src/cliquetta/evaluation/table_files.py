@@ -89,10 +89,16 @@ _FORMATS: dict[str, type[TableFormat]] = {
 
 
 def pick_format(path: Path, name: str | None = None) -> TableFormat:
-    """The format of a name, or else of the suffix of a file; CSV for unknown suffixes."""
-    if name is not None and name not in _FORMATS:
+    """The format of a name, or else of the suffix of a file; CSV for a file without a suffix.
+
+    Raises:
+        UnknownNameError: There is no such format.
+
+    """
+    name = name or path.suffix.lower().removeprefix(".") or "csv"
+    if name not in _FORMATS:
         raise UnknownNameError("file format", name, _FORMATS)
-    return _FORMATS.get(name or path.suffix.lower().removeprefix("."), CSVFormat)()
+    return _FORMATS[name]()
 
 
 def shown_path(path: str) -> str:

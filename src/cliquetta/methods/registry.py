@@ -20,7 +20,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, TypeVar, get_type_hints
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.methods._shared.allocation import AllocationLimit, half_of_memory
@@ -29,6 +29,7 @@ from cliquetta.methods._shared.feature_level import FeatureLevel
 from cliquetta.methods.base import Adapter
 from cliquetta.model.clip import CLIP, MissingCapabilityError
 from cliquetta.model.features_only import FeaturesOnly
+from cliquetta.model.in_memory import from_model
 from cliquetta.prompts.classes import ClassPrompts, as_prompts
 
 DEFAULT_METHOD = "domain_norm"
@@ -186,7 +187,7 @@ def method_config(
 
 def create_method(
     name: str,
-    model: CLIP,
+    model: CLIP | nn.Module,
     classes: ClassPrompts | Sequence[str],
     config: Any = None,
     *,
@@ -200,7 +201,7 @@ def create_method(
 
     Args:
         name: One of :func:`list_methods`.
-        model: The CLIP to adapt.
+        model: The CLIP to adapt, or a module that :func:`cliquetta.from_model` takes.
         classes: Class names, or a :class:`ClassPrompts` with templates.
         config: The method's config; its defaults if not given.
         seed: Of the method's own random draws and of the views it asks for.
@@ -217,6 +218,7 @@ def create_method(
     """
     prompts = as_prompts(classes)
     entry = get_method(name)
+    model = from_model(model)
     config = entry.config() if config is None else config
     if not isinstance(config, entry.config):
         raise TypeError(f"{name} takes a {entry.config.__name__}, got {type(config).__name__}")

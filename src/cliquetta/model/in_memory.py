@@ -6,6 +6,7 @@ are. Any other is wrapped, and can do what its own functions can.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -60,6 +61,11 @@ def from_model(
     """
     if isinstance(model, CLIP):
         return model
+    if isinstance(model, str | os.PathLike):
+        raise UserError(
+            f"from_model takes a model that you hold; by its name or path it is loaded with "
+            f"cliquetta.create_model({str(model)!r})"
+        )
     if _function(model, _IMAGE) is None:
         raise UserError(
             f"{type(model).__name__} encodes no images: it has neither encode_image nor "

@@ -13,12 +13,14 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import httpx
 from PIL import Image
 
+from cliquetta.data.images import to_rgb
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE
 from cliquetta.serve.schema import (
     DEFAULT_METHOD,
@@ -49,20 +51,36 @@ class RemoteError(RuntimeError):
         super().__init__(f"{message} ({code}, HTTP {status})")
 
 
+class UnreachableError(ConnectionError):
+    """No server answered within the time to retry."""
+
+
 class Client:
     """A server's sessions.
 
-    A request that finds the server busy or gone is repeated up to ``retries`` times, after the
-    pause that the server asks for or a growing one. Repeats change nothing twice: batches carry
-    their number, and all else that is repeated may be.
+    A request that finds the server busy or gone is repeated, after the pause that the server asks
+    for or a growing one. Repeats change nothing twice: batches carry their number, and all else
+    that is repeated may be.
+
+    Args:
+        url: Address of the server.
+        token: What the server was given as a token, if any; sessions belong to it.
+        timeout: Seconds that one request may take.
+        retry_seconds: How long a request is repeated; long enough for a server to restart.
+
     """
 
     def __init__(
-        self, url: str, token: str | None = None, *, timeout: float = 120.0, retries: int = 5
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        timeout: float = 120.0,
+        retry_seconds: float = 60.0,
     ) -> None:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout)
-        self._retries = retries
+        self._retry_seconds = retry_seconds
 
     def __enter__(self) -> Client:
         return self
@@ -125,24 +143,34 @@ class Client:
         return Health.model_validate_json(self.send("GET", "/healthz").content)
 
     def send(self, method: str, path: str, *, lost: bool = True, **content: Any) -> httpx.Response:
-        """One request with its repeats; ``lost`` says whether it may be sent again unanswered."""
-        for attempt in range(self._retries + 1):
-            last = attempt == self._retries
+        """One request with its repeats; ``lost`` says whether it may be sent again unanswered.
+
+        Raises:
+            RemoteError: The server refused it, or is still busy.
+            UnreachableError: No server answered.
+
+        """
+        end = time.monotonic() + self._retry_seconds
+        for attempt in count():
+            pause: float | None = _growing(attempt)
+            failed: Exception
             try:
                 answer = self._http.request(method, path, **content)
+                if answer.is_success:
+                    return answer
+                pause, failed = _pause(answer, attempt, lost), _error(answer)
             except httpx.TransportError as error:
                 unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
-                if last or not (lost or unsent):
-                    raise
-                time.sleep(_growing(attempt))
-                continue
-            if answer.is_success:
-                return answer
-            pause = _pause(answer, attempt, lost)
-            if last or pause is None:
-                raise _error(answer)
+                pause = pause if lost or unsent else None
+                reason = str(error) or type(error).__name__
+                failed = UnreachableError(
+                    f"no answer from {self._http.base_url} ({reason}): is the server running? "
+                    f"Requests that can be repeated are, for retry_seconds={self._retry_seconds:g}"
+                )
+            if pause is None or time.monotonic() + pause > end:
+                raise failed
             time.sleep(pause)
-        raise AssertionError("the last attempt returns or raises")
+        raise AssertionError("a request is answered or raises")
 
 
 class RemoteSession:
@@ -235,7 +263,7 @@ def _file(place: int, image: Picture) -> tuple[str, bytes]:
         return f"{place}", image
     if isinstance(image, Image.Image):
         buffer = io.BytesIO()
-        image.save(buffer, format="PNG")
+        to_rgb(image).save(buffer, format="PNG")
         return f"{place}.png", buffer.getvalue()
     return Path(image).name, Path(image).read_bytes()
 

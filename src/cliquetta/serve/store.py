@@ -50,6 +50,9 @@ UNREADABLE = (ValueError, KeyError, TypeError, OSError)
 """What reading the head of a file that is none of ours may raise."""
 _log = logging.getLogger(__name__)
 
+_PRIVATE = 0o600
+"""Mode of files of sessions: what clients sent is nobody else's."""
+
 
 @dataclass(frozen=True)
 class SessionSpec:
@@ -269,13 +272,13 @@ class Store:
         """Write what follows ``version``; earlier files than ``whole`` are not needed after it."""
         changes = self._folder / f"{id}{_CHANGES}"
         if whole > version:
-            write_atomically(self._path(id), data)
+            write_atomically(self._path(id), data, _PRIVATE)
             shutil.rmtree(changes, ignore_errors=True)
             return
         if not changes.exists():
             changes.mkdir()
             sync_folder(self._folder)
-        write_atomically(changes / version_name(version + 1), data)
+        write_atomically(changes / version_name(version + 1), data, _PRIVATE)
 
     def _read(self, id: str, version: int) -> list[bytes]:
         """The whole file of a session and the changes after it, to ``version`` at least."""
@@ -344,7 +347,7 @@ def _read_version(versions: Path, version: int) -> bytes:
 def join_into(path: Path, files: Sequence[bytes]) -> None:
     """Replace the last file of a session by a whole one."""
     if len(files) > 1:
-        write_atomically(path, _seal(fold(files)))
+        write_atomically(path, _seal(fold(files)), _PRIVATE)
 
 
 def read_chain(read: Callable[[int], bytes], version: int) -> list[bytes]:

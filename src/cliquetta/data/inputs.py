@@ -1,0 +1,143 @@
+"""Images as users have them: one rule for methods, ``predict`` and pipelines."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+from torch import Tensor
+
+from cliquetta.data.files import path_column
+from cliquetta.data.images import open_image, to_rgb
+from cliquetta.data.remote import expand_glob, is_url, open_listed
+from cliquetta.errors import UserError
+from cliquetta.model.preprocess import Preprocess
+
+ImageLike = str | os.PathLike[str] | bytes | Image.Image | npt.NDArray[np.uint8] | Tensor
+"""A path or URL, the bytes of a file, a PIL image, an array (H, W), (H, W, 3) or (H, W, 4), or a
+tensor (3, H, W) of uint8."""
+_DATA_URI = "data:image/"
+
+
+def is_single(images: Any) -> bool:
+    """Whether this is one image: a path without wildcards, a file, or pixels without a batch."""
+    if isinstance(images, str):
+        return images.startswith(_DATA_URI) or expand_glob(images) is None
+    if isinstance(images, np.ndarray | Tensor):
+        return images.ndim < 4
+    return isinstance(images, os.PathLike | bytes | bytearray | Image.Image) or _is_file(images)
+
+
+def separate_images(images: Any, preprocess: Preprocess) -> Iterator[ImageLike]:
+    """Yield the images of whatever a user has, one by one.
+
+    Args:
+        images: One image (:data:`ImageLike`, a file object, a ``data:`` URI or preprocessed pixels
+            (3, S, S)), a glob, an iterable of these, an array (N, H, W, 3), a tensor (N, 3, H, W),
+            or a DataFrame with a column of paths.
+        preprocess: The rule that made preprocessed pixels, which become pictures again.
+
+    Raises:
+        UserError: Something is not an image.
+
+    """
+    if is_table(images):
+        images = [str(path) for path in images[path_column(list(images.columns), "the DataFrame")]]
+    elif isinstance(images, str) or is_single(images):
+        images = [images]
+    elif not isinstance(images, Iterable) or isinstance(images, Mapping):
+        raise not_an_image(images)
+    for image in images:
+        if isinstance(image, str) and image.startswith(_DATA_URI):
+            yield _from_data_uri(image)
+        elif isinstance(image, str):
+            yield from expand_glob(image) or [image]
+        elif isinstance(image, Tensor) and image.is_floating_point():
+            yield _from_pixels(image, preprocess)
+        else:
+            yield image.read() if _is_file(image) else image
+
+
+def is_table(images: Any) -> bool:
+    """Whether this is a DataFrame."""
+    return hasattr(images, "columns") and hasattr(images, "index")
+
+
+def name_images(images: Sequence[ImageLike]) -> list[str]:
+    """Name images by their paths, others by their number; equal paths by their number, too."""
+    names = [
+        os.fspath(image) if isinstance(image, str | os.PathLike) else str(number)
+        for number, image in enumerate(images)
+    ]
+    often = Counter(names)
+    return [f"{name} ({n})" if often[name] > 1 else name for n, name in enumerate(names)]
+
+
+def to_picture(image: ImageLike) -> tuple[str, Image.Image]:
+    """Key and RGB picture of one image; those without a path are named by a hash of their pixels.
+
+    Raises:
+        ImageError: It cannot be read.
+        UserError: It is not an image.
+
+    """
+    if isinstance(image, str) and is_url(image):
+        return image, open_listed(image)
+    if isinstance(image, str | os.PathLike):
+        return Path(image).as_posix(), open_image(image)
+    if isinstance(image, bytes | bytearray):
+        image = open_image(bytes(image))
+    if isinstance(image, Image.Image):
+        picture = to_rgb(image)
+        return hash_pixels(np.asarray(picture)), picture
+    if isinstance(image, Tensor) and image.ndim == 3:
+        image = image.movedim(0, -1).cpu().numpy()
+    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and _has_colours(image.shape):
+        return to_picture(Image.fromarray(image))
+    raise not_an_image(image)
+
+
+def not_an_image(image: Any) -> UserError:
+    """An error that says what an image may be."""
+    what = f"{tuple(image.shape)} {image.dtype}" if hasattr(image, "dtype") else repr(image)[:80]
+    return UserError(
+        f"not an image: {what}; give paths, PIL images, uint8 arrays (H, W, 3), or a tensor of "
+        "pixels (B, 3, S, S) preprocessed with model.preprocess"
+    )
+
+
+def hash_pixels(pixels: npt.NDArray[np.generic]) -> str:
+    """Name an image by what it shows."""
+    return hashlib.blake2b(np.ascontiguousarray(pixels).data, digest_size=8).hexdigest()
+
+
+def _is_file(image: Any) -> bool:
+    return hasattr(image, "read") and not isinstance(image, type)
+
+
+def _has_colours(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 2 or (len(shape) == 3 and shape[2] in (3, 4))
+
+
+def _from_pixels(pixels: Tensor, preprocess: Preprocess) -> npt.NDArray[np.uint8]:
+    """The picture (S, S, 3) of preprocessed pixels, exact where they came from 8 bits."""
+    if tuple(pixels.shape) != (3, preprocess.size, preprocess.size):
+        raise not_an_image(pixels)
+    picture: npt.NDArray[np.uint8] = preprocess.unnormalise(pixels).cpu().numpy()
+    return picture
+
+
+def _from_data_uri(text: str) -> bytes:
+    try:
+        return base64.b64decode(text.partition(",")[2], validate=True)
+    except binascii.Error as error:
+        raise UserError(f"not an image: {text[:40]!r}... is not base64 ({error})") from None

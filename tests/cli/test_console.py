@@ -1,0 +1,42 @@
+"""Tables lose no figure, however narrow the terminal."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from cliquetta.cli.console import Terminal
+
+COLUMNS = ("method", *(f"figure number{n}" for n in range(12)))
+ROWS = [
+    (name, *(f"{10 * row + n}.25 ± 0.{n:02d}" for n in range(12)))
+    for row, name in enumerate(["domain_norm", "a_method_with_a_long_name/lr=0.001"])
+]
+
+
+def shown(width: int) -> list[str]:
+    file = io.StringIO()
+    Terminal(out=Console(file=file, width=width)).table(COLUMNS, ROWS, right=COLUMNS[1:])
+    return file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 400])
+def test_every_figure_is_in_one_line_and_no_line_too_long(width: int) -> None:
+    lines = shown(width)
+    assert all(len(line) <= width for line in lines)
+    for row in ROWS:
+        for cell in row[1:]:
+            assert any(cell in line for line in lines), cell
+    if width == 400:
+        assert any(all(cell in line for cell in ROWS[1]) for line in lines)
+
+
+def test_pipes_are_wide(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    Terminal().table(COLUMNS, ROWS, right=COLUMNS[1:])
+    lines = capsys.readouterr().out.splitlines()
+    assert any(all(cell in line for cell in ROWS[1]) for line in lines)

@@ -1,0 +1,135 @@
+"""Images of every kind are the same images in every way in."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from PIL import Image
+
+import cliquetta
+from cliquetta import UserError, create_method, pipeline
+from cliquetta.data.inputs import is_single, separate_images
+from cliquetta.model.clip import CLIP
+from cliquetta.model.preprocess import Preprocess
+
+NAMES = ("cat", "dog", "ship")
+ONE: dict[str, Callable[[Path, CLIP], Any]] = {
+    "path": lambda path, _: path,
+    "text": lambda path, _: str(path),
+    "PIL image": lambda path, _: Image.open(path),
+    "array": lambda path, _: np.asarray(Image.open(path)),
+    "uint8 tensor": lambda path, _: torch.tensor(np.asarray(Image.open(path))).movedim(-1, 0),
+    "bytes": lambda path, _: path.read_bytes(),
+    "file object": lambda path, _: path.open("rb"),
+    "data URI": lambda path, _: _data_uri(path),
+    "preprocessed": lambda path, model: model.preprocess(Image.open(path)),
+}
+SEVERAL: dict[str, Callable[[list[Path], CLIP], Any]] = {
+    "generator": lambda paths, _: (path for path in paths),
+    "Path.glob": lambda paths, _: paths[0].parent.glob("a*.png"),
+    "glob": lambda paths, _: str(paths[0].parent / "*.png"),
+    "DataFrame": lambda paths, _: pandas.DataFrame({"path": [str(path) for path in paths]}),
+    "arrays": lambda paths, _: np.stack([np.asarray(Image.open(path)) for path in paths]),
+    "preprocessed": lambda paths, model: model.preprocess.batch([Image.open(p) for p in paths]),
+    "mixed": lambda paths, _: [Image.open(paths[0]), *map(str, paths[1:])],
+}
+
+
+def _data_uri(path: Path) -> str:
+    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> list[Path]:
+    draw = np.random.default_rng(0)
+    made = [tmp_path / f"a{number}.png" for number in range(3)]
+    for path in made:
+        Image.fromarray(draw.integers(0, 256, (20, 24, 3), dtype=np.uint8)).save(path)
+    return made
+
+
+def ask(way: str, images: Any, model: CLIP) -> list[float]:
+    """The probability of "cat" of every image, by one of the ways in."""
+    if way == "method":
+        logits = create_method("zero_shot", model, NAMES).predict(images).logits
+        return [float(row.softmax(dim=-1)[0]) for row in logits]
+    if way == "predict":
+        run = cliquetta.predict(
+            images, NAMES, method="zero_shot", model=model, all_probabilities=True, workers=0
+        )
+        return [row["p_cat"] for row in run.rows]
+    answer = pipeline(model=model, method="zero_shot")(images, NAMES, "a photo of a {}.")
+    answers = answer if isinstance(answer[0], list) else [answer]
+    return [entry["score"] for one in answers for entry in one if entry["label"] == "cat"]
+
+
+WAYS = pytest.mark.parametrize("way", ["method", "predict", "pipeline"])
+
+
+@WAYS
+@pytest.mark.parametrize("kind", ONE)
+def test_one_image(way: str, kind: str, paths: list[Path], tiny_clip: CLIP) -> None:
+    expected = ask("method", [Image.open(paths[0])], tiny_clip)
+    found = ask(way, ONE[kind](paths[0], tiny_clip), tiny_clip)
+    assert found == pytest.approx(expected, abs=1e-6)  # tables have six digits
+    assert ask(way, [ONE[kind](paths[0], tiny_clip)], tiny_clip) == found
+
+
+@WAYS
+@pytest.mark.parametrize("kind", SEVERAL)
+def test_several_images(way: str, kind: str, paths: list[Path], tiny_clip: CLIP) -> None:
+    expected = ask("method", [Image.open(path) for path in paths], tiny_clip)
+    found = sorted(ask(way, SEVERAL[kind](paths, tiny_clip), tiny_clip))
+    assert found == pytest.approx(sorted(expected), abs=1e-6)
+
+
+def test_mixed_lists_name_paths(paths: list[Path], tiny_clip: CLIP) -> None:
+    images = [Image.open(paths[0]), paths[1], str(paths[2]), paths[1]]
+    run = cliquetta.predict(images, NAMES, method="zero_shot", model=tiny_clip)
+    named = [f"{paths[1]} (1)", str(paths[2]), f"{paths[1]} (3)"]
+    assert [row["path"] for row in run.rows] == ["0", *named]
+
+
+def test_columns_of_a_frame_are_in_the_table(paths: list[Path], tiny_clip: CLIP) -> None:
+    frame = pandas.DataFrame({"path": [str(path) for path in paths], "camera": [1, 2, 2]})
+    out = paths[0].with_name("out.csv")
+    cliquetta.predict(frame, NAMES, method="zero_shot", model=tiny_clip, out=out, group_by="camera")
+    table = pandas.read_csv(out)
+    assert table["camera"].tolist() == [1, 2, 2] and table["path"].tolist() == list(frame["path"])
+
+
+@WAYS
+@pytest.mark.parametrize("wrong", [3, {"a": 1}, np.zeros((4, 4, 3)), torch.zeros(2, 3, 5, 5)])
+def test_others_are_refused_with_a_remedy(way: str, wrong: Any, tiny_clip: CLIP) -> None:
+    with pytest.raises(UserError, match=r"preprocess|features"):
+        ask(way, wrong, tiny_clip)
+
+
+def test_a_pattern_that_matches_nothing_and_a_name_with_brackets(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="matches"):
+        list(separate_images(str(tmp_path / "*.png"), Preprocess(8)))
+    odd = tmp_path / "a[1].png"
+    Image.new("RGB", (8, 8)).save(odd)
+    assert is_single(str(odd)) and list(separate_images(str(odd), Preprocess(8))) == [str(odd)]
+
+
+@WAYS
+def test_an_open_photograph_is_turned_as_its_file_is(
+    way: str, tmp_path: Path, tiny_clip: CLIP
+) -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees, clockwise
+    Image.fromarray(pixels).save(tmp_path / "stored.png", exif=exif)
+    turned = ask(way, Image.fromarray(np.rot90(pixels, -1).copy()), tiny_clip)
+    assert ask(way, tmp_path / "stored.png", tiny_clip) == turned
+    photograph = Image.open(tmp_path / "stored.png")
+    assert ask(way, photograph, tiny_clip) == turned
+    assert photograph.getexif()[0x0112] == 6  # the user's image is as it was
