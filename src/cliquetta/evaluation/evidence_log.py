@@ -24,7 +24,6 @@ from cliquetta.atomic import write_atomically
 from cliquetta.data.stream import Stream
 from cliquetta.errors import UserError
 from cliquetta.evaluation.progress import Step
-from cliquetta.evaluation.record import STATE
 from cliquetta.methods._shared.explanation import Explanation
 from cliquetta.methods.base import Adapter
 from cliquetta.tensor_file import pack_raw
@@ -70,16 +69,21 @@ class EvidenceLog:
         adapter: Adapter,
         stream: Stream,
         limits: EvidenceLimits | None = None,
+        *,
+        done: int = 0,
     ) -> None:
+        """Continue after ``done`` batches; what was written of later ones is dropped."""
         self.folder = Path(folder)
         self.adapter = adapter
         self.limits = limits or EvidenceLimits()
         self.shown = self.limits.batches(len(stream), stream.batch_size)
         about = {"format": FORMAT, "names": list(stream.names), "limits": vars(self.limits)}
         write_atomically(self.folder / _ABOUT, json.dumps(about, ensure_ascii=False).encode())
-        # Nobody knows yet at which batch a run that is taken up again goes on.
-        begun = (self.folder.parent / STATE).exists()
-        adapter.collect_evidence = begun or 1 in self.shown
+        counts = self.folder / _COUNTS
+        if counts.exists():
+            lines = counts.read_bytes().splitlines(keepends=True)
+            write_atomically(counts, b"".join(lines[:done]))
+        adapter.collect_evidence = done + 1 in self.shown
 
     def __call__(self, step: Step) -> None:
         """Keep what is wanted of a batch."""

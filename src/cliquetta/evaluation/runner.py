@@ -109,13 +109,13 @@ def evaluate(
         for batch, labels in stream.batches(run.progress.batches):
             prediction = run.predict(batch)
             run.keep(batch, labels, prediction)
+            step = run.step(batch, labels, prediction)
+            if run.evidence is not None:
+                run.evidence(step)
             late = time.monotonic() - saved_at >= save_seconds
             if late or run.progress.batches - saved_batch >= save_every:
                 run.save()
                 saved_at, saved_batch = time.monotonic(), run.progress.batches
-            step = run.step(batch, labels, prediction)
-            if run.evidence is not None:
-                run.evidence(step)
             if on_step is not None:
                 on_step(step)
     return run.summary("finished", save=True)
@@ -196,7 +196,10 @@ class _Run:
                 self.scorer.log = stack.enter_context(log)
                 if evidence is not None:
                     assert isinstance(self.stream, Stream)  # features have nothing to show
-                    shown = EvidenceLog(self.folder / FOLDER, self.adapter, self.stream, evidence)
+                    shown = EvidenceLog(
+                        *(self.folder / FOLDER, self.adapter, self.stream, evidence),
+                        done=self.progress.batches,
+                    )
                     stack.callback(setattr, self.adapter, "collect_evidence", False)
                     self.evidence = shown
             try:
