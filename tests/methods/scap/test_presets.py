@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 from typing import Any, Literal
 
@@ -335,3 +336,17 @@ def test_the_start_prompt_is_uniform_between_minus_one_and_one() -> None:
     torch.testing.assert_close(
         shares, torch.full((4,), 0.25), rtol=0, atol=sampling(0.43, len(start))
     )
+
+
+def test_the_start_is_uniform_between_minus_one_and_one() -> None:
+    """Section 4.1: "initialized using a uniform distribution in the range (-1, 1)"."""
+    adapters = [SCAP(MODEL, PROMPTS, SCAPConfig(), seed=seed) for seed in range(8)]
+    starts = torch.cat([adapter.memory["start_prompt"].flatten() for adapter in adapters])
+    n = len(starts)
+    assert starts.abs().max() <= 1
+    # Of n draws the largest is below 1 - 30 / n with a chance of exp(-15).
+    assert starts.max() > 1 - 30 / n and starts.min() < -1 + 30 / n
+    deviation = 1 / math.sqrt(3)
+    assert abs(float(starts.mean())) < sampling(deviation, n)
+    # The mean square is 1/3; a square has the variance 1/5 - 1/9.
+    assert abs(float(starts.square().mean()) - 1 / 3) < sampling(math.sqrt(1 / 5 - 1 / 9), n)
