@@ -135,7 +135,7 @@ def test_state_is_continued_and_the_file_is_whole(
         for row in csv.DictReader((tmp_path / f"{part}.csv").open())
     ]
     assert found == whole
-    assert {path.name for path in tmp_path.iterdir()} == {"a.csv", "b.csv", state.name}
+    assert {path.name for path in tmp_path.glob("[!.]*")} == {"a.csv", "b.csv", state.name}
 
 
 def test_evaluate_scores_labelled_features(

@@ -172,11 +172,11 @@ print("finished", flush=True)
 
 @pytest.fixture
 def running(photos: Path, tmp_path: Path) -> Iterator[Any]:
-    """Start a script without a main guard that predicts 600 files; gives it once it is going."""
+    """Start a script without a main guard that predicts 1,800 files; gives it once it is going."""
     script, many = tmp_path / "script.py", tmp_path / "many"
     script.write_text(PREDICT)
     many.mkdir()
-    for number in range(600):
+    for number in range(1800):
         os.link(photos / "000.jpg", many / f"{number:04d}.jpg")
     begun: list[subprocess.Popen[str]] = []
 
@@ -274,7 +274,7 @@ def test_a_run_continues_after_a_worker_was_killed(running: Any, tmp_path: Path)
     output, errors = again.communicate(timeout=120)
     assert again.returncode == 0, errors
     assert output.rstrip().endswith("finished")
-    assert len((tmp_path / "out.csv").read_text().splitlines()) == 601
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == 1801
 
 
 def in_daemon(photos: Path, answers: Any) -> None:

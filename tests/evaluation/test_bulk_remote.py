@@ -50,7 +50,10 @@ def answers(tiny_clip: CLIP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     def call(*sources: str, **settings: Any) -> list[tuple[str, str]]:
         settings |= {"method": "tda", "model": tiny_clip, "batch_size": 4}
         rows = predict(list(sources), NAMES, **settings).rows
-        return [(str(row.get("probability", "")), row["error"]) for row in rows]
+        return [
+            ("" if row.get("probability") is None else str(row["probability"]), row["error"])
+            for row in rows
+        ]
 
     return call
 

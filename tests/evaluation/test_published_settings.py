@@ -35,9 +35,9 @@ def test_scap_is_run_as_the_paper_says(table: str, row: dict[str, Any]) -> None:
     config = PRESETS[run["preset"]]
     # "the default values of alpha_r, sigma, L and K set to 1, 0.3, 6, and 3", "k = 3 in the
     # initial top-k predictions", "Adam with a learning rate of 0.003"
-    settings = config.text_retained_share, config.bandwidth, config.capacity, config.neighbours
-    assert settings == (1, 0.3, 6, 3)
-    assert (config.topk, config.lr) == (3, 0.003)
+    graph = [config.text_retained_share, config.bandwidth, config.capacity, config.neighbours]
+    assert graph == [1, 0.3, 6, 3]
+    assert config.topk == 3 and config.lr == 0.003
 
 
 def test_thresholds_are_those_of_the_released_scripts() -> None:

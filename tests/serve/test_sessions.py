@@ -121,7 +121,7 @@ def test_a_failing_disk_loses_nothing_and_applies_nothing(
     service.predict(session, batch_of(0))
     alone.predict(batch_of(0))
 
-    def full(path: Path, data: bytes) -> None:
+    def full(path: Path, data: bytes, mode: int = 0) -> None:
         raise OSError(28, "No space left on device", str(path))
 
     with monkeypatch.context() as patch:

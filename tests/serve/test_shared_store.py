@@ -309,8 +309,8 @@ def test_operators_list_and_delete(pair: Pair, where: str) -> None:
     pair[1].predict(session, batch_of(0))
     listed = run_command("list", "--json", "--state-dir", where)
     assert {one["id"]: one["images"] for one in json.loads(listed.output)} == {
-        session: "4",
-        other: "0",
+        session: 4,
+        other: 0,
     }
     with SharedStore.open(where):  # as the router does
         assert run_command("delete", session, "--state-dir", where).exit_code == 0

@@ -130,7 +130,7 @@ def test_operators_list_and_delete(tmp_path: Path, tiny_clip: CLIP) -> None:
         first, second, third = (service.create() for _ in range(3))
         service.predict(second, batch_of(0))
         listed = json.loads(run("list", "--json", *where).output)
-        assert {one["id"]: one["images"] for one in listed} == {first: "0", second: "4", third: "0"}
+        assert {one["id"]: one["images"] for one in listed} == {first: 0, second: 4, third: 0}
         result = run("delete", second, *where)
         assert result.exit_code == 0 and "running server" in " ".join(result.output.split())
         service.service.sweep()
@@ -158,7 +158,7 @@ def test_health_tells_a_full_disk(service: Local, monkeypatch: pytest.MonkeyPatc
     assert service.http.get("/healthz").status_code == 200
     session = service.create()
 
-    def fail(path: Path, data: bytes) -> None:
+    def fail(path: Path, data: bytes, mode: int = 0) -> None:
         raise OSError(28, "No space left on device", str(path))
 
     with monkeypatch.context() as patch:
