@@ -6,7 +6,7 @@ LOCKS := pyproject.toml constraints/torch.txt constraints/torch-cpu.txt constrai
 UV_VERSION := 0.13.7
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: help demo test lint types docs lock test-slow test-cpus test-parity test-lowest test-browser \
+.PHONY: help demo test tests lint types docs lock test-slow test-cpus test-parity test-lowest test-browser \
   browser-tests bench clean
 
 help:
@@ -62,7 +62,11 @@ lint: .venv/.test
 types: .venv/.test
 	$(call timed,types,$(BIN)/mypy)
 
-test: lint types
+# Types are checked beside the tests: mypy keeps one core busy, and the tests two at most.
+test: lint
+	$(call timed,types and tests,$(MAKE) --no-print-directory --jobs 2 types tests)
+
+tests: .venv/.test
 	$(call timed,tests,$(PYTEST) --dist worksteal $(FAST))
 
 # One worker per file: a file's tests share their Ray cluster.

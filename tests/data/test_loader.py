@@ -240,6 +240,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
 
 @linux
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_run_that_is_stopped_leaves_no_process_and_no_memory(
     running: Any, tmp_path: Path, how: signal.Signals
@@ -257,6 +258,7 @@ def test_a_run_that_is_stopped_leaves_no_process_and_no_memory(
 
 
 @linux
+@pytest.mark.slow
 def test_a_run_continues_after_a_worker_was_killed(running: Any, tmp_path: Path) -> None:
     process = running()
     (server,) = [
@@ -345,6 +347,7 @@ def test_arrays_of_changing_shapes_come_in_order() -> None:
         assert np.array_equal(second, np.arange(number % 2))
 
 
+@pytest.mark.slow
 def test_spawned_processes_share_memory_as_forked_ones_do(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -354,6 +357,7 @@ def test_spawned_processes_share_memory_as_forked_ones_do(
     assert "threads read images" not in caplog.text
 
 
+@pytest.mark.slow
 def test_processes_start_again_after_runs_that_were_left_early(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
