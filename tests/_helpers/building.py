@@ -18,7 +18,6 @@ from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.tiny import build_tiny_clip, make_tiny_images
 
-
 _FEWER_STEPS: dict[str, dict[str, Any]] = {"watt": {"rounds": 1, "steps": 1}}
 """WATT takes 80 steps per batch, which the contract says nothing about: eight show the same."""
 
