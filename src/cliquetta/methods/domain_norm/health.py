@@ -1,6 +1,6 @@
-"""How adaptation is doing, and whether it is likely to help: figures without labels.
+"""How adaptation is doing, and whether it is likely to help, without labels (Eq. 20 and 21).
 
-On the development streams they showed how much there was to gain and where zero-shot CLIP makes
+On the development streams figures showed how much there was to gain and where zero-shot CLIP makes
 nothing of the images, but not where it is sure and wrong (docs/research/domain-norm.md): the
 verdict is no promise.
 """
@@ -63,7 +63,7 @@ def add_answers(counts: Counts, adapted: Tensor, zero_shot: Tensor) -> Counts:
 
 def has_collapsed(answers: Tensor) -> Tensor:
     """Whether recent predictions are one class where zero-shot CLIP's are several, Eq. 21."""
-    adapted, plain = answers
+    adapted, plain = answers.unbind()
     total, most = adapted.sum(), adapted.amax()
     of_plain = plain.gather(0, adapted.argmax(dim=0, keepdim=True))[0]
     return (total >= WATCHED) & (most > COLLAPSED * total) & (of_plain < DIVERSE * plain.sum())

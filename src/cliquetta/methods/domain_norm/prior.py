@@ -1,4 +1,4 @@
-"""Which classes occur in a domain, from zero-shot predictions (Eq. 7 to 13).
+"""Which classes occur in a domain, from zero-shot predictions (Eq. 7 to 14).
 
 Bias, too, makes predictions bunch on few classes. It raises a class's background, the logit that
 it gets where it is absent; frequency does not.
@@ -128,8 +128,8 @@ def skewness(counts: Counts) -> Tensor:
     mean, square, cube = counts.moments[1:] / counts.moments[0].clamp_min(1e-6)
     variance = (square - mean.square()).clamp_min(1e-6)
     skewness = (cube - 3 * mean * square + 2 * mean.pow(3)) / variance.pow(1.5)
-    others = skewness.scatter(0, counts.classes.argmax(dim=0, keepdim=True), 0.0)
-    return others.sum() / max(1, len(others) - 1)
+    others: Tensor = skewness.scatter(0, counts.classes.argmax(dim=0, keepdim=True), 0.0)
+    return others.sum().div(max(1, len(others) - 1))
 
 
 def class_weights(nu: Tensor, power: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""One batch: predict it and learn from it (Algorithm 1; Eq. 14 to 19)."""
+"""One batch: predict it and learn from it (Algorithm 1; Eq. 15 to 19)."""
 
 from __future__ import annotations
 
@@ -132,8 +132,9 @@ def learn(
     if domain.norms.steps == 0:
         return domain, window, part.features
     if len(learned) < len(stretches):
-        after = run(network.features, part.hidden, domain.norms.values).split(config.step_every)
-        learned = {place: learned.get(place, one) for place, one in enumerate(after)}
+        after = run(network.features, part.hidden, domain.norms.values)
+        pieces = torch.split(after, config.step_every)
+        learned = {place: learned.get(place, one) for place, one in enumerate(pieces)}
     return domain, window, torch.cat(list(learned.values()))
 
 
