@@ -117,7 +117,7 @@ def test_a_shared_start_is_counted_once_and_its_displacement_not_multiplied(mode
     ends = [state_of(one).domains[0] for one in copies]
     assert int(old.norms.steps) == 100 and [int(one.norms.steps) for one in ends] == [105] * 4
     assert int(new.norms.steps) == 120
-    assert int(new.progress.images) == float(new.counts.images) == float(new.key.images) == 64 * 120
+    assert int(new.images) == float(new.counts.images) == float(new.key.images) == 64 * 120
     moved = torch.stack([one.norms.values - old.norms.values for one in ends]).mean(dim=0)
     # The rate is at its floor by then, so that twenty steps are four times as long as five.
     torch.testing.assert_close(new.norms.values, old.norms.values + 4 * moved)
@@ -143,7 +143,7 @@ def test_domains_that_are_the_same_are_joined_and_others_kept(build: Build) -> N
     assert match_domains([one, two], 0.1, 8)[0] == [(0, 0), (1, 1)]
     counts = [float(domain.key.images) for domain in both.domains]
     assert counts[:2] == [64.0 * 6, 64.0 * 2] and not any(counts[2:])
-    assert [int(domain.progress.images) for domain in both.domains] == counts
+    assert [int(domain.images) for domain in both.domains] == counts
     first, second, merged = one.domains[0], two.domains[1], both.domains[0]
     torch.testing.assert_close(merged.key.mean, (4 * first.key.mean + 2 * second.key.mean) / 6)
     # Four and two steps, the n-th of which is 1 / sqrt(n) of the first; one copy takes six.

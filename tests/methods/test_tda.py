@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from cliquetta.methods import tda as tda_module
 from cliquetta.methods.registry import get_method
-from cliquetta.methods.tda import TDA, TDAConfig
+from cliquetta.methods.tda import TDA, TDAConfig, classes_within, most_classes
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
@@ -88,9 +89,13 @@ def build(model: CLIP, text: Tensor, config: TDAConfig) -> TDA:
 SHARP = TDAConfig(positive_alpha=1.3, positive_beta=6.0, negative_alpha=0.9, negative_beta=2.0)
 
 
+@pytest.mark.parametrize("dense", [0, tda_module.DENSE])
 @pytest.mark.parametrize("views", [1, 20])
 @pytest.mark.parametrize("config", [TDAConfig(), SHARP])
-def test_a_stream_equals_numpy_one_by_one(tiny_clip: CLIP, views: int, config: TDAConfig) -> None:
+def test_a_stream_equals_numpy_one_by_one(
+    tiny_clip: CLIP, views: int, config: TDAConfig, dense: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tda_module, "DENSE", dense)
     features, _, text = make_clusters(120)
     stream = make_views(features, views) if views > 1 else features[:, None]
     expected, positive, negative = numpy_tda(
@@ -106,6 +111,29 @@ def test_a_stream_equals_numpy_one_by_one(tiny_clip: CLIP, views: int, config: T
             wanted = [entry[1] for entry in lists.get(c, [])]
             np.testing.assert_allclose(kept[c][: len(wanted)].numpy(), wanted, rtol=LOGIT)
             assert kept[c][len(wanted) :].isinf().all()
+
+
+@pytest.mark.parametrize(
+    "window", [(0.03, 1.0), (0.25, 0.9), (0.2, 0.2), (0.0, 0.5), (-1.0, 2.0), (1.5, 2.0)]
+)
+def test_all_classes_of_a_window_are_kept(window: tuple[float, float]) -> None:
+    logits = torch.randn(200, 60, generator=torch.Generator().manual_seed(0))
+    for sharpness in (0.0, 1.0, 3.0, 30.0):  # from one over all classes to one class
+        for N in (2, 4, 5, 33, 60):
+            p = (sharpness * logits[:, :N]).softmax(dim=1)
+            kept = classes_within(p, window, most_classes(window[0], N))
+            inside = (p > window[0]) & (p < window[1])
+            assert [{c - 1 for c in row if c} for row in kept.tolist()] == [
+                set(row.nonzero()[:, 0].tolist()) for row in inside
+            ]
+
+
+def test_memory_grows_linearly_with_the_classes(tiny_clip: CLIP) -> None:
+    def held(classes: int) -> int:
+        tda = build(tiny_clip, torch.eye(classes, 24), TDAConfig())
+        return sum(v.numel() * v.element_size() for v in tda.memory.state_dict().values())
+
+    assert held(800) == 10 * held(80)
 
 
 def test_one_group_equals_many(tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:

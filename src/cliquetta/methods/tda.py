@@ -14,7 +14,9 @@ feature is the mean of the confident views' unit features, not normalised again.
 α₊ and β₊ for each dataset, and 64 AugMix views for ImageNet-A, -R, -V2 and -Sketch: these are
 presets (``imagenet-a``, ``pets``, ...), marked as tuned. The default is their ImageNet setting,
 one view; preset ``views`` is the same with 64. Ours: a batch is predicted at once with the
-results of one image after the other (:mod:`cliquetta.methods._shared.cache`), in float32.
+results of one image after the other (:mod:`cliquetta.methods._shared.cache`), in float32; a
+negative entry keeps the classes in its window instead of a mask over all, of which 33 can be above
+3 %, so that memory grows linearly with the number of classes.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from cliquetta.methods._shared.cache import Affinity, affinity, simulate_inserti
 from cliquetta.methods._shared.config import Count, Interval, NonNegative
 from cliquetta.methods._shared.entropy import marginal_entropy
 from cliquetta.methods._shared.feature_level import FixedText
-from cliquetta.methods._shared.memory import NON_NEGATIVE, UNIT
+from cliquetta.methods._shared.memory import NON_NEGATIVE, UNIT, Range
 from cliquetta.methods._shared.presets import read_presets
 from cliquetta.methods._shared.views import (
     SelectiveConfig,
@@ -44,6 +46,10 @@ from cliquetta.types import Prediction
 
 GROUP = 256
 """Images predicted at once: bounds memory. Changes results by rounding only."""
+DENSE = 2**24
+"""Numbers up to which a matrix of entries by classes is written out: a product is faster there."""
+SUM_ROUNDING = 1e-3
+"""By how much a sum of probabilities may exceed one."""
 
 
 @dataclass(frozen=True)
@@ -107,14 +113,36 @@ def positive_logits(weights: Affinity, classes: Tensor) -> Tensor:
     return weights.old.sum(dim=2) + weights.new @ F.one_hot(classes, N).to(weights.new.dtype)
 
 
-def negative_logits(weights: Affinity, masks: Tensor, candidates: Tensor) -> Tensor:
+def most_classes(least: float, classes: int) -> int:
+    """How many of ``classes`` can have a probability above ``least``: their sum is one."""
+    return min(classes, int((1 + SUM_ROUNDING) / least)) if least > 0 else classes
+
+
+def classes_within(probabilities: Tensor, window: tuple[float, float], count: int) -> Tensor:
+    """Classes (B, count) whose probability (B, N) is in a window, from 1 on; 0 where no more are.
+
+    ``count`` must be :func:`most_classes` of the window at least.
+    """
+    found = probabilities.topk(count)
+    inside = (found.values > window[0]) & (found.values < window[1])
+    return torch.where(inside, found.indices + 1, 0)
+
+
+def negative_logits(weights: Affinity, kept: Tensor, arriving: Tensor) -> Tensor:
     """Σ exp(-β(1 - f·k)) over the entries that count against each class, (B, N).
 
-    ``masks`` (N, K, N) are the classes that the entries could be, ``candidates`` (B, N) those of
-    the images.
+    ``kept`` (N, K, M) are the classes that the entries could be and ``arriving`` (B, M) those that
+    the images could be, as of :func:`classes_within`.
     """
-    old, new = weights.old.flatten(1), weights.new
-    return old @ masks.flatten(0, 1).to(old.dtype) + new @ candidates.to(new.dtype)
+    entries = torch.cat([weights.old.flatten(1), weights.new], dim=1)
+    classes = torch.cat([kept.flatten(0, 1), arriving])
+    width = len(kept) + 1  # the first column is of no class
+    if len(classes) * width <= DENSE:
+        return (entries @ entries.new_zeros(len(classes), width).scatter_(1, classes, 1.0))[:, 1:]
+    sums = entries.new_zeros(len(entries), width)
+    for column in classes.unbind(dim=1):
+        sums.scatter_add_(1, column.expand_as(entries), entries)
+    return sums[:, 1:]
 
 
 _TUNED = read_presets("tda", TDAConfig)
@@ -147,8 +175,9 @@ class TDA(FixedText):
             empty = self.classifier.new_full((N, capacity), torch.inf)
             self.memory.declare(f"{name}.entropy", empty, NON_NEGATIVE)
             self.memory.declare(f"{name}.keys", self.classifier.new_zeros(N, capacity, E), UNIT)
-        masks = self.classifier.new_zeros(N, config.negative_capacity, N, dtype=torch.bool)
-        self.memory.declare("negative.masks", masks)
+        count = most_classes(config.probability_window[0], N)
+        none = self.classifier.new_zeros(N, config.negative_capacity, count, dtype=torch.long)
+        self.memory.declare("negative.classes", none, Range(below=N + 1))
 
     def _predict_features(self, features: Tensor) -> Prediction:
         groups = torch.split(features, GROUP)
@@ -176,15 +205,14 @@ class TDA(FixedText):
         """Fill the negative cache with the doubtful images and read it."""
         memory, config = self.memory, self.config
         entropy, keys = memory["negative.entropy"], memory["negative.keys"]
-        masks = memory["negative.masks"]
+        kept = memory["negative.classes"]
         low, high = (edge * math.log2(len(self.prompts)) for edge in config.entropy_window)
         inside = (seen.entropy > low) & (seen.entropy < high)
         offered = seen.entropy.masked_fill(~inside, torch.inf)
         occupancy = simulate_insertions(entropy, classes, offered)
-        least, most = config.probability_window
-        candidates = (seen.probabilities > least) & (seen.probabilities < most)
+        arriving = classes_within(seen.probabilities, config.probability_window, kept.shape[2])
         memory["negative.entropy"] = store(entropy, offered, occupancy)
         memory["negative.keys"] = store(keys, seen.features, occupancy)
-        memory["negative.masks"] = store(masks, candidates, occupancy)
+        memory["negative.classes"] = store(kept, arriving, occupancy)
         weights = affinity(seen.features, keys, occupancy, config.negative_beta)
-        return negative_logits(weights, masks, candidates)
+        return negative_logits(weights, kept, arriving)

@@ -13,9 +13,8 @@ from torch import Tensor
 from cliquetta.errors import UserError
 from cliquetta.methods._shared.state import StateMismatchError, load_state, save_state
 from cliquetta.methods.domain_norm import DomainNorm, DomainNormConfig
-from cliquetta.methods.domain_norm.health import health, in_words, verdict
-from cliquetta.methods.domain_norm.prior import Figures, class_prior, observe
-from cliquetta.methods.domain_norm.state import Predicted
+from cliquetta.methods.domain_norm.health import health, in_words, information, verdict
+from cliquetta.methods.domain_norm.prior import class_prior, count
 from cliquetta.methods.registry import method_config
 from cliquetta.methods.tda import TDA
 from cliquetta.model.block import Block
@@ -38,7 +37,7 @@ def steps(adapter: DomainNorm) -> list[int]:
 
 
 def images_of(adapter: DomainNorm) -> list[int]:
-    return [int(domain.progress.images) for domain in adapter.state.domains]
+    return [int(domain.images) for domain in adapter.state.domains]
 
 
 def zero_shot(adapter: DomainNorm, images: Tensor) -> Tensor:
@@ -271,18 +270,16 @@ def test_a_collapsed_domain_is_restarted_and_counted() -> None:
     adapter = build(domains=1, step_every=32)
     for part in images.split(32):
         adapter.predict(Batch(part))
-    assert adapter.state.domains[0].progress.restarts == 0
+    assert adapter.state.domains[0].restarts == 0
     plain = zero_shot(adapter, images).argmax(1).bincount(minlength=len(NAMES))
     assert plain.max() < 0.5 * plain.sum()
-    collapsed = Predicted(
-        torch.tensor([0.0, 200.0, 0, 0, 0, 3.0]).double(),
-        torch.tensor([40.0, 40.0, 40, 40, 40, 3.0]).double(),
-    )
-    domain = adapter.state.domains[0]._replace(predicted=collapsed)
+    answers = torch.tensor([[0.0, 200.0, 0, 0, 0, 3.0], [40.0, 40.0, 40, 40, 40, 3.0]]).double()
+    domain = adapter.state.domains[0]
+    domain = domain._replace(counts=domain.counts._replace(answers=answers))
     adapter.memory.store_tree(adapter.state._replace(domains=(domain,)))
     found = adapter.predict(Batch(images[:8]))
     after, fresh = adapter.state.domains[0], build(domains=1).state.domains[0]
-    assert after.progress.restarts == 1 == found.evidence["restarts"]
+    assert after.restarts == 1 == found.evidence["restarts"]
     assert after.norms.steps == 0 and torch.equal(after.norms.values, fresh.norms.values)
     # Votes of the collapsed domain went, too: those of this batch alone are there.
     assert after.voters.next == 8
@@ -329,7 +326,9 @@ def test_every_memory_is_named_class_free_or_depends_on_the_classes() -> None:
     per_class = {name for name in names if few.memory[name].shape != all_of.memory[name].shape}
     assert per_class and not per_class & all_of.class_free
     # Counts that belong to per-class sums, and votes that name classes, start again with them.
-    beside = {f"counts.{name}" for name in ("images", "confidence", "entropy", "agreement")}
+    beside = {
+        f"counts.{name}" for name in ("images", "confidence", "entropy", "agreement", "asked")
+    }
     beside |= {f"voters.{name}" for name in ("features", "zero_shot", "next")}
     assert per_class | {f"domains.0.{name}" for name in beside} | all_of.class_free == names
 
@@ -378,11 +377,10 @@ def test_information_by_hand() -> None:
     half = 1 - math.log(2) / (1.5 * math.log(2))  # H(1/4, 1/2, 1/4) is 1.5 bit
     for p, expected in ((certain, 1.0), (even, 0.0), (mixed, half)):
         counts = start.counts
-        for count in (31, 1):
-            seen = observe(counts, start.predicted, p.repeat(count, 1), DomainNormConfig())
-            counts, found = seen.counts, Figures(*seen.figures.tolist())
-            assert math.isnan(found.information) == (count == 31)
-        assert found.information == pytest.approx(expected, abs=FEATURE)
+        for times in (31, 1):
+            counts = count(counts, p.repeat(times, 1), DomainNormConfig())
+            assert math.isnan(information(counts)) == (times == 31)
+        assert float(information(counts)) == pytest.approx(expected, abs=FEATURE)
 
 
 def test_images_that_say_nothing_are_answered_by_zero_shot_and_counted() -> None:
@@ -466,4 +464,4 @@ def test_what_is_computed_ahead_changes_no_bit(warmup: int, monkeypatch: Any) ->
     # One look per batch, and most of what the step asks was there already.
     assert asked[True].count("look") == 8 and asked[False].count("encode") == 8
     assert asked[True].count("encode") == 0
-    assert asked[True].count("observe") < asked[False].count("observe")
+    assert asked[True].count("count") < asked[False].count("count")

@@ -10,10 +10,15 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.domain_norm.config import DomainNormConfig
-from cliquetta.methods.domain_norm.domains import absorb, choose_domains, distances, key_of
+from cliquetta.methods.domain_norm.domains import (
+    choose_domains,
+    distances,
+    key_of,
+    merge_keys,
+)
 from cliquetta.methods.domain_norm.network import signature
 from cliquetta.methods.domain_norm.run import Run, Setup
-from cliquetta.methods.domain_norm.state import Domain, Group, Key, Progress, State
+from cliquetta.methods.domain_norm.state import Domain, Group, Key, State
 
 
 def no_images(channels: int) -> Key:
@@ -23,7 +28,7 @@ def no_images(channels: int) -> Key:
 def test_distance_is_cohens_d_squared_by_hand() -> None:
     known, batch = torch.tensor([[0.0], [2.0]]), torch.tensor([[5.0], [7.0], [6.0]])
     empty = no_images(1)
-    key = absorb(empty, known)
+    key = merge_keys(empty, key_of(known))
     assert (float(key.images), float(key.mean), float(key.scatter)) == (2.0, 1.0, 2.0)
     variance = (2.0 + 2.0) / (2 + 3 - 2)
     expected = (6.0 - 1.0) ** 2 / variance - (1 / 3 + 1 / 2)
@@ -35,7 +40,7 @@ def test_keys_absorb_batch_by_batch_what_they_would_absorb_at_once() -> None:
     rows = torch.randn(30, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     key = Key(*(value.double() for value in no_images(5)))
     for part in rows.split(7):
-        key = absorb(key, part)
+        key = merge_keys(key, key_of(part))
     torch.testing.assert_close(key.mean, rows.mean(0))
     torch.testing.assert_close(key.scatter / 29, rows.var(0))
 
@@ -58,9 +63,8 @@ def two_domains(apart: float) -> State:
     """Two domains of 400 channels whose means differ by ``apart`` deviations; the rest is void."""
     generator = torch.Generator().manual_seed(0)
     void: Any = torch.empty(0)
-    progress = Progress(*[torch.tensor(200)] * len(Progress._fields))
     domains = tuple(
-        Domain(void, key_of(rows), void, void, void, progress)
+        Domain(void, key_of(rows), void, void, *[torch.tensor(200)] * 6)
         for rows in (torch.randn(200, 400, generator=generator) + shift for shift in (0.0, apart))
     )
     return State(torch.tensor(0), domains, void, Group(torch.zeros(16, 400), torch.tensor(0)))

@@ -64,8 +64,8 @@ def test_step_equals_the_page(name: str) -> None:
     state = adapter.state
     assert int(state.current) == literal.current
     for own, other in zip(state.domains, literal.domains, strict=True):
-        assert int(own.norms.steps) == other.steps and int(own.progress.images) == other.images
-        assert int(own.progress.restarts) == other.restarts
+        assert int(own.norms.steps) == other.steps and int(own.images) == other.images
+        assert int(own.restarts) == other.restarts
         np.testing.assert_allclose(own.norms.values.numpy(), other.theta, atol=1e-9)
         np.testing.assert_allclose(own.counts.debiased.numpy(), other.debiased, rtol=1e-8)
     if name == "settled":

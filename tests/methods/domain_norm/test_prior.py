@@ -15,20 +15,14 @@ from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.prior import (
     ClassPrior,
     background,
-    belief,
     burst,
-    centred_logits,
     class_prior,
     class_weights,
     count,
     evenness,
     frequencies,
-    hubness,
-    mix,
-    moments,
-    plain_share,
     remove_background,
-    tempered,
+    skewness,
 )
 from cliquetta.methods.domain_norm.state import Counts
 from tests._helpers.tolerance import DOUBLE, FEATURE, SUM
@@ -44,11 +38,25 @@ def draw(labels: Tensor, bias: Tensor, *, gap: float = 4.0, seed: int = 0) -> Te
     return logits.softmax(dim=1)
 
 
+def less_mean(answers: Tensor) -> Tensor:
+    return answers.log() - answers.log().mean(dim=1, keepdim=True)
+
+
+def no_counts() -> Counts:
+    one, many, moments, answers = (
+        torch.zeros(()),
+        torch.zeros(N),
+        torch.zeros(4, N),
+        torch.zeros(2, N),
+    )
+    return Counts(one, one, one, one, one, many, many, many, many, many, many, moments, answers)
+
+
 def estimate(answers: Tensor, images: float, batch: int = 64) -> Tensor:
     """Frequencies of a stream in batches."""
     weight = total = mass = torch.zeros(N)
     for part in answers.split(batch):
-        p, weight, total = remove_background(centred_logits(part), weight, total, images)
+        p, weight, total = remove_background(less_mean(part), weight, total, images)
         mass = mass + p.sum(dim=0)
     return frequencies(mass, torch.tensor(float(len(answers))))
 
@@ -69,14 +77,14 @@ def test_background_is_a_weighted_mean_that_starts_from_that_of_all_classes() ->
 
 def test_the_skewness_is_scipys() -> None:
     a = torch.randn(60, N, generator=torch.Generator().manual_seed(0)).double().mul(0.09).exp()
-    classes = torch.zeros(N).double()
-    classes[4] = 1
     # images of weight 2 count twice
     weight = torch.tensor([1.0, 2.0] * 30).double()[:, None]
     twice = np.concatenate([a, a[1::2]])
     expected = np.mean([stats.skew(twice[:, n]) for n in range(N) if n != 4])
-    found = hubness(moments(a, weight), classes)
-    assert 0 < found < 1 and float(found) == pytest.approx((expected - 0.6) / 0.2 + 0.5, abs=1e-9)
+    moments = torch.stack([(weight * a**power).sum(dim=0) for power in range(4)])
+    classes = torch.eye(N)[4]
+    found = skewness(no_counts()._replace(moments=moments, classes=classes))
+    assert float(found) == pytest.approx(expected, abs=1e-9)
 
 
 def test_a_hub_is_not_taken_for_a_class_that_occurs() -> None:
@@ -88,15 +96,13 @@ def test_a_hub_is_not_taken_for_a_class_that_occurs() -> None:
     few = draw(torch.full((512,), 3), torch.zeros(N), gap=5.5)
     for answers, occurs in ((hub, False), (few, True)):
         *_, counts = counted(answers, config)
-        even_share = evenness(frequencies(counts.classes, counts.images))
-        assert plain_share(even_share, answers.amax(dim=1).mean()) == 1  # few, and confident
         assert (class_prior(counts, config).prior[3] > 0.5) == occurs
 
 
 def test_removing_the_background_equals_a_literal_loop() -> None:
     answers = draw(torch.tensor([0, 1, 1, 7]), torch.linspace(0, 3, N)).double()
     weight, total = torch.linspace(1, 5, N).double(), torch.linspace(-9, 4, N).double()
-    p, others, weighted = remove_background(centred_logits(answers), weight, total, 3.0)
+    p, others, weighted = remove_background(less_mean(answers), weight, total, 3.0)
 
     logs = [[math.log(x) for x in row] for row in answers.tolist()]
     centred = [[x - sum(row) / N for x in row] for row in logs]
@@ -145,19 +151,24 @@ def test_uneven_frequencies_are_believed_if_answers_are_confident_enough() -> No
         evenness_slope=2.0,
         evenness_band=0.1,
     )
-    for confidence in (torch.tensor(0.3), torch.tensor(0.9)):
-        assert float(belief(torch.tensor(0.2), confidence, config)) == 1.0
-        assert float(belief(torch.tensor(1.0), confidence, config)) == 0.0
     # Seven of ten against a limit of 0.4, of 0.4 + 2 * 0.16 = 0.72, and of 0.8 at most.
-    for sureness, expected in ((0.3, 0.0), (0.66, 0.7), (0.95, 1.0)):
-        found = float(belief(torch.tensor(0.7), torch.tensor(sureness), config))
-        assert found == pytest.approx(expected, abs=SUM)
+    cases = [(2, 0.3, 1), (2, 0.9, 1), (10, 0.3, 0), (10, 0.9, 0)]
+    for classes, sure, expected in (*cases, (7, 0.3, 0), (7, 0.66, 0.7), (7, 0.95, 1)):
+        assert believed(classes, N, sure, config) == pytest.approx(expected, abs=1e-3)
+
+
+def believed(classes: int, plain: int, confidence: float, config: DomainNormConfig) -> float:
+    """Belief where so many classes are equally frequent by unbiased and by plain predictions."""
+    images = torch.tensor(1e6)
+    debiased, predicted = ((torch.arange(N) < few) * images / few for few in (classes, plain))
+    counts = no_counts()._replace(images=images, confidence=confidence * images)
+    counts = counts._replace(debiased=debiased, classes=predicted, recent=debiased)
+    return float(class_prior(counts, config).belief)
 
 
 def counted(answers: Tensor, config: DomainNormConfig, batch: int = 64) -> Iterator[Counts]:
     """The counts of a domain after each batch of answers."""
-    one, many = torch.zeros(()), torch.zeros(N)
-    counts = Counts(one, one, one, one, many, many, many, many, many, many, torch.zeros(4, N))
+    counts = no_counts()
     for part in answers.split(batch):
         counts = count(counts, part, config)
         yield counts
@@ -177,13 +188,10 @@ def test_the_prior_can_be_fixed() -> None:
 
 
 def test_plain_answers_count_where_they_are_few_and_confident() -> None:
-    cases = ((0.1, 0.9, 1.0), (0.1, 0.4, 0.0), (0.6, 0.9, 0.0), (0.3, 0.6, 0.25), (0.1, 0.62, 0.7))
-    for even, confidence, expected in cases:
-        found = plain_share(torch.tensor(even), torch.tensor(confidence))
-        assert float(found) == pytest.approx(expected, abs=FEATURE)
-    uniform, one = torch.full((4,), 0.25), torch.tensor([0.97, 0.01, 0.01, 0.01])
-    mixed = mix(uniform, one, torch.tensor(0.5))
-    torch.testing.assert_close(mixed, one.sqrt() / one.sqrt().sum())
+    cases = ((1, 0.9, 1.0), (1, 0.4, 0.0), (6, 0.9, 0.0), (3, 0.6, 0.25), (1, 0.62, 0.7))
+    for classes, confidence, expected in cases:
+        found = believed(N, classes, confidence, DomainNormConfig())
+        assert found == pytest.approx(expected, abs=1e-3)
 
 
 def test_a_stream_of_one_unsure_class_keeps_it() -> None:
@@ -195,12 +203,6 @@ def test_a_stream_of_one_unsure_class_keeps_it() -> None:
 def test_all_classes_together_start_with_one_image() -> None:
     found = frequencies(torch.tensor([3.0, 0.0]), torch.tensor(3.0))
     torch.testing.assert_close(found, torch.tensor([3.5 / 4, 0.5 / 4]))
-
-
-def test_a_believed_prior_is_the_estimate_and_otherwise_uniform() -> None:
-    nu = torch.tensor([0.5, 0.3, 0.2])
-    torch.testing.assert_close(tempered(nu, torch.tensor(1.0)), nu)
-    torch.testing.assert_close(tempered(nu, torch.tensor(0.0)), torch.full((3,), 1 / 3))
 
 
 def test_weights_are_a_power_of_the_frequencies_over_the_largest() -> None:

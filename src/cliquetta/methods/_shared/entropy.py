@@ -1,4 +1,4 @@
-"""Entropies in nats: of logits, of log-probabilities, and of the mean of several predictions."""
+"""Entropies in nats: of logits, of (log-)probabilities, and of the mean of several predictions."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ def entropy(logits: Tensor) -> Tensor:
 def log_prob_entropy(log_p: Tensor) -> Tensor:
     """Entropy (...) of log-probabilities (..., N)."""
     return -(log_p.exp() * log_p).sum(dim=-1)
+
+
+def prob_entropy(p: Tensor) -> Tensor:
+    """Entropy (...) of probabilities (..., N), which may be zero."""
+    return log_prob_entropy(p.clamp_min(1e-8).log())
 
 
 def marginal_entropy(logits: Tensor) -> Tensor:

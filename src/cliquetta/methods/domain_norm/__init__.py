@@ -4,7 +4,7 @@ Ours; it grew out of SCAP (Zhang et al., CVPR 2025), whose cliques and prompts i
 domains and LayerNorms. docs/methods/domain_norm.md has the equations, docs/research/domain-norm.md
 the log.
 ``step`` reads like the algorithm there; ``state`` is what it goes from and to; ``network``,
-``domains`` and ``prior`` hold its parts; ``ahead`` is for GPUs only.
+``domains``, ``prior`` and ``health`` hold its parts; ``run`` and ``ahead`` are for GPUs only.
 """
 
 from cliquetta.methods.domain_norm.adapter import DomainNorm

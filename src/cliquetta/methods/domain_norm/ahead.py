@@ -8,14 +8,17 @@ tensors is the result; where the batch turns out otherwise, it is not asked for.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from torch import Tensor
 
 from cliquetta.methods.domain_norm.config import DomainNormConfig
-from cliquetta.methods.domain_norm.domains import absorb, domain_figures
-from cliquetta.methods.domain_norm.network import Encoded, Network, encode, encode_adapted
-from cliquetta.methods.domain_norm.prior import Observed, observe, recall
+from cliquetta.methods.domain_norm.domains import domain_figures
+from cliquetta.methods.domain_norm.health import measure
+from cliquetta.methods.domain_norm.network import Encoded, Network, encode
+from cliquetta.methods.domain_norm.prior import ClassPrior, class_prior, count, count_recent
 from cliquetta.methods.domain_norm.run import Run, Setup
-from cliquetta.methods.domain_norm.state import Counts, Key, Predicted, State
+from cliquetta.methods.domain_norm.state import Counts, Key, State
 from cliquetta.methods.domain_norm.step import (
     between_steps,
     count_finite,
@@ -44,71 +47,50 @@ class Ahead:
         if not self.enabled:
             return setup
         domain, keys = state.domains[int(state.current)], tuple(d.key for d in state.domains)
-        theta, own = domain.norms.values, (domain.counts, domain.predicted)
-        fixed, settled = (network, config), between_steps(state, len(images), config)
-        if settled:
-            found = self.replayed(
-                look_settled, images, keys, domain.key, domain.counts, theta, *fixed
-            )
-        else:
-            found = self.replayed(look, images, keys, domain.key, *own, *fixed)
-        batch, finite, key, seen, figures = found
-        reading = finite, seen.figures, figures
+        settled, b = between_steps(state, len(images), config), len(images)
+        theta = domain.norms.values if settled else None
+        seen = self.replayed(look, images, theta, keys, domain.counts, network, config)
+        batch, counts, prior = seen.batch, seen.counts, seen.prior
+        reading = seen.finite, seen.figures, seen.domains
         fetched = Fetched(*reading)
-        run.know(finite, count_finite, batch.features)
-        run.know(figures, domain_figures, batch.signatures, keys)
-        run.know(key, absorb, domain.key, batch.signatures)
-        if settled:
-            run.know(batch, encode_adapted, images, theta, network)
-            run.know(seen, recall, domain.counts, batch.zero_shot, config)
-        else:
-            run.know(batch, encode, images, network)
-            run.know(seen, observe, *own, batch.zero_shot, config)
-        b, due = len(images), int(domain.progress.due) + len(images)
-        if b == config.step_every and due >= step_interval(int(domain.norms.steps), config):
-            window = batch.hidden, batch.features, theta
-            learned = self.replayed(loss_gradient, *window, seen.prior, *fixed)
-            run.know(learned, loss_gradient, *window, seen.prior, *fixed)
+        run.know(batch, encode, images, theta, network)
+        run.know(seen.finite, count_finite, batch.features)
+        run.know(seen.domains, domain_figures, batch.signatures, keys)
+        counting = count_recent if settled else count
+        run.know(counts, counting, domain.counts, batch.zero_shot, config)
+        run.know(prior, class_prior, counts, config)
+        run.know(seen.figures, measure, counts, prior)
+        if b == config.step_every and int(domain.due) + b >= step_interval(domain, config):
+            given = batch.hidden, batch.features, domain.norms.values, prior, network, config
+            run.know(self.replayed(loss_gradient, *given), loss_gradient, *given)
         for value, numbers in zip(reading, fetched.wait(), strict=True):
             run.know_read(value, numbers.tolist())
         return setup
 
 
-def look_settled(
-    images: Tensor,
-    keys: tuple[Key, ...],
-    key: Key,
-    counts: Counts,
-    theta: Tensor,
-    network: Network,
-    config: DomainNormConfig,
-) -> tuple[Encoded, Tensor, Key, Observed, Tensor]:
-    """Encode a batch by adapted LayerNorms, and treat it as one of the domain in use."""
-    batch = encode_adapted(images, theta, network)
-    return (
-        batch,
-        count_finite(batch.features),
-        absorb(key, batch.signatures),
-        recall(counts, batch.zero_shot, config),
-        domain_figures(batch.signatures, keys),
-    )
+class Look(NamedTuple):
+    """What a batch of the domain in use needs; see the functions that it is kept for."""
+
+    batch: Encoded
+    finite: Tensor
+    domains: Tensor
+    counts: Counts
+    prior: ClassPrior
+    figures: Tensor
 
 
 def look(
     images: Tensor,
+    theta: Tensor | None,
     keys: tuple[Key, ...],
-    key: Key,
     counts: Counts,
-    predicted: Predicted,
     network: Network,
     config: DomainNormConfig,
-) -> tuple[Encoded, Tensor, Key, Observed, Tensor]:
-    """Encode a batch, and treat it as one of the domain in use."""
-    batch = encode(images, network)
-    return (
-        batch,
-        count_finite(batch.features),
-        absorb(key, batch.signatures),
-        observe(counts, predicted, batch.zero_shot, config),
-        domain_figures(batch.signatures, keys),
-    )
+) -> Look:
+    """Encode a batch, between steps by ``theta``, and treat it as one of the domain in use."""
+    batch = encode(images, theta, network)
+    counts = (count if theta is None else count_recent)(counts, batch.zero_shot, config)
+    prior = class_prior(counts, config)
+    domains = domain_figures(batch.signatures, keys)
+    figures = measure(counts, prior)
+    return Look(batch, count_finite(batch.features), domains, counts, prior, figures)

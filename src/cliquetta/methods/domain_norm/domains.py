@@ -1,37 +1,33 @@
 """Assigning images to domains by early features (Eq. 4 to 6).
 
-What a shift does to images (noise, blur, ink on paper) shows after the first block already, where
-classes hardly show yet. A domain is known by the mean and scatter of the signatures of its images.
+A domain is known by the mean and scatter of the signatures of its images.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
+from cliquetta.methods._shared.ring import write
 from cliquetta.methods.domain_norm.run import Setup
-from cliquetta.methods.domain_norm.state import GROUP, Group, Key, State, ring, start_domain
-from cliquetta.model.transfer import send
+from cliquetta.methods.domain_norm.state import GROUP, Key, State, start_domain
 
 YOUNG = 32  # images that a domain must have before others are distinguished from it
 MIXED = 4  # images that a part of a mixed batch has at least
 
-Parts = list[tuple[int, Tensor]]  # domain and rows of each part of a batch
 
-
-def assign_domain(state: State, signatures: Tensor, setup: Setup) -> tuple[State, Parts]:
+def assign_domain(
+    state: State, signatures: Tensor, setup: Setup
+) -> tuple[State, list[tuple[int, Tensor]]]:
     """Assign a batch with signatures (b, F) to domains, Eq. 6; their keys take it up, Eq. 4.
 
-    A batch far from all domains opens a new one in place of the least recently used.
+    Also the domain and the rows of each part of the batch. One that is far from all domains opens
+    a new one in place of the least recently used.
     """
-    slots, position = ring(state.group.next, min(len(signatures), GROUP), GROUP)
-    slots = send(slots, signatures.device)
-    group = state.group.signatures.index_copy(0, slots, signatures[:GROUP])
-    state, parts = state._replace(group=Group(group, position)), []
+    group, _ = write(state.group, signatures=signatures[:GROUP])
+    state, parts = state._replace(group=group), []
     for known, rows in choose_domains(state, signatures, setup):
-        used = [int(domain.progress.last_used) for domain in state.domains]
+        used = [int(domain.last_used) for domain in state.domains]
         number = used.index(min(used)) if known is None else known
         domain, window = state.domains[number], state.window
         if known is None:
@@ -39,8 +35,8 @@ def assign_domain(state: State, signatures: Tensor, setup: Setup) -> tuple[State
             numbers = window.domain.masked_fill(window.domain == number, -1)
             window = window._replace(domain=numbers)
         part = signatures if len(rows) == len(signatures) else signatures[rows]
-        progress = domain.progress._replace(last_used=torch.tensor(max(used) + 1))
-        domain = domain._replace(key=setup.run(absorb, domain.key, part), progress=progress)
+        key = merge_keys(domain.key, key_of(part))
+        domain = domain._replace(key=key, last_used=torch.tensor(max(used) + 1))
         state = state.with_domain(number, domain, window)
         parts.append((number, rows))
     largest = max(parts, key=lambda part: len(part[1]))[0]
@@ -54,26 +50,23 @@ def choose_domains(
     _, config, run = setup
     current, b, limit = int(state.current), len(signatures), config.domain_threshold
     rows = torch.arange(b, device=signatures.device)
-    if config.domains == 1 or state.domains[current].progress.images < YOUNG:
+    if config.domains == 1 or state.domains[current].images < YOUNG:
         return [(current, rows)]
     keys = tuple(domain.key for domain in state.domains)
+    size, nearest = b, list[int]()
     if b < GROUP:
         group = state.group.signatures[: min(int(state.group.next), GROUP)]
-        return [(nearest_domain(run.read(distances(key_of(group), keys)), len(group), limit), rows)]
-    figures = run.read(run(domain_figures, signatures, keys))
-    nearest, distance = [int(domain) for domain in figures[:b]], figures[b:]
+        size, distance = len(group), run.read(distances(key_of(group), keys))
+    else:
+        figures = run.read(run(domain_figures, signatures, keys))
+        nearest, distance = [int(domain) for domain in figures[:b]], figures[b:]
     numbers = [n for n in sorted(set(nearest)) if nearest.count(n) >= max(MIXED, b / 8)]
     chosen = torch.tensor([n if n in numbers else -1 for n in nearest])
     if len(numbers) > 1 and are_apart(signatures, chosen.to(rows), numbers, keys, limit):
         chosen = chosen.masked_fill(chosen == -1, max(numbers, key=nearest.count)).to(rows)
         return [(number, rows[chosen == number]) for number in numbers]
-    return [(nearest_domain(distance, b, limit), rows)]
-
-
-def nearest_domain(distance: Sequence[float], size: int, threshold: float) -> int | None:
-    """The domain at the least distance from a group of ``size`` images, unless too far, Eq. 6."""
     least = min(distance)
-    return distance.index(least) if least <= threshold * (1 + 3 / size) else None
+    return [(distance.index(least) if least <= limit * (1 + 3 / size) else None, rows)]
 
 
 def are_apart(
@@ -114,13 +107,8 @@ def key_of(signatures: Tensor) -> Key:
     return Key(signatures.new_full((), len(signatures)), mean, scatter)  # no copy from the host
 
 
-def absorb(key: Key, signatures: Tensor) -> Key:
-    """The key with more images counted in, Eq. 4."""
-    return merge_keys(key, key_of(signatures))
-
-
 def merge_keys(one: Key, other: Key) -> Key:
-    """The key of the images of both (Chan's update)."""
+    """The key of the images of both, Eq. 4."""
     n, m, step = one.images, other.images, other.mean - one.mean
     return Key(
         n + m,

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
 from cliquetta.methods._shared.layernorm import LateBlocks
+from cliquetta.methods.domain_norm.config import DomainNormConfig
+from cliquetta.methods.domain_norm.health import information
+from cliquetta.methods.domain_norm.network import Network
+from cliquetta.methods.domain_norm.prior import class_prior, step_size
+from cliquetta.methods.domain_norm.state import State
 from cliquetta.model.clip import CLIP, l2_normalize
 from cliquetta.model.frozen import FrozenModel
 from cliquetta.model.vision import VisionTower
 
 
 class FrozenDomain(FrozenModel):
-    """The prediction of ``domain_norm`` for an image by itself, as logarithms of probabilities.
+    """What a single image of the domain in use is predicted by, as logarithms of probabilities.
 
-    ``norms`` are the LayerNorms of the blocks from ``start`` on, by name (none: nothing was learned
-    yet). Their prediction is mixed with ``zero_shot_share`` of the zero-shot one, then with those,
-    ``votes`` (V, N) of the most similar remembered images ``voters`` (V, E); ``vote`` is their
-    share and their number. ``weight`` (N,) is what each class is multiplied by.
+    The domain's LayerNorms, its share of the zero-shot prediction, its class weights and the votes
+    of the remembered images are built in. Assigning domains and the votes of other images of a
+    batch need more than one image and are left out.
     """
 
     voters: Tensor
@@ -28,25 +33,25 @@ class FrozenDomain(FrozenModel):
     weight: Tensor
 
     def __init__(
-        self,
-        model: CLIP,
-        text: Tensor,
-        *,
-        start: int,
-        norms: Mapping[str, Tensor],
-        zero_shot_share: float,
-        weight: Tensor,
-        voters: Tensor,
-        votes: Tensor,
-        vote: tuple[float, int],
+        self, model: CLIP, network: Network, state: State, config: DomainNormConfig
     ) -> None:
-        super().__init__(model, text)
-        self.start, self.zero_shot_share, self.vote = start, zero_shot_share, vote
-        self.norms = tuple(norms)
+        super().__init__(model, network.text)
+        domain = state.domains[int(state.current)]
+        prior = class_prior(domain.counts, replace(config, recent_images=0.0))
+        held = min(int(domain.voters.next), config.vote_memory)
+        abstains = bool(information(domain.counts) < config.abstain_below)
+        learned = domain.norms.steps > 0 and not abstains
+        norms = network.late.named(domain.norms.values) if learned else {}
+        self.start, self.norms, self.neighbours = network.start, tuple(norms), config.neighbours
+        self.vote_share = 0.0 if abstains else config.vote_share
+        self.zero_shot_share = config.zero_shot_share
+        self.zero_shot_share *= 1 - step_size(float(prior.confidence), config)
         for place, value in enumerate(norms.values()):
             self.register_buffer(f"norm_{place}", value.clone())
-        for name, value in (("weight", weight), ("voters", voters), ("votes", votes)):
-            self.register_buffer(name, value.clone())
+        weight = torch.ones_like(prior.weights) if abstains else prior.weights
+        self.register_buffer("weight", weight.clone())
+        self.register_buffer("voters", domain.voters.features[:held].clone())
+        self.register_buffer("votes", domain.voters.predictions[:held].clone())
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Logits (B, N)."""
@@ -61,9 +66,9 @@ class FrozenDomain(FrozenModel):
         if self.norms and self.zero_shot_share > 0:
             plain = self.text_logits(l2_normalize(late(hidden))).softmax(dim=-1)
             p = p.lerp(plain, self.zero_shot_share)
-        share, neighbours = self.vote
+        share = self.vote_share
         if share > 0 and len(self.voters):
-            k = min(neighbours, len(self.voters))
+            k = min(self.neighbours, len(self.voters))
             nearest = F.linear(features, self.voters).topk(k, dim=1).indices
             p = (1 - share) * p + share * self.votes[nearest].mean(dim=1)
         p = p * self.weight

@@ -1,14 +1,16 @@
-"""Joining what several copies of the method learned on parts of a stream, domain by domain."""
+"""States from elsewhere: what they may hold, and joining those of several copies of the method."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from cliquetta.methods._shared.adam import Adam, AdamState
+from cliquetta.methods._shared.memory import NON_NEGATIVE, UNIT, Range
+from cliquetta.methods._shared.ring import newest, write
 from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.domains import distances, merge_keys
 from cliquetta.methods.domain_norm.network import Network
@@ -19,14 +21,27 @@ from cliquetta.methods.domain_norm.state import (
     State,
     Voters,
     Window,
-    start_domain,
+    start_state,
 )
 from cliquetta.methods.domain_norm.step import rate_decay
 from cliquetta.tensor_tree import flatten, unflatten
 
-T = TypeVar("T")
+PER_CLASS = frozenset({"counts", "voters"})
+"""Fields of a domain that mean nothing for another class list."""
 Members = list[tuple[int, int]]
 """Domains, each by the number of its state and its own."""
+
+
+def ranges(domains: int, classes: int) -> dict[str, Range]:
+    """What the tensors of a state can hold, by the endings of their paths."""
+    sums = (f"counts.{name}" for name in Counts._fields if name not in ("absent_logits", "moments"))
+    positive = *sums, "norms.second", "voters.predictions", "key.images", "key.scatter"
+    return {
+        **dict.fromkeys(positive, NON_NEGATIVE),
+        **dict.fromkeys(("voters.features", "window.features"), UNIT),
+        **dict.fromkeys(("current", "window.domain"), Range(below=domains)),
+        "voters.zero_shot": Range(below=classes),
+    }
 
 
 class Member(NamedTuple):
@@ -38,8 +53,8 @@ class Member(NamedTuple):
     @property
     def new_images(self) -> int:
         """Images since the start."""
-        before = 0 if self.before is None else int(self.before.progress.images)
-        return int(self.now.progress.images) - before
+        before = 0 if self.before is None else int(self.before.images)
+        return int(self.now.images) - before
 
 
 def merge_states(
@@ -52,15 +67,17 @@ def merge_states(
     Of the recent images every copy keeps its newest.
     """
     matched = match_domains(states, config.domain_threshold, config.domains)
-    domains = [start_domain(network, config)] * config.domains
+    start_of_all = start_state(network, config)
+    domains = list(start_of_all.domains)
     for number, members in enumerate(matched):
         found = [_member(states[i].domains[k], start, k, config) for i, k in members]
         age = max(_age(states[i], k) for i, k in members)
-        domains[number] = _merge_domain(found, age, network, config)
+        domains[number] = _merge_domain(found, age, domains[number], config)
     number_of = {member: number for number, members in enumerate(matched) for member in members}
     last = states[-1]
     current = number_of.get((len(states) - 1, int(last.current)), 0)
-    window = _merge_windows([state.window for state in states], number_of)
+    windows = [state.window for state in states]
+    window = _merge_windows(windows, number_of, start_of_all.window)
     return State(torch.tensor(current), tuple(domains), window, last.group)
 
 
@@ -103,12 +120,12 @@ def _member(now: Domain, start: State | None, number: int, config: DomainNormCon
 
 def _age(state: State, number: int) -> float:
     """How recently a domain was used, 1 for the last one."""
-    used = [int(domain.progress.last_used) for domain in state.domains]
+    used = [int(domain.last_used) for domain in state.domains]
     return used[number] / max(used)
 
 
 def _merge_domain(
-    members: list[Member], age: float, network: Network, config: DomainNormConfig
+    members: list[Member], age: float, fresh: Domain, config: DomainNormConfig
 ) -> Domain:
     starts = list({id(m.before): m.before for m in members if m.before is not None}.values())
     key, *keys = [
@@ -117,39 +134,30 @@ def _merge_domain(
     ]
     for other in keys:
         key = merge_keys(key, other)
-    counts = _added(members, starts, lambda domain: domain.counts)
-    due = torch.stack([member.now.progress.due for member in members]).amax(dim=0)
-    last_used = torch.tensor(1 + int(1000 * age))
-    return Domain(
-        _merge_norms(members, start_domain(network, config).norms, config),
-        key,
-        counts._replace(
-            recent=_mean([member.now.counts.recent for member in members]),
-            moments=_merge_moments([member.now.counts for member in members], counts.classes),
-        ),
-        _mean([member.now.predicted for member in members]),
-        _merge_voters(members, starts, start_domain(network, config).voters),
-        _added(members, starts, lambda domain: domain.progress)._replace(
-            due=due, last_used=last_used
-        ),
+    added = _added(members, starts)
+    every = [member.now.counts for member in members]
+    counts = added.counts._replace(
+        recent=torch.stack([one.recent for one in every]).mean(dim=0),
+        answers=torch.stack([one.answers for one in every]).mean(dim=0),
+        moments=_merge_moments(every, added.counts.classes),
+    )
+    return added._replace(
+        norms=_merge_norms(members, fresh.norms, config),
+        key=key,
+        counts=counts,
+        voters=_merge_voters(members, starts, fresh.voters),
+        due=torch.stack([member.now.due for member in members]).amax(dim=0),
+        last_used=torch.tensor(1 + int(1000 * age)),
     )
 
 
-def _added(members: list[Member], starts: list[Domain], part: Callable[[Domain], T]) -> T:
-    """Sums of the starts, and of what each member added to its own."""
-    signed = [(1, one) for one in (*starts, *(member.now for member in members))]
-    signed += [(-1, member.before) for member in members if member.before is not None]
-    flat = [(sign, flatten(part(domain))) for sign, domain in signed]
-    paths = flat[0][1]
-    sums = {path: torch.stack([n * values[path] for n, values in flat]).sum(0) for path in paths}
-    return unflatten(part(members[0].now), sums)
-
-
-def _mean(trees: list[T]) -> T:
-    """Means of sums in which older images fade."""
-    flat = [flatten(tree) for tree in trees]
-    means = {path: torch.stack([one[path] for one in flat]).mean(dim=0) for path in flat[0]}
-    return unflatten(trees[0], means)
+def _added(members: list[Member], starts: list[Domain]) -> Domain:
+    """Sums of the starts and of what each member added to its own, which is of use for counts."""
+    signed = [(1, flatten(one)) for one in (*starts, *(member.now for member in members))]
+    signed += [(-1, flatten(member.before)) for member in members if member.before is not None]
+    paths = signed[0][1]
+    sums = {path: torch.stack([n * values[path] for n, values in signed]).sum(0) for path in paths}
+    return unflatten(members[0].now, sums)
 
 
 def _merge_moments(counts: list[Counts], classes: Tensor) -> Tensor:
@@ -174,10 +182,7 @@ def _merge_norms(members: list[Member], fresh: AdamState, config: DomainNormConf
 
     They go on from the start that all members share, or from ``fresh`` if one has another.
     """
-    begun = [
-        was.norms if was and was.progress.restarts == now.progress.restarts else fresh
-        for now, was in members
-    ]
+    begun = [was.norms if was and was.restarts == now.restarts else fresh for now, was in members]
     base = begun[0] if all(one is begun[0] for one in begun) else fresh
     learned = [member for member in members if member.now.norms.steps > base.steps]
     if not learned:
@@ -218,44 +223,31 @@ def _merge_voters(members: list[Member], starts: list[Domain], empty: Voters) ->
     parts = []
     for member in members:
         most = min(size // len(members), member.new_images)
-        parts.append((member.now.voters, newest(int(member.now.voters.next), size)[:most]))
+        parts.append((member.now.voters, newest(member.now.voters.next, size)[:most]))
     room = size - sum(len(slots) for _, slots in parts)
     for one in starts:
-        old = newest(int(one.voters.next), size)[: room // len(starts)]
-        parts.insert(0, (one.voters, old))
-    order = [(voters, slots[::-1]) for voters, slots in parts]
-    filled = sum(len(slots) for _, slots in order)
-
-    def joined(values: list[Tensor], rest: Tensor) -> Tensor:
-        return torch.cat([*values, rest[filled:]])
-
-    return Voters(
-        joined([voters.features[slots] for voters, slots in order], empty.features),
-        joined([voters.predictions[slots] for voters, slots in order], empty.predictions),
-        joined([voters.zero_shot[slots] for voters, slots in order], empty.zero_shot),
-        torch.tensor(filled),
-    )
+        parts.insert(0, (one.voters, newest(one.voters.next, size)[: room // len(starts)]))
+    names = ("features", "predictions", "zero_shot")
+    rows = {
+        name: torch.cat([getattr(voters, name)[slots[::-1]] for voters, slots in parts])
+        for name in names
+    }
+    return write(empty, **rows)[0]
 
 
-def _merge_windows(windows: list[Window], number_of: Mapping[tuple[int, int], int]) -> Window:
+def _merge_windows(
+    windows: list[Window], number_of: Mapping[tuple[int, int], int], merged: Window
+) -> Window:
     """The newest images of every state's window, as many of each."""
-    size, filled = len(windows[0].domain), 0
-    merged = Window(*(value.clone() for value in windows[-1]))
-    merged.domain.fill_(-1)
+    size = len(merged.domain)
     for i, window in enumerate(windows):
-        numbers = {
-            slot: number_of.get((i, int(window.domain[slot])))
-            for slot in newest(int(window.next), size)
-        }
-        known = [slot for slot, number in numbers.items() if number is not None]
+        numbers = [number_of.get((i, number), -1) for number in window.domain.tolist()]
+        known = [slot for slot in newest(window.next, size) if numbers[slot] >= 0]
         slots = known[: size // len(windows)][::-1]
-        into = slice(filled, filled + len(slots))
-        merged.hidden[into], merged.features[into] = window.hidden[slots], window.features[slots]
-        merged.domain[into] = torch.tensor([numbers[slot] for slot in slots]).long()
-        filled += len(slots)
-    return merged._replace(next=torch.tensor(filled))
-
-
-def newest(position: int, size: int) -> list[int]:
-    """The slots of a ring buffer that are in use, the newest first."""
-    return [(position - back) % size for back in range(1, min(position, size) + 1)]
+        merged, _ = write(
+            merged,
+            hidden=window.hidden[slots],
+            features=window.features[slots],
+            domain=torch.tensor(numbers)[slots],
+        )
+    return merged

@@ -25,33 +25,30 @@ class Network:
         self.late = LayerNormTower(LateBlocks(self.tower, self.start), precise=False)
         self.theta = self.late.start  # θ₀ (P,): gains and biases as loaded
 
-    def features(self, hidden: Tensor, theta: Tensor) -> Tensor:
-        """Compute unit features f(h; θ) (b, E) of hidden states (b, T, D)."""
+    def features(self, hidden: Tensor, theta: Tensor | None = None) -> Tensor:
+        """Compute unit features f(h; θ) (b, E) of hidden states (b, T, D); f(h; θ₀) by default."""
+        if theta is None:
+            return l2_normalize(self.tower.pool(self.tower.run(hidden, self.start)))
         return l2_normalize(self.late(theta, hidden))
 
-    def probabilities(self, features: Tensor) -> Tensor:
-        """Classify features (b, E): softmax over the N classes, Eq. 1."""
-        return self.logits(features).softmax(dim=-1)
-
     def logits(self, features: Tensor) -> Tensor:
-        """Compute scaled cosines (b, N) of features and class texts."""
+        """Compute scaled cosines (b, N) of features and class texts, Eq. 1."""
         return self.scale * features @ self.text.T
 
 
 class Encoded(NamedTuple):
-    """Some images, in the order of :func:`arrange`."""
+    """Some images, in the order of :func:`arrange`; with θ instead of θ₀, p takes z's place."""
 
     hidden: Tensor  # h (b, T, D), at the input of the first adapted block
     signatures: Tensor  # s (b, F)
     features: Tensor  # f(h; θ₀) (b, E)
-    zero_shot: Tensor  # z (b, N); p where a settled domain goes without z
+    zero_shot: Tensor  # z (b, N)
     rows: Tensor  # (b,) of each image in its batch
 
     def take(self, rows: Tensor) -> Encoded:
         """Select some of the images, and arrange these."""
-        part = Encoded(*(value.index_select(0, rows) for value in self))
-        order = arrange(part.zero_shot.amax(dim=1))
-        return Encoded(*(value.index_select(0, order) for value in part))
+        order = rows[arrange(self.zero_shot.amax(dim=1)[rows])]
+        return Encoded(*(value.index_select(0, order) for value in self))
 
     def split(self, size: int) -> list[Encoded]:
         """Divide the images into stretches of at most ``size``; one of them is this itself."""
@@ -60,37 +57,15 @@ class Encoded(NamedTuple):
         return [Encoded(*p) for p in zip(*(torch.split(v, size) for v in self), strict=True)]
 
 
-def encode(images: Tensor, network: Network) -> Encoded:
-    """Encode images (b, 3, S, S) by plain CLIP: Eq. 1, 2 and 3."""
-    tower = network.tower
-    hidden, signatures = begin(images, network)
-    features = l2_normalize(tower.pool(tower.run(hidden, network.start)))
-    return arranged(hidden, signatures, features, network.probabilities(features))
-
-
-def encode_adapted(images: Tensor, theta: Tensor, network: Network) -> Encoded:
-    """Encode images (b, 3, S, S) by adapted LayerNorms alone, p of Eq. 1 in the place of z."""
-    hidden, signatures = begin(images, network)
+def encode(images: Tensor, theta: Tensor | None, network: Network) -> Encoded:
+    """Encode images (b, 3, S, S), without ``theta`` by plain CLIP: Eq. 1, 2 and 3."""
+    early = network.tower.run(network.tower.embed(images), 0, 1)
+    hidden = network.tower.run(early, 1, network.start)
+    signatures = signature(early, network.tower.config.class_tokens).to(network.theta.dtype)
     features = network.features(hidden, theta)
-    return arranged(hidden, signatures, features, network.probabilities(features))
-
-
-def begin(images: Tensor, network: Network) -> tuple[Tensor, Tensor]:
-    """Hidden states h (b, T, D) and signatures s (b, F) of images, Eq. 2."""
-    tower = network.tower
-    embedded = tower.embed(images)
-    early = tower.run(embedded, 0, 1)
-    hidden = embedded if network.start == 0 else tower.run(early, 1, network.start)
-    return hidden, signature(early, tower.config.class_tokens).to(network.theta.dtype)
-
-
-def arranged(hidden: Tensor, signatures: Tensor, features: Tensor, p: Tensor) -> Encoded:
-    """Bring images into the order of :func:`arrange`, Eq. 3."""
-    order = arrange(p.amax(dim=1))
-    hidden, signatures, features, p = (
-        value.index_select(0, order) for value in (hidden, signatures, features, p)
-    )
-    return Encoded(hidden, signatures, features, p, order)
+    rows = torch.arange(len(images), device=images.device)
+    batch = Encoded(hidden, signatures, features, network.logits(features).softmax(dim=1), rows)
+    return batch.take(rows)
 
 
 def signature(early: Tensor, class_tokens: int = 1) -> Tensor:
@@ -100,10 +75,7 @@ def signature(early: Tensor, class_tokens: int = 1) -> Tensor:
 
 
 def arrange(confidence: Tensor) -> Tensor:
-    """Order images by their content, not by their place in the batch, Eq. 3.
-
-    A fixed permutation of the ranks of their confidence (b,): any stretch of it is a fair sample.
-    """
+    """Order images by their confidence (b,), so that any stretch is a fair sample, Eq. 3."""
     return confidence.argsort().index_select(0, _permutation(len(confidence), confidence.device))
 
 
