@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader
 
 from cliquetta.data import loader, workers
 from cliquetta.data.dataset import FileDataset
@@ -318,7 +318,7 @@ def test_threads_read_where_the_system_grants_no_process(
     def refuse(*given: Any, **more: Any) -> None:
         raise PermissionError("no semaphores here")
 
-    monkeypatch.setattr(DataLoader, "__iter__", refuse)
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", refuse)
     stream = Stream(folder_dataset(photos, TINY_NAMES), PREPROCESS, 20, workers=2)
     assert sum(len(batch) for batch, _ in stream) == 87
     assert "no semaphores here" in caplog.text
@@ -372,11 +372,13 @@ def test_processes_start_again_after_runs_that_were_left_early(
 
 def test_large_items_are_given_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "_ROOMY", 100)
-    started = workers._start(pickle.dumps(squares), range(50), workers=3, room=100)
-    assert started is not None
-    work, results = started
-    results._shutdown_workers()
-    assert len(work.ring) == (3 + 1) * 100
+    given: list[int] = []
+    rows = map_in_processes(
+        squares, map(lambda n: given.append(n) or n, range(50)), workers=3, room=100
+    )
+    next(rows)
+    assert given == [0, 1, 2, 3]  # one for each worker, and one in place of the first
+    rows.close()
     test_arrays_of_changing_shapes_come_in_order()
 
 

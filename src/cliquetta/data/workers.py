@@ -1,9 +1,10 @@
 """Work ahead of its consumer, in order: by worker processes, by threads, or in the caller's thread.
 
 Threads share one interpreter lock: more than a few of them decode no faster, and hold up the
-thread that feeds a GPU. Processes scale with the cores. They are those of PyTorch's
-:class:`~torch.utils.data.DataLoader`, which notices one that dies; arrays come back in a ring of
-shared memory that is laid out once, because a segment per array costs a connection for each.
+thread that feeds a GPU. Processes scale with the cores. One that is free takes the next item;
+:class:`~torch.utils.data.DataLoader` deals items out in turn, and so waits for the slowest core.
+Arrays come back in a ring of shared memory that is laid out once, because a segment per array costs
+a connection for each.
 """
 
 from __future__ import annotations
@@ -18,20 +19,19 @@ import sys
 import threading
 import types
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import count, islice
+from itertools import chain, count, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image, ImageFile
-from torch.utils.data import DataLoader, Dataset
 
 from cliquetta.errors import UserError
 
@@ -43,9 +43,9 @@ Made = tuple[tuple[Array, ...], Any]
 """Arrays, and anything small that can be pickled."""
 
 PREFETCH = 2
-"""Items that a worker process has been given, at most."""
+"""Items per worker process that are ahead of the caller, at most."""
 _ROOMY = 2**23
-"""Bytes of an item, many views, from which a worker is given one at a time."""
+"""Bytes of an item, many views, from which there is one per worker."""
 _LARGEST = 2**26
 """Bytes of a pickled function beyond which it stays in this process."""
 
@@ -53,6 +53,7 @@ _PRELOAD = ("cliquetta.data.stream", "cliquetta.data.listing")
 """What the functions of this package are imported from, by name only."""
 
 _Shapes = list[tuple[tuple[int, ...], str]]
+_Result: TypeAlias = "Future[tuple[_Shapes, Any]]"
 _log = logging.getLogger(__name__)
 
 
@@ -124,64 +125,88 @@ def map_in_processes(
 
     """
     pickled = _pickled(function)
-    started = None if pickled is None else _start(pickled, items, workers, room)
+    ahead = workers * (PREFETCH if room < _ROOMY else 1)
+    jobs = enumerate(items)
+    first = list(islice(jobs, ahead))
+    started = None if pickled is None else _start(pickled, first, workers, room)
     if started is None:
-        yield from map_ahead(function, items, workers=workers, ahead=workers + 1)
+        rest = (item for _, item in chain(first, jobs))
+        yield from map_ahead(function, rest, workers=workers, ahead=workers + 1)
         return
-    work, results = started
+    pool, waiting = started
     try:
-        for slot, (shapes, note) in enumerate(_results(results)):
-            yield tuple(work.arrays(slot, shapes)), note
-    finally:
-        results._shutdown_workers()
-
-
-def _results(started: Iterator[Any]) -> Iterator[Any]:
-    try:
-        yield from started
-    except RuntimeError as error:
-        if "exited unexpectedly" not in str(error):
-            raise
+        for slot in count():
+            if not waiting:
+                return
+            shapes, note = waiting.popleft().result()
+            waiting.extend(pool.submit(*job) for job in islice(jobs, 1))
+            yield tuple(pool.ring.arrays(slot, shapes)), note
+    except BrokenProcessPool as error:
         raise WorkerError(
             "a process that decodes images was killed, most likely for want of memory: use fewer "
             "(--workers), or decode in this process (--workers 0)"
         ) from error
+    finally:
+        pool.executor.shutdown(wait=True, cancel_futures=True)
 
 
-@dataclass(eq=False)
-class _Work(Dataset[Any]):
-    """What a worker process holds: the function, and the ring that its arrays go to."""
+@dataclass(frozen=True)
+class _Ring:
+    """Slots of shared memory for the arrays of an item each, in turn."""
 
-    pickled: bytes
-    ring: Any
+    memory: Any
     """Bytes of ``slots`` times ``room``, which are gone with the last process that holds them."""
     room: int
     slots: int
-    pillow: tuple[bool, int | None]
-    """Pillow's settings in the process that started it: truncated files, and most pixels."""
-
-    @cached_property
-    def function(self) -> Callable[[Any], Made]:
-        ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS = self.pillow
-        function: Callable[[Any], Made] = pickle.loads(self.pickled)
-        return function
-
-    def __getitem__(self, job: tuple[int, Any]) -> tuple[_Shapes, Any]:
-        """Shapes of the arrays, which are in their slot then, and the note."""
-        slot, item = job
-        arrays, note = self.function(item)
-        shapes: _Shapes = [(array.shape, array.dtype.str) for array in arrays]
-        for place, array in zip(self.arrays(slot, shapes), arrays, strict=True):
-            place[...] = array
-        return shapes, note
 
     def arrays(self, slot: int, shapes: _Shapes) -> Iterator[Array]:
         """The arrays of a slot."""
         first = slot % self.slots * self.room
         for shape, kind in shapes:
             size = math.prod(shape)
-            yield np.frombuffer(self.ring, kind, size, first).reshape(shape)
+            yield np.frombuffer(self.memory, kind, size, first).reshape(shape)
             first += size * np.dtype(kind).itemsize
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """Worker processes and the memory that they share with this one."""
+
+    executor: ProcessPoolExecutor
+    ring: _Ring
+
+    def submit(self, slot: int, item: Any) -> _Result:
+        """Give an item to the next free worker; starts a process while there are too few."""
+        with _without_main():
+            return self.executor.submit(_work, slot, item)
+
+
+_here: tuple[Callable[[Any], Made], _Ring] | None = None
+"""In a worker process: its function, and where its arrays go."""
+
+
+def _settle(pickled: bytes, ring: _Ring, pillow: tuple[bool, int | None]) -> None:
+    """Make a process a worker; ``pillow`` are the settings of the process that started it.
+
+    It ends with that process, however that ends; Ctrl-C is for that process alone.
+    """
+    global _here
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
+    ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS = pillow
+    _here = pickle.loads(pickled), ring
+
+
+def _work(slot: int, item: Any) -> tuple[_Shapes, Any]:
+    """Shapes of an item's arrays, which are in their slot then, and its note; runs in a worker."""
+    assert _here is not None
+    function, ring = _here
+    arrays, note = function(item)
+    shapes: _Shapes = [(array.shape, array.dtype.str) for array in arrays]
+    for shared, array in zip(ring.arrays(slot, shapes), arrays, strict=True):
+        shared[...] = array
+    return shapes, note
 
 
 def _pickled(function: Callable[[Any], Made]) -> bytes | None:
@@ -224,30 +249,21 @@ def start_server() -> Any:
 
 
 def _start(
-    pickled: bytes, items: Iterable[Any], workers: int, room: int
-) -> tuple[_Work, Any] | None:
-    """Worker processes and an iterator over their results; ``None`` if the system grants none."""
-    prefetch = PREFETCH if room < _ROOMY else 1
-    slots = workers * prefetch + 1
+    pickled: bytes, jobs: Sequence[tuple[int, Any]], workers: int, room: int
+) -> tuple[_Pool, deque[_Result]] | None:
+    """Worker processes and the results of their first jobs; ``None`` if the system grants none."""
+    slots, executor = len(jobs) + 1, None
     try:
         context = start_server()
+        ring = _Ring(context.RawArray("B", slots * room), room, slots)
         pillow = (ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS)
-        work = _Work(pickled, context.RawArray("B", slots * room), room, slots, pillow)
-        loader = DataLoader(
-            work,
-            batch_size=None,
-            sampler=zip(count(), items, strict=False),
-            num_workers=workers,
-            prefetch_factor=prefetch,
-            collate_fn=_same,
-            worker_init_fn=_settle,
-            multiprocessing_context=context,
-            generator=torch.Generator(),  # of the workers' seeds: the global one is left alone
-        )
-        with _without_main():
-            return work, iter(loader)
+        executor = ProcessPoolExecutor(workers, context, _settle, (pickled, ring, pillow))
+        pool = _Pool(executor, ring)
+        return pool, deque(pool.submit(*job) for job in jobs)
     except OSError as error:
         _log.warning("threads read images: no worker processes can be started (%s)", error)
+        if executor is not None:
+            executor.shutdown(wait=True, cancel_futures=True)
         return None
 
 
@@ -260,17 +276,6 @@ def _without_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
-
-
-def _same(made: Any) -> Any:
-    return made
-
-
-def _settle(worker: int) -> None:
-    """End with the process that started the workers, however it ends; Ctrl-C is for it alone."""
-    del worker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
