@@ -372,12 +372,10 @@ def test_processes_start_again_after_runs_that_were_left_early(
 
 def test_large_items_are_given_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "_ROOMY", 100)
-    given: list[int] = []
-    rows = map_in_processes(
-        squares, map(lambda n: given.append(n) or n, range(50)), workers=3, room=100
-    )
+    items = iter(range(50))
+    rows = map_in_processes(squares, items, workers=3, room=100)
     next(rows)
-    assert given == [0, 1, 2, 3]  # one for each worker, and one in place of the first
+    assert next(items) == 4  # one for each worker, and one in place of the first, were taken
     rows.close()
     test_arrays_of_changing_shapes_come_in_order()
 
