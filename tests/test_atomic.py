@@ -1,4 +1,4 @@
-"""Files appear as any other program would make them, unless they are private."""
+"""Files appear as any other program would make them, unless they are private; locks go."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from cliquetta.atomic import write_atomically
+from cliquetta.atomic import exclusive, write_atomically
+from cliquetta.errors import BusyError
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="modes and flock are POSIX")
 
 
-@pytest.mark.skipif(os.name != "posix", reason="modes are POSIX")
 @pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o027, 0o640)])
 def test_modes_follow_the_mask(tmp_path: Path, mask: int, mode: int) -> None:
     before = os.umask(mask)
@@ -22,3 +24,28 @@ def test_modes_follow_the_mask(tmp_path: Path, mask: int, mode: int) -> None:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == mode
     assert stat.S_IMODE((tmp_path / "private").stat().st_mode) == 0o600
+
+
+def test_a_lock_is_held_by_one_and_leaves_nothing(tmp_path: Path) -> None:
+    """Who opened its file before the holder removed it takes the next one, as all others do."""
+    folder, lock = tmp_path / "folder", tmp_path / "folder/.lock"
+    with exclusive(folder):
+        late = os.open(lock, os.O_RDWR)
+    assert not any(folder.iterdir())
+    real, opened = os.open, []
+
+    def stale_first(path: Path, *given: int) -> int:
+        opened.append(path)
+        return late if len(opened) == 1 else real(path, *given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "open", stale_first)
+        with exclusive(folder), pytest.raises(BusyError), exclusive(folder):
+            pass
+    assert len(opened) == 3
+    with exclusive(folder):  # whose holder removed it with the folder
+        lock.unlink()
+        with exclusive(folder):
+            pass
+        lock.touch()
+    assert lock.exists()

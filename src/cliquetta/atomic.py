@@ -54,9 +54,8 @@ def _written_beside(path: Path, data: bytes, mode: int) -> Iterator[Path]:
                 file.close()
             yield Path(name)
         finally:
-            with contextlib.suppress(FileNotFoundError):
-                if sys.platform == "win32" or os.path.samestat(os.fstat(handle), Path(name).stat()):
-                    Path(name).unlink()
+            if sys.platform == "win32" or _is_at(Path(name), handle):
+                Path(name).unlink(missing_ok=True)
 
 
 def _open_temporary(path: Path, mode: int) -> tuple[int, str]:
@@ -66,22 +65,36 @@ def _open_temporary(path: Path, mode: int) -> tuple[int, str]:
     """
     if sys.platform == "win32":
         return tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    name = str(path.with_name(f".{path.name}.tmp"))
-    while True:
-        handle = os.open(name, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            # meanwhile another writer may have renamed it, or was killed after linking to it
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(found := os.fstat(handle), Path(name).stat()):
-                    if found.st_nlink == 1:
-                        os.ftruncate(handle, 0)
-                        return handle, name
-                    Path(name).unlink()
-        except BaseException:
-            os.close(handle)
-            raise
+    temporary = path.with_name(f".{path.name}.tmp")
+    while os.fstat(handle := _lock(temporary, mode)).st_nlink > 1:
+        temporary.unlink()  # a writer was killed after linking to it
         os.close(handle)
+    os.ftruncate(handle, 0)
+    return handle, str(temporary)
+
+
+if sys.platform != "win32":
+
+    def _lock(path: Path, mode: int, flags: int = 0) -> int:
+        """Open and lock a file, made if absent: that which has the name when it is locked."""
+        while True:
+            handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | flags)
+                if _is_at(path, handle):
+                    return handle
+            except BaseException:
+                os.close(handle)
+                raise
+            os.close(handle)
+
+
+def _is_at(path: Path, handle: int) -> bool:
+    """Whether an open file still has this name: its holder may have renamed or removed it."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def sync_folder(folder: Path) -> None:
@@ -99,14 +112,22 @@ def sync_folder(folder: Path) -> None:
 def exclusive(path: Path, lock_file: Path | None = None) -> Iterator[None]:
     """Hold the lock of a folder, or raise :class:`BusyError` at once; a dead process holds none.
 
-    A file has its lock in a hidden ``lock_file`` beside it, which stays.
+    The folder is made if it is absent. A file has its lock in a hidden ``lock_file`` beside it.
+    The lock's own file goes when the lock is given back (not on Windows).
     """
-    lock = FileLock(lock_file or path / ".lock", timeout=0)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise BusyError(f"another process is working on {path}") from None
-    try:
-        yield
-    finally:
-        lock.release()
+    lock_file = lock_file or path / ".lock"
+    lock_file.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        try:
+            if sys.platform == "win32":
+                stack.enter_context(FileLock(lock_file, timeout=0))
+            else:
+                stack.callback(os.close, handle := _lock(lock_file, 0o644, fcntl.LOCK_NB))
+        except (Timeout, BlockingIOError, FileNotFoundError):  # the last: its folder goes just now
+            raise BusyError(f"another process is working on {path}") from None
+        try:
+            yield
+        finally:
+            # only its holder removes it, so that nobody else's can have taken its place here
+            if sys.platform != "win32" and _is_at(lock_file, handle):
+                lock_file.unlink()

@@ -6,7 +6,6 @@ import errno
 import json
 import logging
 import os
-import shutil
 import signal
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -77,7 +76,7 @@ STEPS = (
     (parts, "write_atomically"),
     (resumable, "sync_folder"),
     (Predictor, "save"),
-    (shutil, "rmtree"),
+    (Path, "rmdir"),
 )
 """What a run does to the disk, besides removing states that are no longer needed."""
 
@@ -185,7 +184,7 @@ def test_what_a_run_left_that_was_killed_at_its_end_is_removed(
     run: Predict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", lambda folder: die())
+        patch.setattr(Path, "rmdir", lambda folder: die())
         assert in_child(run) == -signal.SIGKILL
     assert (tmp_path / "out.csv").exists() and (tmp_path / "out.csv.parts").exists()
     with pytest.raises(UserError, match="exists"):
@@ -194,7 +193,6 @@ def test_what_a_run_left_that_was_killed_at_its_end_is_removed(
 
 
 def test_two_processes_on_one_output_are_kept_apart(run: Predict, tmp_path: Path) -> None:
-    (tmp_path / "out.csv.parts").mkdir()
     with exclusive(tmp_path / "out.csv.parts"), pytest.raises(BusyError, match="another process"):
         run()
     assert run().images == IMAGES
@@ -213,6 +211,7 @@ def test_two_runs_on_one_state_are_kept_apart(
 
     run(method="tda", state=state, on_progress=another, out=out and tmp_path / out)
     assert refused and read_header(state)["notes"]["images"] > 0
+    assert not list(tmp_path.glob(".*"))
     run(method="tda", state=state)
 
 

@@ -9,12 +9,11 @@ whichever step a crash hits, the last finished part has its state.
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -134,13 +133,16 @@ class Parts:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Keep other processes out; a run that could not begin leaves nothing behind."""
-        self.folder.mkdir(exist_ok=True)
-        with exclusive(self.folder):
-            try:
-                yield
-            finally:
-                if self.folder.exists() and not self.read():
-                    shutil.rmtree(self.folder)
+        try:
+            with exclusive(self.folder):
+                try:
+                    yield
+                finally:
+                    if not self.read():
+                        self.clear()
+        finally:
+            with suppress(OSError):  # something is to be continued, or another run begins here
+                self.folder.rmdir()
 
     def remove_finished(self) -> None:
         """Remove what a run left that was killed after its last step, or before its first."""

@@ -182,7 +182,6 @@ class _Run:
             found: Record | bytes | None = None
             if out is not None and (team is None or team.is_main_process):
                 self.folder = Path(out) / self.record.id
-                self.folder.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(exclusive(self.folder))
                 found = _found(self.folder, again=again, with_evidence=evidence is not None)
             if team is not None:
