@@ -49,7 +49,7 @@ def table(
     def cell(place: int, text: str) -> str:
         if place == 0:
             return f'<th scope="row">{esc(text)}</th>'
-        return f"<td{side(place)}>{esc(text)}</td>"
+        return f'<td{side(place)} data-column="{esc(columns[place])}">{esc(text)}</td>'
 
     lines = ("".join(cell(place, text) for place, text in enumerate(row)) for row in rows)
     body = "".join(f"<tr>{line}</tr>" for line in lines)
