@@ -72,6 +72,36 @@ def test_json_is_all_of_stdout(predict: Any, photos: Path) -> None:
     assert found == [(row["path"], row["prediction"]) for row in table_rows(out)]
 
 
+def test_json_writes_no_table_that_was_not_asked_for(
+    run: Run, photos: Path, tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = set(tmp_path.rglob("*"))
+    ask = ("predict", photos, "--classes", "cat,dog", "--method", "zero_shot", "--model", tiny_file)
+    document = json.loads(run(*ask, "--json").stdout)
+    assert document["out"] is None and len(document["predictions"]) == 6
+    assert set(tmp_path.rglob("*")) == before
+    assert run(*ask).code == 0 and (tmp_path / "predictions.csv").exists()
+
+
+def test_quiet_leaves_errors_only(predict: Any, photos: Path, tmp_path: Path) -> None:
+    (photos / "damaged.png").write_bytes(b"no picture")
+    loud, _ = predict(photos, "--top", "2")
+    assert "damaged.png" in loud.stderr and "1 image could not be read" in loud.stderr
+    quiet, _ = predict(photos, "--top", "2", "--quiet")
+    assert (quiet.code, quiet.stdout, quiet.stderr) == (3, "", "")
+    wrong, _ = predict(tmp_path / "nowhere", "--quiet")
+    assert wrong.code == 2 and "nowhere" in wrong.stderr
+
+
+@pytest.mark.parametrize("name", ["photo.jpg", "list.csv", "shard.tar"])
+def test_an_address_that_cannot_be_reached_is_named(predict: Any, name: str) -> None:
+    address = f"http://127.0.0.1:1/{name}"
+    answer, _ = predict(address)
+    assert answer.code in (1, 2) and address in answer.stderr
+    assert "parts" not in answer.stderr
+
+
 def test_images_of_no_class_are_named(predict: Any, photos: Path) -> None:
     plain, out = predict(photos, "--json")
     before = out.read_bytes()

@@ -452,6 +452,13 @@ def test_missing_views_are_attached(adapter: Adapter, batch: Batch) -> None:
     assert torch.equal(found, adapter.predict(prepare(adapter, batch)).logits)
 
 
+def test_errors_name_the_method_not_its_class(entry: MethodEntry, adapter: Adapter) -> None:
+    assert adapter.name == entry.name
+    if not adapter.outlives_classes:
+        with pytest.raises(UserError, match=f"^{entry.name} learns about its classes only"):
+            adapter.with_classes(["a", "b"])
+
+
 def test_repr_is_one_readable_line(entry: MethodEntry, adapter: Adapter) -> None:
     assert repr(adapter).startswith(f"{entry.adapter.__name__}(model='tiny', classes=5, config=")
     assert "tensor" not in repr(adapter)

@@ -93,9 +93,12 @@ def predict(
     fitted: Fitted = None,
     model: Model = "micro",
     out: Annotated[
-        str,
-        typer.Option(help="Output file or URL: .csv, .jsonl or .parquet; - for standard output."),
-    ] = "predictions.csv",
+        str | None,
+        typer.Option(
+            help="Output file or URL: .csv, .jsonl or .parquet; - for standard output. (default: "
+            "predictions.csv; none with --json)"
+        ),
+    ] = None,
     format: Annotated[
         str | None, typer.Option(help="csv, jsonl or parquet (default: by the suffix of --out).")
     ] = None,
@@ -184,9 +187,11 @@ def predict(
     from cliquetta.prompts.catalogue import read_prompts
     from cliquetta.prompts.features import as_text_features
 
-    to_stdout = str(out) == "-"
+    to_stdout = out == "-"
     if to_stdout and common.json:
         raise UserError("--json prints the predictions itself: leave out --out -")
+    if out is None and not (common.json and ray is None and group_by is None):
+        out = "predictions.csv"
     if (features is None) == (not paths):
         raise UserError("name images (folders, files or tables), or a file with --features")
     if text_features is not None and features is None:
@@ -197,8 +202,8 @@ def predict(
     base = RunSpec("", "", model, seed=seed)
     specs = read_cells(base, method, fitted, settings or (), preset)
     part = read_shard(shard)
-    target = shard_path(out, part)
-    check_places(target, state, overwrite=overwrite or to_stdout)
+    target = None if out is None else shard_path(out, part)
+    check_places(target or "-", state, overwrite=overwrite or to_stdout or out is None)
     cluster = None
     if features is not None and (ray is not None or group_by is not None):
         raise UserError("--ray and --group-by are for images, not for --features")
@@ -256,7 +261,7 @@ def predict(
                 cluster=cluster,
             )
         except (KeyboardInterrupt, OSError):
-            if not to_stdout and features is None:
+            if target is not None and any(parts_folder(target).glob("*.jsonl")):
                 common.terminal.warn(
                     f"stopped; finished parts are in {parts_folder(target)}: run the same command "
                     "again to continue"
@@ -268,7 +273,9 @@ def predict(
         raise typer.Exit(SKIPPED if run.skipped < run.images else BAD_INPUT)
 
 
-def _report(run: PredictionRun, out: Path | str, state: Path | None, terminal: Terminal) -> None:
+def _report(
+    run: PredictionRun, out: Path | str | None, state: Path | None, terminal: Terminal
+) -> None:
     from cliquetta.methods.domain_norm.health import in_words
 
     predicted = run.images - run.skipped
@@ -301,15 +308,15 @@ def _report(run: PredictionRun, out: Path | str, state: Path | None, terminal: T
         worst = "; nothing could be predicted" if not predicted else ""
         terminal.warn(
             f"{count(run.skipped, 'image')} could not be read and "
-            f"{'was' if run.skipped == 1 else 'were'} skipped: see the column `error` of "
-            f"{out}{worst}"
+            f"{'was' if run.skipped == 1 else 'were'} skipped: see `error`"
+            f"{f' in {out}' if out else ''}{worst}"
         )
     rate = (run.images - run.before) / run.seconds if run.seconds else 0.0
     resumed = f", {run.before:,} of them before it was continued" if run.before else ""
     terminal.say(f"{count(run.images, 'image')} in {out}, each once{resumed} ({rate:.0f} images/s)")
     terminal.document(
         {
-            "out": str(out),
+            "out": None if out is None else str(out),
             "images": predicted,
             "skipped": [
                 {"path": row["path"], "reason": row["error"]} for row in run.rows if row["error"]
