@@ -105,6 +105,10 @@ def predict(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an existing output file.")
     ] = False,
+    page: Annotated[
+        Path | None,
+        typer.Option(help="Also write an HTML page of thumbnails with their predictions."),
+    ] = None,
     top_k: Annotated[int, typer.Option(min=1, help="Predictions per image.")] = 1,
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="Write the probability of every class, too.")
@@ -196,6 +200,8 @@ def predict(
         raise UserError("name images (folders, files or tables), or a file with --features")
     if text_features is not None and features is None:
         raise UserError("--text-features go with --features, the features of images")
+    if page is not None and (to_stdout or features is not None):
+        raise UserError("--page shows images, and their table: leave out --features and --out -")
     text = None if text_features is None else as_text_features(text_features)
     named = classes is None and text is not None and text.names is not None
     prompts = None if named else read_prompts(classes, templates or ())
@@ -255,7 +261,7 @@ def predict(
                 file_format=format,
                 shard=part,
                 overwrite=overwrite,
-                keep_rows=common.json,
+                keep_rows=common.json or page is not None,
                 on_progress=show,
                 group_by=group_by,
                 cluster=cluster,
@@ -267,6 +273,13 @@ def predict(
                     "again to continue"
                 )
             raise
+    if page is not None:
+        from cliquetta.atomic import write_atomically
+        from cliquetta.report.contact_sheet import contact_sheet
+
+        several = [adapter.name for adapter in adapters] if len(adapters) > 1 else [""]
+        write_atomically(page, contact_sheet(run.rows, several).encode())
+        common.terminal.say(f"Page: {page}")
     if not to_stdout:
         _report(run, target, state, common.terminal)
     if run.skipped:
