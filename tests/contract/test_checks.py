@@ -67,7 +67,7 @@ class Halved(Plain):
 
 
 def check(kind: type[cliquetta.Adapter]) -> None:
-    model, prompts = cliquetta.create_model("micro"), cliquetta.ClassPrompts(["cat", "dog", "ship"])
+    model, prompts = cliquetta.create_model("micro"), cliquetta.ClassPrompts(("cat", "dog", "ship"))
     cliquetta.check_method(lambda: kind(model, prompts, PlainConfig()))
 
 

@@ -198,7 +198,7 @@ def random_numbers_are_its_own(build: Build, batch: Batch, **_: float) -> None:
         torch.set_rng_state(outside)
 
 
-def dependence_is_as_declared(build: Build, batch: Batch, **tolerance: float) -> None:
+def dependence_is_as_declared(build: Build, batch: Batch, **tolerance: Any) -> None:
     """Order inside a batch matters if sequential only, splitting it if joint only."""
     adapter, order = build(), list(ORDER)
     whole, kind = adapter.predict(batch).logits, adapter.batch_dependence
