@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from cliquetta.methods._shared.state import save_state as save_state
     from cliquetta.methods._shared.support_set import FewShot as FewShot
     from cliquetta.methods.base import Adapter as Adapter
+    from cliquetta.methods.base import BatchDependence as BatchDependence
+    from cliquetta.methods.checks import check_method as check_method
     from cliquetta.methods.registry import create_method as create_method
     from cliquetta.methods.registry import list_methods as list_methods
     from cliquetta.methods.registry import method_config as method_config
@@ -76,7 +78,8 @@ _EXPORTS = {
     "evaluation.runner": ("evaluate",),
     "data.stream": ("Stream",),
     "export": ("export_model",),
-    "methods.base": ("Adapter",),
+    "methods.base": ("Adapter", "BatchDependence"),
+    "methods.checks": ("check_method",),
     "methods.registry": ("create_method", "list_methods", "method_config", "register"),
     "methods._shared.fewshot_io": ("create_fitted", "fit_method", "save_fitted"),
     "methods._shared.state": ("load_state", "merge_states", "restore_method", "save_state"),

@@ -76,6 +76,13 @@ def test_it_says_what_happened_and_how_to_repeat_it(page: Page) -> None:
     assert "lr" in page.inner_text("details[open]")
 
 
+def test_a_narrow_screen_shows_every_column(page: Page) -> None:
+    page.set_viewport_size({"width": 500, "height": 900})
+    cut = "[...document.querySelectorAll('.scroll')].filter(x => x.scrollWidth > x.clientWidth + 1)"
+    assert page.evaluate(f"{cut}.map(x => x.ariaLabel)") == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 500
+
+
 def test_no_figure_holds_text_outside_of_its_frame(page: Page) -> None:
     outside = page.evaluate(
         """[...document.querySelectorAll('figure > svg')].flatMap(svg => {

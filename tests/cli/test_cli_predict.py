@@ -6,6 +6,7 @@ import csv
 import json
 import struct
 import zlib
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,58 @@ def test_json_is_all_of_stdout(predict: Any, photos: Path) -> None:
     assert sum(document["predicted"]["zero_shot"].values()) == 6
     found = [(row["path"], row["prediction"]) for row in document["predictions"]]
     assert found == [(row["path"], row["prediction"]) for row in table_rows(out)]
+
+
+def test_json_writes_no_table_that_was_not_asked_for(
+    run: Run, photos: Path, tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = set(tmp_path.rglob("*"))
+    ask = ("predict", photos, "--classes", "cat,dog", "--method", "zero_shot", "--model", tiny_file)
+    document = json.loads(run(*ask, "--json").stdout)
+    assert document["out"] is None and len(document["predictions"]) == 6
+    assert set(tmp_path.rglob("*")) == before
+    assert run(*ask).code == 0 and (tmp_path / "predictions.csv").exists()
+
+
+def test_a_page_shows_every_image_with_its_prediction(
+    predict: Any, photos: Path, tmp_path: Path
+) -> None:
+    page, odd = tmp_path / "page.html", "<b>&.png"
+    (photos / "image0.png").rename(photos / odd)
+    (photos / "damaged.png").write_bytes(b"no picture")
+    answer, out = predict(photos, "--page", page, classes="<i>cat,dog,frog")
+    assert answer.code == 3 and f"Page: {page}" in answer.text
+    html, rows = page.read_text(), [row for row in table_rows(out) if not row["error"]]
+    assert html.count('<img src="data:image/webp;base64,') == len(rows) == 6
+    for row in rows:
+        assert escape(f"{row['prediction']} {100 * float(row['probability']):.0f} %") in html
+        assert f'alt="{escape(row["path"])}"' in html
+    assert f"{escape((photos / 'damaged.png').as_posix())}: not an image" in html
+    assert escape(odd) in html and odd not in html and "<i>" not in html
+    for row in rows:
+        assert html.count(f"> {escape(row['prediction'])} (") == 1  # a choice for every class
+    assert "<script" not in html and "default-src 'none'" in html
+    refused, _ = predict(photos, "--page", page, "--out", "-")
+    assert refused.code == 2 and "--page shows images" in refused.text
+
+
+def test_quiet_leaves_errors_only(predict: Any, photos: Path, tmp_path: Path) -> None:
+    (photos / "damaged.png").write_bytes(b"no picture")
+    loud, _ = predict(photos, "--top", "2")
+    assert "damaged.png" in loud.stderr and "1 image could not be read" in loud.stderr
+    quiet, _ = predict(photos, "--top", "2", "--quiet")
+    assert (quiet.code, quiet.stdout, quiet.stderr) == (3, "", "")
+    wrong, _ = predict(tmp_path / "nowhere", "--quiet")
+    assert wrong.code == 2 and "nowhere" in wrong.stderr
+
+
+@pytest.mark.parametrize("name", ["photo.jpg", "list.csv", "shard.tar"])
+def test_an_address_that_cannot_be_reached_is_named(predict: Any, name: str) -> None:
+    address = f"http://127.0.0.1:1/{name}"
+    answer, _ = predict(address)
+    assert answer.code in (1, 2) and address in answer.stderr
+    assert "parts" not in answer.stderr
 
 
 def test_images_of_no_class_are_named(predict: Any, photos: Path) -> None:

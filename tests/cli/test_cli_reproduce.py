@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
+from cliquetta.cli.ablate import ablate as run_ablate
 from cliquetta.cli.ablate import split_values
+from cliquetta.cli.evaluate import evaluate
+from cliquetta.report.results_pages import Pages
 from tests._helpers.running import Run
 
 
@@ -92,7 +96,25 @@ def test_what_cannot_be_run_is_refused(reproduce: Any, run: Run, tmp_path: Path)
     answer = reproduce("hyperparameters", "--method", "scap")
     assert answer.code == 2 and "leave out --method" in answer.text
     answer = reproduce("components", "--shard", "1/2")
-    assert answer.code == 2 and "--shard and --check are for headline" in answer.text
+    assert answer.code == 2 and "--shard and --overwrite are for headline" in answer.text
+
+
+def test_a_page_is_not_rewritten_unasked(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "README.md"
+    monkeypatch.setattr(Pages, "text", lambda *_: (page, "from the records"))
+    ask = ("reproduce", "headline", "--results", tmp_path)
+    assert run(*ask).code == 0 and page.read_text() == "from the records"
+    page.write_text("mine")
+    answer = run(*ask)
+    assert answer.code == 1 and "pass --overwrite" in answer.stderr and page.read_text() == "mine"
+    assert run(*ask, "--overwrite").code == 0 and page.read_text() == "from the records"
+
+
+def test_ablations_do_not_get_among_the_runs_that_are_compared() -> None:
+    defaults = {f.__name__: signature(f).parameters["out"].default for f in (run_ablate, evaluate)}
+    assert defaults == {"ablate": Path("ablations"), "evaluate": Path("runs")}
 
 
 @pytest.fixture

@@ -21,7 +21,8 @@ from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.methods import base
 from cliquetta.methods._shared.allocation import AllocationLimit
 from cliquetta.methods._shared.state import load_state, save_state
-from cliquetta.methods.base import Adapter, BatchDependence, NonFiniteError
+from cliquetta.methods.base import Adapter, NonFiniteError
+from cliquetta.methods.checks import CHECKS, bad_pixels_teach_nothing, stream_of
 from cliquetta.methods.registry import (
     MethodEntry,
     create_method,
@@ -31,7 +32,7 @@ from cliquetta.methods.registry import (
 )
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch, Prediction
+from cliquetta.types import Batch
 from tests._helpers.building import build_adapter, fitted_tensors, prepare
 from tests._helpers.tiny import build_tiny_clip
 from tests._helpers.tolerance import ADAPTED, LOGIT
@@ -40,15 +41,11 @@ SAME: dict[str, Any] = {"atol": ADAPTED, "rtol": LOGIT}
 """Logits on a scale of 10 that differ by the order of floating-point sums only."""
 
 
-def every_method(*, but: BatchDependence | None = None) -> list[MethodEntry]:
-    return [entry for entry in list_methods() if entry.adapter.batch_dependence is not but]
-
-
 def named(entry: MethodEntry) -> str:
     return entry.name
 
 
-@pytest.fixture(params=every_method(), ids=named)
+@pytest.fixture(params=list_methods(), ids=named)
 def entry(request: pytest.FixtureRequest) -> MethodEntry:
     return request.param
 
@@ -63,30 +60,26 @@ def batch(tiny_images: Tensor) -> Batch:
     return Batch(tiny_images, tuple(f"image-{i}" for i in range(len(tiny_images))))
 
 
-def pick(batch: Batch, rows: list[int]) -> Batch:
-    return Batch(batch.images[rows], tuple(batch.keys[row] for row in rows))
-
-
 def logits_of(adapter: Adapter, batches: list[Batch]) -> list[Tensor]:
     return [adapter.predict(prepare(adapter, batch)).logits for batch in batches]
 
 
-def stream_of(batch: Batch) -> list[Batch]:
-    """Four batches, one of them a single image and the last one short."""
-    return [batch[0:4], batch[4:5], batch[5:9], batch[9:10]]
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_what_a_plug_in_is_checked_for(
+    entry: MethodEntry, tiny_clip: CLIP, tiny_prompts: ClassPrompts, batch: Batch, check: Any
+) -> None:
+    check(lambda: build_adapter(entry, tiny_clip, tiny_prompts), batch, **SAME)
 
 
-def assert_bit_equal(left: list[Tensor], right: list[Tensor]) -> None:
-    assert len(left) == len(right)
-    for a, b in zip(left, right, strict=True):
-        assert torch.equal(a, b)
-
-
-def test_logits_are_finite_float32_of_the_right_shape(adapter: Adapter, batch: Batch) -> None:
-    for part, logits in zip(stream_of(batch), logits_of(adapter, stream_of(batch)), strict=True):
-        assert logits.shape == (len(part), len(adapter.prompts))
-        assert logits.dtype == torch.float32
-        assert torch.isfinite(logits).all()
+def test_pixels_that_are_checked_late_teach_nothing_either(
+    entry: MethodEntry,
+    tiny_clip: CLIP,
+    tiny_prompts: ClassPrompts,
+    batch: Batch,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(base, "CHECKED_LATE", {"cpu"})
+    bad_pixels_teach_nothing(lambda: build_adapter(entry, tiny_clip, tiny_prompts), batch)
 
 
 ADDED = {"tda": 30.0, "tip_adapter": 10.0, "tip_adapter_f": 10.0}
@@ -140,38 +133,9 @@ def test_logits_that_were_not_adapted_are_those_of_zero_shot_clip(
     torch.testing.assert_close(logits, expected, **SAME)
 
 
-def test_an_empty_batch_is_answered_and_changes_nothing(adapter: Adapter, batch: Batch) -> None:
-    before = adapter.state_dict()
-    prediction = adapter.predict(prepare(adapter, batch[0:0]))
-    assert prediction.logits.shape == (0, len(adapter.prompts))
-    assert all(torch.equal(before[name], value) for name, value in adapter.state_dict().items())
-
-
 def assert_same_state(adapter: Adapter, before: dict[str, Tensor]) -> None:
     for name, value in adapter.state_dict().items():
         assert value.equal(before[name]), name
-
-
-@pytest.mark.parametrize("late", [False, True], ids=["first", "with the answers"])
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf], ids=str)
-def test_pixels_that_are_not_finite_are_refused_and_teach_nothing(
-    entry: MethodEntry,
-    adapter: Adapter,
-    tiny_clip: CLIP,
-    tiny_prompts: ClassPrompts,
-    batch: Batch,
-    value: float,
-    late: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(base, "CHECKED_LATE", {"cpu"} if late else {})
-    expected = logits_of(build_adapter(entry, tiny_clip, tiny_prompts), stream_of(batch))
-    found = logits_of(adapter, stream_of(batch)[:2])
-    spoilt = batch.images[:4].clone()
-    spoilt[2, 1, 5, 7] = value
-    with pytest.raises(NonFiniteError, match=r"1 of 4 images .* number 2 \(image-2\)"):
-        adapter.predict(prepare(adapter, Batch(spoilt, batch.keys[:4])))
-    assert_bit_equal(expected, found + logits_of(adapter, stream_of(batch)[2:]))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="what a GPU makes of NaN")
@@ -214,36 +178,6 @@ def test_a_rate_that_diverges_never_gives_or_keeps_what_is_not_finite(
                 assert_same_state(adapter, before)
         for name, value in adapter.state_dict().items():
             assert not value.isnan().any(), name
-
-
-def test_an_error_in_the_middle_leaves_the_memory_as_it_was(
-    adapter: Adapter, batch: Batch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    logits_of(adapter, stream_of(batch)[:2])
-    before, predict = adapter.state_dict(), adapter._predict
-
-    def fail(batch: Batch) -> Prediction:
-        predict(batch)
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(adapter, "_predict", fail)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        adapter.predict(prepare(adapter, batch))
-    assert_same_state(adapter, before)
-
-
-def test_an_error_after_the_prediction_leaves_the_memory_as_it_was(
-    adapter: Adapter, batch: Batch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = adapter.state_dict()
-
-    def late(prediction: Prediction) -> Prediction:
-        raise TimeoutError  # the service's deadline
-
-    monkeypatch.setattr(adapter, "_on_model_scale", late)
-    with pytest.raises(TimeoutError):
-        adapter.predict(prepare(adapter, batch))
-    assert_same_state(adapter, before)
 
 
 def test_states_with_numbers_that_cannot_be_are_refused(adapter: Adapter, batch: Batch) -> None:
@@ -334,103 +268,6 @@ def test_settings_that_ask_for_gigabytes_are_refused_before_they_are_taken(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KiB
 
 
-def test_reset_replays_the_stream(adapter: Adapter, batch: Batch) -> None:
-    first = logits_of(adapter, stream_of(batch))
-    adapter.reset()
-    assert_bit_equal(first, logits_of(adapter, stream_of(batch)))
-
-
-def test_equally_built_adapters_agree(
-    entry: MethodEntry, adapter: Adapter, tiny_clip: CLIP, tiny_prompts: ClassPrompts, batch: Batch
-) -> None:
-    twin = build_adapter(entry, tiny_clip, tiny_prompts)
-    assert_bit_equal(logits_of(adapter, stream_of(batch)), logits_of(twin, stream_of(batch)))
-
-
-@pytest.mark.parametrize("stop", [0, 1, 2, 3])
-def test_saving_and_loading_continues_bit_equally(
-    entry: MethodEntry,
-    adapter: Adapter,
-    tiny_clip: CLIP,
-    tiny_prompts: ClassPrompts,
-    batch: Batch,
-    tmp_path: Path,
-    stop: int,
-) -> None:
-    batches = stream_of(batch)
-    logits_of(adapter, batches[:stop])
-    save_state(adapter, tmp_path / "state.safetensors")
-    expected = logits_of(adapter, batches[stop:])
-    other = build_adapter(entry, tiny_clip, tiny_prompts)
-    logits_of(other, [batch[3:8]])  # what it has seen before must not matter
-    load_state(other, tmp_path / "state.safetensors")
-    assert_bit_equal(expected, logits_of(other, batches[stop:]))
-
-
-def test_a_state_dict_is_a_copy(adapter: Adapter, batch: Batch) -> None:
-    batches = stream_of(batch)
-    logits_of(adapter, batches[:2])
-    state = adapter.state_dict()
-    kept = {name: value.clone() for name, value in state.items()}
-    logits_of(adapter, batches[2:])
-    assert all(torch.equal(kept[name], value) for name, value in state.items())
-
-
-def test_weights_are_untouched(
-    entry: MethodEntry, tiny_clip: CLIP, tiny_prompts: ClassPrompts, batch: Batch
-) -> None:
-    before = {name: value.clone() for name, value in tiny_clip.state_dict().items()}
-    adapter = build_adapter(entry, tiny_clip, tiny_prompts)
-    logits_of(adapter, stream_of(batch))
-    for name, value in tiny_clip.state_dict().items():
-        assert torch.equal(before[name], value), name
-    assert not tiny_clip.training
-    assert all(p.grad is None and not p.requires_grad for p in tiny_clip.parameters())
-
-
-def test_no_gradient_is_left_behind(adapter: Adapter, batch: Batch) -> None:
-    assert torch.is_grad_enabled()
-    prediction = adapter.predict(prepare(adapter, batch))
-    assert torch.is_grad_enabled()
-    assert not prediction.logits.requires_grad
-    assert not any(value.requires_grad for value in adapter.state_dict().values())
-
-
-def test_predicting_works_inside_no_grad(adapter: Adapter, batch: Batch) -> None:
-    expected = logits_of(adapter, [batch])
-    adapter.reset()
-    with torch.no_grad():
-        assert_bit_equal(expected, logits_of(adapter, [batch]))
-
-
-def test_the_global_random_state_does_not_matter(adapter: Adapter, batch: Batch) -> None:
-    torch.manual_seed(1)
-    first = logits_of(adapter, stream_of(batch))
-    adapter.reset()
-    torch.manual_seed(2)
-    before = torch.get_rng_state()
-    assert_bit_equal(first, logits_of(adapter, stream_of(batch)))
-    assert torch.equal(before, torch.get_rng_state())
-
-
-@pytest.mark.parametrize("entry", every_method(but=BatchDependence.SEQUENTIAL), ids=named)
-def test_order_inside_a_batch_does_not_matter_unless_sequential(
-    adapter: Adapter, batch: Batch
-) -> None:
-    order = [7, 2, 9, 0, 4, 1, 8, 3, 6, 5]
-    straight = logits_of(adapter, [batch])[0]
-    adapter.reset()
-    torch.testing.assert_close(logits_of(adapter, [pick(batch, order)])[0], straight[order], **SAME)
-
-
-@pytest.mark.parametrize("entry", every_method(but=BatchDependence.JOINT), ids=named)
-def test_splitting_a_batch_does_not_matter_unless_joint(adapter: Adapter, batch: Batch) -> None:
-    whole = logits_of(adapter, [batch])[0]
-    adapter.reset()
-    parts = torch.cat(logits_of(adapter, stream_of(batch)))
-    torch.testing.assert_close(parts, whole, **SAME)
-
-
 def test_half_precision_weights_give_float32_logits(
     entry: MethodEntry, tiny_prompts: ClassPrompts, batch: Batch
 ) -> None:
@@ -450,6 +287,13 @@ def test_missing_views_are_attached(adapter: Adapter, batch: Batch) -> None:
     found = adapter.predict(batch).logits
     adapter.reset()
     assert torch.equal(found, adapter.predict(prepare(adapter, batch)).logits)
+
+
+def test_errors_name_the_method_not_its_class(entry: MethodEntry, adapter: Adapter) -> None:
+    assert adapter.name == entry.name
+    if not adapter.outlives_classes:
+        with pytest.raises(UserError, match=f"^{entry.name} learns about its classes only"):
+            adapter.with_classes(["a", "b"])
 
 
 def test_repr_is_one_readable_line(entry: MethodEntry, adapter: Adapter) -> None:

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image, features
 
 from cliquetta.data.images import ImageError, open_image
+from cliquetta.serve.batches import FORMATS
 
 
 def noise(height: int = 12, width: int = 20, channels: int = 3, seed: int = 0) -> Any:
@@ -193,6 +194,8 @@ def test_heif_is_read_as_pillow_heif_wrote_it() -> None:
     pillow_heif.from_pillow(Image.fromarray(pixels)).save(data, quality=95)
     found = np.asarray(open_image(data.getvalue())).astype(float)
     assert found.shape == pixels.shape and np.abs(found - pixels).mean() < 2
+    served = open_image(data.getvalue(), formats=FORMATS)
+    assert np.array_equal(np.asarray(served), found)
 
 
 @pytest.mark.skipif(not features.check("avif"), reason="this Pillow reads no AVIF")

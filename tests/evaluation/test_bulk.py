@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from cliquetta.evaluation import parts, resumable
 from cliquetta.evaluation.answers import PredictionRun
 from cliquetta.evaluation.bulk import predict
 from cliquetta.evaluation.inference import Predictor
+from cliquetta.evaluation.reading import Reader
 from cliquetta.methods._shared.state import read_header
 from cliquetta.methods.registry import create_method
 from cliquetta.methods.zero_shot import ZeroShot
@@ -140,6 +142,35 @@ def test_a_run_is_over_before_it_leaves_its_cluster(
     cluster = HereCluster(tmp_path)
     run(cluster=cluster)
     assert cluster.left == ["out.csv", "whole.csv"]
+    assert (tmp_path / "out.csv").read_bytes() == whole
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["while adapting", "while reading"])
+def test_an_interrupt_loses_nothing_that_was_done(
+    run: Predict, whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: bool
+) -> None:
+    place, name = (Reader, "batches") if later else (Predictor, "ask")
+    original, calls = getattr(place, name), []
+
+    def ask(self: Predictor, read: Any) -> Any:
+        rows = original(self, read)
+        calls.append(len(read.keys))
+        if len(calls) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return rows
+
+    def batches(self: Reader, *words: Any) -> Iterator[Any]:
+        for read in original(self, *words):
+            if len(calls) == 2:
+                signal.raise_signal(signal.SIGINT)
+            calls.append(len(read.keys))
+            yield read
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, name, batches if later else ask)
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    assert run().before == sum(calls) > 0
     assert (tmp_path / "out.csv").read_bytes() == whole
 
 

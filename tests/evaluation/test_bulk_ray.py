@@ -73,6 +73,11 @@ def test_actors_answer_as_shards_do(run: Predict, tmp_path: Path) -> None:
     assert not (tmp_path / "ray.csv.parts").exists()
 
 
+def test_a_verdict_comes_from_the_actors(run: Predict) -> None:
+    done = run("out.csv", method="domain_norm", cluster=RayCluster(actors=1))
+    assert done.health["domain_norm"] == run("here.csv", method="domain_norm").health["domain_norm"]
+
+
 def test_groups_answer_as_each_alone(
     run: Predict, table: Path, tiny_clip: CLIP, tmp_path: Path
 ) -> None:

@@ -31,7 +31,6 @@ from cliquetta.report.results_pages import methods_page
 from cliquetta.types import Prediction
 from docs import hooks
 from tests._helpers.tolerance import LOGIT
-from tests.contract.test_contract import every_method
 
 MODULE = """
 from dataclasses import dataclass
@@ -96,7 +95,7 @@ def test_one_file_enters_a_method_everywhere(install: Path) -> None:
     assert "`made_up`" in methods_page([], [], [], install).partition("not run")[2]
     assert "`factor`" in hooks.settings(get_method("made_up"))
     assert "--method made_up" in hooks.command(get_method("made_up"))
-    assert get_method("made_up") in every_method()
+    assert get_method("made_up") in list_methods()
 
 
 def test_nothing_but_its_file_names_a_method() -> None:

@@ -83,8 +83,10 @@ def test_a_clip_model_becomes_ours(pixels: Tensor) -> None:
 
 
 def test_weights_are_shared_and_theirs_stay_trainable() -> None:
-    theirs = tiny_clip_model()
+    theirs = tiny_clip_model().train()
+    theirs.text_model.eval()
     ours = from_model(theirs)
+    assert (theirs.training, theirs.text_model.training, ours.training) == (True, False, False)
     tower, vision = ours.require_vit(), theirs.vision_model
     for shared, own in (
         (tower.patch.weight, vision.embeddings.patch_embedding.weight),
@@ -197,8 +199,15 @@ class ChannelNorm(nn.LayerNorm):
         return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
+def test_a_wrapped_model_is_said_to_leave_training_mode() -> None:
+    theirs = Convolutions(norm=False)
+    with pytest.warns(UserWarning, match="Convolutions was in training mode"):
+        from_model(theirs, preprocess=Preprocess(32))
+    assert not theirs.training
+
+
 def test_a_wrapped_model_has_what_it_has(pixels: Tensor, words: Any) -> None:
-    theirs = Convolutions()
+    theirs = Convolutions().eval()
     ours = from_model(theirs, preprocess=Preprocess(32), tokenizer=words, id="conv")
     assert ours.is_wrapped and ours.capabilities == {"text", "norm"}
     assert (ours.embed_dim, ours.id, ours.bias) == (12, "conv", 0)
@@ -224,7 +233,7 @@ def test_a_wrapped_model_has_what_it_has(pixels: Tensor, words: Any) -> None:
 
 
 def test_tent_learns_the_layernorms_of_a_wrapped_image_tower(pixels: Tensor, words: Any) -> None:
-    theirs = Convolutions()
+    theirs = Convolutions().eval()
     before = copy.deepcopy(theirs.state_dict())
     ours = from_model(theirs, preprocess=Preprocess(32), tokenizer=words)
     adapter: Any = create_method("tent", ours, PROMPTS)
@@ -253,7 +262,7 @@ def test_tent_learns_the_layernorms_of_a_wrapped_image_tower(pixels: Tensor, wor
 
 
 def test_a_wrapped_model_without_norms_or_tokenizer(pixels: Tensor) -> None:
-    ours = from_model(Convolutions(norm=False), preprocess=Preprocess(32))
+    ours = from_model(Convolutions(norm=False).eval(), preprocess=Preprocess(32))
     assert ours.capabilities == frozenset()
     with pytest.raises(MissingCapabilityError, match="tokenizer="):
         create_method("zero_shot", ours, PROMPTS)

@@ -169,7 +169,7 @@ def test_several_runs_are_compared(tmp_path: Path) -> None:
     runs, unfinished = load_runs([tmp_path])
     page = build_page(runs, unfinished)
     text = Reader(page.html).text
-    assert "4 methods on toy@fog:3" in text and "1 unfinished run left out" in text
+    assert "5 methods on toy@fog:3" in text and "1 unfinished run left out" in text
     assert MICRO_NOTE in text
     assert text.count("tda") > 2
     assert "scap changed 12 of 32 answers: 12 from wrong to right, 0 from right to wrong" in text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,25 @@ def test_refusals(started: list[dict[str, Any]], arguments: list[str], words: st
     assert result.exit_code == 2
     assert words in result.output
     assert started == []
+
+
+def test_every_line_of_a_json_log_is_json(
+    monkeypatch: pytest.MonkeyPatch, tiny_clip: CLIP, tmp_path: Path
+) -> None:
+    class Ended:
+        def run(self, sockets: object) -> None:
+            """Serve nobody."""
+
+    monkeypatch.setattr(server, "make_server", lambda *_: Ended())
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    save_model(tiny_clip, tmp_path / "m.safetensors")
+    words = ["serve", "--model", f"m={tmp_path}/m.safetensors", "--port", str(port)]
+    words += ["--state-dir", str(tmp_path / "kept"), "--log-format", "json"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0
+    (line,) = map(json.loads, result.output.splitlines())
+    assert "press Ctrl-C to stop" in line["message"]
 
 
 def test_what_is_served(started: list[dict[str, Any]], tiny_clip: CLIP, tmp_path: Path) -> None:

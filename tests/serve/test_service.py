@@ -196,6 +196,9 @@ def test_the_python_client(tiny_clip: CLIP, tmp_path: Path) -> None:
         assert client.session(session.id).sequence == session.sequence == 1
         assert client.models()[0].name == "tiny" and client.health().status == "ok"
         assert "zero_shot" in {method.name for method in client.methods()}
+        array = np.zeros((40, 30, 3), np.uint8)
+        for one in (tmp_path / "a.png", str(tmp_path / "*.png"), array, pixels):
+            assert len(session.predict(one).predictions) == 1
         with pytest.raises(RemoteError, match="unknown method"):
             client.create_session(CLASSES, method="nothing")
         session.delete()

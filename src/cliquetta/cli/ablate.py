@@ -12,7 +12,7 @@ import typer
 
 from cliquetta.cli.command import Common, command
 from cliquetta.cli.console import Terminal, number
-from cliquetta.cli.executing import RUNS, Limit, Out, Seeds, finish, read_seeds, run_grid
+from cliquetta.cli.executing import Limit, Out, Seeds, finish, read_seeds, run_grid
 from cliquetta.cli.options import BatchSize, Model, Root, Settings, Workers
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def ablate(
     ] = None,
     model: Model = "micro",
     seeds: Seeds = "0",
-    out: Out = RUNS,
+    out: Out = Path("ablations"),
     settings: Settings = None,
     batch_size: BatchSize = 64,
     limit: Limit = None,

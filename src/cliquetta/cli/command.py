@@ -82,7 +82,7 @@ def _option(kind: Any, help: str, *flags: str, least: int | None = None) -> Any:
 
 _OPTIONS: dict[str, tuple[Any, Any]] = {
     "json": (_option(bool, "Print one JSON document to stdout.", "--json"), False),
-    "quiet": (_option(bool, "No progress bars or messages.", "--quiet", "-q"), False),
+    "quiet": (_option(bool, "Print results and errors only.", "--quiet", "-q"), False),
     "debug": (_option(bool, "Show tracebacks.", "--debug"), False),
 }
 _COMPUTE: dict[str, tuple[Any, Any]] = {
@@ -148,7 +148,8 @@ class _Command(TyperCommand):
             option, equals, value = word.partition("=")
             if option in self.renamed:
                 words[place] = self.renamed[option] + equals + value
-                typer.echo(f"{option} is now {self.renamed[option]}", err=True)
+                if not {"--quiet", "-q"} & set(args):
+                    typer.echo(f"{option} is now {self.renamed[option]}", err=True)
         return super().parse_args(ctx, words)
 
 

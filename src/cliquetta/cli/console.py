@@ -47,9 +47,10 @@ class Terminal:
         if not (self.quiet or self.json):
             self.out.print(escape(sentence), soft_wrap=True)
 
-    def warn(self, sentence: str) -> None:
-        """A warning, also with ``quiet``."""
-        self.err.print(f"[yellow]{escape(sentence)}[/yellow]", soft_wrap=True)
+    def warn(self, sentence: str, *, always: bool = False) -> None:
+        """A warning; left out with ``quiet`` unless results are misread without it."""
+        if not self.quiet or always:
+            self.err.print(f"[yellow]{escape(sentence)}[/yellow]", soft_wrap=True)
 
     def fail(self, sentence: str) -> None:
         """Why the command stops."""
@@ -145,7 +146,8 @@ class Terminal:
     def logging(self, *, debug: bool = False) -> Iterator[None]:
         """Show the package's warnings (a skipped image) above the bars while the command runs."""
         handler = RichHandler(console=self.err, show_time=False, show_path=False, show_level=False)
-        handler.setLevel(logging.DEBUG if debug else logging.WARNING)
+        shown = logging.ERROR if self.quiet else logging.WARNING
+        handler.setLevel(logging.DEBUG if debug else shown)
         logger = logging.getLogger("cliquetta")
         propagate = logger.propagate
         logger.addHandler(handler)
@@ -169,6 +171,12 @@ class _Lines(Progress):
     """Progress for a log file: a line every half minute instead of bars."""
 
     said = float("-inf")
+
+    def start(self) -> None:
+        """Draw nothing."""
+
+    def stop(self) -> None:
+        """Leave no bar behind."""
 
     def update(self, task_id: TaskID, **changes: Any) -> None:
         super().update(task_id, **changes)

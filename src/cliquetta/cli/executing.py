@@ -129,7 +129,7 @@ class Bars:
         self.progress.advance(self.runs)
         self._remove(name)
         if result.record is None and self.terminal is not None:
-            self.terminal.warn(f"{name} failed: {result.error}")
+            self.terminal.fail(f"{name}: {result.error}")
 
     def _remove(self, name: str) -> None:
         bar = self.under_way.pop(name, None)

@@ -93,15 +93,22 @@ def predict(
     fitted: Fitted = None,
     model: Model = "micro",
     out: Annotated[
-        str,
-        typer.Option(help="Output file or URL: .csv, .jsonl or .parquet; - for standard output."),
-    ] = "predictions.csv",
+        str | None,
+        typer.Option(
+            help="Output file or URL: .csv, .jsonl or .parquet; - for standard output. (default: "
+            "predictions.csv; none with --json)"
+        ),
+    ] = None,
     format: Annotated[
         str | None, typer.Option(help="csv, jsonl or parquet (default: by the suffix of --out).")
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an existing output file.")
     ] = False,
+    page: Annotated[
+        Path | None,
+        typer.Option(help="Also write an HTML page of thumbnails with their predictions."),
+    ] = None,
     top_k: Annotated[int, typer.Option(min=1, help="Predictions per image.")] = 1,
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="Write the probability of every class, too.")
@@ -184,21 +191,25 @@ def predict(
     from cliquetta.prompts.catalogue import read_prompts
     from cliquetta.prompts.features import as_text_features
 
-    to_stdout = str(out) == "-"
+    to_stdout = out == "-"
     if to_stdout and common.json:
         raise UserError("--json prints the predictions itself: leave out --out -")
+    if out is None and not (common.json and ray is None and group_by is None):
+        out = "predictions.csv"
     if (features is None) == (not paths):
         raise UserError("name images (folders, files or tables), or a file with --features")
     if text_features is not None and features is None:
         raise UserError("--text-features go with --features, the features of images")
+    if page is not None and (to_stdout or features is not None):
+        raise UserError("--page shows images, and their table: leave out --features and --out -")
     text = None if text_features is None else as_text_features(text_features)
     named = classes is None and text is not None and text.names is not None
     prompts = None if named else read_prompts(classes, templates or ())
     base = RunSpec("", "", model, seed=seed)
     specs = read_cells(base, method, fitted, settings or (), preset)
     part = read_shard(shard)
-    target = shard_path(out, part)
-    check_places(target, state, overwrite=overwrite or to_stdout)
+    target = None if out is None else shard_path(out, part)
+    check_places(target or "-", state, overwrite=overwrite or to_stdout or out is None)
     cluster = None
     if features is not None and (ray is not None or group_by is not None):
         raise UserError("--ray and --group-by are for images, not for --features")
@@ -250,25 +261,34 @@ def predict(
                 file_format=format,
                 shard=part,
                 overwrite=overwrite,
-                keep_rows=common.json,
+                keep_rows=common.json or page is not None,
                 on_progress=show,
                 group_by=group_by,
                 cluster=cluster,
             )
         except (KeyboardInterrupt, OSError):
-            if not to_stdout and features is None:
+            if target is not None and any(parts_folder(target).glob("*.jsonl")):
                 common.terminal.warn(
                     f"stopped; finished parts are in {parts_folder(target)}: run the same command "
                     "again to continue"
                 )
             raise
+    if page is not None:
+        from cliquetta.atomic import write_atomically
+        from cliquetta.report.contact_sheet import contact_sheet
+
+        several = [adapter.name for adapter in adapters] if len(adapters) > 1 else [""]
+        write_atomically(page, contact_sheet(run.rows, several).encode())
+        common.terminal.say(f"Page: {page}")
     if not to_stdout:
         _report(run, target, state, common.terminal)
     if run.skipped:
         raise typer.Exit(SKIPPED if run.skipped < run.images else BAD_INPUT)
 
 
-def _report(run: PredictionRun, out: Path | str, state: Path | None, terminal: Terminal) -> None:
+def _report(
+    run: PredictionRun, out: Path | str | None, state: Path | None, terminal: Terminal
+) -> None:
     from cliquetta.methods.domain_norm.health import in_words
 
     predicted = run.images - run.skipped
@@ -301,15 +321,15 @@ def _report(run: PredictionRun, out: Path | str, state: Path | None, terminal: T
         worst = "; nothing could be predicted" if not predicted else ""
         terminal.warn(
             f"{count(run.skipped, 'image')} could not be read and "
-            f"{'was' if run.skipped == 1 else 'were'} skipped: see the column `error` of "
-            f"{out}{worst}"
+            f"{'was' if run.skipped == 1 else 'were'} skipped: see `error`"
+            f"{f' in {out}' if out else ''}{worst}"
         )
     rate = (run.images - run.before) / run.seconds if run.seconds else 0.0
     resumed = f", {run.before:,} of them before it was continued" if run.before else ""
     terminal.say(f"{count(run.images, 'image')} in {out}, each once{resumed} ({rate:.0f} images/s)")
     terminal.document(
         {
-            "out": str(out),
+            "out": None if out is None else str(out),
             "images": predicted,
             "skipped": [
                 {"path": row["path"], "reason": row["error"]} for row in run.rows if row["error"]

@@ -177,4 +177,4 @@ def _say_reasons(made: Sequence[Line], terminal: Terminal) -> None:
             groups.setdefault(line.reasons, []).append(line.item.row.label)
     for reasons, labels in groups.items():
         who = "" if len(labels) == len(ran) else f"{', '.join(dict.fromkeys(labels))}: "
-        terminal.warn(f"{who}not comparable with the paper: {'; '.join(reasons)}.")
+        terminal.warn(f"{who}not comparable with the paper: {'; '.join(reasons)}.", always=True)

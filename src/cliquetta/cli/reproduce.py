@@ -58,8 +58,11 @@ def reproduce(
         str,
         typer.Option(help="With --run: only shard I of N of the streams (I/N); records nothing."),
     ] = "1/1",
-    check: Annotated[
-        bool, typer.Option("--check", help="Our results: exit with 1 if the page is out of date.")
+    overwrite: Annotated[
+        bool,
+        typer.Option(
+            "--overwrite", help="Our results: rewrite a page that is not what the records say."
+        ),
     ] = False,
     results: Annotated[Path, typer.Option(help="Our results: directory of the records.")] = Path(
         "docs/results"
@@ -103,10 +106,10 @@ def reproduce(
             context = RunContext(out, None, common.place(), workers)
             _run_grids(table, pages, context, root, common, read_shard(shard))
         if shard == "1/1":
-            _write_page(table, pages, common.terminal, check=check)
+            _write_page(table, pages, common.terminal, overwrite=overwrite)
         return
-    if run or check or shard != "1/1":
-        raise UserError(f"--run, --shard and --check are for {', '.join(GRIDS)}")
+    if run or overwrite or shard != "1/1":
+        raise UserError(f"--run, --shard and --overwrite are for {', '.join(GRIDS)}")
     wanted = published_table(table)
     if root is None and limit is None:
         limit = STAND_IN_IMAGES.get(table, FEW_IMAGES)
@@ -164,14 +167,15 @@ def _run_grids(
         common.terminal.say(f"{count(len(records), 'record')} in {pages.records(grid)}")
 
 
-def _write_page(page: str, pages: Pages, terminal: Terminal, *, check: bool) -> None:
+def _write_page(page: str, pages: Pages, terminal: Terminal, *, overwrite: bool) -> None:
     from cliquetta.atomic import write_atomically
 
     path, text = pages.text(page)
-    now = path.read_text(encoding="utf-8") if path.exists() else ""
-    if check and now != text:
-        terminal.fail(f"{path} is not what the records say: run `cliquetta reproduce {page}`")
+    if path.exists() and path.read_text(encoding="utf-8") == text:
+        terminal.say(f"{path} is what the records say")
+        return
+    if path.exists() and not overwrite:
+        terminal.fail(f"{path} is not what the records say: pass --overwrite to rewrite it")
         raise typer.Exit(FAILED)
-    if not check:
-        write_atomically(path, text.encode())
-        terminal.say(f"written: {path}")
+    write_atomically(path, text.encode())
+    terminal.say(f"written: {path}")

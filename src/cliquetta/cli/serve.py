@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from logging import getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -103,17 +104,20 @@ def serve(
     except ImportError as error:
         raise UserError(f"no {error.name}: pip install 'cliquetta[serve]'") from error
 
+    from cliquetta.data.remote import is_url
     from cliquetta.serve.logs import FORMATS
 
     if log_format not in FORMATS:
         raise UnknownNameError("log format", log_format, FORMATS)
     from cliquetta.serve.tracing import Tracing, open_tracing
 
-    if ray is None and (ray_gpus is not None or replicas != "2" or "://" in state_dir):
+    if ray is None and (ray_gpus is not None or replicas != "2" or is_url(state_dir)):
         raise UserError("--replicas, --ray-gpus and a URL as --state-dir are for --ray")
     settings = offered(common, method, host, token_file, limit, workers, session_days, ray=ray)
     said = f"http://{host}:{port}, sessions in {state_dir}; press Ctrl-C to stop"
-    ready = partial(common.terminal.say, said)
+    # a line of the log, which standard output may be part of, is JSON as well
+    tell = common.terminal.say if log_format == "text" else getLogger("cliquetta.serve").info
+    ready = partial(tell, said)
     where: Any = {"host": host, "port": port, "log_format": log_format, "on_ready": ready}
     sources = name_models(model)
     if ray is None:

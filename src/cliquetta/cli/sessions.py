@@ -84,10 +84,11 @@ def delete(
 
 
 def _scan(where: str) -> list[StoredSession]:
+    from cliquetta.data.remote import is_url
     from cliquetta.serve.shared_store import SharedStore
     from cliquetta.serve.store import Store
 
-    if "://" in where:
+    if is_url(where):
         return SharedStore(where).scan()
     if not Path(where).is_dir():
         raise UserError(f"no directory {where}: pass --state-dir as for `cliquetta serve`")

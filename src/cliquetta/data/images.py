@@ -34,6 +34,10 @@ MAX_PIXELS = 100_000_000
 MAX_BYTES = 2**30
 """Files larger than this are refused before they are read."""
 
+HEIF = "HEIF"
+"""Format of iPhones' photographs, as pillow-heif calls it."""
+_AVIF = (b"avif", b"avis")
+
 Decode = Literal["exact", "fast"]
 """Every pixel; or JPEG's own downscaling first, where an image is at least twice as large as
 needed."""
@@ -83,7 +87,11 @@ def _decode(
     shorter: int | None = None,
 ) -> Image.Image:
     """The picture as it is stored, its size checked before its pixels are touched."""
-    remedy = _need_of_heif(data) if formats is None else ""
+    remedy = ""
+    if formats is None or (HEIF in formats and data[8:12] not in _AVIF):
+        remedy = _need_of_heif(data)
+    if formats is not None:
+        formats = tuple(name for name in formats if name != HEIF or name in Image.OPEN)
     try:
         image = Image.open(BytesIO(data), formats=formats)
     except UnidentifiedImageError:
@@ -109,7 +117,7 @@ def _need_of_heif(data: bytes) -> str:
     """Make Pillow ready for a HEIF or AVIF image; returns what is missing to read it."""
     if data[4:8] != b"ftyp":
         return ""
-    if data[8:12] in (b"avif", b"avis"):
+    if data[8:12] in _AVIF:
         return "an AVIF image: reading it needs Pillow 11.3 or newer"
     try:
         import pillow_heif

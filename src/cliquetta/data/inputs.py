@@ -37,14 +37,15 @@ def is_single(images: Any) -> bool:
     return isinstance(images, os.PathLike | bytes | bytearray | Image.Image) or _is_file(images)
 
 
-def separate_images(images: Any, preprocess: Preprocess) -> Iterator[ImageLike]:
+def separate_images(images: Any, preprocess: Preprocess | None) -> Iterator[ImageLike]:
     """Yield the images of whatever a user has, one by one.
 
     Args:
         images: One image (:data:`ImageLike`, a file object, a ``data:`` URI or preprocessed pixels
             (3, S, S)), a glob, an iterable of these, an array (N, H, W, 3), a tensor (N, 3, H, W),
             or a DataFrame with a column of paths.
-        preprocess: The rule that made preprocessed pixels, which become pictures again.
+        preprocess: The rule that made preprocessed pixels, which become pictures again; without it
+            they are refused.
 
     Raises:
         UserError: Something is not an image.
@@ -128,9 +129,9 @@ def _has_colours(shape: tuple[int, ...]) -> bool:
     return len(shape) == 2 or (len(shape) == 3 and shape[2] in (3, 4))
 
 
-def _from_pixels(pixels: Tensor, preprocess: Preprocess) -> npt.NDArray[np.uint8]:
+def _from_pixels(pixels: Tensor, preprocess: Preprocess | None) -> npt.NDArray[np.uint8]:
     """The picture (S, S, 3) of preprocessed pixels, exact where they came from 8 bits."""
-    if tuple(pixels.shape) != (3, preprocess.size, preprocess.size):
+    if preprocess is None or tuple(pixels.shape) != (3, preprocess.size, preprocess.size):
         raise not_an_image(pixels)
     picture: npt.NDArray[np.uint8] = preprocess.unnormalise(pixels).cpu().numpy()
     return picture

@@ -27,6 +27,7 @@ from cliquetta.data.remote import (
     find_filesystem,
     is_url,
     join_url,
+    naming,
     open_listed,
     open_location,
     walk_urls,
@@ -185,8 +186,13 @@ def list_images(
     """
     listing = Listing(database)
     unused: Counter[str] = Counter()
-    entries = (entry for source in sources for entry in _expand(source, unused, stdin))
-    listing.fill(entries, unused, group_by)
+
+    def entries() -> Iterator[Entry]:
+        for source in sources:
+            with naming(source):
+                yield from _expand(source, unused, stdin)
+
+    listing.fill(entries(), unused, group_by)
     if not len(listing):
         raise UserError("no images to predict")
     return listing
@@ -295,7 +301,7 @@ def digest(sources: Sequence[Source], stdin: Path | None) -> str:
     tables = [s for s in sources if not is_table(s) and str(s).lower().endswith(TABLES)]
     files = [s for s in tables if is_url(s) or Path(s).is_file()]
     for path in [*files, *([stdin] if stdin else [])]:
-        with open_location(path) as file:
+        with naming(path), open_location(path) as file:
             while block := file.read(_BLOCK):
                 found.update(block)
     return found.hexdigest()[:16]

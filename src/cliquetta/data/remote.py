@@ -8,6 +8,7 @@ import posixpath
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -44,6 +45,19 @@ def find_filesystem(url: str) -> tuple[Any, str]:
     except ValueError as error:
         raise UserError(f"{url}: {error}") from None
     return filesystem, path
+
+
+@contextmanager
+def naming(location: Path | str) -> Iterator[None]:
+    """Name a URL in whatever its file system raises."""
+    try:
+        yield
+    except Exception as error:
+        if not is_url(location) or isinstance(error, UserError):
+            raise
+        missing = isinstance(error, FileNotFoundError)
+        reason = "no such file" if missing else f"cannot be read ({error})"
+        raise OSError(f"{location}: {reason}") from error
 
 
 def open_location(location: Path | str) -> BinaryIO:

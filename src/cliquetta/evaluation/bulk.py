@@ -41,7 +41,7 @@ from cliquetta.evaluation.resumable import (
 from cliquetta.evaluation.table_files import Row, TableFormat, pick_format
 from cliquetta.methods._shared.state import describe
 from cliquetta.methods.base import Adapter
-from cliquetta.methods.registry import DEFAULT_METHOD, create_method, name_of
+from cliquetta.methods.registry import DEFAULT_METHOD, create_method
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model, pick_device
 from cliquetta.model.features_only import FeaturesOnly
@@ -246,8 +246,8 @@ def _adapters(
         if isinstance(one, str):
             assert isinstance(model, CLIP) and classes is not None
             one = create_method(one, model, classes, seed=seed)
-        if found.setdefault(name_of(one), one) is not one:
-            raise UserError(f"{name_of(one)} is named twice: name every method once")
+        if found.setdefault(one.name, one) is not one:
+            raise UserError(f"{one.name} is named twice: name every method once")
     if not found:
         raise UserError("no method given")
     return found

@@ -13,7 +13,7 @@ import os
 import pickle
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,12 +21,12 @@ from torch import Tensor
 
 from cliquetta.errors import UserError
 from cliquetta.evaluation import parts as limits
-from cliquetta.evaluation.inference import Predictor, States
+from cliquetta.evaluation.inference import Health, Predictor, States
 from cliquetta.evaluation.parts import Lane, Part, PartCutter
 from cliquetta.evaluation.reading import ReadBatch, Reader, Segment
 from cliquetta.evaluation.resumable import Work
 from cliquetta.evaluation.table_files import Row
-from cliquetta.methods.registry import create_method, get_method, name_of
+from cliquetta.methods.registry import create_method, get_method
 from cliquetta.model.clip import CLIP
 
 
@@ -53,6 +53,8 @@ class BatchReport:
     busy: float = 0.0
     waited: float = 0.0
     part: Part | None = None
+    health: Health = field(default_factory=dict)
+    """With a part: how adaptation was doing at its end."""
     refusal: str = ""
     """Why it cannot go on, if that is bad input."""
 
@@ -77,15 +79,13 @@ class ActorSetup:
         """The setup of a run."""
         adapters = work.predictor.adapters.values()
         for one in adapters:
-            if get_method(name_of(one)).adapter is not type(one):
+            if get_method(one.name).adapter is not type(one):
                 raise UserError(
-                    f"{type(one).__name__} cannot be built again in an actor: run it without "
+                    f"{one.name} cannot be built again in an actor: run it without "
                     "--ray, in parts (--shard) on several machines"
                 )
         predictor = replace(work.predictor, adapters={})
-        methods = [
-            (name_of(one), one.prompts, one.config, one.seed, one.fitted) for one in adapters
-        ]
+        methods = [(one.name, one.prompts, one.config, one.seed, one.fitted) for one in adapters]
         model = copy.deepcopy(next(iter(adapters)).model).cpu()
         return cls(
             predictor,
@@ -153,7 +153,8 @@ class PredictActor:
         part = self.cutter.add(len(rows), due=task.due)
         if part is not None:
             part, self.rows = replace(part, rows=self.rows), []
-        return BatchReport(len(rows), len(task.images.unreadable), waited=waited, part=part)
+        health = {} if part is None else self.predictor.health
+        return BatchReport(len(rows), len(task.images.unreadable), 0.0, waited, part, health)
 
 
 class _Pickler(pickle.Pickler):

@@ -216,6 +216,7 @@ class _Track:
             with self.lock:
                 if report.part is not None:
                     self.work.parts.add(report.part)
+                    self.work.run.health |= report.health
                 self.work.run.busy += report.busy
                 self.work.run.waited += report.waited
                 self.work.advance(report.images, report.skipped)

@@ -29,6 +29,10 @@ States = Mapping[str, bytes]
 """The packed state of every method, by name."""
 
 
+Health = dict[str, dict[str, int | float | str]]
+"""By method: figures of how adaptation is doing, with a verdict."""
+
+
 def predict_batch(adapter: Adapter, batch: AnyBatch) -> Prediction:
     """The answer of a method to a batch, of images or of their features."""
     if isinstance(batch, Batch):
@@ -59,8 +63,8 @@ class Predictor:
             adapter.enable(reject=self.answers.reject, calibrate=self.answers.calibrate)
 
     @property
-    def health(self) -> dict[str, dict[str, int | float | str]]:
-        """By method: how adaptation was doing at the end, with its verdict."""
+    def health(self) -> Health:
+        """How adaptation was doing at the end."""
         return {name: self.adapters[name].summarize(said) for name, said in self.last.items()}
 
     @cached_property

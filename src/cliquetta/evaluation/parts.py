@@ -9,6 +9,8 @@ whichever step a crash hits, the last finished part has its state.
 from __future__ import annotations
 
 import json
+import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -86,6 +88,28 @@ class PartCutter:
         part = Part(self.lane, self.place, last, (), states)
         self.waiting, self.place, self.begun = 0, last, time.monotonic()
         return part
+
+
+@contextmanager
+def interrupted_after() -> Iterator[None]:
+    """Let Ctrl-C wait for the end of the block; pressed twice it does not."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        pressed.append(number)
+        if len(pressed) > 1:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt
 
 
 class Writer:

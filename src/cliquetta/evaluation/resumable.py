@@ -27,7 +27,7 @@ from cliquetta.data.remote import find_filesystem, is_url
 from cliquetta.errors import UserError
 from cliquetta.evaluation.answers import PredictionRun
 from cliquetta.evaluation.inference import Predictor, States
-from cliquetta.evaluation.parts import Lane, Part, PartCutter, Parts, Writer
+from cliquetta.evaluation.parts import Lane, Part, PartCutter, Parts, Writer, interrupted_after
 from cliquetta.evaluation.reading import ImageSource
 from cliquetta.evaluation.table_files import Row, TableFormat
 from cliquetta.methods._shared.state import describe, merge_states
@@ -167,7 +167,7 @@ def run_with_parts(
         work.do() if workers is None else workers.do(work)
         run.seconds = time.perf_counter() - begun
         run.classes_changed = facts.get("classes changed", False)
-        run.health = predictor.health
+        run.health |= predictor.health
         predicted: Counter[Lane] = Counter()
         rows = _collect(work, predicted)
         put_together(rows, request.table, request.target, parts.folder, source.table_columns())
@@ -285,13 +285,22 @@ class Work:
                 place = self.parts.done(lane)
                 cutter = PartCutter(self.predictor, lane, place, self.request.state is not None)
                 rows: list[Future[list[Row]]] = []
-                for read in self.predictor.reader.batches(self.source, place, lane.stop):
-                    rows.append(writer.submit(self.predictor.ask(read)))
-                    part = cutter.add(len(read.keys))
-                    if part is not None:
+                whole = True  # rows and states are of the same images
+                try:
+                    for read in self.predictor.reader.batches(self.source, place, lane.stop):
+                        with interrupted_after():
+                            whole = False
+                            rows.append(writer.submit(self.predictor.ask(read)))
+                            part = cutter.add(len(read.keys))
+                            if part is not None:
+                                writer.submit(self._write, part, rows)
+                                rows = []
+                            whole = True
+                        self.advance(len(read.keys), len(read.unreadable))
+                except KeyboardInterrupt:
+                    if whole and rows and (part := cutter.add(0, due=True)):
                         writer.submit(self._write, part, rows)
-                        rows = []
-                    self.advance(len(read.keys), len(read.unreadable))
+                    raise
         self.run.busy, self.run.waited = self.predictor.busy, time.perf_counter() - begun
         self.run.waited -= self.run.busy
 

@@ -53,7 +53,7 @@ from cliquetta.evaluation.record import (
 from cliquetta.evaluation.scorer import Scorer
 from cliquetta.methods._shared.state import fitted_fingerprint, save_state, unpack_state
 from cliquetta.methods.base import Adapter
-from cliquetta.methods.registry import name_of, require_features_only
+from cliquetta.methods.registry import require_features_only
 from cliquetta.types import Batch, Prediction
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def evaluate(
 def plan(adapter: Adapter, stream: AnyStream, preset: str | None = None) -> Record:
     """The record of a run before it runs: its id and its settings."""
     settings = describe_run(
-        method=name_of(adapter),
+        method=adapter.name,
         config=adapter.config,
         seed=adapter.seed,
         model=adapter.model,
@@ -138,7 +138,7 @@ def plan(adapter: Adapter, stream: AnyStream, preset: str | None = None) -> Reco
 def _check(adapter: Adapter, stream: AnyStream) -> None:
     """Refuse pairs that cannot be scored."""
     if isinstance(stream, FeatureStream):
-        require_features_only(type(adapter), name_of(adapter), towers=True)
+        require_features_only(type(adapter), adapter.name, towers=True)
     if stream.views != adapter.views:
         raise UserError(
             f"the stream carries views {stream.views}, the method wants {adapter.views}; build "

@@ -76,6 +76,9 @@ class Adapter(ZeroShotReference, ABC):
     and restore follow from that.
     """
 
+    name: str
+    """What the method is registered under; that of the class if it is not."""
+
     batch_dependence: ClassVar[BatchDependence]
     needs: ClassVar[frozenset[str]] = frozenset()
     """Capabilities of the model (``CLIP.capabilities``) without which the method cannot run."""
@@ -92,13 +95,17 @@ class Adapter(ZeroShotReference, ABC):
     merge_rules: ClassVar[Sequence[tuple[str, MergeRule]]] = ()
     """How to join what several copies remember under a name (or a name, a dot and more)."""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.name = cls.__name__
+
     def __init__(self, model: CLIP, prompts: ClassPrompts, config: Any, *, seed: int = 0) -> None:
         if len(prompts) < 2:
             raise UserError(
                 f"one class, {prompts.names[0]!r}, which every image would be with certainty: give "
                 "at least two, such as 'something else' beside it"
             )
-        model.require(self.needs, by=type(self).__name__)
+        model.require(self.needs, by=self.name)
         self.model = model
         self.prompts = prompts
         self.config = config
@@ -164,7 +171,7 @@ class Adapter(ZeroShotReference, ABC):
             prediction = self._on_model_scale(self._compare(predict(), encode))
             if not all_finite([*late, prediction.logits, *self.memory.changed(before)]):
                 raise NonFiniteError(
-                    f"{type(self).__name__} gave or learned numbers that are not finite: lower its "
+                    f"{self.name} gave or learned numbers that are not finite: lower its "
                     "learning rate, or start without the state; nothing of this batch was kept"
                 )
         except BaseException as error:
@@ -205,7 +212,7 @@ class Adapter(ZeroShotReference, ABC):
         """
         if not self.outlives_classes:
             raise UserError(
-                f"{type(self).__name__} learns about its classes only, nothing of which another "
+                f"{self.name} learns about its classes only, nothing of which another "
                 "class list could keep: build a new one for it"
             )
         other = self._rebuild(as_prompts(prompts))
@@ -266,7 +273,7 @@ class Adapter(ZeroShotReference, ABC):
     ) -> dict[str, Tensor]:
         """One state from several, without what rejection and calibration need."""
         del start  # averages and caches come out right without
-        return merge_memories(states, self.merge_rules, type(self).__name__)
+        return merge_memories(states, self.merge_rules, self.name)
 
     def frozen_model(self) -> FrozenModel:
         """What is learned so far as a function of one image: pixels (B, 3, S, S) to logits.
@@ -276,7 +283,7 @@ class Adapter(ZeroShotReference, ABC):
 
         """
         raise UserError(
-            f"{type(self).__name__} has nothing to freeze or export: its answers are no function "
+            f"{self.name} has nothing to freeze or export: its answers are no function "
             "of a single image; those of domain_norm are"
         )
 

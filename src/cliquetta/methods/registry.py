@@ -100,6 +100,7 @@ def register(
             setting=setting,
             for_batches=for_batches,
         )
+        adapter.name = name
         return adapter
 
     return enter
@@ -136,15 +137,6 @@ def get_method(name: str) -> MethodEntry:
     if name not in _ENTRIES:
         raise UnknownNameError("method", name, list(_ENTRIES))
     return _ENTRIES[name]
-
-
-def name_of(adapter: Adapter) -> str:
-    """The name that an adapter is registered under, or that of its class if it is not."""
-    kind = getattr(adapter, "method", type(adapter))  # a frozen one has the name of its method
-    for entry in _ENTRIES.values():
-        if entry.adapter is kind:
-            return entry.name
-    return str(kind.__qualname__)
 
 
 def require_features_only(adapter: type[Adapter], name: str, *, towers: bool = False) -> None:

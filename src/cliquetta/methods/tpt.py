@@ -67,7 +67,7 @@ class TPT(FeatureLevel):
 
     def _setup(self) -> None:
         self.template = LearnableTemplate(
-            self.model, self.prompts, chunk=self.config.text_chunk, by=type(self).__name__
+            self.model, self.prompts, chunk=self.config.text_chunk, by=self.name
         )
         self.classifier = self.template.features(self.template.start[None])[0]  # (N, E)
         self.scale = self.model.scale

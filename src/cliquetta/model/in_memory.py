@@ -40,8 +40,9 @@ def from_model(
     ``SiglipModel`` of transformers, gets our towers with its own weights: shared where their layout
     is the same, copied where transformers keeps apart what is one matrix here. One image and one
     text are encoded by both to make sure that they agree. Any other module with ``encode_image`` or
-    ``get_image_features`` is wrapped, and put into evaluation mode: methods that need features or
-    LayerNorms run, the others say what is missing. Device and precision stay those of the model.
+    ``get_image_features`` is wrapped, and put into evaluation mode, with a warning if it was not:
+    methods that need features or LayerNorms run, the others say what is missing. Device and
+    precision stay those of the model.
 
     Args:
         model: The model.
@@ -72,8 +73,15 @@ def from_model(
             "get_image_features"
         )
     name = id or getattr(model, "name_or_path", "") or type(model).__name__
+    training = [module for module in model.modules() if module.training]
     model.eval()
     native = _native(model, name)
+    if native is None and training:
+        warnings.warn(
+            f"{name} was in training mode: it is in evaluation mode from now on", stacklevel=2
+        )
+    for module in training:
+        module.training = native is not None
     if native is None:
         return _wrap(model, name, preprocess, tokenizer)
     if preprocess is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from cliquetta.report.style import to_svg
@@ -49,7 +50,7 @@ def table(
     def cell(place: int, text: str) -> str:
         if place == 0:
             return f'<th scope="row">{esc(text)}</th>'
-        return f"<td{side(place)}>{esc(text)}</td>"
+        return f'<td{side(place)} data-column="{esc(columns[place])}">{esc(text)}</td>'
 
     lines = ("".join(cell(place, text) for place, text in enumerate(row)) for row in rows)
     body = "".join(f"<tr>{line}</tr>" for line in lines)
@@ -71,6 +72,50 @@ def cards(entries: Sequence[tuple[str, str]]) -> str:
 def details(summary: str, body: str) -> str:
     """A part that opens on demand; ``body`` is HTML."""
     return f"<details><summary>{esc(summary)}</summary>{body}</details>"
+
+
+def frame(
+    title: str,
+    lead: str,
+    sections: Sequence[tuple[str, str]],
+    notes: Sequence[str],
+    *,
+    style: str = "",
+    maker: str = "cliquetta report",
+) -> str:
+    """A page of sections of HTML, with further rules of ``style``; other texts are plain."""
+    css = files("cliquetta.report").joinpath("page.css").read_text(encoding="utf-8")
+    links = "".join(
+        f'<li><a href="#part-{place}">{esc(name)}</a></li>'
+        for place, (name, _) in enumerate(sections)
+    )
+    body = "".join(
+        f'<section id="part-{place}" aria-labelledby="title-{place}">'
+        f'<h2 id="title-{place}">{esc(name)}</h2>{content}</section>'
+        for place, (name, content) in enumerate(sections)
+    )
+    remarks = "".join(f'<p class="note">{esc(note)}</p>' for note in notes)
+    # The policy forbids the page to fetch anything: what is not in the file is not shown.
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<title>{esc(title)}</title>
+<link rel="icon" href="data:,">
+<style>
+{css}{style}</style>
+</head>
+<body>
+<header><h1>{esc(title)}</h1><p class="lead">{esc(lead)}</p>{remarks}
+<nav aria-label="Contents"><ul>{links}</ul></nav></header>
+<main>{body}</main>
+<footer><p>Made by <code>{maker}</code>; everything shown is in this one file.</p></footer>
+</body>
+</html>
+"""
 
 
 @dataclass

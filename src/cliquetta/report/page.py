@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from cliquetta.evaluation.record import Record, Run
@@ -13,7 +12,7 @@ from cliquetta.model.factory import MICRO, MICRO_NOTE
 from cliquetta.report.curves import find_curves
 from cliquetta.report.embedding import How
 from cliquetta.report.evidence_section import Amounts, evidence_section
-from cliquetta.report.markup import Figures, count, esc
+from cliquetta.report.markup import Figures, count, esc, frame
 from cliquetta.report.runs import Group, ReportedRun, shown_groups
 from cliquetta.report.sections import (
     curves_section,
@@ -130,11 +129,13 @@ def _document(
     if any(run.record.settings["model"]["id"] == MICRO for run in runs):
         notes.append(f"{MICRO_NOTE}.")
     notes += _notes(unfinished, left_out, max(0, len(groups) - level.drawn))
-    return _frame(choices.title or _title(runs), _lead(runs), sections, notes)
+    return frame(choices.title or _title(runs), _lead(runs), sections, notes)
 
 
 def _title(runs: Sequence[ReportedRun]) -> str:
-    methods = list(dict.fromkeys(run.run.name for run in runs if not run.plain)) or ["zero_shot"]
+    methods = list(dict.fromkeys(run.run.name for run in runs))
+    if len(methods) == 2:  # one, beside what it is compared with
+        methods = list(dict.fromkeys(run.run.name for run in runs if not run.plain)) or methods
     datasets = list(dict.fromkeys(run.record.dataset for run in runs))
     what = methods[0] if len(methods) == 1 else f"{len(methods)} methods"
     where = datasets[0] if len(datasets) == 1 else f"{len(datasets)} datasets"
@@ -177,38 +178,3 @@ def _notes(unfinished: Sequence[Run], evidence: int, undrawn: int) -> list[str]:
             "see them."
         )
     return notes
-
-
-def _frame(title: str, lead: str, sections: Sequence[tuple[str, str]], notes: Sequence[str]) -> str:
-    css = files("cliquetta.report").joinpath("page.css").read_text(encoding="utf-8")
-    links = "".join(
-        f'<li><a href="#part-{place}">{esc(name)}</a></li>'
-        for place, (name, _) in enumerate(sections)
-    )
-    body = "".join(
-        f'<section id="part-{place}" aria-labelledby="title-{place}">'
-        f'<h2 id="title-{place}">{esc(name)}</h2>{content}</section>'
-        for place, (name, content) in enumerate(sections)
-    )
-    remarks = "".join(f'<p class="note">{esc(note)}</p>' for note in notes)
-    # The policy forbids the page to fetch anything: what is not in the file is not shown.
-    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<title>{esc(title)}</title>
-<link rel="icon" href="data:,">
-<style>
-{css}</style>
-</head>
-<body>
-<header><h1>{esc(title)}</h1><p class="lead">{esc(lead)}</p>{remarks}
-<nav aria-label="Contents"><ul>{links}</ul></nav></header>
-<main>{body}</main>
-<footer><p>Made by <code>cliquetta report</code>; everything shown is in this one file.</p></footer>
-</body>
-</html>
-"""

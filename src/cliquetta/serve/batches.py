@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cliquetta.data.images import ImageError, open_image
+from cliquetta.data.images import HEIF, ImageError, open_image
 from cliquetta.data.views import image_views, to_pixels
 from cliquetta.methods.base import Adapter, NonFiniteError
 from cliquetta.model.preprocess import Preprocess
@@ -33,8 +33,10 @@ from cliquetta.serve.settings import Limits
 from cliquetta.serve.store import Answer, Progress, SessionSpec
 from cliquetta.types import Batch, Prediction, ViewSpec
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-"""Pillow's decoders that a client's bytes may reach; others are large, rare or run programs."""
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", HEIF)
+"""Pillow's decoders that a client's bytes may reach; others are large, rare or run programs.
+
+HEIF is read where the operator has installed pillow-heif."""
 
 _START_OF_SCAN = b"\xff\xda"
 _MOST_SCANS = 200  # of a JPEG: each costs a pass over all pixels, however few bytes it has

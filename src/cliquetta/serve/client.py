@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import io
+import os
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
@@ -18,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from PIL import Image
 
-from cliquetta.data.images import to_rgb
+from cliquetta.data.inputs import ImageLike, separate_images, to_picture
+from cliquetta.data.remote import is_url
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE
 from cliquetta.serve.schema import (
     DEFAULT_METHOD,
@@ -37,9 +38,6 @@ from cliquetta.serve.schema import (
     SessionList,
     SessionRequest,
 )
-
-Picture = str | Path | bytes | Image.Image
-"""A path, the bytes of a file, or an image."""
 
 
 class RemoteError(RuntimeError):
@@ -184,11 +182,13 @@ class RemoteSession:
         self.sequence = info.sequence
         """Number of the last batch that was answered."""
 
-    def predict(
-        self, images: Sequence[Picture], *, top_k: int = 5, evidence: bool = False
-    ) -> BatchAnswer:
-        """Classify a batch, which the session learns from once, however often it is repeated."""
-        files = [("images", _file(place, image)) for place, image in enumerate(images)]
+    def predict(self, images: Any, *, top_k: int = 5, evidence: bool = False) -> BatchAnswer:
+        """Classify a batch, which the session learns from once, however often it is repeated.
+
+        ``images`` are whatever :func:`cliquetta.predict` takes of files and pictures.
+        """
+        given = separate_images(images, None)
+        files = [("images", _file(place, image)) for place, image in enumerate(given)]
         fields = {
             "sequence": str(self.sequence + 1),
             "top_k": str(top_k),
@@ -257,15 +257,15 @@ def _growing(attempt: int) -> float:
     return min(5.0, 0.2 * 2.0**attempt)
 
 
-def _file(place: int, image: Picture) -> tuple[str, bytes]:
-    """Name and bytes of an image; PIL images are sent as PNG, which is lossless."""
+def _file(place: int, image: ImageLike) -> tuple[str, bytes]:
+    """Name and bytes of an image; those in memory are sent as PNG, which is lossless."""
     if isinstance(image, bytes):
         return f"{place}", image
-    if isinstance(image, Image.Image):
-        buffer = io.BytesIO()
-        to_rgb(image).save(buffer, format="PNG")
-        return f"{place}.png", buffer.getvalue()
-    return Path(image).name, Path(image).read_bytes()
+    if isinstance(image, str | os.PathLike) and not is_url(str(image)):
+        return Path(image).name, Path(image).read_bytes()
+    buffer = io.BytesIO()
+    to_picture(image)[1].save(buffer, format="PNG")
+    return f"{place}.png", buffer.getvalue()
 
 
 def _error(answer: httpx.Response) -> RemoteError:

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from cliquetta.data.remote import is_url
 from cliquetta.errors import UserError
 from cliquetta.evaluation.cluster import END_HUNG, LOCAL, connected
 from cliquetta.model.factory import create_model, pick_device
@@ -166,7 +167,7 @@ def serve_replicas(
 
     """
     check_binding(host, settings.tokens)
-    url = str(where) if "://" in str(where) else str(Path(where).resolve())
+    url = str(where) if is_url(str(where)) else str(Path(where).resolve())
     # One that hangs is ended at once, else Serve waits as long as for one that ends its work; and
     # there is room for one more, as its process may keep its share when it is replaced.
     os.environ.setdefault(END_HUNG, "1")

@@ -124,7 +124,7 @@ class Upload(_Model):
     data: Annotated[
         bytes, BeforeValidator(_raw_bytes), WithJsonSchema({"type": "string", "format": "base64"})
     ]
-    """The file: JPEG, PNG, WebP, GIF, BMP or TIFF; base64 in JSON."""
+    """The file: JPEG, PNG, WebP, GIF, BMP, TIFF, or HEIC if the server can; base64 in JSON."""
 
     @property
     def key(self) -> str:

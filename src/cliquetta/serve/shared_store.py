@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from cliquetta.atomic import create_atomically, sync_folder
+from cliquetta.data.remote import is_url
 from cliquetta.errors import BusyError, UserError
 from cliquetta.serve.changes import DamagedError
 from cliquetta.serve.store import (
@@ -74,7 +75,7 @@ class SharedStore(Store):
     """A folder, or a URL of fsspec, that the replicas of one service share."""
 
     def __init__(self, where: Path | str) -> None:
-        local = "://" not in str(where)
+        local = not is_url(str(where))
         super().__init__(Path(where))
         self._files: _Files = _Folder(Path(where)) if local else _Bucket(str(where))
         self._local = local
@@ -83,7 +84,7 @@ class SharedStore(Store):
     @contextmanager
     def open(cls, folder: Path | str) -> Iterator[SharedStore]:
         """The store for a service and all of its replicas; a folder is locked against others."""
-        if "://" in str(folder):
+        if is_url(str(folder)):
             store = cls(folder)
             store._check_exclusive()
             yield store
@@ -211,7 +212,7 @@ class SharedStore(Store):
 
 def delete_sessions(where: str, ids: Sequence[str]) -> bool:
     """Delete sessions of a store; ``False`` if its server was asked to, as one is running."""
-    if "://" in where:
+    if is_url(where):
         store = SharedStore(where)
         for id in ids:
             store.delete(id)

@@ -52,7 +52,7 @@ class FewShotAdapter(Adapter):
         refuse_fixed_text(type(self), prompts)
         if not all_finite(fitted.values()):
             raise UserError(
-                f"fitted tensors of {type(self).__name__} hold numbers that are not finite: fit "
+                f"fitted tensors of {self.name} hold numbers that are not finite: fit "
                 "again with a lower learning rate"
             )
         self.fitted = {name: value.detach().to(model.device) for name, value in fitted.items()}
@@ -66,8 +66,7 @@ class FewShotAdapter(Adapter):
         """The fitted tensor ``name`` after a check of its shape; ``None`` stands for any size."""
         if name not in self.fitted:
             raise UserError(
-                f"fitted tensors of {type(self).__name__} lack {name!r}: were they made by another "
-                "method?"
+                f"fitted tensors of {self.name} lack {name!r}: were they made by another method?"
             )
         value = self.fitted[name]
         fits = value.ndim == len(shape) and all(
@@ -108,7 +107,7 @@ def refuse_fixed_text(adapter: type[Adapter], prompts: ClassPrompts) -> None:
     """A method that learns text cannot work with text features from outside."""
     if "text-prompts" in adapter.needs and prompts.features is not None:
         raise UserError(
-            f"{adapter.__name__} learns the text side: give class names, not fixed text features"
+            f"{adapter.name} learns the text side: give class names, not fixed text features"
         )
 
 

@@ -100,7 +100,7 @@ def fit_method(
     """
     entry = _few_shot_entry(name)
     config = _config(entry, config)
-    model.require(entry.adapter.needs, by=entry.adapter.__name__)
+    model.require(entry.adapter.needs, by=entry.name)
     refuse_fixed_text(entry.adapter, prompts)
     _check_examples(few_shot, model, prompts)
     if few_shot.validation is not None:

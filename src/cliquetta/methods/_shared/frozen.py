@@ -27,8 +27,7 @@ class FrozenAdapter(Adapter):
 
     def __init__(self, source: Adapter) -> None:
         self.frozen = source.frozen_model()
-        self.method = type(source)
-        """The class of the method, for its name."""
+        self.name = source.name
         super().__init__(source.model, source.prompts, source.config, seed=source.seed)
         self._bias = 0.0  # the frozen model adds it
         self.scaled_cosines = source.scaled_cosines

@@ -18,7 +18,7 @@ from cliquetta.atomic import write_atomically
 from cliquetta.errors import UserError
 from cliquetta.methods._shared.config import current_names
 from cliquetta.methods.base import Adapter
-from cliquetta.methods.registry import create_method, method_config, name_of
+from cliquetta.methods.registry import create_method, method_config
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.tensor_file import pack, pack_raw, unpack
@@ -48,7 +48,7 @@ class SavedState:
 def describe(adapter: Adapter) -> dict[str, Any]:
     """What a state must agree on with the adapter that takes it up."""
     return {
-        "method": name_of(adapter),
+        "method": adapter.name,
         "config": plain_config(adapter.config),
         "classes": adapter.prompts.fingerprint,
         "model": adapter.model.id,
@@ -125,7 +125,7 @@ def _check_size(adapter: Adapter, path: Path) -> None:
     largest = memory * max(1, len(names) // len(adapter.prompts) + 1) + ROOM
     if size > largest:
         raise UserError(
-            f"{path} has {size:,} bytes, where a state of {name_of(adapter)} has at most "
+            f"{path} has {size:,} bytes, where a state of {adapter.name} has at most "
             f"{largest:,}: it is damaged, or was not written by save_state"
         )
 
