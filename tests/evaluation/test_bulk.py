@@ -520,3 +520,20 @@ def test_memory_does_not_grow_with_the_list(
 def test_an_unknown_way_to_decode_is_refused(tiny_clip: CLIP, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="way to decode"):
         predict(tmp_path, NAMES, model=tiny_clip, decode="quick")  # type: ignore[arg-type]
+
+
+def test_features_do_not_discard_an_unfinished_run(
+    run: Predict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "PART_ROWS", 4)
+
+    def stop(*_: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(on_progress=stop)
+    settings = {"text_features": np.eye(3, 8, dtype=np.float32), "method": "tda"}
+    features = np.ones((4, 8), np.float32)
+    with pytest.raises(UserError, match="unfinished run"):
+        predict(features, ["a", "b", "c"], out=tmp_path / "out.csv", **settings)  # type: ignore[arg-type]
+    assert (tmp_path / "out.csv.parts/run.json").exists()

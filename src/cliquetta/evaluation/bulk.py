@@ -37,6 +37,7 @@ from cliquetta.evaluation.resumable import (
     run_with_parts,
     shard_path,
     shard_range,
+    unfinished,
 )
 from cliquetta.evaluation.table_files import Row, TableFormat, pick_format
 from cliquetta.methods._shared.state import describe
@@ -194,7 +195,7 @@ def predict(
             Parts(parts_folder(target), ()).remove_finished()
             check_places(target, state, overwrite=overwrite)
             return _run_features(
-                predictor, images, target, table, shard, state, keep_rows, on_progress
+                predictor, images, target, table, shard, state, overwrite, keep_rows, on_progress
             )
         if sources is None:
             raise UserError("an output file needs paths: folders, image files or CSV files")
@@ -329,6 +330,7 @@ def _run_features(
     table: TableFormat,
     shard: tuple[int, int],
     state: Path | None,
+    overwrite: bool,
     keep_rows: bool,
     on_progress: Progress | None,
 ) -> PredictionRun:
@@ -344,8 +346,7 @@ def _run_features(
         "method": {name: describe(adapter) for name, adapter in predictor.adapters.items()},
     }
     with parts.held():
-        facts = parts.read()
-        if facts and facts["asked"] == asked:
+        if facts := unfinished(parts, asked, overwrite=overwrite):
             seen = facts["seen"]
             predictor.restore(parts.start())
         else:

@@ -202,14 +202,7 @@ def _begin_or_continue(
         "state": None if request.state is None else str(request.state),
         "method": {name: describe(adapter) for name, adapter in predictor.adapters.items()},
     }
-    facts = parts.read()
-    differing = [key for key in asked if facts and facts["asked"].get(key) != asked[key]]
-    if differing and not request.overwrite:
-        raise UserError(
-            f"{parts.folder} holds an unfinished run with another {differing[0]}: repeat its "
-            "command to continue it, or pass --overwrite to start again"
-        )
-    if facts and not differing:
+    if facts := unfinished(parts, asked, overwrite=request.overwrite):
         return facts
     parts.clear()
     states = predictor.states()
@@ -226,6 +219,21 @@ def _begin_or_continue(
     facts["classes changed"] = predictor.classes_changed
     parts.begin(facts, states if groups else predictor.states())
     return facts
+
+
+def unfinished(parts: Parts, asked: Mapping[str, Any], *, overwrite: bool) -> dict[str, Any]:
+    """The facts of the run in the folder of parts, empty if there is none to continue.
+
+    A run that was asked for something else is continued by its own command, or given up.
+    """
+    facts = parts.read()
+    differing = [key for key in asked if facts and facts["asked"].get(key) != asked[key]]
+    if differing and not overwrite:
+        raise UserError(
+            f"{parts.folder} holds an unfinished run with another {differing[0]}: repeat its "
+            "command to continue it, or pass --overwrite to start again"
+        )
+    return {} if differing else facts
 
 
 def _lanes(
