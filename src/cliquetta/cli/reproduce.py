@@ -167,11 +167,12 @@ def _run_grids(
 def _write_page(page: str, pages: Pages, terminal: Terminal, *, check: bool) -> None:
     from cliquetta.atomic import write_atomically
 
-    path, text = pages.text(page)
-    now = path.read_text(encoding="utf-8") if path.exists() else ""
-    if check and now != text:
-        terminal.fail(f"{path} is not what the records say: run `cliquetta reproduce {page}`")
-        raise typer.Exit(FAILED)
-    if not check:
-        write_atomically(path, text.encode())
-        terminal.say(f"written: {path}")
+    for path, text in pages.texts(page).items():
+        now = path.read_text(encoding="utf-8") if path.exists() else ""
+        if check and now != text:
+            terminal.fail(f"{path} is not what the records say: run `cliquetta reproduce {page}`")
+            raise typer.Exit(FAILED)
+        if not check:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, text.encode())
+            terminal.say(f"written: {path}")
