@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree.ElementTree import fromstring
 
 import pytest
 
@@ -16,7 +17,7 @@ from cliquetta.evaluation.grid import ROOT, TEXT_CAPABILITIES, grid_roles, read_
 from cliquetta.evaluation.record import Record, find_runs, load_record, pack_records, unpack_records
 from cliquetta.evaluation.reproduce import GRIDS, grid_file
 from cliquetta.methods.registry import list_methods
-from cliquetta.report import leaderboard
+from cliquetta.report import leaderboard, leaderboard_figure
 from cliquetta.report.leaderboard import COLUMNS, leaderboard_page, stream_kind, within_noise
 from cliquetta.report.results_pages import (
     BEGIN,
@@ -183,6 +184,31 @@ def test_the_board_says_who_wins_where(
     assert "| digital | ▼-5.0 | ▼-5.0 (toy@contrast:3) | 1 of 2 | – |" in page
 
 
+def test_the_picture_shows_means_and_lowest_and_no_bar_where_nothing_was_run(
+    records: list[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaderboard_figure, "DEFAULT_METHOD", "tda")
+    few = [on_stream(r, order="keff", present=[1, 4]) for r in records]
+    drawn = fromstring(leaderboard_figure.leaderboard_figure({"Toys & co": ([*records, *few], {})}))
+    space = "{http://www.w3.org/2000/svg}"
+    texts = [element.text for element in drawn.iter(f"{space}text")]
+    assert "Toys & co" in texts and texts.index("tda") < texts.index("tent")
+    bars = {rect[0].text: rect for rect in drawn.iter(f"{space}rect") if len(rect)}
+    assert list(bars)[:2] == ["tda, clean: +0.0, lowest +0.0", "tent, clean: -5.0, lowest -5.0"]
+    zero = float(bars["tent, clean: -5.0, lowest -5.0"].attrib["y"])
+    for about, bar in bars.items():
+        gain = float(re.findall(r"[-+][\d.]+", str(about))[0])
+        height, top = float(bar.attrib["height"]), float(bar.attrib["y"])
+        assert height == pytest.approx(abs(gain) * leaderboard_figure.POINT, abs=0.4)
+        assert top == pytest.approx(zero - (height if gain > 0 else 0), abs=0.4)
+    assert "tda, few classes: +3.3, lowest -5.0" in bars
+    ticks = [path.attrib["d"] for path in drawn.iter(f"{space}path")]
+    place = bars["tda, few classes: +3.3, lowest -5.0"].attrib["x"]
+    assert f"M{int(place) + 1} {zero + 5 * leaderboard_figure.POINT:.1f}h7" in ticks
+    kinds = len(leaderboard_figure.KINDS)
+    assert len(bars) == 2 * 4 and texts.count("×") == 2 * (kinds - 4)
+
+
 def test_rows_of_fewer_images_give_no_advice(records: list[Record], tmp_path: Path) -> None:
     small = [
         replace(on_stream(r, limit=5), images=5) if r.method == "tda" else r for r in records
@@ -228,10 +254,10 @@ def test_pages_are_what_the_records_say(page: str) -> None:
     )
     if page != "leaderboard" and not pages.records(GRIDS[page][0]).exists():
         with pytest.raises(UserError, match="no records"):
-            pages.text(page)
+            pages.texts(page)
         return
-    path, text = pages.text(page)
-    assert path.read_text(encoding="utf-8") == text, f"run `cliquetta reproduce {page}`"
+    for path, text in pages.texts(page).items():
+        assert path.read_text(encoding="utf-8") == text, f"run `cliquetta reproduce {page}`"
 
 
 def test_the_readme_has_a_place_for_the_table() -> None:

@@ -170,12 +170,15 @@ def _run_grids(
 def _write_page(page: str, pages: Pages, terminal: Terminal, *, overwrite: bool) -> None:
     from cliquetta.atomic import write_atomically
 
-    path, text = pages.text(page)
-    if path.exists() and path.read_text(encoding="utf-8") == text:
-        terminal.say(f"{path} is what the records say")
+    texts = pages.texts(page)
+    now = {path: path.read_text(encoding="utf-8") if path.exists() else None for path in texts}
+    if now == texts:
+        terminal.say(f"{', '.join(map(str, texts))}: what the records say")
         return
-    if path.exists() and not overwrite:
-        terminal.fail(f"{path} is not what the records say: pass --overwrite to rewrite it")
+    if not overwrite and any(now[path] not in (None, text) for path, text in texts.items()):
+        terminal.fail("pages are not what the records say: pass --overwrite to rewrite them")
         raise typer.Exit(FAILED)
-    write_atomically(path, text.encode())
-    terminal.say(f"written: {path}")
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text.encode())
+        terminal.say(f"written: {path}")

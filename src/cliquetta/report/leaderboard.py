@@ -124,7 +124,7 @@ class _Entry:
 
 
 @dataclass
-class _Row:
+class Row:
     """A method, as far as it was run."""
 
     entries: dict[str, list[_Entry]] = field(default_factory=dict)
@@ -135,10 +135,12 @@ class _Row:
         return [entry for entry in self.entries.get(column, ()) if entry.gains]
 
     def gain(self, column: str) -> float | None:
+        """The mean over the sets of a column."""
         found = [entry.gain for entry in self.measured(column)]
         return statistics.mean(found) if found else None
 
     def worst(self, column: str) -> tuple[float, str]:
+        """The lowest gain among the sets of a column, and the set."""
         return min((entry.gain, short_id(entry.dataset)) for entry in self.measured(column))
 
     def shown(self, column: str) -> dict[str, int]:
@@ -151,6 +153,7 @@ class _Row:
 
     @property
     def cost(self) -> float | None:
+        """Time per image as a multiple of zero-shot's, usually."""
         costs = [e.cost for some in self.entries.values() for e in some if e.cost is not None]
         return statistics.median(costs) if costs else None
 
@@ -206,19 +209,19 @@ def _sections(records: Sequence[Record], roles: Mapping[str, str], folder: Path)
     ]
 
 
-def board_rows(records: Iterable[Record], roles: Mapping[str, str]) -> dict[str, _Row]:
+def board_rows(records: Iterable[Record], roles: Mapping[str, str]) -> dict[str, Row]:
     """Every method by its label; zero-shot first, then by the mean over columns."""
     kinds: dict[str, list[Record]] = {}
     for record in records:
         kinds.setdefault(stream_kind(record, roles), []).append(record)
-    rows: dict[str, _Row] = {}
+    rows: dict[str, Row] = {}
     for column, (kind, metric) in COLUMNS.items():
         for setting in read_settings(kinds.get(kind, []), {}):
             cells = compare(setting.runs, metric=metric).cells
             for (name, dataset), cell in cells.items():
                 if cell.mean is not None and not (column == SINGLE and for_batches(name)):
                     plain = None if name == BASELINE else cells.get((BASELINE, dataset))
-                    row = rows.setdefault(name, _Row())
+                    row = rows.setdefault(name, Row())
                     row.entries.setdefault(column, []).append(_entry(cell, plain))
 
     def rank(name: str) -> tuple[bool, float]:
@@ -239,7 +242,7 @@ def _setting(label: str) -> str:
     return preset[1] if preset else get_method(method_of(label)).setting or BLANK
 
 
-def method_sentence(rows: Mapping[str, _Row], method: str) -> str:
+def method_sentence(rows: Mapping[str, Row], method: str) -> str:
     """Where a method gains over zero-shot and where it loses; empty if it is not on the board."""
     label = next((label for label in rows if method_of(label) == method), BASELINE)
     gains = {c: gain for c in COLUMNS if (gain := rows[label].gain(c)) is not None} if rows else {}
@@ -268,14 +271,14 @@ def _entry(cell: Cell, plain: Cell | None) -> _Entry:
     return _Entry(cell.column, cell.runs[0].record.images, cell.mean, gains, cell.cost)
 
 
-def _in_full(rows: Mapping[str, _Row], column: str) -> list[str]:
+def _in_full(rows: Mapping[str, Row], column: str) -> list[str]:
     """Methods that saw of a column as much as any, best first."""
     sizes = {name: sum(row.shown(column).values()) for name, row in rows.items()}
     full = [name for name, size in sizes.items() if size and size == max(sizes.values())]
     return sorted(full, key=lambda name: -(rows[name].gain(column) or 0.0))
 
 
-def _board(rows: Mapping[str, _Row], folder: Path) -> str:
+def _board(rows: Mapping[str, Row], folder: Path) -> str:
     full = {column: _in_full(rows, column) for column in COLUMNS}
     lines = []
     for name, row in rows.items():
@@ -293,7 +296,7 @@ def _board(rows: Mapping[str, _Row], folder: Path) -> str:
     return to_markdown(TextTable(head, tuple(lines))).rstrip()
 
 
-def _cell(row: _Row, column: str, name: str, full: Sequence[str]) -> str:
+def _cell(row: Row, column: str, name: str, full: Sequence[str]) -> str:
     gain = row.gain(column)
     if column == SINGLE and for_batches(name):
         return "for batches"
@@ -320,7 +323,7 @@ def within_noise(better: Runs, other: Runs) -> bool:
     return statistics.mean(steps) < 2 * statistics.stdev(steps) / math.sqrt(len(steps))
 
 
-def _advice(rows: Mapping[str, _Row], column: str) -> str:
+def _advice(rows: Mapping[str, Row], column: str) -> str:
     """Three sentences: the best and who is as good; who loses, and who never; what is cheap."""
     full = _in_full(rows, column)
     gains = {name: rows[name].gain(column) or 0.0 for name in full}
@@ -352,7 +355,7 @@ def _some(gains: Mapping[str, float], names: Sequence[str]) -> str:
     return f"{shown}{more}" if names else "none"
 
 
-def _standing(rows: Mapping[str, _Row], name: str) -> str:
+def _standing(rows: Mapping[str, Row], name: str) -> str:
     """The gain and the place of one method, and how far the best of each column is from it."""
     name = next((label for label in rows if label.split()[0] == name), name)
     lines = []

@@ -326,10 +326,11 @@ class Pages:
         """The records of a grid."""
         return self.results / f"{grid}.json"
 
-    def text(self, page: str) -> tuple[Path, str]:
-        """The file of a page, and what the records say should be in it."""
-        # which is made of this module
+    def texts(self, page: str) -> dict[Path, str]:
+        """What the records say should be in the files of a page."""
+        # which are made of this module
         from cliquetta.report.leaderboard import BOARDS, leaderboard_page
+        from cliquetta.report.leaderboard_figure import leaderboard_figure
 
         records = {
             grid: unpack_records(self.records(grid)) if self.records(grid).exists() else []
@@ -339,8 +340,10 @@ class Pages:
             boards = {
                 BOARDS[grid]: (some, grid_roles(grid_file(grid))) for grid, some in records.items()
             }
-            text = leaderboard_page(boards, self.methods.parent)
-            return self.results / "leaderboard.md", text
+            return {
+                self.results / "leaderboard.md": leaderboard_page(boards, self.methods.parent),
+                self.results.parent / "images/leaderboard.svg": leaderboard_figure(boards),
+            }
         found = {
             grid: read_settings(some, grid_roles(grid_file(grid))) for grid, some in records.items()
         }
@@ -353,11 +356,11 @@ class Pages:
         if page == "headline":
             table = headline(found["bundled"], found["real"])
             readme = self.readme.read_text(encoding="utf-8")
-            return self.readme, insert_headline(readme, table)
+            return {self.readme: insert_headline(readme, table)}
         if page == "ablation":
             text = ablation_page([s for settings in found.values() for s in settings])
-            return self.results / "ablation.md", text
+            return {self.results / "ablation.md": text}
         streams = [*found["streams"], *found["streams-real"]]
         bundled = [*found["bundled"], *found["methods"]]
         text = methods_page(bundled, found["real"], streams, self.methods.parent)
-        return self.methods, text
+        return {self.methods: text}

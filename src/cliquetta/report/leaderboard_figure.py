@@ -1,0 +1,147 @@
+"""The leaderboard as a picture: gain by kind of stream, the default method beside its best rivals.
+
+Written as SVG by hand, so that equal records give equal bytes whatever is installed.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from cliquetta.evaluation.grid import BASELINE
+from cliquetta.evaluation.record import Record
+from cliquetta.methods.registry import DEFAULT_METHOD
+from cliquetta.report.leaderboard import COLUMNS, Row, board_rows
+from cliquetta.report.results_pages import method_of
+from cliquetta.report.style import COLOURS, FAINT, GRID, INK, PAPER
+
+KINDS = tuple(column for column, (_, metric) in COLUMNS.items() if metric != "auroc")
+RIVALS = 5
+SHARE = 0.8
+"""Of the cells that the best-covered method has; a rival with fewer is not drawn."""
+LEFT, TOP, BETWEEN, BAR, GAP, POINT = 48, 92, 62, 11, 18, 6.0
+"""Pixels: margins, of a bar, between groups, of a point of accuracy."""
+STEP = 5
+"""Points between two lines."""
+
+Board = Mapping[str, Row]
+
+
+def leaderboard_figure(
+    boards: Mapping[str, tuple[Sequence[Record], Mapping[str, str]]],
+) -> str:
+    """An SVG of the boards (as of ``leaderboard_page``), one below the other."""
+    found = {
+        title: {method_of(label): row for label, row in board_rows(records, roles).items()}
+        for title, (records, roles) in boards.items()
+        if records
+    }
+    methods = [DEFAULT_METHOD, *best_rivals(list(found.values()))]
+    group = len(methods) * BAR + GAP
+    width = LEFT + len(KINDS) * group + 8
+    parts, top = [_legend(methods)], TOP
+    for title, rows in found.items():
+        height, panel = _panel(title, rows, methods, top, width)
+        parts.append(panel)
+        top += height + BETWEEN
+    body = "\n".join(parts)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{top}" '
+        f'viewBox="0 0 {width} {top}" font-family="sans-serif" font-size="12" fill="{INK}">\n'
+        f"<title>Gain over zero-shot by kind of stream</title>\n"
+        f'<rect width="{width}" height="{top}" fill="{PAPER}"/>\n{body}\n</svg>\n'
+    )
+
+
+def best_rivals(boards: Sequence[Board]) -> list[str]:
+    """The rivals of highest mean gain over all cells, among those that have most of them."""
+    gains: dict[str, list[float]] = {}
+    for rows in boards:
+        for name, row in rows.items():
+            known = [gain for kind in KINDS if (gain := row.gain(kind)) is not None]
+            gains.setdefault(name, []).extend(known)
+    most = max(map(len, gains.values()), default=0)
+    rivals = [
+        name
+        for name, known in gains.items()
+        if name not in (DEFAULT_METHOD, BASELINE) and known and len(known) >= SHARE * most
+    ]
+    return sorted(rivals, key=lambda name: -statistics.mean(gains[name]))[:RIVALS]
+
+
+def _legend(methods: Sequence[str]) -> str:
+    lines = [
+        f'<text x="{LEFT}" y="24" font-size="17" font-weight="bold">'
+        "Gain over zero-shot, by kind of stream</text>",
+        f'<text x="{LEFT}" y="44" fill="{FAINT}">Points of accuracy (long tail: of macro-F1). '
+        "Bars: mean over sets and seeds. Ticks: the set with the lowest gain. ×: not run, or only "
+        "for batches.</text>",
+    ]
+    at = LEFT
+    for place, name in enumerate(methods):
+        weight = ' font-weight="bold"' if place == 0 else ""
+        lines += [
+            f'<rect x="{at}" y="58" width="12" height="12" fill="{COLOURS[place]}"/>',
+            f'<text x="{at + 17}" y="69"{weight}>{escape(name)}</text>',
+        ]
+        at += 48 + 8 * len(name)
+    return "\n".join(lines)
+
+
+def _panel(
+    title: str, rows: Board, methods: Sequence[str], top: int, width: int
+) -> tuple[int, str]:
+    """Height and drawing of one board."""
+    shown = [rows[name] for name in methods if name in rows]
+    means = [row.gain(kind) or 0.0 for row in shown for kind in KINDS]
+    lows = [row.worst(kind)[0] for row in shown for kind in KINDS if row.measured(kind)]
+    high = STEP * math.ceil(max([STEP, *means]) / STEP)
+    low = STEP * math.floor(min([-STEP, *lows]) / STEP)
+    zero = top + 20 + high * POINT
+
+    def height_of(gain: float) -> float:
+        return zero - gain * POINT
+
+    bottom = height_of(low)
+    parts = [f'<text x="{LEFT}" y="{top + 6}" font-weight="bold">{escape(title)}</text>']
+    for mark in range(low, high + 1, STEP):
+        y, colour, label = (
+            height_of(mark),
+            INK if mark == 0 else GRID,
+            f"{mark:+d}" if mark else "0",
+        )
+        parts += [
+            f'<path d="M{LEFT} {y:g}H{width - 8}" stroke="{colour}"/>',
+            f'<text x="{LEFT - 6}" y="{y + 4:g}" text-anchor="end" fill="{FAINT}">{label}</text>',
+        ]
+    group = len(methods) * BAR + GAP
+    for number, kind in enumerate(KINDS):
+        left = LEFT + GAP // 2 + number * group
+        middle = left + len(methods) * BAR / 2
+        parts.append(
+            f'<text x="{middle:g}" y="{bottom + 18:g}" text-anchor="middle">{escape(kind)}</text>'
+        )
+        for place, name in enumerate(methods):
+            row, x = rows.get(name), left + place * BAR
+            gain = None if row is None else row.gain(kind)
+            if row is None or gain is None:
+                parts.append(
+                    f'<text x="{x + BAR / 2:g}" y="{zero - 3:g}" text-anchor="middle" '
+                    f'fill="{COLOURS[place]}">×</text>'
+                )
+                continue
+            ends = sorted([height_of(gain), zero])
+            worst, about = height_of(row.worst(kind)[0]), f"{name}, {kind}: {gain:+.1f}"
+            parts.append(
+                f'<rect x="{x + 1}" y="{ends[0]:.1f}" width="{BAR - 2}" '
+                f'height="{ends[1] - ends[0]:.1f}" fill="{COLOURS[place]}">'
+                f"<title>{escape(about)}, lowest {row.worst(kind)[0]:+.1f}</title></rect>"
+            )
+            parts.append(
+                f'<path d="M{x + BAR / 2:g} {height_of(gain):.1f}V{worst:.1f}" stroke="{INK}" '
+                f'stroke-width="0.7"/><path d="M{x + 2} {worst:.1f}h{BAR - 4}" stroke="{INK}" '
+                f'stroke-width="1.8"/>'
+            )
+    return round(bottom) - top, "\n".join(parts)
