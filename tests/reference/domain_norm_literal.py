@@ -299,6 +299,10 @@ class LiteralDomainNorm:
         w = (nu / nu.max()) ** (beta / 3)  # Eq. 13
         recent_images, e = domain.recent.sum(), evenness(nu_q)
         nu_r = (domain.recent + 1 / N) / (recent_images + 1)
+        beta_r = clip((limit - evenness(nu_r)) / 0.1 + 0.5)
+        of_domain = (recent_images * nu_q + 1 / N) / (recent_images + 1)
+        o = clip((evenness(nu_r) / evenness(of_domain) - 1) / 0.3)
+        w = w ** (1 - o) * (nu_r / nu_r.max()) ** (o * beta_r / 3)
         r = clip((1 - evenness(nu_r) / (e * (1 - math.exp(-recent_images / (e * N))))) / 0.3)
         w = w ** (1 - r) * (nu_r / nu_r.max()) ** r
         return pi, m, beta, w, c, self.information(domain)

@@ -78,15 +78,7 @@ def right(adapter: Adapter) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.xfail(reason="two points below zero-shot"))
-        if name == "one class"
-        else name
-        for name in STREAMS
-    ],
-)
+@pytest.mark.parametrize("name", STREAMS)
 def test_clean_images_are_classified_as_by_zero_shot_or_better(name: str) -> None:
     prompts = get_dataset("bundled").prompts
     adapter = create_method("domain_norm", model(), prompts)

@@ -97,9 +97,7 @@ def class_prior(counts: Counts, config: DomainNormConfig) -> ClassPrior:
         prior = normalize(m.clamp_min(1e-8) ** beta, p=1, dim=0)
         return ClassPrior(m, prior, class_weights(m, power * beta), beta, c)
     nu, plain = (frequencies(C, counts.images) for C in (counts.debiased, counts.classes))
-    rise = config.evenness_slope * (c - config.evenness_knee).clamp_min(0)
-    limit = (config.evenness_floor + rise).clamp_max(config.evenness_cap)
-    beta = ramp(limit - evenness(nu), config.evenness_band)  # Eq. 10
+    beta = belief(nu, c, config)
     few = ramp(c - CONFIDENT, BAND) * ramp(FEW - evenness(plain), BAND)
     rho = few * (1 - ramp(skewness(counts) - HUB, HUB_BAND))  # Eq. 11
     tempered = normalize(nu**beta, p=1, dim=0)
@@ -107,10 +105,19 @@ def class_prior(counts: Counts, config: DomainNormConfig) -> ClassPrior:
     beta = beta + (1 - beta) * rho
     weights = class_weights(nu ** (1 - rho) * plain**rho, power * beta)
     if config.recent_images > 0:
-        recent = frequencies(counts.recent, counts.recent.sum())
-        r = burst(recent, nu, counts.recent.sum())
+        n = counts.recent.sum()
+        recent = frequencies(counts.recent, n)
+        o, r = outgrown(recent, nu, n), burst(recent, nu, n)
+        weights = weights ** (1 - o) * class_weights(recent, power * belief(recent, c, config) * o)
         weights = weights ** (1 - r) * class_weights(recent, r)  # Eq. 13
     return ClassPrior(m, prior, weights, beta, c)
+
+
+def belief(nu: Tensor, c: Tensor, config: DomainNormConfig) -> Tensor:
+    """How far frequencies (N,) are believed at a mean confidence, β of Eq. 10."""
+    rise = config.evenness_slope * (c - config.evenness_knee).clamp_min(0)
+    limit = (config.evenness_floor + rise).clamp_max(config.evenness_cap)
+    return ramp(limit - evenness(nu), config.evenness_band)
 
 
 def frequencies(mass: Tensor, images: Tensor) -> Tensor:
@@ -143,6 +150,12 @@ def burst(recent: Tensor, nu: Tensor, images: Tensor) -> Tensor:
     even = evenness(nu)
     expected = even * -torch.expm1(-images / (even * len(nu)))
     return ((1 - evenness(recent) / expected) / BURST).clamp(0, 1)
+
+
+def outgrown(recent: Tensor, nu: Tensor, images: Tensor) -> Tensor:
+    """How far recent images show more classes than the frequencies of the domain, o of Eq. 13."""
+    expected = evenness(frequencies(images * nu, images))
+    return ((evenness(recent) / expected - 1) / BURST).clamp(0, 1)
 
 
 def ramp(x: Tensor, band: float) -> Tensor:
