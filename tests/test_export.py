@@ -218,7 +218,7 @@ def test_a_state_alone_restores_the_method(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "file", "message"),
-    [("tda", "m.onnx", "TDA has nothing to"), ("zero_shot", "m.pth", "suffix says the format")],
+    [("tda", "m.onnx", "tda has nothing to"), ("zero_shot", "m.pth", "suffix says the format")],
 )
 def test_refusals_write_nothing(
     name: str, file: str, message: str, tmp_path: Path, tiny_clip: CLIP, tiny_prompts: ClassPrompts

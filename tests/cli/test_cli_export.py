@@ -63,7 +63,7 @@ def test_bad_input_is_one_sentence_and_writes_nothing(
     model = ("--model", tiny_file)
     out = ("--out", tmp_path / "model.onnx")
     answer = run("export", "--method", "tda", "--classes", CLASSES, *model, *out)
-    assert refused(answer, "TDA has nothing to freeze or export", tmp_path)
+    assert refused(answer, "tda has nothing to freeze or export", tmp_path)
     answer = run("export", "--state", state, *model, "--out", tmp_path / "model.bin")
     assert refused(answer, "the suffix says the format", tmp_path)
     answer = run("export", "--state", state, *model, "--out", state / "model.onnx")

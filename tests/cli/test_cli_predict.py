@@ -109,9 +109,11 @@ def test_a_page_shows_every_image_with_its_prediction(
 
 def test_quiet_leaves_errors_only(predict: Any, photos: Path, tmp_path: Path) -> None:
     (photos / "damaged.png").write_bytes(b"no picture")
-    loud, _ = predict(photos, "--top", "2")
-    assert "damaged.png" in loud.stderr and "1 image could not be read" in loud.stderr
-    quiet, _ = predict(photos, "--top", "2", "--quiet")
+    loud, _ = predict(photos, "--top-k", "2")
+    assert (
+        "damaged.png" in "".join(loud.stderr.split()) and "1 image could not be read" in loud.stderr
+    )
+    quiet, _ = predict(photos, "--top-k", "2", "--quiet")
     assert (quiet.code, quiet.stdout, quiet.stderr) == (3, "", "")
     wrong, _ = predict(tmp_path / "nowhere", "--quiet")
     assert wrong.code == 2 and "nowhere" in wrong.stderr

@@ -103,7 +103,7 @@ def test_a_page_is_not_rewritten_unasked(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = tmp_path / "README.md"
-    monkeypatch.setattr(Pages, "text", lambda *_: (page, "from the records"))
+    monkeypatch.setattr(Pages, "texts", lambda *_: {page: "from the records"})
     ask = ("reproduce", "headline", "--results", tmp_path)
     assert run(*ask).code == 0 and page.read_text() == "from the records"
     page.write_text("mine")

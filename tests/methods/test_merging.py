@@ -87,7 +87,7 @@ def test_layernorms_are_averaged(build: Build, tmp_path: Path) -> None:
 
 def test_what_cannot_be_joined_is_refused(build: Build) -> None:
     states = [learn(build("ramen"), make_batches(7, 1, 8)) for _ in range(2)]
-    with pytest.raises(UserError, match="Ramen cannot join"):
+    with pytest.raises(UserError, match="ramen cannot join"):
         merge_states(build("ramen"), states)
     with pytest.raises(StateMismatchError, match="another method"):
         merge_states(build("tda"), states)

@@ -77,7 +77,7 @@ def test_a_stream_of_single_images_is_written_as_changes(tmp_path: Path, tiny_cl
         session = kept.create(METHOD)
         whole = tmp_path / "kept" / f"{session}.safetensors"
         first = whole.read_bytes()
-        for number in range(70):  # more than a learning step needs
+        for number in range(66):  # more than a learning step needs
             image = batch_of(number, 1)
             expected = alone.predict(image)
             assert probabilities(kept.predict(session, image, sequence=number + 1)) == expected
@@ -95,8 +95,8 @@ def test_a_stream_of_single_images_is_written_as_changes(tmp_path: Path, tiny_cl
         assert sorted(sizes)[len(sizes) // 2] < len(first) / 4
         check_state(kept, session, alone)
     with local_service(tmp_path / "kept", tiny_clip) as restored:
-        restored.predict(session, batch_of(70, 1), sequence=71)
-        alone.predict(batch_of(70, 1))
+        restored.predict(session, batch_of(66, 1), sequence=67)
+        alone.predict(batch_of(66, 1))
         check_state(restored, session, alone)
         assert not (tmp_path / "kept" / f"{session}.changes").exists()  # written whole again
 
