@@ -36,11 +36,11 @@ from cliquetta.data.images import Decode
 from cliquetta.data.listing import list_images
 from cliquetta.data.stream import Stream
 from cliquetta.data.workers import usable_cores
-from cliquetta.evaluation.answers import Answers
-from cliquetta.evaluation.bulk import predict
-from cliquetta.evaluation.bulk_ray import RayCluster
-from cliquetta.evaluation.reading import ImageSource, Reader
 from cliquetta.evaluation.runner import evaluate
+from cliquetta.inference.answers import Answers
+from cliquetta.inference.bulk import predict
+from cliquetta.inference.ray_driver import RayCluster
+from cliquetta.inference.reading import ImageSource, Reader
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import create_method
 from cliquetta.model.clip import CLIP

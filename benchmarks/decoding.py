@@ -20,7 +20,7 @@ from PIL import Image
 
 from cliquetta.data.files import find_images
 from cliquetta.data.images import open_image
-from cliquetta.evaluation.bulk import predict
+from cliquetta.inference.bulk import predict
 from cliquetta.methods.registry import create_method
 from cliquetta.model.factory import create_model
 from cliquetta.prompts.classes import ClassPrompts

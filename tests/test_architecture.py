@@ -14,12 +14,13 @@ import cliquetta
 ROOT = Path(cliquetta.__path__[0])
 ROOMS = (
     ("types", "errors", "version"),
-    ("atomic", "tensor_file", "tensor_tree"),
+    ("atomic", "ray_connection", "tensor_file", "tensor_tree"),
     ("prompts",),
     ("model",),
     ("data",),
     ("methods",),
-    ("evaluation", "export"),
+    ("inference", "export"),
+    ("evaluation",),
     ("report",),
     ("pipelines",),
     ("serve",),

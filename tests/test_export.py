@@ -16,13 +16,13 @@ from torch import Tensor
 
 from cliquetta.errors import UserError
 from cliquetta.export import METADATA, export_model
-from cliquetta.methods._shared.frozen import FrozenAdapter
-from cliquetta.methods._shared.layernorm import LateBlocks, LayerNormTower
-from cliquetta.methods._shared.state import restore_method, save_state
 from cliquetta.methods.base import Adapter
+from cliquetta.methods.building.frozen import FrozenAdapter
+from cliquetta.methods.building.layernorm import LateBlocks, LayerNormTower
 from cliquetta.methods.domain_norm import DomainNorm, DomainNormConfig
 from cliquetta.methods.domain_norm.prior import class_prior
 from cliquetta.methods.registry import create_method, get_method, list_methods, method_config
+from cliquetta.methods.state import restore_method, save_state
 from cliquetta.model.clip import CLIP, l2_normalize
 from cliquetta.model.in_memory import from_model
 from cliquetta.model.preprocess import Preprocess

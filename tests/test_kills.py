@@ -24,12 +24,12 @@ from cliquetta.cli.main import app
 from cliquetta.data.feature_cache import Block, Layout, open_table
 from cliquetta.data.stream import Stream
 from cliquetta.errors import UserError
-from cliquetta.evaluation import parts
-from cliquetta.evaluation.bulk import predict
 from cliquetta.evaluation.evidence_log import EvidenceLimits
 from cliquetta.evaluation.record import RECORD, STATE
 from cliquetta.evaluation.runner import evaluate
 from cliquetta.export import export_model
+from cliquetta.inference import parts
+from cliquetta.inference.bulk import predict
 from cliquetta.methods.registry import create_method
 from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.clip import CLIP

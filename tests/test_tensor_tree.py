@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.memory import Memory, Range
+from cliquetta.methods.building.memory import Memory, Range
 from cliquetta.tensor_tree import flatten, map_tensors, unflatten
 
 

@@ -30,9 +30,9 @@ from benchmarks.authors.support import (
     tokenize,
 )
 from cliquetta import CLIP, ClassPrompts, create_method, method_config
-from cliquetta.methods._shared.few_shot import FitTask
-from cliquetta.methods._shared.fewshot_io import fit_method
-from cliquetta.methods._shared.support_set import FewShot
+from cliquetta.methods.building.few_shot import FitTask
+from cliquetta.methods.building.support_set import FewShot
+from cliquetta.methods.fewshot_io import fit_method
 
 EPOCHS, BATCHES, SIZE = 3, 4, 16
 RATES = {"coop": 2e-3, "cocoop": 2e-3, "maple": 3.5e-3}
@@ -178,7 +178,7 @@ def _dassl_training(network: Any, name: str, dassl: Repository, batches: list[An
 
 def _same_batches(name: str, start: dict[str, Tensor]) -> Any:
     """Our fitting from the authors' start, on their batches in their order, without crops."""
-    shared = importlib.import_module("cliquetta.methods._shared.few_shot")
+    shared = importlib.import_module("cliquetta.methods.building.few_shot")
     module = importlib.import_module(f"cliquetta.methods.{name}")
 
     def epoch_batches(*_: Any, **__: Any) -> Iterator[Any]:

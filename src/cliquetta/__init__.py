@@ -31,26 +31,26 @@ if TYPE_CHECKING:
     from cliquetta.data.views import attach_views as attach_views
     from cliquetta.errors import UnknownNameError as UnknownNameError
     from cliquetta.errors import UserError as UserError
-    from cliquetta.evaluation.bulk import predict as predict
     from cliquetta.evaluation.record import Record as Record
     from cliquetta.evaluation.record import load_record as load_record
     from cliquetta.evaluation.runner import evaluate as evaluate
     from cliquetta.export import export_model as export_model
-    from cliquetta.methods._shared.fewshot_io import create_fitted as create_fitted
-    from cliquetta.methods._shared.fewshot_io import fit_method as fit_method
-    from cliquetta.methods._shared.fewshot_io import save_fitted as save_fitted
-    from cliquetta.methods._shared.state import load_state as load_state
-    from cliquetta.methods._shared.state import merge_states as merge_states
-    from cliquetta.methods._shared.state import restore_method as restore_method
-    from cliquetta.methods._shared.state import save_state as save_state
-    from cliquetta.methods._shared.support_set import FewShot as FewShot
+    from cliquetta.inference.bulk import predict as predict
     from cliquetta.methods.base import Adapter as Adapter
     from cliquetta.methods.base import BatchDependence as BatchDependence
+    from cliquetta.methods.building.support_set import FewShot as FewShot
     from cliquetta.methods.checks import check_method as check_method
+    from cliquetta.methods.fewshot_io import create_fitted as create_fitted
+    from cliquetta.methods.fewshot_io import fit_method as fit_method
+    from cliquetta.methods.fewshot_io import save_fitted as save_fitted
     from cliquetta.methods.registry import create_method as create_method
     from cliquetta.methods.registry import list_methods as list_methods
     from cliquetta.methods.registry import method_config as method_config
     from cliquetta.methods.registry import register as register
+    from cliquetta.methods.state import load_state as load_state
+    from cliquetta.methods.state import merge_states as merge_states
+    from cliquetta.methods.state import restore_method as restore_method
+    from cliquetta.methods.state import save_state as save_state
     from cliquetta.model.checkpoints.native import save_model as save_model
     from cliquetta.model.clip import CLIP as CLIP
     from cliquetta.model.factory import create_model as create_model
@@ -73,7 +73,7 @@ _EXPORTS = {
     "data.images": ("ImageError", "open_image"),
     "data.views": ("attach_views",),
     "errors": ("UnknownNameError", "UserError"),
-    "evaluation.bulk": ("predict",),
+    "inference.bulk": ("predict",),
     "evaluation.record": ("Record", "load_record"),
     "evaluation.runner": ("evaluate",),
     "data.stream": ("Stream",),
@@ -81,9 +81,9 @@ _EXPORTS = {
     "methods.base": ("Adapter", "BatchDependence"),
     "methods.checks": ("check_method",),
     "methods.registry": ("create_method", "list_methods", "method_config", "register"),
-    "methods._shared.fewshot_io": ("create_fitted", "fit_method", "save_fitted"),
-    "methods._shared.state": ("load_state", "merge_states", "restore_method", "save_state"),
-    "methods._shared.support_set": ("FewShot",),
+    "methods.fewshot_io": ("create_fitted", "fit_method", "save_fitted"),
+    "methods.state": ("load_state", "merge_states", "restore_method", "save_state"),
+    "methods.building.support_set": ("FewShot",),
     "model.checkpoints.native": ("save_model",),
     "model.clip": ("CLIP",),
     "model.factory": ("create_model", "list_models"),

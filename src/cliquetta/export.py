@@ -22,8 +22,8 @@ import torch
 
 from cliquetta.atomic import write_atomically
 from cliquetta.errors import UserError
-from cliquetta.methods._shared.state import describe
 from cliquetta.methods.base import Adapter
+from cliquetta.methods.state import describe
 from cliquetta.model.frozen import FrozenModel
 from cliquetta.version import installed_version
 

@@ -19,9 +19,9 @@ from cliquetta.data.inputs import ImageLike, is_single, separate_images, to_pict
 from cliquetta.data.remote import is_url
 from cliquetta.data.urls import fetch_image
 from cliquetta.errors import UnknownNameError, UserError
-from cliquetta.methods._shared.state import load_state, read_header, save_state
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import DEFAULT_METHOD, create_method, method_config
+from cliquetta.methods.state import load_state, read_header, save_state
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model
 from cliquetta.model.in_memory import from_model

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from cliquetta.data.views import attach_views
-from cliquetta.methods._shared.fewshot_io import FewShot, fit_method
 from cliquetta.methods.base import Adapter
+from cliquetta.methods.fewshot_io import FewShot, fit_method
 from cliquetta.methods.registry import MethodEntry, create_method, method_config
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts

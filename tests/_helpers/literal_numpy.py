@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from cliquetta.methods._shared.feature_level import FeatureLevel
+from cliquetta.methods.building.feature_level import FeatureLevel
 from cliquetta.methods.registry import create_method
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts

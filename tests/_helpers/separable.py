@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.fewshot_io import FewShot
 from cliquetta.methods.base import Adapter
+from cliquetta.methods.fewshot_io import FewShot
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.tiny import TINY_NAMES

@@ -17,10 +17,10 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from cliquetta.data.catalogue import get_dataset
-from cliquetta.methods._shared.fewshot_io import FewShot, fit_method
-from cliquetta.methods._shared.state import read_header
 from cliquetta.methods.domain_norm.health import ADVICE
+from cliquetta.methods.fewshot_io import FewShot, fit_method
 from cliquetta.methods.registry import method_config
+from cliquetta.methods.state import read_header
 from cliquetta.model.factory import create_model
 from tests._helpers.running import Run
 from tests._helpers.tolerance import SUM
@@ -273,7 +273,7 @@ def test_an_interrupted_run_says_how_to_continue(
             raise OSError(28, "No space left on device")
         return plain(self, batch)
 
-    monkeypatch.setattr("cliquetta.evaluation.parts.PART_ROWS", 2)
+    monkeypatch.setattr("cliquetta.inference.parts.PART_ROWS", 2)
     with monkeypatch.context() as patch:
         patch.setattr(ZeroShot, "_predict", fail_at_the_second)
         answer, out = predict(photos, "--batch-size", "2")

@@ -16,8 +16,8 @@ from torch import Tensor
 
 import cliquetta
 from cliquetta.errors import UserError
-from cliquetta.evaluation.bulk import predict
-from cliquetta.methods._shared.feature_level import FeatureLevel
+from cliquetta.inference.bulk import predict
+from cliquetta.methods.building.feature_level import FeatureLevel
 from cliquetta.methods.registry import list_methods
 from cliquetta.model.clip import CLIP
 from cliquetta.model.features_only import FeaturesOnly

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.methods import base
-from cliquetta.methods._shared.allocation import AllocationLimit
-from cliquetta.methods._shared.state import load_state, save_state
+from cliquetta.methods.allocation import AllocationLimit
 from cliquetta.methods.base import Adapter, NonFiniteError
 from cliquetta.methods.checks import CHECKS, bad_pixels_teach_nothing, stream_of
 from cliquetta.methods.registry import (
@@ -30,6 +29,7 @@ from cliquetta.methods.registry import (
     list_methods,
     method_config,
 )
+from cliquetta.methods.state import load_state, save_state
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch

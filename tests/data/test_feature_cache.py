@@ -24,7 +24,7 @@ from cliquetta.data.stream import Stream
 from cliquetta.evaluation.predictions import load_predictions
 from cliquetta.evaluation.progress import Step
 from cliquetta.evaluation.runner import evaluate
-from cliquetta.methods._shared.feature_level import FeatureLevel
+from cliquetta.methods.building.feature_level import FeatureLevel
 from cliquetta.methods.registry import create_method, list_methods, method_config
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts

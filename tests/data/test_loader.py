@@ -27,9 +27,9 @@ from cliquetta.data.dataset import FileDataset
 from cliquetta.data.files import folder_dataset
 from cliquetta.data.stream import Stream
 from cliquetta.data.workers import WorkerError, map_in_processes, usable_cores
-from cliquetta.evaluation.bulk import predict
-from cliquetta.evaluation.reading import Reader
-from cliquetta.evaluation.resumable import parts_folder
+from cliquetta.inference.bulk import predict
+from cliquetta.inference.reading import Reader
+from cliquetta.inference.resumable import parts_folder
 from cliquetta.model.clip import CLIP
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.types import ViewSpec
@@ -158,7 +158,7 @@ PREDICT = """
 import sys
 from pathlib import Path
 from cliquetta.data import loader
-from cliquetta.evaluation import parts
+from cliquetta.inference import parts
 import cliquetta
 
 loader.PROCESSES_FROM = 1

@@ -13,13 +13,14 @@ import pytest
 from typer.testing import CliRunner
 
 from cliquetta.cli.main import app
-from cliquetta.evaluation.cluster import END_HUNG, RayExecutor, connected
+from cliquetta.evaluation.cluster import RayExecutor
 from cliquetta.evaluation.grid import RunSpec
 from cliquetta.evaluation.predictions import PREDICTIONS
 from cliquetta.evaluation.progress_actor import Board, Report
 from cliquetta.evaluation.record import list_records
 from cliquetta.evaluation.sweep import RunContext, RunResult, sweep
 from cliquetta.model.checkpoints.native import save_model
+from cliquetta.ray_connection import END_HUNG, connected
 from tests._helpers.local_ray import local_ray
 from tests._helpers.perils import PerilousPlace
 from tests._helpers.tiny import build_tiny_clip

@@ -31,7 +31,7 @@ from cliquetta.evaluation.record import (
     run_id,
 )
 from cliquetta.evaluation.runner import evaluate
-from cliquetta.methods._shared.state import read_header
+from cliquetta.methods.state import read_header
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts

@@ -17,10 +17,10 @@ from cliquetta.methods._shared.calibration import (
     find_temperature,
     no_confidences,
 )
-from cliquetta.methods._shared.frozen import FrozenAdapter, freeze
-from cliquetta.methods._shared.state import load_state, merge_states, pack_state, save_state
 from cliquetta.methods.base import Adapter
+from cliquetta.methods.building.frozen import FrozenAdapter, freeze
 from cliquetta.methods.registry import create_method
+from cliquetta.methods.state import load_state, merge_states, pack_state, save_state
 from cliquetta.model.clip import CLIP
 from tests._helpers.scenes import NAMES, build_model, make_batches
 from tests._helpers.tolerance import LOGIT

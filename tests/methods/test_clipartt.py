@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.adam import Adam, AdamState, minimize
+from cliquetta.methods.building.adam import Adam, AdamState, minimize
 from cliquetta.methods.clipartt import CLIPArTT, CLIPArTTConfig, transductive_loss
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
 from cliquetta.model.clip import CLIP

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.fewshot_io import create_fitted, fit_method, save_fitted
 from cliquetta.methods.cocoop import CoCoOpConfig, cocoop_logits, initial_parameters
 from cliquetta.methods.coop import prompt_tokens
+from cliquetta.methods.fewshot_io import create_fitted, fit_method, save_fitted
 from cliquetta.methods.registry import create_method
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts

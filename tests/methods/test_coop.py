@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.fewshot_io import create_fitted, fit_method, save_fitted
 from cliquetta.methods.coop import CoOpConfig, coop_logits, prompt_tokens
+from cliquetta.methods.fewshot_io import create_fitted, fit_method, save_fitted
 from cliquetta.methods.registry import create_method, method_config
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.patches import join_patches, split_patches
+from cliquetta.methods.building.patches import join_patches, split_patches
 from cliquetta.methods.deyo import DeYO, DeYOConfig, shuffle_patches
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
 from cliquetta.model.clip import CLIP

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.data.dataset import ArrayDataset
-from cliquetta.methods._shared.few_shot import (
+from cliquetta.methods.building.few_shot import (
     FitTask,
     SGDTraining,
     TextTraining,
@@ -21,7 +21,8 @@ from cliquetta.methods._shared.few_shot import (
     feature_draw,
     learn,
 )
-from cliquetta.methods._shared.fewshot_io import (
+from cliquetta.methods.coop import CoOpConfig
+from cliquetta.methods.fewshot_io import (
     FewShot,
     FitStep,
     create_fitted,
@@ -29,9 +30,8 @@ from cliquetta.methods._shared.fewshot_io import (
     load_fitted,
     save_fitted,
 )
-from cliquetta.methods._shared.state import save_state
-from cliquetta.methods.coop import CoOpConfig
 from cliquetta.methods.registry import create_method, list_methods, method_config
+from cliquetta.methods.state import save_state
 from cliquetta.model.clip import CLIP
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.prompts.classes import ClassPrompts

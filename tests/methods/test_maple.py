@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.fewshot_io import create_fitted, fit_method, save_fitted
+from cliquetta.methods.fewshot_io import create_fitted, fit_method, save_fitted
 from cliquetta.methods.maple import MaPLeConfig, initial_parameters, maple_logits, text_tokens
 from cliquetta.methods.registry import create_method, method_config
 from cliquetta.model.clip import CLIP

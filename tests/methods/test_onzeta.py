@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared import feature_level
+from cliquetta.methods.building import feature_level
 from cliquetta.methods.onzeta import OnZeta, OnZetaConfig, balanced_labels, vision_labels
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts

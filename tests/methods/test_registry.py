@@ -17,7 +17,7 @@ from cliquetta.errors import UnknownNameError
 from cliquetta.evaluation.grid import read_grid
 from cliquetta.evaluation.reproduce import GRIDS, grid_file
 from cliquetta.methods import registry
-from cliquetta.methods._shared.feature_level import FixedText
+from cliquetta.methods.building.feature_level import FixedText
 from cliquetta.methods.registry import (
     create_method,
     get_method,
@@ -34,8 +34,8 @@ from tests._helpers.tolerance import LOGIT
 
 MODULE = """
 from dataclasses import dataclass
-from cliquetta.methods._shared.config import MethodConfig, Positive
-from cliquetta.methods._shared.feature_level import FixedText
+from cliquetta.methods.building.config import MethodConfig, Positive
+from cliquetta.methods.building.feature_level import FixedText
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.layernorm import LayerNormTower
+from cliquetta.methods.building.layernorm import LayerNormTower
 from cliquetta.methods.sar import SAR, SARConfig, batch_rate
 from cliquetta.model.clip import CLIP
 from cliquetta.model.config import VisionConfig

@@ -14,7 +14,9 @@ from safetensors.torch import save_file
 
 from cliquetta.atomic import write_atomically
 from cliquetta.errors import UserError
-from cliquetta.methods._shared.state import (
+from cliquetta.methods.base import Adapter, BatchDependence
+from cliquetta.methods.registry import create_method
+from cliquetta.methods.state import (
     StateMismatchError,
     load_state,
     pack_state,
@@ -23,8 +25,6 @@ from cliquetta.methods._shared.state import (
     save_state,
     unpack_state,
 )
-from cliquetta.methods.base import Adapter, BatchDependence
-from cliquetta.methods.registry import create_method
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.tensor_file import pack_raw

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.entropy import entropy
+from cliquetta.methods.building.entropy import entropy
 from cliquetta.methods.tent import Tent, TentConfig
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
 from cliquetta.model.clip import CLIP

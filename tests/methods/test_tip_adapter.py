@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from cliquetta.methods._shared.fewshot_io import FewShot, create_fitted, fit_method, save_fitted
+from cliquetta.methods.fewshot_io import FewShot, create_fitted, fit_method, save_fitted
 from cliquetta.methods.registry import create_method, get_method, method_config
 from cliquetta.methods.tip_adapter import (
     TipAdapter,

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.data.views import attach_views
-from cliquetta.methods._shared.template import LearnableTemplate
+from cliquetta.methods.building.template import LearnableTemplate
 from cliquetta.methods.registry import get_method
 from cliquetta.methods.tpt import TPT, TPTConfig
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig

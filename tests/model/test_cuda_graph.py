@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.feature_level import FixedText
+from cliquetta.methods.building.feature_level import FixedText
 from cliquetta.methods.domain_norm import DomainNorm, DomainNormConfig
 from cliquetta.methods.registry import list_methods
 from cliquetta.methods.scap import SCAP, SCAPConfig

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from cliquetta.data.views import attach_views
 from cliquetta.errors import UserError
-from cliquetta.methods._shared.fewshot_io import fit_method
 from cliquetta.methods.base import Adapter
+from cliquetta.methods.fewshot_io import fit_method
 from cliquetta.methods.registry import create_method, get_method
 from cliquetta.model.attention import prompted_maps
 from cliquetta.model.block import Prefix

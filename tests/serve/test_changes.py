@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load
 from torch import Tensor
 
-from cliquetta.methods._shared.state import pack_state
+from cliquetta.methods.state import pack_state
 from cliquetta.model.clip import CLIP
 from cliquetta.serve import changes
 from cliquetta.serve.changes import apply_changes, find_changes

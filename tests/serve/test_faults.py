@@ -17,7 +17,7 @@ import httpx
 import pytest
 from safetensors.torch import load
 
-from cliquetta.methods._shared.state import pack_state
+from cliquetta.methods.state import pack_state
 from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.clip import CLIP
 from cliquetta.serve import changes

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from benchmarks.serve_load import replica_pids
 from cliquetta.cli.main import app
 from cliquetta.errors import UserError
-from cliquetta.methods._shared.state import pack_state
+from cliquetta.methods.state import pack_state
 from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.client import Client

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from safetensors.torch import load
 
-from cliquetta.methods._shared.state import load_state
+from cliquetta.methods.state import load_state
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.client import Client, RemoteError, UnreachableError
 from tests._helpers.serve_setup import (

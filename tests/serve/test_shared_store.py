@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from cliquetta.cli.main import app
 from cliquetta.errors import BusyError, UserError
-from cliquetta.methods._shared.state import pack_state
+from cliquetta.methods.state import pack_state
 from cliquetta.model.clip import CLIP
 from cliquetta.serve import changes
 from cliquetta.serve.schema import BatchRequest, SessionRequest, Upload

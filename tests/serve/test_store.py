@@ -17,7 +17,7 @@ from safetensors.torch import load, save
 from typer.testing import CliRunner
 
 from cliquetta.cli.main import app
-from cliquetta.methods._shared.state import read_header
+from cliquetta.methods.state import read_header
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.settings import Limits
 from tests._helpers.serve_setup import Local, batch_of, local_service, probabilities

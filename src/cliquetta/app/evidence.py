@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.explanation import VisuallyPrompted
 from cliquetta.methods.base import Adapter
+from cliquetta.methods.building.explanation import VisuallyPrompted
 from cliquetta.methods.scap.evidence import describe
 from cliquetta.model.attention import Kind, difference, patch_grid, prompted_maps
 from cliquetta.model.vision import VisionTower

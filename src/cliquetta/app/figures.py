@@ -10,7 +10,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from cliquetta.app.evidence import AttentionMap
-from cliquetta.methods._shared.explanation import CacheCount
+from cliquetta.methods.building.explanation import CacheCount
 from cliquetta.report.attention_figure import overlay
 from cliquetta.report.gallery import data_uri
 from cliquetta.report.style import BASELINE_LOOK, line_look, new_figure, to_file

@@ -61,10 +61,10 @@ def export(
     changes with every image, has nothing to export and says so.
     """
     from cliquetta.evaluation.grid import RunSpec
-    from cliquetta.evaluation.resumable import check_places
     from cliquetta.evaluation.sweep import build_adapter
     from cliquetta.export import check_suffix, export_model, require_onnx
-    from cliquetta.methods._shared.state import load_state, read_header, restore_method
+    from cliquetta.inference.resumable import check_places
+    from cliquetta.methods.state import load_state, read_header, restore_method
     from cliquetta.prompts.catalogue import read_prompts
 
     if check_suffix(out) == ".onnx":

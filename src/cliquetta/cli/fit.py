@@ -15,7 +15,7 @@ from cliquetta.cli.options import Model, Preset, Root, Settings, read_settings
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cliquetta.methods._shared.fewshot_io import FitStep
+    from cliquetta.methods.fewshot_io import FitStep
 
 NOISE_SEED = 1
 """Image i of a shifted set would otherwise be fitted with the very noise of test image i."""
@@ -55,7 +55,7 @@ def fit(
     that of fitting, where the method allows it.
     """
     from cliquetta.data.catalogue import get_dataset
-    from cliquetta.methods._shared.fewshot_io import FewShot, fit_method, save_fitted
+    from cliquetta.methods.fewshot_io import FewShot, fit_method, save_fitted
     from cliquetta.methods.registry import method_config
 
     config = method_config(method, preset, read_settings(settings or ()))

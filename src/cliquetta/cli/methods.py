@@ -66,8 +66,8 @@ def _summary(entry: MethodEntry) -> dict[str, Any]:
 
 
 def _show(entry: MethodEntry, terminal: Terminal) -> None:
-    from cliquetta.methods._shared.config_fields import config_fields
-    from cliquetta.methods._shared.state import plain_config
+    from cliquetta.methods.building.config_fields import config_fields
+    from cliquetta.methods.state import plain_config
 
     fields = config_fields(entry.config)
     terminal.say(f"{entry.name}: {entry.summary}")

@@ -24,7 +24,7 @@ from cliquetta.cli.options import (
 from cliquetta.errors import UserError
 
 if TYPE_CHECKING:
-    from cliquetta.evaluation.answers import PredictionRun
+    from cliquetta.inference.answers import PredictionRun
     from cliquetta.model.clip import CLIP
 
 Decode = Literal["exact", "fast"]
@@ -182,11 +182,11 @@ def predict(
     """
     from cliquetta.data.features import feature_dataset
     from cliquetta.data.loader import expect_images
-    from cliquetta.evaluation.bulk import predict as predict_images
     from cliquetta.evaluation.grid import RunSpec
-    from cliquetta.evaluation.resumable import check_places, parts_folder, shard_path
     from cliquetta.evaluation.sweep import build_adapter
-    from cliquetta.methods._shared.frozen import freeze
+    from cliquetta.inference.bulk import predict as predict_images
+    from cliquetta.inference.resumable import check_places, parts_folder, shard_path
+    from cliquetta.methods.building.frozen import freeze
     from cliquetta.model.features_only import FeaturesOnly
     from cliquetta.prompts.catalogue import read_prompts
     from cliquetta.prompts.features import as_text_features
@@ -214,7 +214,7 @@ def predict(
     if features is not None and (ray is not None or group_by is not None):
         raise UserError("--ray and --group-by are for images, not for --features")
     if ray is not None:
-        from cliquetta.evaluation.bulk_ray import RayCluster
+        from cliquetta.inference.ray_driver import RayCluster
 
         cluster = RayCluster(ray, actors, gpus_per_actor, common.threads or 1)
         common = replace(common, device="cpu")  # actors move the model to theirs

@@ -97,7 +97,7 @@ def reproduce(
     from cliquetta.evaluation.published import published_table
     from cliquetta.evaluation.reproduce import FEW_IMAGES, GRIDS, STAND_IN_IMAGES, Setting
     from cliquetta.evaluation.sweep import RunContext
-    from cliquetta.methods._shared.fewshot_io import load_fitted
+    from cliquetta.methods.fewshot_io import load_fitted
     from cliquetta.report.results_pages import Pages
 
     if table in GRIDS:

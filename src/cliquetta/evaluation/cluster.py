@@ -12,7 +12,6 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,15 +25,11 @@ from cliquetta.evaluation.progress import Step
 from cliquetta.evaluation.progress_actor import Board, Report
 from cliquetta.evaluation.record import Record
 from cliquetta.evaluation.sweep import RunContext, RunResult
+from cliquetta.ray_connection import LOCAL, connected
 
-LOCAL = "local"
-"""The address that starts a cluster on this machine, for as long as the grid runs."""
 FINAL = (ValueError, KeyError, TypeError, ImportError)
 """Errors that a second attempt would only repeat: bad names, bad settings, missing packages."""
 REPORT_SECONDS = 0.5
-END_HUNG = "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS"
-_PASSED_ON = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", END_HUNG)
-"""How threads wait for each other (commands set it: :mod:`cliquetta.cli`), and what Serve does."""
 
 _log = logging.getLogger(__name__)
 
@@ -202,30 +197,3 @@ def _context(packed: bytes) -> RunContext:
     """The same context for all runs of a worker process: its model is loaded once."""
     found: RunContext = pickle.loads(packed)
     return found
-
-
-@contextmanager
-def connected(address: str, cores: int | None = None, *, extra: str = "ray") -> Iterator[Any]:
-    """Ray, connected; a cluster of this machine has ``cores`` (all, if not given).
-
-    Workers have the priority of this process, and their threads wait as those of this process do.
-    """
-    try:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anybody
-        import ray
-    except ImportError:
-        raise UserError(f"--ray needs an extra: pip install 'cliquetta[{extra}]'") from None
-    if ray.is_initialized():
-        yield ray
-        return
-    options: dict[str, Any] = {"include_dashboard": False, "num_cpus": cores}
-    if address == LOCAL:  # workers inherit the environment; Ray's 15 starves them on a busy machine
-        os.environ.setdefault("RAY_worker_niceness", "0")
-    else:
-        known = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-        options = {"runtime_env": {"env_vars": known}} if known else {}
-    ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
-    try:
-        yield ray
-    finally:
-        ray.shutdown()

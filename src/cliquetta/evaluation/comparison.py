@@ -12,8 +12,8 @@ from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.evaluation.grid import BASELINE
 from cliquetta.evaluation.paired import PairedTest, paired_test, sign_flip_p
 from cliquetta.evaluation.record import Run
-from cliquetta.methods._shared.state import plain_config
 from cliquetta.methods.registry import get_method, method_config
+from cliquetta.methods.state import plain_config
 
 ENOUGH = 6
 """Datasets from which on their gains are tested: seeds share images and are not independent."""

@@ -24,8 +24,8 @@ from cliquetta.atomic import write_atomically
 from cliquetta.data.stream import Stream
 from cliquetta.errors import UserError
 from cliquetta.evaluation.progress import Step
-from cliquetta.methods._shared.explanation import Explanation
 from cliquetta.methods.base import Adapter
+from cliquetta.methods.building.explanation import Explanation
 from cliquetta.tensor_file import pack_raw
 from cliquetta.types import Batch
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cliquetta.errors import UnknownNameError, UserError
-from cliquetta.methods._shared.fewshot_io import load_fitted
+from cliquetta.methods.fewshot_io import load_fitted
 from cliquetta.methods.registry import list_methods, method_config
 
 BASELINE = "zero_shot"

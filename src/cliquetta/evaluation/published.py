@@ -13,9 +13,9 @@ from typing import Any
 from cliquetta.data.catalogue import list_datasets
 from cliquetta.errors import UnknownNameError
 from cliquetta.evaluation.record import Record
-from cliquetta.methods._shared.state import plain_config
 from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.registry import get_method, method_config
+from cliquetta.methods.state import plain_config
 from cliquetta.prompts.catalogue import list_templates, template_choice, templates
 
 

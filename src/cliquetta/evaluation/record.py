@@ -28,9 +28,9 @@ from cliquetta.evaluation.predictions import (
     fingerprint_predictions,
     load_predictions,
 )
-from cliquetta.methods._shared.config import current_names
-from cliquetta.methods._shared.state import plain_config
+from cliquetta.methods.building.config import current_names
 from cliquetta.methods.registry import get_method
+from cliquetta.methods.state import plain_config
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.version import installed_version

@@ -30,7 +30,6 @@ from cliquetta.data.prepared import (
 from cliquetta.data.stream import Skipped, Stream
 from cliquetta.errors import UserError
 from cliquetta.evaluation.evidence_log import FOLDER, EvidenceLimits, EvidenceLog, has_evidence
-from cliquetta.evaluation.inference import predict_batch
 from cliquetta.evaluation.prediction_cache import PredictionCache
 from cliquetta.evaluation.predictions import (
     PREDICTIONS,
@@ -51,9 +50,10 @@ from cliquetta.evaluation.record import (
     verify_predictions,
 )
 from cliquetta.evaluation.scorer import Scorer
-from cliquetta.methods._shared.state import fitted_fingerprint, save_state, unpack_state
+from cliquetta.inference.predictor import predict_batch
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import require_features_only
+from cliquetta.methods.state import fitted_fingerprint, save_state, unpack_state
 from cliquetta.types import Batch, Prediction
 
 if TYPE_CHECKING:

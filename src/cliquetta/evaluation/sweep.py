@@ -34,9 +34,9 @@ from cliquetta.evaluation.prediction_cache import PredictionCache
 from cliquetta.evaluation.progress import Step
 from cliquetta.evaluation.record import Record, digest
 from cliquetta.evaluation.runner import evaluate, plan
-from cliquetta.methods._shared.feature_level import FeatureLevel
-from cliquetta.methods._shared.fewshot_io import create_fitted
 from cliquetta.methods.base import Adapter, BatchDependence
+from cliquetta.methods.building.feature_level import FeatureLevel
+from cliquetta.methods.fewshot_io import create_fitted
 from cliquetta.methods.registry import create_method, method_config
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model, pick_device

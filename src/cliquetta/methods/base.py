@@ -16,11 +16,11 @@ from torch import Tensor
 
 from cliquetta.data.batch import Images, as_batch
 from cliquetta.errors import UserError
-from cliquetta.methods._shared.config import MethodConfig
-from cliquetta.methods._shared.explanation import CacheCount, Explanation
-from cliquetta.methods._shared.memory import Memory, all_finite
-from cliquetta.methods._shared.merging import MergeRule, merge_memories
 from cliquetta.methods._shared.zero_shot_reference import OPTIONAL, ZeroShotReference
+from cliquetta.methods.building.config import MethodConfig
+from cliquetta.methods.building.explanation import CacheCount, Explanation
+from cliquetta.methods.building.memory import Memory, all_finite
+from cliquetta.methods.building.merging import MergeRule, merge_memories
 from cliquetta.model.clip import CLIP
 from cliquetta.model.frozen import FrozenModel
 from cliquetta.prompts.classes import ClassPrompts, as_prompts

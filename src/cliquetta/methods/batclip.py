@@ -25,11 +25,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.errors import UserError
-from cliquetta.methods._shared.adam import Adam, AdamConfig, AdamState, adam_step
-from cliquetta.methods._shared.config import NonNegative, Positive
-from cliquetta.methods._shared.entropy import entropy
-from cliquetta.methods._shared.layernorm import LayerNormTower
 from cliquetta.methods.base import Adapter, BatchDependence
+from cliquetta.methods.building.adam import Adam, AdamConfig, AdamState, adam_step
+from cliquetta.methods.building.config import NonNegative, Positive
+from cliquetta.methods.building.entropy import entropy
+from cliquetta.methods.building.layernorm import LayerNormTower
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import l2_normalize
 from cliquetta.model.frozen import FrozenModel

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.config import MethodConfig, Positive, Weight
-from cliquetta.methods._shared.feature_level import ImageByImage
-from cliquetta.methods._shared.memory import NON_NEGATIVE, SHORT
+from cliquetta.methods.building.config import MethodConfig, Positive, Weight
+from cliquetta.methods.building.feature_level import ImageByImage
+from cliquetta.methods.building.memory import NON_NEGATIVE, SHORT
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import l2_normalize
 

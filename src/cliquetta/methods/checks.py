@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.state import load_state, save_state
 from cliquetta.methods.base import Adapter, BatchDependence, NonFiniteError
+from cliquetta.methods.state import load_state, save_state
 from cliquetta.types import Batch
 
 Build = Callable[[], Adapter]

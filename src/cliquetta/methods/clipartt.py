@@ -22,9 +22,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.adam import AdamConfig, AdamState, minimize
-from cliquetta.methods._shared.config import Count, Positive, Template
-from cliquetta.methods._shared.layernorm import EpisodicLayerNormAdapter
+from cliquetta.methods.building.adam import AdamConfig, AdamState, minimize
+from cliquetta.methods.building.config import Count, Positive, Template
+from cliquetta.methods.building.layernorm import EpisodicLayerNormAdapter
 from cliquetta.methods.registry import register
 
 

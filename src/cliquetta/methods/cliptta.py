@@ -26,12 +26,12 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.adam import Adam, AdamConfig, AdamState, minimize
-from cliquetta.methods._shared.cache import simulate_insertions, store
-from cliquetta.methods._shared.config import Count, NonNegative, Positive, Rule
-from cliquetta.methods._shared.entropy import entropy
-from cliquetta.methods._shared.layernorm import LayerNormAdapter
-from cliquetta.methods._shared.memory import NON_NEGATIVE
+from cliquetta.methods.building.adam import Adam, AdamConfig, AdamState, minimize
+from cliquetta.methods.building.cache import simulate_insertions, store
+from cliquetta.methods.building.config import Count, NonNegative, Positive, Rule
+from cliquetta.methods.building.entropy import entropy
+from cliquetta.methods.building.layernorm import LayerNormAdapter
+from cliquetta.methods.building.memory import NON_NEGATIVE
 from cliquetta.methods.registry import register
 from cliquetta.types import Batch, Prediction
 

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods._shared.config import Count
-from cliquetta.methods._shared.few_shot import (
+from cliquetta.methods.building.config import Count
+from cliquetta.methods.building.few_shot import (
     FewShotClassifier,
     FitTask,
     TextTraining,

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from cliquetta.errors import UserError
-from cliquetta.methods._shared.config import Count
-from cliquetta.methods._shared.few_shot import (
+from cliquetta.methods.building.config import Count
+from cliquetta.methods.building.few_shot import (
     FewShotClassifier,
     FitTask,
     TextTraining,

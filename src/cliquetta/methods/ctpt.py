@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.config import NonNegative
-from cliquetta.methods._shared.presets import read_presets
+from cliquetta.methods.building.config import NonNegative
+from cliquetta.methods.building.presets import read_presets
 from cliquetta.methods.registry import register
 from cliquetta.methods.tpt import TPT, TPTConfig
 

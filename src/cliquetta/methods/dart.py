@@ -28,19 +28,19 @@ import torch
 from torch import Tensor
 
 from cliquetta.errors import UserError
-from cliquetta.methods._shared.adam import Adam, AdamState, adam_step
-from cliquetta.methods._shared.config import Count, NonNegative, Positive, Rule, Weight
-from cliquetta.methods._shared.entropy import marginal_entropy
-from cliquetta.methods._shared.presets import read_presets
-from cliquetta.methods._shared.template import LearnableTemplate
-from cliquetta.methods._shared.views import (
+from cliquetta.methods.base import Adapter, BatchDependence
+from cliquetta.methods.building.adam import Adam, AdamState, adam_step
+from cliquetta.methods.building.config import Count, NonNegative, Positive, Rule, Weight
+from cliquetta.methods.building.entropy import marginal_entropy
+from cliquetta.methods.building.presets import read_presets
+from cliquetta.methods.building.template import LearnableTemplate
+from cliquetta.methods.building.views import (
     SelectiveConfig,
     ViewKind,
     confident_views,
     mean_logits,
     near_one,
 )
-from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.registry import register
 from cliquetta.model.block import Prefix
 from cliquetta.model.clip import l2_normalize

@@ -25,10 +25,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.config import Count, Decay, MethodConfig, NonNegative, Positive
-from cliquetta.methods._shared.entropy import entropy
-from cliquetta.methods._shared.layernorm import LayerNormAdapter
-from cliquetta.methods._shared.patches import join_patches, split_patches
+from cliquetta.methods.building.config import Count, Decay, MethodConfig, NonNegative, Positive
+from cliquetta.methods.building.entropy import entropy
+from cliquetta.methods.building.layernorm import LayerNormAdapter
+from cliquetta.methods.building.patches import join_patches, split_patches
 from cliquetta.methods.registry import register
 from cliquetta.methods.sar import batch_rate
 from cliquetta.types import Batch, Prediction

@@ -25,13 +25,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.config import Count, Fraction, NonNegative, Positive
-from cliquetta.methods._shared.feature_level import FixedText
-from cliquetta.methods._shared.memory import NON_NEGATIVE, SHORT, VARIANCE
-from cliquetta.methods._shared.mixtures import linear_discriminant
-from cliquetta.methods._shared.presets import read_presets
-from cliquetta.methods._shared.views import SelectiveConfig, ViewKind, confident_views
 from cliquetta.methods.base import BatchDependence
+from cliquetta.methods.building.config import Count, Fraction, NonNegative, Positive
+from cliquetta.methods.building.feature_level import FixedText
+from cliquetta.methods.building.memory import NON_NEGATIVE, SHORT, VARIANCE
+from cliquetta.methods.building.mixtures import linear_discriminant
+from cliquetta.methods.building.presets import read_presets
+from cliquetta.methods.building.views import SelectiveConfig, ViewKind, confident_views
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 

@@ -31,20 +31,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods._shared.adam import Adam, AdamState, minimize
-from cliquetta.methods._shared.cache import simulate_insertions, store
-from cliquetta.methods._shared.config import Count, NonNegative
-from cliquetta.methods._shared.entropy import entropy, marginal_entropy
-from cliquetta.methods._shared.feature_level import FixedText
-from cliquetta.methods._shared.memory import NON_NEGATIVE, SHORT
-from cliquetta.methods._shared.presets import read_presets
-from cliquetta.methods._shared.views import (
+from cliquetta.methods.base import BatchDependence
+from cliquetta.methods.building.adam import Adam, AdamState, minimize
+from cliquetta.methods.building.cache import simulate_insertions, store
+from cliquetta.methods.building.config import Count, NonNegative
+from cliquetta.methods.building.entropy import entropy, marginal_entropy
+from cliquetta.methods.building.feature_level import FixedText
+from cliquetta.methods.building.memory import NON_NEGATIVE, SHORT
+from cliquetta.methods.building.presets import read_presets
+from cliquetta.methods.building.views import (
     SelectiveConfig,
     ViewKind,
     confident_views,
     take_views,
 )
-from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 

@@ -27,10 +27,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods._shared.config import Count, MethodConfig, Positive
-from cliquetta.methods._shared.feature_level import FixedText
-from cliquetta.methods._shared.memory import NON_NEGATIVE, UNIT, Range
 from cliquetta.methods.base import BatchDependence
+from cliquetta.methods.building.config import Count, MethodConfig, Positive
+from cliquetta.methods.building.feature_level import FixedText
+from cliquetta.methods.building.memory import NON_NEGATIVE, UNIT, Range
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 

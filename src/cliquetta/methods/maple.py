@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.errors import UserError
-from cliquetta.methods._shared.config import Count, Positive
-from cliquetta.methods._shared.few_shot import (
+from cliquetta.methods.building.config import Count, Positive
+from cliquetta.methods.building.few_shot import (
     FewShotAdapter,
     FitTask,
     SGDTraining,

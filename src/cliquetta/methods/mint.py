@@ -26,10 +26,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods._shared.adam import AdamConfig, AdamState, adam_step
-from cliquetta.methods._shared.config import NonNegative, Positive
-from cliquetta.methods._shared.layernorm import LayerNormAdapter
-from cliquetta.methods._shared.memory import NON_NEGATIVE
+from cliquetta.methods.building.adam import AdamConfig, AdamState, adam_step
+from cliquetta.methods.building.config import NonNegative, Positive
+from cliquetta.methods.building.layernorm import LayerNormAdapter
+from cliquetta.methods.building.memory import NON_NEGATIVE
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import l2_normalize
 from cliquetta.types import Batch, Prediction

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods._shared.config import Count, MethodConfig
-from cliquetta.methods._shared.entropy import log_prob_entropy
-from cliquetta.methods._shared.feature_level import Transductive
-from cliquetta.methods._shared.mixtures import (
+from cliquetta.methods.building.config import Count, MethodConfig
+from cliquetta.methods.building.entropy import log_prob_entropy
+from cliquetta.methods.building.feature_level import Transductive
+from cliquetta.methods.building.mixtures import (
     nearest_affinity,
     propagate_assignments,
     weighted_means,

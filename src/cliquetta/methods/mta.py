@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.config import Count, Fraction, NonNegative, Positive
-from cliquetta.methods._shared.feature_level import FixedText
-from cliquetta.methods._shared.views import ViewsConfig
+from cliquetta.methods.building.config import Count, Fraction, NonNegative, Positive
+from cliquetta.methods.building.feature_level import FixedText
+from cliquetta.methods.building.views import ViewsConfig
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import l2_normalize
 from cliquetta.types import Prediction

@@ -25,13 +25,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.cache import simulate_insertions, store
-from cliquetta.methods._shared.config import Count, MethodConfig, NonNegative
-from cliquetta.methods._shared.entropy import entropy
-from cliquetta.methods._shared.feature_level import FixedText
-from cliquetta.methods._shared.memory import NON_NEGATIVE, UNIT
-from cliquetta.methods._shared.mixtures import linear_discriminant
 from cliquetta.methods.base import BatchDependence
+from cliquetta.methods.building.cache import simulate_insertions, store
+from cliquetta.methods.building.config import Count, MethodConfig, NonNegative
+from cliquetta.methods.building.entropy import entropy
+from cliquetta.methods.building.feature_level import FixedText
+from cliquetta.methods.building.memory import NON_NEGATIVE, UNIT
+from cliquetta.methods.building.mixtures import linear_discriminant
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 

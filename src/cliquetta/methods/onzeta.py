@@ -22,9 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods._shared.config import Count, MethodConfig, NonNegative, Positive, Weight
-from cliquetta.methods._shared.feature_level import GROUP, ImageByImage
-from cliquetta.methods._shared.memory import SHORT
+from cliquetta.methods.building.config import Count, MethodConfig, NonNegative, Positive, Weight
+from cliquetta.methods.building.feature_level import GROUP, ImageByImage
+from cliquetta.methods.building.memory import SHORT
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import l2_normalize
 

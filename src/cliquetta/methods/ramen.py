@@ -26,11 +26,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods._shared.config import Count, MethodConfig, NonNegative, Positive
-from cliquetta.methods._shared.entropy import entropy
-from cliquetta.methods._shared.layernorm import LayerNormAdapter
-from cliquetta.methods._shared.memory import NON_NEGATIVE, UNIT, Range
-from cliquetta.methods._shared.presets import read_presets
+from cliquetta.methods.building.config import Count, MethodConfig, NonNegative, Positive
+from cliquetta.methods.building.entropy import entropy
+from cliquetta.methods.building.layernorm import LayerNormAdapter
+from cliquetta.methods.building.memory import NON_NEGATIVE, UNIT, Range
+from cliquetta.methods.building.presets import read_presets
 from cliquetta.methods.registry import register
 from cliquetta.types import Batch, Prediction
 

@@ -23,10 +23,10 @@ from typing import Any, TypeVar, get_type_hints
 from torch import Tensor, nn
 
 from cliquetta.errors import UnknownNameError, UserError
-from cliquetta.methods._shared.allocation import AllocationLimit, half_of_memory
-from cliquetta.methods._shared.config import current_names, field_types, parse
-from cliquetta.methods._shared.feature_level import FeatureLevel
+from cliquetta.methods.allocation import AllocationLimit, half_of_memory
 from cliquetta.methods.base import Adapter
+from cliquetta.methods.building.config import current_names, field_types, parse
+from cliquetta.methods.building.feature_level import FeatureLevel
 from cliquetta.model.clip import CLIP, MissingCapabilityError
 from cliquetta.model.features_only import FeaturesOnly
 from cliquetta.model.in_memory import from_model

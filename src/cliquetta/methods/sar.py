@@ -22,10 +22,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.config import Decay, MethodConfig, NonNegative, Positive
-from cliquetta.methods._shared.entropy import entropy
-from cliquetta.methods._shared.layernorm import LayerNormAdapter
-from cliquetta.methods._shared.memory import NON_NEGATIVE
+from cliquetta.methods.building.config import Decay, MethodConfig, NonNegative, Positive
+from cliquetta.methods.building.entropy import entropy
+from cliquetta.methods.building.layernorm import LayerNormAdapter
+from cliquetta.methods.building.memory import NON_NEGATIVE
 from cliquetta.methods.registry import register
 from cliquetta.types import Batch, Prediction
 

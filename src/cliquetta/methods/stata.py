@@ -25,9 +25,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods._shared.config import Count, MethodConfig, Positive
-from cliquetta.methods._shared.feature_level import Transductive
-from cliquetta.methods._shared.mixtures import nearest_affinity, propagate_assignments
+from cliquetta.methods.building.config import Count, MethodConfig, Positive
+from cliquetta.methods.building.feature_level import Transductive
+from cliquetta.methods.building.mixtures import nearest_affinity, propagate_assignments
 from cliquetta.methods.registry import register
 from cliquetta.methods.transclip import VARIANCE_FLOOR, update_variance
 

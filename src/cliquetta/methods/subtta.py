@@ -27,10 +27,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods._shared.adam import Adam, AdamConfig, AdamState, adam_step
-from cliquetta.methods._shared.config import Count, Decay, NonNegative, Positive
-from cliquetta.methods._shared.layernorm import LayerNormAdapter
-from cliquetta.methods._shared.memory import VARIANCE
+from cliquetta.methods.building.adam import Adam, AdamConfig, AdamState, adam_step
+from cliquetta.methods.building.config import Count, Decay, NonNegative, Positive
+from cliquetta.methods.building.layernorm import LayerNormAdapter
+from cliquetta.methods.building.memory import VARIANCE
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import l2_normalize
 from cliquetta.types import Batch, Prediction

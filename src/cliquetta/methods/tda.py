@@ -14,7 +14,7 @@ feature is the mean of the confident views' unit features, not normalised again.
 α₊ and β₊ for each dataset, and 64 AugMix views for ImageNet-A, -R, -V2 and -Sketch: these are
 presets (``imagenet-a``, ``pets``, ...), marked as tuned. The default is their ImageNet setting,
 one view; preset ``views`` is the same with 64. Ours: a batch is predicted at once with the
-results of one image after the other (:mod:`cliquetta.methods._shared.cache`), in float32; a
+results of one image after the other (:mod:`cliquetta.methods.building.cache`), in float32; a
 negative entry keeps the classes in its window instead of a mask over all, of which 33 can be above
 3 %, so that memory grows linearly with the number of classes.
 """
@@ -28,19 +28,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods._shared.cache import Affinity, affinity, simulate_insertions, store
-from cliquetta.methods._shared.config import Count, Interval, NonNegative
-from cliquetta.methods._shared.entropy import marginal_entropy
-from cliquetta.methods._shared.feature_level import FixedText
-from cliquetta.methods._shared.memory import NON_NEGATIVE, UNIT, Range
-from cliquetta.methods._shared.presets import read_presets
-from cliquetta.methods._shared.views import (
+from cliquetta.methods.base import BatchDependence
+from cliquetta.methods.building.cache import Affinity, affinity, simulate_insertions, store
+from cliquetta.methods.building.config import Count, Interval, NonNegative
+from cliquetta.methods.building.entropy import marginal_entropy
+from cliquetta.methods.building.feature_level import FixedText
+from cliquetta.methods.building.memory import NON_NEGATIVE, UNIT, Range
+from cliquetta.methods.building.presets import read_presets
+from cliquetta.methods.building.views import (
     SelectiveConfig,
     ViewKind,
     confident_views,
     take_views,
 )
-from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 

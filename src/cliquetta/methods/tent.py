@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 import torch
 
-from cliquetta.methods._shared.adam import AdamConfig, AdamState, adam_step
-from cliquetta.methods._shared.config import Positive
-from cliquetta.methods._shared.entropy import entropy
-from cliquetta.methods._shared.layernorm import LayerNormAdapter
+from cliquetta.methods.building.adam import AdamConfig, AdamState, adam_step
+from cliquetta.methods.building.config import Positive
+from cliquetta.methods.building.entropy import entropy
+from cliquetta.methods.building.layernorm import LayerNormAdapter
 from cliquetta.methods.registry import register
 from cliquetta.types import Batch, Prediction
 

@@ -28,8 +28,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.errors import UserError
-from cliquetta.methods._shared.adam import Adam, AdamState, adam_step
-from cliquetta.methods._shared.config import (
+from cliquetta.methods.building.adam import Adam, AdamState, adam_step
+from cliquetta.methods.building.config import (
     Count,
     CropScale,
     MethodConfig,
@@ -37,7 +37,7 @@ from cliquetta.methods._shared.config import (
     Positive,
     Rule,
 )
-from cliquetta.methods._shared.few_shot import (
+from cliquetta.methods.building.few_shot import (
     FewShotClassifier,
     FitStep,
     FitTask,
@@ -45,8 +45,8 @@ from cliquetta.methods._shared.few_shot import (
     finite,
     indices_of,
 )
-from cliquetta.methods._shared.presets import read_presets
-from cliquetta.methods._shared.support_set import VIEWS_AT_ONCE, FewShot, crop_features
+from cliquetta.methods.building.presets import read_presets
+from cliquetta.methods.building.support_set import VIEWS_AT_ONCE, FewShot, crop_features
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP, l2_normalize
 from cliquetta.model.frozen import FrozenModel

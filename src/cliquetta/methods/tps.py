@@ -21,16 +21,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods._shared.adam import Adam, AdamState, minimize
-from cliquetta.methods._shared.config import Count, NonNegative
-from cliquetta.methods._shared.entropy import marginal_entropy
-from cliquetta.methods._shared.feature_level import FixedText
-from cliquetta.methods._shared.views import (
+from cliquetta.methods.base import BatchDependence
+from cliquetta.methods.building.adam import Adam, AdamState, minimize
+from cliquetta.methods.building.config import Count, NonNegative
+from cliquetta.methods.building.entropy import marginal_entropy
+from cliquetta.methods.building.feature_level import FixedText
+from cliquetta.methods.building.views import (
     SelectiveConfig,
     confident_views,
     take_views,
 )
-from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 

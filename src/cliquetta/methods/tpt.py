@@ -23,13 +23,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.adam import Adam, AdamState, adam_step
-from cliquetta.methods._shared.config import Count, NonNegative
-from cliquetta.methods._shared.entropy import marginal_entropy
-from cliquetta.methods._shared.feature_level import FeatureLevel
-from cliquetta.methods._shared.presets import read_presets
-from cliquetta.methods._shared.template import LearnableTemplate
-from cliquetta.methods._shared.views import (
+from cliquetta.methods.building.adam import Adam, AdamState, adam_step
+from cliquetta.methods.building.config import Count, NonNegative
+from cliquetta.methods.building.entropy import marginal_entropy
+from cliquetta.methods.building.feature_level import FeatureLevel
+from cliquetta.methods.building.presets import read_presets
+from cliquetta.methods.building.template import LearnableTemplate
+from cliquetta.methods.building.views import (
     SelectiveConfig,
     confident_views,
     take_views,

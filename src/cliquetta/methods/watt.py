@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from cliquetta.errors import UserError
-from cliquetta.methods._shared.adam import AdamConfig, AdamState, minimize
-from cliquetta.methods._shared.config import Count, Positive, Template
-from cliquetta.methods._shared.layernorm import EpisodicLayerNormAdapter
+from cliquetta.methods.building.adam import AdamConfig, AdamState, minimize
+from cliquetta.methods.building.config import Count, Positive, Template
+from cliquetta.methods.building.layernorm import EpisodicLayerNormAdapter
 from cliquetta.methods.clipartt import transductive_loss
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import l2_normalize

@@ -24,9 +24,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods._shared.config import Fraction
-from cliquetta.methods._shared.feature_level import FixedText
-from cliquetta.methods._shared.views import (
+from cliquetta.methods.building.config import Fraction
+from cliquetta.methods.building.feature_level import FixedText
+from cliquetta.methods.building.views import (
     SelectiveConfig,
     confident_views,
     kept_count,

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from cliquetta.methods._shared.config import MethodConfig, Positive
-from cliquetta.methods._shared.feature_level import FixedText
+from cliquetta.methods.building.config import MethodConfig, Positive
+from cliquetta.methods.building.feature_level import FixedText
 from cliquetta.methods.registry import register
 from cliquetta.model.frozen import FrozenModel
 from cliquetta.types import Prediction

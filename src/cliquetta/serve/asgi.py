@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from cliquetta import __version__
-from cliquetta.methods._shared.state import plain_config
+from cliquetta.methods.state import plain_config
 from cliquetta.serve.errors import ServiceError, incident, invalid_field
 from cliquetta.serve.metrics import CONTENT_TYPE
 from cliquetta.serve.middleware import AdmissionMiddleware, CSPMiddleware, problem_response

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.errors import UserError
-from cliquetta.methods._shared.state import EXTRA, MEMORY
+from cliquetta.methods.state import EXTRA, MEMORY
 from cliquetta.tensor_file import pack, unpack
 
 SMALLEST = 2**17

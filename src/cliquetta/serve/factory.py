@@ -11,9 +11,9 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from cliquetta.errors import UnknownNameError
-from cliquetta.methods._shared.allocation import AllocationLimit, StateTooLargeError
-from cliquetta.methods._shared.config import current_names, saved_names
+from cliquetta.methods.allocation import AllocationLimit, StateTooLargeError
 from cliquetta.methods.base import Adapter
+from cliquetta.methods.building.config import current_names, saved_names
 from cliquetta.methods.registry import MethodEntry, create_method, method_config
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.serve.errors import as_refusal, conflict, too_large

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from cliquetta.methods._shared.allocation import TorchWatch
+from cliquetta.methods.allocation import TorchWatch
 from cliquetta.serve.errors import ServiceError, too_large
 
 

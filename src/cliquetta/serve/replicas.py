@@ -25,8 +25,8 @@ import torch
 
 from cliquetta.data.remote import is_url
 from cliquetta.errors import UserError
-from cliquetta.evaluation.cluster import END_HUNG, LOCAL, connected
 from cliquetta.model.factory import create_model, pick_device
+from cliquetta.ray_connection import END_HUNG, LOCAL, connected
 from cliquetta.serve.asgi import create_app
 from cliquetta.serve.auth import check_binding
 from cliquetta.serve.logs import logging_as

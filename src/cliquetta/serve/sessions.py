@@ -11,8 +11,8 @@ from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
 from cliquetta.errors import UserError
-from cliquetta.methods._shared.state import pack_state, unpack_state
 from cliquetta.methods.base import Adapter
+from cliquetta.methods.state import pack_state, unpack_state
 from cliquetta.serve.batches import Decoded, find_repeated, predict_images, render_answer
 from cliquetta.serve.changes import Chain
 from cliquetta.serve.errors import ServiceError, invalid, not_found

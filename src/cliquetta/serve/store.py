@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from cliquetta.atomic import exclusive, sync_folder, write_atomically
-from cliquetta.methods._shared.state import pack_state, unpack_state
 from cliquetta.methods.base import Adapter
+from cliquetta.methods.state import pack_state, unpack_state
 from cliquetta.serve.changes import (
     SEAL,
     UNSEALED,

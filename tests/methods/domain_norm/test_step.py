@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.ring import newest, write
+from cliquetta.methods.building.ring import newest, write
 from cliquetta.methods.domain_norm.network import arrange
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.adam import AdamState, adam_step
+from cliquetta.methods.building.adam import AdamState, adam_step
 from cliquetta.methods.scap.config import SCAPConfig
 from cliquetta.methods.scap.learning import Frozen, Learned, Learner, Task
 from cliquetta.methods.scap.text import PromptedText

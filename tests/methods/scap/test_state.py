@@ -21,8 +21,8 @@ from cliquetta.data.stream import Stream
 from cliquetta.evaluation.predictions import PREDICTIONS
 from cliquetta.evaluation.record import list_records
 from cliquetta.evaluation.runner import evaluate
-from cliquetta.methods._shared.state import StateMismatchError, load_state, read_header, save_state
 from cliquetta.methods.scap import SCAP, SCAPConfig
+from cliquetta.methods.state import StateMismatchError, load_state, read_header, save_state
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
@@ -82,7 +82,7 @@ from safetensors.torch import save_file
 torch.set_num_threads(1)
 from cliquetta.types import Batch
 from cliquetta.methods.scap import SCAP, SCAPConfig
-from cliquetta.methods._shared.state import load_state, save_state
+from cliquetta.methods.state import load_state, save_state
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.scenes import NAMES, build_model, make_batches
 folder = Path(sys.argv[1])

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.entropy import entropy
+from cliquetta.methods.building.entropy import entropy
 from cliquetta.types import Rejection
 
 SOFTENING = 10.0

@@ -21,7 +21,6 @@ from cliquetta.methods._shared.calibration import (
     find_temperature,
     no_confidences,
 )
-from cliquetta.methods._shared.memory import Memory
 from cliquetta.methods._shared.rejection import (
     LEFT_OUT,
     SHARE,
@@ -29,6 +28,7 @@ from cliquetta.methods._shared.rejection import (
     merge_windows,
     reject,
 )
+from cliquetta.methods.building.memory import Memory
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Prediction, Rejection

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cliquetta.errors import UserError
-from cliquetta.methods._shared.config import (
+from cliquetta.methods.building.config import (
     Count,
     Fraction,
     MethodConfig,

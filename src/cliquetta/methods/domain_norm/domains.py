@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.ring import write
+from cliquetta.methods.building.ring import write
 from cliquetta.methods.domain_norm.run import Setup
 from cliquetta.methods.domain_norm.state import GROUP, Key, State, start_domain
 

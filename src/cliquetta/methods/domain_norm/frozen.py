@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
-from cliquetta.methods._shared.layernorm import LateBlocks
+from cliquetta.methods.building.layernorm import LateBlocks
 from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.health import information
 from cliquetta.methods.domain_norm.network import Network

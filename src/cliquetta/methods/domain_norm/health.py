@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.entropy import prob_entropy
+from cliquetta.methods.building.entropy import prob_entropy
 from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.network import Network
 from cliquetta.methods.domain_norm.prior import ClassPrior, count_classes, step_size

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.adam import Adam, AdamState
-from cliquetta.methods._shared.memory import NON_NEGATIVE, UNIT, Range
-from cliquetta.methods._shared.ring import newest, write
+from cliquetta.methods.building.adam import Adam, AdamState
+from cliquetta.methods.building.memory import NON_NEGATIVE, UNIT, Range
+from cliquetta.methods.building.ring import newest, write
 from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.domains import distances, merge_keys
 from cliquetta.methods.domain_norm.network import Network

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.layernorm import LateBlocks, LayerNormTower
+from cliquetta.methods.building.layernorm import LateBlocks, LayerNormTower
 from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.model.clip import CLIP, l2_normalize
 from cliquetta.prompts.classes import ClassPrompts

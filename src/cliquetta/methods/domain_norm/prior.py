@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from cliquetta.methods._shared.entropy import prob_entropy
+from cliquetta.methods.building.entropy import prob_entropy
 from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.state import Counts
 

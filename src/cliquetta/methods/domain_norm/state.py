@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.adam import AdamState
+from cliquetta.methods.building.adam import AdamState
 from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.network import Network
 

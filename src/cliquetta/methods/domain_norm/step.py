@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from cliquetta.methods._shared.adam import Adam, AdamState, adam_step
-from cliquetta.methods._shared.entropy import log_prob_entropy
-from cliquetta.methods._shared.ring import write
+from cliquetta.methods.building.adam import Adam, AdamState, adam_step
+from cliquetta.methods.building.entropy import log_prob_entropy
+from cliquetta.methods.building.ring import write
 from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.domains import assign_domain
 from cliquetta.methods.domain_norm.health import Figures, add_agreement, add_answers, measure

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from cliquetta.errors import UserError
-from cliquetta.methods._shared.explanation import CacheCount, Explanation, PromptedPasses
-from cliquetta.methods._shared.memory import Range
-from cliquetta.methods._shared.views import confident_views, mean_logits
 from cliquetta.methods.base import Adapter, BatchDependence
+from cliquetta.methods.building.explanation import CacheCount, Explanation, PromptedPasses
+from cliquetta.methods.building.memory import Range
+from cliquetta.methods.building.views import confident_views, mean_logits
 from cliquetta.methods.registry import register
 from cliquetta.methods.scap import explanation
 from cliquetta.methods.scap.cliques import Cliques, mine_cliques, similar_images, top_classes

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.errors import UserError
-from cliquetta.methods._shared.entropy import entropy
+from cliquetta.methods.building.entropy import entropy
 from cliquetta.methods.scap.cliques import Cliques
 from cliquetta.methods.scap.config import SCAPConfig
 from cliquetta.methods.scap.retention import Cache, best_entries

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cliquetta.errors import UserError
-from cliquetta.methods._shared.adam import Adam
-from cliquetta.methods._shared.config import (
+from cliquetta.methods.building.adam import Adam
+from cliquetta.methods.building.config import (
     Count,
     Decay,
     Fraction,
@@ -17,7 +17,7 @@ from cliquetta.methods._shared.config import (
     Positive,
     Weight,
 )
-from cliquetta.methods._shared.views import ViewKind, Zoom
+from cliquetta.methods.building.views import ViewKind, Zoom
 from cliquetta.types import ViewSpec
 
 

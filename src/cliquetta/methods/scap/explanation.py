@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.explanation import Explanation, PromptedPasses
+from cliquetta.methods.building.explanation import Explanation, PromptedPasses
 from cliquetta.methods.scap.evidence import describe
 from cliquetta.model.attention import Kind, prompted_maps
 from cliquetta.model.clip import l2_normalize

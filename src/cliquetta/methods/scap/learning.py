@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.adam import AdamState, adam_step
+from cliquetta.methods.building.adam import AdamState, adam_step
 from cliquetta.methods.scap.config import SCAPConfig
 from cliquetta.methods.scap.inference import MEMORY
 from cliquetta.methods.scap.losses import (

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.entropy import log_prob_entropy
+from cliquetta.methods.building.entropy import log_prob_entropy
 from cliquetta.methods.scap.config import SCAPConfig
 from cliquetta.model.clip import l2_normalize
 

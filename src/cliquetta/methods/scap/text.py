@@ -12,7 +12,7 @@ import time
 import torch
 from torch import Tensor
 
-from cliquetta.methods._shared.template import LearnableTemplate
+from cliquetta.methods.building.template import LearnableTemplate
 from cliquetta.model.clip import CLIP, to_float32
 from cliquetta.model.tapes import TextTape, chunks
 from cliquetta.model.text import place

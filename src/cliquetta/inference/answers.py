@@ -1,0 +1,146 @@
+"""What a prediction run gives: its columns and rows, and what it counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cliquetta.errors import UserError
+from cliquetta.inference.table_files import Row
+from cliquetta.types import Prediction
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Which columns the answers of some methods fill."""
+
+    methods: tuple[str, ...]
+    classes: tuple[str, ...]
+    top_k: int = 1
+    all_probabilities: bool = False
+    multi_label: float | None = None
+    """If given, classes are scored independently, by sigmoids, and all that reach it are listed."""
+    reject: float | None = None
+    """If given, images of none of the classes are named: how many to look for."""
+    calibrate: bool = False
+    """Whether probabilities are those of calibrated logits."""
+
+    def prefix(self, method: str) -> str:
+        """What leads the names of a method's columns."""
+        return "" if len(self.methods) == 1 else f"{method}_"
+
+    def columns(self) -> dict[str, type]:
+        """Names and types of the columns of all methods."""
+        found: dict[str, type] = {}
+        for prefix in map(self.prefix, self.methods):
+            for rank in range(1, self.top_k + 1):
+                suffix = "" if rank == 1 else f"_{rank}"
+                found[f"{prefix}prediction{suffix}"] = str
+                found[f"{prefix}probability{suffix}"] = float
+            if self.multi_label is not None:
+                found[f"{prefix}labels"] = str
+            if self.reject is not None:
+                found |= {f"{prefix}rejected": bool, f"{prefix}rejection_score": float}
+            if self.all_probabilities:
+                found |= {f"{prefix}p_{name}": float for name in self.classes}
+        return found
+
+    def rows(self, predictions: Mapping[str, Prediction]) -> list[Row]:
+        """One row per image of the predictions of every method."""
+        columns = list(self.columns())
+        rows: list[list[Any]] = [[] for _ in next(iter(predictions.values())).logits]
+        for method in self.methods:
+            scores = predictions[method].logits.float()
+            rejections = self._rejections(predictions[method])
+            least = self.multi_label
+            probabilities = scores.softmax(dim=-1) if least is None else scores.sigmoid()
+            best = probabilities.topk(self.top_k, dim=-1)
+            for row, values, indices, every, rejection in zip(
+                rows,
+                best.values.tolist(),
+                best.indices.tolist(),
+                probabilities,
+                rejections,
+                strict=True,
+            ):
+                for index, value in zip(indices, values, strict=True):
+                    row += [self.classes[index], round(value, 6)]
+                if least is not None:
+                    reached = (every >= least).nonzero()[:, 0]
+                    order = reached[every[reached].argsort(descending=True)].tolist()
+                    row.append(";".join(self.classes[index] for index in order))
+                row += rejection
+                if self.all_probabilities:
+                    row += [round(value, 6) for value in every.tolist()]
+        return [dict(zip(columns, row, strict=True)) for row in rows]
+
+    def _rejections(self, prediction: Prediction) -> list[tuple[Any, ...]]:
+        """Cells of each image: none where rejection was not asked for."""
+        found = prediction.rejection
+        if self.reject is None or found is None:
+            return [()] * len(prediction.logits)
+        scores = [round(score, 6) for score in found.score.tolist()]
+        return list(zip(found.rejected.tolist(), scores, strict=True))
+
+
+@dataclass
+class PredictionRun:
+    """What :func:`~cliquetta.predict` did."""
+
+    images: int = 0
+    """Images in the list (of the shard)."""
+    skipped: int = 0
+    """Images of these that could not be read."""
+    before: int = 0
+    """Images of these that an earlier, stopped run had done."""
+    seconds: float = 0.0
+    busy: float = 0.0
+    """Seconds in which the methods worked, added over actors."""
+    waited: float = 0.0
+    """Seconds in which the methods waited for images, added over actors."""
+    classes: dict[str, Counter[str]] = field(default_factory=dict)
+    """By method: how often each class came first."""
+    rejected: dict[str, int] = field(default_factory=dict)
+    """By method, where asked for: images of none of the classes, which are in ``classes``, too."""
+    rows: list[Row] = field(default_factory=list)
+    """Path, answers and error of every image; empty where they went to a file only.
+
+    Answers for an image that could not be read are ``None``.
+    """
+    repeated: int = 0
+    """Paths that were named again."""
+    unused: Counter[str] = field(default_factory=Counter)
+    """Files in folders that are not images, by kind."""
+    out: Path | str | None = None
+    classes_changed: bool = False
+    """The state was of another class list: what did not depend on the classes was kept."""
+    health: dict[str, dict[str, int | float | str]] = field(default_factory=dict)
+    """By method that tells: how adaptation was doing in the last batch, with its verdict."""
+
+    def to_pandas(self) -> Any:
+        """The rows as a DataFrame.
+
+        Raises:
+            UserError: pandas is not installed.
+
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise UserError("a DataFrame needs pandas: pip install pandas") from None
+        return pandas.DataFrame(self.rows)
+
+    def count(self, answers: Answers, row: Row) -> None:
+        """Count a row of the table."""
+        self.images += 1
+        self.skipped += bool(row["error"])
+        for method in answers.methods:
+            found = row[f"{answers.prefix(method)}prediction"]
+            if found is not None:
+                self.classes.setdefault(method, Counter())[found] += 1
+            if answers.reject is not None:
+                said = row[f"{answers.prefix(method)}rejected"]
+                self.rejected[method] = self.rejected.get(method, 0) + bool(said)

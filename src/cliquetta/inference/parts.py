@@ -1,0 +1,248 @@
+"""The folder of an unfinished prediction run, from which it continues after being stopped.
+
+It holds the list of images (``images.sqlite``), what the run was asked for (``run.json``), finished
+parts (``FIRST-LAST.jsonl``, complete or absent) and, for every lane, the methods' state after the
+last of them. States are written before the part they belong to and removed after the next one:
+whichever step a crash hits, the last finished part has its state.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cliquetta.atomic import exclusive, write_atomically
+from cliquetta.inference.predictor import Predictor, States
+from cliquetta.inference.table_files import Row
+
+PART_SECONDS = 20.0
+"""How much work a run that is stopped may lose."""
+PART_ROWS = 4096
+_START = "start"
+_WAITING = 4
+"""Batches whose rows are not made yet, at most."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Consecutive images of a list that one state passes through, batch after batch."""
+
+    start: int
+    stop: int
+    group: str = ""
+    """What its images share in the column that the list is grouped by."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Finished images of a lane and the methods' state after them."""
+
+    lane: Lane
+    first: int
+    last: int
+    rows: Sequence[Row]
+    """Empty until they are made."""
+    states: States
+
+
+@dataclass
+class PartCutter:
+    """Counts the images of a lane until a part is due."""
+
+    predictor: Predictor
+    lane: Lane
+    place: int
+    keep_state: bool
+    """Whether the state at the end of the lane is wanted."""
+    most_rows: int = field(default_factory=lambda: PART_ROWS)
+    seconds: float = field(default_factory=lambda: PART_SECONDS)
+    waiting: int = 0
+    """Images since the last part."""
+    begun: float = field(default_factory=time.monotonic)
+
+    @property
+    def next(self) -> int:
+        """The image whose turn it is."""
+        return self.place + self.waiting
+
+    def add(self, images: int, *, due: bool = False) -> Part | None:
+        """The part that ends with these images, if it is time, the lane is done, or it is due."""
+        self.waiting += images
+        last, late = self.next, time.monotonic() - self.begun > self.seconds
+        if not (due or late or self.waiting >= self.most_rows or last == self.lane.stop):
+            return None
+        wanted = last < self.lane.stop or self.keep_state
+        states = self.predictor.states() if wanted else {}
+        part = Part(self.lane, self.place, last, (), states)
+        self.waiting, self.place, self.begun = 0, last, time.monotonic()
+        return part
+
+
+@contextmanager
+def interrupted_after() -> Iterator[None]:
+    """Let Ctrl-C wait for the end of the block; pressed twice it does not."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        pressed.append(number)
+        if len(pressed) > 1:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt
+
+
+class Writer:
+    """A thread that makes and writes rows, in order, while the next batch is predicted.
+
+    What it was given is done when it is closed, unless something before it failed.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "cliquetta-writer")
+        self._waiting: deque[Future[Any]] = deque()
+
+    def submit(self, function: Callable[..., T], *given: Any) -> Future[T]:
+        """Have something done; raises what went wrong before. A few things wait at most."""
+        while len(self._waiting) > _WAITING or (self._waiting and self._waiting[0].done()):
+            self._waiting.popleft().result()
+        before = self._waiting[-1] if self._waiting else None
+
+        def after() -> T:
+            if before is not None:
+                before.result()
+            return function(*given)
+
+        self._waiting.append(job := self._thread.submit(after))
+        return job
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._thread.shutdown()
+        if kind is None:
+            for job in self._waiting:
+                job.result()
+
+
+@dataclass
+class Parts:
+    """The folder of a run with an output file; used by one process at a time."""
+
+    folder: Path
+    methods: Sequence[str]
+    """Those that have a state, by name."""
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes out; a run that could not begin leaves nothing behind."""
+        try:
+            with exclusive(self.folder):
+                try:
+                    yield
+                finally:
+                    if not self.read():
+                        self.clear()
+        finally:
+            with suppress(OSError):  # something is to be continued, or another run begins here
+                self.folder.rmdir()
+
+    def remove_finished(self) -> None:
+        """Remove what a run left that was killed after its last step, or before its first."""
+        if self.folder.is_dir() and not self.read():
+            with self.held():
+                pass
+
+    def read(self) -> dict[str, Any]:
+        """What the run was asked for; empty if it was not begun."""
+        try:
+            return dict(json.loads((self.folder / "run.json").read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return {}
+
+    def begin(self, facts: Mapping[str, Any], states: States) -> None:
+        """From here on the run can be continued; lanes start from ``states``."""
+        for name, data in states.items():
+            write_atomically(self.folder / f"{_START}.{name}.safetensors", data)
+        write_atomically(self.folder / "run.json", json.dumps(facts).encode())
+
+    def finish(self) -> None:
+        """The run is over: its folder goes, at the next start if this one is killed meanwhile."""
+        (self.folder / "run.json").unlink()
+
+    def clear(self) -> None:
+        """Forget everything but the lock."""
+        self.__dict__.pop("_ends", None)
+        for path in self.folder.iterdir():
+            if path.name != ".lock":
+                path.unlink()
+
+    @cached_property
+    def _ends(self) -> dict[int, int]:
+        """Where every part ends, by its first image."""
+        names = (path.stem.split("-") for path in self.folder.glob("*-*.jsonl"))
+        return {int(first): int(last) for first, last in names}
+
+    def finished(self, lane: Lane) -> list[Path]:
+        """The files of a lane's parts, in order without a gap."""
+        found, place = [], lane.start
+        while place < lane.stop and place in self._ends:
+            found.append(self._part(place, self._ends[place]))
+            place = self._ends[place]
+        return found
+
+    def done(self, lane: Lane) -> int:
+        """The first image of a lane that is in no part."""
+        place = lane.start
+        while place < lane.stop and place in self._ends:
+            place = self._ends[place]
+        return place
+
+    def add(self, part: Part) -> None:
+        """Add a part; its rows are complete or absent."""
+        for name, state in part.states.items():
+            write_atomically(self._state(part.lane, part.last, name), state)
+        data = "".join(json.dumps(row) + "\n" for row in part.rows).encode()
+        write_atomically(self._part(part.first, part.last), data)
+        self._ends[part.first] = part.last
+        if part.first > part.lane.start:
+            for name in self.methods:
+                self._state(part.lane, part.first, name).unlink(missing_ok=True)
+
+    def states(self, lane: Lane) -> States:
+        """The methods' state after the last part of a lane; that of the start if there is none."""
+        done = self.done(lane)
+        return {name: self._state(lane, done, name).read_bytes() for name in self.methods}
+
+    def start(self) -> States:
+        """The methods' state before the first image."""
+        files = {name: self.folder / f"{_START}.{name}.safetensors" for name in self.methods}
+        return {name: file.read_bytes() for name, file in files.items()}
+
+    def _part(self, first: int, last: int) -> Path:
+        return self.folder / f"{first:012d}-{last:012d}.jsonl"
+
+    def _state(self, lane: Lane, place: int, name: str) -> Path:
+        when = _START if place == lane.start else f"{lane.start:012d}-{place:012d}"
+        return self.folder / f"{when}.{name}.safetensors"

@@ -1,0 +1,1 @@
+"""What methods are built from: configs, memory, caches, LayerNorms, views, few-shot training."""

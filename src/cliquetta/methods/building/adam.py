@@ -1,0 +1,108 @@
+"""Adam as a pure function of its state: what LayerNorms, contexts and prompts are learned with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cliquetta.errors import UserError
+from cliquetta.methods.building.config import Decay, MethodConfig, Positive
+from cliquetta.methods.building.memory import ANY, NON_NEGATIVE, Memory
+
+
+@dataclass(frozen=True)
+class Adam:
+    """The settings of Adam; with ``weight_decay`` it is AdamW (decay apart from the gradient)."""
+
+    lr: float
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse a learning rate that does not descend."""
+        if not self.lr >= 0:
+            raise UserError(f"lr must be 0 or more, got {self.lr}")
+
+
+@dataclass(frozen=True)
+class AdamConfig(MethodConfig, renamed={"learning_rate": "lr"}):
+    """Base of the configs of methods that take Adam steps on LayerNorms."""
+
+    lr: Positive = 1e-3
+    """Learning rate of Adam."""
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    """Decay rates of Adam's two moments."""
+
+    @property
+    def adam(self) -> Adam:
+        """The optimiser's settings."""
+        return Adam(self.lr, self.betas)
+
+
+class AdamState(NamedTuple):
+    """Parameters under Adam: the values, both moments and the number of steps taken."""
+
+    values: Tensor
+    first: Tensor
+    second: Tensor
+    steps: Tensor
+
+    @classmethod
+    def begin(cls, values: Tensor) -> AdamState:
+        """Before the first step."""
+        zero = torch.zeros_like(values)
+        return cls(values, zero, zero, torch.zeros((), dtype=torch.long, device=values.device))
+
+    @classmethod
+    def load(cls, memory: Memory, name: str) -> AdamState:
+        """As kept in a method's memory under ``name``."""
+        return cls(*(memory[f"{name}.{part}"] for part in cls._fields))
+
+    @classmethod
+    def names(cls, name: str) -> frozenset[str]:
+        """What :meth:`declare` enters a memory under."""
+        return frozenset(f"{name}.{part}" for part in cls._fields)
+
+    def declare(self, memory: Memory, name: str) -> None:
+        """Enter a memory under ``name`` as the start."""
+        for part, value in zip(self._fields, self, strict=True):
+            memory.declare(f"{name}.{part}", value, NON_NEGATIVE if part == "second" else ANY)
+
+    def store(self, memory: Memory, name: str) -> None:
+        """Replace what the memory holds under ``name``."""
+        for part, value in zip(self._fields, self, strict=True):
+            memory[f"{name}.{part}"] = value
+
+
+@torch.no_grad()
+def adam_step(state: AdamState, gradient: Tensor, adam: Adam) -> AdamState:
+    """One step of Adam, in the operations of ``torch.optim``; nothing is changed in place.
+
+    Coordinates do not interact: one call over stacked parameters is one optimiser for each.
+    """
+    beta1, beta2 = adam.betas
+    first = torch.lerp(state.first, gradient, 1 - beta1)
+    second = torch.addcmul(state.second * beta2, gradient, gradient, value=1 - beta2)
+    steps = state.steps + 1
+    count = steps.double()  # powers near one lose their digits in float32
+    size = (adam.lr / (1 - beta1**count)).to(first.dtype)
+    spread = second.sqrt() / (1 - beta2**count).sqrt().to(second.dtype) + adam.eps
+    decayed = state.values * (1 - adam.lr * adam.weight_decay)
+    return AdamState(decayed - size * first / spread, first, second, steps)
+
+
+def minimize(
+    state: AdamState, loss: Callable[[Tensor], Tensor], steps: int, adam: Adam
+) -> AdamState:
+    """``steps`` steps of Adam down ``loss``, a function of the parameters."""
+    for _ in range(steps):
+        with torch.enable_grad():
+            values = state.values.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(loss(values), values)
+        state = adam_step(state, gradient, adam)
+    return state

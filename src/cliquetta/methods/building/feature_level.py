@@ -1,0 +1,144 @@
+"""Methods that need of an image nothing but the features of its views.
+
+They can be asked with features that were encoded once and kept
+(:mod:`cliquetta.data.prepared`): a dataset of ImageNet's size then takes seconds.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from cliquetta.errors import UserError
+from cliquetta.methods._shared.zero_shot_reference import OPTIONAL
+from cliquetta.methods.base import Adapter, BatchDependence, NonFiniteError
+from cliquetta.methods.building.memory import all_finite
+from cliquetta.methods.building.views import ViewsConfig
+from cliquetta.model.clip import encode_views
+from cliquetta.model.cuda_graph import Replayed
+from cliquetta.types import Batch, Prediction
+
+GROUP = 64
+"""Images that an :class:`ImageByImage` takes at once; answers do not depend on it, memory grows
+with its square."""
+
+
+def _refuse_features(features: Tensor) -> None:
+    if not all_finite([features]):
+        raise NonFiniteError("features hold NaN or infinity: encode finite images only")
+
+
+class FeatureLevel(Adapter):
+    """An adapter that reads features only: :meth:`predict` is encoding, then the same.
+
+    Independent of the batch unless a subclass says otherwise.
+    """
+
+    batch_dependence = BatchDependence.INDEPENDENT
+
+    def predict_features(self, features: Tensor) -> Prediction:
+        """Answer images whose views have the unit features (B, V, E), in order.
+
+        V is that of :attr:`views`, or 1 without; (B, E) is taken as one view each.
+        """
+        if features.ndim == 2:
+            features = features[:, None]
+        E = self.model.embed_dim
+        if features.ndim != 3 or features.shape[2] != E or features.shape[1] == 0:
+            raise UserError(
+                f"features must be (B, V, {E}) for {self.model.id}, got {tuple(features.shape)}"
+            )
+        if len(features) == 0:
+            return Prediction(torch.zeros(0, len(self.prompts), device=self.model.device))
+        with torch.no_grad():
+            features = features.to(self.model.device, non_blocking=True)
+            return self._ask(
+                features,
+                lambda: _refuse_features(features),
+                lambda: self._predict_features(features),
+                lambda: features[:, 0],
+            )
+
+    @torch.no_grad()
+    def _predict(self, batch: Batch) -> Prediction:
+        views = batch.images[:, None] if self.views is None else batch.views
+        assert views is not None
+        chunk = self.config.chunk if isinstance(self.config, ViewsConfig) else len(batch)
+        return self._predict_features(encode_views(self.model, views, chunk=chunk))
+
+    @abstractmethod
+    def _predict_features(self, features: Tensor) -> Prediction:
+        """Answer unit features (B, V, E) of at least one image; no gradients are recorded."""
+
+
+class FixedText(FeatureLevel):
+    """One that leaves the class texts as they are: ``classifier`` (N, E) and CLIP's ``scale``."""
+
+    def _setup(self) -> None:
+        self.classifier = self.model.classifier(self.prompts)
+        self.scale = self.model.scale
+        self._replayed = Replayed()
+
+    def replay(
+        self, step: Callable[[Tensor], tuple[Tensor, ...]], features: Tensor
+    ) -> tuple[Tensor, ...]:
+        """``step(features)``, recorded on CUDA.
+
+        It may read and replace the memory, all of which is on the device, and not wait for that.
+        """
+        memory, names = self.memory, [name for name in self.memory if name not in OPTIONAL]
+
+        def function(features: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+            for name, value in zip(names, state, strict=True):
+                memory[name] = value
+            found = step(features)
+            return *(memory[name] for name in names), *found
+
+        function.__name__ = step.__name__  # recordings are told apart by it
+        found = self._replayed(function, features, *(memory[name] for name in names))
+        for name, value in zip(names, found, strict=False):
+            memory[name] = value
+        return found[len(names) :]
+
+
+class ImageByImage(FixedText):
+    """One whose every step depends on the one before: in products of the features of a group."""
+
+    batch_dependence = BatchDependence.SEQUENTIAL
+
+    def _predict_features(self, features: Tensor) -> Prediction:
+        groups = torch.split(features[:, 0], GROUP)
+        answers = torch.cat([self.answer(group) for group in groups])
+        return Prediction(answers.clamp_min(torch.finfo(torch.float32).tiny).log().float())
+
+    @abstractmethod
+    def answer(self, features: Tensor) -> Tensor:
+        """Probabilities (B, N) of a group of unit features (B, E), learned from in order."""
+
+
+class Transductive(FixedText):
+    """One that explains each batch as a whole: logits are the log of the assignments found.
+
+    Hundreds of small steps per batch: on CUDA they are recorded and replayed.
+    """
+
+    batch_dependence = BatchDependence.JOINT
+
+    def _predict_features(self, features: Tensor) -> Prediction:
+        features = features[:, 0]
+        log_prior = (self.scale * features @ self.classifier.T).log_softmax(dim=-1)
+        (logs,) = self._replayed(self._assign, features, log_prior)
+        return Prediction(logs.float())
+
+    def _assign(self, features: Tensor, log_prior: Tensor) -> tuple[Tensor]:
+        return (self.assign(features, log_prior),)
+
+    @abstractmethod
+    def assign(self, features: Tensor, log_prior: Tensor) -> Tensor:
+        """Log assignments (B, N) of unit features (B, E), from zero-shot log-probabilities.
+
+        May not wait for the device.
+        """

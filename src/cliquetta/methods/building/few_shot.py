@@ -1,0 +1,315 @@
+"""What the few-shot methods share: an adapter made from fitted tensors, and one SGD loop."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cliquetta.errors import UserError
+from cliquetta.methods.base import Adapter, BatchDependence
+from cliquetta.methods.building.config import (
+    Count,
+    CropScale,
+    Decay,
+    MethodConfig,
+    NonNegative,
+    Positive,
+    Rule,
+)
+from cliquetta.methods.building.feature_level import FeatureLevel
+from cliquetta.methods.building.memory import all_finite
+from cliquetta.methods.building.support_set import FewShot, Rows, crop_features
+from cliquetta.model.clip import CLIP, l2_normalize
+from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Prediction
+
+Own = TypeVar("Own", bound="FewShotAdapter")
+
+
+class FewShotAdapter(Adapter):
+    """A classifier made from fitted tensors; it learns nothing more while it predicts."""
+
+    batch_dependence = BatchDependence.INDEPENDENT
+    fitted: Mapping[str, Tensor]
+
+    def __init__(
+        self,
+        model: CLIP,
+        prompts: ClassPrompts,
+        config: Any,
+        *,
+        seed: int = 0,
+        fitted: Mapping[str, Tensor],
+    ) -> None:
+        refuse_fixed_text(type(self), prompts)
+        if not all_finite(fitted.values()):
+            raise UserError(
+                f"fitted tensors of {self.name} hold numbers that are not finite: fit "
+                "again with a lower learning rate"
+            )
+        self.fitted = {name: value.detach().to(model.device) for name, value in fitted.items()}
+        super().__init__(model, prompts, config, seed=seed)
+
+    def _rebuild(self: Own, prompts: ClassPrompts) -> Own:
+        fitted = self.for_classes(self.fitted, self.prompts.names, prompts.names)
+        return type(self)(self.model, prompts, self.config, seed=self.seed, fitted=fitted)
+
+    def tensor(self, name: str, *shape: int | None) -> Tensor:
+        """The fitted tensor ``name`` after a check of its shape; ``None`` stands for any size."""
+        if name not in self.fitted:
+            raise UserError(
+                f"fitted tensors of {self.name} lack {name!r}: were they made by another method?"
+            )
+        value = self.fitted[name]
+        fits = value.ndim == len(shape) and all(
+            wanted in (None, found) for wanted, found in zip(shape, value.shape, strict=True)
+        )
+        if not fits:
+            wanted = ", ".join("any" if size is None else str(size) for size in shape)
+            raise UserError(
+                f"fitted {name!r} is {tuple(value.shape)}, {self.model.id} with these classes and "
+                f"this config takes ({wanted}): fit again for them"
+            )
+        return value
+
+    @classmethod
+    def for_classes(
+        cls, fitted: Mapping[str, Tensor], known: Sequence[str], wanted: Sequence[str]
+    ) -> dict[str, Tensor]:
+        """Tensors for the class list ``wanted`` from those fitted on ``known``.
+
+        What is learned does not depend on the classes unless a subclass says so.
+        """
+        del known, wanted
+        return dict(fitted)
+
+
+class FewShotClassifier(FeatureLevel, FewShotAdapter):
+    """One that classifies image features; the image tower stays as it is."""
+
+    def _predict_features(self, features: Tensor) -> Prediction:
+        return Prediction(self.classify(features[:, 0]))
+
+    @abstractmethod
+    def classify(self, features: Tensor) -> Tensor:
+        """Logits (B, N) of unit image features (B, E)."""
+
+
+def refuse_fixed_text(adapter: type[Adapter], prompts: ClassPrompts) -> None:
+    """A method that learns text cannot work with text features from outside."""
+    if "text-prompts" in adapter.needs and prompts.features is not None:
+        raise UserError(
+            f"{adapter.name} learns the text side: give class names, not fixed text features"
+        )
+
+
+def indices_of(known: Sequence[str], wanted: Sequence[str], *, by: str) -> list[int]:
+    """Index of each ``wanted`` class among the ``known`` ones; all must be there, once."""
+    if tuple(known) == tuple(wanted):
+        return list(range(len(known)))
+    strange = [name for name in wanted if name not in known]
+    if strange:
+        raise UserError(
+            f"{by} was fitted on {len(known)} classes without {strange[0]!r} and can only tell "
+            "those apart, or some of them: fit it again with the new class list"
+        )
+    if len(set(wanted)) != len(wanted):
+        raise UserError(f"class names must differ for {by} to pick from the fitted ones")
+    return [list(known).index(name) for name in wanted]
+
+
+@dataclass(frozen=True)
+class SGDTraining(MethodConfig, renamed={"context": "context_length", "words": "context_init"}):
+    """How the prompt learners are trained; the defaults are those of CoOp."""
+
+    epochs: Count | None = None
+    """Passes over the examples; ``None``: 200 from 8 shots on, 100 from 2 on, 50 for one."""
+    batch_size: Count = 32
+    """Images per step; a shorter last batch of an epoch is dropped."""
+    lr: Positive = 2e-3
+    """Learning rate at the start of the cosine schedule, which is stepped once per epoch."""
+    momentum: Decay = 0.9
+    """Momentum of SGD."""
+    weight_decay: NonNegative = 5e-4
+    """Weight decay of SGD."""
+    warmup_epochs: Annotated[int, Rule("0 or more", lambda value: value >= 0)] = 1
+    """Epochs at ``warmup_lr`` before the cosine schedule starts."""
+    warmup_lr: NonNegative = 1e-5
+    """Constant learning rate of the warm-up."""
+    crop_scale: CropScale = (0.08, 1.0)
+    """Fraction of the image's area that a random training crop covers."""
+
+    def epochs_for(self, shots: int) -> int:
+        """The number of epochs for that many images per class."""
+        if self.epochs is not None:
+            return self.epochs
+        return 200 if shots >= 8 else 100 if shots >= 2 else 50
+
+    def lr_at(self, epoch: int, epochs: int) -> float:
+        """Learning rate of an epoch; the cosine starts after the warm-up and spans ``epochs``."""
+        if epoch < self.warmup_epochs:
+            return self.warmup_lr
+        return self.lr * (1 + math.cos(math.pi * (epoch - self.warmup_epochs) / epochs)) / 2
+
+
+@dataclass(frozen=True)
+class TextTraining(SGDTraining):
+    """The same for learners that leave the image tower as it is, and so may encode crops once."""
+
+    crop_pool: Count | None = None
+    """Number of crops per image that are encoded before training, which then draws from them: many
+    epochs become cheap. ``None``: fresh crops at every step, as the authors."""
+
+
+@dataclass(frozen=True)
+class FitStep:
+    """Progress of a fit after a step."""
+
+    step: int
+    steps: int
+    epoch: int
+    loss: float
+    lr: float
+
+
+OnStep = Callable[[FitStep], None]
+
+
+@dataclass(frozen=True)
+class FitTask:
+    """What a few-shot method is fitted on."""
+
+    model: CLIP
+    prompts: ClassPrompts
+    few_shot: FewShot
+    seed: int = 0
+    on_step: OnStep | None = None
+
+    def report(self, step: FitStep) -> None:
+        """Tell the caller about a step."""
+        if self.on_step is not None:
+            self.on_step(step)
+
+
+Loss = Callable[[Mapping[str, Tensor], Tensor, Tensor], Tensor]
+"""Parameters, pixels (B, 3, S, S) or what else was drawn, labels (B,) -> the loss."""
+Draw = Callable[[Rows, np.random.Generator], Tensor]
+"""Rows of the examples -> what the loss sees of them."""
+Logits = Callable[[Mapping[str, Tensor], Tensor], Tensor]
+"""Parameters, unit image features (B, E) -> logits (B, N)."""
+
+
+def epoch_batches(
+    count: int, size: int, generator: np.random.Generator, *, drop_last: bool
+) -> Iterator[Rows]:
+    """Indices of one shuffled pass; a short last batch is dropped unless it is the only one."""
+    order = generator.permutation(count)
+    stop = count - count % size if drop_last and count >= size else count
+    for first in range(0, stop, size):
+        yield order[first : min(first + size, stop)]
+
+
+def learn(
+    start: Mapping[str, Tensor],
+    loss: Loss,
+    task: FitTask,
+    config: SGDTraining,
+    *,
+    draw: Draw | None = None,
+) -> dict[str, Tensor]:
+    """The parameters after SGD on the examples, from ``start``.
+
+    The loss sees what ``draw`` gives, by default pixels of a random crop of each image.
+    """
+    few_shot = task.few_shot
+    draw = draw or crop_draw(task, config)
+    learned = {name: value.detach().clone().requires_grad_() for name, value in start.items()}
+    optimiser = torch.optim.SGD(
+        list(learned.values()),
+        lr=config.lr,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+    )
+    generator = np.random.default_rng([task.seed, 0xC0])
+    n, size = len(few_shot), config.batch_size
+    epochs = config.epochs_for(few_shot.shots)
+    step, steps = 0, epochs * max(1, n // size)
+    for epoch in range(epochs):
+        lr = optimiser.param_groups[0]["lr"] = config.lr_at(epoch, epochs)
+        for rows in epoch_batches(n, size, generator, drop_last=True):
+            seen = draw(rows, generator)
+            labels = few_shot.labels[torch.from_numpy(rows)].to(task.model.device)
+            with torch.enable_grad():
+                value = loss(learned, seen, labels)
+                gradients = torch.autograd.grad(value, list(learned.values()))
+            for parameter, gradient in zip(learned.values(), gradients, strict=True):
+                parameter.grad = gradient
+            optimiser.step()
+            step += 1
+            task.report(FitStep(step, steps, epoch, finite(float(value.detach()), step), lr))
+    return {name: value.detach() for name, value in learned.items()}
+
+
+def learn_text(
+    start: Mapping[str, Tensor], logits: Logits, task: FitTask, config: TextTraining
+) -> dict[str, Tensor]:
+    """:func:`learn` by cross-entropy of the logits of image features, which stay as they are."""
+
+    def loss(learned: Mapping[str, Tensor], features: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits(learned, features), labels)
+
+    return learn(start, loss, task, config, draw=feature_draw(task, config))
+
+
+def crop_draw(task: FitTask, config: SGDTraining) -> Draw:
+    """Pixels (B, 3, S, S) of a fresh crop of each image."""
+
+    def draw(rows: Rows, generator: np.random.Generator) -> Tensor:
+        return task.few_shot.crops(rows, task.model, generator, scale=config.crop_scale)[:, 0]
+
+    return draw
+
+
+def feature_draw(task: FitTask, config: TextTraining) -> Draw:
+    """Unit features (B, E) of a crop of each image, fresh or out of the pool."""
+    if config.crop_pool is None:
+        pixels = crop_draw(task, config)
+
+        def fresh(rows: Rows, generator: np.random.Generator) -> Tensor:
+            with torch.no_grad():
+                return task.model.encode_image(pixels(rows, generator), normalize=True)
+
+        return fresh
+    generator = np.random.default_rng([task.seed, 0xF0])
+    scale, count = config.crop_scale, config.crop_pool
+    raw = crop_features(task.model, task.few_shot, generator, scale=scale, count=count)
+    pool = l2_normalize(raw)
+
+    def pooled(rows: Rows, generator: np.random.Generator) -> Tensor:
+        picks = generator.integers(pool.shape[1], size=len(rows))
+        return pool[torch.from_numpy(rows), torch.from_numpy(picks)]
+
+    return pooled
+
+
+def finite(loss: float, step: int) -> float:
+    """The loss, if it is finite."""
+    if not math.isfinite(loss):
+        raise ArithmeticError(f"the loss is {loss} at step {step}: lower lr, or fit in float32")
+    return loss
+
+
+def initial_linear(inputs: int, outputs: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Weight (outputs, inputs) and bias of a linear map, uniform in 1 / sqrt(inputs) as torch's."""
+    bound = inputs**-0.5
+    weight = torch.rand(outputs, inputs, generator=generator)
+    bias = torch.rand(outputs, generator=generator)
+    return (2 * weight - 1) * bound, (2 * bias - 1) * bound

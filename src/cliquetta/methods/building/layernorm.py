@@ -1,0 +1,191 @@
+"""Adapting the LayerNorms of a tower without modifying it: Tent and the methods after it.
+
+The gains and biases of all LayerNorms of a tower are one flat vector, passed to the tower at every
+call. What a method learns is that vector, kept in its memory or dropped after the batch; the
+shared model stays as it was loaded.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from abc import abstractmethod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from cliquetta.methods.base import Adapter, BatchDependence
+from cliquetta.methods.building.adam import AdamState
+from cliquetta.model.clip import to_float32
+from cliquetta.model.frozen import FrozenModel
+from cliquetta.model.vision import VisionTower
+from cliquetta.types import Batch, Prediction
+
+
+class Float32LayerNorm(nn.Module):
+    """LayerNorm computed in the precision of its gain, returned in that of its input.
+
+    A step of 1e-3 on a gain near one is below the resolution of bfloat16.
+    """
+
+    def __init__(self, norm: nn.LayerNorm) -> None:
+        super().__init__()
+        self.shape = norm.normalized_shape
+        self.eps = norm.eps
+        self.weight = norm.weight
+        self.bias = norm.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension; gain and bias are (D,) or one per image, (B, D)."""
+        wide = x.to(self.weight.dtype)
+        if self.weight.ndim == 1:
+            normed = F.layer_norm(wide, self.shape, self.weight, self.bias, self.eps)
+        else:
+            gain, bias = (p.view(len(p), *[1] * (x.ndim - 2), -1) for p in (self.weight, self.bias))
+            normed = F.layer_norm(wide, self.shape, eps=self.eps) * gain + bias
+        return normed.to(x.dtype)
+
+
+class LayerNormTower:
+    """A tower as a function of its LayerNorm parameters; all other weights are shared with it."""
+
+    def __init__(self, tower: nn.Module, *, precise: bool = True) -> None:
+        """Wrap ``tower``.
+
+        Args:
+            tower: Whose LayerNorms are passed in; an attribute ``layer_norms`` of it may name some.
+            precise: Compute them in at least float32, for steps that half precision would round
+                away; otherwise in the precision of the tower, which is faster.
+
+        """
+        self._tower = _copy_sharing_weights(tower)
+        self._names: list[str] = []
+        self._shapes: list[torch.Size] = []
+        self._dtypes: list[torch.dtype | None] = []
+        start = []
+        for name, module in list(self._tower.named_modules()):
+            if not isinstance(module, nn.LayerNorm) or name not in getattr(
+                tower, "layer_norms", (name,)
+            ):
+                continue
+            # One that other libraries made their own keeps its forward pass and its precision.
+            is_plain = precise and type(module).forward is nn.LayerNorm.forward
+            if is_plain:
+                self._tower.set_submodule(name, Float32LayerNorm(module))
+            for kind, value in (("weight", module.weight), ("bias", module.bias)):
+                if value is not None:
+                    self._names.append(f"{name}.{kind}")
+                    self._shapes.append(value.shape)
+                    self._dtypes.append(None if is_plain else value.dtype)
+                    start.append(to_float32(value.detach()).flatten())
+        self.start = torch.cat(start)
+        """(P,) the parameters as loaded, at least float32."""
+
+    def early(self) -> Tensor:
+        """(P,) 1 for parameters before the last quarter of the blocks, 0 from there on.
+
+        A name's first number is its block's; what has none stands before the blocks or after them.
+        """
+        found = [re.search(r"(?:^|\.)(\d+)\.", name) for name in self._names]
+        blocks = [int(match[1]) if match else None for match in found]
+        depth = 1 + max((block for block in blocks if block is not None), default=-1)
+        first = next((i for i, block in enumerate(blocks) if block is not None), len(blocks))
+        parts = []
+        for i, (block, shape) in enumerate(zip(blocks, self._shapes, strict=True)):
+            is_early = i < first if block is None else block < depth - depth // 4
+            parts.append(self.start.new_full((shape.numel(),), float(is_early)))
+        return torch.cat(parts)
+
+    def __call__(self, parameters: Tensor, inputs: Tensor) -> Tensor:
+        """Features of ``inputs`` under flat LayerNorm ``parameters``, at least float32.
+
+        They are (P,), or (B, P) for every input its own: gradients by them are then per input.
+        """
+        features: Tensor = functional_call(self._tower, self.named(parameters), (inputs,))
+        return to_float32(features)
+
+    def frozen(self, parameters: Tensor) -> nn.Module:
+        """A tower with flat LayerNorm ``parameters`` (P,) built in; other weights are shared."""
+        tower = _copy_sharing_weights(self._tower)
+        for name, value in self.named(parameters.detach()).items():
+            owner, _, kind = name.rpartition(".")
+            setattr(tower.get_submodule(owner), kind, nn.Parameter(value, requires_grad=False))
+        return tower
+
+    def named(self, parameters: Tensor) -> dict[str, Tensor]:
+        """Gains and biases by name, of flat parameters."""
+        parts = torch.split(parameters, [shape.numel() for shape in self._shapes], dim=-1)
+        return {
+            name: part.view(*parameters.shape[:-1], *shape).to(dtype or part.dtype)
+            for name, part, shape, dtype in zip(
+                self._names, parts, self._shapes, self._dtypes, strict=True
+            )
+        }
+
+
+def _copy_sharing_weights(tower: nn.Module) -> nn.Module:
+    """A copy of the module whose parameters and buffers are those of ``tower``."""
+    shared: dict[int, Any] = {id(p): p for p in [*tower.parameters(), *tower.buffers()]}
+    return copy.deepcopy(tower, shared)
+
+
+class LateBlocks(nn.Module):
+    """The blocks of a ViT from one on, and its pooling: features (B, E) of hidden states."""
+
+    def __init__(self, tower: VisionTower, start: int) -> None:
+        super().__init__()
+        self.tower, self.start = tower, start
+        blocks = range(start, len(tower.blocks))
+        self.layer_norms = {f"tower.blocks.{i}.{ln}" for i in blocks for ln in ("ln_1", "ln_2")}
+        """Those of the blocks; the final norm is left alone."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Features, not normalised, of states (B, T, D) at the input of block ``start``."""
+        return self.tower.pool(self.tower.run(hidden, self.start))
+
+
+class LayerNormAdapter(Adapter):
+    """A method that learns the LayerNorms of the image tower; class texts stay as they are."""
+
+    batch_dependence = BatchDependence.JOINT
+    needs = frozenset({"norm"})
+    class_free = AdamState.names("norms") | {"generator"}
+
+    def _setup(self) -> None:
+        self.classifier = self.model.classifier(self.prompts)  # (N, E)
+        self.scale = self.model.scale
+        self.tower = LayerNormTower(self.model.visual)
+
+    def features(self, norms: Tensor, images: Tensor) -> Tensor:
+        """Unit image features (B, E) under flat LayerNorm parameters ``norms``."""
+        return self.model.unit_image(self.tower(norms, images))
+
+    def logits(self, norms: Tensor, images: Tensor) -> Tensor:
+        """Logits (B, N) under flat LayerNorm parameters ``norms``."""
+        return self.scale * self.features(norms, images) @ self.classifier.T
+
+    def frozen_model(self) -> FrozenModel:
+        """The tower under the norms learned so far, where those are kept."""
+        kept = next((name for name in ("norms.values", "norms") if name in self.memory), None)
+        if kept is None:
+            return super().frozen_model()
+        visual = self.tower.frozen(self.memory[kept])
+        return FrozenModel(self.model, self.classifier, visual=visual)
+
+
+class EpisodicLayerNormAdapter(LayerNormAdapter):
+    """One that adapts to every batch from the loaded LayerNorms and remembers nothing."""
+
+    needs = frozenset({"norm", "text"})
+
+    def _predict(self, batch: Batch) -> Prediction:
+        norms = self.adapt(batch.images)
+        with torch.no_grad():
+            return Prediction(self.logits(norms, batch.images).float())
+
+    @abstractmethod
+    def adapt(self, images: Tensor) -> Tensor:
+        """Flat LayerNorm parameters for a batch of images."""

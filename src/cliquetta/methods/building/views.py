@@ -1,0 +1,89 @@
+"""Many views of one image: encoding them, choosing the confident ones, their joint entropy.
+
+Shared by the methods that look at an image more than once (TPT, C-TPT, DART, MTA, Zero, TDA).
+Every function takes any number of leading dimensions, so that many images go through at once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+
+from cliquetta.methods.building.config import Count, Fraction, MethodConfig, Rule
+from cliquetta.methods.building.entropy import entropy
+from cliquetta.types import ViewSpec
+
+ViewKind = Literal["resized-crop", "zoom-crop", "augmix"]
+Zoom = Annotated[float, Rule("at least 1, the input size", lambda value: value >= 1)]
+
+
+@dataclass(frozen=True)
+class ViewsConfig(
+    MethodConfig, renamed={"view_count": "views", "zoom": "view_zoom", "kept": "selection_fraction"}
+):
+    """Which views a method looks at, and how many go through the image tower at once."""
+
+    views: Count = 64
+    """Views per image, including the plain one."""
+    view_kind: ViewKind = "resized-crop"
+    """How views are made; see ``cliquetta.data.views.VIEW_KINDS``."""
+    view_zoom: Zoom = 1.15
+    """For ``zoom-crop`` only: shorter side before the crop, as a multiple of the input size."""
+    view_min_area: Fraction = 0.08
+    """For the other kinds: smallest crop, as a fraction of the image's area."""
+    chunk: Count = 256
+    """Views encoded at once. Bounds memory; results do not depend on it."""
+
+    @property
+    def spec(self) -> ViewSpec:
+        """What to ask of the stream."""
+        return ViewSpec(self.view_kind, self.views, self.view_zoom, self.view_min_area)
+
+
+@dataclass(frozen=True)
+class SelectiveConfig(ViewsConfig):
+    """The same for methods that go on with the most confident views only."""
+
+    selection_fraction: Fraction = 0.1
+    """Fraction of the views, those of lowest entropy, that are used."""
+
+
+def kept_count(views: int, fraction: float) -> int:
+    """How many of ``views`` are kept: the whole number below ``fraction * views``, at least 1."""
+    return max(1, math.floor(fraction * views))
+
+
+def confident_views(logits: Tensor, fraction: float) -> Tensor:
+    """Indices (..., K) of the lowest-entropy views of logits (..., V, N), most confident first.
+
+    Of views with equal entropy the earlier one comes first.
+    """
+    order = entropy(logits).argsort(dim=-1, stable=True)
+    return order[..., : kept_count(logits.shape[-2], fraction)]
+
+
+def take_views(values: Tensor, index: Tensor) -> Tensor:
+    """Rows (..., K, X) of ``values`` (..., V, X) at ``index`` (..., K)."""
+    return values.gather(-2, index[..., None].expand(*index.shape, values.shape[-1]))
+
+
+def mean_logits(logits: Tensor, index: Tensor) -> Tensor:
+    """Mean (..., N) of the logits (..., V, N) of the views at ``index`` (..., K)."""
+    return take_views(logits, index).mean(dim=-2)
+
+
+def near_one(cotangent: Tensor) -> tuple[Tensor, Tensor]:
+    """``cotangent`` (B, ...) with each row's largest value in [0.5, 1), and the factors used.
+
+    Factors are powers of two: a backward pass in float32 gives the same bits, one in half
+    precision neither overflows nor loses small gradients. Divide its result by the factors.
+    """
+    largest = cotangent.abs().flatten(1).amax(dim=1)
+    exponent = torch.frexp(largest).exponent
+    factor = torch.ldexp(torch.ones_like(largest), -exponent)
+    factor = factor.view(-1, *[1] * (cotangent.ndim - 1))
+    return cotangent * factor, factor

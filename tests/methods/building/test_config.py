@@ -1,0 +1,169 @@
+"""Configs: values that are refused, option names of earlier versions, and how types are told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.methods.building.config import (
+    Count,
+    Fraction,
+    Interval,
+    MethodConfig,
+    describe,
+    field_types,
+    parse,
+)
+from cliquetta.methods.registry import create_method, get_method, list_methods, method_config
+from cliquetta.methods.state import load_state, save_state
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch
+
+REFUSED: dict[str, list[tuple[str, Any, str]]] = {
+    "batclip": [("lr", -1, "above 0"), ("adapt_text", 1, "true or false")],
+    "clipartt": [("steps", 0, "at least 1"), ("template", "a photo", "{} once")],
+    "cocoop": [("hidden_dim", 0, "at least 1"), ("epochs", 0, "at least 1")],
+    "coop": [("crop_scale", (0.5, 0.1), "low end first"), ("crop_pool", 0, "at least 1")],
+    "ctpt": [("dispersion_weight", -1.0, "0 or more")],
+    "dart": [("retained_weight", 2.0, "between 0 and 1"), ("block", -1, "0 or more")],
+    "dmn": [("memory_weight", 0.0, "above 0"), ("capacity", 0, "at least 1")],
+    "maple": [("depth", 0, "at least 1"), ("depth", 1.5, "a whole number")],
+    "mta": [("neighbour_fraction", 0.0, "above 0 and at most 1"), ("iterations", 0, "at least 1")],
+    "scap": [
+        ("topk", 0, "at least 1"),
+        ("text_mix", 1.5, "between 0 and 1"),
+        ("propagation", 1.0, "0 or more and below 1"),
+        ("blocks", (), "different and ascending"),
+        ("blocks", (2, 1), "different and ascending"),
+        ("blocks", (-1,), "different and ascending"),
+        ("blocks", (1.5,), "a whole number"),
+        ("prompt_scale", -1.0, "0 or more"),
+        ("view_zoom", 0.5, "at least 1"),
+        ("threshold", float("nan"), "a finite number"),
+        ("lr", float("inf"), "a finite number"),
+    ],
+    "tda": [("positive_capacity", 0, "at least 1"), ("entropy_window", (0.5, 0.2), "low end")],
+    "tent": [("lr", 0.0, "above 0"), ("betas", (0.9, 1.0), "below 1"), ("betas", (0.9,), "tuple")],
+    "tip_adapter": [("search_beta", 0.1, "above 0.1"), ("search_steps", (0, 1), "at least 1")],
+    "tip_adapter_f": [("batch_size", 0, "at least 1"), ("eps", 0.0, "above 0")],
+    "tpt": [("selection_fraction", 1.5, "at most 1"), ("text_chunk", 0, "at least 1")],
+    "transclip": [("gaussian_temperature", 0.0, "above 0"), ("neighbours", 0, "at least 1")],
+    "watt": [("templates", (), "at least one"), ("templates", ("a",), "{} once")],
+    "zero": [("selection_fraction", 0.0, "above 0"), ("views", 0, "at least 1")],
+    "zero_shot": [("temperature", 0.0, "above 0"), ("temperature", "hot", "a finite number")],
+}
+EARLIER = {
+    "batclip": {"learning_rate": "lr"},
+    "clipartt": {"learning_rate": "lr", "top_classes": "topk"},
+    "cocoop": {"context": "context_length", "hidden": "hidden_dim", "rows": "text_chunk"},
+    "coop": {"words": "context_init", "position": "class_position"},
+    "ctpt": {"dispersion": "dispersion_weight", "kept": "selection_fraction"},
+    "dart": {"recall": "retained_weight", "inertia": "ema_scale", "tokens": "prompt_length"},
+    "dmn": {"view_count": "views"},
+    "maple": {"context": "context_length", "words": "context_init"},
+    "mta": {
+        "neighbours": "neighbour_fraction",
+        "affinity": "affinity_weight",
+        "spread": "entropy_weight",
+        "zoom": "view_zoom",
+    },
+    "scap": {"learning_rate": "lr", "confident_share": "selection_fraction"},
+    "tda": {"view_count": "views", "kept": "selection_fraction"},
+    "tent": {"learning_rate": "lr"},
+    "tpt": {"view_count": "views", "kept": "selection_fraction", "rows": "text_chunk"},
+    "transclip": {"seeds": "init_images", "inner": "inner_steps"},
+    "watt": {"learning_rate": "lr"},
+    "zero": {"view_count": "views", "kept": "selection_fraction"},
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "field", "value", "message"),
+    [(method, *case) for method, cases in REFUSED.items() for case in cases],
+)
+def test_values_out_of_range_are_refused(method: str, field: str, value: Any, message: str) -> None:
+    with pytest.raises(UserError, match=f"{field} .*{message}.*|{message}"):
+        get_method(method).config(**{field: value})
+
+
+def test_every_method_builds_on_the_base_config() -> None:
+    for entry in list_methods():
+        assert issubclass(entry.config, MethodConfig), entry.name
+
+
+@pytest.mark.parametrize(("method", "options"), EARLIER.items(), ids=EARLIER)
+def test_earlier_option_names_work_with_a_warning(method: str, options: dict[str, str]) -> None:
+    default = get_method(method).config()
+    for old, new in options.items():
+        with pytest.warns(UserWarning, match=f"{old!r} is now called {new!r}"):
+            config = method_config(method, options={old: str(getattr(default, new))})
+        assert config == default
+
+
+def test_a_state_of_an_earlier_version_is_taken_up(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor, tmp_path: Path
+) -> None:
+    file = tmp_path / "tent.safetensors"
+    first = create_method("tent", tiny_clip, tiny_prompts)
+    first.predict(Batch(tiny_images))
+    save_state(first, file)
+    with safe_open(str(file), framework="pt") as opened:
+        header = opened.metadata()
+    config = json.loads(header["config"])
+    header["config"] = json.dumps({"learning_rate": config.pop("lr"), **config})
+    save_file(load_file(file), file, header)
+    second = create_method("tent", tiny_clip, tiny_prompts)
+    load_state(second, file)
+    expected = first.predict(Batch(tiny_images)).logits
+    assert second.predict(Batch(tiny_images)).logits.equal(expected)
+
+
+@dataclass(frozen=True)
+class Example(MethodConfig):
+    count: Count | None = None
+    fraction: Fraction = 0.5
+    window: Interval = (0.0, 1.0)
+    names: tuple[str, ...] = ()
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "value", "kind"),
+    [
+        ("count", "none", None, "int, at least 1, or none"),
+        ("count", "3", 3, "int, at least 1, or none"),
+        ("fraction", "0.25", 0.25, "float, above 0 and at most 1"),
+        ("window", "0,0.5", (0.0, 0.5), "tuple[float, float], an interval, low end first"),
+        ("names", "a,b", ("a", "b"), "tuple[str, ...]"),
+    ],
+)
+def test_typed_text_becomes_a_value(field: str, text: str, value: Any, kind: str) -> None:
+    hint = field_types(Example)[field]
+    assert parse(field, text, hint) == value
+    assert describe(hint) == kind
+
+
+@pytest.mark.parametrize("text", ["many", "0,1,many", ""])
+def test_text_of_another_type_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match=r"window (is|must be) tuple"):
+        Example(window=parse("window", text, field_types(Example)["window"]))
+
+
+def test_a_choice_names_the_nearest() -> None:
+    for method, field, value, nearest in (
+        ("zero", "vote", "hart", "hard"),
+        ("dart", "score", "plane", "plain"),
+        ("watt", "mode", "sequentiall", "sequential"),
+        ("coop", "class_position", "midle", "middle"),
+        ("scap", "merge", "mean-probabilty", "mean-probability"),
+    ):
+        with pytest.raises(UnknownNameError, match=f"did you mean '{nearest}'"):
+            method_config(method, options={field: value})

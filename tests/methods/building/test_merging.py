@@ -1,0 +1,192 @@
+"""Joining what several copies learned: caches exactly, parameters by averages, domains by keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from cliquetta.errors import UserError
+from cliquetta.methods.base import Adapter
+from cliquetta.methods.building.merging import merge_caches
+from cliquetta.methods.domain_norm import DomainNorm, DomainNormConfig
+from cliquetta.methods.domain_norm.domains import distances, key_of, merge_keys
+from cliquetta.methods.domain_norm.merging import match_domains
+from cliquetta.methods.domain_norm.state import State
+from cliquetta.methods.registry import create_method
+from cliquetta.methods.state import StateMismatchError, merge_states, pack_state, save_state
+from cliquetta.model.clip import CLIP
+from tests._helpers.scenes import NAMES, build_model, make_batches
+
+Build = Callable[[str], Adapter]
+
+
+@pytest.fixture(scope="module")
+def model() -> CLIP:
+    return build_model(0)
+
+
+@pytest.fixture
+def build(model: CLIP) -> Build:
+    return lambda method: create_method(method, model, NAMES)
+
+
+def learn(adapter: Adapter, batches: list[Tensor], start: bytes | None = None) -> bytes:
+    """The state after some batches."""
+    if start is not None:
+        merge_states(adapter, [start])
+    for images in batches:
+        adapter.predict(images)
+    return pack_state(adapter)
+
+
+@pytest.mark.parametrize("method", ["tda", "dmn", "oga"])
+def test_caches_are_those_of_one_copy_that_saw_everything(build: Build, method: str) -> None:
+    """Also where all copies started from a cache that was filled before."""
+    batches = make_batches(5, 9, 8)
+    start = learn(build(method), batches[:2])
+    parts = [learn(build(method), batches[i : i + 2], start) for i in (2, 4, 6)]
+    joined, one = build(method), build(method)
+    merge_states(joined, parts)
+    learn(one, batches[:8])
+    for name, value in one.state_dict().items():
+        torch.testing.assert_close(joined.state_dict()[name], value)
+    expected = one.predict(batches[8]).logits
+    torch.testing.assert_close(joined.predict(batches[8]).logits, expected)
+
+
+def test_cache_by_hand() -> None:
+    inf = float("inf")
+    first = {"entropy": torch.tensor([[0.1, 0.4]]), "keys": torch.tensor([[[1.0], [4.0]]])}
+    second = {"entropy": torch.tensor([[0.1, inf]]), "keys": torch.tensor([[[1.0], [0.0]]])}
+    third = {"entropy": torch.tensor([[0.1, 0.3]]), "keys": torch.tensor([[[9.0], [3.0]]])}
+    found = merge_caches([first, second])
+    assert found["entropy"].tolist() == first["entropy"].tolist()
+    assert found["keys"].tolist() == [[[1.0], [4.0]]]
+    found = merge_caches([second, third])
+    assert found["keys"].tolist() == [[[1.0], [9.0]]]
+    assert merge_caches([second, second])["entropy"].tolist() == [[pytest.approx(0.1), inf]]
+
+
+def test_layernorms_are_averaged(build: Build, tmp_path: Path) -> None:
+    batches = make_batches(6, 4, 8)
+    copies = [build("tent"), build("tent")]
+    for place, adapter in enumerate(copies):
+        learn(adapter, batches[2 * place : 2 * place + 2])
+        save_state(adapter, tmp_path / f"{place}.safetensors")
+    joined = build("tent")
+    merge_states(joined, [tmp_path / "0.safetensors", tmp_path / "1.safetensors"])
+    for name, value in joined.state_dict().items():
+        first, second = (adapter.state_dict()[name] for adapter in copies)
+        wanted = (first + second) / 2 if value.is_floating_point() else first
+        torch.testing.assert_close(value, wanted)
+
+
+def test_what_cannot_be_joined_is_refused(build: Build) -> None:
+    states = [learn(build("ramen"), make_batches(7, 1, 8)) for _ in range(2)]
+    with pytest.raises(UserError, match="ramen cannot join"):
+        merge_states(build("ramen"), states)
+    with pytest.raises(StateMismatchError, match="another method"):
+        merge_states(build("tda"), states)
+    merge_states(build("ramen"), states[:1])
+
+
+def state_of(adapter: Adapter) -> State:
+    assert isinstance(adapter, DomainNorm)
+    return adapter.state
+
+
+def test_a_shared_start_is_counted_once_and_its_displacement_not_multiplied(model: CLIP) -> None:
+    """A hundred steps, then four copies of five each: the start, and what is new carried on."""
+    batches, config = make_batches(8, 12, 64), DomainNormConfig(settled_every=64)
+
+    def build(method: str) -> Adapter:
+        return create_method(method, model, NAMES, config)
+
+    before = build("domain_norm")
+    start = learn(before, (batches[:4] * 25)[:100])
+    copies = [build("domain_norm") for _ in range(4)]
+    parts = [batches[i : i + 5] for i in (4, 5, 6, 7)]
+    states = [learn(one, part, start) for one, part in zip(copies, parts, strict=True)]
+    joined = build("domain_norm")
+    merge_states(joined, states, start)
+    old, new = state_of(before).domains[0], state_of(joined).domains[0]
+    ends = [state_of(one).domains[0] for one in copies]
+    assert int(old.norms.steps) == 100 and [int(one.norms.steps) for one in ends] == [105] * 4
+    assert int(new.norms.steps) == 120
+    assert int(new.images) == float(new.counts.images) == float(new.key.images) == 64 * 120
+    moved = torch.stack([one.norms.values - old.norms.values for one in ends]).mean(dim=0)
+    # The rate is at its floor by then, so that twenty steps are four times as long as five.
+    torch.testing.assert_close(new.norms.values, old.norms.values + 4 * moved)
+    added = [one.counts.marginal - old.counts.marginal for one in ends]
+    torch.testing.assert_close(new.counts.marginal, old.counts.marginal + torch.stack(added).sum(0))
+    new_means = [(105 * one.key.mean - 100 * old.key.mean) / 5 for one in ends]
+    mean = (100 * old.key.mean + 5 * torch.stack(new_means).sum(0)) / 120
+    torch.testing.assert_close(new.key.mean, mean, atol=1e-6, rtol=1e-6)
+
+
+def shifted(batches: list[Tensor]) -> list[Tensor]:
+    """The same images in another domain."""
+    return [3.0 - 2.0 * images for images in batches]
+
+
+def test_domains_that_are_the_same_are_joined_and_others_kept(build: Build) -> None:
+    batches = make_batches(8, 8, 64)
+    a, b = build("domain_norm"), build("domain_norm")
+    states = [learn(a, batches[:4]), learn(b, shifted(batches[4:6]) + batches[6:8])]
+    joined = build("domain_norm")
+    merge_states(joined, states)
+    one, two, both = (state_of(adapter) for adapter in (a, b, joined))
+    assert match_domains([one, two], 0.1, 8)[0] == [(0, 0), (1, 1)]
+    counts = [float(domain.key.images) for domain in both.domains]
+    assert counts[:2] == [64.0 * 6, 64.0 * 2] and not any(counts[2:])
+    assert [int(domain.images) for domain in both.domains] == counts
+    first, second, merged = one.domains[0], two.domains[1], both.domains[0]
+    torch.testing.assert_close(merged.key.mean, (4 * first.key.mean + 2 * second.key.mean) / 6)
+    # Four and two steps, the n-th of which is 1 / sqrt(n) of the first; one copy takes six.
+    path = [sum(n**-0.5 for n in range(1, steps + 1)) for steps in (4, 2, 6)]
+    start = state_of(build("domain_norm")).domains[0].norms.values
+    moved = (4 * (first.norms.values - start) + 2 * (second.norms.values - start)) / 6
+    farther = path[2] / ((4 * path[0] + 2 * path[1]) / 6)
+    torch.testing.assert_close(merged.norms.values, start + farther * moved)
+    assert [int(domain.norms.steps) for domain in both.domains] == [6, 2, 0, 0]
+    for name, beta in (("first", 0.9), ("second", 0.999)):
+        means = (
+            getattr(first.norms, name) / (1 - beta**4),
+            getattr(second.norms, name) / (1 - beta**2),
+        )
+        wanted = (4 * means[0] + 2 * means[1]) / 6 * (1 - beta**6)
+        torch.testing.assert_close(getattr(merged.norms, name), wanted)
+    torch.testing.assert_close(both.domains[1].norms.values, two.domains[0].norms.values)
+    for images, domain in ((batches[0], 0), (shifted(batches[:1])[0], 1)):
+        assert joined.predict(images).evidence["domain"] == domain
+
+
+def test_recent_images_of_every_state_are_kept(build: Build) -> None:
+    batches = make_batches(9, 4, 64)
+    a, b = build("domain_norm"), build("domain_norm")
+    states = [learn(a, batches[:2]), learn(b, batches[2:])]
+    joined = build("domain_norm")
+    merge_states(joined, states)
+    found, one, two = (state_of(adapter) for adapter in (joined, a, b))
+    newest = [state.window.features[32:] for state in (one, two)]
+    torch.testing.assert_close(found.window.features, torch.cat(newest))
+    assert (found.window.domain == 0).all()
+    assert [int(domain.voters.next) for domain in found.domains] == [256, 0, 0, 0]
+    for name in ("features", "predictions", "zero_shot"):
+        parts = [getattr(state.domains[0].voters, name)[:128] for state in (one, two)]
+        torch.testing.assert_close(getattr(found.domains[0].voters, name), torch.cat(parts))
+
+
+def test_keys_of_two_halves_are_those_of_the_whole() -> None:
+    images = torch.randn(50, 6, generator=torch.Generator().manual_seed(0))
+    first, second = images[:20], images[20:]
+    found = merge_keys(key_of(first), key_of(second))
+    torch.testing.assert_close(found.images, torch.tensor(50.0))
+    torch.testing.assert_close(found.mean, images.mean(0))
+    torch.testing.assert_close(found.scatter, 49 * images.var(0))
+    assert float(distances(key_of(first), (key_of(second),))) < 0.2
+    assert float(distances(key_of(first + 3), (key_of(second),))) > 4

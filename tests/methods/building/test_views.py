@@ -1,0 +1,109 @@
+"""Entropies against scipy, selection against sorting, encoding against one view at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from scipy.special import softmax
+from torch import Tensor
+
+from cliquetta.data.views import attach_views
+from cliquetta.methods.building.entropy import entropy, marginal_entropy
+from cliquetta.methods.building.views import (
+    ViewsConfig,
+    confident_views,
+    kept_count,
+    mean_logits,
+    near_one,
+    take_views,
+)
+from cliquetta.model.clip import CLIP, encode_views
+from cliquetta.types import Batch, ViewSpec
+from tests._helpers.tolerance import FEATURE, SUM
+
+
+@pytest.fixture
+def logits() -> Tensor:
+    return 5 * torch.randn(3, 8, 6, generator=torch.Generator().manual_seed(0))
+
+
+def test_entropy_is_scipys(logits: Tensor) -> None:
+    expected = scipy.stats.entropy(softmax(logits.double().numpy(), axis=-1), axis=-1)
+    np.testing.assert_allclose(entropy(logits).numpy(), expected, rtol=FEATURE, atol=SUM)
+
+
+def test_marginal_entropy_is_that_of_the_mean_probabilities(logits: Tensor) -> None:
+    mean = softmax(logits.double().numpy(), axis=-1).mean(axis=1)
+    expected = scipy.stats.entropy(mean, axis=-1)
+    np.testing.assert_allclose(marginal_entropy(logits).numpy(), expected, rtol=FEATURE)
+
+
+def test_marginal_entropy_of_sure_views_is_that_of_their_votes() -> None:
+    views = torch.tensor([[1e5, 0.0, -1e5], [0.0, 1e5, -1e5]], requires_grad=True)
+    value = marginal_entropy(views)
+    assert value.item() == pytest.approx(np.log(2))
+    value.backward()
+    assert views.grad is not None
+    assert torch.isfinite(views.grad).all()
+
+
+def test_kept_views_are_rounded_down_and_never_none() -> None:
+    assert [kept_count(64, 0.1), kept_count(64, 0.3), kept_count(64, 1.0)] == [6, 19, 64]
+    assert [kept_count(9, 0.1), kept_count(1, 0.3)] == [1, 1]
+
+
+def test_confident_views_are_those_of_lowest_entropy(logits: Tensor) -> None:
+    chosen = confident_views(logits, 0.5)
+    entropies = scipy.stats.entropy(softmax(logits.double().numpy(), axis=-1), axis=-1)
+    np.testing.assert_array_equal(chosen.numpy(), entropies.argsort(axis=-1)[:, :4])
+
+
+def test_of_equally_confident_views_the_earlier_comes_first() -> None:
+    logits = torch.tensor([0.0, 3.0]).repeat(1, 40, 1)
+    assert confident_views(logits, 0.1).tolist() == [[0, 1, 2, 3]]
+
+
+def test_mean_logits_averages_the_named_views(logits: Tensor) -> None:
+    index = torch.tensor([[0, 2], [5, 1], [7, 7]])
+    expected = torch.stack([logits[b, index[b]].mean(dim=0) for b in range(3)])
+    torch.testing.assert_close(mean_logits(logits, index), expected)
+    assert torch.equal(take_views(logits, index)[1], logits[1, [5, 1]])
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+def test_views_of_many_images_are_encoded_together_in_bounded_parts(
+    tiny_clip: CLIP, tiny_images: Tensor, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = Batch(tiny_images[:3], ("a", "b", "c"))
+    views = attach_views(batch, ViewSpec("resized-crop", 5), seed=0).views
+    assert views is not None
+    expected = torch.stack([tiny_clip.encode_image(v, normalize=True) for v in views])
+    plain, seen = tiny_clip.encode_image, []
+
+    def spy(pixels: Tensor, **options: Any) -> Tensor:
+        seen.append(len(pixels))
+        return plain(pixels, **options)
+
+    monkeypatch.setattr(tiny_clip, "encode_image", spy)
+    features = encode_views(tiny_clip, views, chunk=chunk)
+    torch.testing.assert_close(features, expected, atol=FEATURE, rtol=0)
+    assert sum(seen) == 15
+    assert max(seen) == min(chunk, 15)
+
+
+def test_cotangents_are_scaled_by_powers_of_two() -> None:
+    cotangent = torch.tensor([[3e-9, -1e-9], [700.0, 5.0], [0.0, 0.0]])
+    scaled, factor = near_one(cotangent)
+    largest = scaled.abs().amax(dim=1)
+    assert ((largest[:2] >= 0.5) & (largest[:2] < 1)).all()
+    assert torch.equal(scaled / factor, cotangent)
+    assert torch.equal(factor.log2(), factor.log2().round())
+    assert torch.equal(scaled[2], torch.zeros(2))
+
+
+def test_the_config_asks_for_its_views() -> None:
+    assert ViewsConfig(views=8).spec == ViewSpec("resized-crop", 8)
