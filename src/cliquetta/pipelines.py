@@ -21,7 +21,7 @@ from cliquetta.data.urls import fetch_image
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import DEFAULT_METHOD, create_method, method_config
-from cliquetta.methods.state import load_state, read_header, save_state
+from cliquetta.methods.state import load_state, read_header
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model
 from cliquetta.model.in_memory import from_model
@@ -334,7 +334,7 @@ class ZeroShotImageClassification:
             raise UserError("nothing to save: the pipeline has not been called yet")
         prompts = self.adapter.prompts
         labels = {"candidate_labels": prompts.names, "hypothesis_template": prompts.templates}
-        save_state(self.adapter, path, notes={"images": self.images_seen, **labels})
+        self.adapter.save(path, notes={"images": self.images_seen, **labels})
 
     def load(self, path: Path | str) -> None:
         """Continue from a file of :meth:`save`, with its labels.

@@ -134,7 +134,7 @@ def test_failure_on_the_way_is_code_1(
     def fail() -> None:
         raise kind("something")
 
-    monkeypatch.setattr("cliquetta.methods.registry.list_methods", fail)
+    monkeypatch.setattr("cliquetta.methods.registry.method_entries", fail)
     answer = run("methods")
     assert answer.code == 1
     assert "Traceback" not in answer.text

@@ -18,7 +18,7 @@ import cliquetta
 from cliquetta.errors import UserError
 from cliquetta.inference.bulk import predict
 from cliquetta.methods.building.feature_level import FeatureLevel
-from cliquetta.methods.registry import list_methods
+from cliquetta.methods.registry import method_entries
 from cliquetta.model.clip import CLIP
 from cliquetta.model.features_only import FeaturesOnly
 from cliquetta.prompts.classes import ClassPrompts
@@ -60,7 +60,7 @@ def answers(given: Any, text: Any, **options: Any) -> list[tuple[str, float]]:
 
 WORKS = [
     entry.name
-    for entry in list_methods()
+    for entry in method_entries()
     if issubclass(entry.adapter, FeatureLevel) and not entry.adapter.needs and entry.fit is None
 ]
 
