@@ -54,7 +54,7 @@ def snippet(entry: MethodEntry) -> str:
 
 def command(entry: MethodEntry) -> str:
     """The same on the command line."""
-    predict = "cliquetta predict photos/ --classes cat,dog,horse"
+    predict = "cliquetta predict photos/ --classes cat,dog,horse --model ViT-B/16"
     if entry.fit is None:
         return f"{predict} --method {entry.name}"
     return (

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cliquetta import create_method, export_model, get_dataset, open_image
+from cliquetta import create_method, get_dataset
+from cliquetta.data.images import open_image
+from cliquetta.export import export_model
 from cliquetta.methods import registry
 from cliquetta.methods.registry import MethodEntry, method_entries
 from docs.hooks import DOCS, method_page, page_of

@@ -24,7 +24,7 @@ cliquetta fit --method coop --dataset bundled-fewshot --shots 16 --out coop.safe
 
 cliquetta fit --method tip_adapter --dataset folder:flowers --shots 4 --out tip.safetensors
 
-cliquetta predict photos/ --classes names.txt --fitted coop.safetensors
+cliquetta predict photos/ --classes names.txt --model ViT-B/16 --fitted coop.safetensors
 """
 
 
