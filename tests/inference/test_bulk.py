@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import logging
 import os
@@ -506,6 +507,7 @@ def test_memory_does_not_grow_with_the_list(
     peaks = []
     for count in (1_000, 5_000):
         (tmp_path / "list.csv").write_text("".join(listed(count)))
+        gc.collect()
         tracemalloc.start()
         run = predict(
             tmp_path / "list.csv",
