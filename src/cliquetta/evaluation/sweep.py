@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -275,15 +276,9 @@ def sweep(
             settle(result)
     for spec in cells if executor is None else ():
         try:
-            settle(RunResult(spec, context.run(spec, observer(spec, on_step))))
+            tell = None if on_step is None else partial(on_step, spec)
+            settle(RunResult(spec, context.run(spec, tell)))
         except Exception as error:  # a grid of a hundred runs goes on without the one that failed
             settle(RunResult(spec, error=f"{type(error).__name__}: {error}"))
     lost = "the executor returned nothing for this run"
     return [found.get(spec, RunResult(spec, error=lost)) for spec in specs]
-
-
-def observer(
-    spec: RunSpec, on_step: Callable[[RunSpec, Step], None] | None
-) -> Callable[[Step], None] | None:
-    """``on_step`` for the steps of one run."""
-    return None if on_step is None else lambda step: on_step(spec, step)
