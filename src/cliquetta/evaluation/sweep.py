@@ -193,7 +193,7 @@ class RunContext:
 
         ``known`` are class names for data that have none of their own.
         """
-        ids = spec.dataset.split("+" if get_sampler(spec.order)[1].interleaves else ">")
+        ids = spec.dataset.split("+" if get_sampler(spec.order).interleaves else ">")
         loaded = {id: self._open(id, spec.classes or known) for id in dict.fromkeys(ids)}
         names = spec.classes or loaded[ids[0]].names
         if spec.unknown is not None:  # images of no class need no class names of their own
