@@ -20,9 +20,9 @@ from cliquetta.data.urls import fetch_image
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import DEFAULT_METHOD, create_method, method_config
-from cliquetta.methods.state import load_state, read_header, save_state
+from cliquetta.methods.state import load_state, read_header
 from cliquetta.model.clip import CLIP
-from cliquetta.model.factory import create_model
+from cliquetta.model.factory import NO_MODEL, create_model
 from cliquetta.model.in_memory import from_model
 from cliquetta.prompts.classes import ClassPrompts
 
@@ -36,7 +36,7 @@ _SHOWN = 100
 
 def pipeline(
     task: str = TASK,
-    model: str | CLIP | nn.Module = "micro",
+    model: str | CLIP | nn.Module | None = None,
     method: str = DEFAULT_METHOD,
     *,
     preset: str | None = None,
@@ -53,7 +53,7 @@ def pipeline(
 ) -> ZeroShotImageClassification:
     """Build a classifier that is called as transformers' is, and adapts to what it is called with.
 
-    >>> classify = pipeline("zero-shot-image-classification", method="zero_shot")
+    >>> classify = pipeline("zero-shot-image-classification", model="micro", method="zero_shot")
     >>> import numpy as np
     >>> answer = classify(np.zeros((32, 32, 3), np.uint8), candidate_labels=["cat", "ship"])
     >>> [sorted(entry) for entry in answer]
@@ -61,7 +61,8 @@ def pipeline(
 
     Args:
         task: ``"zero-shot-image-classification"``, the only one.
-        model: Name or path of a model, or one that is loaded (see :func:`from_model`).
+        model: Name or path of a model, or one that is loaded (see :func:`from_model`); there is
+            no default. ``"micro"`` comes with the package, a toy for images of 32 pixels.
         method: Name of a method.
         preset: Preset of its config.
         options: Fields of its config.
@@ -82,6 +83,8 @@ def pipeline(
     """
     if task != TASK:
         raise UnknownNameError("task", task, [TASK])
+    if model is None:
+        raise UserError(NO_MODEL)
     if isinstance(device, int):
         device = "cpu" if device < 0 else f"cuda:{device}"
     if isinstance(model, str):
@@ -332,7 +335,7 @@ class ZeroShotImageClassification:
             raise UserError("nothing to save: the pipeline has not been called yet")
         prompts = self.adapter.prompts
         labels = {"candidate_labels": prompts.names, "hypothesis_template": prompts.templates}
-        save_state(self.adapter, path, notes={"images": self.images_seen, **labels})
+        self.adapter.save(path, notes={"images": self.images_seen, **labels})
 
     def load(self, path: Path | str) -> None:
         """Continue from a file of :meth:`save`, with its labels.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import logging
 import os
@@ -422,14 +423,18 @@ def test_rows_are_what_the_method_says(photos: Path, tiny_clip: CLIP) -> None:
 
 
 def test_images_in_memory_and_a_model_by_name() -> None:
-    run = predict([Image.new("RGB", (9, 7)), np.zeros((7, 9, 3), np.uint8)], ["cat", "dog"])
+    run = predict(
+        [Image.new("RGB", (9, 7)), np.zeros((7, 9, 3), np.uint8)], ["cat", "dog"], model="micro"
+    )
     assert [row["path"] for row in run.rows] == ["0", "1"]
     assert run.rows[0]["prediction"] == run.rows[1]["prediction"]
     assert sum(run.classes["domain_norm"].values()) == 2
     with pytest.raises(UserError, match="no class names"):
-        predict([Image.new("RGB", (9, 7))])
+        predict([Image.new("RGB", (9, 7))], model="micro")
+    with pytest.raises(UserError, match="no model"):
+        predict([Image.new("RGB", (9, 7))], ["cat", "dog"])
     with pytest.raises(UserError, match="needs paths"):
-        predict([Image.new("RGB", (9, 7))], ["cat", "dog"], out="x.csv")
+        predict([Image.new("RGB", (9, 7))], ["cat", "dog"], model="micro", out="x.csv")
 
 
 def test_nothing_that_is_not_finite_is_written(
@@ -571,6 +576,7 @@ def test_memory_does_not_grow_with_the_list(
     peaks = []
     for count in (1_000, 5_000):
         (tmp_path / "list.csv").write_text("".join(listed(count)))
+        gc.collect()
         tracemalloc.start()
         run = predict(
             tmp_path / "list.csv",

@@ -16,7 +16,7 @@ from cliquetta.evaluation.comparison import compare
 from cliquetta.evaluation.grid import ROOT, TEXT_CAPABILITIES, grid_roles, read_grid, zero_shot
 from cliquetta.evaluation.record import Record, find_runs, load_record, pack_records, unpack_records
 from cliquetta.evaluation.reproduce import GRIDS, grid_file
-from cliquetta.methods.registry import list_methods
+from cliquetta.methods.registry import method_entries
 from cliquetta.report import leaderboard, leaderboard_figure
 from cliquetta.report.leaderboard import COLUMNS, leaderboard_page, stream_kind, within_noise
 from cliquetta.report.results_pages import (
@@ -225,7 +225,7 @@ def test_the_grids_of_the_board_fill_every_column(grid: str) -> None:
     """With every method that can run there, and each beside zero-shot on the same images."""
     specs = read_grid(grid_file(grid), root=ROOT)
     lacking = TEXT_CAPABILITIES if specs[0].text_features else frozenset()
-    able = {e.name for e in list_methods() if e.fit is None and not e.adapter.needs & lacking}
+    able = {e.name for e in method_entries() if e.fit is None and not e.adapter.needs & lacking}
     assert {s.method for s in specs} == able
     assert {zero_shot(spec) for spec in specs} <= set(specs)
     kinds, roles = set(), grid_roles(grid_file(grid))

@@ -97,7 +97,7 @@ def reproduce(
     from cliquetta.evaluation.published import published_table
     from cliquetta.evaluation.reproduce import FEW_IMAGES, GRIDS, STAND_IN_IMAGES, Setting
     from cliquetta.evaluation.sweep import RunContext
-    from cliquetta.methods.fewshot_io import load_fitted
+    from cliquetta.methods.state import read_fitted_method
     from cliquetta.report.results_pages import Pages
 
     if table in GRIDS:
@@ -121,7 +121,7 @@ def reproduce(
         limit=limit,
         dtype=common.dtype,
     )
-    files = {load_fitted(path).method: str(path) for path in fitted or ()}
+    files = {read_fitted_method(path): str(path) for path in fitted or ()}
     setting = Setting(base, root, shift, tuple(read_seeds(seeds)), files)
     context = RunContext(out, root, common.place(), workers)
     if table in ("hyperparameters", "batch-size"):

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from cliquetta.errors import UnknownNameError, UserError
-from cliquetta.methods.fewshot_io import load_fitted
-from cliquetta.methods.registry import list_methods, method_config
+from cliquetta.methods.registry import method_config, method_entries
+from cliquetta.methods.state import read_fitted_method
 
 BASELINE = "zero_shot"
 
@@ -90,8 +90,7 @@ def with_options(base: RunSpec, options: Mapping[str, Any]) -> RunSpec:
 
 def with_fitted(base: RunSpec, path: Path | str) -> RunSpec:
     """``base`` with the few-shot method that a file was fitted for."""
-    found = load_fitted(path)
-    return replace(base, method=found.method, preset=None, options=(), fitted=str(path))
+    return replace(base, method=read_fitted_method(path), preset=None, options=(), fitted=str(path))
 
 
 def grid(
@@ -160,7 +159,7 @@ def _expand(methods: Sequence[str], *, text: bool) -> list[str]:
     lacking = frozenset() if text else TEXT_CAPABILITIES
     others = [
         e.name
-        for e in list_methods()
+        for e in method_entries()
         if e.fit is None and e.name not in named and not e.adapter.needs & lacking
     ]
     return [name for method in methods for name in (others if method == "*" else [method])]

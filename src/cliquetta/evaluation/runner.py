@@ -53,7 +53,7 @@ from cliquetta.evaluation.scorer import Scorer
 from cliquetta.inference.predictor import predict_batch
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import require_features_only
-from cliquetta.methods.state import fitted_fingerprint, save_state, unpack_state
+from cliquetta.methods.state import fitted_fingerprint, unpack_state
 from cliquetta.types import Batch, Prediction
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ class _Run:
             return
         self.progress.written = self.scorer.log.sync()
         extra, notes = self.scorer.metrics.state_dict(), asdict(self.progress)
-        save_state(self.adapter, self.folder / STATE, extra=extra, notes=notes)
+        self.adapter.save(self.folder / STATE, extra=extra, notes=notes)
 
     def summary(self, status: Any, *, save: bool = False, error: str = "") -> Record:
         """The record as things stand."""

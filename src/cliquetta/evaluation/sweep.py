@@ -36,8 +36,8 @@ from cliquetta.evaluation.record import Record, digest
 from cliquetta.evaluation.runner import evaluate, plan
 from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.building.feature_level import FeatureLevel
-from cliquetta.methods.fewshot_io import create_fitted
 from cliquetta.methods.registry import create_method, method_config
+from cliquetta.methods.state import load_method
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model, pick_device
 from cliquetta.model.features_only import FeaturesOnly
@@ -226,7 +226,7 @@ def _prompts(spec: RunSpec, dataset: Dataset, text: TextFeatures | None) -> Clas
 def build_adapter(spec: RunSpec, model: CLIP, prompts: ClassPrompts) -> Adapter:
     """The method of a spec."""
     if spec.fitted is not None:
-        return create_fitted(spec.fitted, model, prompts, seed=spec.seed)
+        return load_method(spec.fitted, model, prompts, seed=spec.seed)
     config = method_config(spec.method, spec.preset, dict(spec.options))
     return create_method(spec.method, model, prompts, config, seed=spec.seed)
 

@@ -15,7 +15,7 @@ from cliquetta.evaluation.grid import BASELINE, grid_roles
 from cliquetta.evaluation.record import Record, Run, unpack_records
 from cliquetta.evaluation.reproduce import GRIDS, grid_file
 from cliquetta.evaluation.tables import TextTable, to_markdown
-from cliquetta.methods.registry import MethodEntry, get_method, list_methods
+from cliquetta.methods.registry import MethodEntry, get_method, method_entries
 
 BEGIN, END = "<!-- headline: cliquetta reproduce headline -->", "<!-- /headline -->"
 BLANK = "–"
@@ -254,7 +254,7 @@ def _by_dataset(setting: Setting, *, overall: bool = False) -> list[str]:
 
 def _ranking(settings: Sequence[Setting], kind: str) -> str:
     """The methods of a kind with their gains."""
-    names = {e.name for e in list_methods() if _kind(e) == kind and e.name != BASELINE}
+    names = {e.name for e in method_entries() if _kind(e) == kind and e.name != BASELINE}
     gains: dict[str, float] = {}
     for row in (row for setting in settings for row in setting.rows):
         if row.gain is not None and method_of(row.row) in names:
@@ -265,7 +265,7 @@ def _ranking(settings: Sequence[Setting], kind: str) -> str:
 
 def _not_run(settings: Sequence[Setting], folder: Path) -> str:
     ran = {method_of(row) for setting in settings for row in setting.table.rows}
-    missing = [entry for entry in list_methods() if entry.name not in ran]
+    missing = [entry for entry in method_entries() if entry.name not in ran]
     lines = [as_item(f"{linked(entry.name, folder)}: {entry.summary}.") for entry in missing]
     return "\n".join(lines) or "Nothing: every method has a row."
 

@@ -154,7 +154,7 @@ async def list_models(service: ServiceOf) -> ModelList:
 
 
 @router.get("/methods", tags=["server"])
-async def list_methods(service: ServiceOf) -> MethodList:
+async def method_entries(service: ServiceOf) -> MethodList:
     """The methods that sessions may use, with their presets and defaults."""
     return MethodList(
         methods=[
