@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from cliquetta.data.images import open_image
 from cliquetta.data.inputs import ImageLike, is_single, separate_images, to_picture
 from cliquetta.data.remote import is_url
 from cliquetta.data.urls import fetch_image
@@ -266,11 +265,10 @@ class ZeroShotImageClassification:
         with _bar(total, batch_size, progress) as bar:
             while batch := [self._open(image, limits) for image in islice(remaining, batch_size)]:
                 prediction = adapter.predict([picture for _, picture in batch])
-                logits, rejection = prediction.logits.float(), prediction.rejection
-                scores = logits.sigmoid() if independent else logits.softmax(dim=-1)
-                best = scores.topk(min(top_k or len(names), len(names)), dim=-1)
+                best, ranked = prediction.top(top_k or len(names), independent=independent)
+                rejection = prediction.rejection
                 for (shown, _), values, indices in zip(
-                    batch, best.values.tolist(), best.indices.tolist(), strict=True
+                    batch, best.tolist(), ranked.tolist(), strict=True
                 ):
                     pairs = zip(values, indices, strict=True)
                     entries = [{"score": score, "label": names[index]} for score, index in pairs]
@@ -288,7 +286,7 @@ class ZeroShotImageClassification:
         if isinstance(image, str) and is_url(image):
             if self._url_limits is None:
                 raise UserError(f"{image!r} is a URL: build the pipeline with allow_urls=True")
-            picture = open_image(fetch_image(image, **{**self._url_limits, **limits}))
+            _, picture = to_picture(fetch_image(image, **{**self._url_limits, **limits}))
             small = picture.copy()
             small.thumbnail((_THUMBNAIL, _THUMBNAIL))
             return small, picture
