@@ -25,8 +25,8 @@ class Answers:
     """If given, classes are scored independently, by sigmoids, and all that reach it are listed."""
     reject: float | None = None
     """If given, images of none of the classes are named: how many to look for."""
-    calibrate: bool = False
-    """Whether probabilities are those of calibrated logits."""
+    calibrate: bool | None = None
+    """Whether probabilities are those of calibrated logits; ``None``: where that costs nothing."""
 
     def prefix(self, method: str) -> str:
         """What leads the names of a method's columns."""

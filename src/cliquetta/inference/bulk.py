@@ -65,7 +65,7 @@ def predict(
     all_probabilities: bool = False,
     multi_label: float | None = None,
     reject: float | None = None,
-    calibrate: bool = False,
+    calibrate: bool | None = None,
     workers: int | None = None,
     decode: Decode = "exact",
     state: Path | str | None = None,
@@ -111,7 +111,8 @@ def predict(
             0.9 is a good start. The limit comes from the images themselves, without labels, and
             is a part of ``state``.
         calibrate: Scale probabilities by a temperature that the stream sets without labels; it is
-            a part of ``state``, too.
+            a part of ``state``, too. By default for methods where it costs nothing
+            (``domain_norm``), so that one threshold serves first and later images.
         workers: Processes that decode files; threads for images in memory, for fewer than a
             thousand files, and where no process can be started. 0 decodes in this thread; by
             default as many as there are cores where the model is on a GPU, else two threads.
@@ -157,6 +158,7 @@ def predict(
                 "several labels per image have sigmoid probabilities, which --reject and "
                 "--calibrate do not read: leave out --multi-label or those"
             )
+        calibrate = False
     top_k = min(top_k, len(names))
     answers = Answers(
         tuple(adapters), names, top_k, all_probabilities, multi_label, reject, calibrate

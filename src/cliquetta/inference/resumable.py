@@ -207,7 +207,7 @@ def _begin_or_continue(
         "all probabilities": predictor.answers.all_probabilities,
         "multi label": predictor.answers.multi_label,
         "share to reject": predictor.answers.reject,
-        "calibration": predictor.answers.calibrate or None,
+        "calibration": predictor.answers.calibrate,
         "state": None if request.state is None else str(request.state),
         "method": {name: describe(adapter) for name, adapter in predictor.adapters.items()},
     }
