@@ -196,8 +196,9 @@ class _Track:
         read_there: Any = read_batch
         one: dict[str, Any] = {"batch_size": 1, "batch_format": "pyarrow"}
         read = batches.map_batches(read_there, fn_args=(reader, str(Path.cwd())), num_cpus=1, **one)
-        # batches one after the other; an actor that is lost is replaced by the run
-        options = {"max_restarts": 0, "allow_out_of_order_execution": False}
+        # batches one after the other; a batch that is lost with its actor ends the stream. Without
+        # restarts Ray Data waits for ever for an actor that was idle; a new one lacks the states
+        options = {"max_restarts": -1, "max_task_retries": 0, "allow_out_of_order_execution": False}
         answers = read.map_batches(
             PredictActor,
             fn_constructor_args=(self.setup,),
