@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-from cliquetta.data.stream import Stream
 from cliquetta.evaluation import sweep as sweeping
 from cliquetta.evaluation.distributed import Team, TeamExecutor, join_team, leave_team, team_size
 from cliquetta.evaluation.grid import RunSpec
-from cliquetta.evaluation.predictions import PREDICTIONS
-from cliquetta.evaluation.progress import Step
 from cliquetta.evaluation.record import Record, list_records
-from cliquetta.evaluation.runner import evaluate
 from cliquetta.evaluation.sweep import RunContext, RunResult, sweep
-from cliquetta.methods.scap import SCAP, SCAPConfig
-from cliquetta.methods.scap.parallel import split_memberships
-from cliquetta.prompts.classes import ClassPrompts
-from tests._helpers.streaming import made_up_dataset
 from tests._helpers.teamwork import in_processes
-from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
+from tests._helpers.tiny import build_tiny_clip
 from tests._helpers.tolerance import LOGIT
 
 MODEL = build_tiny_clip()
@@ -65,44 +56,6 @@ def test_a_grid_of_two_processes_is_that_of_one(tmp_path: Path) -> None:
             continue
         assert ours.record.settings == theirs.record.settings
         assert plain(ours.record) == pytest.approx(plain(theirs.record), abs=LOGIT)
-
-
-def scap_run() -> tuple[SCAP, Stream]:
-    prompts = ClassPrompts(TINY_NAMES)
-    stream = Stream(made_up_dataset(), MODEL.preprocess, 8)
-    return SCAP(MODEL, prompts, SCAPConfig(threshold=0.3), seed=0), stream
-
-
-def die(step: Step) -> None:
-    if step.number == 3:
-        raise KeyboardInterrupt
-
-
-def break_off_and_continue(out: Path) -> list[Any]:
-    team, _ = join_team("cpu")
-    adapter, stream = scap_run()
-    split_memberships(adapter.learner)
-    with pytest.raises(KeyboardInterrupt):
-        evaluate(adapter, stream, out=out, on_step=die, save_every=2, team=team)
-    adapter.reset()
-    batches: list[int] = []
-    evaluate(adapter, stream, out=out, on_step=lambda s: batches.append(s.number), team=team)
-    known = evaluate(adapter, stream, out=out, team=team)
-    leave_team()
-    return [batches, known]
-
-
-def test_all_processes_take_a_run_up_at_the_same_batch(tmp_path: Path) -> None:
-    adapter, stream = scap_run()
-    whole = evaluate(adapter, stream, out=tmp_path / "whole")
-    first, second = in_processes(2, tmp_path, break_off_and_continue, tmp_path / "broken")
-    assert first == second
-    assert first[0] == [3, 4, 5, 6, 7]
-    assert first[1].resumed == 1
-    assert plain(first[1]) == pytest.approx(plain(whole), abs=LOGIT)
-    paths = [tmp_path / name / whole.id / PREDICTIONS for name in ("whole", "broken")]
-    lines = [path.read_text().splitlines() for path in paths]
-    assert len(lines[0]) == len(lines[1]) == 50
 
 
 def fail_in_second(out: Path) -> str:

@@ -133,7 +133,7 @@ def test_no_table_is_left_out() -> None:
 def test_the_defaults_are_the_stated_ones(preset: str, views: int) -> None:
     """From the paper's implementation details; what it leaves open is the fact sheet's choice."""
     config = method_config("scap", preset)
-    stated = {"topk": 3, "lr": 3e-3, "prompt_scale": 1.0, "text_retained_share": 1.0}
+    stated = {"topk": 3, "lr": 3e-3}
     stated |= {"bandwidth": 0.3, "capacity": 6, "neighbours": 3, "concentration": 1.0}
     chosen: dict[str, Any] = {
         "threshold": 0.8,

@@ -207,8 +207,8 @@ def largest_cliques(
             cliques = mine_cliques(
                 similar_images(part, config.threshold),
                 top_classes(scores, config.topk),
-                full_set=config.full_set,
-                deduplicate=config.deduplicate == "class",
+                whole_sets=config.rules.whole_sets,
+                repeats=config.rules.repeated_cliques,
             )
             members = cliques.sets.sum(dim=1)
             largest.append(int(members.max()) if len(members) else 0)

@@ -13,6 +13,7 @@ from typing import Any
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.methods.fewshot_io import load_fitted
 from cliquetta.methods.registry import list_methods, method_config
+from cliquetta.prompts.catalogue import class_names
 
 BASELINE = "zero_shot"
 
@@ -127,7 +128,8 @@ def read_grid(path: Path | str, *, root: str = "", **changes: Any) -> list[RunSp
     ``*`` stands for all that need no fitting (with ``text_features``: and no text tower) and are
     not named beside it; ``limits`` has the most images per dataset of slow methods, by name, where
     0 leaves a method out. ``shifts`` and ``severities`` lay every such shift over every dataset;
-    ``role`` is for reports. ``{root}`` in a value stands for a folder. ``changes`` overrule the
+    ``classes`` may be the id of a class list; ``role`` is for reports. ``{root}`` in a value stands
+    for a folder. ``changes`` overrule the
     fields of all blocks.
     """
     known = {f.name for f in fields(RunSpec)}
@@ -136,6 +138,8 @@ def read_grid(path: Path | str, *, root: str = "", **changes: Any) -> list[RunSp
         methods = _expand(block.pop("methods"), text="text_features" not in block)
         seeds, baseline = block.pop("seeds", [0]), block.pop("baseline", True)
         limits = block.pop("limits", {})
+        if isinstance(block.get("classes"), str):
+            block["classes"] = class_names(block["classes"])
         for name in set(block) - known:
             raise UnknownNameError(f"field of {path}", name, sorted(known))
         plain: dict[str, Any] = {
