@@ -75,6 +75,26 @@ class Prediction:
         """Softmax of the logits, (B, N)."""
         return self.logits.softmax(dim=-1)
 
+    def top(self, k: int = 1, *, independent: bool = False) -> tuple[Tensor, Tensor]:
+        """Rank the classes of every image.
+
+        >>> probabilities, classes = Prediction(torch.tensor([[0.0, 2.0, 1.0]])).top(2)
+        >>> classes
+        tensor([[1, 2]])
+
+        Args:
+            k: Classes per image; all where there are fewer.
+            independent: Whether a class has the sigmoid of its logit as its probability, as models
+                such as SigLIP mean it, and not its share of the softmax.
+
+        Returns:
+            Probabilities and indices of the best classes, (B, k) each, the best first.
+
+        """
+        probabilities = self.logits.sigmoid() if independent else self.probabilities
+        best = probabilities.topk(min(k, self.logits.shape[-1]), dim=-1)
+        return best.values, best.indices
+
 
 @dataclass(frozen=True)
 class ViewSpec:

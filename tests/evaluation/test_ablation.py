@@ -8,13 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
 from cliquetta.errors import UnknownNameError
 from cliquetta.evaluation import sweep as sweeping
-from cliquetta.evaluation.ablation import ablation, curve, largest_cliques
+from cliquetta.evaluation.ablation import ablation, curve
 from cliquetta.evaluation.grid import RunSpec
 from cliquetta.evaluation.record import list_records
 from cliquetta.evaluation.sweep import RunContext, RunResult, sweep
@@ -123,29 +122,6 @@ def test_curves_are_drawn(context: RunContext) -> None:
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "3"]
     assert {"zero_shot"} == {text.get_text() for text in axes.get_legend().get_texts()}
     assert sum(axes.get_visible() for axes in figure.axes) == 6  # three panels, NLL beside each
-
-
-def test_largest_cliques_against_a_literal_count(context: RunContext) -> None:
-    spec = replace(BASE, method="scap", options=(("threshold", 0.5), ("topk", 2)))
-    sizes = largest_cliques(context, spec, [5, 30])
-    adapter, stream = context.prepare(replace(spec, method="zero_shot", options=()))
-    images = torch.cat([batch.images for batch, _ in stream.batches()])
-    model = adapter.model
-    features = model.encode_image(images, normalize=True)
-    top = (features @ model.classifier(adapter.prompts).T).topk(2).indices.tolist()
-    for size, expected in sizes.items():
-        largest = []
-        for start in range(0, 30, size):
-            batch = range(start, start + size)
-            counts = [
-                sum(c in top[j] and bool(features[i] @ features[j] > 0.5) for j in batch)
-                for i in batch
-                for c in top[i]
-            ]
-            best = max(counts)
-            largest.append(best if best > 1 else 0)
-        assert expected == pytest.approx(statistics.mean(largest))
-    assert sizes[30] >= sizes[5]
 
 
 def test_rounding_does_not_look_like_a_trend() -> None:

@@ -99,7 +99,7 @@ def test_a_star_stands_for_all_other_methods_and_slow_ones_have_limits(tmp_path:
     block = {"datasets": ["bundled"], "methods": ["*", "mta/views=16"], "limits": {"mta": 5}}
     path.write_text(json.dumps([block | {"order": o, "limit": 50} for o in ("shuffled", "long")]))
     specs = read_grid(path)
-    assert {s.method for s in specs} == {e.name for e in registry.list_methods() if e.fit is None}
+    assert {s.method for s in specs} == {e.name for e in registry.method_entries() if e.fit is None}
     assert {s.limit for s in specs if s.method == "mta"} == {5}
     assert {s.options for s in specs if s.method == "mta"} == {(("views", 16),)}
     assert {s.limit for s in specs if s.method == "zero_shot"} == {5, 50}

@@ -53,18 +53,13 @@ class Answers:
         columns = list(self.columns())
         rows: list[list[Any]] = [[] for _ in next(iter(predictions.values())).logits]
         for method in self.methods:
-            scores = predictions[method].logits.float()
-            rejections = self._rejections(predictions[method])
-            least = self.multi_label
-            probabilities = scores.softmax(dim=-1) if least is None else scores.sigmoid()
-            best = probabilities.topk(self.top_k, dim=-1)
+            prediction, least = predictions[method], self.multi_label
+            independent = least is not None
+            best, ranked = prediction.top(self.top_k, independent=independent)
+            scores = prediction.logits.sigmoid() if independent else prediction.probabilities
+            rejections = self._rejections(prediction)
             for row, values, indices, every, rejection in zip(
-                rows,
-                best.values.tolist(),
-                best.indices.tolist(),
-                probabilities,
-                rejections,
-                strict=True,
+                rows, best.tolist(), ranked.tolist(), scores, rejections, strict=True
             ):
                 for index, value in zip(indices, values, strict=True):
                     row += [self.classes[index], round(value, 6)]

@@ -44,7 +44,7 @@ from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import DEFAULT_METHOD, create_method
 from cliquetta.methods.state import describe
 from cliquetta.model.clip import CLIP
-from cliquetta.model.factory import create_model, pick_device
+from cliquetta.model.factory import NO_MODEL, create_model, pick_device
 from cliquetta.model.features_only import FeaturesOnly
 from cliquetta.model.in_memory import from_model
 from cliquetta.prompts.classes import ClassPrompts
@@ -57,7 +57,7 @@ def predict(
     *,
     text_features: Any = None,
     method: str | Adapter | Sequence[str | Adapter] = DEFAULT_METHOD,
-    model: CLIP | nn.Module | str = "micro",
+    model: CLIP | nn.Module | str | None = None,
     device: str = "auto",
     seed: int = 0,
     batch_size: int = 64,
@@ -81,7 +81,7 @@ def predict(
     """Predict the class of every image.
 
     >>> import numpy as np
-    >>> run = predict([np.zeros((32, 32, 3), np.uint8)], ["cat", "dog"], method="zero_shot")
+    >>> run = predict(np.zeros((32, 32, 3), np.uint8), ["cat", "dog"], model="micro")
     >>> sorted(run.rows[0])
     ['error', 'path', 'prediction', 'probability']
 
@@ -90,7 +90,7 @@ def predict(
             (their columns are kept), URLs of these, ``-`` for a list of paths on standard input;
             a DataFrame with a column ``path``; images in memory, one or several (see
             :func:`cliquetta.data.inputs.separate_images`); or features of images, as
-            :func:`cliquetta.feature_dataset` takes them.
+            :func:`cliquetta.data.features.feature_dataset` takes them.
         classes: Class names, or prompts with templates; not needed with an :class:`Adapter`.
         text_features: Features of the class names, from the model that made ``images``, which
             are features then: an array or tensor (N, E), or a file (see
@@ -98,7 +98,8 @@ def predict(
         method: Name of a method, an adapter, or several of them; the answers of several stand
             side by side.
         model: Name or path of a model, a loaded one, or a module that
-            :func:`cliquetta.from_model` takes.
+            :func:`cliquetta.from_model` takes; needed where ``method`` is a name. ``"micro"``,
+            which comes with the package, is a toy for images of 32 pixels.
         device: Where to load the model.
         seed: Of the methods' random draws and of views.
         batch_size: Images per batch.
@@ -231,7 +232,7 @@ def _check_independent(adapters: Mapping[str, Adapter]) -> None:
 
 def _adapters(
     method: str | Adapter | Sequence[str | Adapter],
-    model: CLIP | nn.Module | str,
+    model: CLIP | nn.Module | str | None,
     classes: ClassPrompts | Sequence[str] | None,
     device: str,
     seed: int,
@@ -241,6 +242,8 @@ def _adapters(
     if any(isinstance(one, str) for one in wanted):
         if classes is None:
             raise UserError("no class names: give a list such as ['cat', 'dog']")
+        if model is None:
+            raise UserError(NO_MODEL)
         model = create_model(model, device=device) if isinstance(model, str) else from_model(model)
     found: dict[str, Adapter] = {}
     for one in wanted:

@@ -29,6 +29,7 @@ PART_SECONDS = 20.0
 """How much work a run that is stopped may lose."""
 PART_ROWS = 4096
 _START = "start"
+_OURS = ("images.sqlite*", ".images.sqlite*", "*-*.jsonl", "*.safetensors", ".*.tmp", "table")
 _WAITING = 4
 """Batches whose rows are not made yet, at most."""
 
@@ -192,10 +193,12 @@ class Parts:
         (self.folder / "run.json").unlink()
 
     def clear(self) -> None:
-        """Forget everything but the lock."""
+        """Remove all files of a run but the lock; those of others stay."""
         self.__dict__.pop("_ends", None)
-        for path in self.folder.iterdir():
-            if path.name != ".lock":
+        # first of all what makes it a run, so that none is continued without its parts
+        (self.folder / "run.json").unlink(missing_ok=True)
+        for pattern in _OURS:
+            for path in self.folder.glob(pattern):
                 path.unlink()
 
     @cached_property

@@ -21,7 +21,7 @@ from cliquetta.inference.table_files import Row, shown_path
 from cliquetta.methods.base import Adapter, NonFiniteError
 from cliquetta.methods.building.feature_level import FeatureLevel
 from cliquetta.methods.registry import require_features_only
-from cliquetta.methods.state import load_state, pack_state, save_state, unpack_state
+from cliquetta.methods.state import load_state, pack_state, unpack_state
 from cliquetta.model.transfer import side_stream
 from cliquetta.types import Batch, Prediction
 
@@ -157,4 +157,4 @@ class Predictor:
     def save(self, state: Path, images: int) -> None:
         """Write the state file with the number of images it has seen."""
         (adapter,) = self.adapters.values()
-        save_state(adapter, state, notes={"images": images})
+        adapter.save(state, notes={"images": images})

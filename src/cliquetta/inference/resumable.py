@@ -33,6 +33,7 @@ from cliquetta.inference.table_files import Row, TableFormat
 from cliquetta.methods.state import describe, merge_states
 
 _FORMAT = "cliquetta-predict-1"
+_LONGEST_NAME = 200  # of a group; file systems take 255 bytes, with a suffix while it is written
 
 
 def shard_path(out: Path | str, shard: tuple[int, int]) -> Path | str:
@@ -139,10 +140,16 @@ class Request:
     on_progress: Progress | None = None
 
     def state_file(self, lane: Lane) -> Path | None:
-        """Where the state of a lane is kept after the run."""
+        """The file that holds the state of a lane after the run."""
         if self.state is None or self.group_by is None:
             return self.state
-        return self.state / f"{quote(lane.group, safe=' ') or '_'}.safetensors"
+        name = quote(lane.group, safe=" ") or "(empty)"  # quoted names have no brackets
+        if len(name) > _LONGEST_NAME:
+            raise UserError(
+                f"the group {lane.group[:40]!r}... is too long for the name of a state file: "
+                "shorten its name, or leave out --state"
+            )
+        return self.state / f"{name}.safetensors"
 
 
 def run_with_parts(
@@ -156,6 +163,8 @@ def run_with_parts(
         raise UserError("a shard would cut groups apart: leave out one of --shard and --group-by")
     # the folder goes before a cluster is left, which takes seconds
     with ExitStack() as connection, parts.held(), ExitStack() as stack:
+        # once more: a run of the same command may have ended just before the lock was ours
+        check_places(request.target, request.state, overwrite=request.overwrite)
         workers = None if cluster is None else connection.enter_context(cluster.connect())
         facts = _begin_or_continue(predictor, request, parts, workers)
         lanes = [Lane(*lane) for lane in facts["lanes"]]
@@ -214,7 +223,9 @@ def _begin_or_continue(
         list_images(request.sources, database, request.stdin, request.group_by)
     ) as listing:
         lanes = _lanes(listing, request, predictor.batch_size, workers)
-    seen = {lane.group: predictor.load(request.state_file(lane)) for lane in lanes}
+    files = {lane.group: request.state_file(lane) for lane in lanes}
+    files = files if groups else {"": request.state}  # a shard may be empty
+    seen = {group: predictor.load(file) for group, file in files.items()}
     facts = {"asked": asked, "lanes": [astuple(lane) for lane in lanes], "seen": seen}
     facts["classes changed"] = predictor.classes_changed
     parts.begin(facts, states if groups else predictor.states())

@@ -9,11 +9,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
+from cliquetta.atomic import write_atomically
 from cliquetta.data.batch import Images, as_batch
 from cliquetta.errors import UserError
 from cliquetta.methods._shared.zero_shot_reference import OPTIONAL, ZeroShotReference
@@ -246,6 +248,26 @@ class Adapter(ZeroShotReference, ABC):
         again, or is left behind.
         """
         self.memory.load_state_dict(self._fit_optional(state))
+
+    def save(
+        self,
+        path: Path | str,
+        *,
+        extra: Mapping[str, Tensor] | None = None,
+        notes: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write what was learned to a file; :func:`cliquetta.load_method` continues from there.
+
+        Args:
+            path: The file, by custom ``.safetensors``; it is replaced as a whole or not at all.
+            extra: Tensors of your own to keep beside it.
+            notes: JSON types of your own to keep in its header.
+
+        """
+        from cliquetta.methods.state import pack_state  # which builds adapters
+
+        data = pack_state(self, extra=extra, notes=notes, fitted=True)
+        write_atomically(Path(path), data)
 
     def merge(
         self, states: Sequence[Mapping[str, Tensor]], start: Mapping[str, Tensor] | None = None

@@ -14,8 +14,7 @@ from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.frozen import FrozenDomain
 from cliquetta.methods.domain_norm.health import describe, health
 from cliquetta.methods.domain_norm.merging import PER_CLASS, merge_states, ranges
-from cliquetta.methods.domain_norm.network import Network
-from cliquetta.methods.domain_norm.state import State, start_state
+from cliquetta.methods.domain_norm.state import Network, State, start_state
 from cliquetta.methods.domain_norm.step import step
 from cliquetta.methods.registry import register
 from cliquetta.tensor_tree import flatten, map_tensors, unflatten
