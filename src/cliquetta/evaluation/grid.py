@@ -14,7 +14,7 @@ from typing import Any
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.methods.registry import method_config, method_entries
 from cliquetta.methods.state import read_fitted_method
-from cliquetta.prompts.catalogue import list_templates, template_choice, templates
+from cliquetta.prompts.catalogue import class_names, list_templates, template_choice, templates
 
 BASELINE = "zero_shot"
 
@@ -128,15 +128,17 @@ def read_grid(path: Path | str, *, root: str = "", **changes: Any) -> list[RunSp
     ``*`` stands for all that need no fitting (with ``text_features``: and no text tower) and are
     not named beside it; ``limits`` has the most images per dataset of slow methods, by name, where
     0 leaves a method out. ``shifts`` and ``severities`` lay every such shift over every dataset;
-    ``role`` is for reports. ``templates`` may name a set, or a method whose authors chose one per
-    dataset. ``{root}`` in a value stands for a folder. ``changes`` overrule the fields of all
-    blocks.
+    ``role`` is for reports. ``classes`` may name a class list, ``templates`` a set, or a method
+    whose authors chose one per dataset. ``{root}`` in a value stands for a folder. ``changes``
+    overrule the fields of all blocks.
     """
     known = {f.name for f in fields(RunSpec)}
     specs: list[RunSpec] = []
     for _, datasets, block in _blocks(path, root):
         methods = _expand(block.pop("methods"), text="text_features" not in block)
         seeds, baseline = block.pop("seeds", [0]), block.pop("baseline", True)
+        if isinstance(block.get("classes"), str):
+            block["classes"] = class_names(block["classes"])
         limits, texts = block.pop("limits", {}), block.get("templates")
         if isinstance(texts, str):
             del block["templates"]
