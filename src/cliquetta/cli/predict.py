@@ -23,7 +23,7 @@ from cliquetta.cli.options import (
 from cliquetta.errors import UserError
 
 if TYPE_CHECKING:
-    from cliquetta.inference.answers import PredictionRun
+    from cliquetta.inference.rows import PredictionRun
     from cliquetta.model.clip import CLIP
 
 Decode = Literal["exact", "fast"]
