@@ -15,9 +15,11 @@ import pytest
 from PIL import Image
 
 import cliquetta
-from cliquetta import create_method, export_model, get_dataset, open_image
+from cliquetta import create_method, get_dataset
+from cliquetta.data.images import open_image
+from cliquetta.export import export_model
 from cliquetta.methods import registry
-from cliquetta.methods.registry import MethodEntry, list_methods
+from cliquetta.methods.registry import MethodEntry, method_entries
 from docs import hooks
 from docs.hooks import DOCS, method_page, page_of
 from tests._helpers.tiny import build_tiny_clip
@@ -45,7 +47,7 @@ def filled(entry: MethodEntry) -> str:
     """The page of a method as the site shows it."""
     name = page_of(entry.name)
     assert name is not None, f"write docs/methods/{entry.name}.md"
-    own = [other for other in list_methods() if page_of(other.name) == name]
+    own = [other for other in method_entries() if page_of(other.name) == name]
     return method_page((DOCS / name).read_text(encoding="utf-8"), own)
 
 
@@ -64,7 +66,7 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "photos"
 
 
-@pytest.mark.parametrize("entry", list_methods(), ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", method_entries(), ids=lambda entry: entry.name)
 def test_pages_of_methods_have_one_shape(entry: MethodEntry) -> None:
     text = filled(entry)
     for heading in SHAPE[:3]:
@@ -77,7 +79,7 @@ def test_pages_of_methods_have_one_shape(entry: MethodEntry) -> None:
 
 
 @pytest.mark.usefixtures("photos")
-@pytest.mark.parametrize("entry", list_methods(), ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", method_entries(), ids=lambda entry: entry.name)
 def test_snippets_of_methods_run(
     entry: MethodEntry, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 
 from cliquetta.errors import UserError
 from cliquetta.inference import parts
-from cliquetta.inference.answers import PredictionRun
 from cliquetta.inference.bulk import predict
 from cliquetta.inference.parts import Lane
 from cliquetta.inference.ray_driver import RayCluster, share_out
+from cliquetta.inference.rows import PredictionRun
 from cliquetta.methods.registry import create_method, method_config
 from cliquetta.methods.state import read_header
 from cliquetta.model.clip import CLIP
