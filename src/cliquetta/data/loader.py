@@ -29,8 +29,8 @@ from cliquetta.data.workers import (
     start_server,
     usable_cores,
 )
+from cliquetta.model.cuda import side_stream
 from cliquetta.model.preprocess import Preprocess
-from cliquetta.model.transfer import side_stream
 from cliquetta.types import Batch, ViewSpec
 
 CHUNK = 16

@@ -127,9 +127,6 @@ def read_prompts(classes: str | None, given_templates: Sequence[str] = ()) -> Cl
         classes: A file with one name per line, ``cat,dog,ship``, or a known list.
         given_templates: Texts with ``{}``, files with one per line, or known sets.
 
-    Raises:
-        UserError: No names, or templates that are neither.
-
     """
     if classes is None or not classes.strip(" ,"):
         raise UserError(
