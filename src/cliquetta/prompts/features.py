@@ -152,11 +152,6 @@ def as_text_features(given: Any, *, scale: float | None = None) -> TextFeatures:
     return TextFeatures(features, names, scale, source)
 
 
-def read_text_features(path: Path | str, names: Sequence[str]) -> Tensor:
-    """Embeddings (N, E) of class names, in the order wanted; the file may hold more."""
-    return as_text_features(path).select(names)
-
-
 def as_array(given: Any, source: str) -> npt.NDArray[Any]:
     """An array of numbers from an array, a tensor or a list of vectors."""
     if isinstance(given, Tensor):
