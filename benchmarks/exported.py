@@ -13,7 +13,9 @@ from pathlib import Path
 import onnxruntime
 import torch
 
-from cliquetta import Stream, create_method, create_model, export_model, get_dataset
+from cliquetta import create_method, create_model, get_dataset
+from cliquetta.data.stream import Stream
+from cliquetta.export import export_model
 
 HEADER = (
     "| method | zero-shot % | learning on % | frozen % | file | difference of logits, "

@@ -34,7 +34,7 @@ from torch import Tensor
 from benchmarks.scap_speed import Clock, Planted, plant, vit_b16
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.maple import initial_parameters
-from cliquetta.methods.registry import create_method, get_method, list_methods, method_config
+from cliquetta.methods.registry import create_method, get_method, method_config, method_entries
 from cliquetta.model.clip import CLIP, encode_views, l2_normalize
 from cliquetta.model.factory import create_model, pick_dtype
 from cliquetta.prompts.catalogue import class_names
@@ -229,7 +229,7 @@ def main() -> int:
         f"{options.dtype}, N={options.classes}, `python -m benchmarks.methods_speed "
         f"{' '.join('DIR' if w == str(options.out) else w for w in sys.argv[1:])}`"
     )
-    labels = options.methods or [*(e.name for e in list_methods()), "tda:views"]
+    labels = options.methods or [*(e.name for e in method_entries()), "tda:views"]
     labels.sort(key=lambda label: label != "zero_shot")
     print(f"# {about}\n# ready after {time.perf_counter() - began:.1f} s", flush=True)
     rows: list[dict[str, Any]] = []

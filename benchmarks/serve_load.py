@@ -50,9 +50,7 @@ from cliquetta.methods.registry import create_method
 from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.factory import create_model
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.serve.batches import decode
 from cliquetta.serve.client import Client
-from cliquetta.serve.schema import Upload
 
 FAIREST, FASTEST = 2.0, 0.7
 """The aims: slowest by fastest session, and throughput by that of one session in process."""
@@ -102,18 +100,13 @@ def in_process(
     size = options.batch_size
     batches = [files[i : i + size] for i in range(0, len(files) - size + 1, size)]
 
-    def predict(batch: list[bytes]) -> None:
-        uploads = [Upload(data=data) for data in batch]
-        decoded = decode(uploads, model.preprocess, views=adapter.views, seed=0, max_pixels=10**6)
-        adapter.predict(decoded.batch)
-
     rates = []
     for threads in {1, options.cores}:
         torch.set_num_threads(threads)
-        predict(batches[0])
+        adapter.predict(batches[0])
         start, done = time.perf_counter(), 0
         while time.perf_counter() - start < options.seconds:
-            predict(batches[done % len(batches)])
+            adapter.predict(batches[done % len(batches)])
             done += 1
         rates.append(done * size / (time.perf_counter() - start))
     return max(rates)
@@ -273,13 +266,8 @@ def undisturbed(
         adapter, found = create_method(options.method, model, ClassPrompts(names)), []
         for place in range(len(results[number].answers)):
             first = (number * options.batches + place) * size % (len(files) - size)
-            uploads = [Upload(data=data) for data in files[first : first + size]]
-            batch = decode(
-                uploads, model.preprocess, views=adapter.views, seed=0, max_pixels=10**6
-            ).batch
-            best = adapter.predict(batch).probabilities.max(dim=-1)
-            values = best.values.float().cpu().numpy()
-            labels = [names[place] for place in best.indices.tolist()]
+            best, ranked = adapter.predict(files[first : first + size]).top()
+            labels, values = [names[c] for c in ranked[:, 0].tolist()], best[:, 0].cpu().numpy()
             found.append([(n, float(str(p))) for n, p in zip(labels, values, strict=True)])
         return found
 

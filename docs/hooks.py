@@ -14,7 +14,7 @@ from typing import Any
 
 import cliquetta
 from cliquetta.methods.building.config_fields import config_fields
-from cliquetta.methods.registry import MethodEntry, list_methods
+from cliquetta.methods.registry import MethodEntry, method_entries
 
 DOCS = Path(__file__).parent
 _PLAIN = """\
@@ -26,14 +26,13 @@ prediction = method.predict(["photos/1.jpg", "photos/2.jpg", "photos/3.jpg"])
 print(prediction.logits.argmax(dim=1))
 """
 _FITTED = """\
-from cliquetta import FewShot, create_fitted, create_model, fit_method, get_dataset, save_fitted
+from cliquetta import FewShot, create_model, fit_method, get_dataset, load_method
 
 model = create_model("micro")
 dataset = get_dataset("bundled-fewshot")  # labelled images, 16 per class
 few_shot = FewShot.from_dataset(dataset, 16, model.preprocess)
-fitted = fit_method("{name}", model, dataset.prompts, few_shot)
-save_fitted("{name}.safetensors", "{name}", None, fitted, model=model, prompts=dataset.prompts)
-method = create_fitted("{name}.safetensors", model, dataset.prompts)
+method = fit_method("{name}", model, dataset.prompts, few_shot)
+method.save("{name}.safetensors")  # load_method("{name}.safetensors", model) builds it again
 print(method.predict(["photos/1.jpg", "photos/2.jpg"]).logits.argmax(dim=1))
 """
 
@@ -55,7 +54,7 @@ def snippet(entry: MethodEntry) -> str:
 
 def command(entry: MethodEntry) -> str:
     """The same on the command line."""
-    predict = "cliquetta predict photos/ --classes cat,dog,horse"
+    predict = "cliquetta predict photos/ --classes cat,dog,horse --model ViT-B/16"
     if entry.fit is None:
         return f"{predict} --method {entry.name}"
     return (
@@ -107,14 +106,13 @@ def recorded(entry: MethodEntry) -> str:
 @cache
 def _boards() -> dict[str, Any]:
     """The rows of every recorded board, by title."""
-    from cliquetta.evaluation.grid import grid_roles
+    from cliquetta.evaluation.grid import grid_roles, packaged_grid
     from cliquetta.evaluation.record import unpack_records
-    from cliquetta.evaluation.reproduce import grid_file
     from cliquetta.report.leaderboard import BOARDS, board_rows
 
     files = {grid: DOCS / "results" / f"{grid}.json" for grid in BOARDS}
     return {
-        BOARDS[grid]: board_rows(unpack_records(path), grid_roles(grid_file(grid)))
+        BOARDS[grid]: board_rows(unpack_records(path), grid_roles(packaged_grid(grid)))
         for grid, path in files.items()
         if path.exists()
     }
@@ -183,7 +181,7 @@ def api_page() -> str:
 
 def on_config(config: Any) -> Any:
     """Fill the navigation with the pages of methods."""
-    pages = {page_of(entry.name) for entry in list_methods()} - {None}
+    pages = {page_of(entry.name) for entry in method_entries()} - {None}
     listed = [{"The methods compared": "methods/README.md"}, *sorted(str(p) for p in pages)]
     for part in config.nav:
         if "Methods" in part:
@@ -203,7 +201,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Fill in the pages of methods; links to files of the repository become plain names."""
-    entries = [e for e in list_methods() if page_of(e.name) == page.file.src_uri]
+    entries = [e for e in method_entries() if page_of(e.name) == page.file.src_uri]
     if entries:
         markdown = method_page(markdown, entries)
     return _without_outside_links(markdown, DOCS / page.file.src_uri)

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cliquetta import create_method, export_model, get_dataset, open_image
+from cliquetta import create_method, get_dataset
+from cliquetta.data.images import open_image
+from cliquetta.export import export_model
 from cliquetta.methods import registry
-from cliquetta.methods.registry import MethodEntry, list_methods
+from cliquetta.methods.registry import MethodEntry, method_entries
 from docs.hooks import DOCS, method_page, page_of
 from tests._helpers.tiny import build_tiny_clip
 
@@ -35,7 +37,7 @@ def filled(entry: MethodEntry) -> str:
     """The page of a method as the site shows it."""
     name = page_of(entry.name)
     assert name is not None, f"write docs/methods/{entry.name}.md"
-    own = [other for other in list_methods() if page_of(other.name) == name]
+    own = [other for other in method_entries() if page_of(other.name) == name]
     return method_page((DOCS / name).read_text(encoding="utf-8"), own)
 
 
@@ -54,7 +56,7 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "photos"
 
 
-@pytest.mark.parametrize("entry", list_methods(), ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", method_entries(), ids=lambda entry: entry.name)
 def test_pages_of_methods_have_one_shape(entry: MethodEntry) -> None:
     text = filled(entry)
     for heading in SHAPE[:3]:
@@ -71,7 +73,7 @@ def cases() -> list[Any]:
     slow |= {"tip_adapter_f", "tps", "tpt", "watt", "zero"}
     return [
         pytest.param(entry, marks=[pytest.mark.slow] if entry.name in slow else [], id=entry.name)
-        for entry in list_methods()
+        for entry in method_entries()
     ]
 
 

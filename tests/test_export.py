@@ -21,8 +21,8 @@ from cliquetta.methods.building.frozen import FrozenAdapter
 from cliquetta.methods.building.layernorm import LateBlocks, LayerNormTower
 from cliquetta.methods.domain_norm import DomainNorm, DomainNormConfig
 from cliquetta.methods.domain_norm.prior import class_prior
-from cliquetta.methods.registry import create_method, get_method, list_methods, method_config
-from cliquetta.methods.state import restore_method, save_state
+from cliquetta.methods.registry import create_method, get_method, method_config, method_entries
+from cliquetta.methods.state import load_method
 from cliquetta.model.clip import CLIP, l2_normalize
 from cliquetta.model.in_memory import from_model
 from cliquetta.model.preprocess import Preprocess
@@ -66,7 +66,7 @@ def test_frozen_answers_are_those_of_the_next_batch(
     torch.testing.assert_close(frozen.predict(Batch(tiny_images)).logits, found, atol=0, rtol=0)
 
 
-@pytest.mark.parametrize("entry", list_methods(), ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", method_entries(), ids=lambda entry: entry.name)
 def test_every_method_is_frozen_as_a_function_of_one_image_or_refuses(
     entry: Any, tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
 ) -> None:
@@ -210,8 +210,8 @@ def test_sigmoid_models_keep_their_bias(tmp_path: Path) -> None:
 
 def test_a_state_alone_restores_the_method(tmp_path: Path) -> None:
     adapter, fresh = domain_norm()
-    save_state(adapter, tmp_path / "state")
-    restored = restore_method(tmp_path / "state", adapter.model)
+    adapter.save(tmp_path / "state")
+    restored = load_method(tmp_path / "state", adapter.model)
     assert restored.config == adapter.config and restored.prompts == adapter.prompts
     torch.testing.assert_close(restored.frozen_model()(fresh), adapter.frozen_model()(fresh))
 

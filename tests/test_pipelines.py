@@ -142,7 +142,7 @@ def test_save_load_reset(build: Any, tmp_path: Path) -> None:
     assert other.images_seen == 0 and other(PICTURES[0]) == first
     with pytest.raises(UserError, match="another method"):
         build("tda").load(tmp_path / "state")
-    cliquetta.save_state(other.adapter, tmp_path / "bare")
+    other.adapter.save(tmp_path / "bare")
     with pytest.raises(UserError, match="not saved by a pipeline"):
         other.load(tmp_path / "bare")
 

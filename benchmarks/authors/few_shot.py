@@ -29,10 +29,11 @@ from benchmarks.authors.support import (
     synthetic,
     tokenize,
 )
-from cliquetta import CLIP, ClassPrompts, create_method, method_config
+from cliquetta import CLIP, ClassPrompts, create_method
 from cliquetta.methods.building.few_shot import FitTask
 from cliquetta.methods.building.support_set import FewShot
-from cliquetta.methods.fewshot_io import fit_method
+from cliquetta.methods.fit import fit_method
+from cliquetta.methods.registry import method_config
 
 EPOCHS, BATCHES, SIZE = 3, 4, 16
 RATES = {"coop": 2e-3, "cocoop": 2e-3, "maple": 3.5e-3}
@@ -73,7 +74,7 @@ def _train(name: str, repository: Repository, openai: Repository, dassl: Reposit
     config = method_config(name, options=options)
     prompts = ClassPrompts(data.names)
     with _same_batches(name, start):
-        fitted = fit_method(name, model, prompts, few_shot, config)
+        fitted = fit_method(name, model, prompts, few_shot, config).fitted
     ours = create_method(name, model, prompts, config, fitted=fitted).predict(test).logits
     return compare(f"{EPOCHS} epochs of {BATCHES} batches of {SIZE}", ours, theirs)
 

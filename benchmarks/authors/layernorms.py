@@ -30,7 +30,8 @@ from benchmarks.authors.support import (
     stand_in,
     tokenize,
 )
-from cliquetta import CLIP, ClassPrompts, create_method, method_config
+from cliquetta import CLIP, ClassPrompts, create_method
+from cliquetta.methods.registry import method_config
 
 PHOTO = ("a photo of a {}.",)
 SEVEN = (

@@ -23,7 +23,9 @@ from benchmarks.authors.support import (
     run_text,
     tokenize,
 )
-from cliquetta import ClassPrompts, ViewSpec, create_method, method_config
+from cliquetta import ClassPrompts, create_method
+from cliquetta.methods.registry import method_config
+from cliquetta.types import ViewSpec
 
 VIEWS = 20
 

@@ -18,18 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cliquetta import (
-    CLIP,
-    Adapter,
-    Batch,
-    ClassPrompts,
-    ViewSpec,
-    attach_views,
-    create_method,
-    create_model,
-    get_dataset,
-    method_config,
-)
+from cliquetta import CLIP, Adapter, Batch, ClassPrompts, create_method, create_model, get_dataset
+from cliquetta.data.views import attach_views
+from cliquetta.methods.registry import method_config
+from cliquetta.types import ViewSpec
 
 TO_CPU = {".cuda()": "", ".half()": ".float()", "with torch.cuda.amp.autocast():": "if True:"}
 """What keeps authors' code from running in float32 on a CPU, and what replaces it."""

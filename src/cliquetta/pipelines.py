@@ -14,16 +14,15 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from cliquetta.data.images import open_image
 from cliquetta.data.inputs import ImageLike, is_single, separate_images, to_picture
 from cliquetta.data.remote import is_url
 from cliquetta.data.urls import fetch_image
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import DEFAULT_METHOD, create_method, method_config
-from cliquetta.methods.state import load_state, read_header, save_state
+from cliquetta.methods.state import load_state, read_header
 from cliquetta.model.clip import CLIP
-from cliquetta.model.factory import create_model
+from cliquetta.model.factory import NO_MODEL, create_model
 from cliquetta.model.in_memory import from_model
 from cliquetta.prompts.classes import ClassPrompts
 
@@ -37,7 +36,7 @@ _SHOWN = 100
 
 def pipeline(
     task: str = TASK,
-    model: str | CLIP | nn.Module = "micro",
+    model: str | CLIP | nn.Module | None = None,
     method: str = DEFAULT_METHOD,
     *,
     preset: str | None = None,
@@ -47,14 +46,14 @@ def pipeline(
     seed: int = 0,
     batch_size: int = 64,
     reject: float | None = None,
-    calibrate: bool = False,
+    calibrate: bool | None = None,
     allow_urls: bool = False,
     url_seconds: float = 10.0,
     url_bytes: int = 2**25,
 ) -> ZeroShotImageClassification:
     """Build a classifier that is called as transformers' is, and adapts to what it is called with.
 
-    >>> classify = pipeline("zero-shot-image-classification", method="zero_shot")
+    >>> classify = pipeline("zero-shot-image-classification", model="micro", method="zero_shot")
     >>> import numpy as np
     >>> answer = classify(np.zeros((32, 32, 3), np.uint8), candidate_labels=["cat", "ship"])
     >>> [sorted(entry) for entry in answer]
@@ -62,7 +61,8 @@ def pipeline(
 
     Args:
         task: ``"zero-shot-image-classification"``, the only one.
-        model: Name or path of a model, or one that is loaded (see :func:`from_model`).
+        model: Name or path of a model, or one that is loaded (see :func:`from_model`); there is
+            no default. ``"micro"`` comes with the package, a toy for images of 32 pixels.
         method: Name of a method.
         preset: Preset of its config.
         options: Fields of its config.
@@ -72,7 +72,8 @@ def pipeline(
         batch_size: Images that are predicted, and learned from, at once.
         reject: Name images of none of the labels: how many of them to look for, such as 0.9.
             Answers then have ``rejected`` and ``rejection_score``.
-        calibrate: Scale scores by a temperature that the images set without labels.
+        calibrate: Scale scores by a temperature that the images set without labels; by default
+            for methods where that costs nothing (``domain_norm``).
         allow_urls: Fetch images that are named by an ``http(s)`` URL.
         url_seconds: Time that one of these may take.
         url_bytes: Size that one of these may have.
@@ -83,6 +84,8 @@ def pipeline(
     """
     if task != TASK:
         raise UnknownNameError("task", task, [TASK])
+    if model is None:
+        raise UserError(NO_MODEL)
     if isinstance(device, int):
         device = "cpu" if device < 0 else f"cuda:{device}"
     if isinstance(model, str):
@@ -172,7 +175,7 @@ class ZeroShotImageClassification:
         batch_size: int,
         url_limits: Mapping[str, Any] | None,
         reject: float | None = None,
-        calibrate: bool = False,
+        calibrate: bool | None = None,
     ) -> None:
         self.model, self.method, self.config = model, method, config
         self.seed, self.batch_size = seed, _at_least_one(batch_size)
@@ -263,11 +266,10 @@ class ZeroShotImageClassification:
         with _bar(total, batch_size, progress) as bar:
             while batch := [self._open(image, limits) for image in islice(remaining, batch_size)]:
                 prediction = adapter.predict([picture for _, picture in batch])
-                logits, rejection = prediction.logits.float(), prediction.rejection
-                scores = logits.sigmoid() if independent else logits.softmax(dim=-1)
-                best = scores.topk(min(top_k or len(names), len(names)), dim=-1)
+                best, ranked = prediction.top(top_k or len(names), independent=independent)
+                rejection = prediction.rejection
                 for (shown, _), values, indices in zip(
-                    batch, best.values.tolist(), best.indices.tolist(), strict=True
+                    batch, best.tolist(), ranked.tolist(), strict=True
                 ):
                     pairs = zip(values, indices, strict=True)
                     entries = [{"score": score, "label": names[index]} for score, index in pairs]
@@ -285,7 +287,7 @@ class ZeroShotImageClassification:
         if isinstance(image, str) and is_url(image):
             if self._url_limits is None:
                 raise UserError(f"{image!r} is a URL: build the pipeline with allow_urls=True")
-            picture = open_image(fetch_image(image, **{**self._url_limits, **limits}))
+            _, picture = to_picture(fetch_image(image, **{**self._url_limits, **limits}))
             small = picture.copy()
             small.thumbnail((_THUMBNAIL, _THUMBNAIL))
             return small, picture
@@ -334,7 +336,7 @@ class ZeroShotImageClassification:
             raise UserError("nothing to save: the pipeline has not been called yet")
         prompts = self.adapter.prompts
         labels = {"candidate_labels": prompts.names, "hypothesis_template": prompts.templates}
-        save_state(self.adapter, path, notes={"images": self.images_seen, **labels})
+        self.adapter.save(path, notes={"images": self.images_seen, **labels})
 
     def load(self, path: Path | str) -> None:
         """Continue from a file of :meth:`save`, with its labels.

@@ -1,4 +1,4 @@
-"""What every part of the package passes on: batches, predictions and the views a method wants."""
+"""Types that the whole package shares: batches, predictions and views."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Batch:
         return f"Batch(images={tuple(self.images.shape)}{views}{keys})"
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same batch on another device."""
+        """Move the batch to a device."""
         views = None if self.views is None else self.views.to(device, non_blocking=True)
         return Batch(self.images.to(device, non_blocking=True), self.keys, views)
 
@@ -43,7 +43,7 @@ class Batch:
 
 
 class Rejection(NamedTuple):
-    """Which images of a batch are of none of the classes."""
+    """The images of a batch that are of none of the classes."""
 
     score: Tensor
     """(B,), how unsure: 0 to 1."""
@@ -75,10 +75,30 @@ class Prediction:
         """Softmax of the logits, (B, N)."""
         return self.logits.softmax(dim=-1)
 
+    def top(self, k: int = 1, *, independent: bool = False) -> tuple[Tensor, Tensor]:
+        """Rank the classes of every image.
+
+        >>> probabilities, classes = Prediction(torch.tensor([[0.0, 2.0, 1.0]])).top(2)
+        >>> classes
+        tensor([[1, 2]])
+
+        Args:
+            k: Classes per image; all where there are fewer.
+            independent: Whether a class has the sigmoid of its logit as its probability, as models
+                such as SigLIP mean it, and not its share of the softmax.
+
+        Returns:
+            Probabilities and indices of the best classes, (B, k) each, the best first.
+
+        """
+        probabilities = self.logits.sigmoid() if independent else self.probabilities
+        best = probabilities.topk(min(k, self.logits.shape[-1]), dim=-1)
+        return best.values, best.indices
+
 
 @dataclass(frozen=True)
 class ViewSpec:
-    """Which augmented views a method wants: ``count`` views of ``kind``, the first plain.
+    """The augmented views that a method wants: ``count`` of ``kind``, the first plain.
 
     ``kind`` is a key of :data:`cliquetta.data.views.VIEW_KINDS` (``resized-crop``,
     ``zoom-crop``, ``augmix``); ``zoom`` is the shorter side, as a multiple of the model's input

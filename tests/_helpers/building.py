@@ -11,7 +11,8 @@ from torch import Tensor
 
 from cliquetta.data.views import attach_views
 from cliquetta.methods.base import Adapter
-from cliquetta.methods.fewshot_io import FewShot, fit_method
+from cliquetta.methods.building.support_set import FewShot
+from cliquetta.methods.fit import fit_method
 from cliquetta.methods.registry import MethodEntry, create_method, method_config
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
@@ -40,7 +41,7 @@ def fitted_tensors(method: str, names: tuple[str, ...]) -> dict[str, Tensor]:
     images = make_tiny_images()
     labels = torch.arange(len(images)) // 2 % len(names)
     examples = FewShot(images, labels)
-    return fit_method(method, build_tiny_clip(), ClassPrompts(names), examples, config)
+    return dict(fit_method(method, build_tiny_clip(), ClassPrompts(names), examples, config).fitted)
 
 
 def prepare(adapter: Adapter, batch: Batch) -> Batch:

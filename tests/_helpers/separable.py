@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.base import Adapter
-from cliquetta.methods.fewshot_io import FewShot
+from cliquetta.methods.building.support_set import FewShot
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.tiny import TINY_NAMES

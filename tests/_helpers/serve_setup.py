@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import threading
 import time
@@ -12,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 from starlette.testclient import TestClient
 
-from cliquetta.data.views import image_views, to_pixels
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import create_method, method_config
 from cliquetta.model.clip import CLIP
@@ -28,7 +25,6 @@ from cliquetta.serve.service import Service
 from cliquetta.serve.settings import Limits, Settings
 from cliquetta.serve.shared_store import SharedStore
 from cliquetta.serve.store import Store
-from cliquetta.types import Batch, Prediction
 
 CLASSES = ["airplane", "cat", "frog", "ship", "truck"]
 STATEFUL = "tent"
@@ -125,21 +121,8 @@ class Alone:
 
     def predict(self, images: list[bytes]) -> list[dict[str, float]]:
         """Probability by class of every picture."""
-        rows = self.predict_batch(images).probabilities
+        rows = self.adapter.predict(images).probabilities
         return [dict(zip(CLASSES, row.tolist(), strict=True)) for row in rows]
-
-    def predict_batch(self, images: list[bytes]) -> Prediction:
-        """What the method says of the pictures."""
-        opened = [Image.open(io.BytesIO(data)) for data in images]
-        keys = tuple(hashlib.sha256(data).hexdigest()[:16] for data in images)
-        preprocess, spec, views = self.adapter.model.preprocess, self.adapter.views, None
-        if spec is not None:
-            made = [
-                image_views(i, k, spec, 0, preprocess) for i, k in zip(opened, keys, strict=True)
-            ]
-            views = to_pixels(torch.stack(made), preprocess)
-        pixels = torch.stack([preprocess(image) for image in opened])
-        return self.adapter.predict(Batch(pixels, keys, views))
 
 
 def probabilities(answer: dict[str, Any]) -> list[dict[str, float]]:

@@ -23,11 +23,18 @@ def refused(answer: Any, *words: str) -> bool:
 
 def test_empty_folder(run: Run, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert refused(run("predict", tmp_path / "empty", "--classes", "a,b"), "no images in", ".jpg")
+    assert refused(
+        run("predict", tmp_path / "empty", "--classes", "a,b", "--model", "micro"),
+        "no images in",
+        ".jpg",
+    )
 
 
 def test_no_such_path(run: Run, tmp_path: Path) -> None:
-    assert refused(run("predict", tmp_path / "gone", "--classes", "a,b"), "no such file or folder")
+    assert refused(
+        run("predict", tmp_path / "gone", "--classes", "a,b", "--model", "micro"),
+        "no such file or folder",
+    )
 
 
 def test_no_classes(run: Run, photos: Path, tmp_path: Path) -> None:
@@ -95,7 +102,7 @@ def test_model_file_that_is_none(run: Run, photos: Path, tmp_path: Path) -> None
 
 
 def test_output_that_is_a_folder(run: Run, photos: Path, tmp_path: Path) -> None:
-    answer = run("predict", photos, "--classes", "a,b", "--out", tmp_path)
+    answer = run("predict", photos, "--classes", "a,b", "--out", tmp_path, "--model", "micro")
     assert refused(answer, "is a folder")
 
 
@@ -116,13 +123,13 @@ def test_no_network_is_one_sentence(
 
 
 def test_json_says_the_error_too(run: Run, tmp_path: Path) -> None:
-    answer = run("predict", tmp_path / "gone", "--classes", "a,b", "--json")
+    answer = run("predict", tmp_path / "gone", "--classes", "a,b", "--model", "micro", "--json")
     document = json.loads(answer.stdout)
     assert document["exit_code"] == 2 and "no such file" in document["error"]
 
 
 def test_debug_shows_where(run: Run, tmp_path: Path) -> None:
-    answer = run("predict", tmp_path / "gone", "--classes", "a,b", "--debug")
+    answer = run("predict", tmp_path / "gone", "--classes", "a,b", "--model", "micro", "--debug")
     assert answer.code == 2
     assert "Traceback" in answer.text and "_expand" in answer.text
 
@@ -134,7 +141,7 @@ def test_failure_on_the_way_is_code_1(
     def fail() -> None:
         raise kind("something")
 
-    monkeypatch.setattr("cliquetta.methods.registry.list_methods", fail)
+    monkeypatch.setattr("cliquetta.methods.registry.method_entries", fail)
     answer = run("methods")
     assert answer.code == 1
     assert "Traceback" not in answer.text

@@ -74,7 +74,7 @@ def test_bad_input_is_one_sentence_and_writes_nothing(
         run("export", "--state", half, *model, *out), "not a readable state file", tmp_path
     )
     answer = run("export", "--classes", CLASSES, "--fitted", half, *model, *out)
-    assert refused(answer, "not a readable fitted file", tmp_path)
+    assert refused(answer, "not a readable state file", tmp_path)
 
 
 def test_an_existing_file_is_kept(run: Run, state: Path, tiny_file: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import cliquetta
 from cliquetta.methods.building.config_fields import config_fields
-from cliquetta.methods.registry import list_methods
+from cliquetta.methods.registry import method_entries
 from tests._helpers.running import Run
 
 COMMANDS = ("demo", "predict", "evaluate", "fit", "methods", "models", "datasets")
@@ -67,12 +67,12 @@ def test_datasets_come_with_their_shifts(run: Run) -> None:
 
 def test_every_method_is_listed(run: Run) -> None:
     names = [entry["name"] for entry in json.loads(run("methods", "--json").stdout)]
-    assert names == [entry.name for entry in list_methods()]
+    assert names == [entry.name for entry in method_entries()]
     text = run("methods").text
     assert all(name in text for name in names)
 
 
-@pytest.mark.parametrize("name", [entry.name for entry in list_methods()])
+@pytest.mark.parametrize("name", [entry.name for entry in method_entries()])
 def test_every_option_of_every_method_is_documented(run: Run, name: str) -> None:
     document = json.loads(run("methods", name, "--json").stdout)
     assert document["name"] == name and document["summary"] and document["paper"]

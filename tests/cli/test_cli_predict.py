@@ -17,8 +17,9 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from cliquetta.data.catalogue import get_dataset
+from cliquetta.methods.building.support_set import FewShot
 from cliquetta.methods.domain_norm.health import ADVICE
-from cliquetta.methods.fewshot_io import FewShot, fit_method
+from cliquetta.methods.fit import fit_method
 from cliquetta.methods.registry import method_config
 from cliquetta.methods.state import read_header
 from cliquetta.model.factory import create_model
@@ -408,8 +409,10 @@ def test_shifted_shots_have_other_noise_than_test_images(
         images = get_dataset(id, noise_seed=noise_seed)
         few_shot = FewShot.from_dataset(images, 1, clip.preprocess, 0)
         config = method_config("tip_adapter")
-        keys[noise_seed] = fit_method("tip_adapter", clip, images.prompts, few_shot, config)["keys"]
-    found = load_file(out)["keys"]
+        keys[noise_seed] = fit_method("tip_adapter", clip, images.prompts, few_shot, config).fitted[
+            "keys"
+        ]
+    found = load_file(out)["fitted.keys"]
     torch.testing.assert_close(found, keys[1])
     assert not torch.allclose(found, keys[0], atol=1e-3)
 

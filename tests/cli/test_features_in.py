@@ -15,10 +15,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import cliquetta
+from cliquetta.data.features import FeatureDataset
+from cliquetta.data.stream import Stream
 from cliquetta.errors import UserError
 from cliquetta.inference.bulk import predict
 from cliquetta.methods.building.feature_level import FeatureLevel
-from cliquetta.methods.registry import list_methods
+from cliquetta.methods.registry import method_config, method_entries
 from cliquetta.model.clip import CLIP
 from cliquetta.model.features_only import FeaturesOnly
 from cliquetta.prompts.classes import ClassPrompts
@@ -60,7 +62,7 @@ def answers(given: Any, text: Any, **options: Any) -> list[tuple[str, float]]:
 
 WORKS = [
     entry.name
-    for entry in list_methods()
+    for entry in method_entries()
     if issubclass(entry.adapter, FeatureLevel) and not entry.adapter.needs and entry.fit is None
 ]
 
@@ -71,7 +73,7 @@ def test_features_give_what_images_give(
 ) -> None:
     """With one view per image; the model's own scale is 10."""
     options = {} if name not in ("zero", "mta", "tps", "dpe", "dmn") else {"views": 1}
-    config = cliquetta.method_config(name, options=options)
+    config = method_config(name, options=options)
     seen = cliquetta.create_method(name, tiny_clip, TINY_NAMES, config)
     prompts = ClassPrompts(TINY_NAMES, features=text)
     model = FeaturesOnly(24, scale=tiny_clip.scale)
@@ -141,10 +143,10 @@ def test_state_is_continued_and_the_file_is_whole(
 def test_evaluate_scores_labelled_features(
     tiny_clip: CLIP, images: Tensor, text: Tensor, tmp_path: Path
 ) -> None:
-    data = cliquetta.FeatureDataset("mine", images, names=TINY_NAMES, labels=LABELS)
+    data = FeatureDataset("mine", images, names=TINY_NAMES, labels=LABELS)
     model = FeaturesOnly(24)
     method = cliquetta.create_method("tda", model, ClassPrompts(TINY_NAMES, features=text))
-    stream = cliquetta.Stream(data, model.preprocess, 4, order="sequential")
+    stream = Stream(data, model.preprocess, 4, order="sequential")
     record = cliquetta.evaluate(method, stream, out=tmp_path)
     said = [TINY_NAMES.index(name) for name, _ in answers(images, text)]
     right = sum(a == b for a, b in zip(said, LABELS, strict=True))

@@ -26,10 +26,10 @@ from cliquetta.methods.registry import (
     MethodEntry,
     create_method,
     get_method,
-    list_methods,
     method_config,
+    method_entries,
 )
-from cliquetta.methods.state import load_state, save_state
+from cliquetta.methods.state import load_state
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
@@ -45,7 +45,7 @@ def named(entry: MethodEntry) -> str:
     return entry.name
 
 
-@pytest.fixture(params=list_methods(), ids=named)
+@pytest.fixture(params=method_entries(), ids=named)
 def entry(request: pytest.FixtureRequest) -> MethodEntry:
     return request.param
 
@@ -160,7 +160,7 @@ def diverging(config: Any) -> Iterator[Any]:
             yield dataclasses.replace(config, **{field.name: 1e30})
 
 
-RATES = [entry for entry in list_methods() if list(diverging(entry.config()))]
+RATES = [entry for entry in method_entries() if list(diverging(entry.config()))]
 
 
 @pytest.mark.parametrize("entry", RATES, ids=named)
@@ -255,7 +255,7 @@ def counts(entry: MethodEntry) -> Iterator[Any]:
                 yield dataclasses.replace(entry.config(), **{field.name: 3_000_000})
 
 
-@pytest.mark.parametrize("entry", [e for e in list_methods() if e.fit is None], ids=named)
+@pytest.mark.parametrize("entry", [e for e in method_entries() if e.fit is None], ids=named)
 def test_settings_that_ask_for_gigabytes_are_refused_before_they_are_taken(
     entry: MethodEntry, tiny_clip: CLIP, tiny_prompts: ClassPrompts
 ) -> None:
@@ -377,7 +377,7 @@ def test_another_class_list_keeps_what_does_not_depend_on_it(
 ) -> None:
     adapter.predict(prepare(adapter, batch))
     names = adapter.prompts.names[3:0:-1]
-    save_state(adapter, tmp_path / "state")
+    adapter.save(tmp_path / "state")
     if adapter.memory and not adapter.class_free & set(adapter.memory):
         with pytest.raises(UserError, match="learns about its classes only"):
             adapter.with_classes(names)

@@ -25,7 +25,7 @@ from cliquetta.evaluation.predictions import load_predictions
 from cliquetta.evaluation.progress import Step
 from cliquetta.evaluation.runner import evaluate
 from cliquetta.methods.building.feature_level import FeatureLevel
-from cliquetta.methods.registry import create_method, list_methods, method_config
+from cliquetta.methods.registry import create_method, method_config, method_entries
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import ViewSpec
@@ -164,7 +164,7 @@ def test_two_processes_share_one_table(tmp_path: Path) -> None:
 
 
 def feature_level() -> list[str]:
-    plain = [entry for entry in list_methods() if entry.fit is None]
+    plain = [entry for entry in method_entries() if entry.fit is None]
     return [entry.name for entry in plain if issubclass(entry.adapter, FeatureLevel)]
 
 

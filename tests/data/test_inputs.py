@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import base64
+from base64 import b64encode
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -15,9 +17,14 @@ from PIL import Image
 
 import cliquetta
 from cliquetta import UserError, create_method, pipeline
+from cliquetta.app.session import AppSession
 from cliquetta.data.inputs import is_single, separate_images
 from cliquetta.model.clip import CLIP
 from cliquetta.model.preprocess import Preprocess
+from cliquetta.serve.client import Client
+from cliquetta.serve.schema import BatchAnswer, SessionRequest
+from cliquetta.serve.settings import Settings
+from tests._helpers.serve_setup import live_service
 
 NAMES = ("cat", "dog", "ship")
 ONE: dict[str, Callable[[Path, CLIP], Any]] = {
@@ -43,7 +50,7 @@ SEVERAL: dict[str, Callable[[list[Path], CLIP], Any]] = {
 
 
 def _data_uri(path: Path) -> str:
-    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+    return "data:image/png;base64," + b64encode(path.read_bytes()).decode()
 
 
 @pytest.fixture
@@ -65,16 +72,50 @@ def ask(way: str, images: Any, model: CLIP) -> list[float]:
             images, NAMES, method="zero_shot", model=model, all_probabilities=True, workers=0
         )
         return [row["p_cat"] for row in run.rows]
+    if way in ("client", "JSON"):
+        return ask_service(way, images, model)
+    if way == "app":
+        request = SessionRequest(classes=list(NAMES), method="zero_shot")
+        session = AppSession(Settings({"tiny": model}), request)
+        files = images if isinstance(images, list) else [images]
+        shown = session.next_of_files(files, len(files))
+        return shown.prediction.probabilities[:, 0].tolist()
     answer = pipeline(model=model, method="zero_shot")(images, NAMES, "a photo of a {}.")
     answers = answer if isinstance(answer[0], list) else [answer]
     return [entry["score"] for one in answers for entry in one if entry["label"] == "cat"]
 
 
+def ask_service(way: str, images: Any, model: CLIP) -> list[float]:
+    """The same by the Python client, or by JSON with base64 or a data URI."""
+    with (
+        TemporaryDirectory() as folder,
+        live_service(Path(folder), model) as address,
+        Client(address) as client,
+    ):
+        session = client.create_session(NAMES, method="zero_shot")
+        if way == "client":
+            found = session.predict(images)
+        else:
+            given = images if isinstance(images, list) else [images]
+            texts = [one if isinstance(one, str) else b64encode(one).decode() for one in given]
+            body = {"images": [{"data": text} for text in texts]}
+            found = client.ask(BatchAnswer, "POST", f"/{session.id}/batches", json=body)
+    assert not found.errors
+    return [s.probability for one in found.predictions for s in one.top if s.label == "cat"]
+
+
 WAYS = pytest.mark.parametrize("way", ["method", "predict", "pipeline"])
 
 
-@WAYS
-@pytest.mark.parametrize("kind", ONE)
+@pytest.mark.parametrize(
+    ("way", "kind"),
+    [
+        *product(("method", "predict", "pipeline"), ONE),
+        *product(["client"], [kind for kind in ONE if kind != "preprocessed"]),
+        *product(["JSON"], ("bytes", "data URI")),
+        ("app", "path"),
+    ],
+)
 def test_one_image(way: str, kind: str, paths: list[Path], tiny_clip: CLIP) -> None:
     expected = ask("method", [Image.open(paths[0])], tiny_clip)
     found = ask(way, ONE[kind](paths[0], tiny_clip), tiny_clip)
@@ -82,8 +123,13 @@ def test_one_image(way: str, kind: str, paths: list[Path], tiny_clip: CLIP) -> N
     assert ask(way, [ONE[kind](paths[0], tiny_clip)], tiny_clip) == found
 
 
-@WAYS
-@pytest.mark.parametrize("kind", SEVERAL)
+@pytest.mark.parametrize(
+    ("way", "kind"),
+    [
+        *product(("method", "predict", "pipeline"), SEVERAL),
+        *product(["client"], [kind for kind in SEVERAL if kind != "preprocessed"]),
+    ],
+)
 def test_several_images(way: str, kind: str, paths: list[Path], tiny_clip: CLIP) -> None:
     expected = ask("method", [Image.open(path) for path in paths], tiny_clip)
     found = sorted(ask(way, SEVERAL[kind](paths, tiny_clip), tiny_clip))

@@ -10,7 +10,7 @@ pytest.importorskip("yaml")
 
 from benchmarks.authors.__main__ import BEGIN, COMPARISONS, END, main, write_table
 from benchmarks.authors.support import Row
-from cliquetta.methods.registry import list_methods
+from cliquetta.methods.registry import method_entries
 
 
 def test_an_unknown_method_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,5 +49,5 @@ def test_equal_means_predictions_and_differences() -> None:
 
 
 def test_every_comparison_is_of_a_method() -> None:
-    assert COMPARISONS.keys() <= {entry.name for entry in list_methods()}
+    assert COMPARISONS.keys() <= {entry.name for entry in method_entries()}
     assert len(COMPARISONS) >= 25

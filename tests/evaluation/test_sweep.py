@@ -59,10 +59,10 @@ def test_a_grid_has_every_combination_and_zero_shot_first() -> None:
 
 
 def test_a_method_is_written_with_its_preset_and_fields() -> None:
-    cell = with_method(BASE, "scap:paper/topk=2/full_set=true")
+    cell = with_method(BASE, "scap:paper/topk=2/retention=false")
     assert (cell.method, cell.preset) == ("scap", "paper")
-    assert cell.options == (("topk", 2), ("full_set", True))
-    assert cell.label == "scap:paper/topk=2/full_set=True"
+    assert cell.options == (("topk", 2), ("retention", False))
+    assert cell.label == "scap:paper/topk=2/retention=False"
     assert grid([cell], datasets=["bundled"])[0].options == ()
 
 
@@ -99,7 +99,7 @@ def test_a_star_stands_for_all_other_methods_and_slow_ones_have_limits(tmp_path:
     block = {"datasets": ["bundled"], "methods": ["*", "mta/views=16"], "limits": {"mta": 5}}
     path.write_text(json.dumps([block | {"order": o, "limit": 50} for o in ("shuffled", "long")]))
     specs = read_grid(path)
-    assert {s.method for s in specs} == {e.name for e in registry.list_methods() if e.fit is None}
+    assert {s.method for s in specs} == {e.name for e in registry.method_entries() if e.fit is None}
     assert {s.limit for s in specs if s.method == "mta"} == {5}
     assert {s.options for s in specs if s.method == "mta"} == {(("views", 16),)}
     assert {s.limit for s in specs if s.method == "zero_shot"} == {5, 50}

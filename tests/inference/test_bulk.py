@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import logging
 import os
 import signal
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,11 @@ from safetensors.torch import load_file
 from cliquetta.atomic import exclusive
 from cliquetta.errors import BusyError, UserError
 from cliquetta.inference import parts, resumable
-from cliquetta.inference.answers import PredictionRun
 from cliquetta.inference.bulk import predict
+from cliquetta.inference.parts import Parts
 from cliquetta.inference.predictor import Predictor
 from cliquetta.inference.reading import Reader
+from cliquetta.inference.rows import PredictionRun
 from cliquetta.methods.registry import create_method
 from cliquetta.methods.state import read_header
 from cliquetta.methods.zero_shot import ZeroShot
@@ -327,6 +329,74 @@ def test_groups_share_nothing(photos: Path, tiny_clip: CLIP, tmp_path: Path) -> 
         assert one.read_bytes() == (tmp_path / f"{group}.safetensors").read_bytes()
 
 
+def test_every_group_has_a_state_file_of_its_own(
+    photos: Path, tiny_clip: CLIP, tmp_path: Path
+) -> None:
+    table, once = tmp_path / "table.csv", {"model": tiny_clip, "method": "tda", "workers": 0}
+    once |= {"group_by": "camera", "out": tmp_path / "out.csv", "state": tmp_path / "states"}
+    table.write_text(f"path,camera\n{photos / '0.png'},_\n{photos / '1.png'},\n")
+    predict([table], NAMES, **once)  # type: ignore[arg-type]
+    saved = [read_header(path)["notes"]["images"] for path in (tmp_path / "states").iterdir()]
+    assert saved == [1, 1]
+    table.write_text(f"path,camera\n{photos / '0.png'},{'x' * 300}\n")
+    with pytest.raises(UserError, match="too long for the name of a state file"):
+        predict([table], NAMES, overwrite=True, **once)  # type: ignore[arg-type]
+
+
+def test_an_empty_shard_keeps_its_state(run: Predict, tmp_path: Path) -> None:
+    state = tmp_path / "state.safetensors"
+    for i in range(1, IMAGES + 1):
+        run(method="tda", state=state, shard=(i, IMAGES))
+    assert read_header(state)["notes"]["images"] == IMAGES - 1  # one is damaged
+
+
+def test_a_folder_of_somebody_else_is_left_alone(run: Predict, tmp_path: Path) -> None:
+    """Its name is that of the folder of parts."""
+    inner = tmp_path / "out.csv.parts" / "inner"
+    inner.mkdir(parents=True)
+    (inner.parent / "notes.txt").touch()
+    run()
+    assert {path.name for path in inner.parent.iterdir()} == {"inner", "notes.txt"}
+
+
+def test_a_run_that_ends_while_the_same_one_begins_is_not_repeated(
+    run: Predict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Parts.held
+
+    def late(self: Parts) -> AbstractContextManager[None]:
+        monkeypatch.setattr(Parts, "held", held)
+        run()
+        return held(self)
+
+    monkeypatch.setattr(Parts, "held", late)
+    with pytest.raises(UserError, match="exists"):
+        run()
+    assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
+
+
+def test_a_run_is_given_up_as_a_whole(
+    run: Predict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bytes
+) -> None:
+    """Killed while it removes what another run left, it leaves nothing that looks like a run."""
+    monkeypatch.setattr(parts, "PART_ROWS", 4)
+    with monkeypatch.context() as patch:
+        strike(patch, 8, die)
+        assert in_child(run) == -signal.SIGKILL
+    removed, unlink = iter(range(100)), Path.unlink
+
+    def last(path: Path, missing_ok: bool = False) -> None:
+        unlink(path, missing_ok=missing_ok)
+        if next(removed) == 1:
+            die()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", last)
+        assert in_child(lambda: run(seed=1, overwrite=True)) == -signal.SIGKILL
+    run()
+    assert (tmp_path / "out.csv").read_bytes() == whole
+
+
 def test_several_methods_answer_as_each_alone(run: Predict) -> None:
     methods = ["zero_shot", "tda", "zero", "tent"]
     together = run(out=None, method=methods, top_k=2, all_probabilities=True).rows
@@ -353,14 +423,18 @@ def test_rows_are_what_the_method_says(photos: Path, tiny_clip: CLIP) -> None:
 
 
 def test_images_in_memory_and_a_model_by_name() -> None:
-    run = predict([Image.new("RGB", (9, 7)), np.zeros((7, 9, 3), np.uint8)], ["cat", "dog"])
+    run = predict(
+        [Image.new("RGB", (9, 7)), np.zeros((7, 9, 3), np.uint8)], ["cat", "dog"], model="micro"
+    )
     assert [row["path"] for row in run.rows] == ["0", "1"]
     assert run.rows[0]["prediction"] == run.rows[1]["prediction"]
     assert sum(run.classes["domain_norm"].values()) == 2
     with pytest.raises(UserError, match="no class names"):
-        predict([Image.new("RGB", (9, 7))])
+        predict([Image.new("RGB", (9, 7))], model="micro")
+    with pytest.raises(UserError, match="no model"):
+        predict([Image.new("RGB", (9, 7))], ["cat", "dog"])
     with pytest.raises(UserError, match="needs paths"):
-        predict([Image.new("RGB", (9, 7))], ["cat", "dog"], out="x.csv")
+        predict([Image.new("RGB", (9, 7))], ["cat", "dog"], model="micro", out="x.csv")
 
 
 def test_nothing_that_is_not_finite_is_written(
@@ -502,6 +576,7 @@ def test_memory_does_not_grow_with_the_list(
     peaks = []
     for count in (1_000, 5_000):
         (tmp_path / "list.csv").write_text("".join(listed(count)))
+        gc.collect()
         tracemalloc.start()
         run = predict(
             tmp_path / "list.csv",

@@ -70,7 +70,7 @@ def write_tar(path: Path, photos: Path, places: range) -> None:
 def test_urls_answer_as_files_do(answers: Answers, photos: Path, bucket: str) -> None:
     expected = answers(str(photos))
     assert expected[4] == ("", "not an image in a known format") and expected[3][0]
-    run = predict(f"{bucket}/photos", NAMES, method="tda", batch_size=4)
+    run = predict(f"{bucket}/photos", NAMES, model="micro", method="tda", batch_size=4)
     assert run.unused == {".txt": 1} and run.rows[0]["path"] == "memory:///bucket/photos/0.png"
     assert answers(f"{bucket}/photos") == expected
     assert answers(*(f"file://{photos}/{place}.png" for place in range(IMAGES))) == expected
@@ -103,7 +103,7 @@ def test_parquet_lists(answers: Answers, photos: Path, bucket: str, tmp_path: Pa
     fsspec.filesystem("memory").put(str(tmp_path / "list.parquet"), "/bucket/list.parquet")
     expected = answers(str(photos))
     assert answers("list.parquet") == answers(f"{bucket}/list.parquet") == expected
-    predict("list.parquet", NAMES, method="zero_shot", out="out.csv")
+    predict("list.parquet", NAMES, model="micro", method="zero_shot", out="out.csv")
     hours = [row["hour"] for row in table_rows(tmp_path / "out.csv")]
     assert hours == [str(i) for i in range(IMAGES)]
     (tmp_path / "bad.parquet").write_text("no")
@@ -118,7 +118,7 @@ def test_tar_shards(answers: Answers, photos: Path, bucket: str, tmp_path: Path)
     expected = answers(str(photos))
     assert answers("s-{00..01}.tar") == expected
     assert answers("s-00.tar", f"{bucket}/s-01.tar") == expected
-    rows = predict("s-00.tar", NAMES, method="zero_shot").rows
+    rows = predict("s-00.tar", NAMES, model="micro", method="zero_shot").rows
     assert [row["path"] for row in rows] == [f"s-00.tar/{place:04d}.png" for place in range(4)]
     with pytest.raises(UserError, match=r"no such file or folder: s-02\.tar"):
         answers("s-{00..02}.tar")

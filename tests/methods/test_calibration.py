@@ -20,7 +20,7 @@ from cliquetta.methods._shared.calibration import (
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.building.frozen import FrozenAdapter, freeze
 from cliquetta.methods.registry import create_method
-from cliquetta.methods.state import load_state, merge_states, pack_state, save_state
+from cliquetta.methods.state import load_state, merge_states, pack_state
 from cliquetta.model.clip import CLIP
 from tests._helpers.scenes import NAMES, build_model, make_batches
 from tests._helpers.tolerance import LOGIT
@@ -109,7 +109,7 @@ def test_a_resumed_run_answers_as_an_unbroken_one(model: CLIP, method: str, tmp_
     unbroken, first, second = (build(model, method) for _ in range(3))
     whole = [unbroken.predict(images).logits for images in batches]
     begun = [first.predict(images).logits for images in batches[:2]]
-    save_state(first, tmp_path / "state")
+    first.save(tmp_path / "state")
     load_state(second, tmp_path / "state")
     rest = [second.predict(images).logits for images in batches[2:]]
     for wanted, found in zip(whole, [*begun, *rest], strict=True):
@@ -138,7 +138,7 @@ def test_frozen_reset_and_other_classes(model: CLIP, tmp_path: Path) -> None:
     first, second = make_batches(0, 2, 6)
     adapter = build(model, "tent")
     adapter.predict(first)
-    save_state(adapter, tmp_path / "state")
+    adapter.save(tmp_path / "state")
     temperature = find_temperature(adapter.memory[CONFIDENCES])
     plain = freeze([build(model, "tent", calibrated=False)], tmp_path / "state")
     frozen = freeze([build(model, "tent")], tmp_path / "state")

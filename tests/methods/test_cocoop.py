@@ -11,8 +11,9 @@ from torch import Tensor
 
 from cliquetta.methods.cocoop import CoCoOpConfig, cocoop_logits, initial_parameters
 from cliquetta.methods.coop import prompt_tokens
-from cliquetta.methods.fewshot_io import create_fitted, fit_method, save_fitted
+from cliquetta.methods.fit import fit_method
 from cliquetta.methods.registry import create_method
+from cliquetta.methods.state import load_method
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
@@ -64,7 +65,7 @@ def test_logits_and_gradients_are_those_of_the_literal_loop(tiny_prompts: ClassP
 def test_the_first_step_of_a_fit_is_sgd(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> None:
     examples = make_examples(2)
     config = CoCoOpConfig(epochs=1, warmup_epochs=0, lr=0.1, batch_size=4, crop_scale=WHOLE)
-    fitted = fit_method("cocoop", tiny_clip, tiny_prompts, examples, config, seed=4)
+    fitted = fit_method("cocoop", tiny_clip, tiny_prompts, examples, config, seed=4).fitted
     start = initial_parameters(tiny_clip, config, torch.Generator().manual_seed(4))
     learned = {name: value.requires_grad_() for name, value in start.items()}
     features = tiny_clip.encode_image(examples.images, normalize=True)
@@ -108,16 +109,16 @@ def test_the_context_depends_on_the_image(tiny_clip: CLIP, tiny_prompts: ClassPr
 
 
 def test_fitting_beats_zero_shot_and_other_names_follow(tiny_clip: CLIP, tmp_path: Path) -> None:
-    fitted = fit_method("cocoop", tiny_clip, TWO, make_examples(), FAST)
+    adapter = fit_method("cocoop", tiny_clip, TWO, make_examples(), FAST)
     path = tmp_path / "cocoop.safetensors"
-    save_fitted(path, "cocoop", FAST, fitted, model=tiny_clip, prompts=TWO)
+    adapter.save(path)
     plain = create_method("zero_shot", tiny_clip, TWO)
-    assert accuracy(create_fitted(path, tiny_clip, TWO)) > accuracy(plain) + 0.25
+    assert accuracy(load_method(path, tiny_clip, TWO)) > accuracy(plain) + 0.25
     other = ClassPrompts(("deer", "frog"))
     images = make_images(2, seed=0)[0]
     features = tiny_clip.encode_image(images, normalize=True)
-    expected = literal_logits(tiny_clip, other, fitted, features)
-    logits = create_fitted(path, tiny_clip, other).predict(Batch(images)).logits
+    expected = literal_logits(tiny_clip, other, dict(adapter.fitted), features)
+    logits = load_method(path, tiny_clip, other).predict(Batch(images)).logits
     torch.testing.assert_close(logits, expected, atol=ADAPTED, rtol=LOGIT)
 
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.coop import CoOpConfig, coop_logits, prompt_tokens
-from cliquetta.methods.fewshot_io import create_fitted, fit_method, save_fitted
+from cliquetta.methods.fit import fit_method
 from cliquetta.methods.registry import create_method, method_config
+from cliquetta.methods.state import load_method
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
@@ -83,7 +84,7 @@ def test_the_first_step_of_a_fit_is_sgd_with_weight_decay(
         weight_decay=0.2,
         crop_scale=WHOLE,
     )
-    fitted = fit_method("coop", tiny_clip, tiny_prompts, examples, config)["context"]
+    fitted = fit_method("coop", tiny_clip, tiny_prompts, examples, config).fitted["context"]
     start = tiny_clip.context("a photo of a").requires_grad_()
     features = tiny_clip.encode_image(examples.images, normalize=True)
     logits = literal_logits(tiny_clip, tiny_prompts, start, features, "end")
@@ -112,7 +113,7 @@ def test_words_at_the_start_are_zero_shot(tiny_clip: CLIP) -> None:
     ],
 )
 def test_fitting_beats_zero_shot_on_held_out_images(tiny_clip: CLIP, config: CoOpConfig) -> None:
-    fitted = fit_method("coop", tiny_clip, TWO, make_examples(), config)
+    fitted = fit_method("coop", tiny_clip, TWO, make_examples(), config).fitted
     adapter = create_method("coop", tiny_clip, TWO, config, fitted=fitted)
     plain = create_method("zero_shot", tiny_clip, TWO)
     assert accuracy(adapter) > accuracy(plain) + 0.25
@@ -122,14 +123,14 @@ def test_other_class_names_follow_a_shared_context(
     tiny_clip: CLIP, tiny_prompts: ClassPrompts, tmp_path: Path
 ) -> None:
     config = replace(FAST, epochs=2)
-    fitted = fit_method("coop", tiny_clip, tiny_prompts, make_examples(), config)
+    adapter = fit_method("coop", tiny_clip, tiny_prompts, make_examples(), config)
     path = tmp_path / "coop.safetensors"
-    save_fitted(path, "coop", config, fitted, model=tiny_clip, prompts=tiny_prompts)
+    adapter.save(path)
     images = make_images(2, seed=0)[0]
     other = ClassPrompts(("deer", "frog", "airplane"))
-    logits = create_fitted(path, tiny_clip, other).predict(Batch(images)).logits
+    logits = load_method(path, tiny_clip, other).predict(Batch(images)).logits
     features = tiny_clip.encode_image(images, normalize=True)
-    expected = literal_logits(tiny_clip, other, fitted["context"], features, "end")
+    expected = literal_logits(tiny_clip, other, adapter.fitted["context"], features, "end")
     torch.testing.assert_close(logits, expected, atol=ADAPTED, rtol=LOGIT)
 
 
@@ -137,16 +138,16 @@ def test_class_specific_contexts_follow_their_class_and_no_other(
     tiny_clip: CLIP, tiny_prompts: ClassPrompts, tmp_path: Path
 ) -> None:
     config = replace(FAST, epochs=1, class_specific=True)
-    fitted = fit_method("coop", tiny_clip, tiny_prompts, make_examples(), config)
+    adapter = fit_method("coop", tiny_clip, tiny_prompts, make_examples(), config)
     path = tmp_path / "coop.safetensors"
-    save_fitted(path, "coop", config, fitted, model=tiny_clip, prompts=tiny_prompts)
+    adapter.save(path)
     images = Batch(make_images(2, seed=0)[0])
-    whole = create_fitted(path, tiny_clip, tiny_prompts).predict(images).logits
+    whole = load_method(path, tiny_clip, tiny_prompts).predict(images).logits
     some = ClassPrompts((tiny_prompts.names[3], tiny_prompts.names[1]))
-    part = create_fitted(path, tiny_clip, some).predict(images).logits
+    part = load_method(path, tiny_clip, some).predict(images).logits
     torch.testing.assert_close(part, whole[:, [3, 1]])
     with pytest.raises(ValueError, match=r"deer.*fit it again"):
-        create_fitted(path, tiny_clip, ClassPrompts(("deer", "frog")))
+        load_method(path, tiny_clip, ClassPrompts(("deer", "frog")))
 
 
 def test_a_context_that_leaves_no_room_is_refused(

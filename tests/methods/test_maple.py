@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.methods.fewshot_io import create_fitted, fit_method, save_fitted
+from cliquetta.methods.fit import fit_method
 from cliquetta.methods.maple import MaPLeConfig, initial_parameters, maple_logits, text_tokens
 from cliquetta.methods.registry import create_method, method_config
+from cliquetta.methods.state import load_method
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
@@ -69,7 +70,7 @@ def test_logits_and_gradients_are_those_of_the_literal_towers(
 def test_the_first_step_of_a_fit_is_sgd(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> None:
     examples = make_examples(2)
     config = MaPLeConfig(epochs=1, warmup_epochs=0, lr=0.1, batch_size=4, crop_scale=WHOLE)
-    fitted = fit_method("maple", tiny_clip, tiny_prompts, examples, config, seed=4)
+    fitted = fit_method("maple", tiny_clip, tiny_prompts, examples, config, seed=4).fitted
     start = initial_parameters(tiny_clip, config, torch.Generator().manual_seed(4))
     learned = {name: value.requires_grad_() for name, value in start.items()}
     logits = literal_logits(tiny_clip, tiny_prompts, learned, examples.images)
@@ -82,22 +83,22 @@ def test_the_first_step_of_a_fit_is_sgd(tiny_clip: CLIP, tiny_prompts: ClassProm
 
 
 def test_fitting_beats_zero_shot_and_other_names_follow(tiny_clip: CLIP, tmp_path: Path) -> None:
-    fitted = fit_method("maple", tiny_clip, TWO, make_examples(), FAST)
+    adapter = fit_method("maple", tiny_clip, TWO, make_examples(), FAST)
     path = tmp_path / "maple.safetensors"
-    save_fitted(path, "maple", FAST, fitted, model=tiny_clip, prompts=TWO)
+    adapter.save(path)
     plain = create_method("zero_shot", tiny_clip, TWO)
-    assert accuracy(create_fitted(path, tiny_clip, TWO)) > accuracy(plain) + 0.25
+    assert accuracy(load_method(path, tiny_clip, TWO)) > accuracy(plain) + 0.25
     other = ClassPrompts(("deer", "frog"))
     images = make_images(2, seed=0)[0]
-    expected = literal_logits(tiny_clip, other, fitted, images)
-    logits = create_fitted(path, tiny_clip, other).predict(Batch(images)).logits
+    expected = literal_logits(tiny_clip, other, dict(adapter.fitted), images)
+    logits = load_method(path, tiny_clip, other).predict(Batch(images)).logits
     torch.testing.assert_close(logits, expected, atol=ADAPTED, rtol=LOGIT)
 
 
 def test_tokens_stay_in_float32_beside_half_precision_weights(tiny_prompts: ClassPrompts) -> None:
     model = build_tiny_clip().bfloat16()
     config = replace(FAST, epochs=1)
-    fitted = fit_method("maple", model, tiny_prompts, make_examples(1), config)
+    fitted = fit_method("maple", model, tiny_prompts, make_examples(1), config).fitted
     assert {value.dtype for value in fitted.values()} == {torch.float32}
 
 

@@ -14,20 +14,19 @@ from typer.testing import CliRunner
 import cliquetta
 from cliquetta.cli.main import app
 from cliquetta.errors import UnknownNameError
-from cliquetta.evaluation.grid import read_grid
-from cliquetta.evaluation.reproduce import GRIDS, grid_file
+from cliquetta.evaluation.grid import packaged_grid, read_grid
 from cliquetta.methods import registry
 from cliquetta.methods.building.feature_level import FixedText
 from cliquetta.methods.registry import (
     create_method,
     get_method,
-    list_methods,
     method_config,
+    method_entries,
     register,
 )
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.report.results_pages import methods_page
+from cliquetta.report.results_pages import GRIDS, methods_page
 from cliquetta.types import Prediction
 from docs import hooks
 from tests._helpers.tolerance import LOGIT
@@ -77,7 +76,7 @@ def test_a_plug_in_is_a_method_like_ours(
     install: Path, tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
 ) -> None:
     distribute(install, "made_up_plug_in", MODULE)
-    assert "made_up" in [entry.name for entry in list_methods()]
+    assert "made_up" in [entry.name for entry in method_entries()]
     assert get_method("made_up").summary == "Zero-shot with another scale"
     config = method_config("made_up", options={"factor": "3"})
     found = create_method("made_up", tiny_clip, tiny_prompts, config).predict(tiny_images)
@@ -91,11 +90,11 @@ def test_one_file_enters_a_method_everywhere(install: Path) -> None:
     shown = CliRunner().invoke(app, ["methods", "--json"])
     assert "made_up" in [method["name"] for method in json.loads(shown.stdout)]
     for grid in GRIDS["leaderboard"]:
-        assert "made_up" in {spec.method for spec in read_grid(grid_file(grid), root="/data")}
+        assert "made_up" in {spec.method for spec in read_grid(packaged_grid(grid), root="/data")}
     assert "`made_up`" in methods_page([], [], [], install).partition("not run")[2]
     assert "`factor`" in hooks.settings(get_method("made_up"))
     assert "--method made_up" in hooks.command(get_method("made_up"))
-    assert get_method("made_up") in list_methods()
+    assert get_method("made_up") in method_entries()
 
 
 def test_nothing_but_its_file_names_a_method() -> None:
@@ -105,7 +104,7 @@ def test_nothing_but_its_file_names_a_method() -> None:
     texts = [text for path, text in sources.items() if "methods" not in path.parts]
     spoken = {
         entry.name
-        for entry in list_methods()
+        for entry in method_entries()
         if any(re.search(rf"""["']{entry.name}["']""", text) for text in texts)
     }
     assert spoken <= {"zero_shot", "scap", "domain_norm", "tda", "coop"}  # coop: templates
@@ -129,4 +128,4 @@ def test_an_adapter_without_a_config_is_refused() -> None:
 
 
 def test_shared_modules_register_nothing() -> None:
-    assert all("_shared" not in entry.adapter.__module__ for entry in list_methods())
+    assert all("_shared" not in entry.adapter.__module__ for entry in method_entries())

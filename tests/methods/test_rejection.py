@@ -24,7 +24,7 @@ from cliquetta.methods._shared.rejection import (
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.building.frozen import FrozenAdapter, freeze
 from cliquetta.methods.registry import create_method
-from cliquetta.methods.state import load_state, merge_states, pack_state, save_state
+from cliquetta.methods.state import load_state, merge_states, pack_state
 from cliquetta.model.clip import CLIP
 from cliquetta.types import Prediction
 from tests._helpers.scenes import NAMES, build_model, make_batches
@@ -144,7 +144,7 @@ def test_a_resumed_run_decides_as_an_unbroken_one(model: CLIP, method: str, tmp_
     unbroken, first, second = (build(model, method) for _ in range(3))
     whole = decisions(unbroken, batches)
     begun = decisions(first, batches[:2])
-    save_state(first, tmp_path / "state")
+    first.save(tmp_path / "state")
     load_state(second, tmp_path / "state")
     rest = decisions(second, batches[2:])
     for together, a, b in zip(whole, begun, rest, strict=True):
@@ -156,8 +156,8 @@ def test_a_state_goes_with_and_without_rejection(model: CLIP, tmp_path: Path) ->
     rejecting, plain = build(model, "tent"), build(model, "tent", None)
     for adapter in (rejecting, plain):
         adapter.predict(batches[0])
-    save_state(rejecting, tmp_path / "rejecting")
-    save_state(plain, tmp_path / "plain")
+    rejecting.save(tmp_path / "rejecting")
+    plain.save(tmp_path / "plain")
     without = build(model, "tent", None)
     load_state(without, tmp_path / "rejecting")
     assert without.predict(batches[1]).rejection is None
@@ -207,7 +207,7 @@ def test_a_frozen_method_keeps_the_limit_of_its_state(model: CLIP, tmp_path: Pat
     first, second = make_batches(0, 2, 6)
     adapter = build(model, "tent")
     adapter.predict(first)
-    save_state(adapter, tmp_path / "state")
+    adapter.save(tmp_path / "state")
     limit = rejection_limit(adapter.memory[LEFT_OUT], 0.5)
     frozen = freeze([build(model, "tent")], tmp_path / "state")
     for _ in range(2):

@@ -18,11 +18,10 @@ from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.registry import create_method
 from cliquetta.methods.state import (
     StateMismatchError,
+    load_method,
     load_state,
     pack_state,
     read_header,
-    restore_method,
-    save_state,
     unpack_state,
 )
 from cliquetta.model.clip import CLIP
@@ -76,7 +75,7 @@ def path(tmp_path: Path) -> Path:
 def test_memory_extras_and_notes_come_back(counting: Counting, path: Path) -> None:
     counting.predict(Batch(torch.zeros(1, 3, 32, 32)))
     extra = {"metric": torch.arange(4), "empty": torch.zeros(0)}
-    save_state(counting, path, extra=extra, notes={"batches": 1, "skipped": ["ä"]})
+    counting.save(path, extra=extra, notes={"batches": 1, "skipped": ["ä"]})
     other = Counting(counting.model, counting.prompts, CountingConfig(), seed=5)
     saved = load_state(other, path)
     assert torch.equal(other.memory["count"], torch.ones(3, 2))
@@ -108,7 +107,7 @@ def test_equal_content_gives_equal_bytes(counting: Counting) -> None:
 def test_adapters_of_another_kind_refuse_and_say_why(
     counting: Counting, tiny_clip: CLIP, tiny_prompts: ClassPrompts, path: Path
 ) -> None:
-    save_state(counting, path)
+    counting.save(path)
     config, more = CountingConfig(), ClassPrompts((*TINY_NAMES, "dog"), tiny_prompts.templates)
     retrained, renamed = build_tiny_clip(seed=1), build_tiny_clip()
     renamed.id = "renamed"
@@ -133,7 +132,7 @@ def test_adapters_of_another_kind_refuse_and_say_why(
 
 def test_a_few_shot_fit_belongs_to_the_state(counting: Counting, path: Path) -> None:
     counting.fitted = {"context": torch.ones(2)}
-    save_state(counting, path)
+    counting.save(path)
     load_state(counting, path)
     counting.fitted = {"context": torch.zeros(2)}
     with pytest.raises(StateMismatchError, match="few-shot fit"):
@@ -142,7 +141,7 @@ def test_a_few_shot_fit_belongs_to_the_state(counting: Counting, path: Path) -> 
 
 def test_files_that_are_no_states_are_refused(counting: Counting, tmp_path: Path) -> None:
     path = tmp_path / "x"
-    save_state(counting, path)
+    counting.save(path)
     whole = path.read_bytes()
     for data in (b"", b"text", whole[:40], whole[:-3]):
         path.write_bytes(data)
@@ -184,12 +183,12 @@ def test_a_file_larger_than_the_memory_is_refused_before_it_is_read(
     tmp_path: Path, tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapter, path = create_method("tent", tiny_clip, TINY_NAMES), tmp_path / "state.safetensors"
-    save_state(adapter, path)
+    adapter.save(path)
     with safe_open(path, framework="pt") as file:
         header = file.metadata()
     _hollow(path, header, 6 * 10**9)
     monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail("it was read"))
-    for read in (lambda: load_state(adapter, path), lambda: restore_method(path, tiny_clip)):
+    for read in (lambda: load_state(adapter, path), lambda: load_method(path, tiny_clip)):
         with pytest.raises(UserError, match="6,000,"):
             read()
 
@@ -198,11 +197,11 @@ def test_notes_nested_too_deeply_are_refused_by_every_reader(
     tmp_path: Path, tiny_clip: CLIP
 ) -> None:
     adapter, path = create_method("tent", tiny_clip, TINY_NAMES), tmp_path / "state.safetensors"
-    save_state(adapter, path)
+    adapter.save(path)
     with safe_open(path, framework="pt") as file:
         header = {**file.metadata(), "notes": "[" * 100_000 + "]" * 100_000}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     path.write_bytes(pack_raw(tensors, header))
-    for read in (lambda: load_state(adapter, path), lambda: restore_method(path, tiny_clip)):
+    for read in (lambda: load_state(adapter, path), lambda: load_method(path, tiny_clip)):
         with pytest.raises(UserError, match="not a readable state file"):
             read()

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from cliquetta.methods.fewshot_io import FewShot, create_fitted, fit_method, save_fitted
+from cliquetta.methods.building.support_set import FewShot
+from cliquetta.methods.fit import fit_method
 from cliquetta.methods.registry import create_method, get_method, method_config
+from cliquetta.methods.state import load_method
 from cliquetta.methods.tip_adapter import (
     TipAdapter,
     TipAdapterConfig,
@@ -64,7 +66,7 @@ def test_keys_are_unit_means_of_raw_features(tiny_clip: CLIP) -> None:
 def test_logits_are_those_of_plain_numpy(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> None:
     config = TipAdapterConfig(alpha=2.5, beta=3.5, crop_scale=WHOLE)
     examples = make_examples(3)
-    fitted = fit_method("tip_adapter", tiny_clip, tiny_prompts, examples, config)
+    fitted = fit_method("tip_adapter", tiny_clip, tiny_prompts, examples, config).fitted
     adapter = create_method("tip_adapter", tiny_clip, tiny_prompts, config, fitted=fitted)
     images = make_images(4, seed=9)[0]
     expected = numpy_logits(
@@ -83,7 +85,7 @@ def test_the_first_step_of_the_keys_is_adamw_by_hand(tiny_clip: CLIP) -> None:
     """d loss / d F_k = alpha beta sum_b A_bk (G L^T)_bk f_b, with G = (softmax - one-hot) / B."""
     config = TipAdapterFConfig(alpha=3.0, beta=2.0, epochs=1, lr=0.01, crop_scale=WHOLE)
     examples = make_examples(4)
-    fitted = fit_method("tip_adapter_f", tiny_clip, TWO, examples, config)["keys"].numpy()
+    fitted = fit_method("tip_adapter_f", tiny_clip, TWO, examples, config).fitted["keys"].numpy()
     f, y = features_of(tiny_clip, examples.images), examples.labels.numpy()
     logits = numpy_logits(tiny_clip, f, text_of(tiny_clip, TWO), f, y, 3.0, 2.0)
     p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
@@ -97,7 +99,7 @@ def test_the_first_step_of_the_keys_is_adamw_by_hand(tiny_clip: CLIP) -> None:
 
 @pytest.mark.parametrize("method", ["tip_adapter", "tip_adapter_f"])
 def test_the_cache_beats_zero_shot_on_held_out_images(tiny_clip: CLIP, method: str) -> None:
-    fitted = fit_method(method, tiny_clip, TWO, make_examples())
+    fitted = fit_method(method, tiny_clip, TWO, make_examples()).fitted
     adapter = create_method(method, tiny_clip, TWO, fitted=fitted)
     assert accuracy(adapter) > accuracy(create_method("zero_shot", tiny_clip, TWO)) + 0.25
 
@@ -133,7 +135,7 @@ def test_the_search_finds_the_best_of_its_grid_on_the_validation_split(
         crop_scale=WHOLE, search=True, search_beta=8.0, search_alpha=5.0, search_steps=(5, 4)
     )
     examples = validated(seed)
-    fitted = fit_method("tip_adapter", tiny_clip, TWO, examples, config)
+    fitted = fit_method("tip_adapter", tiny_clip, TWO, examples, config).fitted
     held = examples.validation
     f, W = features_of(tiny_clip, held.images), text_of(tiny_clip, TWO)
     F = features_of(tiny_clip, examples.images)
@@ -153,7 +155,7 @@ def test_the_search_finds_the_best_of_its_grid_on_the_validation_split(
 def test_the_two_validation_splits_above_disagree(tiny_clip: CLIP) -> None:
     config = TipAdapterConfig(crop_scale=WHOLE, search=True, search_steps=(5, 4))
     found = [
-        float(fit_method("tip_adapter", tiny_clip, TWO, validated(seed), config)["alpha"])
+        float(fit_method("tip_adapter", tiny_clip, TWO, validated(seed), config).fitted["alpha"])
         for seed in (20, 21)
     ]
     assert found[0] != found[1]
@@ -169,8 +171,8 @@ def test_nothing_is_chosen_without_a_validation_split(tiny_clip: CLIP, method: s
 
 def test_a_validation_split_that_is_not_asked_for_changes_nothing(tiny_clip: CLIP) -> None:
     config = TipAdapterFConfig(epochs=3, lr=0.05)
-    with_split = fit_method("tip_adapter_f", tiny_clip, TWO, validated(21), config)
-    without = fit_method("tip_adapter_f", tiny_clip, TWO, make_examples(2), config)
+    with_split = fit_method("tip_adapter_f", tiny_clip, TWO, validated(21), config).fitted
+    without = fit_method("tip_adapter_f", tiny_clip, TWO, make_examples(2), config).fitted
     assert with_split.keys() == without.keys() == {"keys", "labels"}
     assert torch.equal(with_split["keys"], without["keys"])
 
@@ -183,7 +185,7 @@ def test_the_epoch_is_picked_on_the_validation_split(tiny_clip: CLIP) -> None:
     examples = validated(21)
     scores = []
     for each in (config, replace(config, search=False)):
-        keys = fit_method("tip_adapter_f", tiny_clip, TWO, examples, each)["keys"]
+        keys = fit_method("tip_adapter_f", tiny_clip, TWO, examples, each).fitted["keys"]
         fitted = {"keys": keys, "labels": examples.labels}
         adapter = create_method("tip_adapter_f", tiny_clip, TWO, config, fitted=fitted)
         answers = adapter.predict(Batch(examples.validation.images)).logits.argmax(-1)
@@ -195,18 +197,18 @@ def test_some_of_the_classes_keep_their_part_of_the_cache(
     tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: torch.Tensor, tmp_path: Path
 ) -> None:
     examples = FewShot(tiny_images, torch.arange(10) // 2)
-    fitted = fit_method("tip_adapter", tiny_clip, tiny_prompts, examples)
+    adapter = fit_method("tip_adapter", tiny_clip, tiny_prompts, examples)
     path = tmp_path / "tip.safetensors"
-    save_fitted(path, "tip_adapter", None, fitted, model=tiny_clip, prompts=tiny_prompts)
-    whole = create_fitted(path, tiny_clip, tiny_prompts).predict(Batch(tiny_images)).logits
+    adapter.save(path)
+    whole = load_method(path, tiny_clip, tiny_prompts).predict(Batch(tiny_images)).logits
     some = ClassPrompts(("ship", "cat"), tiny_prompts.templates)
-    part = create_fitted(path, tiny_clip, some).predict(Batch(tiny_images)).logits
+    part = load_method(path, tiny_clip, some).predict(Batch(tiny_images)).logits
     columns = [tiny_prompts.names.index(name) for name in some.names]
     torch.testing.assert_close(part, whole[:, columns])
     with pytest.raises(ValueError, match="without 'deer'"):
-        create_fitted(path, tiny_clip, ClassPrompts(("ship", "deer")))
-    with pytest.raises(ValueError, match="create_fitted"):
-        create_method("tip_adapter", tiny_clip, some, fitted=fitted)
+        load_method(path, tiny_clip, ClassPrompts(("ship", "deer")))
+    with pytest.raises(ValueError, match="load_method"):
+        create_method("tip_adapter", tiny_clip, some, fitted=adapter.fitted)
 
 
 def test_presets_are_marked_as_the_authors() -> None:

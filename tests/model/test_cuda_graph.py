@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cliquetta.methods.building.feature_level import FixedText
 from cliquetta.methods.domain_norm import DomainNorm, DomainNormConfig
-from cliquetta.methods.registry import list_methods
+from cliquetta.methods.registry import method_entries
 from cliquetta.methods.scap import SCAP, SCAPConfig
 from cliquetta.model import cuda_graph
 from cliquetta.model.cuda_graph import Replayed
@@ -73,7 +73,9 @@ def test_on_cuda_it_is_recorded_once_per_shape_and_answers_new_inputs() -> None:
 
 OTHER = rounding(torch.float32, TOWER_TERMS, 100.0)
 """Between CPU and GPU; caches multiply what they add to the logits by up to 100."""
-FEATURE_METHODS = [e.name for e in list_methods() if issubclass(e.adapter, FixedText) and not e.fit]
+FEATURE_METHODS = [
+    e.name for e in method_entries() if issubclass(e.adapter, FixedText) and not e.fit
+]
 
 
 @needs_cuda

@@ -14,13 +14,14 @@ import transformers
 from PIL import Image
 from torch import Tensor, nn
 
-from cliquetta import Preprocess, create_method, from_model
+from cliquetta import create_method, from_model
 from cliquetta.data.bundled import load_bundled
 from cliquetta.errors import UserError
 from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.clip import MissingCapabilityError
 from cliquetta.model.in_memory import WrappedCLIP
 from cliquetta.model.other_libraries import RowTokenizer, preprocess_from
+from cliquetta.model.preprocess import Preprocess
 from cliquetta.model.tokenizer import Tokenizer
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
@@ -275,7 +276,7 @@ def test_a_wrapped_model_without_norms_or_tokenizer(pixels: Tensor) -> None:
     [
         (lambda: nn.Linear(2, 2), {}, "encodes no images"),
         (Convolutions, {}, "does not say how its images are prepared"),
-        (Convolutions, {"preprocess": object()}, r"cannot be read.*cliquetta.Preprocess"),
+        (Convolutions, {"preprocess": object()}, r"cannot be read.*Preprocess"),
         (Convolutions, {"preprocess": Preprocess(4)}, "does not encode an image of 4 x 4"),
         (
             tiny_clip_model,

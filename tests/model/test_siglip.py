@@ -19,7 +19,7 @@ from torch import Tensor
 from cliquetta.data.views import attach_views
 from cliquetta.errors import UserError
 from cliquetta.methods.base import Adapter
-from cliquetta.methods.fewshot_io import fit_method
+from cliquetta.methods.fit import fit_method
 from cliquetta.methods.registry import create_method, get_method
 from cliquetta.model.attention import prompted_maps
 from cliquetta.model.block import Prefix
@@ -216,7 +216,7 @@ def test_few_shot_methods_learn(tmp_path: Path, method: str, options: dict[str, 
     model = create_model(save_siglip(tiny_siglip(sharpness=3), tmp_path))
     config = replace(get_method(method).config(), crop_scale=(0.6, 1.0), **options)
     examples = make_examples()
-    fitted = fit_method(method, model, TWO, examples, config)
+    fitted = fit_method(method, model, TWO, examples, config).fitted
 
     def loss(adapter: Adapter) -> Tensor:
         logits = adapter.predict(Batch(examples.images)).logits

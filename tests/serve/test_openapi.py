@@ -61,6 +61,7 @@ def test_the_document_names_what_is_served_and_its_examples_work(service: Local)
         (b'{"images": [{"data": "\\ud800"}]}', "application/json", 422),
         (b'{"images": [{"data": "?!"}]}', "application/json", 422),
         (b'{"images": []}', "application/json", 422),
+        (b'{"images": [{"data": "data:text/plain;base64,eA=="}]}', "application/json", 422),
         (b'{"images": [{"data": ""}], "sequence": 1e400}', "application/json", 422),
         (b"x", "text/plain", 415),
         (b"x", "multipart/form-data", 400),

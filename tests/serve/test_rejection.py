@@ -25,7 +25,7 @@ def said(answer: dict[str, Any]) -> list[tuple[bool, float]]:
 
 
 def expected(alone: Alone, images: list[bytes]) -> list[tuple[bool, float]]:
-    found = alone.predict_batch(images).rejection
+    found = alone.adapter.predict(images).rejection
     assert found is not None
     return list(zip(found.rejected.tolist(), found.score.tolist(), strict=True))
 

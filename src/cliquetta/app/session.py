@@ -201,7 +201,7 @@ class AppSession:
         uploads = self._read(part)
         with self._undone_on_error():
             decoded, prediction = predict_images(self.adapter, uploads, self.limits)
-            names = [uploads[place].name for place in decoded.places]
+            names = [uploads[index].name for index in decoded.positions]
             unknown = [None] * len(names)
             shown = self._shown(decoded.batch, prediction, names, unknown, decoded.refused)
         self._files, self._next_file = tuple(files), start + len(part)
@@ -229,14 +229,11 @@ class AppSession:
         refused: tuple[ImageProblem, ...] = (),
     ) -> Shown:
         plain = self.plain.predict(Batch(batch.images, batch.keys))
-        best = [answer.probabilities.max(dim=-1) for answer in (plain, prediction)]
-        labels, shares = ([getattr(b, k).tolist() for b in best] for k in ("indices", "values"))
+        columns = [part[:, 0].tolist() for one in (plain, prediction) for part in one.top()]
         classes = self.request.classes
         rows = tuple(
             Row(self.batches + 1, name, classes[c], p, classes[d], q, truth)
-            for name, truth, c, p, d, q in zip(
-                names, truths, labels[0], shares[0], labels[1], shares[1], strict=True
-            )
+            for name, truth, p, c, q, d in zip(names, truths, *columns, strict=True)
         )
         pictures = self.adapter.model.preprocess.unnormalise(batch.images).cpu().numpy()
         return Shown(rows, refused, batch.images, pictures, prediction)

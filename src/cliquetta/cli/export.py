@@ -64,7 +64,7 @@ def export(
     from cliquetta.evaluation.sweep import build_adapter
     from cliquetta.export import check_suffix, export_model, require_onnx
     from cliquetta.inference.resumable import check_places
-    from cliquetta.methods.state import load_state, read_header, restore_method
+    from cliquetta.methods.state import load_method, load_state, read_header
     from cliquetta.prompts.catalogue import read_prompts
 
     if check_suffix(out) == ".onnx":
@@ -73,7 +73,7 @@ def export(
     prompts = read_prompts(classes, templates or ()) if classes or state is None else None
     if state is not None and not (method or preset or settings or fitted):
         clip = common.model(model or read_header(state)["model"])
-        adapter = restore_method(state, clip, prompts)
+        adapter = load_method(state, clip, prompts)
     else:
         if prompts is None:
             raise UserError("--method, --preset, --set and --fitted need --classes")

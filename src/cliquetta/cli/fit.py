@@ -15,7 +15,7 @@ from cliquetta.cli.options import Model, Preset, Root, Settings, read_settings
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cliquetta.methods.fewshot_io import FitStep
+    from cliquetta.methods.building.few_shot import FitStep
 
 NOISE_SEED = 1
 """Image i of a shifted set would otherwise be fitted with the very noise of test image i."""
@@ -24,7 +24,7 @@ cliquetta fit --method coop --dataset bundled-fewshot --shots 16 --out coop.safe
 
 cliquetta fit --method tip_adapter --dataset folder:flowers --shots 4 --out tip.safetensors
 
-cliquetta predict photos/ --classes names.txt --fitted coop.safetensors
+cliquetta predict photos/ --classes names.txt --model ViT-B/16 --fitted coop.safetensors
 """
 
 
@@ -55,7 +55,8 @@ def fit(
     that of fitting, where the method allows it.
     """
     from cliquetta.data.catalogue import get_dataset
-    from cliquetta.methods.fewshot_io import FewShot, fit_method, save_fitted
+    from cliquetta.methods.building.support_set import FewShot
+    from cliquetta.methods.fit import fit_method
     from cliquetta.methods.registry import method_config
 
     config = method_config(method, preset, read_settings(settings or ()))
@@ -64,12 +65,12 @@ def fit(
     held = None if validation is None else get_dataset(validation, root, noise_seed=NOISE_SEED)
     few_shot = FewShot.from_dataset(images, shots, clip.preprocess, seed, validation=held)
     with common.terminal.progress() as progress:
-        tensors = fit_method(
+        adapter = fit_method(
             method, clip, images.prompts, few_shot, config, seed=seed, on_step=_ticker(progress)
         )
     notes = {"dataset": images.id, "shots": shots, "validation": validation, "seed": seed}
-    save_fitted(out, method, config, tensors, model=clip, prompts=images.prompts, notes=notes)
-    numbers = sum(tensor.numel() for tensor in tensors.values())
+    adapter.save(out, notes=notes)
+    numbers = sum(tensor.numel() for tensor in adapter.fitted.values())
     common.terminal.say(
         f"{method} learned {count(numbers, 'number')} from {count(len(few_shot), 'image')} of "
         f"{images.id}: {out}"

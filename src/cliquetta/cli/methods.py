@@ -30,12 +30,12 @@ def methods(
     name: Annotated[str | None, typer.Argument(help="Show the config of this method.")] = None,
 ) -> None:
     """List the methods, or show config, presets and paper of one."""
-    from cliquetta.methods.registry import get_method, list_methods
+    from cliquetta.methods.registry import get_method, method_entries
 
     if name is not None:
         _show(get_method(name), common.terminal)
         return
-    entries = list_methods()
+    entries = method_entries()
     rows = [
         (
             entry.name,

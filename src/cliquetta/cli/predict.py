@@ -13,7 +13,6 @@ from cliquetta.cli.console import Terminal, count, number
 from cliquetta.cli.options import (
     BatchSize,
     Fitted,
-    Model,
     Preset,
     Settings,
     Templates,
@@ -24,32 +23,32 @@ from cliquetta.cli.options import (
 from cliquetta.errors import UserError
 
 if TYPE_CHECKING:
-    from cliquetta.inference.answers import PredictionRun
+    from cliquetta.inference.rows import PredictionRun
     from cliquetta.model.clip import CLIP
 
 Decode = Literal["exact", "fast"]
 _EXAMPLES = """
-cliquetta predict photos/ --classes cat,dog,horse
+cliquetta predict photos/ --classes cat,dog,horse --model ViT-B/16
 
 cliquetta predict photos/ --classes names.txt --model ViT-B/16 --top-k 3 --out answers.jsonl
 
-cliquetta predict s3://bucket/shard-{000..012}.tar --classes names.txt --out s3://bucket/out.parquet
+cliquetta predict s3://bucket/shard-{000..012}.tar --classes names.txt --model ViT-B/16 --out s3://bucket/out.parquet
 
-cliquetta predict list.csv more/*.jpg --classes names.txt --templates openai-80
+cliquetta predict list.csv more/*.jpg --classes names.txt --model ViT-B/16 --templates openai-80
 
-find /data -name '*.jpg' -print0 | cliquetta predict - --classes names.txt --shard 2/8
+find /data -name '*.jpg' -print0 | cliquetta predict - --classes names.txt --model B.pt --shard 2/8
 
-cliquetta predict monday/ --classes names.txt --state camera.safetensors
+cliquetta predict monday/ --classes names.txt --model ViT-B/16 --state camera.safetensors
 
-cliquetta predict tuesday/ --classes names.txt --state camera.safetensors --frozen
+cliquetta predict tuesday/ --classes names.txt --model ViT-B/16 --state camera.safetensors --frozen
 
-cliquetta predict photos/ --classes names.txt --method zero_shot,domain_norm,tda
+cliquetta predict photos/ --classes names.txt --model ViT-B/16 --method zero_shot,domain_norm,tda
 
-cliquetta predict photos/ --classes names.txt --reject 0.9
+cliquetta predict photos/ --classes names.txt --model ViT-B/16 --reject 0.9
 
 cliquetta predict --features photos.npz --text-features classes.npz --method tda
 
-cliquetta predict list.csv --classes names.txt --group-by camera --ray auto --gpus-per-actor 0.5
+cliquetta predict list.csv --classes names.txt --model ViT-B/16 --group-by camera --ray auto
 """
 
 
@@ -91,7 +90,10 @@ def predict(
     preset: Preset = None,
     settings: Settings = None,
     fitted: Fitted = None,
-    model: Model = "micro",
+    model: Annotated[
+        str | None,
+        typer.Option(help="Model name (see `cliquetta models`) or path; not with --features."),
+    ] = None,
     out: Annotated[
         str | None,
         typer.Option(
@@ -129,11 +131,13 @@ def predict(
         ),
     ] = None,
     calibrate: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--calibrate", help="Scale probabilities by a temperature that needs no labels."
+            help="Scale probabilities by a temperature that needs no labels. (default: for "
+            "domain_norm, where it costs nothing; not with --frozen)",
+            show_default=False,
         ),
-    ] = False,
+    ] = None,
     state: Annotated[
         Path | None,
         typer.Option(help="File of the adapted state: continued from if it exists, then saved."),
@@ -187,6 +191,7 @@ def predict(
     from cliquetta.inference.bulk import predict as predict_images
     from cliquetta.inference.resumable import check_places, parts_folder, shard_path
     from cliquetta.methods.building.frozen import freeze
+    from cliquetta.model.factory import NO_MODEL
     from cliquetta.model.features_only import FeaturesOnly
     from cliquetta.prompts.catalogue import read_prompts
     from cliquetta.prompts.features import as_text_features
@@ -205,7 +210,9 @@ def predict(
     text = None if text_features is None else as_text_features(text_features)
     named = classes is None and text is not None and text.names is not None
     prompts = None if named else read_prompts(classes, templates or ())
-    base = RunSpec("", "", model, seed=seed)
+    if model is None and text is None:
+        raise UserError(NO_MODEL)
+    base = RunSpec("", "", model or "", seed=seed)
     specs = read_cells(base, method, fitted, settings or (), preset)
     part = read_shard(shard)
     target = None if out is None else shard_path(out, part)
@@ -225,9 +232,10 @@ def predict(
         clip: CLIP = FeaturesOnly(text.width, scale=text.scale, device=common.place())
     else:
         expect_images(common.place(), workers)
-        clip = common.model(model)
+        clip = common.model(base.model)
     assert prompts is not None
     adapters = [build_adapter(spec, clip, prompts) for spec in specs]
+    calibrate = bool(calibrate) if frozen else calibrate
     for adapter in adapters:
         adapter.enable(reject=reject, calibrate=calibrate)
     if frozen and text is not None:

@@ -36,6 +36,10 @@ MAX_BYTES = 2**30
 
 HEIF = "HEIF"
 """Format of iPhones' photographs, as pillow-heif calls it."""
+UNTRUSTED_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", HEIF)
+"""Pillow's decoders that a stranger's bytes may reach; others are large, rare or run programs."""
+_START_OF_SCAN = b"\xff\xda"
+_MOST_SCANS = 200  # of a JPEG: each costs a pass over all pixels, however few bytes it has
 _AVIF = (b"avif", b"avis")
 
 Decode = Literal["exact", "fast"]
@@ -59,13 +63,13 @@ def open_image(
     *,
     max_pixels: int = MAX_PIXELS,
     exif: bool = True,
-    formats: tuple[str, ...] | None = None,
+    untrusted: bool = False,
     shorter: int | None = None,
 ) -> Image.Image:
     """The picture as 8-bit RGB, fully decoded; any size from 1 x 1 to ``max_pixels`` is accepted.
 
-    ``formats`` are Pillow's names of those that may be tried (all by default); untrusted images
-    should not reach the rarer decoders, of which one starts another program.
+    ``untrusted`` images reach the decoders of :data:`UNTRUSTED_FORMATS` only, and are refused if
+    they are expensive to decode.
 
     ``shorter`` lets a JPEG be decoded at a half, a quarter or an eighth of its size, as long as its
     shorter side has that many pixels.
@@ -73,9 +77,8 @@ def open_image(
     Raises :class:`ImageError` for a file that is missing, empty, not an image, truncated or too
     large. A file object is read from where it stands and left open.
     """
-    name = _name(source)
-    data = _read(source, name)
-    image = _decode(data, name, max_pixels, formats, shorter)
+    data = read_image(source)
+    image = _decode(data, _name(source), max_pixels, untrusted, shorter)
     return to_rgb(image, exif=exif)
 
 
@@ -83,15 +86,16 @@ def _decode(
     data: bytes,
     name: str,
     max_pixels: int,
-    formats: tuple[str, ...] | None = None,
-    shorter: int | None = None,
+    untrusted: bool,
+    shorter: int | None,
 ) -> Image.Image:
     """The picture as it is stored, its size checked before its pixels are touched."""
-    remedy = ""
-    if formats is None or (HEIF in formats and data[8:12] not in _AVIF):
+    remedy, formats = "", None
+    if not untrusted or data[8:12] not in _AVIF:
         remedy = _need_of_heif(data)
-    if formats is not None:
-        formats = tuple(name for name in formats if name != HEIF or name in Image.OPEN)
+    if untrusted:
+        _check_header(data, name, max_pixels)
+        formats = [kind for kind in UNTRUSTED_FORMATS if kind != HEIF or kind in Image.OPEN]
     try:
         image = Image.open(BytesIO(data), formats=formats)
     except UnidentifiedImageError:
@@ -101,9 +105,7 @@ def _decode(
     except Exception as error:  # decoders raise errors of every kind on damaged files
         raise ImageError(name, f"damaged ({error})") from error
     width, height = image.size
-    if width * height > max_pixels:
-        reason = f"too large ({width} x {height}, more than {max_pixels:,} pixels)"
-        raise ImageError(name, reason)
+    _check_size(width, height, name, max_pixels)
     try:
         if shorter is not None and isinstance(image, JpegImageFile):
             image.draft("RGB", (shorter, shorter))
@@ -111,6 +113,21 @@ def _decode(
     except Exception as error:
         raise ImageError(name, f"damaged or truncated ({error})") from error
     return image
+
+
+def _check_size(width: int, height: int, name: str, most: int) -> None:
+    if width * height > most:
+        raise ImageError(name, f"too large ({width} x {height}, more than {most:,} pixels)")
+
+
+def _check_header(data: bytes, name: str, max_pixels: int) -> None:
+    """Refuse what is expensive to decode before Pillow would look at it."""
+    if data[:2] == b"\xff\xd8" and data.count(_START_OF_SCAN) > _MOST_SCANS:
+        raise ImageError(name, f"a JPEG of more than {_MOST_SCANS} scans")
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP" and data[12:16] == b"VP8X":
+        # libwebp allocates the canvas when it is opened, not when it is decoded
+        width, height = (int.from_bytes(data[at : at + 3], "little") + 1 for at in (24, 27))
+        _check_size(width, height, name, max_pixels)
 
 
 def _need_of_heif(data: bytes) -> str:
@@ -171,7 +188,14 @@ def _name(source: Source) -> str:
     return str(getattr(source, "name", "image from a stream"))
 
 
-def _read(source: Source, name: str) -> bytes:
+def read_image(source: Source) -> bytes:
+    """The bytes of an image file.
+
+    Raises:
+        ImageError: It is missing, empty, too large, or no file.
+
+    """
+    name = _name(source)
     try:
         if isinstance(source, bytes):
             data = source

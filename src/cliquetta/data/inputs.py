@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import os
 from collections import Counter
@@ -17,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from cliquetta.data.files import path_column
-from cliquetta.data.images import open_image, to_rgb
+from cliquetta.data.images import MAX_PIXELS, open_image, to_rgb
 from cliquetta.data.remote import expand_glob, is_url, open_listed
 from cliquetta.errors import UserError
 from cliquetta.model.preprocess import Preprocess
@@ -59,7 +58,7 @@ def separate_images(images: Any, preprocess: Preprocess | None) -> Iterator[Imag
         raise not_an_image(images)
     for image in images:
         if isinstance(image, str) and image.startswith(_DATA_URI):
-            yield _from_data_uri(image)
+            yield from_base64(image)
         elif isinstance(image, str):
             yield from expand_glob(image) or [image]
         elif isinstance(image, Tensor) and image.is_floating_point():
@@ -83,8 +82,13 @@ def name_images(images: Sequence[ImageLike]) -> list[str]:
     return [f"{name} ({n})" if often[name] > 1 else name for n, name in enumerate(names)]
 
 
-def to_picture(image: ImageLike) -> tuple[str, Image.Image]:
-    """Key and RGB picture of one image; those without a path are named by a hash of their pixels.
+def to_picture(
+    image: ImageLike, *, max_pixels: int = MAX_PIXELS, untrusted: bool = False
+) -> tuple[str, Image.Image]:
+    """Key and RGB picture of one image.
+
+    The key is a path, or else a hash of bytes or pixels. Bytes may be ``untrusted`` (see
+    :func:`~cliquetta.data.images.open_image`).
 
     Raises:
         ImageError: It cannot be read.
@@ -96,7 +100,9 @@ def to_picture(image: ImageLike) -> tuple[str, Image.Image]:
     if isinstance(image, str | os.PathLike):
         return Path(image).as_posix(), open_image(image)
     if isinstance(image, bytes | bytearray):
-        image = open_image(bytes(image))
+        data = bytes(image)
+        picture = open_image(data, max_pixels=max_pixels, untrusted=untrusted)
+        return _hash(data), picture
     if isinstance(image, Image.Image):
         picture = to_rgb(image)
         return hash_pixels(np.asarray(picture)), picture
@@ -118,7 +124,11 @@ def not_an_image(image: Any) -> UserError:
 
 def hash_pixels(pixels: npt.NDArray[np.generic]) -> str:
     """Name an image by what it shows."""
-    return hashlib.blake2b(np.ascontiguousarray(pixels).data, digest_size=8).hexdigest()
+    return _hash(np.ascontiguousarray(pixels).data)
+
+
+def _hash(data: Any) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 def _is_file(image: Any) -> bool:
@@ -137,8 +147,10 @@ def _from_pixels(pixels: Tensor, preprocess: Preprocess | None) -> npt.NDArray[n
     return picture
 
 
-def _from_data_uri(text: str) -> bytes:
+def from_base64(text: str) -> bytes:
+    """The bytes of base64 text, bare or as a ``data:`` URI."""
+    data = text.partition(",")[2] if text.startswith(_DATA_URI) else text
     try:
-        return base64.b64decode(text.partition(",")[2], validate=True)
-    except binascii.Error as error:
+        return base64.b64decode(data, validate=True)
+    except ValueError as error:
         raise UserError(f"not an image: {text[:40]!r}... is not base64 ({error})") from None

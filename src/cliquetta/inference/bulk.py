@@ -23,7 +23,6 @@ from cliquetta.data.images import Decode
 from cliquetta.data.inputs import is_table, separate_images
 from cliquetta.data.listing import STDIN, Listing, Source, list_images
 from cliquetta.errors import UnknownNameError, UserError
-from cliquetta.inference.answers import Answers, PredictionRun
 from cliquetta.inference.parts import Parts
 from cliquetta.inference.predictor import Predictor
 from cliquetta.inference.reading import ImageSource
@@ -39,12 +38,13 @@ from cliquetta.inference.resumable import (
     shard_range,
     unfinished,
 )
+from cliquetta.inference.rows import PredictionRun, RowFormat
 from cliquetta.inference.table_files import Row, TableFormat, pick_format
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import DEFAULT_METHOD, create_method
 from cliquetta.methods.state import describe
 from cliquetta.model.clip import CLIP
-from cliquetta.model.factory import create_model, pick_device
+from cliquetta.model.factory import NO_MODEL, create_model, pick_device
 from cliquetta.model.features_only import FeaturesOnly
 from cliquetta.model.in_memory import from_model
 from cliquetta.prompts.classes import ClassPrompts
@@ -57,7 +57,7 @@ def predict(
     *,
     text_features: Any = None,
     method: str | Adapter | Sequence[str | Adapter] = DEFAULT_METHOD,
-    model: CLIP | nn.Module | str = "micro",
+    model: CLIP | nn.Module | str | None = None,
     device: str = "auto",
     seed: int = 0,
     batch_size: int = 64,
@@ -65,7 +65,7 @@ def predict(
     all_probabilities: bool = False,
     multi_label: float | None = None,
     reject: float | None = None,
-    calibrate: bool = False,
+    calibrate: bool | None = None,
     workers: int | None = None,
     decode: Decode = "exact",
     state: Path | str | None = None,
@@ -81,7 +81,7 @@ def predict(
     """Predict the class of every image.
 
     >>> import numpy as np
-    >>> run = predict([np.zeros((32, 32, 3), np.uint8)], ["cat", "dog"], method="zero_shot")
+    >>> run = predict(np.zeros((32, 32, 3), np.uint8), ["cat", "dog"], model="micro")
     >>> sorted(run.rows[0])
     ['error', 'path', 'prediction', 'probability']
 
@@ -90,7 +90,7 @@ def predict(
             (their columns are kept), URLs of these, ``-`` for a list of paths on standard input;
             a DataFrame with a column ``path``; images in memory, one or several (see
             :func:`cliquetta.data.inputs.separate_images`); or features of images, as
-            :func:`cliquetta.feature_dataset` takes them.
+            :func:`cliquetta.data.features.feature_dataset` takes them.
         classes: Class names, or prompts with templates; not needed with an :class:`Adapter`.
         text_features: Features of the class names, from the model that made ``images``, which
             are features then: an array or tensor (N, E), or a file (see
@@ -98,7 +98,8 @@ def predict(
         method: Name of a method, an adapter, or several of them; the answers of several stand
             side by side.
         model: Name or path of a model, a loaded one, or a module that
-            :func:`cliquetta.from_model` takes.
+            :func:`cliquetta.from_model` takes; needed where ``method`` is a name. ``"micro"``,
+            which comes with the package, is a toy for images of 32 pixels.
         device: Where to load the model.
         seed: Of the methods' random draws and of views.
         batch_size: Images per batch.
@@ -110,7 +111,8 @@ def predict(
             0.9 is a good start. The limit comes from the images themselves, without labels, and
             is a part of ``state``.
         calibrate: Scale probabilities by a temperature that the stream sets without labels; it is
-            a part of ``state``, too.
+            a part of ``state``, too. By default for methods where it costs nothing
+            (``domain_norm``), so that one threshold serves first and later images.
         workers: Processes that decode files; threads for images in memory, for fewer than a
             thousand files, and where no process can be started. 0 decodes in this thread; by
             default as many as there are cores where the model is on a GPU, else two threads.
@@ -156,8 +158,9 @@ def predict(
                 "several labels per image have sigmoid probabilities, which --reject and "
                 "--calibrate do not read: leave out --multi-label or those"
             )
+        calibrate = False
     top_k = min(top_k, len(names))
-    answers = Answers(
+    row_format = RowFormat(
         tuple(adapters), names, top_k, all_probabilities, multi_label, reject, calibrate
     )
     table = pick_format(Path(out or STDIN), file_format)
@@ -165,7 +168,7 @@ def predict(
         raise UserError(f"workers is 0 or more, got {workers}")
     if decode not in get_args(Decode):
         raise UnknownNameError("way to decode", decode, get_args(Decode))
-    predictor = Predictor(adapters, answers, batch_size, seed, workers, decode)
+    predictor = Predictor(adapters, row_format, batch_size, seed, workers, decode)
     state = None if state is None else Path(state)
     if text_features is not None or _is_features(images, first.model.preprocess.size):
         if group_by is not None or cluster is not None:
@@ -231,7 +234,7 @@ def _check_independent(adapters: Mapping[str, Adapter]) -> None:
 
 def _adapters(
     method: str | Adapter | Sequence[str | Adapter],
-    model: CLIP | nn.Module | str,
+    model: CLIP | nn.Module | str | None,
     classes: ClassPrompts | Sequence[str] | None,
     device: str,
     seed: int,
@@ -241,6 +244,8 @@ def _adapters(
     if any(isinstance(one, str) for one in wanted):
         if classes is None:
             raise UserError("no class names: give a list such as ['cat', 'dog']")
+        if model is None:
+            raise UserError(NO_MODEL)
         model = create_model(model, device=device) if isinstance(model, str) else from_model(model)
     found: dict[str, Adapter] = {}
     for one in wanted:
@@ -300,7 +305,7 @@ def _run_in_memory(
     on_progress: Progress | None,
 ) -> tuple[PredictionRun, Iterator[Row], dict[str, type]]:
     """A run that keeps nothing for another start: its rows are yielded while it goes on."""
-    source, run = ImageSource(given, predictor.answers), PredictionRun()
+    source, run = ImageSource(given, predictor.row_format), PredictionRun()
     if isinstance(given, Listing):
         run.repeated, run.unused = given.repeated, given.unused
 
@@ -310,7 +315,7 @@ def _run_in_memory(
         start, stop = shard_range(len(given), shard, predictor.batch_size)
         for read in predictor.reader.batches(source, start, stop):
             for row in predictor.rows(read):
-                run.count(predictor.answers, row)
+                run.count(predictor.row_format, row)
                 yield row
             if on_progress is not None:
                 on_progress(run.images, stop - start, run.skipped)

@@ -29,6 +29,7 @@ PART_SECONDS = 20.0
 """How much work a run that is stopped may lose."""
 PART_ROWS = 4096
 _START = "start"
+_OURS = ("images.sqlite*", ".images.sqlite*", "*-*.jsonl", "*.safetensors", ".*.tmp", "table")
 _WAITING = 4
 """Batches whose rows are not made yet, at most."""
 
@@ -175,7 +176,7 @@ class Parts:
                 pass
 
     def read(self) -> dict[str, Any]:
-        """What the run was asked for; empty if it was not begun."""
+        """Read the facts of the run; empty if it was not begun."""
         try:
             return dict(json.loads((self.folder / "run.json").read_text(encoding="utf-8")))
         except FileNotFoundError:
@@ -192,15 +193,17 @@ class Parts:
         (self.folder / "run.json").unlink()
 
     def clear(self) -> None:
-        """Forget everything but the lock."""
+        """Remove all files of a run but the lock; those of others stay."""
         self.__dict__.pop("_ends", None)
-        for path in self.folder.iterdir():
-            if path.name != ".lock":
+        # first of all what makes it a run, so that none is continued without its parts
+        (self.folder / "run.json").unlink(missing_ok=True)
+        for pattern in _OURS:
+            for path in self.folder.glob(pattern):
                 path.unlink()
 
     @cached_property
     def _ends(self) -> dict[int, int]:
-        """Where every part ends, by its first image."""
+        """The end of every part, by its first image."""
         names = (path.stem.split("-") for path in self.folder.glob("*-*.jsonl"))
         return {int(first): int(last) for first, last in names}
 

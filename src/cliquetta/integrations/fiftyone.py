@@ -51,10 +51,10 @@ class FiftyOneModel(LogitsMixin, Model):  # type: ignore[misc]
     def predict_all(self, args: Sequence[NDArray[np.uint8]]) -> list[Classification]:
         """The class of every image (H, W, C) of a batch, which the method may learn from."""
         prediction = self.adapter.predict([Image.fromarray(np.asarray(image)) for image in args])
-        best = prediction.probabilities.max(dim=-1)
+        best, ranked = (part[:, 0].tolist() for part in prediction.top())
         found: list[dict[str, Any]] = [
             {"label": self.classes[index], "confidence": confidence}
-            for index, confidence in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            for confidence, index in zip(best, ranked, strict=True)
         ]
         if self.store_logits:
             for label, logits in zip(found, prediction.logits.cpu().numpy(), strict=True):

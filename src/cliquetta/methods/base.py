@@ -9,11 +9,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
+from cliquetta.atomic import write_atomically
 from cliquetta.data.batch import Images, as_batch
 from cliquetta.errors import UserError
 from cliquetta.methods._shared.zero_shot_reference import OPTIONAL, ZeroShotReference
@@ -30,7 +32,7 @@ A = TypeVar("A", bound="Adapter")
 
 
 class BatchDependence(str, Enum):
-    """How a method treats the images of one batch; the contract tests hold it to its word."""
+    """Dependence of a prediction on the other images of its batch; contract tests check it."""
 
     JOINT = "joint"
     """Images of a batch inform each other; their order inside the batch does not matter."""
@@ -50,7 +52,7 @@ which saves a wait per batch. Elsewhere bad pixels are refused before anything i
 
 
 def _pixels(batch: Batch) -> Tensor:
-    """What of a batch is encoded."""
+    """The pixels of a batch that are encoded."""
     return batch.images if batch.views is None else batch.views
 
 
@@ -182,7 +184,7 @@ class Adapter(ZeroShotReference, ABC):
         return prediction
 
     def _on_model_scale(self, prediction: Prediction) -> Prediction:
-        """The same with the bias of a sigmoid model (SigLIP): its logits, where CLIP's have none.
+        """Add the bias of a sigmoid model (SigLIP) to the logits; CLIP has none.
 
         A constant changes no softmax, so that what methods compute inside goes without it.
         """
@@ -247,6 +249,26 @@ class Adapter(ZeroShotReference, ABC):
         """
         self.memory.load_state_dict(self._fit_optional(state))
 
+    def save(
+        self,
+        path: Path | str,
+        *,
+        extra: Mapping[str, Tensor] | None = None,
+        notes: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write what was learned to a file; :func:`cliquetta.load_method` continues from there.
+
+        Args:
+            path: The file, by custom ``.safetensors``; it is replaced as a whole or not at all.
+            extra: Tensors of your own to keep beside it.
+            notes: JSON types of your own to keep in its header.
+
+        """
+        from cliquetta.methods.state import pack_state  # which builds adapters
+
+        data = pack_state(self, extra=extra, notes=notes, fitted=True)
+        write_atomically(Path(path), data)
+
     def merge(
         self, states: Sequence[Mapping[str, Tensor]], start: Mapping[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
@@ -276,7 +298,7 @@ class Adapter(ZeroShotReference, ABC):
         return merge_memories(states, self.merge_rules, self.name)
 
     def frozen_model(self) -> FrozenModel:
-        """What is learned so far as a function of one image: pixels (B, 3, S, S) to logits.
+        """Freeze what is learned so far: a function from pixels (B, 3, S, S) to logits.
 
         Raises:
             UserError: Answers of the method depend on the other images of a batch or stream.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.base import Adapter, BatchDependence, NonFiniteError
-from cliquetta.methods.state import load_state, save_state
+from cliquetta.methods.state import load_state
 from cliquetta.types import Batch
 
 Build = Callable[[], Adapter]
@@ -148,7 +148,7 @@ def saved_states_continue(build: Build, batch: Batch, **_: float) -> None:
             adapter, other = build(), build()
             logits_of(adapter, stream[:stop])
             path = Path(folder) / f"{stop}.safetensors"
-            save_state(adapter, path)
+            adapter.save(path)
             state = adapter.state_dict()
             kept = {name: value.clone() for name, value in state.items()}
             expected = logits_of(adapter, stream[stop:])

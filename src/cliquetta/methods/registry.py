@@ -125,10 +125,15 @@ def _load_all() -> None:
             )
 
 
-def list_methods() -> list[MethodEntry]:
-    """All methods, by name."""
+def list_methods() -> list[str]:
+    """Names of all methods."""
     _load_all()
-    return [_ENTRIES[name] for name in sorted(_ENTRIES)]
+    return sorted(_ENTRIES)
+
+
+def method_entries() -> list[MethodEntry]:
+    """Entries of all methods, by name."""
+    return [_ENTRIES[name] for name in list_methods()]
 
 
 def get_method(name: str) -> MethodEntry:
@@ -145,7 +150,7 @@ def require_features_only(adapter: type[Adapter], name: str, *, towers: bool = F
         return
     found = [
         entry.name
-        for entry in list_methods()
+        for entry in method_entries()
         if issubclass(entry.adapter, FeatureLevel) and not entry.adapter.needs and not entry.fit
     ]
     raise MissingCapabilityError(

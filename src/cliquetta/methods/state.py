@@ -11,21 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cliquetta import tensor_file
-from cliquetta.atomic import write_atomically
 from cliquetta.errors import UserError
 from cliquetta.methods.base import Adapter
-from cliquetta.methods.building.config import current_names
-from cliquetta.methods.registry import create_method, method_config
+from cliquetta.methods.building.few_shot import FewShotAdapter
+from cliquetta.methods.registry import create_method, get_method, method_config
 from cliquetta.model.clip import CLIP
-from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.model.in_memory import from_model
+from cliquetta.prompts.classes import ClassPrompts, as_prompts
 from cliquetta.tensor_file import pack, pack_raw, unpack
 
 FORMAT = "cliquetta-state-1"
-MEMORY, EXTRA = "memory.", "extra."
-"""Prefixes of the tensors of a file: of the method, of the caller."""
+MEMORY, FITTED, EXTRA = "memory.", "fitted.", "extra."
+"""Prefixes of the tensors of a file: of the method, of a few-shot fit, of the caller."""
 ROOM = 2**28
 """Bytes that a file may have beyond the method's memory, for its header and what a caller adds."""
 
@@ -36,7 +36,7 @@ class StateMismatchError(UserError):
 
 @dataclass(frozen=True)
 class SavedState:
-    """What a state file holds beside the memory."""
+    """The contents of a state file beside the memory."""
 
     header: Mapping[str, Any]
     extra: Mapping[str, Tensor]
@@ -46,7 +46,7 @@ class SavedState:
 
 
 def describe(adapter: Adapter) -> dict[str, Any]:
-    """What a state must agree on with the adapter that takes it up."""
+    """Describe the properties that a state and the adapter that loads it must share."""
     return {
         "method": adapter.name,
         "config": plain_config(adapter.config),
@@ -71,28 +71,20 @@ def plain_config(config: Any) -> Any:
     return json.loads(json.dumps(values, sort_keys=True, default=str))
 
 
-def save_state(
-    adapter: Adapter,
-    path: Path | str,
-    *,
-    extra: Mapping[str, Tensor] | None = None,
-    notes: Mapping[str, Any] | None = None,
-) -> None:
-    """Write the adapter's memory; the file at ``path`` is replaced as a whole or not at all.
-
-    ``extra`` tensors and ``notes`` (JSON types) of the caller are kept beside it.
-    """
-    write_atomically(Path(path), pack_state(adapter, extra=extra, notes=notes))
-
-
 def pack_state(
     adapter: Adapter,
     *,
     extra: Mapping[str, Tensor] | None = None,
     notes: Mapping[str, Any] | None = None,
+    fitted: bool = False,
 ) -> bytes:
-    """What :func:`save_state` writes, for callers who send it elsewhere than to a file."""
+    """Pack an adapter's memory for :func:`unpack_state`, with what it was ``fitted`` from if asked.
+
+    ``extra`` tensors and ``notes`` (JSON types) of the caller are kept beside it.
+    """
     tensors = {MEMORY + name: value for name, value in adapter.state_dict().items()}
+    if fitted:
+        tensors |= {FITTED + name: value for name, value in (adapter.fitted or {}).items()}
     tensors |= {EXTRA + name: value for name, value in (extra or {}).items()}
     header = {
         "format": FORMAT,
@@ -100,6 +92,7 @@ def pack_state(
         "names": list(adapter.prompts.names),
         "templates": list(adapter.prompts.templates),
         "seed": adapter.seed,
+        "dtype": str(adapter.model.dtype),
         "torch": torch.__version__,
         "notes": dict(notes or {}),
     }
@@ -111,8 +104,16 @@ def read_header(path: Path | str) -> dict[str, Any]:
     return _checked(tensor_file.read_header(path, kind="state file"), str(path))
 
 
+def read_fitted_method(path: Path | str) -> str:
+    """Name of the few-shot method that a file was fitted for; other files are refused."""
+    header = read_header(path)
+    if header["fitted"] is None:
+        raise UserError(f"{path} was not written by `cliquetta fit`, it is a state")
+    return str(header["method"])
+
+
 def load_state(adapter: Adapter, path: Path | str, *, other_classes: bool = False) -> SavedState:
-    """Let ``adapter`` continue from a file of :func:`save_state`; refuse one of another kind."""
+    """Let ``adapter`` continue from a file of :meth:`Adapter.save`; refuse one of another kind."""
     _check_size(adapter, Path(path))
     data = Path(path).read_bytes()
     return unpack_state(adapter, data, source=str(path), other_classes=other_classes)
@@ -126,39 +127,64 @@ def _check_size(adapter: Adapter, path: Path) -> None:
     if size > largest:
         raise UserError(
             f"{path} has {size:,} bytes, where a state of {adapter.name} has at most "
-            f"{largest:,}: it is damaged, or was not written by save_state"
+            f"{largest:,}: it is damaged, or was not written by Adapter.save"
         )
 
 
-def restore_method(
-    path: Path | str, model: CLIP, classes: ClassPrompts | Sequence[str] | None = None
+def load_method(
+    path: Path | str,
+    model: CLIP | nn.Module,
+    classes: ClassPrompts | Sequence[str] | None = None,
+    *,
+    seed: int | None = None,
 ) -> Adapter:
-    """The adapter that a state was saved from, as it was.
+    """Build the adapter that a file was saved from, with what it had learned or was fitted to.
+
+    >>> from cliquetta import create_method, create_model
+    >>> model = create_model("micro")
+    >>> create_method("tda", model, ["cat", "dog"]).save("tda.safetensors")
+    >>> load_method("tda.safetensors", model).prompts.names
+    ('cat', 'dog')
 
     Args:
-        path: A file of :func:`save_state`.
+        path: A file of :meth:`Adapter.save`, ``cliquetta predict --state`` or ``cliquetta fit``.
         model: The model that it was saved with.
-        classes: Class names; those of the file if not given. Only a method with memory that does
-            not depend on the classes takes others.
+        classes: Class names; those of the file if not given. Other names are taken by methods
+            with memory that does not depend on the classes, and by few-shot methods: those that
+            know their classes one by one (Tip-Adapter, class-specific CoOp) take any selection.
+        seed: Of the method's own random draws; that of the file if not given.
 
     Returns:
-        An adapter that continues from the state.
+        An adapter that continues from the file.
 
     Raises:
-        UserError: The file is no state, is of another model, or of a few-shot method, which is
-            built from its fitted file.
+        UserError: No such file, another model, or classes that the method does not know.
 
     """
-    header = read_header(path)
+    model, header = from_model(model), read_header(path)
+    names = tuple(header["names"])
     if classes is None:
-        if "names" not in header:
-            raise UserError(f"{path} was saved without class names: give them")
-        names, templates = tuple(header["names"]), tuple(header["templates"])
-        classes = ClassPrompts(names, templates, allow_duplicates=True)
-    config = method_config(header["method"], options=header["config"])
-    adapter = create_method(header["method"], model, classes, config, seed=header["seed"])
-    load_state(adapter, path, other_classes=True)
-    return adapter
+        classes = ClassPrompts(names, tuple(header["templates"]), allow_duplicates=True)
+    prompts, name = as_prompts(classes), header["method"]
+    config = method_config(name, options=header["config"])
+    seed = header["seed"] if seed is None else seed
+    if header["fitted"] is None:
+        adapter = create_method(name, model, prompts, config, seed=seed)
+        load_state(adapter, path, other_classes=True)
+        return adapter
+    # Weights of another dtype hash differently although they are the same model's.
+    same = header["weights"] == model.fingerprint or header["dtype"] != str(model.dtype)
+    if header["model"] != model.id or not same:
+        raise StateMismatchError(
+            f"{path} was fitted on {header['model']} (weights {header['weights']}), this is "
+            f"{model.id} ({model.fingerprint}): what was learned means nothing there; fit again"
+        )
+    tensors, _ = unpack(Path(path).read_bytes(), source=str(path), kind="state file")
+    fitted = {name[len(FITTED) :]: v for name, v in tensors.items() if name.startswith(FITTED)}
+    few_shot = get_method(name).adapter
+    assert issubclass(few_shot, FewShotAdapter)  # no other is fitted
+    fitted = few_shot.for_classes(fitted, names, prompts.names)
+    return create_method(name, model, prompts, config, seed=seed, fitted=fitted)
 
 
 def unpack_state(
@@ -173,7 +199,6 @@ def unpack_state(
     """
     tensors, header = unpack(data, source=source, kind="state file")
     header = _checked(header, source)
-    header["config"] = current_names(type(adapter.config), header["config"])
     mine = describe(adapter)
     asked, other_classes = other_classes, other_classes and adapter.outlives_classes
     other_classes = other_classes and header.get("classes") != mine["classes"]
@@ -219,7 +244,7 @@ def merge_states(
 
     Args:
         adapter: Built like those that learned.
-        states: Files of :func:`save_state`, or bytes of :func:`pack_state`.
+        states: Files of :meth:`Adapter.save`, or bytes of :func:`pack_state`.
         start: The same of the state that all of them began with, if they did not begin anew.
 
     Raises:
@@ -242,7 +267,7 @@ def merge_states(
 def _checked(header: Mapping[str, Any], source: str) -> dict[str, Any]:
     """The header, if it is one of ours."""
     if header.get("format") != FORMAT or "notes" not in header:
-        raise UserError(f"{source} is not a state of a method: it was not written by save_state")
+        raise UserError(f"{source} is not a state of a method: it was not written by Adapter.save")
     return {key: value for key, value in header.items() if key != "format"}
 
 

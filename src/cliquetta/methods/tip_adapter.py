@@ -263,7 +263,7 @@ class TipAdapter(FewShotClassifier):
         if len(labels) and int(labels.max()) >= len(self.prompts):
             raise UserError(
                 f"the cache knows class {int(labels.max())}, the class list has "
-                f"{len(self.prompts)} names: load it with create_fitted, or fit again"
+                f"{len(self.prompts)} names: load it with load_method, or fit again"
             )
         alpha, beta = self.config.alpha, self.config.beta
         if "alpha" in self.fitted:

@@ -91,6 +91,13 @@ def list_models(pattern: str = "*") -> list[ModelEntry]:
     return [entry for entry in entries if fnmatch.fnmatchcase(entry.name, pattern)]
 
 
+NO_MODEL = (
+    "no model: name one, such as ViT-B/16 for photographs; micro, which comes with the package, is "
+    "a toy for images of 32 pixels"
+)
+"""Says so where a model is needed and none was named: there is no default to predict with."""
+
+
 def create_model(
     name: str | Path | Sequence[str | Path],
     *,

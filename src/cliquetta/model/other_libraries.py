@@ -107,7 +107,7 @@ def preprocess_from(given: Any) -> Preprocess:
             return found
     raise UserError(
         f"{type(given).__name__} cannot be read as preprocessing: pass "
-        "cliquetta.Preprocess(size, mean, std, interpolation, resize)"
+        "cliquetta.model.preprocess.Preprocess(size, mean, std, interpolation, resize)"
     )
 
 
@@ -118,7 +118,7 @@ def _from_processor(processor: Any) -> Preprocess:
     sides = [d.get(k) for d in (crop, size) for k in ("height", "shortest_edge") if d.get(k)]
     if not sides or not isinstance(sides[0], int):
         raise UserError(
-            f"{type(processor).__name__} states no size: pass cliquetta.Preprocess(...)"
+            f"{type(processor).__name__} states no size: pass preprocess=Preprocess(...)"
         )
     return huggingface.preprocess_of_size(sides[0], values)
 

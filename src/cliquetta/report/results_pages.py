@@ -11,12 +11,18 @@ from pathlib import Path
 from cliquetta.data.samplers import SAMPLERS
 from cliquetta.errors import UserError
 from cliquetta.evaluation.comparison import Comparison, Overall, compare
-from cliquetta.evaluation.grid import BASELINE, grid_roles
+from cliquetta.evaluation.grid import BASELINE, grid_roles, packaged_grid
 from cliquetta.evaluation.record import Record, Run, unpack_records
-from cliquetta.evaluation.reproduce import GRIDS, grid_file
 from cliquetta.evaluation.tables import TextTable, to_markdown
-from cliquetta.methods.registry import MethodEntry, get_method, list_methods
+from cliquetta.methods.registry import MethodEntry, get_method, method_entries
 
+GRIDS = {
+    "headline": ("bundled", "real"),
+    "methods": ("bundled", "methods", "real", "streams", "streams-real"),
+    "ablation": ("ablation", "ablation-real"),
+    "leaderboard": ("leaderboard", "leaderboard-real"),
+}
+"""Pages of our own results, and the grids whose records they are written from."""
 BEGIN, END = "<!-- headline: cliquetta reproduce headline -->", "<!-- /headline -->"
 BLANK = "–"
 REPORT, DEVELOPMENT, CLEAN = "report", "dev", "clean"
@@ -254,7 +260,7 @@ def _by_dataset(setting: Setting, *, overall: bool = False) -> list[str]:
 
 def _ranking(settings: Sequence[Setting], kind: str) -> str:
     """The methods of a kind with their gains."""
-    names = {e.name for e in list_methods() if _kind(e) == kind and e.name != BASELINE}
+    names = {e.name for e in method_entries() if _kind(e) == kind and e.name != BASELINE}
     gains: dict[str, float] = {}
     for row in (row for setting in settings for row in setting.rows):
         if row.gain is not None and method_of(row.row) in names:
@@ -265,7 +271,7 @@ def _ranking(settings: Sequence[Setting], kind: str) -> str:
 
 def _not_run(settings: Sequence[Setting], folder: Path) -> str:
     ran = {method_of(row) for setting in settings for row in setting.table.rows}
-    missing = [entry for entry in list_methods() if entry.name not in ran]
+    missing = [entry for entry in method_entries() if entry.name not in ran]
     lines = [as_item(f"{linked(entry.name, folder)}: {entry.summary}.") for entry in missing]
     return "\n".join(lines) or "Nothing: every method has a row."
 
@@ -338,14 +344,16 @@ class Pages:
         }
         if page == "leaderboard":
             boards = {
-                BOARDS[grid]: (some, grid_roles(grid_file(grid))) for grid, some in records.items()
+                BOARDS[grid]: (some, grid_roles(packaged_grid(grid)))
+                for grid, some in records.items()
             }
             return {
                 self.results / "leaderboard.md": leaderboard_page(boards, self.methods.parent),
                 self.results.parent / "images/leaderboard.svg": leaderboard_figure(boards),
             }
         found = {
-            grid: read_settings(some, grid_roles(grid_file(grid))) for grid, some in records.items()
+            grid: read_settings(some, grid_roles(packaged_grid(grid)))
+            for grid, some in records.items()
         }
         first = GRIDS[page][0]
         if not found[first]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 import mimetypes
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib import resources
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, FastAPI, Path, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Header, Path, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
@@ -24,6 +26,7 @@ from cliquetta.serve.metrics import CONTENT_TYPE
 from cliquetta.serve.middleware import AdmissionMiddleware, CSPMiddleware, problem_response
 from cliquetta.serve.parsing import read_batch
 from cliquetta.serve.schema import (
+    CREATION_KEY,
     BatchAnswer,
     BatchRequest,
     ClassesRequest,
@@ -151,7 +154,7 @@ async def list_models(service: ServiceOf) -> ModelList:
 
 
 @router.get("/methods", tags=["server"])
-async def list_methods(service: ServiceOf) -> MethodList:
+async def method_entries(service: ServiceOf) -> MethodList:
     """The methods that sessions may use, with their presets and defaults."""
     return MethodList(
         methods=[
@@ -168,10 +171,19 @@ async def list_methods(service: ServiceOf) -> MethodList:
 
 @router.post("/sessions", status_code=201, responses=_BODY)
 async def create_session(
-    body: SessionRequest, service: ServiceOf, owner: OwnerOf, key: KeyOf
+    body: SessionRequest,
+    service: ServiceOf,
+    owner: OwnerOf,
+    key: KeyOf,
+    repeat: Annotated[str | None, Header(alias=CREATION_KEY, max_length=255)] = None,
 ) -> SessionInfo:
-    """Create a session: a class list, a model and a method that adapts to its batches."""
-    id = key or service.sessions.new_id()
+    """Create a session: a class list, a model and a method that adapts to its batches.
+
+    A request may be repeated with the same ``Idempotency-Key``: one session is made.
+    """
+    id = key or secrets.token_hex(16)
+    if repeat is not None:  # hashed with its owner: nobody chooses the id of another's session
+        id = hashlib.sha256(f"{owner} {repeat}".encode()).hexdigest()[:32]
     return await service.run(owner, id, partial(service.sessions.create, owner, id, body))
 
 

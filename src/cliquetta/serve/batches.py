@@ -1,6 +1,6 @@
-"""One batch of images from a client: decoded, predicted, answered.
+"""One batch of images from a client: read, predicted, answered.
 
-Images are decoded one by one and refused one by one, with the reason.
+Images are read one by one and refused one by one, with the reason.
 """
 
 from __future__ import annotations
@@ -8,17 +8,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from cliquetta.data.images import HEIF, ImageError, open_image
-from cliquetta.data.views import image_views, to_pixels
+from cliquetta.data.batch import as_batch
+from cliquetta.data.images import ImageError
 from cliquetta.methods.base import Adapter, NonFiniteError
-from cliquetta.model.preprocess import Preprocess
 from cliquetta.serve.errors import conflict, invalid, too_large
 from cliquetta.serve.limits import bounded
 from cliquetta.serve.schema import (
@@ -31,17 +30,10 @@ from cliquetta.serve.schema import (
 )
 from cliquetta.serve.settings import Limits
 from cliquetta.serve.store import Answer, Progress, SessionSpec
-from cliquetta.types import Batch, Prediction, ViewSpec
+from cliquetta.types import Batch, Prediction
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", HEIF)
-"""Pillow's decoders that a client's bytes may reach; others are large, rare or run programs.
-
-HEIF is read where the operator has installed pillow-heif."""
-
-_START_OF_SCAN = b"\xff\xda"
-_MOST_SCANS = 200  # of a JPEG: each costs a pass over all pixels, however few bytes it has
-_ADDRESS = re.compile(r"<[^<>]* at 0x[0-9a-fA-F]+>")
 CHEAPER = "send fewer images or choose a cheaper method"
+_ADDRESS = re.compile(r"<[^<>]* at 0x[0-9a-fA-F]+>")
 _NUMBERS = 512
 """Tensors and lists of evidence up to this many entries are sent whole."""
 _DEEPEST = 4
@@ -52,85 +44,42 @@ class Decoded:
     """The usable images of a batch, their positions in the request, and the others."""
 
     batch: Batch
-    places: tuple[int, ...]
+    positions: tuple[int, ...]
     refused: tuple[ImageProblem, ...]
-
-
-def decode(
-    images: Sequence[Upload],
-    preprocess: Preprocess,
-    *,
-    views: ViewSpec | None,
-    seed: int,
-    max_pixels: int,
-    check: Callable[[], None] = lambda: None,
-) -> Decoded:
-    """Pixels (and views) of all images that can be read; ``check`` is called before each."""
-    pixels: list[Tensor] = []
-    places: list[int] = []
-    refused: list[ImageProblem] = []
-    for index, image in enumerate(images):
-        check()
-        try:
-            pixels.append(_pixels(image, preprocess, views, seed, max_pixels))
-            places.append(index)
-        except ImageError as error:
-            # a decoder's message without addresses of this process, and not too long
-            reason = _ADDRESS.sub("the data", error.reason)[:300]
-            refused.append(ImageProblem(index=index, name=image.name, reason=reason))
-    keys = tuple(images[place].key for place in places)
-    size = preprocess.size
-    stacked = torch.stack(pixels) if pixels else torch.empty(0, 3, size, size)
-    if views is None or not pixels:
-        batch = Batch(stacked, keys)
-    else:
-        batch = Batch(stacked[:, 0], keys, stacked)
-    return Decoded(batch, tuple(places), tuple(refused))
-
-
-def _pixels(
-    upload: Upload, preprocess: Preprocess, views: ViewSpec | None, seed: int, max_pixels: int
-) -> Tensor:
-    """Pixels (3, S, S) of one image, or its views (V, 3, S, S).
-
-    By the functions that the loader's workers call, in this thread: a single request would only
-    wait for the way to another process and back.
-    """
-    _check_header(upload.data, max_pixels)
-    image = open_image(upload.data, max_pixels=max_pixels, formats=FORMATS)
-    if views is None:
-        return preprocess(image)
-    return to_pixels(image_views(image, upload.key, views, seed, preprocess), preprocess)
-
-
-def _check_header(data: bytes, max_pixels: int) -> None:
-    """Refuse what is expensive to decode before Pillow would look at it."""
-    if data[:2] == b"\xff\xd8" and data.count(_START_OF_SCAN) > _MOST_SCANS:
-        raise ImageError("image", f"a JPEG of more than {_MOST_SCANS} scans")
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP" and data[12:16] == b"VP8X":
-        # libwebp allocates the whole canvas when it is opened, not when it is decoded
-        width = int.from_bytes(data[24:27], "little") + 1
-        height = int.from_bytes(data[27:30], "little") + 1
-        if width * height > max_pixels:
-            reason = f"too large ({width} x {height}, more than {max_pixels:,} pixels)"
-            raise ImageError("image", reason)
 
 
 def predict_images(
     adapter: Adapter, images: Sequence[Upload], limits: Limits
 ) -> tuple[Decoded, Prediction]:
-    """Decode and predict, within the limits of time and memory."""
+    """Read and predict, within the limits of time and memory."""
     check_views(adapter, len(images), limits)
+    refused: dict[int, ImageProblem] = {}
+
+    def refuse(index: int, error: ImageError) -> None:
+        # a decoder's message without addresses of this process, and not too long
+        reason = _ADDRESS.sub("the data", error.reason)[:300]
+        refused[index] = ImageProblem(index=index, name=images[index].name, reason=reason)
+
     with bounded(limits.batch_seconds, CHEAPER) as deadline:
-        decoded = decode(
-            images,
+
+        def timed() -> Iterator[bytes]:
+            for image in images:
+                deadline.check()
+                yield image.data
+
+        # in this thread: a single request would only wait for the way to a worker and back
+        batch = as_batch(
+            timed(),
             adapter.model.preprocess,
             views=adapter.views,
             seed=adapter.seed,
             max_pixels=limits.image_pixels,
-            check=deadline.check,
+            untrusted=True,
+            on_error=refuse,
         )
-        return decoded, predict_finite(adapter, decoded.batch)
+        positions = tuple(index for index in range(len(images)) if index not in refused)
+        decoded = Decoded(batch, positions, tuple(refused.values()))
+        return decoded, predict_finite(adapter, batch)
 
 
 def predict_finite(adapter: Adapter, batch: Batch) -> Prediction:
@@ -176,23 +125,23 @@ def render_answer(
     spec: SessionSpec, number: int, request: BatchRequest, decoded: Decoded, prediction: Prediction
 ) -> bytes:
     """The answer as JSON."""
-    best = prediction.probabilities.topk(min(request.top_k, len(spec.classes)), dim=-1)
-    values, labels = best.values.float().cpu().numpy(), best.indices.tolist()
-    predictions = []
-    rejections: list[dict[str, Any]] = [{} for _ in labels]
+    best, ranked = prediction.top(request.top_k)
+    rejections: list[dict[str, Any]] = [{} for _ in decoded.positions]
     if prediction.rejection is not None:
         scores, rejected = prediction.rejection
         pairs = zip(scores.float().cpu().numpy(), rejected.tolist(), strict=True)
         rejections = [{"rejected": no, "rejection_score": float(str(s))} for s, no in pairs]
-    for place, row, classes, said in zip(decoded.places, values, labels, rejections, strict=True):
+    predictions = []
+    for index, row, classes, rejection in zip(
+        decoded.positions, best.cpu().numpy(), ranked.tolist(), rejections, strict=True
+    ):
         # str() of a float32 is the shortest that reads back as the same
         top = [
             Scored(label=spec.classes[c], probability=float(str(p)))
             for p, c in zip(row, classes, strict=True)
         ]
-        name = request.images[place].name
-        first = dict(top[0])
-        predictions.append(ImagePrediction(index=place, name=name, **first, top=top, **said))
+        image = {"index": index, "name": request.images[index].name, **dict(top[0])}
+        predictions.append(ImagePrediction(**image, top=top, **rejection))
     answer = BatchAnswer(
         session=spec.id,
         sequence=number,

@@ -10,23 +10,27 @@ from __future__ import annotations
 
 import io
 import os
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
+from pydantic import BaseModel, ValidationError
 
+from cliquetta.data.images import read_image
 from cliquetta.data.inputs import ImageLike, separate_images, to_picture
 from cliquetta.data.remote import is_url
+from cliquetta.errors import UserError
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE
 from cliquetta.serve.schema import (
+    CREATION_KEY,
     DEFAULT_METHOD,
     BatchAnswer,
-    ClassesRequest,
     Health,
     MethodInfo,
     MethodList,
@@ -36,8 +40,10 @@ from cliquetta.serve.schema import (
     Problem,
     SessionInfo,
     SessionList,
-    SessionRequest,
 )
+
+T = TypeVar("T", bound=BaseModel)
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 
 
 class RemoteError(RuntimeError):
@@ -57,14 +63,17 @@ class Client:
     """A server's sessions.
 
     A request that finds the server busy or gone is repeated, after the pause that the server asks
-    for or a growing one. Repeats change nothing twice: batches carry their number, and all else
-    that is repeated may be.
+    for or a growing one. Repeats change nothing twice: batches carry their number, new sessions a
+    key of their own, and all else may be repeated.
 
     Args:
         url: Address of the server.
-        token: What the server was given as a token, if any; sessions belong to it.
+        token: The server's token, if it asks for one; sessions belong to it.
         timeout: Seconds that one request may take.
         retry_seconds: How long a request is repeated; long enough for a server to restart.
+
+    Raises:
+        UserError: The address is not of ``http(s)``, or the token not one line of ASCII.
 
     """
 
@@ -76,7 +85,12 @@ class Client:
         timeout: float = 120.0,
         retry_seconds: float = 60.0,
     ) -> None:
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        if not url.startswith(("http://", "https://")):
+            raise UserError(f"{url!r} is no address of a server, such as http://127.0.0.1:8765")
+        token = (token or "").strip()
+        if not (token.isascii() and token.isprintable()):
+            raise UserError("a token is one line of ASCII characters")
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout)
         self._retry_seconds = retry_seconds
 
@@ -103,45 +117,47 @@ class Client:
         reject: float | None = None,
         calibrate: bool = False,
     ) -> RemoteSession:
-        """Create a session; not repeated when an answer is lost: it might leave two of them."""
-        request = SessionRequest(
-            classes=list(classes),
-            templates=list(templates),
-            model=model,
-            method=method,
-            preset=preset,
-            options=dict(options or {}),
-            seed=seed,
-            reject=reject,
-            calibrate=calibrate,
-        )
-        answer = self.send("POST", "/v1/sessions", json=request.model_dump(), lost=False)
-        return RemoteSession(self, SessionInfo.model_validate_json(answer.content))
+        """Create a session; the arguments are those of ``POST /v1/sessions``."""
+        body = {
+            "classes": list(classes),
+            "templates": list(templates),
+            "model": model,
+            "method": method,
+            "preset": preset,
+            "options": dict(options or {}),
+            "seed": seed,
+            "reject": reject,
+            "calibrate": calibrate,
+        }
+        headers = {CREATION_KEY: secrets.token_hex(16)}
+        return RemoteSession(self, self.ask(SessionInfo, "POST", "", json=body, headers=headers))
 
     def session(self, id: str) -> RemoteSession:
         """A session that exists already."""
-        answer = self.send("GET", f"/v1/sessions/{id}")
-        return RemoteSession(self, SessionInfo.model_validate_json(answer.content))
+        return RemoteSession(self, self.ask(SessionInfo, "GET", f"/{id}"))
 
     def sessions(self) -> list[SessionInfo]:
         """All sessions of this client's token, oldest first."""
-        answer = self.send("GET", "/v1/sessions")
-        return SessionList.model_validate_json(answer.content).sessions
+        return self.ask(SessionList, "GET", "").sessions
 
     def models(self) -> list[ModelInfo]:
         """The models that sessions may use."""
-        return ModelList.model_validate_json(self.send("GET", "/v1/models").content).models
+        return _parse(ModelList, self.send("GET", "/v1/models")).models
 
     def methods(self) -> list[MethodInfo]:
         """The methods that sessions may use."""
-        return MethodList.model_validate_json(self.send("GET", "/v1/methods").content).methods
+        return _parse(MethodList, self.send("GET", "/v1/methods")).methods
 
     def health(self) -> Health:
         """Whether the server answers."""
-        return Health.model_validate_json(self.send("GET", "/healthz").content)
+        return _parse(Health, self.send("GET", "/healthz"))
 
-    def send(self, method: str, path: str, *, lost: bool = True, **content: Any) -> httpx.Response:
-        """One request with its repeats; ``lost`` says whether it may be sent again unanswered.
+    def ask(self, kind: type[T], method: str, path: str, **content: Any) -> T:
+        """Parse the response to a request below ``/v1/sessions``; see :meth:`send`."""
+        return _parse(kind, self.send(method, f"/v1/sessions{path}", **content))
+
+    def send(self, method: str, path: str, **content: Any) -> httpx.Response:
+        """Send one request, and repeat it while the server is busy or gone.
 
         Raises:
             RemoteError: The server refused it, or is still busy.
@@ -150,20 +166,19 @@ class Client:
         """
         end = time.monotonic() + self._retry_seconds
         for attempt in count():
-            pause: float | None = _growing(attempt)
+            growing = min(_LONGEST_PAUSE, _SHORTEST_PAUSE * 2.0 ** min(attempt, 10))
+            pause: float | None = growing
             failed: Exception
             try:
                 answer = self._http.request(method, path, **content)
                 if answer.is_success:
                     return answer
-                pause, failed = _pause(answer, attempt, lost), _error(answer)
+                pause, failed = _pause(answer, growing), _error(answer)
             except httpx.TransportError as error:
-                unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
-                pause = pause if lost or unsent else None
                 reason = str(error) or type(error).__name__
                 failed = UnreachableError(
                     f"no answer from {self._http.base_url} ({reason}): is the server running? "
-                    f"Requests that can be repeated are, for retry_seconds={self._retry_seconds:g}"
+                    f"Requests are repeated for retry_seconds={self._retry_seconds:g}"
                 )
             if pause is None or time.monotonic() + pause > end:
                 raise failed
@@ -176,7 +191,6 @@ class RemoteSession:
 
     def __init__(self, client: Client, info: SessionInfo) -> None:
         self._client = client
-        self._path = f"/v1/sessions/{info.id}"
         self.id = info.id
         self.classes = tuple(info.classes)
         self.sequence = info.sequence
@@ -185,28 +199,46 @@ class RemoteSession:
     def predict(self, images: Any, *, top_k: int = 5, evidence: bool = False) -> BatchAnswer:
         """Classify a batch, which the session learns from once, however often it is repeated.
 
-        ``images`` are whatever :func:`cliquetta.predict` takes of files and pictures.
+        After an :class:`UnreachableError` it is unknown whether the session has learned from the
+        batch: repeat the call, or take the session anew from :meth:`Client.session`.
+
+        Args:
+            images: Whatever :func:`cliquetta.predict` takes of files and pictures.
+            top_k: Classes to list per image.
+            evidence: Whether to return what the prediction is based on.
+
+        Returns:
+            Predictions, and the images that the server could not read.
+
+        Raises:
+            ImageError: A file of this machine is missing or empty.
+            RemoteError: The server refused the batch.
+            UnreachableError: No server answered.
+
         """
-        given = separate_images(images, None)
-        files = [("images", _file(place, image)) for place, image in enumerate(given)]
+        files = [_file(index, image) for index, image in enumerate(separate_images(images, None))]
         fields = {
             "sequence": str(self.sequence + 1),
             "top_k": str(top_k),
             "evidence": "true" if evidence else "false",
         }
-        answer = self._client.send("POST", f"{self._path}/batches", files=files, data=fields)
-        parsed = BatchAnswer.model_validate_json(answer.content)
-        self.sequence = parsed.sequence
-        return parsed
+        answer = self._client.ask(
+            BatchAnswer,
+            "POST",
+            f"/{self.id}/batches",
+            files=[("images", file) for file in files],
+            data=fields,
+        )
+        self.sequence = answer.sequence
+        return answer
 
     def info(self) -> SessionInfo:
         """The session's state on the server."""
-        answer = self._client.send("GET", self._path)
-        return SessionInfo.model_validate_json(answer.content)
+        return self._client.ask(SessionInfo, "GET", f"/{self.id}")
 
     def reset(self) -> None:
         """Forget what was learned; batch numbers continue."""
-        self._client.send("POST", f"{self._path}/reset")
+        self._send("POST", "/reset")
 
     def set_classes(
         self, classes: Sequence[str], *, templates: Sequence[str] | None = None
@@ -216,56 +248,64 @@ class RemoteSession:
         What was learned apart from the classes is kept; methods that keep nothing refuse.
         """
         texts = None if templates is None else list(templates)
-        request = ClassesRequest(classes=list(classes), templates=texts)
-        answer = self._client.send("PUT", f"{self._path}/classes", json=request.model_dump())
-        self.classes = tuple(SessionInfo.model_validate_json(answer.content).classes)
+        body = {"classes": list(classes), "templates": texts}
+        info = self._client.ask(SessionInfo, "PUT", f"/{self.id}/classes", json=body)
+        self.classes = tuple(info.classes)
 
     def export_state(self) -> bytes:
-        """What was learned, as ``methods.state.load_state`` and other sessions read it."""
-        return self._client.send("GET", f"{self._path}/state").content
+        """What was learned, as a state file; other sessions read it, too."""
+        return self._send("GET", "/state").content
 
     def import_state(self, state: bytes) -> None:
         """Continue from a state that an equal session exported."""
         headers = {"Content-Type": "application/octet-stream"}
-        self._client.send("PUT", f"{self._path}/state", content=state, headers=headers)
+        self._send("PUT", "/state", content=state, headers=headers)
 
     def delete(self) -> None:
         """Remove the session from the server; one that is gone already is no error."""
         try:
-            self._client.send("DELETE", self._path)
+            self._send("DELETE", "")
         except RemoteError as error:
             if error.status != 404:
                 raise
 
+    def _send(self, method: str, path: str, **content: Any) -> httpx.Response:
+        return self._client.send(method, f"/v1/sessions/{self.id}{path}", **content)
 
-def _pause(answer: httpx.Response, attempt: int, lost: bool) -> float | None:
+
+def _pause(answer: httpx.Response, growing: float) -> float | None:
     """Seconds to wait before a refused request is sent again; ``None`` if it should not be."""
     asked = answer.headers.get("retry-after", "").strip()
-    if asked.isdecimal():
-        return float(asked)
     try:
+        if asked.isdecimal():
+            return max(_SHORTEST_PAUSE, float(asked))
         moment = parsedate_to_datetime(asked)
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=timezone.utc)
-        return max(0.0, (moment - datetime.now(timezone.utc)).total_seconds())
+        left = (moment - datetime.now(timezone.utc)).total_seconds()
+        return max(_SHORTEST_PAUSE, left)
     except ValueError:
         # a proxy lost the server or its answer: as after a broken connection
-        return _growing(attempt) if lost and answer.status_code in (502, 504) else None
+        return growing if answer.status_code in (502, 504) else None
 
 
-def _growing(attempt: int) -> float:
-    return min(5.0, 0.2 * 2.0**attempt)
-
-
-def _file(place: int, image: ImageLike) -> tuple[str, bytes]:
+def _file(index: int, image: ImageLike) -> tuple[str, bytes]:
     """Name and bytes of an image; those in memory are sent as PNG, which is lossless."""
-    if isinstance(image, bytes):
-        return f"{place}", image
+    if isinstance(image, bytes | bytearray):
+        return f"{index}", bytes(image)
     if isinstance(image, str | os.PathLike) and not is_url(str(image)):
-        return Path(image).name, Path(image).read_bytes()
+        return Path(image).name, read_image(image)
     buffer = io.BytesIO()
     to_picture(image)[1].save(buffer, format="PNG")
-    return f"{place}.png", buffer.getvalue()
+    return f"{index}.png", buffer.getvalue()
+
+
+def _parse(kind: type[T], answer: httpx.Response) -> T:
+    try:
+        return kind.model_validate_json(answer.content)
+    except ValidationError:
+        message = "not a response of CliqueTTA, or of another version of it"
+        raise RemoteError(answer.status_code, "unknown", message) from None
 
 
 def _error(answer: httpx.Response) -> RemoteError:

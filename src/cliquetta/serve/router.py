@@ -204,7 +204,7 @@ class Router:
                 answer = await asyncio.wait_for(self._ask(session, request), left)
             except LostError:
                 self._metrics.resent.inc()
-                await asyncio.sleep(min(_LONGEST_PAUSE, 0.1 * 2**attempt))
+                await asyncio.sleep(min(_LONGEST_PAUSE, 0.1 * 2 ** min(attempt, 10)))
                 continue
             except asyncio.TimeoutError:
                 message = "no replica has answered in time: send it again with the same sequence"

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from cliquetta.errors import UserError
+from cliquetta.data.inputs import from_base64
 from cliquetta.methods.registry import DEFAULT_METHOD as DEFAULT_METHOD
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE
 
 Option = bool | int | float | str | None | list[int | float | str]
 
+CREATION_KEY = "Idempotency-Key"
+"""Header of a request for a session: repeats with the same key give the same session."""
 _LONGEST_NAME = 255
 EXAMPLE_SESSION: dict[str, Any] = {
     "classes": ["cat", "dog", "ship"],
@@ -27,12 +28,7 @@ EXAMPLE_IMAGE = (  # a red PNG of one pixel
 
 def _raw_bytes(value: Any) -> Any:
     """Bytes of base64 text (strictly: pydantic's own decoder skips what it does not know)."""
-    if not isinstance(value, str):
-        return value  # a file of a form
-    try:
-        return base64.b64decode(value, validate=True)
-    except ValueError:
-        raise UserError("not base64") from None
+    return from_base64(value) if isinstance(value, str) else value  # a file of a form
 
 
 def _printable(name: Any) -> Any:
@@ -124,12 +120,10 @@ class Upload(_Model):
     data: Annotated[
         bytes, BeforeValidator(_raw_bytes), WithJsonSchema({"type": "string", "format": "base64"})
     ]
-    """The file: JPEG, PNG, WebP, GIF, BMP, TIFF, or HEIC if the server can; base64 in JSON."""
+    """The file: JPEG, PNG, WebP, GIF, BMP, TIFF, or HEIC if the server can.
 
-    @property
-    def key(self) -> str:
-        """The key that its views are drawn with: equal bytes, equal views."""
-        return hashlib.sha256(self.data).hexdigest()[:16]
+    In JSON it is base64, bare or as a ``data:`` URI.
+    """
 
 
 class BatchRequest(_Model):

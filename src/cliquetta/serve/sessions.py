@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -78,11 +77,6 @@ class Sessions:
         """Sessions in memory."""
         return len(self._cache.residents)
 
-    @staticmethod
-    def new_id() -> str:
-        """A name that cannot be guessed."""
-        return secrets.token_hex(16)
-
     def owned_by(self, owner: str) -> list[SessionInfo]:
         """The sessions of ``owner``, oldest first."""
         return [_info(entry) for entry in self._cache.refresh() if entry.spec.owner == owner]
@@ -133,10 +127,10 @@ class Sessions:
                 answers = {**resident.answers, number: Answer.of(digest, body, key)}
                 for old in sorted(answers)[: -self._limits.replay]:
                     del answers[old]
-                images = entry.progress.images + len(decoded.places)
+                images = entry.progress.images + len(decoded.positions)
                 progress = replace(entry.progress, sequence=number, images=images)
                 self._cache.save(entry, resident, progress, answers)
-            self._metrics.images.labels("predicted").inc(len(decoded.places))
+            self._metrics.images.labels("predicted").inc(len(decoded.positions))
             self._metrics.images.labels("refused").inc(len(decoded.refused))
             elapsed = time.perf_counter() - start
             self._metrics.batch_seconds.labels(entry.spec.method).observe(elapsed)

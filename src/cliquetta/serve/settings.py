@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cliquetta.errors import UnknownNameError, UserError
-from cliquetta.methods.registry import MethodEntry, list_methods
+from cliquetta.methods.registry import MethodEntry, method_entries
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.auth import Tokens
 from cliquetta.serve.tracing import Tracing
@@ -125,7 +125,7 @@ class Limits:
 
 def served_methods(allowed: Iterable[str] | None = None) -> dict[str, MethodEntry]:
     """Methods that sessions may use: all that need no fit, or those of them named."""
-    known = {entry.name: entry for entry in list_methods() if entry.fit is None}
+    known = {entry.name: entry for entry in method_entries() if entry.fit is None}
     for name in allowed or ():
         if name not in known:
             raise UnknownNameError("method that can be served", name, known)

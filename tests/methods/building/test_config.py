@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.methods.building.config import (
@@ -22,11 +17,7 @@ from cliquetta.methods.building.config import (
     field_types,
     parse,
 )
-from cliquetta.methods.registry import create_method, get_method, list_methods, method_config
-from cliquetta.methods.state import load_state, save_state
-from cliquetta.model.clip import CLIP
-from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch
+from cliquetta.methods.registry import get_method, method_config, method_entries
 
 REFUSED: dict[str, list[tuple[str, Any, str]]] = {
     "batclip": [("lr", -1, "above 0"), ("adapt_text", 1, "true or false")],
@@ -46,7 +37,7 @@ REFUSED: dict[str, list[tuple[str, Any, str]]] = {
         ("blocks", (2, 1), "different and ascending"),
         ("blocks", (-1,), "different and ascending"),
         ("blocks", (1.5,), "a whole number"),
-        ("prompt_scale", -1.0, "0 or more"),
+        ("concentration", -1.0, "0 or more"),
         ("view_zoom", 0.5, "at least 1"),
         ("threshold", float("nan"), "a finite number"),
         ("lr", float("inf"), "a finite number"),
@@ -76,7 +67,6 @@ EARLIER = {
         "spread": "entropy_weight",
         "zoom": "view_zoom",
     },
-    "scap": {"learning_rate": "lr", "confident_share": "selection_fraction"},
     "tda": {"view_count": "views", "kept": "selection_fraction"},
     "tent": {"learning_rate": "lr"},
     "tpt": {"view_count": "views", "kept": "selection_fraction", "rows": "text_chunk"},
@@ -96,7 +86,7 @@ def test_values_out_of_range_are_refused(method: str, field: str, value: Any, me
 
 
 def test_every_method_builds_on_the_base_config() -> None:
-    for entry in list_methods():
+    for entry in method_entries():
         assert issubclass(entry.config, MethodConfig), entry.name
 
 
@@ -107,24 +97,6 @@ def test_earlier_option_names_work_with_a_warning(method: str, options: dict[str
         with pytest.warns(UserWarning, match=f"{old!r} is now called {new!r}"):
             config = method_config(method, options={old: str(getattr(default, new))})
         assert config == default
-
-
-def test_a_state_of_an_earlier_version_is_taken_up(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor, tmp_path: Path
-) -> None:
-    file = tmp_path / "tent.safetensors"
-    first = create_method("tent", tiny_clip, tiny_prompts)
-    first.predict(Batch(tiny_images))
-    save_state(first, file)
-    with safe_open(str(file), framework="pt") as opened:
-        header = opened.metadata()
-    config = json.loads(header["config"])
-    header["config"] = json.dumps({"learning_rate": config.pop("lr"), **config})
-    save_file(load_file(file), file, header)
-    second = create_method("tent", tiny_clip, tiny_prompts)
-    load_state(second, file)
-    expected = first.predict(Batch(tiny_images)).logits
-    assert second.predict(Batch(tiny_images)).logits.equal(expected)
 
 
 @dataclass(frozen=True)
@@ -163,7 +135,7 @@ def test_a_choice_names_the_nearest() -> None:
         ("dart", "score", "plane", "plain"),
         ("watt", "mode", "sequentiall", "sequential"),
         ("coop", "class_position", "midle", "middle"),
-        ("scap", "merge", "mean-probabilty", "mean-probability"),
+        ("scap", "clique_combination", "conkat", "concat"),
     ):
         with pytest.raises(UnknownNameError, match=f"did you mean '{nearest}'"):
             method_config(method, options={field: value})

@@ -17,7 +17,7 @@ from cliquetta.methods.domain_norm.domains import distances, key_of, merge_keys
 from cliquetta.methods.domain_norm.merging import match_domains
 from cliquetta.methods.domain_norm.state import State
 from cliquetta.methods.registry import create_method
-from cliquetta.methods.state import StateMismatchError, merge_states, pack_state, save_state
+from cliquetta.methods.state import StateMismatchError, merge_states, pack_state
 from cliquetta.model.clip import CLIP
 from tests._helpers.scenes import NAMES, build_model, make_batches
 
@@ -76,7 +76,7 @@ def test_layernorms_are_averaged(build: Build, tmp_path: Path) -> None:
     copies = [build("tent"), build("tent")]
     for place, adapter in enumerate(copies):
         learn(adapter, batches[2 * place : 2 * place + 2])
-        save_state(adapter, tmp_path / f"{place}.safetensors")
+        adapter.save(tmp_path / f"{place}.safetensors")
     joined = build("tent")
     merge_states(joined, [tmp_path / "0.safetensors", tmp_path / "1.safetensors"])
     for name, value in joined.state_dict().items():

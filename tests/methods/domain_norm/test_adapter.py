@@ -15,7 +15,7 @@ from cliquetta.methods.domain_norm import DomainNorm, DomainNormConfig
 from cliquetta.methods.domain_norm.health import health, in_words, verdict
 from cliquetta.methods.domain_norm.prior import class_prior, count, information
 from cliquetta.methods.registry import method_config
-from cliquetta.methods.state import StateMismatchError, load_state, save_state
+from cliquetta.methods.state import StateMismatchError, load_state
 from cliquetta.methods.tda import TDA
 from cliquetta.model.block import Block
 from cliquetta.model.clip import CLIP
@@ -302,7 +302,7 @@ def test_the_learned_domain_outlives_a_change_of_classes(tmp_path: Any) -> None:
     assert before.counts.images == 40 and kept.counts.images == 0
     assert other.predict(Batch(images[:7])).logits.shape == (7, 3)
 
-    save_state(adapter, tmp_path / "state")
+    adapter.save(tmp_path / "state")
     loaded = DomainNorm(MODEL, ClassPrompts(names), adapter.config)
     with pytest.raises(StateMismatchError, match="another class list"):
         load_state(loaded, tmp_path / "state")

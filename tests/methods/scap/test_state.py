@@ -22,11 +22,11 @@ from cliquetta.evaluation.predictions import PREDICTIONS
 from cliquetta.evaluation.record import list_records
 from cliquetta.evaluation.runner import evaluate
 from cliquetta.methods.scap import SCAP, SCAPConfig
-from cliquetta.methods.state import StateMismatchError, load_state, read_header, save_state
+from cliquetta.methods.state import StateMismatchError, load_state, read_header
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
-from tests._helpers.scenes import NAMES, build_model, make_batches
+from tests._helpers.scenes import NAMES, build_model, make_batches, scap_config
 from tests._helpers.streaming import made_up_dataset
 
 MODEL = build_model(0).float()
@@ -45,10 +45,9 @@ def run(adapter: SCAP, batches: list[Tensor]) -> list[Tensor]:
 
 OPTIONS: list[dict[str, Any]] = [
     {},
-    {"start": "fresh", "key": "plain", "query": "plain"},
-    {"text_scope": "class", "blocks": (1, 2)},
+    {"text_per_class": True, "blocks": (1, 2)},
     {"modalities": "text"},
-    {"retention_order": "infer-first", "steps": 2},
+    {"steps": 2},
 ]
 
 
@@ -56,13 +55,13 @@ OPTIONS: list[dict[str, Any]] = [
 def test_a_split_stream_equals_the_whole_to_the_bit(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
-    config = SCAPConfig(threshold=0.4, capacity=2, **options)
+    config = scap_config(threshold=0.4, capacity=2, **options)
     whole = adapter_of(config)
     expected = run(whole, BATCHES)
     assert int(whole.memory["sets_learned"]) > MODEL.embed_dim  # the text gradient changed over
     first = adapter_of(config)
     for number, images in enumerate(BATCHES):
-        save_state(first, tmp_path / f"{number}.safetensors")
+        first.save(tmp_path / f"{number}.safetensors")
         first.predict(Batch(images))
     for number in range(len(BATCHES)):
         # another seed: whatever it decides must come from the state
@@ -82,7 +81,7 @@ from safetensors.torch import save_file
 torch.set_num_threads(1)
 from cliquetta.types import Batch
 from cliquetta.methods.scap import SCAP, SCAPConfig
-from cliquetta.methods.state import load_state, save_state
+from cliquetta.methods.state import load_state
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.scenes import NAMES, build_model, make_batches
 folder = Path(sys.argv[1])
@@ -91,7 +90,7 @@ adapter = SCAP(build_model(0).float(), prompts, SCAPConfig(threshold=0.4, capaci
 load_state(adapter, folder / "before.safetensors")
 logits = [adapter.predict(Batch(x.float())).logits for x in make_batches(3, 6, 6)[3:]]
 save_file({"logits": torch.cat(logits)}, folder / "logits.safetensors")
-save_state(adapter, folder / "after.safetensors")
+adapter.save(folder / "after.safetensors")
 """
 
 
@@ -99,7 +98,7 @@ def test_a_stream_split_over_two_processes_equals_the_whole_to_the_bit(tmp_path:
     whole, first = adapter_of(), adapter_of()
     expected = run(whole, BATCHES)
     run(first, BATCHES[:3])
-    save_state(first, tmp_path / "before.safetensors")
+    first.save(tmp_path / "before.safetensors")
     tests = Path(__file__).resolve().parents[2]
     places = [str(tests), str(tests.parent / "src"), os.environ.get("PYTHONPATH", "")]
     subprocess.run(
@@ -118,7 +117,7 @@ def test_a_stream_split_over_two_processes_equals_the_whole_to_the_bit(tmp_path:
 def test_a_state_says_what_it_is(tmp_path: Path) -> None:
     adapter = adapter_of()
     run(adapter, BATCHES[:2])
-    save_state(adapter, tmp_path / "state.safetensors")
+    adapter.save(tmp_path / "state.safetensors")
     header = read_header(tmp_path / "state.safetensors")
     assert (header["method"], header["model"]) == ("scap", "scene-0")
     assert header["config"]["threshold"] == 0.4
@@ -150,7 +149,7 @@ def test_a_state_of_another_kind_is_refused(
     adapter = adapter_of()
     run(adapter, BATCHES[:2])
     path = tmp_path / "state.safetensors"
-    save_state(adapter, path)
+    adapter.save(path)
     unlike = other()
     before = unlike.state_dict()
     with pytest.raises(StateMismatchError, match=message):
@@ -166,9 +165,7 @@ def _changed_weights() -> CLIP:
 
 
 def test_a_reset_adapter_treats_the_stream_like_a_fresh_one() -> None:
-    adapter = adapter_of(
-        SCAPConfig(threshold=0.4, start="fresh", modalities="image", retention=False)
-    )
+    adapter = adapter_of()
     expected = run(adapter, BATCHES)
     adapter.reset()
     for found, wanted in zip(run(adapter, BATCHES), expected, strict=True):

@@ -14,6 +14,7 @@ from torch import Tensor
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.data.dataset import ArrayDataset
 from cliquetta.methods.building.few_shot import (
+    FitStep,
     FitTask,
     SGDTraining,
     TextTraining,
@@ -21,17 +22,11 @@ from cliquetta.methods.building.few_shot import (
     feature_draw,
     learn,
 )
+from cliquetta.methods.building.support_set import FewShot
 from cliquetta.methods.coop import CoOpConfig
-from cliquetta.methods.fewshot_io import (
-    FewShot,
-    FitStep,
-    create_fitted,
-    fit_method,
-    load_fitted,
-    save_fitted,
-)
-from cliquetta.methods.registry import create_method, list_methods, method_config
-from cliquetta.methods.state import save_state
+from cliquetta.methods.fit import fit_method
+from cliquetta.methods.registry import create_method, method_config, method_entries
+from cliquetta.methods.state import load_method, read_header
 from cliquetta.model.clip import CLIP
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.prompts.classes import ClassPrompts
@@ -171,7 +166,7 @@ def test_a_pool_of_whole_images_fits_as_fresh_ones_do(tiny_clip: CLIP, name: str
     options = {"context_init": "a photo of a", "crop_scale": WHOLE, "epochs": 4, "lr": 0.1}
     config = method_config(name, options={**options, "batch_size": 4})
     fresh, pooled = (
-        fit_method(name, tiny_clip, TWO, make_examples(2), replace(config, crop_pool=pool))
+        fit_method(name, tiny_clip, TWO, make_examples(2), replace(config, crop_pool=pool)).fitted
         for pool in (None, 3)
     )
     for key, value in fresh.items():
@@ -201,7 +196,7 @@ def test_a_pool_is_encoded_once_and_every_image_gets_crops_of_its_own(
 def test_equal_seeds_fit_equally_and_leave_the_world_alone(tiny_clip: CLIP) -> None:
     before = torch.get_rng_state()
     one, two, other = (
-        fit_method("coop", tiny_clip, TWO, make_examples(2), SHORT, seed=seed)["context"]
+        fit_method("coop", tiny_clip, TWO, make_examples(2), SHORT, seed=seed).fitted["context"]
         for seed in (0, 0, 1)
     )
     assert torch.equal(one, two)
@@ -215,19 +210,17 @@ def test_equal_seeds_fit_equally_and_leave_the_world_alone(tiny_clip: CLIP) -> N
 def test_a_file_brings_the_fitted_method_back(tiny_clip: CLIP, tmp_path: Path, name: str) -> None:
     options = {} if name == "tip_adapter" else {"epochs": 1}
     config = method_config(name, options=options)
-    tensors = fit_method(name, tiny_clip, TWO, make_examples(2), config)
+    adapter = fit_method(name, tiny_clip, TWO, make_examples(2), config)
     path = tmp_path / "deep" / "fitted.safetensors"
-    save_fitted(
-        path, name, config, tensors, model=tiny_clip, prompts=TWO, notes={"dataset": "mine"}
-    )
-    loaded = load_fitted(path)
-    assert (loaded.method, loaded.config, loaded.names) == (name, config, TWO.names)
-    assert (loaded.model, loaded.weights) == ("tiny", tiny_clip.fingerprint)
-    assert loaded.notes == {"dataset": "mine"}
-    assert all(torch.equal(loaded.tensors[key], value) for key, value in tensors.items())
+    adapter.save(path, notes={"dataset": "mine"})
+    loaded = load_method(path, tiny_clip)
+    assert (loaded.name, loaded.config, loaded.prompts.names) == (name, config, TWO.names)
+    assert read_header(path)["notes"] == {"dataset": "mine"}
+    tensors = adapter.fitted
+    assert all(torch.equal(loaded.fitted[key], value) for key, value in tensors.items())
     batch = Batch(make_images(2, seed=5)[0])
     direct = create_method(name, tiny_clip, TWO, config, fitted=tensors).predict(batch).logits
-    assert torch.equal(create_fitted(path, tiny_clip, TWO).predict(batch).logits, direct)
+    assert torch.equal(load_method(path, tiny_clip, TWO).predict(batch).logits, direct)
     assert [file.name for file in path.parent.iterdir()] == ["fitted.safetensors"]
 
 
@@ -235,34 +228,23 @@ def test_a_file_of_other_weights_is_refused_but_another_dtype_is_not(
     tiny_clip: CLIP, tmp_path: Path
 ) -> None:
     path = tmp_path / "coop.safetensors"
-    tensors = fit_method("coop", tiny_clip, TWO, make_examples(2), SHORT)
-    save_fitted(path, "coop", SHORT, tensors, model=tiny_clip, prompts=TWO)
+    adapter = fit_method("coop", tiny_clip, TWO, make_examples(2), SHORT)
+    adapter.save(path)
     with pytest.raises(ValueError, match="fit again"):
-        create_fitted(path, build_tiny_clip(seed=1), TWO)
+        load_method(path, build_tiny_clip(seed=1), TWO)
     half = build_tiny_clip().bfloat16()
     assert half.fingerprint != tiny_clip.fingerprint
-    logits = create_fitted(path, half, TWO).predict(Batch(make_images(1, seed=0)[0])).logits
+    logits = load_method(path, half, TWO).predict(Batch(make_images(1, seed=0)[0])).logits
     assert torch.isfinite(logits).all()
     half.id = "another"
     with pytest.raises(ValueError, match="this is another"):
-        create_fitted(path, half, TWO)
-
-
-def test_files_of_another_kind_are_refused(tiny_clip: CLIP, tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("no tensors")
-    with pytest.raises(ValueError, match="not a readable fitted file"):
-        load_fitted(tmp_path / "text")
-    with pytest.raises(ValueError, match="not a readable fitted file"):
-        load_fitted(tmp_path / "missing")
-    save_state(create_method("zero_shot", tiny_clip, TWO), tmp_path / "state")
-    with pytest.raises(ValueError, match="not written by `cliquetta fit`"):
-        load_fitted(tmp_path / "state")
+        load_method(path, half, TWO)
 
 
 def test_tensors_are_needed_where_a_method_is_fitted_and_refused_elsewhere(
     tiny_clip: CLIP,
 ) -> None:
-    few_shot = [entry.name for entry in list_methods() if entry.fit is not None]
+    few_shot = [entry.name for entry in method_entries() if entry.fit is not None]
     assert few_shot == ["cocoop", "coop", "maple", "tip_adapter", "tip_adapter_f"]
     for name in few_shot:
         with pytest.raises(ValueError, match=f"cliquetta fit --method {name}"):
@@ -300,4 +282,4 @@ def test_examples_that_do_not_fit_the_model_or_the_classes_are_refused(tiny_clip
     fixed = ClassPrompts(TWO.names, features=torch.ones(2, 24))
     with pytest.raises(ValueError, match="not fixed text features"):
         fit_method("coop", tiny_clip, fixed, FewShot(images, labels), SHORT)
-    assert "keys" in fit_method("tip_adapter", tiny_clip, fixed, FewShot(images, labels))
+    assert "keys" in fit_method("tip_adapter", tiny_clip, fixed, FewShot(images, labels)).fitted

@@ -1,0 +1,87 @@
+"""Fit a few-shot method on labelled images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cliquetta.errors import UserError
+from cliquetta.methods.building.few_shot import FewShotAdapter, FitTask, OnStep, refuse_fixed_text
+from cliquetta.methods.building.support_set import FewShot
+from cliquetta.methods.registry import MethodEntry, create_method, get_method, method_entries
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts, as_prompts
+
+
+def fit_method(
+    name: str,
+    model: CLIP,
+    classes: ClassPrompts | Sequence[str],
+    few_shot: FewShot,
+    config: Any = None,
+    *,
+    seed: int = 0,
+    on_step: OnStep | None = None,
+) -> FewShotAdapter:
+    """Fit a few-shot method on labelled images; equal arguments give equal tensors.
+
+    Args:
+        name: A few-shot method, such as ``coop``.
+        model: The CLIP to fit it to.
+        classes: Class names, or a :class:`ClassPrompts` with templates.
+        few_shot: The labelled images.
+        config: The method's config; its defaults if not given.
+        seed: Of the training's random draws.
+        on_step: Called after every training step; a training-free method has none.
+
+    Returns:
+        An adapter that predicts; after :meth:`Adapter.save`, :func:`load_method` builds it again.
+
+    Raises:
+        UserError: Not a few-shot method, or images and classes that do not fit together.
+
+    """
+    entry = _few_shot_entry(name)
+    config = _config(entry, config)
+    prompts = as_prompts(classes)
+    model.require(entry.adapter.needs, by=entry.name)
+    refuse_fixed_text(entry.adapter, prompts)
+    _check_examples(few_shot, model, prompts)
+    if few_shot.validation is not None:
+        _check_examples(few_shot.validation, model, prompts)
+    assert entry.fit is not None  # _few_shot_entry saw to it
+    fitted = entry.fit(FitTask(model, prompts, few_shot, seed, on_step), config)
+    adapter = create_method(name, model, prompts, config, seed=seed, fitted=fitted)
+    assert isinstance(adapter, FewShotAdapter)  # no other method is fitted
+    return adapter
+
+
+def _few_shot_entry(name: str) -> MethodEntry:
+    entry = get_method(name)
+    if entry.fit is None:
+        known = ", ".join(other.name for other in method_entries() if other.fit is not None)
+        raise UserError(f"{name} needs no fitting; few-shot methods are {known}")
+    return entry
+
+
+def _config(entry: MethodEntry, config: Any) -> Any:
+    if config is None:
+        return entry.config()
+    if not isinstance(config, entry.config):
+        raise TypeError(
+            f"{entry.name} takes a {entry.config.__name__}, got {type(config).__name__}"
+        )
+    return config
+
+
+def _check_examples(few_shot: FewShot, model: CLIP, prompts: ClassPrompts) -> None:
+    if few_shot.images.shape[-1] != model.image_size:
+        raise UserError(
+            f"few-shot images are {few_shot.images.shape[-1]} pixels wide, {model.id} takes "
+            f"{model.image_size}: make them with FewShot.from_dataset(..., model.preprocess)"
+        )
+    highest = int(few_shot.labels.max())
+    if highest >= len(prompts):
+        raise UserError(
+            f"a few-shot image has label {highest}, the class list holds {len(prompts)} names"
+        )
