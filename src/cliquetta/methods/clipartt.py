@@ -29,7 +29,7 @@ from cliquetta.methods.registry import register
 
 
 @dataclass(frozen=True)
-class CLIPArTTConfig(AdamConfig, renamed={"top_classes": "topk"}):
+class CLIPArTTConfig(AdamConfig):
     """Pseudo-texts of several classes; LayerNorms reset for every batch."""
 
     steps: Count = 10

@@ -31,7 +31,7 @@ from cliquetta.model.clip import CLIP
 
 
 @dataclass(frozen=True)
-class CoCoOpConfig(TextTraining, renamed={"hidden": "hidden_dim", "rows": "text_chunk"}):
+class CoCoOpConfig(TextTraining):
     """The authors' defaults."""
 
     epochs: Count | None = 10

@@ -36,7 +36,7 @@ INIT_STD = 0.02
 
 
 @dataclass(frozen=True)
-class CoOpConfig(TextTraining, renamed={"position": "class_position"}):
+class CoOpConfig(TextTraining):
     """The authors' defaults; ``epochs`` follows the number of shots."""
 
     context_length: Count = 16

@@ -18,14 +18,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cliquetta.methods.building.config import NonNegative
-from cliquetta.methods.building.presets import read_presets
+from cliquetta.methods.building.config import NonNegative, read_presets
 from cliquetta.methods.registry import register
 from cliquetta.methods.tpt import TPT, TPTConfig
 
 
 @dataclass(frozen=True)
-class CTPTConfig(TPTConfig, renamed={"dispersion": "dispersion_weight"}):
+class CTPTConfig(TPTConfig):
     """C-TPT with its authors' defaults."""
 
     dispersion_weight: NonNegative = 50.0

@@ -30,9 +30,15 @@ from torch import Tensor
 from cliquetta.errors import UserError
 from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.building.adam import Adam, AdamState, adam_step
-from cliquetta.methods.building.config import Count, NonNegative, Positive, Rule, Weight
+from cliquetta.methods.building.config import (
+    Count,
+    NonNegative,
+    Positive,
+    Rule,
+    Weight,
+    read_presets,
+)
 from cliquetta.methods.building.entropy import marginal_entropy
-from cliquetta.methods.building.presets import read_presets
 from cliquetta.methods.building.template import LearnableTemplate
 from cliquetta.methods.building.views import (
     SelectiveConfig,
@@ -48,15 +54,7 @@ from cliquetta.types import Batch, Prediction, ViewSpec
 
 
 @dataclass(frozen=True)
-class DARTConfig(
-    SelectiveConfig,
-    renamed={
-        "recall": "retained_weight",
-        "inertia": "ema_scale",
-        "tokens": "prompt_length",
-        "rows": "text_chunk",
-    },
-):
+class DARTConfig(SelectiveConfig):
     """DART with its authors' defaults."""
 
     view_kind: ViewKind = "zoom-crop"

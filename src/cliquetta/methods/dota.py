@@ -26,11 +26,10 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.base import BatchDependence
-from cliquetta.methods.building.config import Count, Fraction, NonNegative, Positive
+from cliquetta.methods.building.config import Count, Fraction, NonNegative, Positive, read_presets
 from cliquetta.methods.building.feature_level import FixedText
 from cliquetta.methods.building.memory import NON_NEGATIVE, SHORT, VARIANCE
 from cliquetta.methods.building.mixtures import linear_discriminant
-from cliquetta.methods.building.presets import read_presets
 from cliquetta.methods.building.views import SelectiveConfig, ViewKind, confident_views
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction

@@ -34,11 +34,10 @@ from torch import Tensor
 from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.building.adam import Adam, AdamState, minimize
 from cliquetta.methods.building.cache import simulate_insertions, store
-from cliquetta.methods.building.config import Count, NonNegative
+from cliquetta.methods.building.config import Count, NonNegative, read_presets
 from cliquetta.methods.building.entropy import entropy, marginal_entropy
 from cliquetta.methods.building.feature_level import FixedText
 from cliquetta.methods.building.memory import NON_NEGATIVE, SHORT
-from cliquetta.methods.building.presets import read_presets
 from cliquetta.methods.building.views import (
     SelectiveConfig,
     ViewKind,

@@ -28,14 +28,7 @@ from cliquetta.types import Prediction
 
 
 @dataclass(frozen=True)
-class MTAConfig(
-    ViewsConfig,
-    renamed={
-        "neighbours": "neighbour_fraction",
-        "affinity": "affinity_weight",
-        "spread": "entropy_weight",
-    },
-):
+class MTAConfig(ViewsConfig):
     """MTA with its authors' defaults."""
 
     neighbour_fraction: Fraction = 0.3

@@ -26,11 +26,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods.building.config import Count, MethodConfig, NonNegative, Positive
+from cliquetta.methods.building.config import (
+    Count,
+    MethodConfig,
+    NonNegative,
+    Positive,
+    read_presets,
+)
 from cliquetta.methods.building.entropy import entropy
 from cliquetta.methods.building.layernorm import LayerNormAdapter
 from cliquetta.methods.building.memory import NON_NEGATIVE, UNIT, Range
-from cliquetta.methods.building.presets import read_presets
 from cliquetta.methods.registry import register
 from cliquetta.types import Batch, Prediction
 

@@ -30,11 +30,10 @@ from torch import Tensor
 
 from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.building.cache import Affinity, affinity, simulate_insertions, store
-from cliquetta.methods.building.config import Count, Interval, NonNegative
+from cliquetta.methods.building.config import Count, Interval, NonNegative, read_presets
 from cliquetta.methods.building.entropy import marginal_entropy
 from cliquetta.methods.building.feature_level import FixedText
 from cliquetta.methods.building.memory import NON_NEGATIVE, UNIT, Range
-from cliquetta.methods.building.presets import read_presets
 from cliquetta.methods.building.views import (
     SelectiveConfig,
     ViewKind,

@@ -36,6 +36,7 @@ from cliquetta.methods.building.config import (
     NonNegative,
     Positive,
     Rule,
+    read_presets,
 )
 from cliquetta.methods.building.few_shot import (
     FewShotClassifier,
@@ -45,7 +46,6 @@ from cliquetta.methods.building.few_shot import (
     finite,
     indices_of,
 )
-from cliquetta.methods.building.presets import read_presets
 from cliquetta.methods.building.support_set import VIEWS_AT_ONCE, FewShot, crop_features
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP, FrozenModel, l2_normalize

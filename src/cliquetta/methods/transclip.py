@@ -39,7 +39,7 @@ VARIANCE_FLOOR = 1e-6
 
 
 @dataclass(frozen=True)
-class TransCLIPConfig(MethodConfig, renamed={"seeds": "init_images", "inner": "inner_steps"}):
+class TransCLIPConfig(MethodConfig):
     """Transduction within each batch."""
 
     text_weight: NonNegative = 1.0
