@@ -10,7 +10,7 @@ from rich.progress import Progress
 
 from cliquetta.cli.executing import Bars
 from cliquetta.evaluation.grid import RunSpec
-from cliquetta.evaluation.progress_actor import Report
+from cliquetta.evaluation.progress_actor import RunReport
 from cliquetta.evaluation.record import list_records
 from cliquetta.evaluation.sweep import RunResult
 from tests._helpers.running import Run
@@ -55,11 +55,11 @@ def test_bars_come_and_go_with_what_is_under_way() -> None:
     one, two = (RunSpec("bundled", "tda", seed=seed) for seed in (0, 1))
     bars.show("encode bundled", 5, 10)
     bars.show("encode bundled", 10, 10)
-    bars.step(one, Report(1, 4, 16, None))
-    bars.step(two, Report(2, 4, 32, 50.0))
+    bars.step(one, RunReport(1, 4, 16, None))
+    bars.step(two, RunReport(2, 4, 32, 50.0))
     shown = {task.description: (task.completed, task.total) for task in progress.tasks}
     assert shown == {"runs": (0, 2), str(one): (1, 4), str(two): (2, 4)}
     bars.ended(RunResult(one, error="gone"))
-    bars.step(one, Report(4, 4, 64, None))  # a report that was late
+    bars.step(one, RunReport(4, 4, 64, None))  # a report that was late
     assert [task.description for task in progress.tasks] == ["runs", str(two)]
     assert progress.tasks[0].completed == 1

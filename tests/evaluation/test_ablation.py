@@ -22,6 +22,7 @@ from cliquetta.report.style import to_file
 from tests._helpers.tiny import build_tiny_clip
 
 BASE = RunSpec("bundled", "tda", model="tiny", limit=30, batch_size=10)
+FIELD = "clique_combination"
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def test_any_kind_of_field() -> None:
     base = replace(BASE, method="scap")
     assert [v for v, _ in ablation(base, "blocks", ["0", "0,1"]).cells] == [(0,), (0, 1)]
     assert [v for v, _ in ablation(base, "retention", ["true", "no"]).cells] == [True, False]
-    assert [v for v, _ in ablation(base, "merge", ["top-1", "union"]).cells] == ["top-1", "union"]
+    assert [v for v, _ in ablation(base, FIELD, ["mean", "concat"]).cells] == ["mean", "concat"]
     sizes = ablation(base, "batch_size", ["4", 16])
     assert sizes.default == 10
     assert [specs[0].batch_size for _, specs in sizes.cells] == [4, 16]
@@ -67,8 +68,8 @@ def test_any_kind_of_field() -> None:
 def test_bad_fields_and_values_are_refused() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'positive_alpha'"):
         ablation(BASE, "positiv_alpha", [1])
-    with pytest.raises(UnknownNameError, match=r"value of merge"):
-        ablation(replace(BASE, method="scap"), "merge", ["top-2"])
+    with pytest.raises(UnknownNameError, match=f"value of {FIELD}"):
+        ablation(replace(BASE, method="scap"), FIELD, ["sum"])
     with pytest.raises(ValueError, match="whole number of at least 1"):
         ablation(BASE, "batch_size", ["0"])
     with pytest.raises(ValueError, match="no values"):

@@ -18,7 +18,7 @@ from cliquetta.errors import UserError
 if TYPE_CHECKING:
     from cliquetta.evaluation.grid import RunSpec
     from cliquetta.evaluation.progress import Step
-    from cliquetta.evaluation.progress_actor import Report
+    from cliquetta.evaluation.progress_actor import RunReport
     from cliquetta.evaluation.record import Record
     from cliquetta.evaluation.sweep import Executor, RunContext, RunResult
 
@@ -89,7 +89,7 @@ class Bars:
         self.drawn: dict[str, float] = {}
         self.over: set[str] = set()
 
-    def step(self, spec: RunSpec, now: Step | Report) -> None:
+    def step(self, spec: RunSpec, now: Step | RunReport) -> None:
         """A batch of a run here or elsewhere is done; drawn now and then: accuracy takes time."""
         name = str(spec)
         if time.monotonic() - self.drawn.get(name, 0.0) >= REDRAW_SECONDS:

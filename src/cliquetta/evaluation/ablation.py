@@ -1,4 +1,4 @@
-"""One field of a config, several values, everything else equal; and the curve of it."""
+"""Ablations: one field of a config varied, everything else equal, and its curve."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class Curve:
 
 
 def curve(ablation: Ablation, results: Sequence[RunResult]) -> Curve:
-    """What the runs of an ablation gave."""
+    """Make the curve from the results of an ablation's runs."""
     found = {result.spec: result.record for result in results}
     before = [record for record in map(found.get, ablation.baselines) if record is not None]
     plain = {r.seed: r.metrics["top1"] for r in before if "top1" in r.metrics}

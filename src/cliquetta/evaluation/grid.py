@@ -1,4 +1,4 @@
-"""What to run: one spec per dataset, method and seed, from options or from a grid file."""
+"""Specs of runs, one per dataset, method and seed, from options or from a grid file."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def grid(
 
 
 def zero_shot(spec: RunSpec) -> RunSpec:
-    """The same cell with plain CLIP."""
+    """Replace the method of a cell by plain CLIP."""
     return replace(spec, method=BASELINE, preset=None, options=(), fitted=None)
 
 
@@ -193,7 +193,7 @@ def shard_of(specs: Sequence[RunSpec], number: int, count: int) -> list[RunSpec]
 
 
 def grid_roles(path: Path | str) -> dict[str, str]:
-    """What the datasets of a grid file are for (``report``, ``dev``, ``clean``), by id."""
+    """Roles of the datasets of a grid file (``report``, ``dev``, ``clean``), by id."""
     return {dataset: role for role, ids, _ in _blocks(path, ROOT) for dataset in ids}
 
 

@@ -142,7 +142,7 @@ def digest(value: Any) -> str:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """What the run ran on."""
+    """Describe versions, platform and device of this process."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
     return {
         "versions": {
@@ -277,7 +277,7 @@ class Run:
 
     @property
     def protocol(self) -> dict[str, str]:
-        """What must be equal within a column, in words that can be shown."""
+        """Properties that must be equal within a column, in words that can be shown."""
         settings = self.record.settings
         prompts = settings["prompts"]
         templates = prompts["templates"]
@@ -290,7 +290,7 @@ class Run:
         }
 
     def _images(self) -> str:
-        """Which images were shown; the order decides where only some of them were."""
+        """Identify the images that were shown; the order counts where only some of them were."""
         stream = self.record.settings["stream"]
         order = {"order": self.order, "dirichlet": stream["dirichlet"], **self._own_order()}
         some = stream["limit"] or self._own_order()
@@ -314,7 +314,7 @@ class Run:
 
     @property
     def conditions(self) -> dict[str, Any]:
-        """What a row is run with, beside the method's own config; shown where rows differ in it."""
+        """Conditions of a row beside the method's config; shown where rows differ in them."""
         model, stream = self.record.settings["model"], self.record.settings["stream"]
         return {
             "model": model["id"],

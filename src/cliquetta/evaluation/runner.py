@@ -95,7 +95,7 @@ def evaluate(
     """
     stream = from_given_features(stream, adapter.model)
     _check(adapter, stream)
-    run = _Run(adapter, stream, plan(adapter, stream, preset), answers)
+    run = Execution(adapter, stream, plan(adapter, stream, preset), answers)
     with run.opened(out, again, evidence) as known:
         if known is not None:
             return known
@@ -145,8 +145,8 @@ def _check(adapter: Adapter, stream: AnyStream) -> None:
         )
 
 
-class _Run:
-    """What one execution of a run holds, fresh or taken up again."""
+class Execution:
+    """One execution of a run, fresh or resumed."""
 
     def __init__(
         self, adapter: Adapter, stream: AnyStream, record: Record, cache: PredictionCache | None
@@ -238,7 +238,7 @@ class _Run:
         self.scorer.add(batch.keys, labels, prediction.logits)
 
     def step(self, batch: AnyBatch, labels: Tensor, prediction: Prediction) -> Step:
-        """What observers are told."""
+        """The step that observers get."""
         done, total, score = self.progress, len(self.stream), self.scorer.accuracy
         return Step(done.batches, total, done.images, batch, labels, prediction, score)
 

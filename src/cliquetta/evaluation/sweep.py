@@ -81,7 +81,7 @@ class RunContext:
     _repeated: frozenset[str] = field(default=frozenset(), init=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process needs: the settings, not what was loaded."""
+        """Send settings to another process, not what was loaded."""
         nothing = {"on_prepare": None, "on_download": None, "_model": None, "_pixels": None}
         return {**self.__dict__, **nothing, "_data": {}, "_cached": {}}
 
@@ -234,7 +234,7 @@ def build_adapter(spec: RunSpec, model: CLIP, prompts: ClassPrompts) -> Adapter:
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a cell ended: with a record, or with what went wrong."""
+    """The outcome of a cell: a record, or an error."""
 
     spec: RunSpec
     record: Record | None = None

@@ -1,88 +1,121 @@
-"""Streams that nobody would send in good faith, and clean images after them."""
+"""Streams that nobody would send in good faith, and clean images after them.
+
+Long streams are sent to a small model, whose image tower is random and whose projection is fitted
+to patterns; short ones to the bundled model, which is a hundred times as slow.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from cliquetta.data.catalogue import get_dataset
-from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import create_method
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model
+from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
+from tests._helpers.tiny import build_tiny_clip
 
-CLEAN, HOSTILE, BATCH = 200, 128, 64
-Pixels = npt.NDArray[np.uint8]
+KINDS = ("black", "constant", "one class", "noise", "alternating", "duplicates", "one pixel")
+NAMES = get_dataset("bundled").names
+
+
+class World(NamedTuple):
+    """A model, and clean images of its classes."""
+
+    model: CLIP
+    clean: Tensor
+    labels: Tensor
+
+    def right_of(self, method: str, before: Sequence[Tensor] = ()) -> int:
+        """How many clean images a method classifies rightly after some others."""
+        adapter = create_method(method, self.model, NAMES)
+        for images in before:
+            for part in images.split(250):
+                assert adapter.predict(Batch(part)).logits.isfinite().all()
+        parts = [adapter.predict(Batch(part)).logits.argmax(dim=1) for part in self.clean.split(64)]
+        return int((torch.cat(parts) == self.labels).sum())
 
 
 @cache
-def model() -> CLIP:
-    return create_model("micro", device="cpu")
+def small_world() -> World:
+    """Smooth patterns of ten classes, of which zero-shot gets 93 % right."""
+    model = build_tiny_clip()
+    tower, generator = model.require_vit(), torch.Generator().manual_seed(0)
+    patterns = torch.randn(len(NAMES), 3, 4, 4, generator=generator)
+    labels = torch.randint(len(NAMES), (3000,), generator=generator)
+    coarse = patterns[labels] + 0.5 * torch.randn(3000, 3, 4, 4, generator=generator)
+    images = interpolate(coarse, size=(32, 32), mode="bilinear")
+    with torch.no_grad():
+        texts = model.classifier(ClassPrompts(NAMES))
+        tokens = tower.ln_post(tower.run(tower.embed(images[1000:]))[:, 0])
+        aims = (texts - texts.mean(dim=0))[labels[1000:]]
+        tower.projection.data = torch.linalg.lstsq(tokens, aims).solution
+    model.logit_scale.data.fill_(np.log(5))
+    return World(model, images[:1000], labels[:1000])
 
 
 @cache
-def clean() -> tuple[Tensor, Tensor]:
-    """Images and labels, classes mixed."""
-    dataset = get_dataset("bundled")
-    chosen = np.random.default_rng(0).permutation(len(dataset))[:CLEAN].tolist()
-    images = torch.stack([model().preprocess(dataset.load(i)) for i in chosen])
-    return images, torch.tensor([dataset.labels[i] for i in chosen])
+def bundled_world() -> World:
+    """Bundled images, classes mixed."""
+    dataset, model = get_dataset("bundled"), create_model("micro", device="cpu")
+    chosen = np.random.default_rng(0).permutation(len(dataset))[:200].tolist()
+    images = torch.stack([model.preprocess(dataset.load(i)) for i in chosen])
+    return World(model, images, torch.tensor([dataset.labels[i] for i in chosen]))
 
 
-def prepared(pictures: list[Pixels]) -> Tensor:
-    return torch.stack([model().preprocess(Image.fromarray(one)) for one in pictures])
+@cache
+def right_by_zero_shot() -> int:
+    return bundled_world().right_of("zero_shot")
 
 
-def noise(count: int) -> Tensor:
-    draw = np.random.default_rng(1)
-    return prepared([draw.integers(0, 256, (32, 32, 3), dtype=np.uint8) for _ in range(count)])
+def hostile(kind: str, world: World, count: int) -> Tensor:
+    """A stream of ``count`` images."""
+    clean, draw = world.clean, np.random.default_rng(1)
+
+    def developed(pictures: np.ndarray) -> Tensor:
+        whole = np.broadcast_to(pictures, (count, 32, 32, 3)).astype(np.uint8)
+        return world.model.preprocess.pixels(whole)
+
+    if kind == "noise":
+        return developed(draw.integers(0, 256, (count, 32, 32, 3)))
+    if kind == "one pixel":
+        return developed(draw.integers(0, 256, (count, 1, 1, 3)))
+    if kind in ("black", "constant"):
+        return developed(np.full((1, 1, 1, 3), 200 if kind == "constant" else 0))
+    if kind == "alternating":  # every second image is a negative of a clean one
+        clean = torch.stack([clean, -clean], dim=1).flatten(0, 1)
+    elif kind == "one class":
+        clean = clean[world.labels == world.labels[0]]
+    else:
+        clean = clean[:1]
+    return clean.repeat(-(-count // len(clean)), 1, 1, 1)[:count]
 
 
-def one_class() -> Tensor:
-    images, labels = clean()
-    own = images[labels == labels[0]]
-    return own.repeat(-(-HOSTILE // len(own)), 1, 1, 1)[:HOSTILE]
-
-
-def alternating() -> Tensor:
-    """Every second image is a negative of a clean one."""
-    images = clean()[0][: HOSTILE // 2]
-    return torch.stack([images, -images], dim=1).flatten(0, 1)
-
-
-STREAMS: dict[str, Callable[[], Tensor]] = {
-    "black": lambda: prepared([np.zeros((32, 32, 3), np.uint8)] * HOSTILE),
-    "constant": lambda: prepared([np.full((32, 32, 3), 200, np.uint8)] * HOSTILE),
-    "one class": one_class,
-    "noise": lambda: noise(HOSTILE),
-    "alternating domains": alternating,
-    "duplicates": lambda: clean()[0][:1].repeat(HOSTILE, 1, 1, 1),
-    "one pixel": lambda: prepared(
-        list(np.random.default_rng(2).integers(0, 256, (HOSTILE, 1, 1, 3), dtype=np.uint8))
-    ),
-}
-
-
-def right(adapter: Adapter) -> int:
-    images, labels = clean()
-    found = [adapter.predict(Batch(part)).logits.argmax(dim=1) for part in images.split(BATCH)]
-    return int((torch.cat(found) == labels).sum())
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_thousand_images_do_no_harm(kind: str) -> None:
+    """One clean image of a hundred may be lost to them."""
+    world = small_world()
+    right = world.right_of("domain_norm", [hostile(kind, world, 2000)])
+    assert right >= world.right_of("domain_norm") - len(world.clean) // 100
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", STREAMS)
-def test_clean_images_are_classified_as_by_zero_shot_or_better(name: str) -> None:
-    prompts = get_dataset("bundled").prompts
-    adapter = create_method("domain_norm", model(), prompts)
-    for part in STREAMS[name]().split(BATCH):
-        assert adapter.predict(Batch(part)).logits.isfinite().all()
-    zero_shot = right(create_method("zero_shot", model(), prompts))
-    assert right(adapter) >= zero_shot - CLEAN // 100
+@pytest.mark.parametrize(
+    "kinds",
+    [["one class"], ["alternating"], ["black", "constant", "noise", "duplicates", "one pixel"]],
+    ids=" then ".join,
+)
+def test_clean_images_are_classified_as_by_zero_shot_or_better(kinds: list[str]) -> None:
+    world = bundled_world()
+    count = 128 if len(kinds) == 1 else 64
+    right = world.right_of("domain_norm", [hostile(kind, world, count) for kind in kinds])
+    assert right >= right_by_zero_shot() - len(world.clean) // 100

@@ -27,6 +27,7 @@ class DomainNorm(Adapter):
 
     batch_dependence = BatchDependence.JOINT
     needs = frozenset({"visual-blocks"})
+    lends_zero_shot = True
     config: DomainNormConfig
 
     def _setup(self) -> None:
@@ -52,6 +53,8 @@ class DomainNorm(Adapter):
         if output.figures is not None:
             evidence |= describe(state, output.figures, self.network, self.config)
             evidence |= {"domains_in_batch": output.parts, "changed": output.changed}
+        if output.zero_shot is not None:
+            evidence["zero_shot"] = output.zero_shot
         return Prediction(output.log_probabilities.float(), evidence)
 
     def summarize(self, prediction: Prediction) -> dict[str, int | float | str]:

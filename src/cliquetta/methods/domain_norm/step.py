@@ -35,6 +35,7 @@ class Output(NamedTuple):
     figures: Figures | None = None  # of the domain in use; none if no image could be encoded
     parts: int = 0  # domains in the batch
     changed: Tensor | None = None  # share of images whose class is not the zero-shot one
+    zero_shot: Tensor | None = None  # (b, N) probabilities of plain CLIP, where all are computed
     not_finite: int = 0  # images without a finite feature: all classes alike, not remembered
 
 
@@ -81,7 +82,11 @@ def step(state: State, images: Tensor, setup: Setup, *, full: bool = False) -> t
     changed = predictions[batch.rows].argmax(dim=1) != batch.zero_shot.argmax(dim=1)
     share = None if settled else changed.float().mean()
     logits, own = predictions.clamp_min(1e-12).log(), figures[int(after.current)]
-    return after, Output(logits, own, len(parts), share, broken)
+    plain = None
+    if not settled and not broken:
+        plain = torch.empty_like(predictions)
+        plain[batch.rows] = batch.zero_shot
+    return after, Output(logits, own, len(parts), share, plain, broken)
 
 
 def between_steps(state: State, images: int, config: DomainNormConfig) -> bool:
