@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from pathlib import Path
 
@@ -72,14 +71,6 @@ def test_nothing_is_read_ahead_without_workers(paths: list[Path], tiny_clip: CLI
     batches = Stream(data, tiny_clip.preprocess, 16, order="sequential").batches()
     next(batches)
     assert len(data.opened) == 16
-
-
-def test_a_caller_that_stops_early_stops_the_threads(paths: list[Path], tiny_clip: CLIP) -> None:
-    batches = Stream(Watched(paths), tiny_clip.preprocess, 16, workers=3).batches()
-    next(batches)
-    assert [t for t in threading.enumerate() if t.name.startswith("cliquetta-loader")]
-    batches.close()  # type: ignore[attr-defined]
-    assert not [t for t in threading.enumerate() if t.name.startswith("cliquetta-loader")]
 
 
 def test_bad_files_count_when_their_batch_is_handed_over(

@@ -87,16 +87,6 @@ def test_ragged_prefixes_equal_one_at_a_time(clip: CLIP, tiny_images: Tensor) ->
     assert (gradient[mask].abs().amax(dim=-1) > 0).all()
 
 
-def test_what_is_masked_out_never_matters(clip: CLIP, tiny_images: Tensor) -> None:
-    mask = torch.tensor([[True, False]]).expand(2, -1)
-    first, second = draw(2, 2, 2, 32), draw(2, 2, 2, 32, seed=1)
-    second[:, 0] = first[:, 0]
-    a, b = (
-        clip.encode_image(tiny_images[:2], prefix={0: Prefix(t, mask)}) for t in (first, second)
-    )
-    assert torch.equal(a, b)
-
-
 def test_no_prompts_is_exactly_the_plain_tower(clip: CLIP, tiny_images: Tensor) -> None:
     plain = clip.encode_image(tiny_images)
     assert torch.equal(clip.encode_image(tiny_images, prefix={}), plain)
