@@ -37,10 +37,10 @@ from cliquetta.data.listing import list_images
 from cliquetta.data.stream import Stream
 from cliquetta.data.workers import usable_cores
 from cliquetta.evaluation.runner import evaluate
-from cliquetta.inference.answers import Answers
 from cliquetta.inference.bulk import predict
 from cliquetta.inference.ray_driver import RayCluster
 from cliquetta.inference.reading import ImageSource, Reader
+from cliquetta.inference.rows import RowFormat
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import create_method
 from cliquetta.model.clip import CLIP
@@ -133,7 +133,7 @@ class Clock:
 
 def decoding(folder: Path, count: int, workers: int, decode: Decode, model: CLIP) -> Clock:
     """Reading to bytes alone."""
-    answers = Answers(("none",), ("a", "b"))
+    answers = RowFormat(("none",), ("a", "b"))
     reader = Reader(model.preprocess, (None,), 64, 0, workers, None, model, decode)
     source, clock = ImageSource(list_images([folder]), answers), Clock()
     for read in reader.batches(source, 0, count):

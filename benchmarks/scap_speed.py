@@ -185,7 +185,6 @@ def measure(
         "learn text": 1000 * clock.median("learn text"),
         "retain": 1000 * clock.median("retain"),
         "infer": 1000 * (clock.median("infer") + clock.median("compose")),
-        "jacobian s": adapter.text.jacobian_seconds if adapter.text is not None else 0.0,
     }
     if device.type == "cuda":
         row["peak GiB"] = torch.cuda.max_memory_allocated() / 2**30
@@ -313,13 +312,6 @@ def main() -> None:
         f"{reference['ms']:.0f} ms ({reference['images/s']:.3g} images/s)"
     )
     print(f"engine / reference: {ratio:.1f} times as fast")
-    built = rows[0]["jacobian s"]
-    products = next(row for row in rows if row["text gradient"] == "vjp")
-    saved = (products["learn text"] - rows[0]["learn text"]) / 1000
-    if saved > 0:
-        print(
-            f"the text Jacobian (N={n}, {built:.2f} s) pays off after {built / saved:.0f} batches"
-        )
     if options.out:
         options.out.write_text(
             json.dumps(

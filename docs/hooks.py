@@ -106,14 +106,13 @@ def recorded(entry: MethodEntry) -> str:
 @cache
 def _boards() -> dict[str, Any]:
     """The rows of every recorded board, by title."""
-    from cliquetta.evaluation.grid import grid_roles
+    from cliquetta.evaluation.grid import grid_roles, packaged_grid
     from cliquetta.evaluation.record import unpack_records
-    from cliquetta.evaluation.reproduce import grid_file
     from cliquetta.report.leaderboard import BOARDS, board_rows
 
     files = {grid: DOCS / "results" / f"{grid}.json" for grid in BOARDS}
     return {
-        BOARDS[grid]: board_rows(unpack_records(path), grid_roles(grid_file(grid)))
+        BOARDS[grid]: board_rows(unpack_records(path), grid_roles(packaged_grid(grid)))
         for grid, path in files.items()
         if path.exists()
     }

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from cliquetta.errors import UserError as UserError
     from cliquetta.evaluation.record import Record as Record
     from cliquetta.evaluation.runner import evaluate as evaluate
-    from cliquetta.inference.answers import PredictionRun as PredictionRun
     from cliquetta.inference.bulk import predict as predict
+    from cliquetta.inference.rows import PredictionRun as PredictionRun
     from cliquetta.methods.base import Adapter as Adapter
     from cliquetta.methods.base import BatchDependence as BatchDependence
     from cliquetta.methods.building.config import MethodConfig as MethodConfig
@@ -48,7 +48,7 @@ _EXPORTS = {
     "errors": ("UserError",),
     "evaluation.record": ("Record",),
     "evaluation.runner": ("evaluate",),
-    "inference.answers": ("PredictionRun",),
+    "inference.rows": ("PredictionRun",),
     "inference.bulk": ("predict",),
     "methods.base": ("Adapter", "BatchDependence"),
     "methods.building.config": ("MethodConfig",),

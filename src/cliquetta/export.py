@@ -36,7 +36,7 @@ LARGEST_ONNX = 2**31 - 2**24
 
 @dataclass(frozen=True)
 class Exported:
-    """What :func:`export_model` wrote."""
+    """The file that :func:`export_model` wrote."""
 
     path: Path
     bytes: int
@@ -86,7 +86,7 @@ def export_model(adapter: Adapter, path: Path | str, *, half: bool = False) -> E
 
 
 def describe_export(adapter: Adapter, *, half: bool) -> dict[str, Any]:
-    """What a user of the file must know, as JSON types."""
+    """Describe an exported model to its users, as JSON types."""
     facts = describe(adapter)
     return {
         "cliquetta": installed_version(),

@@ -46,7 +46,7 @@ def pipeline(
     seed: int = 0,
     batch_size: int = 64,
     reject: float | None = None,
-    calibrate: bool = False,
+    calibrate: bool | None = None,
     allow_urls: bool = False,
     url_seconds: float = 10.0,
     url_bytes: int = 2**25,
@@ -72,7 +72,8 @@ def pipeline(
         batch_size: Images that are predicted, and learned from, at once.
         reject: Name images of none of the labels: how many of them to look for, such as 0.9.
             Answers then have ``rejected`` and ``rejection_score``.
-        calibrate: Scale scores by a temperature that the images set without labels.
+        calibrate: Scale scores by a temperature that the images set without labels; by default
+            for methods where that costs nothing (``domain_norm``).
         allow_urls: Fetch images that are named by an ``http(s)`` URL.
         url_seconds: Time that one of these may take.
         url_bytes: Size that one of these may have.
@@ -174,7 +175,7 @@ class ZeroShotImageClassification:
         batch_size: int,
         url_limits: Mapping[str, Any] | None,
         reject: float | None = None,
-        calibrate: bool = False,
+        calibrate: bool | None = None,
     ) -> None:
         self.model, self.method, self.config = model, method, config
         self.seed, self.batch_size = seed, _at_least_one(batch_size)

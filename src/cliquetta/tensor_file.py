@@ -26,7 +26,7 @@ def pack(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> bytes:
 
 
 def pack_raw(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """The same with a header of plain strings, or none; equal content gives equal bytes."""
+    """Pack tensors with a header of strings, or none; equal content gives equal bytes."""
     flat = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     if metadata is None:
         return save(flat)

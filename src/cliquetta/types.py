@@ -1,4 +1,4 @@
-"""What every part of the package passes on: batches, predictions and the views a method wants."""
+"""Types that the whole package shares: batches, predictions and views."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Batch:
         return f"Batch(images={tuple(self.images.shape)}{views}{keys})"
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same batch on another device."""
+        """Move the batch to a device."""
         views = None if self.views is None else self.views.to(device, non_blocking=True)
         return Batch(self.images.to(device, non_blocking=True), self.keys, views)
 
@@ -43,7 +43,7 @@ class Batch:
 
 
 class Rejection(NamedTuple):
-    """Which images of a batch are of none of the classes."""
+    """The images of a batch that are of none of the classes."""
 
     score: Tensor
     """(B,), how unsure: 0 to 1."""
@@ -98,7 +98,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class ViewSpec:
-    """Which augmented views a method wants: ``count`` views of ``kind``, the first plain.
+    """The augmented views that a method wants: ``count`` of ``kind``, the first plain.
 
     ``kind`` is a key of :data:`cliquetta.data.views.VIEW_KINDS` (``resized-crop``,
     ``zoom-crop``, ``augmix``); ``zoom`` is the shorter side, as a multiple of the model's input

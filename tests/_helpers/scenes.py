@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from cliquetta.methods.scap import SCAP, SCAPConfig
+from cliquetta.methods.scap.released import Rules
 from cliquetta.model.clip import CLIP
 from cliquetta.model.config import CLIPConfig, TextConfig, VisionConfig
 from cliquetta.model.initialise import initialise
@@ -59,6 +60,24 @@ def between_similarities(model: CLIP, images: Tensor, quantile: float) -> float:
     return float((inside[wide[0]] + inside[wide[0] + 1]) / 2)
 
 
+@dataclass(frozen=True)
+class VariedConfig(SCAPConfig):
+    """A config with single rules of the released code, which no preset has."""
+
+    varied: Rules = field(default_factory=Rules)
+
+    @property
+    def rules(self) -> Rules:
+        return self.varied
+
+
+def scap_config(**options: Any) -> SCAPConfig:
+    """A config from fields of :class:`SCAPConfig` and of :class:`Rules`."""
+    names = {field.name for field in fields(Rules)}
+    rules = {name: options.pop(name) for name in names & options.keys()}
+    return VariedConfig(**options, varied=Rules(**rules)) if rules else SCAPConfig(**options)
+
+
 @dataclass
 class Pair:
     """The engine and the oracle, equally set up."""
@@ -81,7 +100,7 @@ def pair(
 ) -> Pair:
     """Engine and oracle with the same options (``blocks`` of one is the oracle's block)."""
     prompts = ClassPrompts(names, templates)
-    engine = SCAP(model, prompts, SCAPConfig(**options), seed=seed)
+    engine = SCAP(model, prompts, scap_config(**options), seed=seed)
     engine.collect_evidence = True
     theirs = dict(options)
     if "blocks" in theirs:

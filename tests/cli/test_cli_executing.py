@@ -1,4 +1,4 @@
-"""Where ``cliquetta evaluate`` runs its grid: on kept features, and in processes of torchrun."""
+"""Where ``cliquetta evaluate`` runs its grid: on features encoded once."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from pathlib import Path
 
 import pytest
 from rich.progress import Progress
-from typer.testing import CliRunner
 
 from cliquetta.cli.executing import Bars
-from cliquetta.cli.main import app
 from cliquetta.evaluation.grid import RunSpec
-from cliquetta.evaluation.progress_actor import Report
+from cliquetta.evaluation.progress_actor import RunReport
 from cliquetta.evaluation.record import list_records
 from cliquetta.evaluation.sweep import RunResult
 from tests._helpers.running import Run
-from tests._helpers.teamwork import in_processes
 from tests._helpers.tolerance import LOGIT
 
 
@@ -52,45 +49,17 @@ def test_a_share_of_a_gpu_is_for_ray(run: Run, tiny_file: Path, tmp_path: Path) 
     assert "--ray-gpus is for --ray" in answer.text
 
 
-def call(command: list[str]) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, command)
-    return result.exit_code, result.stdout, result.stderr
-
-
-def test_processes_of_torchrun_write_and_report_once(
-    run: Run, tiny_file: Path, tmp_path: Path
-) -> None:
-    alone = run(*words(tiny_file, tmp_path / "one", "--method", "scap"))
-    command = words(tiny_file, tmp_path / "two", "--method", "scap", "--device", "cpu")
-    first, second = in_processes(2, tmp_path, call, command)
-    assert (first[0], second[0], second[1] + second[2].strip()) == (0, 0, "")
-    assert scores(first[1]) == pytest.approx(scores(alone.stdout), abs=LOGIT)
-    assert len(list_records(tmp_path / "two")) == 2
-    given = f"ablate --model {tiny_file} --out {tmp_path}/three --dataset bundled --limit 20 --json"
-    varied = (*given.split(), "--method", "tda", "--field", "positive_alpha", "--values", "1,2")
-    first, second = in_processes(2, tmp_path, call, varied)
-    assert (first[0], second[0], second[1] + second[2].strip()) == (0, 0, "")
-    assert len(json.loads(first[1])["curves"][0]["points"]) == 2
-
-
-def test_evidence_is_not_kept_by_several_processes(tiny_file: Path, tmp_path: Path) -> None:
-    command = words(tiny_file, tmp_path / "runs", "--method", "scap", "--evidence")
-    for code, _, said in in_processes(2, tmp_path, call, command):
-        assert code == 2
-        assert "without torchrun" in " ".join(said.split())
-
-
 def test_bars_come_and_go_with_what_is_under_way() -> None:
     progress = Progress(disable=True)
     bars = Bars(progress, runs=2)
     one, two = (RunSpec("bundled", "tda", seed=seed) for seed in (0, 1))
     bars.show("encode bundled", 5, 10)
     bars.show("encode bundled", 10, 10)
-    bars.step(one, Report(1, 4, 16, None))
-    bars.step(two, Report(2, 4, 32, 50.0))
+    bars.step(one, RunReport(1, 4, 16, None))
+    bars.step(two, RunReport(2, 4, 32, 50.0))
     shown = {task.description: (task.completed, task.total) for task in progress.tasks}
     assert shown == {"runs": (0, 2), str(one): (1, 4), str(two): (2, 4)}
     bars.ended(RunResult(one, error="gone"))
-    bars.step(one, Report(4, 4, 64, None))  # a report that was late
+    bars.step(one, RunReport(4, 4, 64, None))  # a report that was late
     assert [task.description for task in progress.tasks] == ["runs", str(two)]
     assert progress.tasks[0].completed == 1

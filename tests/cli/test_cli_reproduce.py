@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from cliquetta.cli.ablate import ablate as run_ablate
 from cliquetta.cli.ablate import split_values
@@ -17,86 +16,9 @@ from cliquetta.report.results_pages import Pages
 from tests._helpers.running import Run
 
 
-@pytest.fixture
-def reproduce(run: Run, tiny_file: Path, tmp_path: Path) -> Any:
-    def call(table: str, *words: str | Path) -> Any:
-        given = ("--model", tiny_file, "--limit", "12", "--batch-size", "12")
-        return run("reproduce", table, *given, "--out", tmp_path / "runs", *words)
-
-    return call
-
-
-def test_components_beside_the_printed_numbers(reproduce: Any, run: Run, tmp_path: Path) -> None:
-    answer = reproduce("components")
-    assert answer.code == 0
-    for text in ("60.98 P", "64.52 P", "image + retention", "+3.54"):
-        assert text in answer.text
-    assert "6 runs, 12 images each" in answer.text
-    assert "not comparable with the paper: model tiny instead of CLIP ViT-B/16" in answer.text
-    saved = json.loads((tmp_path / "runs" / "reproduce-components.json").read_text())
-    assert [line["label"] for line in saved["lines"]][0::4] == ["none", "all"]
-    assert all(f"({line['difference']:+.2f})" in answer.text for line in saved["lines"])
-    assert not any(line["comparable"] for line in saved["lines"])
-    records = sorted((tmp_path / "runs").glob("*/record.json"))
-    times = [path.stat().st_mtime_ns for path in records]
-    again = reproduce("components", "--json")
-    assert json.loads(again.stdout) == saved
-    assert [path.stat().st_mtime_ns for path in records] == times
-    quiet = reproduce("components", "--quiet")
-    assert "not comparable with the paper" in quiet.stderr and "(" in quiet.stdout
-    assert run("compare", tmp_path / "runs").code == 0
-
-
-def test_a_table_of_methods(reproduce: Any, tmp_path: Path) -> None:
-    answer = reproduce("cross-domain", "--method", "zero_shot,tda,coop", "--shift", "fog:2")
-    assert answer.code == 0
-    assert "bundled@fog:2 instead of mean of 4 sets" in answer.text
-    assert "CoOp: learns from labelled images first" in answer.text
-    saved = json.loads((tmp_path / "runs" / "reproduce-cross-domain.json").read_text())
-    ours = {line["label"]: line["ours"] for line in saved["lines"]}
-    assert set(ours) == {"CLIP, one template", "CoOp", "TDA"}
-    assert ours["CoOp"] is None and f"{ours['TDA']:.2f}" in answer.text
-
-
-@pytest.mark.parametrize("table", ["hyperparameters", "batch-size"])
-def test_figures_are_drawn_and_saved(
-    reproduce: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str
-) -> None:
-    few = {"threshold": (0.8, 0.95), "concentration": (0.0, 1.0), "capacity": (2, 6)}
-    few |= {"neighbours": (1, 3), "batch_size": (6, 12)}
-    monkeypatch.setattr("cliquetta.evaluation.reproduce.VALUES", few)
-    answer = reproduce(table)
-    assert answer.code == 0
-    assert "the paper:" in answer.text
-    saved = json.loads((tmp_path / "runs" / f"reproduce-{table}.json").read_text())
-    assert [len(curve["points"]) for curve in saved["curves"]] == [2] * len(saved["curves"])
-    for curve in saved["curves"]:
-        assert curve["default"] in [point["value"] for point in curve["points"]]
-        for point in curve["points"]:
-            assert f"{point['top1']:.2f}" in answer.text
-    with Image.open(tmp_path / "runs" / f"reproduce-{table}.png") as picture:
-        picture.verify()
-    if table == "batch-size":
-        assert set(saved["largest_clique"]) == {"6", "12"}
-        assert [curve["modalities"] for curve in saved["curves"]] == ["both", "image", "text"]
-        assert "batch_size, image prompts alone" in answer.text
-        assert "largest clique" in answer.text
-    else:
-        # four curves share zero-shot and the run with default values
-        assert len(list((tmp_path / "runs").glob("*/record.json"))) == 1 + 1 + 4
-
-
-def test_what_cannot_be_run_is_refused(reproduce: Any, run: Run, tmp_path: Path) -> None:
-    answer = reproduce("component")
-    assert answer.code == 2 and "did you mean 'components'" in answer.text
-    answer = reproduce("components", "--root", tmp_path)
-    assert answer.code == 2 and "imagenet-a is not under" in answer.text
-    answer = reproduce("batch-size", "--root", tmp_path)
-    assert answer.code == 2 and "batch-size needs imagenet-a" in answer.text
-    answer = reproduce("hyperparameters", "--method", "scap")
-    assert answer.code == 2 and "leave out --method" in answer.text
-    answer = reproduce("components", "--shard", "1/2")
-    assert answer.code == 2 and "--shard and --overwrite are for headline" in answer.text
+def test_an_unknown_page_names_the_nearest(run: Run) -> None:
+    answer = run("reproduce", "headlin")
+    assert answer.code == 2 and "did you mean 'headline'" in answer.text
 
 
 def test_a_page_is_not_rewritten_unasked(

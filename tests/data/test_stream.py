@@ -203,13 +203,6 @@ def test_a_stream_has_one_class_list_and_labels_if_they_are_needed() -> None:
         Stream(made_up_dataset(50), PREPROCESS, batch_size=8).batches(9).__next__()
 
 
-def test_the_old_name_of_an_order_still_works() -> None:
-    dataset = made_up_dataset(20)
-    with pytest.warns(UserWarning, match="now called 'sequential'"):
-        stream = Stream(dataset, PREPROCESS, order="given")
-    assert stream.settings() == Stream(dataset, PREPROCESS, order="sequential").settings()
-
-
 def test_a_long_stream_draws_its_noise_anew() -> None:
     clean = made_up_dataset(10)
     stream = Stream(
@@ -257,6 +250,3 @@ def test_settings_name_what_the_order_depends_on() -> None:
     assert plain == Stream(dataset, PREPROCESS).settings()
     assert Stream(dataset, PREPROCESS, order="uneven").settings()["present"] == [3, 3]
     assert Stream(dataset, PREPROCESS, order="correlated", gamma=0.5).settings()["dirichlet"] == 0.5
-    with pytest.warns(UserWarning, match="now called gamma"):
-        old = Stream(dataset, PREPROCESS, order="correlated", dirichlet=0.5)
-    assert old.options.gamma == 0.5

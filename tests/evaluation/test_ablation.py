@@ -8,13 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
 from cliquetta.errors import UnknownNameError
 from cliquetta.evaluation import sweep as sweeping
-from cliquetta.evaluation.ablation import ablation, curve, largest_cliques
+from cliquetta.evaluation.ablation import ablation, curve
 from cliquetta.evaluation.grid import RunSpec
 from cliquetta.evaluation.record import list_records
 from cliquetta.evaluation.sweep import RunContext, RunResult, sweep
@@ -23,6 +22,7 @@ from cliquetta.report.style import to_file
 from tests._helpers.tiny import build_tiny_clip
 
 BASE = RunSpec("bundled", "tda", model="tiny", limit=30, batch_size=10)
+FIELD = "clique_combination"
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_any_kind_of_field() -> None:
     base = replace(BASE, method="scap")
     assert [v for v, _ in ablation(base, "blocks", ["0", "0,1"]).cells] == [(0,), (0, 1)]
     assert [v for v, _ in ablation(base, "retention", ["true", "no"]).cells] == [True, False]
-    assert [v for v, _ in ablation(base, "merge", ["top-1", "union"]).cells] == ["top-1", "union"]
+    assert [v for v, _ in ablation(base, FIELD, ["mean", "concat"]).cells] == ["mean", "concat"]
     sizes = ablation(base, "batch_size", ["4", 16])
     assert sizes.default == 10
     assert [specs[0].batch_size for _, specs in sizes.cells] == [4, 16]
@@ -68,8 +68,8 @@ def test_any_kind_of_field() -> None:
 def test_bad_fields_and_values_are_refused() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'positive_alpha'"):
         ablation(BASE, "positiv_alpha", [1])
-    with pytest.raises(UnknownNameError, match=r"value of merge"):
-        ablation(replace(BASE, method="scap"), "merge", ["top-2"])
+    with pytest.raises(UnknownNameError, match=f"value of {FIELD}"):
+        ablation(replace(BASE, method="scap"), FIELD, ["sum"])
     with pytest.raises(ValueError, match="whole number of at least 1"):
         ablation(BASE, "batch_size", ["0"])
     with pytest.raises(ValueError, match="no values"):
@@ -123,29 +123,6 @@ def test_curves_are_drawn(context: RunContext) -> None:
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "3"]
     assert {"zero_shot"} == {text.get_text() for text in axes.get_legend().get_texts()}
     assert sum(axes.get_visible() for axes in figure.axes) == 6  # three panels, NLL beside each
-
-
-def test_largest_cliques_against_a_literal_count(context: RunContext) -> None:
-    spec = replace(BASE, method="scap", options=(("threshold", 0.5), ("topk", 2)))
-    sizes = largest_cliques(context, spec, [5, 30])
-    adapter, stream = context.prepare(replace(spec, method="zero_shot", options=()))
-    images = torch.cat([batch.images for batch, _ in stream.batches()])
-    model = adapter.model
-    features = model.encode_image(images, normalize=True)
-    top = (features @ model.classifier(adapter.prompts).T).topk(2).indices.tolist()
-    for size, expected in sizes.items():
-        largest = []
-        for start in range(0, 30, size):
-            batch = range(start, start + size)
-            counts = [
-                sum(c in top[j] and bool(features[i] @ features[j] > 0.5) for j in batch)
-                for i in batch
-                for c in top[i]
-            ]
-            best = max(counts)
-            largest.append(best if best > 1 else 0)
-        assert expected == pytest.approx(statistics.mean(largest))
-    assert sizes[30] >= sizes[5]
 
 
 def test_rounding_does_not_look_like_a_trend() -> None:

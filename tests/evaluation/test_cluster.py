@@ -16,7 +16,7 @@ from cliquetta.cli.main import app
 from cliquetta.evaluation.cluster import RayExecutor
 from cliquetta.evaluation.grid import RunSpec
 from cliquetta.evaluation.predictions import PREDICTIONS
-from cliquetta.evaluation.progress_actor import Board, Report
+from cliquetta.evaluation.progress_actor import ProgressBoard, RunReport
 from cliquetta.evaluation.record import list_records
 from cliquetta.evaluation.sweep import RunContext, RunResult, sweep
 from cliquetta.model.checkpoints.native import save_model
@@ -43,7 +43,7 @@ class Grid:
     folder: Path
     serial: list[RunResult]
     there: list[RunResult] = field(default_factory=list)
-    reports: list[tuple[RunSpec, Report]] = field(default_factory=list)
+    reports: list[tuple[RunSpec, RunReport]] = field(default_factory=list)
 
 
 @pytest.fixture(scope="module")
@@ -131,11 +131,11 @@ def test_what_the_cluster_cannot_give_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_board_keeps_the_latest_report_until_it_is_taken() -> None:
-    board = Board()
-    board.post(0, Report(1, 9, 4, None))
-    board.post(0, Report(2, 9, 8, 50.0))
-    board.post(3, Report(1, 5, 4, None))
-    assert board.take() == {0: Report(2, 9, 8, 50.0), 3: Report(1, 5, 4, None)}
+    board = ProgressBoard()
+    board.post(0, RunReport(1, 9, 4, None))
+    board.post(0, RunReport(2, 9, 8, 50.0))
+    board.post(3, RunReport(1, 5, 4, None))
+    assert board.take() == {0: RunReport(2, 9, 8, 50.0), 3: RunReport(1, 5, 4, None)}
     assert board.take() == {}
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cliquetta.evaluation.grid import RunSpec, packaged_grid, read_grid
 from cliquetta.methods.registry import method_config
+from cliquetta.prompts.catalogue import template_choice, templates
+
+PAGE = (Path(__file__).parents[2] / "docs/results/published.md").read_text(encoding="utf-8")
 
 OOD = ("imagenet-a", "imagenet-r", "imagenet-sketch", "imagenet-v2")
 SMALL = ("cars", "sun397", "aircraft", "eurosat", "food101", "pets")
 TEN = (*SMALL, "flowers102", "caltech101", "dtd", "ucf101")
+DATASETS = {*OOD, *TEN}
 
 # The SCAP paper (CVPR 2025): table 1 and the last table of the supplement, columns in its order,
 # the average last.
@@ -48,8 +52,6 @@ PAPER_IMAGENET_A = {
         "concat, mean": 64.35,
         "concat, concat": 64.52,
     },
-    "batch-size": {"batch size": 64.52},
-    "hyperparameters": {"all defaults": 64.52},
 }
 # Rows of other publications, as our fact sheet of 2026-11-15 has them. They were not printed in
 # the paper; this copy notices a digit that changes, not one that was wrong from the start.
@@ -90,32 +92,39 @@ def transcribed(text: str, columns: tuple[str, ...]) -> dict[str, dict[str, floa
     return found
 
 
-def tables() -> dict[str, Any]:
-    text = files("cliquetta.evaluation").joinpath("data/published.json").read_text("utf-8")
-    document: dict[str, Any] = json.loads(text)["tables"]
-    return document
-
-
 def recorded(table: str, *, printed: bool) -> dict[str, dict[str, float]]:
-    """Rows of published.json from the paper itself, or those from elsewhere."""
-    rows = [row for row in tables()[table]["rows"] if (row["source"] == "P") == printed]
-    averages = [{"average": row["average"]} if "average" in row else {} for row in rows]
-    return {row["label"]: row["values"] | more for row, more in zip(rows, averages, strict=True)}
+    """Rows of docs/results/published.md that the paper prints, or those from elsewhere."""
+    section = PAGE.split(f"(`{table}`)")[1].split("\n## ")[0]
+    head, _, *rows = (
+        [cell.strip() for cell in line.strip("| ").split("|")]
+        for line in section.splitlines()
+        if line.startswith("|")
+    )
+    named = [dict(zip(head, row, strict=True)) for row in rows]
+    return {
+        row["row"].removesuffix("†"): {d: float(row[d]) for d in head if d in DATASETS}
+        for row in named
+        if (row["source"] == "P") == printed
+    }
 
 
 @pytest.mark.parametrize(
     ("table", "text", "columns", "printed"),
     [
         ("ood", PAPER_OOD, OOD, True),
-        ("cross-domain-full", PAPER_TEN, TEN, True),
+        ("cross-domain", PAPER_TEN, TEN, True),
         ("ood", OTHER_OOD, OOD, False),
-        ("cross-domain-full", OTHER_TEN, TEN, False),
+        ("cross-domain", OTHER_TEN, TEN, False),
     ],
 )
 def test_every_number_is_the_printed_one(
     table: str, text: str, columns: tuple[str, ...], printed: bool
 ) -> None:
-    assert recorded(table, printed=printed) == transcribed(text, columns)
+    rows = transcribed(text, columns)
+    for values in rows.values():
+        average = values.pop("average", None)  # a check of the transcription itself
+        assert average is None or abs(sum(values.values()) / len(values) - average) < 0.021
+    assert recorded(table, printed=printed) == rows
 
 
 def test_the_ablations_are_the_printed_ones() -> None:
@@ -124,16 +133,51 @@ def test_the_ablations_are_the_printed_ones() -> None:
         assert recorded(table, printed=True) == expected
 
 
-def test_no_table_is_left_out() -> None:
-    checked = {"ood", "cross-domain-full", *PAPER_IMAGENET_A}
-    assert {name for name, table in tables().items() if "rows" in table} == checked
+SCAP_RUNS = [
+    (name, spec)
+    for name in ("ood", "cross-domain", "components", "combination")
+    for spec in read_grid(packaged_grid(name))
+    if spec.method == "scap"
+]
+
+
+@pytest.mark.parametrize(("table", "spec"), SCAP_RUNS, ids=lambda value: str(value)[:60])
+def test_scap_is_run_as_the_paper_says(table: str, spec: RunSpec) -> None:
+    assert spec.batch_size == 64  # "for all experiments"
+    # "an ensemble of multiple templates for the OOD benchmark, whereas dataset-specific templates
+    # are used for the cross-domain benchmark, following TDA"
+    out_of_distribution = spec.dataset in OOD
+    source = "scap" if out_of_distribution else "tda"
+    assert spec.templates == templates(template_choice(source, spec.dataset))
+    # Their figures are those of 64 views; no views of one kind are printed for cross-domain sets.
+    assert spec.preset == ("paper-views" if out_of_distribution else "paper-crops")
+    options = dict(spec.options)
+    config = method_config("scap", spec.preset, options)
+    assert config.views == 64
+    # "the default values of alpha_r, sigma, L and K set to 1, 0.3, 6, and 3", "k = 3 in the
+    # initial top-k predictions", "Adam with a learning rate of 0.003"
+    # (another alpha_r than 1 is no setting)
+    assert [config.bandwidth, config.capacity, config.neighbours] == [0.3, 6, 3]
+    assert config.topk == 3 and config.lr == 0.003
+    # The paper prints no threshold; its ablations are on ImageNet-A, with one for all rows.
+    if spec.dataset == "imagenet-a":
+        assert options["threshold"] in (0.65, 2.0)  # no cosine reaches 2: nothing is learned
+
+
+def test_rivals_of_the_tables_are_run_with_the_printed_views() -> None:
+    printed = {"tpt": 64, "ctpt": 64, "dart": 64, "mta": 64, "zero": 64, "zero_shot": 1}
+    for name in ("ood", "cross-domain"):
+        for spec in read_grid(packaged_grid(name)):
+            if spec.method in printed and spec.method != "zero_shot":
+                config = method_config(spec.method, spec.preset, dict(spec.options))
+                assert config.views == printed[spec.method], spec
 
 
 @pytest.mark.parametrize(("preset", "views"), [("paper", 1), ("paper-views", 64)])
 def test_the_defaults_are_the_stated_ones(preset: str, views: int) -> None:
     """From the paper's implementation details; what it leaves open is the fact sheet's choice."""
     config = method_config("scap", preset)
-    stated = {"topk": 3, "lr": 3e-3, "prompt_scale": 1.0, "text_retained_share": 1.0}
+    stated = {"topk": 3, "lr": 3e-3}
     stated |= {"bandwidth": 0.3, "capacity": 6, "neighbours": 3, "concentration": 1.0}
     chosen: dict[str, Any] = {
         "threshold": 0.8,

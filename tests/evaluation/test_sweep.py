@@ -59,10 +59,10 @@ def test_a_grid_has_every_combination_and_zero_shot_first() -> None:
 
 
 def test_a_method_is_written_with_its_preset_and_fields() -> None:
-    cell = with_method(BASE, "scap:paper/topk=2/full_set=true")
+    cell = with_method(BASE, "scap:paper/topk=2/retention=false")
     assert (cell.method, cell.preset) == ("scap", "paper")
-    assert cell.options == (("topk", 2), ("full_set", True))
-    assert cell.label == "scap:paper/topk=2/full_set=True"
+    assert cell.options == (("topk", 2), ("retention", False))
+    assert cell.label == "scap:paper/topk=2/retention=False"
     assert grid([cell], datasets=["bundled"])[0].options == ()
 
 

@@ -25,11 +25,11 @@ from safetensors.torch import load_file
 from cliquetta.atomic import exclusive
 from cliquetta.errors import BusyError, UserError
 from cliquetta.inference import parts, resumable
-from cliquetta.inference.answers import PredictionRun
 from cliquetta.inference.bulk import predict
 from cliquetta.inference.parts import Parts
 from cliquetta.inference.predictor import Predictor
 from cliquetta.inference.reading import Reader
+from cliquetta.inference.rows import PredictionRun
 from cliquetta.methods.registry import create_method
 from cliquetta.methods.state import read_header
 from cliquetta.methods.zero_shot import ZeroShot

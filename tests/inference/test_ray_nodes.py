@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
-import random
-import shutil
 import signal
-import subprocess
 import sys
-import time
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,36 +28,79 @@ from tests._helpers.trees import noise, table_rows
 
 pytestmark = pytest.mark.slow
 NAMES = ["airplane", "cat", "frog"]
-IMAGES = 120
-COMMAND = """
-from cliquetta.inference import parts
-parts.PART_ROWS = 8
-from cliquetta.cli.main import app
-app()
-"""
+IMAGES, PART = 40, 8
+NODE: dict[str, Any] = {"num_cpus": 3, "object_store_memory": 80 * 2**20}
+"""Room for two actors and a reader."""
 
 
-@pytest.fixture
-def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """A head and another node; either has room for two actors and a reader."""
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.setenv("RAY_worker_niceness", "0")  # a busy machine would starve them
-    args: dict[str, Any] = {"num_cpus": 3, "object_store_memory": 80 * 2**20}
-    cluster = Cluster(initialize_head=True, head_node_args={**args, "include_dashboard": False})
-    cluster.add_node(**args)
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Cluster]:
+    """A head without work, and a node."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_worker_niceness", "0")  # a busy machine would starve them
+        patch.setattr(parts, "PART_ROWS", PART)
+        head = {**NODE, "num_cpus": 0, "include_dashboard": False}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        cluster.add_node(**NODE)
+        yield cluster
+        ray.shutdown()
+        cluster.shutdown()
 
 
-@pytest.fixture
-def photos(tmp_path: Path) -> Path:
-    """A model and a list of images of two cameras."""
-    save_model(build_tiny_clip(), tmp_path / "tiny.safetensors")
-    noise(tmp_path, [f"{place}.png" for place in range(IMAGES)])
-    lines = ["path,camera", *(f"{place}.png,{'ab'[place % 7 % 2]}" for place in range(IMAGES))]
-    (tmp_path / "list.csv").write_text("\n".join(lines))
-    return tmp_path
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, a list of images of two cameras, and the table of a run on one machine."""
+    folder = tmp_path_factory.mktemp("photos")
+    save_model(build_tiny_clip(), folder / "tiny.safetensors")
+    names = [f"{number}.png" for number in range(IMAGES)]
+    noise(folder, names)
+    lines = [f"{name},{'ab'[number % 7 % 2]}" for number, name in enumerate(names)]
+    (folder / "list.csv").write_text("\n".join(["path,camera", *lines]))
+    run(folder, folder / "expected.csv")
+    return folder
+
+
+def run(photos: Path, out: Path, **changes: Any) -> int:
+    """Predict all images, both cameras by themselves; the number of images."""
+    settings = {"batch_size": 4, "group_by": "camera", "method": ["tda", "tent"], **changes}
+    model = create_model(str(photos / "tiny.safetensors"), device="cpu")
+    return predict([photos / "list.csv"], NAMES, model=model, out=out, **settings).images
+
+
+def run_until(photos: Path, out: Path, address: str, end: int | str) -> None:
+    """Be killed by ``kill -9`` at image ``end`` of a run, or just before ``end`` is written."""
+    parts.PART_ROWS = PART
+
+    def strike(done: int, total: int, skipped: int) -> None:
+        if isinstance(end, int) and done >= end:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def hear(event: str, words: tuple[Any, ...]) -> None:
+        if event == "os.rename" and str(words[1]) == end:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hear)
+    run(photos, out, cluster=RayCluster(address, actors=2), on_progress=strike)
+
+
+def test_a_run_that_is_killed_twice_continues(nodes: Cluster, photos: Path, tmp_path: Path) -> None:
+    """In the middle, and when it has continued and all but the table is there."""
+    out, folder = tmp_path / "out.csv", tmp_path / "out.csv.parts"
+    context = multiprocessing.get_context("forkserver")  # processes without threads of this one
+    context.set_forkserver_preload([__name__])
+    done: list[int] = []
+    for end in (PART + 4, str(out)):
+        process = context.Process(target=run_until, args=(photos, out, nodes.address, end))
+        process.start()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+        done.append(len(list(folder.glob("*-*.jsonl"))))
+    assert 0 < done[0] < done[1] and not out.exists()
+    assert run(photos, out) == IMAGES
+    assert out.read_bytes() == (photos / "expected.csv").read_bytes()
+    assert len({row["path"] for row in table_rows(out)}) == IMAGES
+    assert not folder.exists()
 
 
 def test_threads_of_workers_wait_as_those_of_the_command_do(
@@ -69,74 +111,20 @@ def test_threads_of_workers_wait_as_those_of_the_command_do(
         assert there.get(there.remote(os.getenv).remote("OMP_WAIT_POLICY")) == "PASSIVE"
 
 
-def test_a_node_is_lost(
-    nodes: Cluster, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(parts, "PART_ROWS", 8)
-    settings: dict[str, Any] = {
-        "model": create_model(str(photos / "tiny.safetensors"), device="cpu")
-    }
-    settings |= {"method": ["tda", "tent"], "batch_size": 4, "group_by": "camera"}
-    predict([photos / "list.csv"], NAMES, out=tmp_path / "whole.csv", **settings)
+def test_a_node_is_lost_and_another_comes(nodes: Cluster, photos: Path, tmp_path: Path) -> None:
     ray.init(nodes.address, log_to_driver=False, logging_level=logging.ERROR)
-    lost: list[int] = []
+    begun, settings = threading.Event(), {"cluster": RayCluster("auto", actors=2)}
 
-    def strike(done: int, total: int, skipped: int) -> None:
-        if done >= 20 and not lost:
-            lost.append(done)
-            nodes.remove_node(nodes.worker_nodes.copy().pop(), allow_graceful=False)
+    def notice(done: int, total: int, skipped: int) -> None:
+        if done >= PART + 4:
+            begun.set()
 
-    done = predict(
-        [photos / "list.csv"],
-        NAMES,
-        out=tmp_path / "out.csv",
-        cluster=RayCluster("auto", actors=2),
-        on_progress=strike,
-        **settings,
-    )
-    assert lost and done.images == IMAGES
-    assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
-
-
-def test_twenty_random_kills(nodes: Cluster, photos: Path, tmp_path: Path) -> None:
-    """When to kill is drawn anew for every start: after some more parts and part of a second."""
-    words = ["predict", "list.csv", "--classes", ",".join(NAMES), "--model", "tiny.safetensors"]
-    words += ["--method", "tda,tent", "--batch-size", "4", "--group-by", "camera", "--quiet"]
-
-    def start(out: str, *more: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", COMMAND, *words, "--out", out, *more]
-        return subprocess.Popen(command, cwd=photos, stdout=subprocess.DEVNULL)
-
-    assert start("whole.csv").wait() == 0
-    on_ray = ("--ray", nodes.address, "--actors", "2")
-    whole, parts_of = (tmp_path / "whole.csv").read_bytes(), tmp_path / "out.csv.parts"
-
-    def finished() -> int:
-        return len(list(parts_of.glob("*-*.jsonl")))
-
-    generator, kills, resumed, complete = random.Random(0), 0, 0, 0
-    while kills < 20:
-        before = finished()
-        process, due = start("out.csv", *on_ray), before + generator.randrange(5)
-        while finished() < due and process.poll() is None:
-            time.sleep(0.02)
-        try:
-            process.wait(generator.expovariate(1 / (0.5 if due > before else 10)))
-        except subprocess.TimeoutExpired:
-            os.kill(process.pid, signal.SIGKILL)
-            kills += 1
-            resumed += before > 0
-        process.wait()
-        print(f"kill {kills}: {before} parts before, {finished()} after", flush=True)
-        if (tmp_path / "out.csv").exists():
-            assert (tmp_path / "out.csv").read_bytes() == whole
-            if not (parts_of / "run.json").exists():
-                complete += 1
-                (tmp_path / "out.csv").unlink()
-                shutil.rmtree(parts_of, ignore_errors=True)
-    print(f"{resumed} of the killed runs had continued one, {complete} runs ended", flush=True)
-    if not (tmp_path / "out.csv").exists() or (tmp_path / "out.csv.parts/run.json").exists():
-        assert start("out.csv", *on_ray).wait() == 0
-    assert (tmp_path / "out.csv").read_bytes() == whole
-    assert resumed > 0
-    assert len({row["path"] for row in table_rows(tmp_path / "out.csv")}) == IMAGES
+    with ThreadPoolExecutor(1) as other:  # nodes are started by the main thread only
+        done = other.submit(run, photos, tmp_path / "out.csv", on_progress=notice, **settings)
+        assert begun.wait(120)
+        (node,) = nodes.worker_nodes
+        nodes.remove_node(node, allow_graceful=False)
+        assert not done.done()
+        nodes.add_node(**NODE)
+        assert done.result() == IMAGES
+    assert (tmp_path / "out.csv").read_bytes() == (photos / "expected.csv").read_bytes()

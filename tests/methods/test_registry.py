@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 import cliquetta
 from cliquetta.cli.main import app
 from cliquetta.errors import UnknownNameError
-from cliquetta.evaluation.grid import read_grid
-from cliquetta.evaluation.reproduce import GRIDS, grid_file
+from cliquetta.evaluation.grid import packaged_grid, read_grid
 from cliquetta.methods import registry
 from cliquetta.methods.building.feature_level import FixedText
 from cliquetta.methods.registry import (
@@ -27,7 +26,7 @@ from cliquetta.methods.registry import (
 )
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.report.results_pages import methods_page
+from cliquetta.report.results_pages import GRIDS, methods_page
 from cliquetta.types import Prediction
 from docs import hooks
 from tests._helpers.tolerance import LOGIT
@@ -91,7 +90,7 @@ def test_one_file_enters_a_method_everywhere(install: Path) -> None:
     shown = CliRunner().invoke(app, ["methods", "--json"])
     assert "made_up" in [method["name"] for method in json.loads(shown.stdout)]
     for grid in GRIDS["leaderboard"]:
-        assert "made_up" in {spec.method for spec in read_grid(grid_file(grid), root="/data")}
+        assert "made_up" in {spec.method for spec in read_grid(packaged_grid(grid), root="/data")}
     assert "`made_up`" in methods_page([], [], [], install).partition("not run")[2]
     assert "`factor`" in hooks.settings(get_method("made_up"))
     assert "--method made_up" in hooks.command(get_method("made_up"))

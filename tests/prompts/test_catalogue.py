@@ -39,6 +39,7 @@ LISTS = {
     "domainnet-126": (126, "aircraft carrier", "zebra"),
     "visda": (12, "aeroplane", "truck"),
     "svhn": (10, "0", "9"),
+    "coco-things": (80, "person", "toothbrush"),
 }
 SETS = {"single": 1, "openai-80": 80, "openai-7": 7, "watt-8": 8}
 SETS |= {"scap-imagenet-a": 8, "scap-imagenet-r": 78, "scap-imagenet-sketch": 81}

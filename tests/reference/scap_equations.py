@@ -27,26 +27,15 @@ class ReferenceSettings:
 
     topk: int = 3
     threshold: float = 0.8
-    full_set: bool = False
-    deduplicate: Literal["class", "none"] = "class"
-    mining_features: Literal["plain", "start-prompt"] = "plain"
     prompt_block: int = 1
     prompt_length: int = 1
     modalities: Literal["both", "image", "text"] = "both"
-    entropy: Literal["mean-feature", "mean-entropy", "marginal"] = "mean-feature"
     concentration: float = 1.0
     """lambda, the weight of the concentration loss."""
-    concentration_form: Literal["sum", "mean"] = "sum"
-    """Over the members of a clique; the squared distance itself is always a sum."""
-    learning_rate: float = 3e-3
+    lr: float = 3e-3
     steps: int = 1
-    text_mix: float | None = None
-    """rho, the share of the fixed templates; ``None`` is 0.5. One template alone: always 0."""
-    key: Literal["start", "updated"] = "start"
-    query: Literal["start", "plain"] = "start"
-    match: Literal["inner", "cosine"] = "inner"
-    graph: Literal["zhou", "zhou-loops"] = "zhou"
-    restore_norms: bool = False
+    text_mix: float = 0.5
+    """rho, the share of the fixed templates. One template alone: always 0."""
     capacity: int = 6
     """L, pairs kept per class."""
     neighbours: int = 3
@@ -55,18 +44,21 @@ class ReferenceSettings:
     """sigma of the Gaussian kernel."""
     propagation: float = 0.3
     """alpha of the propagation."""
-    replace_keys: bool = True
     retention: bool = True
-    retention_order: Literal["update-first", "infer-first"] = "update-first"
-    count_start: bool = False
-    """Whether the start context counts as the first text prompt of the running mean."""
-    text_retained_share: float = 1.0
-    """alpha_r of the composed text prompt."""
     clique_combination: Literal["concat", "mean"] = "concat"
     retained_combination: Literal["concat", "mean"] = "concat"
-    merge: Literal[
-        "mean-probability", "top-1", "mean-logits", "own-class", "union", "max-confidence"
-    ] = "mean-probability"
+
+    # --- the released code's readings
+    whole_sets: bool = False
+    repeated_cliques: bool = False
+    prompted_mining: bool = False
+    member_entropy: bool = False
+    mean_concentration: bool = False
+    """Over the members of a clique; the squared distance itself is always a sum."""
+    weight_decay: float = 0.0
+    """Of AdamW."""
+    raw_keys: bool = False
+    best_class_only: bool = False
 
 
 @dataclass
@@ -139,14 +131,13 @@ def text_features(
     prompts: ClassPrompts,
     context: Tensor,
     u_fix: Tensor | None,
-    text_mix: float | None,
+    text_mix: float,
 ) -> Tensor:
     """Unit text features (N, E) with ``context`` in the first template, mixed with ``u_fix``."""
     u_learn = template_features(model, prompts, prompts.templates[0], context)
     if u_fix is None:
         return u_learn
-    rho = 0.5 if text_mix is None else text_mix
-    return l2_normalize((1 - rho) * u_learn + rho * u_fix)
+    return l2_normalize((1 - text_mix) * u_learn + text_mix * u_fix)
 
 
 # --- step 1: mine -------------------------------------------------------------------------------
@@ -163,22 +154,22 @@ def mine(
     top: Sequence[Sequence[int]],
     threshold: float,
     *,
-    full_set: bool = False,
-    deduplicate: str = "class",
+    whole_sets: bool = False,
+    repeats: bool = False,
 ) -> list[Clique]:
     """Eq. 1-3: the cliques of a batch from unit features (b, E) and each image's classes."""
     cliques: list[Clique] = []
     for i in sorted({c for classes in top for c in classes}):
         S = [j for j in range(len(top)) if i in top[j]]  # Eq. 1
         M = features[S] @ features[S].T  # Eq. 2
-        found: list[frozenset[int]] = [frozenset(S)] if full_set else []
+        found: list[frozenset[int]] = [frozenset(S)] if whole_sets else []
         for row in M:
             C = frozenset(j for j, similarity in zip(S, row, strict=True) if similarity > threshold)
             if len(C) <= 1:
                 continue
-            if full_set and frozenset(S) == C:
+            if whole_sets and frozenset(S) == C:
                 continue
-            if deduplicate == "class" and C in found:
+            if not repeats and C in found:
                 continue
             found.append(C)
         cliques += [(i, C) for C in found]
@@ -199,17 +190,13 @@ def clique_loss(
     """Eq. 5-10 of one clique: unit member features (n, E), unit text features (N, E)."""
     n = len(features)
     a = features.mean(dim=0)
-    if settings.entropy == "mean-feature":
-        loss = entropy((scale * l2_normalize(a) @ text.T).log_softmax(dim=-1))
+    if settings.member_entropy:
+        loss = entropy((scale * features @ text.T).log_softmax(dim=-1)).mean()
     else:
-        log_p = (scale * features @ text.T).log_softmax(dim=-1)
-        if settings.entropy == "mean-entropy":
-            loss = entropy(log_p).mean()
-        else:
-            loss = entropy(log_p.logsumexp(dim=0) - math.log(n))
+        loss = entropy((scale * l2_normalize(a) @ text.T).log_softmax(dim=-1))
     con = sum(((f - a) ** 2).sum() for f in features)
     assert isinstance(con, Tensor)
-    if settings.concentration_form == "mean":
+    if settings.mean_concentration:
         con = con / n
     return Losses(loss, con, loss + settings.concentration * con)
 
@@ -231,9 +218,8 @@ def learn(
     visual = None if start_visual is None else start_visual.clone().requires_grad_()
     text = None if start_text is None else start_text.clone().requires_grad_(learn_text)
     parameters = [p for p in (visual, text) if p is not None and p.requires_grad]
-    optimiser = torch.optim.Adam(
-        parameters, lr=settings.learning_rate, betas=(0.9, 0.999), eps=1e-8
-    )
+    kind = torch.optim.AdamW if settings.weight_decay else torch.optim.Adam
+    optimiser = kind(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
 
     def evaluate() -> tuple[Tensor, Losses]:
         f = image_features(model, images, visual, settings.prompt_block)
@@ -247,11 +233,11 @@ def learn(
             evaluate()[1].total.backward()
             optimiser.step()
     with torch.no_grad():
-        a_updated, after = evaluate()
+        _, after = evaluate()
     return Learned(
         None if visual is None else visual.detach(),
         text.detach() if text is not None and learn_text else None,
-        a_start if settings.key == "start" else a_updated,
+        a_start,
         before,
         after,
     )
@@ -272,17 +258,17 @@ def running_mean(mean: Tensor | None, new: Tensor, tau: int) -> Tensor:
 def retention_graph(keys: Tensor, s: ReferenceSettings) -> Tensor:
     """Eq. 12: Gaussian weights (n, n), K largest of each row, made symmetric.
 
-    Without loops the diagonal is zero and does not count among the K.
+    The diagonal is zero and does not count among the K.
     """
-    n, loops = len(keys), s.graph == "zhou-loops"
+    n = len(keys)
     W = torch.zeros(n, n, dtype=keys.dtype)
     for k in range(n):
         for m in range(n):
-            if k != m or loops:
+            if k != m:
                 W[k, m] = torch.exp(-((keys[k] - keys[m]) ** 2).sum() / (2 * s.bandwidth**2))
     kept = torch.zeros_like(W)
     for k in range(n):
-        candidates = [m for m in range(n) if m != k or loops]
+        candidates = [m for m in range(n) if m != k]
         nearest = sorted(candidates, key=lambda m: (-W[k, m].item(), m))[: s.neighbours]
         for m in nearest:
             kept[k, m] = W[k, m]
@@ -302,9 +288,6 @@ def propagate(keys: Tensor, s: ReferenceSettings) -> Tensor:
                 S[k, m] = W[k, m] / (degree[k].sqrt() * degree[m].sqrt())
     identity = torch.eye(n, dtype=keys.dtype)
     moved = (1 - alpha) * torch.linalg.solve(identity - alpha * S, keys)
-    if s.restore_norms:
-        norms = [old.norm() / new.norm() for old, new in zip(keys, moved, strict=True)]
-        moved = torch.stack([row * norm for row, norm in zip(moved, norms, strict=True)])
     return moved.to(device)
 
 
@@ -325,7 +308,7 @@ def retain(
     values = [value for _, value in entries]
     moved = propagate(raw, s)
     k, m = closest_pair(moved)
-    keys = list(moved if s.replace_keys else raw)
+    keys = list(raw if s.raw_keys else moved)
     keys[k] = (keys[k] + keys[m]) / 2
     values[k] = (values[k] + values[m]) / 2
     del keys[m], values[m]
@@ -335,9 +318,9 @@ def retain(
 # --- step 4: infer ------------------------------------------------------------------------------
 
 
-def best_match(query: Tensor, keys: Sequence[Tensor], match: str) -> int:
-    """Eq. 16: the key most similar to the query, the first on ties."""
-    scores = [float(query @ (l2_normalize(key) if match == "cosine" else key)) for key in keys]
+def best_match(query: Tensor, keys: Sequence[Tensor]) -> int:
+    """Eq. 16: the key of the largest inner product with the query, the first on ties."""
+    scores = [float(query @ key) for key in keys]
     return scores.index(max(scores))
 
 
@@ -360,19 +343,8 @@ def compose(
     return torch.cat(parts + extra, dim=0) if parts or extra else None
 
 
-def merge_passes(passes: Tensor, classes: Sequence[int], how: str) -> Tensor:
-    """One row of logits (N,) from those of an image's sets (passes, N), ``classes`` in order."""
-    if how == "mean-probability":
-        return passes.log_softmax(dim=-1).logsumexp(dim=0) - math.log(len(passes))
-    if how == "mean-logits":
-        return passes.mean(dim=0)
-    if how == "own-class":
-        logits = passes.mean(dim=0)
-        for own, i in zip(passes, classes, strict=True):
-            logits[i] = own[i]
-        return logits
-    if how == "max-confidence":
-        uncertainty = [float(entropy(p.log_softmax(dim=-1))) for p in passes]
-        return passes[uncertainty.index(min(uncertainty))]
-    assert how in ("top-1", "union") and len(passes) == 1
-    return passes[0]
+def merge_passes(passes: Tensor) -> Tensor:
+    """One row of logits (N,) from those of an image's sets (passes, N): log mean probability."""
+    if len(passes) == 1:
+        return passes[0]
+    return passes.log_softmax(dim=-1).logsumexp(dim=0) - math.log(len(passes))

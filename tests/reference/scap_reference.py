@@ -9,36 +9,26 @@ Readings, where the paper is silent:
 
 * Order. Classes ascend, rows of a set are in batch order, a clique keeps its first place. All
   ties (top-k, neighbours, closest pair, match, confidence) go to the lower index.
-* ``full_set`` puts the whole set S_i, even of one image, in front of its rows; a row that gives
-  the whole set again is not added again, even with ``deduplicate="none"``.
+* ``whole_sets`` puts the whole set S_i, even of one image, in front of its rows; a row that gives
+  the whole set again is not added again, even with ``repeated_cliques``.
 * Text. The learnable template is the first; its context stands right behind the start token. The
   feature is unit((1 - rho) u_learn + rho u_fix). A learner without context (``start_context`` is
   ``None`` or has no tokens) learns no text. Text for which no prompt was learned is the plain
   classifier, so that a run without prompts is zero-shot CLIP, also with several templates.
 * ``modalities="text"`` never prompts an image, neither in the loss nor at inference, and retains
   no visual prompt.
-* An image without any prompt is scored by its plain feature, whatever ``mining_features`` is.
+* An image without any prompt is scored by its plain feature, also with ``prompted_mining``.
 * ``retention=False`` drops the visual cache only: "the text retention prompts are always used"
   (footnote of the component ablation).
-* Text composition (Eq. 18) is per class i, over all cliques of i in the batch; a class without
-  cliques takes the retained prompt alone, which is the start context as long as tau is 0.
-* ``infer-first`` scores with cache and text prompt as they were before the batch; the cliques'
-  own prompts are used all the same.
+* Text composition (Eq. 18) with alpha_r = 1, as printed: the running mean alone.
 * Mean combinations. ``clique_combination="mean"`` turns the G prompts of an image's cliques into
   one. ``retained_combination="mean"`` averages each prompt that is left with the retained one,
   half and half, and adds none; without clique prompts the retained one stands alone.
-* ``own-class``: the logit of class i comes from the pass of set i for every i in the top-k, that
-  of any other class is the mean over the passes; softmax over the result.
-* ``union``: one pass. Clique prompts of all top-k classes in mining order (equal member sets
-  once), then the retained prompt of each class in top-k order; with
-  ``retained_combination="mean"`` the retained prompts are first averaged into one. The text
-  context is the mean of the classes' composed contexts.
-* ``replace_keys=False``: propagated keys only choose the pair; raw keys are averaged and kept.
+* ``raw_keys``: propagated keys only choose the pair; raw keys are averaged and kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -118,7 +108,7 @@ class ReferenceSCAP:
         if prompts.features is not None and start_context is not None:
             raise ValueError("fixed text features take no context")
         if start_prefix is None:
-            if self.learns_visual or settings.mining_features == "start-prompt":
+            if self.learns_visual or settings.prompted_mining:
                 raise ValueError("these settings need a start prefix")
         elif start_prefix.shape[:2] != (settings.prompt_length, 2):
             raise ValueError(f"start prefix is (P, 2, D), got {tuple(start_prefix.shape)}")
@@ -133,9 +123,8 @@ class ReferenceSCAP:
     def reset(self) -> None:
         """Start of a stream."""
         self.retained: dict[int, list[Entry]] = {}
-        counted = self.settings.count_start and self.learns_text
-        self.text_mean: Tensor | None = self.P0_T if counted else None
-        self.tau = 1 if counted else 0
+        self.text_mean: Tensor | None = None
+        self.tau = 0
 
     @torch.no_grad()
     def predict(self, images: Tensor) -> ReferenceResult:
@@ -145,10 +134,12 @@ class ReferenceSCAP:
         start = None
         if self.P0_I is not None:
             start = image_features(self.model, images, self.P0_I, s.prompt_block)
-        mining = plain if s.mining_features == "plain" else start
+        mining = start if s.prompted_mining else plain
         assert mining is not None
         top = top_classes(self.model.scale * mining @ self.W0.T, min(s.topk, len(self.prompts)))
-        cliques = mine(mining, top, s.threshold, full_set=s.full_set, deduplicate=s.deduplicate)
+        cliques = mine(
+            mining, top, s.threshold, whole_sets=s.whole_sets, repeats=s.repeated_cliques
+        )
         learned = [
             learn(
                 self.model,
@@ -174,13 +165,8 @@ class ReferenceSCAP:
             text_mean=None,
             tau=0,
         )
-        query = plain if s.query == "plain" or start is None else start
-        if s.retention_order == "infer-first":
-            result.logits = self._infer(images, plain, query, result)
-            self._retain(result)
-        else:
-            self._retain(result)
-            result.logits = self._infer(images, plain, query, result)
+        self._retain(result)
+        result.logits = self._infer(images, plain, plain if start is None else start, result)
         result.retained = {i: list(entries) for i, entries in self.retained.items()}
         result.text_mean, result.tau = self.text_mean, self.tau
         return result
@@ -189,28 +175,7 @@ class ReferenceSCAP:
         """Text features (N, E) with ``context``, or the plain classifier without one."""
         if context is None:
             return self.W0
-        mix = self.settings.text_mix
-        return text_features(self.model, self.prompts, context, self.u_fix, mix)
-
-    def composed_context(self, i: int, result: ReferenceResult) -> Tensor | None:
-        """Eq. 18: P_C^T of class i, or ``None`` as long as no text prompt is in use."""
-        retained = self.text_mean
-        if retained is None:
-            unused = self.settings.text_retained_share == 1 or not any(
-                text is not None for text in result.text
-            )
-            if unused:
-                return None
-            retained = self.P0_T
-        own = [
-            text
-            for (c, _), text in zip(result.cliques, result.text, strict=True)
-            if c == i and text is not None
-        ]
-        if not own or retained is None:
-            return retained
-        share = self.settings.text_retained_share
-        return share * retained + (1 - share) * torch.stack(own).mean(dim=0)
+        return text_features(self.model, self.prompts, context, self.u_fix, self.settings.text_mix)
 
     def _retain(self, result: ReferenceResult) -> None:
         """Step 3, clique by clique in mining order."""
@@ -228,52 +193,21 @@ class ReferenceSCAP:
     ) -> Tensor:
         """Step 4 for every image; notes the prompts used in ``result.used``."""
         s = self.settings
-        seen = sorted({i for classes in result.top for i in classes})
-        text = {i: self.text_of(self.composed_context(i, result)) for i in seen}
+        text = self.text_of(self.text_mean)
         rows = []
         for j in range(len(images)):
-            classes = result.top[j][:1] if s.merge == "top-1" else result.top[j]
-            own: dict[int, list[int]] = {}
-            kept: dict[int, list[Tensor]] = {}
-            for i in classes:
-                own[i] = [g for g, (c, C) in enumerate(result.cliques) if c == i and j in C]
+            passes = []
+            for i in result.top[j][:1] if s.best_class_only else result.top[j]:
+                own = [g for g, (c, C) in enumerate(result.cliques) if c == i and j in C]
                 entries = self.retained.get(i, [])
-                best = best_match(query[j], [k for k, _ in entries], s.match) if entries else None
-                kept[i] = [] if best is None else [entries[best][1]]
-                result.used[j, i] = (tuple(own[i]), best)
-            if s.merge == "union":
-                passes = [self._union_pass(images[j], plain[j], classes, own, kept, result)]
-            else:
-                passes = []
-                for i in classes:
-                    prompt = compose(self._prompts(own[i], result), kept[i], s)
-                    passes.append(self._score(images[j], plain[j], prompt, text[i]))
-            rows.append(merge_passes(torch.stack(passes), classes, s.merge))
+                best = best_match(query[j], [k for k, _ in entries]) if entries else None
+                result.used[j, i] = (tuple(own), best)
+                prompts = [visual for g in own if (visual := result.visual[g]) is not None]
+                retained = [] if best is None else [entries[best][1]]
+                prompt = compose(prompts, retained, s)
+                passes.append(self._score(images[j], plain[j], prompt, text))
+            rows.append(merge_passes(torch.stack(passes)))
         return torch.stack(rows)
-
-    def _union_pass(
-        self,
-        image: Tensor,
-        plain: Tensor,
-        classes: Sequence[int],
-        own: dict[int, list[int]],
-        kept: dict[int, list[Tensor]],
-        result: ReferenceResult,
-    ) -> Tensor:
-        """Logits of one pass with the prompts of all of an image's sets."""
-        unique: dict[frozenset[int], int] = {}
-        for g in sorted(g for cliques in own.values() for g in cliques):
-            unique.setdefault(result.cliques[g][1], g)
-        prompts = self._prompts(list(unique.values()), result)
-        prompt = compose(prompts, [value for i in classes for value in kept[i]], self.settings)
-        contexts = [self.composed_context(i, result) for i in classes]
-        given = [context for context in contexts if context is not None]
-        text = self.text_of(torch.stack(given).mean(dim=0) if given else None)
-        return self._score(image, plain, prompt, text)
-
-    def _prompts(self, cliques: Sequence[int], result: ReferenceResult) -> list[Tensor]:
-        """The visual prompts of these cliques; none when text alone is learned."""
-        return [visual for g in cliques if (visual := result.visual[g]) is not None]
 
     def _score(self, image: Tensor, plain: Tensor, prompt: Tensor | None, text: Tensor) -> Tensor:
         """Eq. 19, 7: logits (N,) of one image in one pass."""

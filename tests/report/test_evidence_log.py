@@ -110,7 +110,7 @@ def test_prompted_features_are_those_that_were_scored(
     run: Any, tiny_clip: CLIP, dataset: Any
 ) -> None:
     """With one pass an image and fixed text, the answer is a product with the feature alone."""
-    options = {"modalities": "image", "merge": "top-1", "lr": 0.5, "threshold": 0.5}
+    options = {"modalities": "image", "topk": 1, "lr": 0.5, "threshold": 0.5}
     folder, adapter = run(options=options)
     evidence, answers = load_evidence(folder), load_predictions(folder)
     prompted = torch.from_numpy(np.concatenate([batch.prompted for batch in evidence.batches]))

@@ -13,15 +13,22 @@ import pytest
 
 from cliquetta.errors import UserError
 from cliquetta.evaluation.comparison import compare
-from cliquetta.evaluation.grid import ROOT, TEXT_CAPABILITIES, grid_roles, read_grid, zero_shot
+from cliquetta.evaluation.grid import (
+    ROOT,
+    TEXT_CAPABILITIES,
+    grid_roles,
+    packaged_grid,
+    read_grid,
+    zero_shot,
+)
 from cliquetta.evaluation.record import Record, find_runs, load_record, pack_records, unpack_records
-from cliquetta.evaluation.reproduce import GRIDS, grid_file
 from cliquetta.methods.registry import method_entries
 from cliquetta.report import leaderboard, leaderboard_figure
 from cliquetta.report.leaderboard import COLUMNS, leaderboard_page, stream_kind, within_noise
 from cliquetta.report.results_pages import (
     BEGIN,
     END,
+    GRIDS,
     Pages,
     ablation_page,
     headline,
@@ -122,11 +129,11 @@ def test_pages_list_methods_streams_and_sources(records: list[Record], tmp_path:
 
 def test_the_grids_of_the_package_can_be_read() -> None:
     for name in {name for names in GRIDS.values() for name in names}:
-        specs = read_grid(grid_file(name), root="/data")
+        specs = read_grid(packaged_grid(name), root="/data")
         assert {spec.method for spec in specs} > {"zero_shot"}
-        roles = {id.replace(ROOT, "/data") for id in grid_roles(grid_file(name))}
+        roles = {id.replace(ROOT, "/data") for id in grid_roles(packaged_grid(name))}
         assert roles == {spec.dataset for spec in specs}
-    found = list(grid_roles(grid_file("bundled")).values())
+    found = list(grid_roles(packaged_grid("bundled")).values())
     assert [found.count(r) for r in ("report", "dev", "clean")] == [22, 8, 1]
 
 
@@ -223,12 +230,12 @@ def test_rows_of_fewer_images_give_no_advice(records: list[Record], tmp_path: Pa
 @pytest.mark.parametrize("grid", GRIDS["leaderboard"])
 def test_the_grids_of_the_board_fill_every_column(grid: str) -> None:
     """With every method that can run there, and each beside zero-shot on the same images."""
-    specs = read_grid(grid_file(grid), root=ROOT)
+    specs = read_grid(packaged_grid(grid), root=ROOT)
     lacking = TEXT_CAPABILITIES if specs[0].text_features else frozenset()
     able = {e.name for e in method_entries() if e.fit is None and not e.adapter.needs & lacking}
     assert {s.method for s in specs} == able
     assert {zero_shot(spec) for spec in specs} <= set(specs)
-    kinds, roles = set(), grid_roles(grid_file(grid))
+    kinds, roles = set(), grid_roles(packaged_grid(grid))
     for spec in specs:
         stream: dict[str, Any] = {"order": spec.order, "batch_size": spec.batch_size}
         stream |= {"unknown": spec.unknown} if spec.unknown else {}

@@ -72,7 +72,11 @@ def evaluate(
     ] = None,
     grid_file: Annotated[
         Path | None,
-        typer.Option("--grid", help="JSON file of grids, instead of --dataset and --method."),
+        typer.Option(
+            "--grid",
+            help="JSON file of grids, or a known one (ood, cross-domain, components, combination), "
+            "instead of --dataset and --method.",
+        ),
     ] = None,
     shard: Annotated[
         str, typer.Option(help="With --grid: shard I of N of the streams, written I/N.")
@@ -147,7 +151,7 @@ def evaluate(
     reused.
     """
     from cliquetta.data.samplers import get_sampler, parse_present
-    from cliquetta.evaluation.grid import RunSpec, grid, read_grid, shard_of
+    from cliquetta.evaluation.grid import RunSpec, grid, packaged_grid, read_grid, shard_of
     from cliquetta.evaluation.sweep import RunContext
     from cliquetta.prompts.catalogue import read_prompts, read_templates
 
@@ -157,15 +161,18 @@ def evaluate(
         if method or fitted or settings:
             raise UserError("--grid names the methods: leave out --method, --fitted and --set")
         changes = {} if limit is None else {"limit": limit}
-        specs = shard_of(read_grid(grid_file, root=str(root or ""), **changes), *read_shard(shard))
+        known = packaged_grid(grid_file.name)
+        file = known if known.exists() and not grid_file.exists() else grid_file
+        specs = shard_of(read_grid(file, root=str(root or ""), **changes), *read_shard(shard))
     else:
         assert dataset is not None
+        get_sampler(order)  # names the nearest where there is no such order
         base = RunSpec(
             "",
             "",
             model,
             batch_size=batch_size,
-            order=get_sampler(order)[0],
+            order=order,
             gamma=gamma,
             present=parse_present(present),
             imbalance=imbalance,

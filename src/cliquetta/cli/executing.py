@@ -18,7 +18,7 @@ from cliquetta.errors import UserError
 if TYPE_CHECKING:
     from cliquetta.evaluation.grid import RunSpec
     from cliquetta.evaluation.progress import Step
-    from cliquetta.evaluation.progress_actor import Report
+    from cliquetta.evaluation.progress_actor import RunReport
     from cliquetta.evaluation.record import Record
     from cliquetta.evaluation.sweep import Executor, RunContext, RunResult
 
@@ -52,20 +52,12 @@ def run_grid(
     """Run a grid with bars, wherever the options and the environment ask for.
 
     Every method and dataset of the grid has been built once when it starts: bad names end the
-    command before the first run. ``watch`` sees every batch of a run here. Of the processes of
-    ``torchrun`` the main one returns; the command ends here in the others.
+    command before the first run. ``watch`` sees every batch of a run here.
     """
-    from cliquetta.evaluation.distributed import TeamExecutor, join_team, leave_team, team_size
     from cliquetta.evaluation.sweep import sweep
 
     if gpus is not None and ray is None:
         raise UserError("--ray-gpus is for --ray")
-    team = None
-    if ray is None and team_size() > 1:
-        if context.evidence:
-            raise UserError("--evidence is kept by one process: run without torchrun")
-        team, context.device = join_team(context.device)
-        terminal = terminal if team.is_main_process else replace(terminal, quiet=True)
     with terminal.progress() as progress:
         bars = Bars(progress, len(dict.fromkeys(specs)), terminal)
         context.on_prepare, context.on_download = bars.show, bars.downloading
@@ -76,19 +68,14 @@ def run_grid(
             executor: Executor | None = RayExecutor(ray, gpus=gpus, on_report=bars.step)
         else:
             context.check(specs)
-            executor = None if team is None else TeamExecutor(team, bars.step)
+            executor = None
 
         def step(spec: RunSpec, now: Step) -> None:
             bars.step(spec, now)
             if watch is not None:
                 watch(spec, now)
 
-        results = sweep(specs, context, executor, on_step=step, on_result=bars.ended)
-        if team is not None:
-            leave_team()  # not after an error: the others are ended by torchrun
-    if team is not None and not team.is_main_process:
-        raise typer.Exit
-    return results
+        return sweep(specs, context, executor, on_step=step, on_result=bars.ended)
 
 
 class Bars:
@@ -102,7 +89,7 @@ class Bars:
         self.drawn: dict[str, float] = {}
         self.over: set[str] = set()
 
-    def step(self, spec: RunSpec, now: Step | Report) -> None:
+    def step(self, spec: RunSpec, now: Step | RunReport) -> None:
         """A batch of a run here or elsewhere is done; drawn now and then: accuracy takes time."""
         name = str(spec)
         if time.monotonic() - self.drawn.get(name, 0.0) >= REDRAW_SECONDS:

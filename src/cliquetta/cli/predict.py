@@ -23,7 +23,7 @@ from cliquetta.cli.options import (
 from cliquetta.errors import UserError
 
 if TYPE_CHECKING:
-    from cliquetta.inference.answers import PredictionRun
+    from cliquetta.inference.rows import PredictionRun
     from cliquetta.model.clip import CLIP
 
 Decode = Literal["exact", "fast"]
@@ -131,11 +131,13 @@ def predict(
         ),
     ] = None,
     calibrate: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--calibrate", help="Scale probabilities by a temperature that needs no labels."
+            help="Scale probabilities by a temperature that needs no labels. (default: for "
+            "domain_norm, where it costs nothing; not with --frozen)",
+            show_default=False,
         ),
-    ] = False,
+    ] = None,
     state: Annotated[
         Path | None,
         typer.Option(help="File of the adapted state: continued from if it exists, then saved."),
@@ -233,6 +235,7 @@ def predict(
         clip = common.model(base.model)
     assert prompts is not None
     adapters = [build_adapter(spec, clip, prompts) for spec in specs]
+    calibrate = bool(calibrate) if frozen else calibrate
     for adapter in adapters:
         adapter.enable(reject=reject, calibrate=calibrate)
     if frozen and text is not None:

@@ -1,4 +1,4 @@
-"""``cliquetta reproduce``: tables of the paper beside ours, and the pages of our own results."""
+"""``cliquetta reproduce``: the pages of our own results, from their records."""
 
 from __future__ import annotations
 
@@ -9,31 +9,20 @@ import typer
 
 from cliquetta.cli.command import FAILED, Common, command
 from cliquetta.cli.console import Terminal, count
-from cliquetta.cli.executing import RUNS, Limit, Out, Seeds, read_seeds, run_grid
-from cliquetta.cli.options import BatchSize, Workers
-from cliquetta.cli.published import run_figures, run_table
-from cliquetta.errors import UserError
+from cliquetta.cli.executing import RUNS, Out, run_grid
+from cliquetta.cli.options import Workers
+from cliquetta.errors import UnknownNameError, UserError
 
 if TYPE_CHECKING:
     from cliquetta.evaluation.sweep import RunContext
     from cliquetta.report.results_pages import Pages
 
 _EXAMPLES = """
-cliquetta reproduce components
+cliquetta reproduce headline
 
-cliquetta reproduce hyperparameters --shift fog:4
-
-cliquetta reproduce ood --root ~/data --device cuda
-
-cliquetta reproduce headline --run --device cuda
-
-cliquetta reproduce methods
+cliquetta reproduce methods --overwrite
 
 cliquetta reproduce leaderboard --run --shard 2/8 --device cuda
-
-cliquetta reproduce cross-domain --root ~/data --method scap,tda --seeds 0,1,2
-
-cliquetta reproduce ood --root ~/data --fitted coop.safetensors --method zero_shot,coop
 """
 
 
@@ -44,93 +33,40 @@ def add_to(app: typer.Typer) -> None:
 
 def reproduce(
     common: Common,
-    table: Annotated[
-        str,
-        typer.Argument(
-            help="Of the paper: ood, cross-domain, cross-domain-full, components, combination, "
-            "batch-size, hyperparameters; of our results: headline, methods, ablation, leaderboard."
-        ),
+    page: Annotated[
+        str, typer.Argument(help="Page of results: headline, methods, ablation or leaderboard.")
     ],
-    run: Annotated[
-        bool, typer.Option("--run", help="Our results: first run what is missing.")
-    ] = False,
+    run: Annotated[bool, typer.Option("--run", help="First run what is missing.")] = False,
     shard: Annotated[
         str,
         typer.Option(help="With --run: only shard I of N of the streams (I/N); records nothing."),
     ] = "1/1",
     overwrite: Annotated[
-        bool,
-        typer.Option(
-            "--overwrite", help="Our results: rewrite a page that is not what the records say."
-        ),
+        bool, typer.Option("--overwrite", help="Rewrite a page that is not what the records say.")
     ] = False,
-    results: Annotated[Path, typer.Option(help="Our results: directory of the records.")] = Path(
-        "docs/results"
-    ),
+    results: Annotated[Path, typer.Option(help="Directory of the records.")] = Path("docs/results"),
     root: Annotated[
-        Path | None, typer.Option(help="Root directory of your datasets. (default: bundled images)")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Model name or path. (default: micro, or ViT-B/16)")
-    ] = None,
-    shift: Annotated[
-        str | None, typer.Option(help="Shift of all images, NAME:SEVERITY (see `datasets`).")
-    ] = None,
-    limit: Limit = None,
-    method: Annotated[str | None, typer.Option(help="Rows to include, comma-separated.")] = None,
-    seeds: Seeds = "0",
-    fitted: Annotated[
-        list[Path] | None, typer.Option(help="File written by `cliquetta fit` (repeatable).")
+        Path | None, typer.Option(help="Root directory of datasets, for grids that need one.")
     ] = None,
     out: Out = RUNS,
-    batch_size: BatchSize = 64,
     workers: Workers = None,
 ) -> None:
-    """Run a table of the paper with what is available and print both sides with their protocols.
+    """Write a page of our own results from its records; with --run, record them first.
 
-    With --root, on the datasets that are found there, each row with the views and templates of
-    its published number. Without, on the bundled images under a shift: that shows the shape of a
-    table in minutes, and its numbers cannot be compared with the printed ones.
+    The paper's tables are grids for `cliquetta evaluate --grid ood --root DATA`.
     """
-    from cliquetta.cli.options import read_shard, split_list
-    from cliquetta.evaluation.grid import RunSpec
-    from cliquetta.evaluation.published import published_table
-    from cliquetta.evaluation.reproduce import FEW_IMAGES, GRIDS, STAND_IN_IMAGES, Setting
+    from cliquetta.cli.options import read_shard
     from cliquetta.evaluation.sweep import RunContext
-    from cliquetta.methods.state import read_fitted_method
-    from cliquetta.report.results_pages import Pages
+    from cliquetta.report.results_pages import GRIDS, Pages
 
-    if table in GRIDS:
-        pages = Pages(results, Path("README.md"), results.parent / "methods" / "README.md")
-        if run:
-            context = RunContext(out, None, common.place(), workers)
-            _run_grids(table, pages, context, root, common, read_shard(shard))
-        if shard == "1/1":
-            _write_page(table, pages, common.terminal, overwrite=overwrite)
-        return
-    if run or overwrite or shard != "1/1":
-        raise UserError(f"--run, --shard and --overwrite are for {', '.join(GRIDS)}")
-    wanted = published_table(table)
-    if root is None and limit is None:
-        limit = STAND_IN_IMAGES.get(table, FEW_IMAGES)
-    base = RunSpec(
-        "",
-        "scap",
-        model or ("micro" if root is None else "ViT-B/16"),
-        batch_size=batch_size,
-        limit=limit,
-        dtype=common.dtype,
-    )
-    files = {read_fitted_method(path): str(path) for path in fitted or ()}
-    setting = Setting(base, root, shift, tuple(read_seeds(seeds)), files)
-    context = RunContext(out, root, common.place(), workers)
-    if table in ("hyperparameters", "batch-size"):
-        if method or fitted:
-            raise UserError(f"{table} is about SCAP alone: leave out --method and --fitted")
-        run_figures(wanted, setting, context, common.terminal)
-    else:
-        only = split_list(method, "methods") if method else []
-        run_table(wanted, setting, context, common.terminal, only)
+    if page not in GRIDS:
+        raise UnknownNameError("page", page, GRIDS)
+    pages = Pages(results, Path("README.md"), results.parent / "methods" / "README.md")
+    if run:
+        context = RunContext(out, None, common.place(), workers)
+        _run_grids(page, pages, context, root, common, read_shard(shard))
+    if shard == "1/1":
+        _write_page(page, pages, common.terminal, overwrite=overwrite)
 
 
 def _run_grids(
@@ -146,15 +82,15 @@ def _run_grids(
     A shard is run only: a last call without one finds all finished and records them.
     """
     from cliquetta.atomic import write_atomically
-    from cliquetta.evaluation.grid import ROOT, read_grid, shard_of
+    from cliquetta.evaluation.grid import ROOT, packaged_grid, read_grid, shard_of
     from cliquetta.evaluation.record import pack_records
-    from cliquetta.evaluation.reproduce import GRIDS, grid_file
+    from cliquetta.report.results_pages import GRIDS
 
     for grid in GRIDS[page]:
-        if root is None and ROOT in grid_file(grid).read_text(encoding="utf-8"):
+        if root is None and ROOT in packaged_grid(grid).read_text(encoding="utf-8"):
             common.terminal.warn(f"{grid} is left as it is: its images need --root")
             continue
-        specs = shard_of(read_grid(grid_file(grid), root=str(root or "")), *shard)
+        specs = shard_of(read_grid(packaged_grid(grid), root=str(root or "")), *shard)
         done = run_grid(specs, context, common.terminal)
         records = [result.record for result in done if result.record is not None]
         if len(records) < len(specs):

@@ -6,7 +6,6 @@ stream to :class:`Places` and one entry there: the stream, its record and the co
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -281,23 +280,18 @@ SAMPLERS: dict[str, Sampler] = {
     ),
     "mixed": Sampler("a+b: images of several datasets interleaved", mixed, interleaves=True),
 }
-RENAMED = {"given": "sequential"}
-"""Old names of orders, as scripts and records may have them."""
 
 
-def get_sampler(name: str) -> tuple[str, Sampler]:
-    """The sampler of a name, with its name of today.
+def get_sampler(name: str) -> Sampler:
+    """The sampler of a name.
 
     Raises:
         UnknownNameError: If there is no such order.
 
     """
-    if name in RENAMED:
-        warnings.warn(f"order {name!r} is now called {RENAMED[name]!r}", stacklevel=2)
-        name = RENAMED[name]
     if name not in SAMPLERS:
         raise UnknownNameError("order", name, SAMPLERS)
-    return name, SAMPLERS[name]
+    return SAMPLERS[name]
 
 
 def parse_present(given: str) -> tuple[int, int]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -93,18 +92,14 @@ class Stream:
         limit: int | None = None,
         workers: int | None = 0,
         device: torch.device | str = "cpu",
-        dirichlet: float | None = None,
     ) -> None:
-        if dirichlet is not None:
-            warnings.warn("dirichlet of Stream is now called gamma", stacklevel=2)
-            gamma = dirichlet
         shown = (dataset,) if isinstance(dataset, Dataset) else tuple(dataset)
         self.unknown = unknown
         self.domains = shown if unknown is None else (*shown, unknown)
         """The datasets; images of the last are unknown if :attr:`unknown` is set."""
         self.preprocess = preprocess
         self.batch_size = batch_size
-        self.order, self.sampler = get_sampler(order)
+        self.order, self.sampler = order, get_sampler(order)
         self.options = SamplerOptions(gamma, present, imbalance, length, limit, batch_size)
         self.seed = seed
         self.views = views

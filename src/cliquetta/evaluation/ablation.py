@@ -1,4 +1,4 @@
-"""One field of a config, several values, everything else equal; and the curve of it."""
+"""Ablations: one field of a config varied, everything else equal, and its curve."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
-from cliquetta.data.prepared import PreparedStream
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.evaluation.grid import RunSpec, zero_shot
 from cliquetta.evaluation.record import Record
-from cliquetta.evaluation.sweep import RunContext, RunResult
+from cliquetta.evaluation.sweep import RunResult
 from cliquetta.methods.registry import get_method, method_config
-from cliquetta.methods.scap.cliques import mine_cliques, similar_images, top_classes
 
 BATCH_SIZE = "batch_size"
 """The one field of a run, rather than of a method's config, that can be varied."""
@@ -163,7 +159,7 @@ class Curve:
 
 
 def curve(ablation: Ablation, results: Sequence[RunResult]) -> Curve:
-    """What the runs of an ablation gave."""
+    """Make the curve from the results of an ablation's runs."""
     found = {result.spec: result.record for result in results}
     before = [record for record in map(found.get, ablation.baselines) if record is not None]
     plain = {r.seed: r.metrics["top1"] for r in before if "top1" in r.metrics}
@@ -181,36 +177,3 @@ def label(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-@torch.no_grad()
-def largest_cliques(
-    context: RunContext, spec: RunSpec, batch_sizes: Sequence[int]
-) -> dict[int, float]:
-    """Members of the largest clique of a batch, on average over batches, by batch size.
-
-    ``spec`` is a run of SCAP: its order, its threshold. A batch without cliques counts as 0.
-    """
-    config = method_config("scap", spec.preset, dict(spec.options))
-    adapter, stream = context.prepare(zero_shot(spec))
-    pixels = stream.stream if isinstance(stream, PreparedStream) else stream
-    model = adapter.model
-    features = torch.cat(
-        [model.encode_image(b.images.to(model.device), normalize=True).cpu() for b, _ in pixels]
-    )
-    logits = model.scale * features @ model.classifier(adapter.prompts).cpu().T
-    sizes = {}
-    for size in batch_sizes:
-        largest = []
-        batches = zip(torch.split(features, size), torch.split(logits, size), strict=True)
-        for part, scores in batches:
-            cliques = mine_cliques(
-                similar_images(part, config.threshold),
-                top_classes(scores, config.topk),
-                full_set=config.full_set,
-                deduplicate=config.deduplicate == "class",
-            )
-            members = cliques.sets.sum(dim=1)
-            largest.append(int(members.max()) if len(members) else 0)
-        sizes[size] = statistics.mean(largest)
-    return sizes

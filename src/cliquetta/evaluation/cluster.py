@@ -22,7 +22,7 @@ import torch
 from cliquetta.errors import UserError
 from cliquetta.evaluation.grid import RunSpec
 from cliquetta.evaluation.progress import Step
-from cliquetta.evaluation.progress_actor import Board, Report
+from cliquetta.evaluation.progress_actor import ProgressBoard, RunReport
 from cliquetta.evaluation.record import Record
 from cliquetta.evaluation.sweep import RunContext, RunResult
 from cliquetta.ray_connection import LOCAL, connected
@@ -49,7 +49,7 @@ class RayExecutor:
     """Share of a GPU of a run. ``None``: a whole one if the cluster has any, else none."""
     retries: int = 3
     """How often a run is sent again that was lost with its worker, or failed on the way."""
-    on_report: Callable[[RunSpec, Report], None] | None = None
+    on_report: Callable[[RunSpec, RunReport], None] | None = None
 
     def run(self, context: RunContext, specs: Sequence[RunSpec]) -> Iterator[RunResult]:
         """Run all of ``specs`` at once, as far as there is room; results as they come."""
@@ -79,7 +79,7 @@ class _Grid:
         self.folder = str(Path.cwd())
         share = self._gpu_share(context)
         self.task = ray.remote(num_cpus=settings.cpus, num_gpus=share, max_retries=0)(_run_there)
-        self.board = ray.remote(num_cpus=0)(Board).remote()
+        self.board = ray.remote(num_cpus=0)(ProgressBoard).remote()
         self.reports = self.board.take.remote()
         self.attempts = [0] * len(specs)
         self.running: dict[Any, int] = {}
@@ -152,7 +152,7 @@ class _Grid:
         if not ready:
             return
         try:
-            reports: dict[int, Report] = self.ray.get(self.reports)
+            reports: dict[int, RunReport] = self.ray.get(self.reports)
             self.reports = self.board.take.remote()
         except self.ray.exceptions.RayError:
             return  # it fell with its machine: the runs go on without one
@@ -173,7 +173,7 @@ class _Failure:
 def _run_there(
     place: bytes, spec: RunSpec, run: int, board: Any, folder: str, threads: int
 ) -> Record | _Failure:
-    """One run, in a worker process. Errors travel as text: not every exception can be sent."""
+    """Run one cell in a worker process; errors travel as text: not every one can be sent."""
     last = 0.0
 
     def report(step: Step) -> None:
@@ -181,7 +181,7 @@ def _run_there(
         now = time.monotonic()
         if now - last >= REPORT_SECONDS or step.number == step.batches:
             last = now
-            said = Report(step.number, step.batches, step.images, step.accuracy)
+            said = RunReport(step.number, step.batches, step.images, step.accuracy)
             board.post.remote(run, said)
 
     try:
@@ -194,6 +194,6 @@ def _run_there(
 
 @lru_cache(maxsize=1)
 def _context(packed: bytes) -> RunContext:
-    """The same context for all runs of a worker process: its model is loaded once."""
+    """Share one context among the runs of a worker process, so that its model is loaded once."""
     found: RunContext = pickle.loads(packed)
     return found

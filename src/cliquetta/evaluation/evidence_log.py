@@ -1,4 +1,4 @@
-"""What a report wants to show of a run and the record does not hold: a folder of bounded size.
+"""Evidence of a run for reports, beside its record: a folder of bounded size.
 
 Every batch leaves one line of counts. Some batches, spread over the stream, leave everything: what
 the method says about them, features, small pictures of what the model saw, attention maps.
@@ -39,7 +39,7 @@ Pictures = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class EvidenceLimits:
-    """How much is kept."""
+    """Limits on the evidence that is kept."""
 
     images: int = 256
     """Images shown in full, in whole batches spread over the stream; a batch is cut to this."""

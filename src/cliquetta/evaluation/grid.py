@@ -1,4 +1,4 @@
-"""What to run: one spec per dataset, method and seed, from options or from a grid file."""
+"""Specs of runs, one per dataset, method and seed, from options or from a grid file."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from importlib.resources import files
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.methods.registry import method_config, method_entries
 from cliquetta.methods.state import read_fitted_method
+from cliquetta.prompts.catalogue import class_names, list_templates, template_choice, templates
 
 BASELINE = "zero_shot"
 
@@ -114,7 +116,7 @@ def grid(
 
 
 def zero_shot(spec: RunSpec) -> RunSpec:
-    """The same cell with plain CLIP."""
+    """Replace the method of a cell by plain CLIP."""
     return replace(spec, method=BASELINE, preset=None, options=(), fitted=None)
 
 
@@ -126,15 +128,20 @@ def read_grid(path: Path | str, *, root: str = "", **changes: Any) -> list[RunSp
     ``*`` stands for all that need no fitting (with ``text_features``: and no text tower) and are
     not named beside it; ``limits`` has the most images per dataset of slow methods, by name, where
     0 leaves a method out. ``shifts`` and ``severities`` lay every such shift over every dataset;
-    ``role`` is for reports. ``{root}`` in a value stands for a folder. ``changes`` overrule the
-    fields of all blocks.
+    ``role`` is for reports. ``classes`` may name a class list, ``templates`` a set, or a method
+    whose authors chose one per dataset. ``{root}`` in a value stands for a folder. ``changes``
+    overrule the fields of all blocks.
     """
     known = {f.name for f in fields(RunSpec)}
     specs: list[RunSpec] = []
     for _, datasets, block in _blocks(path, root):
         methods = _expand(block.pop("methods"), text="text_features" not in block)
         seeds, baseline = block.pop("seeds", [0]), block.pop("baseline", True)
-        limits = block.pop("limits", {})
+        if isinstance(block.get("classes"), str):
+            block["classes"] = class_names(block["classes"])
+        limits, texts = block.pop("limits", {}), block.get("templates")
+        if isinstance(texts, str):
+            del block["templates"]
         for name in set(block) - known:
             raise UnknownNameError(f"field of {path}", name, sorted(known))
         plain: dict[str, Any] = {
@@ -149,8 +156,21 @@ def read_grid(path: Path | str, *, root: str = "", **changes: Any) -> list[RunSp
             if limit != 0:
                 by_limit.setdefault(limit, []).append(replace(cell, limit=limit))
         for cells in by_limit.values():
-            specs += grid(cells, datasets=datasets, seeds=seeds, baseline=baseline)
+            made = grid(cells, datasets=datasets, seeds=seeds, baseline=baseline)
+            if isinstance(texts, str):
+                made = [replace(s, templates=named_templates(texts, s.dataset)) for s in made]
+            specs += made
     return list(dict.fromkeys(specs))
+
+
+def named_templates(name: str, dataset: str) -> tuple[str, ...]:
+    """The templates of a set, or those that a method's authors chose for a dataset."""
+    return templates(name if name in list_templates() else template_choice(name, dataset))
+
+
+def packaged_grid(name: str) -> Path:
+    """A grid file that comes with the package."""
+    return Path(str(files("cliquetta.evaluation").joinpath(f"data/grids/{name}.json")))
 
 
 def _expand(methods: Sequence[str], *, text: bool) -> list[str]:
@@ -173,7 +193,7 @@ def shard_of(specs: Sequence[RunSpec], number: int, count: int) -> list[RunSpec]
 
 
 def grid_roles(path: Path | str) -> dict[str, str]:
-    """What the datasets of a grid file are for (``report``, ``dev``, ``clean``), by id."""
+    """Roles of the datasets of a grid file (``report``, ``dev``, ``clean``), by id."""
     return {dataset: role for role, ids, _ in _blocks(path, ROOT) for dataset in ids}
 
 

@@ -33,18 +33,14 @@ class Metrics:
         self.bins = bins
         self.seen = 0
         count = max(2, classes)  # torchmetrics knows no problem with one class
-        # Processes of one run see the same images: adding up over them would count each twice.
-        alone: dict[str, Any] = {"sync_on_compute": False}
-        accuracy: dict[str, Any] = {"num_classes": count, "validate_args": False, **alone}
+        accuracy: dict[str, Any] = {"num_classes": count, "validate_args": False}
         self._metrics: dict[str, Metric] = {
             "top1": MulticlassAccuracy(average="micro", **accuracy),
             "top5": MulticlassAccuracy(average="micro", top_k=min(5, count), **accuracy),
             "per_class": MulticlassAccuracy(average=None, **accuracy),
-            "ece": MulticlassCalibrationError(
-                count, n_bins=bins, norm="l1", validate_args=False, **alone
-            ),
-            "nll": MeanMetric(nan_strategy="error", **alone),
-            "outside": CatMetric(nan_strategy="error", **alone),
+            "ece": MulticlassCalibrationError(count, n_bins=bins, norm="l1", validate_args=False),
+            "nll": MeanMetric(nan_strategy="error"),
+            "outside": CatMetric(nan_strategy="error"),
         }
 
     def update(self, logits: Tensor, labels: Tensor, sizes: Sequence[int] = ()) -> None:
@@ -143,8 +139,6 @@ class Metrics:
         self.seen = int(state["seen"])
         for name, metric in self._metrics.items():
             for field, value in metric.metric_state.items():
-                if name == "outside" and f"{name}.{field}" not in state:
-                    continue  # saved before open sets were scored
                 saved = state[f"{name}.{field}"].clone()
                 setattr(metric, field, [saved] if isinstance(value, list) else saved)
             # else compute() would warn that nothing was counted

@@ -20,7 +20,7 @@ STEPS = 8_000
 
 @dataclass(frozen=True)
 class PairedTest:
-    """How the answers of two runs differ on the images that both saw."""
+    """Differences between the predictions of two runs on the images that both saw."""
 
     images: int
     repaired: int
@@ -55,7 +55,7 @@ def paired_test(pairs: Sequence[tuple[Predictions, Predictions]]) -> PairedTest:
 
 
 def _right_by_key(predictions: Predictions) -> dict[str, int]:
-    """How often each labelled image was right: a stream may show one again."""
+    """Count how often each labelled image was right: a stream may show one again."""
     found: dict[str, int] = {}
     rows = zip(predictions.keys, predictions.correct, predictions.labels >= 0, strict=True)
     for key, right, labelled in rows:

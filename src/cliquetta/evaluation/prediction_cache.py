@@ -13,7 +13,7 @@ from cliquetta.types import Batch, Prediction
 
 
 class PredictionCache:
-    """What an independent method predicted for each image.
+    """The predictions of an independent method, by image.
 
     Neither order nor batch changes such a prediction. That the seed does not either is checked on
     the first batch of every run, which is always computed; where it does, the cache is emptied.

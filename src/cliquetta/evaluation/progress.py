@@ -1,4 +1,4 @@
-"""How far a run is: what observers are told after a batch, and what is saved with the state."""
+"""Progress of a run: the step that observers get, and the counters saved with the state."""
 
 from __future__ import annotations
 

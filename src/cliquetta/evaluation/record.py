@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -19,8 +18,8 @@ import torch
 
 from cliquetta.atomic import write_atomically
 from cliquetta.data.prepared import AnyStream
-from cliquetta.data.samplers import RENAMED, SAMPLERS
-from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.data.samplers import SAMPLERS
+from cliquetta.errors import UserError
 from cliquetta.evaluation.predictions import (
     PREDICTIONS,
     DamagedRunError,
@@ -28,8 +27,6 @@ from cliquetta.evaluation.predictions import (
     fingerprint_predictions,
     load_predictions,
 )
-from cliquetta.methods.building.config import current_names
-from cliquetta.methods.registry import get_method
 from cliquetta.methods.state import plain_config
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
@@ -145,7 +142,7 @@ def digest(value: Any) -> str:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """What the run ran on."""
+    """Describe versions, platform and device of this process."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
     return {
         "versions": {
@@ -182,14 +179,8 @@ def load_record(folder: Path | str) -> Record:
 
 
 def parse_record(values: Mapping[str, Any]) -> Record:
-    """A record of its JSON; what earlier versions called otherwise has its name of today."""
-    settings, stream = values["settings"], values["settings"]["stream"]
-    order, config = stream["order"], settings["config"]
-    with contextlib.suppress(UnknownNameError):  # a plug-in's method that is not installed here
-        config = current_names(get_method(settings["method"]).config, config)
-    stream = {**stream, "order": RENAMED.get(order, order)}
-    settings = {**settings, "config": config, "stream": stream}
-    return Record(**{**values, "settings": settings, "skipped": tuple(values["skipped"])})
+    """The record that :meth:`Record.save` wrote as these JSON values."""
+    return Record(**{**values, "skipped": tuple(values["skipped"])})
 
 
 def list_records(root: Path | str) -> list[Record]:
@@ -198,11 +189,8 @@ def list_records(root: Path | str) -> list[Record]:
 
 
 def verify_predictions(record: Record, folder: Path) -> None:
-    """Refuse predictions that were cut, changed or deleted after the run had finished.
-
-    Records of earlier versions do not tell what they should be.
-    """
-    if not record.predictions:
+    """Refuse predictions that were cut, changed or deleted after the run had finished."""
+    if not record.predictions:  # taken from a packed file
         return
     try:
         damage = "" if fingerprint_predictions(folder) == record.predictions else "was changed"
@@ -289,7 +277,7 @@ class Run:
 
     @property
     def protocol(self) -> dict[str, str]:
-        """What must be equal within a column, in words that can be shown."""
+        """Properties that must be equal within a column, in words that can be shown."""
         settings = self.record.settings
         prompts = settings["prompts"]
         templates = prompts["templates"]
@@ -302,7 +290,7 @@ class Run:
         }
 
     def _images(self) -> str:
-        """Which images were shown; the order decides where only some of them were."""
+        """Identify the images that were shown; the order counts where only some of them were."""
         stream = self.record.settings["stream"]
         order = {"order": self.order, "dirichlet": stream["dirichlet"], **self._own_order()}
         some = stream["limit"] or self._own_order()
@@ -326,7 +314,7 @@ class Run:
 
     @property
     def conditions(self) -> dict[str, Any]:
-        """What a row is run with, beside the method's own config; shown where rows differ in it."""
+        """Conditions of a row beside the method's config; shown where rows differ in them."""
         model, stream = self.record.settings["model"], self.record.settings["stream"]
         return {
             "model": model["id"],

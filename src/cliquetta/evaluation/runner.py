@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,9 +56,6 @@ from cliquetta.methods.registry import require_features_only
 from cliquetta.methods.state import fitted_fingerprint, unpack_state
 from cliquetta.types import Batch, Prediction
 
-if TYPE_CHECKING:
-    from cliquetta.evaluation.distributed import Team
-
 
 def evaluate(
     adapter: Adapter,
@@ -72,7 +69,6 @@ def evaluate(
     again: bool = False,
     evidence: EvidenceLimits | None = None,
     answers: PredictionCache | None = None,
-    team: Team | None = None,
 ) -> Record:
     """Predict the whole stream with a reset adapter and score it.
 
@@ -89,8 +85,6 @@ def evaluate(
         evidence: Keep what reports show, too; needs ``out``. A run that was finished without is
             run again.
         answers: What the method said of these images before, if it treats each image alone.
-        team: The processes that call this together; one of them writes, and the others begin
-            where it does.
 
     Returns:
         The record of the finished run.
@@ -101,8 +95,8 @@ def evaluate(
     """
     stream = from_given_features(stream, adapter.model)
     _check(adapter, stream)
-    run = _Run(adapter, stream, plan(adapter, stream, preset), answers)
-    with run.opened(out, again, evidence, team) as known:
+    run = Execution(adapter, stream, plan(adapter, stream, preset), answers)
+    with run.opened(out, again, evidence) as known:
         if known is not None:
             return known
         saved_at, saved_batch = time.monotonic(), run.progress.batches
@@ -151,8 +145,8 @@ def _check(adapter: Adapter, stream: AnyStream) -> None:
         )
 
 
-class _Run:
-    """What one execution of a run holds, fresh or taken up again."""
+class Execution:
+    """One execution of a run, fresh or resumed."""
 
     def __init__(
         self, adapter: Adapter, stream: AnyStream, record: Record, cache: PredictionCache | None
@@ -168,11 +162,7 @@ class _Run:
 
     @contextmanager
     def opened(
-        self,
-        out: Path | str | None,
-        again: bool,
-        evidence: EvidenceLimits | None,
-        team: Team | None,
+        self, out: Path | str | None, again: bool, evidence: EvidenceLimits | None
     ) -> Iterator[Record | None]:
         """The run's folder, locked; gives the record of a run that is finished already.
 
@@ -180,12 +170,10 @@ class _Run:
         """
         with ExitStack() as stack:
             found: Record | bytes | None = None
-            if out is not None and (team is None or team.is_main_process):
+            if out is not None:
                 self.folder = Path(out) / self.record.id
                 stack.enter_context(exclusive(self.folder))
                 found = _found(self.folder, again=again, with_evidence=evidence is not None)
-            if team is not None:
-                found = team.share(found)
             if isinstance(found, Record):
                 yield found
                 return
@@ -250,7 +238,7 @@ class _Run:
         self.scorer.add(batch.keys, labels, prediction.logits)
 
     def step(self, batch: AnyBatch, labels: Tensor, prediction: Prediction) -> Step:
-        """What observers are told."""
+        """The step that observers get."""
         done, total, score = self.progress, len(self.stream), self.scorer.accuracy
         return Step(done.batches, total, done.images, batch, labels, prediction, score)
 

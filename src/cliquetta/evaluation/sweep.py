@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -80,7 +81,7 @@ class RunContext:
     _repeated: frozenset[str] = field(default=frozenset(), init=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process needs: the settings, not what was loaded."""
+        """Send settings to another process, not what was loaded."""
         nothing = {"on_prepare": None, "on_download": None, "_model": None, "_pixels": None}
         return {**self.__dict__, **nothing, "_data": {}, "_cached": {}}
 
@@ -192,7 +193,7 @@ class RunContext:
 
         ``known`` are class names for data that have none of their own.
         """
-        ids = spec.dataset.split("+" if get_sampler(spec.order)[1].interleaves else ">")
+        ids = spec.dataset.split("+" if get_sampler(spec.order).interleaves else ">")
         loaded = {id: self._open(id, spec.classes or known) for id in dict.fromkeys(ids)}
         names = spec.classes or loaded[ids[0]].names
         if spec.unknown is not None:  # images of no class need no class names of their own
@@ -233,7 +234,7 @@ def build_adapter(spec: RunSpec, model: CLIP, prompts: ClassPrompts) -> Adapter:
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a cell ended: with a record, or with what went wrong."""
+    """The outcome of a cell: a record, or an error."""
 
     spec: RunSpec
     record: Record | None = None
@@ -275,15 +276,9 @@ def sweep(
             settle(result)
     for spec in cells if executor is None else ():
         try:
-            settle(RunResult(spec, context.run(spec, observer(spec, on_step))))
+            tell = None if on_step is None else partial(on_step, spec)
+            settle(RunResult(spec, context.run(spec, tell)))
         except Exception as error:  # a grid of a hundred runs goes on without the one that failed
             settle(RunResult(spec, error=f"{type(error).__name__}: {error}"))
     lost = "the executor returned nothing for this run"
     return [found.get(spec, RunResult(spec, error=lost)) for spec in specs]
-
-
-def observer(
-    spec: RunSpec, on_step: Callable[[RunSpec, Step], None] | None
-) -> Callable[[Step], None] | None:
-    """``on_step`` for the steps of one run."""
-    return None if on_step is None else lambda step: on_step(spec, step)

@@ -176,7 +176,7 @@ class Parts:
                 pass
 
     def read(self) -> dict[str, Any]:
-        """What the run was asked for; empty if it was not begun."""
+        """Read the facts of the run; empty if it was not begun."""
         try:
             return dict(json.loads((self.folder / "run.json").read_text(encoding="utf-8")))
         except FileNotFoundError:
@@ -203,7 +203,7 @@ class Parts:
 
     @cached_property
     def _ends(self) -> dict[int, int]:
-        """Where every part ends, by its first image."""
+        """The end of every part, by its first image."""
         names = (path.stem.split("-") for path in self.folder.glob("*-*.jsonl"))
         return {int(first): int(last) for first, last in names}
 

@@ -15,8 +15,8 @@ import torch
 from cliquetta.data.features import FeatureDataset
 from cliquetta.data.images import Decode
 from cliquetta.data.prepared import AnyBatch
-from cliquetta.inference.answers import Answers
 from cliquetta.inference.reading import ReadBatch, Reader
+from cliquetta.inference.rows import RowFormat
 from cliquetta.inference.table_files import Row, shown_path
 from cliquetta.methods.base import Adapter, NonFiniteError
 from cliquetta.methods.building.feature_level import FeatureLevel
@@ -46,7 +46,7 @@ class Predictor:
     """Methods that answer side by side."""
 
     adapters: Mapping[str, Adapter]
-    answers: Answers
+    row_format: RowFormat
     batch_size: int
     seed: int
     workers: int | None
@@ -60,16 +60,16 @@ class Predictor:
 
     def __post_init__(self) -> None:
         for adapter in self.adapters.values():
-            adapter.enable(reject=self.answers.reject, calibrate=self.answers.calibrate)
+            adapter.enable(reject=self.row_format.reject, calibrate=self.row_format.calibrate)
 
     @property
     def health(self) -> Health:
-        """How adaptation was doing at the end."""
+        """Health figures of every method after its last batch."""
         return {name: self.adapters[name].summarize(said) for name, said in self.last.items()}
 
     @cached_property
     def reader(self) -> Reader:
-        """Who reads the batches that the methods want."""
+        """The reader of the batches that the methods want."""
         model = next(iter(self.adapters.values())).model
         views = tuple(dict.fromkeys(adapter.views for adapter in self.adapters.values()))
         settings = (self.batch_size, self.seed, self.workers, model.device, model, self.decode)
@@ -106,10 +106,10 @@ class Predictor:
             with nullcontext() if side is None else torch.cuda.stream(side):
                 if side is not None and answered is not None:
                     side.wait_event(answered)
-                answers = dict(zip(keys, self.answers.rows(predictions), strict=True))
-            none = dict.fromkeys(self.answers.columns())
+                made = dict(zip(keys, self.row_format.rows(predictions), strict=True))
+            none = dict.fromkeys(self.row_format.columns())
             return [
-                {"path": shown_path(key), **columns, **answers.get(key, none)}
+                {"path": shown_path(key), **columns, **made.get(key, none)}
                 | {"error": unreadable.get(key, "")}
                 for key, columns in listed
             ]
@@ -127,7 +127,7 @@ class Predictor:
             raise NonFiniteError(f"{name}, batch from {batch.keys[0]!r} on: {error}") from error
 
     def states(self) -> States:
-        """What the methods have learned."""
+        """Pack what the methods have learned."""
         return {name: pack_state(adapter) for name, adapter in self.adapters.items()}
 
     def restore(self, states: States) -> None:

@@ -1,4 +1,4 @@
-"""What runs on a Ray cluster during prediction: tasks that read batches, actors that adapt.
+"""Prediction on a Ray cluster: tasks that read batches, actors that adapt.
 
 Batches, and what an actor reports about each, travel as tables of one row: an object in bytes.
 """
@@ -31,7 +31,7 @@ from cliquetta.model.clip import CLIP
 
 
 @dataclass(frozen=True)
-class Task:
+class BatchTask:
     """A batch of a lane on its way to an actor."""
 
     lane: Lane
@@ -46,7 +46,7 @@ class Task:
 
 @dataclass(frozen=True)
 class BatchReport:
-    """What an actor says after a batch."""
+    """The report of an actor after a batch."""
 
     images: int = 0
     skipped: int = 0
@@ -61,7 +61,7 @@ class BatchReport:
 
 @dataclass(frozen=True)
 class ActorSetup:
-    """What an actor builds its methods from; the model is on the CPU."""
+    """The parts that an actor builds its methods from; the model is on the CPU."""
 
     predictor: Predictor
     """Without methods."""
@@ -138,7 +138,7 @@ class PredictActor:
         self.free = time.perf_counter()
         return to_table(replace(report, busy=self.free - begun))
 
-    def _answer(self, task: Task, waited: float) -> BatchReport:
+    def _answer(self, task: BatchTask, waited: float) -> BatchReport:
         if self.cutter is None or self.cutter.lane != task.lane:
             assert task.states is not None, "the lane began in another actor"
             self.predictor.restore(task.states)
@@ -185,6 +185,6 @@ def read_batch(table: Any, reader: Reader, folder: str) -> Any:
     torch.set_num_threads(1)
     with contextlib.suppress(OSError):  # paths were given as seen from there
         os.chdir(folder)
-    task: Task = from_table(table)
+    task: BatchTask = from_table(table)
     assert isinstance(task.images, Segment)
     return to_table(replace(task, images=reader.read(task.images)))

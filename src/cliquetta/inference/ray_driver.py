@@ -25,8 +25,8 @@ from cliquetta.inference.parts import Lane
 from cliquetta.inference.ray_actor import (
     ActorSetup,
     BatchReport,
+    BatchTask,
     PredictActor,
-    Task,
     read_batch,
     to_table,
 )
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RayCluster:
-    """Where :func:`cliquetta.predict` runs instead of here (extra ``ray``)."""
+    """A Ray cluster for :func:`cliquetta.predict` to run on (extra ``ray``)."""
 
     address: str = LOCAL
     """``local``, ``auto`` (the cluster of this machine) or an address."""
@@ -171,7 +171,7 @@ class _Track:
         places = [(lane, self.work.parts.done(lane)) for lane in self.lanes]
         return [(lane, place) for lane, place in places if place < lane.stop]
 
-    def _tasks(self) -> Iterator[Task]:
+    def _tasks(self) -> Iterator[BatchTask]:
         """The next batches of the lanes."""
         size = self.work.predictor.batch_size
         batches = (
@@ -183,7 +183,7 @@ class _Track:
             with self.lock:
                 segment = self.work.source.segment(first, min(first + size, lane.stop))
                 states = self.work.states(lane) if first == begin else None
-            yield Task(lane, first, segment, states, due=number == WINDOW)
+            yield BatchTask(lane, first, segment, states, due=number == WINDOW)
 
     def _stream(self) -> None:
         """Let batches flow through readers and an actor, and keep the parts that come out."""
@@ -196,9 +196,10 @@ class _Track:
         read_there: Any = read_batch
         one: dict[str, Any] = {"batch_size": 1, "batch_format": "pyarrow"}
         read = batches.map_batches(read_there, fn_args=(reader, str(Path.cwd())), num_cpus=1, **one)
-        # batches one after the other; an actor that is lost is replaced by the run
-        options = {"max_restarts": 0, "allow_out_of_order_execution": False}
-        answers = read.map_batches(
+        # batches one after the other; a batch that is lost with its actor ends the stream. Without
+        # restarts Ray Data waits for ever for an actor that was idle; a new one lacks the states
+        options = {"max_restarts": -1, "max_task_retries": 0, "allow_out_of_order_execution": False}
+        reports = read.map_batches(
             PredictActor,
             fn_constructor_args=(self.setup,),
             concurrency=1,
@@ -207,7 +208,7 @@ class _Track:
             ray_remote_args_fn=lambda: options,
             **one,
         )
-        for row in answers.iter_rows():
+        for row in reports.iter_rows():
             if self.over.is_set():
                 return
             report: BatchReport = pickle.loads(row["data"])

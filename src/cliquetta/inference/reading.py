@@ -22,7 +22,7 @@ from cliquetta.data.loader import Group, Loaded, Loader
 from cliquetta.data.prepared import AnyBatch, FeatureStream
 from cliquetta.data.stream import Stream
 from cliquetta.data.views import to_pixels
-from cliquetta.inference.answers import Answers
+from cliquetta.inference.rows import RowFormat
 from cliquetta.inference.table_files import Row
 from cliquetta.model.clip import CLIP
 from cliquetta.model.preprocess import Preprocess
@@ -62,7 +62,7 @@ class ReadBatch:
 
 @dataclass(frozen=True)
 class Reader:
-    """How images become batches."""
+    """Turns images into batches."""
 
     preprocess: Preprocess
     views: tuple[ViewSpec | None, ...]
@@ -154,14 +154,14 @@ class ImageSource:
     """Files of a list, or images in memory, as datasets of consecutive images."""
 
     def __init__(
-        self, images: Listing | FeatureDataset | Sequence[ImageLike], answers: Answers
+        self, images: Listing | FeatureDataset | Sequence[ImageLike], row_format: RowFormat
     ) -> None:
         self.images = images
-        self.answers = answers
+        self.row_format = row_format
         self._names = [] if isinstance(images, Listing | FeatureDataset) else name_images(images)
         self.columns: dict[str, str] = {}
         """Columns of input tables and what they are called in the output."""
-        taken = {"path", "error", *answers.columns()}
+        taken = {"path", "error", *row_format.columns()}
         for name in images.columns if isinstance(images, Listing) else ():
             while (shown := self.columns.get(name, name)) in taken:
                 self.columns[name] = f"input_{shown}"
@@ -188,7 +188,7 @@ class ImageSource:
     def table_columns(self) -> dict[str, type]:
         """All columns of the output table, in order."""
         given = dict.fromkeys(self.columns.values(), str)
-        return {"path": str, **given, **self.answers.columns(), "error": str}
+        return {"path": str, **given, **self.row_format.columns(), "error": str}
 
 
 class _Pictures(Dataset):

@@ -25,10 +25,10 @@ from cliquetta.atomic import sync_folder
 from cliquetta.data.listing import STDIN, Listing, Source, digest, list_images
 from cliquetta.data.remote import find_filesystem, is_url
 from cliquetta.errors import UserError
-from cliquetta.inference.answers import PredictionRun
 from cliquetta.inference.parts import Lane, Part, PartCutter, Parts, Writer, interrupted_after
 from cliquetta.inference.predictor import Predictor, States
 from cliquetta.inference.reading import ImageSource
+from cliquetta.inference.rows import PredictionRun
 from cliquetta.inference.table_files import Row, TableFormat
 from cliquetta.methods.state import describe, merge_states
 
@@ -48,7 +48,7 @@ def shard_path(out: Path | str, shard: tuple[int, int]) -> Path | str:
 
 
 def parts_folder(target: Path | str) -> Path:
-    """Where the parts of a run are kept: beside its output, of a URL in the current folder."""
+    """The folder of a run's parts: beside its output, for a URL in the current folder."""
     path = Path(str(target).rpartition("/")[2]) if is_url(target) else Path(target)
     return path.with_name(f"{path.name}.parts")
 
@@ -102,11 +102,11 @@ Progress = Callable[[int, int, int], None]
 
 
 class Workers(Protocol):
-    """Where the lanes of a run are predicted at the same time."""
+    """Workers that predict several lanes of a run at a time."""
 
     @property
     def actors(self) -> int:
-        """How many lanes at a time."""
+        """Number of lanes at a time."""
         ...
 
     def do(self, work: Work) -> None:
@@ -124,7 +124,7 @@ class Cluster(Protocol):
 
 @dataclass(frozen=True)
 class Request:
-    """What a run into a file is asked for, besides its methods."""
+    """The request for a run into a file, without its methods."""
 
     sources: Sequence[Source]
     target: Path | str
@@ -169,7 +169,7 @@ def run_with_parts(
         facts = _begin_or_continue(predictor, request, parts, workers)
         lanes = [Lane(*lane) for lane in facts["lanes"]]
         listing = stack.enter_context(closing(Listing(parts.folder / "images.sqlite")))
-        source = ImageSource(listing, predictor.answers)
+        source = ImageSource(listing, predictor.row_format)
         run = PredictionRun(repeated=listing.repeated, unused=listing.unused, out=request.target)
         work = Work(predictor, source, parts, lanes, request, run)
         begun = time.perf_counter()
@@ -203,11 +203,11 @@ def _begin_or_continue(
         "batch size": predictor.batch_size,
         "decoding": predictor.decode,
         "seed": predictor.seed,
-        "top k": predictor.answers.top_k,
-        "all probabilities": predictor.answers.all_probabilities,
-        "multi label": predictor.answers.multi_label,
-        "share to reject": predictor.answers.reject,
-        "calibration": predictor.answers.calibrate or None,
+        "top k": predictor.row_format.top_k,
+        "all probabilities": predictor.row_format.all_probabilities,
+        "multi label": predictor.row_format.multi_label,
+        "share to reject": predictor.row_format.reject,
+        "calibration": predictor.row_format.calibrate,
         "state": None if request.state is None else str(request.state),
         "method": {name: describe(adapter) for name, adapter in predictor.adapters.items()},
     }
@@ -263,7 +263,7 @@ def _lanes(
 
 @dataclass
 class Work:
-    """What is to be predicted, and what is done of it."""
+    """The images of a run, and the parts of it that are done."""
 
     predictor: Predictor
     source: ImageSource
@@ -282,7 +282,7 @@ class Work:
         return [lane for lane in self.lanes if self.parts.done(lane) < lane.stop]
 
     def states(self, lane: Lane) -> States:
-        """What a lane continues from."""
+        """The states that a lane continues from."""
         file = self.request.state_file(lane)
         if self.request.group_by and self.parts.done(lane) == lane.start and file and file.exists():
             self.predictor.load(file)
@@ -335,7 +335,7 @@ def _collect(work: Work, predicted: Counter[Lane]) -> Iterator[Row]:
             with path.open(encoding="utf-8") as file:
                 for line in file:
                     row: Row = json.loads(line)
-                    work.run.count(work.predictor.answers, row)
+                    work.run.count(work.predictor.row_format, row)
                     predicted[lane] += not row["error"]
                     if work.request.keep_rows:
                         work.run.rows.append(row)

@@ -33,7 +33,7 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class Control:
-    """What a labelling configuration asks for: one choice of ``labels`` for an image."""
+    """The question of a labelling configuration: one choice of ``labels`` for an image."""
 
     from_name: str
     to_name: str
@@ -43,7 +43,7 @@ class Control:
 
     @classmethod
     def parse(cls, config: str) -> Control:
-        """Of a labelling configuration with ``<Image>`` and ``<Choices>``."""
+        """Parse a labelling configuration with ``<Image>`` and ``<Choices>``."""
         for control in LabelInterface(config).controls:
             for target in control.objects if control.tag == "Choices" else ():
                 if target.tag == "Image":

@@ -32,7 +32,7 @@ A = TypeVar("A", bound="Adapter")
 
 
 class BatchDependence(str, Enum):
-    """How a method treats the images of one batch; the contract tests hold it to its word."""
+    """Dependence of a prediction on the other images of its batch; contract tests check it."""
 
     JOINT = "joint"
     """Images of a batch inform each other; their order inside the batch does not matter."""
@@ -52,7 +52,7 @@ which saves a wait per batch. Elsewhere bad pixels are refused before anything i
 
 
 def _pixels(batch: Batch) -> Tensor:
-    """What of a batch is encoded."""
+    """The pixels of a batch that are encoded."""
     return batch.images if batch.views is None else batch.views
 
 
@@ -184,7 +184,7 @@ class Adapter(ZeroShotReference, ABC):
         return prediction
 
     def _on_model_scale(self, prediction: Prediction) -> Prediction:
-        """The same with the bias of a sigmoid model (SigLIP): its logits, where CLIP's have none.
+        """Add the bias of a sigmoid model (SigLIP) to the logits; CLIP has none.
 
         A constant changes no softmax, so that what methods compute inside goes without it.
         """
@@ -298,7 +298,7 @@ class Adapter(ZeroShotReference, ABC):
         return merge_memories(states, self.merge_rules, self.name)
 
     def frozen_model(self) -> FrozenModel:
-        """What is learned so far as a function of one image: pixels (B, 3, S, S) to logits.
+        """Freeze what is learned so far: a function from pixels (B, 3, S, S) to logits.
 
         Raises:
             UserError: Answers of the method depend on the other images of a batch or stream.

@@ -36,7 +36,7 @@ class StateMismatchError(UserError):
 
 @dataclass(frozen=True)
 class SavedState:
-    """What a state file holds beside the memory."""
+    """The contents of a state file beside the memory."""
 
     header: Mapping[str, Any]
     extra: Mapping[str, Tensor]
@@ -46,7 +46,7 @@ class SavedState:
 
 
 def describe(adapter: Adapter) -> dict[str, Any]:
-    """What a state must agree on with the adapter that takes it up."""
+    """Describe the properties that a state and the adapter that loads it must share."""
     return {
         "method": adapter.name,
         "config": plain_config(adapter.config),

@@ -45,7 +45,7 @@ def wnids(list_id: str) -> tuple[str, ...]:
 
 
 def indices(list_id: str) -> tuple[int, ...]:
-    """Where the classes of an ImageNet subset stand in the list of 1000."""
+    """Indices of the classes of an ImageNet subset in the list of 1000."""
     whole = _class_list(list_id).get("subset_of", list_id)
     position = {wnid: i for i, wnid in enumerate(wnids(whole))}
     return tuple(position[wnid] for wnid in wnids(list_id))
@@ -71,7 +71,7 @@ def template_choice(scheme: str, dataset: str) -> str:
 
 
 def source(entry_id: str, kind: Literal["classes", "templates"] = "classes") -> str:
-    """Where a class list or template set comes from."""
+    """The source of a class list or template set."""
     entry = _class_list(entry_id) if kind == "classes" else _template_set(entry_id)
     return str(entry["source"])
 

@@ -11,12 +11,18 @@ from pathlib import Path
 from cliquetta.data.samplers import SAMPLERS
 from cliquetta.errors import UserError
 from cliquetta.evaluation.comparison import Comparison, Overall, compare
-from cliquetta.evaluation.grid import BASELINE, grid_roles
+from cliquetta.evaluation.grid import BASELINE, grid_roles, packaged_grid
 from cliquetta.evaluation.record import Record, Run, unpack_records
-from cliquetta.evaluation.reproduce import GRIDS, grid_file
 from cliquetta.evaluation.tables import TextTable, to_markdown
 from cliquetta.methods.registry import MethodEntry, get_method, method_entries
 
+GRIDS = {
+    "headline": ("bundled", "real"),
+    "methods": ("bundled", "methods", "real", "streams", "streams-real"),
+    "ablation": ("ablation", "ablation-real"),
+    "leaderboard": ("leaderboard", "leaderboard-real"),
+}
+"""Pages of our own results, and the grids whose records they are written from."""
 BEGIN, END = "<!-- headline: cliquetta reproduce headline -->", "<!-- /headline -->"
 BLANK = "–"
 REPORT, DEVELOPMENT, CLEAN = "report", "dev", "clean"
@@ -338,14 +344,16 @@ class Pages:
         }
         if page == "leaderboard":
             boards = {
-                BOARDS[grid]: (some, grid_roles(grid_file(grid))) for grid, some in records.items()
+                BOARDS[grid]: (some, grid_roles(packaged_grid(grid)))
+                for grid, some in records.items()
             }
             return {
                 self.results / "leaderboard.md": leaderboard_page(boards, self.methods.parent),
                 self.results.parent / "images/leaderboard.svg": leaderboard_figure(boards),
             }
         found = {
-            grid: read_settings(some, grid_roles(grid_file(grid))) for grid, some in records.items()
+            grid: read_settings(some, grid_roles(packaged_grid(grid)))
+            for grid, some in records.items()
         }
         first = GRIDS[page][0]
         if not found[first]:

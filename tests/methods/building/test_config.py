@@ -37,7 +37,7 @@ REFUSED: dict[str, list[tuple[str, Any, str]]] = {
         ("blocks", (2, 1), "different and ascending"),
         ("blocks", (-1,), "different and ascending"),
         ("blocks", (1.5,), "a whole number"),
-        ("prompt_scale", -1.0, "0 or more"),
+        ("concentration", -1.0, "0 or more"),
         ("view_zoom", 0.5, "at least 1"),
         ("threshold", float("nan"), "a finite number"),
         ("lr", float("inf"), "a finite number"),
@@ -67,7 +67,6 @@ EARLIER = {
         "spread": "entropy_weight",
         "zoom": "view_zoom",
     },
-    "scap": {"learning_rate": "lr", "confident_share": "selection_fraction"},
     "tda": {"view_count": "views", "kept": "selection_fraction"},
     "tent": {"learning_rate": "lr"},
     "tpt": {"view_count": "views", "kept": "selection_fraction", "rows": "text_chunk"},
@@ -136,7 +135,7 @@ def test_a_choice_names_the_nearest() -> None:
         ("dart", "score", "plane", "plain"),
         ("watt", "mode", "sequentiall", "sequential"),
         ("coop", "class_position", "midle", "middle"),
-        ("scap", "merge", "mean-probabilty", "mean-probability"),
+        ("scap", "clique_combination", "conkat", "concat"),
     ):
         with pytest.raises(UnknownNameError, match=f"did you mean '{nearest}'"):
             method_config(method, options={field: value})

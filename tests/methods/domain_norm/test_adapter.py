@@ -12,8 +12,8 @@ from torch import Tensor
 
 from cliquetta.errors import UserError
 from cliquetta.methods.domain_norm import DomainNorm, DomainNormConfig
-from cliquetta.methods.domain_norm.health import health, in_words, information, verdict
-from cliquetta.methods.domain_norm.prior import class_prior, count
+from cliquetta.methods.domain_norm.health import health, in_words, verdict
+from cliquetta.methods.domain_norm.prior import class_prior, count, information
 from cliquetta.methods.registry import method_config
 from cliquetta.methods.state import StateMismatchError, load_state
 from cliquetta.methods.tda import TDA

@@ -15,8 +15,8 @@ from cliquetta.methods.domain_norm.domains import (
     distances,
     key_of,
     merge_keys,
+    signature,
 )
-from cliquetta.methods.domain_norm.network import signature
 from cliquetta.methods.domain_norm.run import Run, Setup
 from cliquetta.methods.domain_norm.state import Domain, Group, Key, State
 

@@ -14,8 +14,6 @@ from torch import Tensor
 from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.prior import (
     ClassPrior,
-    background,
-    burst,
     class_prior,
     class_weights,
     count,
@@ -23,9 +21,10 @@ from cliquetta.methods.domain_norm.prior import (
     frequencies,
     remove_background,
     skewness,
+    weigh_recent,
 )
 from cliquetta.methods.domain_norm.state import Counts
-from tests._helpers.tolerance import DOUBLE, FEATURE, SUM
+from tests._helpers.tolerance import DOUBLE, FEATURE, LOGIT, SUM
 
 N = 10
 
@@ -54,9 +53,9 @@ def no_counts() -> Counts:
 
 def estimate(answers: Tensor, images: float, batch: int = 64) -> Tensor:
     """Frequencies of a stream in batches."""
-    weight = total = mass = torch.zeros(N)
+    counts, mass = no_counts(), torch.zeros(N)
     for part in answers.split(batch):
-        p, weight, total = remove_background(less_mean(part), weight, total, images)
+        p, counts = remove_background(less_mean(part), counts, images)
         mass = mass + p.sum(dim=0)
     return frequencies(mass, torch.tensor(float(len(answers))))
 
@@ -65,14 +64,6 @@ def test_evenness_counts_the_equally_frequent() -> None:
     assert float(evenness(torch.full((8,), 1 / 8))) == pytest.approx(1.0)
     two = torch.tensor([0.5, 0.5] + [0.0] * 6)
     assert float(evenness(two)) == pytest.approx(2 / 8, rel=SUM)
-
-
-def test_background_is_a_weighted_mean_that_starts_from_that_of_all_classes() -> None:
-    weight, total = torch.tensor([3.0, 1.0, 0.0]), torch.tensor([6.0, -2.0, 0.0])
-    found = background(weight, total, 2.0)  # the mean of all is 4 / 4
-    torch.testing.assert_close(found, torch.tensor([8 / 5, 0 / 3, 2 / 2]))
-    torch.testing.assert_close(background(torch.zeros(3), torch.zeros(3), 1.0),
-                               torch.zeros(3))  # fmt: skip
 
 
 def test_the_skewness_is_scipys() -> None:
@@ -102,7 +93,8 @@ def test_a_hub_is_not_taken_for_a_class_that_occurs() -> None:
 def test_removing_the_background_equals_a_literal_loop() -> None:
     answers = draw(torch.tensor([0, 1, 1, 7]), torch.linspace(0, 3, N)).double()
     weight, total = torch.linspace(1, 5, N).double(), torch.linspace(-9, 4, N).double()
-    p, others, weighted = remove_background(less_mean(answers), weight, total, 3.0)
+    before = no_counts()._replace(absence=weight, absent_logits=total)
+    p, counts = remove_background(less_mean(answers), before, 3.0)
 
     logs = [[math.log(x) for x in row] for row in answers.tolist()]
     centred = [[x - sum(row) / N for x in row] for row in logs]
@@ -121,8 +113,8 @@ def test_removing_the_background_equals_a_literal_loop() -> None:
         now_t = [t[n] + sum(a[n] * x[n] for a, x in zip(absent, centred, strict=True))
                  for n in range(N)]  # fmt: skip
     np.testing.assert_allclose(p.numpy(), expected, rtol=DOUBLE)
-    np.testing.assert_allclose(others.numpy(), last[0], rtol=DOUBLE)
-    np.testing.assert_allclose(weighted.numpy(), last[1], rtol=DOUBLE)
+    np.testing.assert_allclose(counts.absence.numpy(), last[0], rtol=DOUBLE)
+    np.testing.assert_allclose(counts.absent_logits.numpy(), last[1], rtol=DOUBLE)
 
 
 @pytest.mark.parametrize("batch", [1, 8, 64])
@@ -213,31 +205,36 @@ def test_weights_are_a_power_of_the_frequencies_over_the_largest() -> None:
     torch.testing.assert_close(class_weights(torch.zeros(3), torch.tensor(0.5)), torch.ones(3))
 
 
+def burst(mass: Tensor, nu: Tensor) -> float:
+    """r of Eq. 13, by the weight of the class that recent images show least."""
+    config = DomainNormConfig(frequency_power=0.0)
+    weights = weigh_recent(torch.ones_like(nu), mass, nu, torch.tensor(0.5), config)
+    recent = frequencies(mass, mass.sum())
+    return float(weights.min().log() / (recent.min() / recent.max()).log())
+
+
 def test_a_burst_is_told_by_hand() -> None:
-    eight, four = torch.full((8,), 1 / 8), torch.tensor([0.25] * 4 + [0.0] * 4)
-    many = torch.tensor(1e6)
-    assert float(burst(eight, eight, many)) == 0.0
-    assert float(burst(four, eight, many)) == 1.0  # half of the classes: 0.5 / 0.3, at most 1
+    eight, many = torch.full((8,), 1 / 8), 1e6
+    assert burst(torch.tensor([0.25] * 4 + [0.0] * 4) * many, eight) == 1  # 0.5 / 0.3, at most 1
     seven = torch.tensor([1 / 7] * 7 + [0.0])
-    assert float(burst(seven, eight, many)) == pytest.approx(1 / 8 / 0.3, rel=FEATURE)
+    assert burst(seven * many, eight) == pytest.approx(1 / 8 / 0.3, rel=LOGIT)
     # Six images of eight classes are expected to show 1 - exp(-6 / 8) of them.
-    expected = 1 - (4 / 8) / (1 - math.exp(-6 / 8))
-    assert float(burst(four, eight, torch.tensor(6.0))) == pytest.approx(
-        expected / 0.3, rel=FEATURE
-    )
+    four = [(1.5 + 1 / 8) / 7] * 4 + [1 / 8 / 7] * 4  # Eq. 9
+    shown = math.exp(-sum(x * math.log(x) for x in four)) / 8
+    expected = (1 - shown / (1 - math.exp(-6 / 8))) / 0.3
+    found = burst(torch.tensor([1.5] * 4 + [0.0] * 4), eight)
+    assert found == pytest.approx(max(0.0, expected), abs=FEATURE)
 
 
 @pytest.mark.parametrize("classes", [8, 100, 1000])
 @pytest.mark.parametrize("images", [16, 64])
 def test_few_images_of_many_classes_are_no_burst(classes: int, images: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    domain, count = torch.full((classes,), 1 / classes), torch.tensor(float(images))
+    generator, domain = torch.Generator().manual_seed(0), torch.full((classes,), 1 / classes)
     for present, low, high in ((classes, 0.0, 0.4), (2, 0.99, 1.0)):
         found = []
         for _ in range(50):
             labels = torch.randint(0, present, (images,), generator=generator)
-            recent = labels.bincount(minlength=classes) / images
-            found.append(float(burst(recent, domain, count)))
+            found.append(burst(labels.bincount(minlength=classes).float(), domain))
         assert low <= sum(found) / 50 <= high
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.building.ring import newest, write
-from cliquetta.methods.domain_norm.network import arrange
+from cliquetta.methods.domain_norm.domains import arrange
 
 
 def test_the_arrangement_follows_the_images() -> None:

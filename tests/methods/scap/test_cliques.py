@@ -35,8 +35,8 @@ def random_batch(seed: int, b: int, classes: int, k: int, width: int) -> tuple[T
     k=st.integers(1, 3),
     width=st.integers(1, 5),
     threshold=st.sampled_from([-0.5, 0.5, 1.5, 2.5]),
-    full_set=st.booleans(),
-    deduplicate=st.booleans(),
+    whole_sets=st.booleans(),
+    repeats=st.booleans(),
 )
 def test_mining_agrees_with_the_oracle(
     seed: int,
@@ -45,18 +45,18 @@ def test_mining_agrees_with_the_oracle(
     k: int,
     width: int,
     threshold: float,
-    full_set: bool,
-    deduplicate: bool,
+    whole_sets: bool,
+    repeats: bool,
 ) -> None:
     features, top = random_batch(seed, b, classes, min(k, classes), width)
     similar = similar_images(features, threshold)
-    found = mine_cliques(similar, top, full_set=full_set, deduplicate=deduplicate)
+    found = mine_cliques(similar, top, whole_sets=whole_sets, repeats=repeats)
     expected = mine(
         features,
         top.tolist(),
         threshold,
-        full_set=full_set,
-        deduplicate="class" if deduplicate else "none",
+        whole_sets=whole_sets,
+        repeats=repeats,
     )
     assert as_listed(found) == expected
     distinct = {members for _, members in expected}
@@ -65,11 +65,11 @@ def test_mining_agrees_with_the_oracle(
 
 
 @pytest.mark.parametrize("b", [61, 62, 63, 64, 124, 130])
-@pytest.mark.parametrize("full_set", [False, True])
-def test_mining_agrees_beyond_one_word_of_bits(b: int, full_set: bool) -> None:
+@pytest.mark.parametrize("whole_sets", [False, True])
+def test_mining_agrees_beyond_one_word_of_bits(b: int, whole_sets: bool) -> None:
     features, top = random_batch(b, b, 4, 2, 3)
-    found = mine_cliques(similar_images(features, 1.5), top, full_set=full_set)
-    expected = mine(features, top.tolist(), 1.5, full_set=full_set)
+    found = mine_cliques(similar_images(features, 1.5), top, whole_sets=whole_sets)
+    expected = mine(features, top.tolist(), 1.5, whole_sets=whole_sets)
     assert as_listed(found) == expected
     assert len(expected) > 10
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from cliquetta.methods.scap.cliques import Cliques, mine_cliques
 from cliquetta.methods.scap.composition import compose_prompts, merge_passes, plan_passes
 from cliquetta.methods.scap.config import SCAPConfig
+from tests._helpers.scenes import scap_config
 from tests._helpers.tolerance import DOUBLE
 from tests.reference import scap_equations as oracle
 from tests.reference.scap_equations import ReferenceSettings
@@ -21,12 +22,12 @@ from tests.reference.scap_equations import ReferenceSettings
 CLASSES = 4
 
 
-def random_cliques(seed: int, b: int, k: int, deduplicate: bool) -> tuple[Cliques, Tensor, Tensor]:
+def random_cliques(seed: int, b: int, k: int, repeats: bool) -> tuple[Cliques, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     similar = torch.rand(b, b, generator=generator) < 0.4
     top = torch.stack([torch.randperm(CLASSES, generator=generator)[:k] for _ in range(b)])
     count = torch.randint(0, 3, (CLASSES,), generator=generator)
-    return mine_cliques(similar, top, deduplicate=deduplicate), top, count
+    return mine_cliques(similar, top, repeats=repeats), top, count
 
 
 def literal_passes(
@@ -36,17 +37,11 @@ def literal_passes(
     found: list[Tensor | None] = []
     members = [set(row.nonzero()[:, 0].tolist()) for row in cliques.members]
     for j in range(len(top)):
-        labels = top[j, :1].tolist() if s.merge == "top-1" else top[j].tolist()
-        groups = [labels] if s.merge == "union" else [[i] for i in labels]
-        for group in groups:
-            mine = [
-                g for g, c in enumerate(cliques.classes.tolist()) if c in group and j in members[g]
-            ]
-            sets = [int(cliques.set_of[g]) for g in mine]
-            if s.merge == "union":
-                sets = list(dict.fromkeys(sets))
-            retained = [kept[i, None, None] for i in group if s.retention and count[i] > 0]
-            found.append(oracle.compose([own[u, None, None] for u in sets], retained, s))
+        for i in top[j, :1].tolist() if s.best_class_only else top[j].tolist():
+            mine = [g for g, c in enumerate(cliques.classes.tolist()) if c == i and j in members[g]]
+            prompts = [own[int(cliques.set_of[g]), None, None] for g in mine]
+            retained = [kept[i, None, None]] if s.retention and count[i] > 0 else []
+            found.append(oracle.compose(prompts, retained, s))
     return found
 
 
@@ -55,44 +50,39 @@ def literal_passes(
     seed=st.integers(0, 10_000),
     b=st.integers(1, 8),
     k=st.integers(1, 3),
-    merge=st.sampled_from(["mean-probability", "top-1", "union"]),
+    best_class_only=st.booleans(),
     clique_combination=st.sampled_from(["concat", "mean"]),
     retained_combination=st.sampled_from(["concat", "mean"]),
     retention=st.booleans(),
-    deduplicate=st.booleans(),
+    repeats=st.booleans(),
 )
 def test_composed_prompts_agree_with_the_oracle(
     seed: int,
     b: int,
     k: int,
-    merge: str,
+    best_class_only: bool,
     clique_combination: str,
     retained_combination: str,
     retention: bool,
-    deduplicate: bool,
+    repeats: bool,
 ) -> None:
-    cliques, top, count = random_cliques(seed, b, k, deduplicate)
+    cliques, top, count = random_cliques(seed, b, k, repeats)
     generator = torch.Generator().manual_seed(seed + 1)
     own = torch.randn(len(cliques.sets), 3, generator=generator).double()
     kept = torch.randn(CLASSES, 3, generator=generator).double()
     options: dict[str, Any] = {
-        "merge": merge,
+        "best_class_only": best_class_only,
         "clique_combination": clique_combination,
         "retained_combination": retained_combination,
         "retention": retention,
     }
-    config = SCAPConfig(**options)
-    expected = literal_passes(
-        cliques,
-        top,
-        count,
-        own,
-        kept,
-        ReferenceSettings(**options),
-    )
+    config = scap_config(**options)
+    expected = literal_passes(cliques, top, count, own, kept, ReferenceSettings(**options))
     passes = plan_passes(cliques, top, count, config)
     table = own[passes.sets] if len(own) else torch.zeros(*passes.sets.shape, 3).double()
-    prompts, mask = compose_prompts(table, passes.own, kept[passes.labels], passes.kept, config)
+    prompts, mask = compose_prompts(
+        table, passes.own, kept[passes.labels][:, None], passes.held[:, None], config
+    )
     assert len(prompts) == len(expected) == b * passes.width
     assert passes.image.tolist() == [j for j in range(b) for _ in range(passes.width)]
     for row, prompt in enumerate(expected):
@@ -117,18 +107,8 @@ def test_rows_are_padded_to_the_longest() -> None:
     ]
     used = [row[own].tolist() for row, own in zip(passes.sets, passes.own, strict=True)]
     assert used == [[0, 1], [], [0, 1], [2], [2], [1]]
-    assert passes.kept[:, 0].tolist() == [False, False, False, True, True, False]
+    assert passes.held.tolist() == [False, False, False, True, True, False]
     assert passes.prompted.tolist() == [True, False, True, True, True, True]
-
-
-def test_union_takes_an_equal_set_once() -> None:
-    members = torch.ones(1, 2, dtype=torch.bool)
-    cliques = Cliques(torch.tensor([0, 1]), torch.zeros(2, dtype=torch.long), members)
-    top = torch.tensor([[0, 1], [1, 0]])
-    passes = plan_passes(cliques, top, torch.zeros(2, dtype=torch.long), SCAPConfig(merge="union"))
-    assert passes.width == 1
-    assert passes.own.tolist() == [[True], [True]]
-    assert passes.labels.tolist() == top.tolist()
 
 
 def test_padding_never_reaches_a_mean() -> None:
@@ -143,18 +123,10 @@ def test_padding_never_reaches_a_mean() -> None:
     ]
 
 
-@pytest.mark.parametrize("how", ["mean-probability", "mean-logits", "own-class", "max-confidence"])
 @pytest.mark.parametrize(("k", "N"), list(itertools.product([1, 2, 3], [3, 5])))
-def test_merging_agrees_with_the_oracle(how: str, k: int, N: int) -> None:
+def test_merging_gives_the_mean_probability(k: int, N: int) -> None:
     generator = torch.Generator().manual_seed(k)
     logits = 4 * torch.randn(6, k, N, generator=generator).double()
-    top = torch.stack([torch.randperm(N, generator=generator)[:k] for _ in range(6)])
-    found = merge_passes(logits, top, how).softmax(dim=-1)
-    for j in range(6):
-        expected = oracle.merge_passes(logits[j].clone(), top[j].tolist(), how).softmax(dim=-1)
-        torch.testing.assert_close(found[j], expected, rtol=0, atol=DOUBLE)
-
-
-def test_merges_of_one_pass_refuse_several() -> None:
-    with pytest.raises(ValueError, match="one pass"):
-        merge_passes(torch.zeros(2, 3, 4), torch.zeros(2, 3, dtype=torch.long), "union")
+    expected = logits.softmax(dim=-1).mean(dim=1)
+    found = merge_passes(logits).softmax(dim=-1)
+    torch.testing.assert_close(found, expected, rtol=0, atol=DOUBLE)

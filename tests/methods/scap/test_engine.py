@@ -12,7 +12,9 @@ from torch import Tensor
 
 from cliquetta.model import cuda_graph
 from cliquetta.model.tapes import VisualTape
+from cliquetta.types import Batch
 from tests._helpers.scenes import (
+    NAMES,
     Pair,
     between_similarities,
     build_model,
@@ -52,10 +54,10 @@ def check_agreement(both: Pair, batches: list[torch.Tensor]) -> int:
         memory = both.engine.memory
         for label, entries in expected.retained.items():
             assert int(memory["count"][label]) == len(entries)
-            for place, (key, value) in enumerate(entries):
-                torch.testing.assert_close(memory["keys"][label, place], key, rtol=0, atol=SUM)
+            for slot, (key, value) in enumerate(entries):
+                torch.testing.assert_close(memory["keys"][label, slot], key, rtol=0, atol=SUM)
                 torch.testing.assert_close(
-                    memory["values"][label, place], value.flatten(), rtol=0, atol=SUM
+                    memory["values"][label, slot], value.flatten(), rtol=0, atol=SUM
                 )
         if expected.text_mean is not None:
             torch.testing.assert_close(memory["text_mean"], expected.text_mean, rtol=0, atol=SUM)
@@ -71,36 +73,25 @@ OPTIONS: list[dict[str, Any]] = [
     {"modalities": "text"},
     {"modalities": "text", "steps": 2},
     {"retention": False},
-    {"full_set": True},
-    {"mining_features": "start-prompt"},
     {"prompt_length": 2},
     {"blocks": (0,)},
     {"blocks": (2,)},
-    {"entropy": "mean-entropy"},
-    {"entropy": "marginal"},
-    {"entropy": "marginal", "steps": 2},
-    {"concentration_form": "mean"},
-    {"key": "updated"},
-    {"query": "plain"},
-    {"match": "inner"},
     {"capacity": 1},
     {"capacity": 2, "neighbours": 1, "bandwidth": 0.8},
-    {"capacity": 3, "replace_keys": False},
-    {"retention_order": "infer-first"},
-    {"count_start": True},
-    {"text_retained_share": 0.5},
     {"clique_combination": "mean"},
     {"retained_combination": "mean"},
     {"clique_combination": "mean", "retained_combination": "mean"},
-    {"merge": "top-1"},
-    {"merge": "mean-logits"},
-    {"merge": "own-class"},
-    {"merge": "union"},
-    {"merge": "union", "text_retained_share": 0.3},
-    {"merge": "union", "retained_combination": "mean"},
-    {"merge": "max-confidence"},
     {"topk": 1},
     {"topk": 9},
+    {"whole_sets": True},
+    {"repeated_cliques": True},
+    {"prompted_mining": True},
+    {"member_entropy": True},
+    {"member_entropy": True, "steps": 2},
+    {"mean_concentration": True},
+    {"weight_decay": 0.01, "steps": 2},
+    {"capacity": 3, "raw_keys": True},
+    {"best_class_only": True},
 ]
 
 
@@ -156,7 +147,7 @@ def test_several_templates_agree_with_the_oracle(mix: float) -> None:
     capacity=st.integers(1, 4),
     concentration=st.sampled_from([0.0, 0.3, 1.0]),
     retention=st.booleans(),
-    merge=st.sampled_from(["mean-probability", "top-1", "union", "own-class"]),
+    best_class_only=st.booleans(),
 )
 def test_random_worlds_agree_with_the_oracle(
     world: int,
@@ -169,10 +160,8 @@ def test_random_worlds_agree_with_the_oracle(
     capacity: int,
     concentration: float,
     retention: bool,
-    merge: str,
+    best_class_only: bool,
 ) -> None:
-    from tests._helpers.scenes import NAMES
-
     model = MODELS[world]
     batches = make_batches(seed, 2, size)
     options = {
@@ -182,7 +171,7 @@ def test_random_worlds_agree_with_the_oracle(
         "capacity": capacity,
         "concentration": concentration,
         "retention": retention,
-        "merge": merge,
+        "best_class_only": best_class_only,
     }
     check_agreement(pair(model, options, names=NAMES[:classes], seed=seed), batches)
 
@@ -199,7 +188,7 @@ def test_one_image_has_no_clique_and_is_plain_clip() -> None:
     both = pair(model, {"threshold": 0.5})
     image = make_batches(0, 1, 1)[0]
     assert check_agreement(both, [image]) == 0
-    out = both.engine.predict(_batch(image))
+    out = both.engine.predict(Batch(image))
     plain = model.scale * model.encode_image(image, normalize=True) @ both.engine.classifier.T
     torch.testing.assert_close(out.probabilities, plain.softmax(-1).float(), rtol=0, atol=SUM)
 
@@ -209,9 +198,3 @@ def test_fewer_classes_than_k_agree() -> None:
     batches = make_batches(9, 2, 5)
     threshold = between_similarities(model, batches[0], 0.5)
     assert check_agreement(pair(model, {"threshold": threshold}, names=names), batches) > 0
-
-
-def _batch(images: torch.Tensor) -> Any:
-    from cliquetta.types import Batch
-
-    return Batch(images)

@@ -7,15 +7,21 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from cliquetta.methods.scap import SCAP, SCAPConfig, explanation
+from cliquetta.methods.scap import SCAP, SCAPConfig, evidence
 from cliquetta.methods.scap.evidence import describe, summary
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
 from cliquetta.model.attention import prompted_maps
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch, Prediction
-from tests._helpers.scenes import NAMES, between_similarities, build_model, make_batches, pair
+from tests._helpers.scenes import (
+    NAMES,
+    between_similarities,
+    build_model,
+    make_batches,
+    pair,
+    scap_config,
+)
 from tests._helpers.tolerance import STEP, SUM
 
 MODEL = build_model(0)
@@ -25,7 +31,7 @@ THRESHOLD = between_similarities(MODEL, BATCHES[0], 0.7)
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"merge": "top-1"}, {"merge": "union"}, {"retention": False}, {"capacity": 1}],
+    [{}, {"best_class_only": True}, {"retention": False}, {"capacity": 1}],
     ids=str,
 )
 def test_the_description_says_what_the_oracle_used(options: dict[str, Any]) -> None:
@@ -96,12 +102,12 @@ def test_counts_agree_with_the_description() -> None:
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"visual_inference": "discarded"}, "discarded"), ({"modalities": "text"}, "none")],
+    [({"discarded_prompts": True}, "discarded"), ({"modalities": "text"}, "none")],
 )
 def test_prompts_that_were_not_scored_with_are_not_claimed(
     options: dict[str, Any], said: str
 ) -> None:
-    adapter = SCAP(MODEL, ClassPrompts(NAMES), SCAPConfig(threshold=THRESHOLD, **options))
+    adapter = SCAP(MODEL, ClassPrompts(NAMES), scap_config(threshold=THRESHOLD, **options))
     prediction = adapter.predict(Batch(BATCHES[0]))
     found = describe(prediction)
     assert found["visual_prompts"] == said
@@ -164,7 +170,7 @@ def test_the_map_with_all_prompts_has_the_retained_ones(
         shown.append((len(values), chosen.sum(dim=1).tolist()))
         return prompted_maps(tower, pixels, values, blocks, chosen)
 
-    monkeypatch.setattr(explanation, "prompted_maps", watched)
+    monkeypatch.setattr(evidence, "prompted_maps", watched)
     batch = Batch(BATCHES[0])
     prediction = adapter.predict(batch)
     places = adapter.explain(batch, prediction, maps=2).places
@@ -180,36 +186,6 @@ def test_the_map_with_all_prompts_has_the_retained_ones(
         }
         assert count == len(distinct) + kept
         assert used[0] == 0 and used[-1] == count  # plain first, everything last
-
-
-def test_maps_show_the_prompts_of_the_cache_before_the_batch_where_it_is_inferred_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    options: dict[str, Any] = {"retention_order": "infer-first", "capacity": 1}
-    config = SCAPConfig(threshold=THRESHOLD, modalities="image", **options)
-    adapter = SCAP(MODEL, ClassPrompts(NAMES), config)
-    adapter.collect_evidence = True
-    adapter.predict(Batch(BATCHES[0]))
-    before = adapter.memory["values"].clone()
-    shown: list[Tensor] = []
-
-    def watched(tower: Any, pixels: Any, values: Any, blocks: Any, chosen: Any) -> Any:
-        shown.append(values)
-        return prompted_maps(tower, pixels, values, blocks, chosen)
-
-    monkeypatch.setattr(explanation, "prompted_maps", watched)
-    batch = Batch(BATCHES[1])
-    prediction = adapter.predict(batch)
-    assert not torch.equal(adapter.memory["values"], before)
-    places = adapter.explain(batch, prediction, maps=len(batch)).places
-    compared = 0
-    for entry, values in zip(places, shown, strict=True):
-        passes = describe(prediction)["images"][entry["place"]]["passes"]
-        used = [(p["class"], p["retained"]) for p in passes if p["retained"] is not None]
-        for row, (label, slot) in zip(values[len(values) - len(used) :], used, strict=True):
-            assert torch.equal(row.flatten(), before[label, slot])
-            compared += 1
-    assert compared > 0
 
 
 def test_evidence_names_the_way_of_the_text_gradient() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from cliquetta.methods.scap.learning import Frozen, Learned, Learner, Task
 from cliquetta.methods.scap.text import PromptedText
 from cliquetta.model.block import Prefix
 from cliquetta.prompts.classes import ClassPrompts
-from tests._helpers.scenes import NAMES, build_model, make_batches
+from tests._helpers.scenes import NAMES, build_model, make_batches, scap_config
 from tests._helpers.tolerance import DOUBLE, FEATURE, STEP, SUM
 from tests.reference.scap_equations import ReferenceSettings, clique_loss
 
@@ -41,9 +40,9 @@ def make_task(config: SCAPConfig, sets: tuple[tuple[int, ...], ...] = SETS) -> T
     return Task(hidden, plain, clique, image, len(sets))
 
 
-def make_start(config: SCAPConfig, *leading: int, seed: int = 0) -> Tensor:
-    shape = (*leading, len(config.blocks), config.prompt_length, 2, 32)
-    return 2 * torch.rand(shape, generator=torch.Generator().manual_seed(seed)).double() - 1
+def make_start(config: SCAPConfig) -> Tensor:
+    shape = (len(config.blocks), config.prompt_length, 2, 32)
+    return 2 * torch.rand(shape, generator=torch.Generator().manual_seed(0)).double() - 1
 
 
 def learn_alone(
@@ -56,17 +55,18 @@ def learn_alone(
     context = None
     if config.learns_text:
         context = MODEL.context("a photo of a").clone()
-        if config.text_scope == "class":
+        if config.rules.text_per_class:
             context = context.repeat(len(NAMES), 1, 1)
         context.requires_grad_()
     leaves = [leaf for leaf in (visual, context) if leaf is not None]
-    kind = torch.optim.AdamW if config.optimiser == "adamw" else torch.optim.Adam
-    optimiser = kind(leaves, lr=config.lr)
+    decay = config.rules.weight_decay
+    kind = torch.optim.AdamW if decay else torch.optim.Adam
+    optimiser = kind(leaves, lr=config.lr, weight_decay=decay)
     losses = []
     weights = ReferenceSettings(
-        entropy=config.entropy,
         concentration=config.concentration,
-        concentration_form=config.concentration_form,
+        member_entropy=config.rules.member_entropy,
+        mean_concentration=config.rules.mean_concentration,
     )
     for step in range(config.steps + 1):
         prefix = None
@@ -91,8 +91,7 @@ def check(learned: Learned, start: Tensor | None, config: SCAPConfig) -> None:
     """Every clique equals itself learned alone."""
     assert learned.after is not None
     for u, members in enumerate(SETS):
-        own = start[u] if start is not None and start.ndim == 5 else start
-        visual, context, losses = learn_alone(members, own, config)
+        visual, context, losses = learn_alone(members, start, config)
         assert float(learned.before.total[u]) == pytest.approx(losses[0], abs=STEP)
         assert float(learned.after.total[u]) == pytest.approx(losses[-1], abs=SUM)
         if visual is not None:
@@ -108,26 +107,17 @@ LITERAL: list[dict[str, Any]] = [
     {"blocks": (1, 2)},
     {"blocks": (0, 2), "prompt_length": 2},
     {"blocks": (1, 2), "steps": 3},
-    {"text_scope": "class"},
-    {"text_scope": "class", "steps": 2},
-    {"text_scope": "class", "entropy": "mean-entropy"},
-    {"optimiser": "adamw", "steps": 3, "lr": 5e-3},
-    {"entropy": "marginal", "concentration_form": "mean"},
+    {"text_per_class": True},
+    {"text_per_class": True, "steps": 2},
+    {"text_per_class": True, "member_entropy": True, "mean_concentration": True},
+    {"weight_decay": 0.01, "steps": 3, "lr": 5e-3},
 ]
 
 
 @pytest.mark.parametrize("options", LITERAL, ids=str)
 def test_every_clique_equals_itself_learned_alone(options: dict[str, Any]) -> None:
-    config = SCAPConfig(**options)
+    config = scap_config(**options)
     start = make_start(config)
-    learned = make_learner(config).learn(make_task(config), start, explain=True)
-    check(learned, start, config)
-
-
-@pytest.mark.parametrize("options", [{}, {"steps": 2}, {"blocks": (1, 2)}], ids=str)
-def test_fresh_starts_equal_each_clique_from_its_own(options: dict[str, Any]) -> None:
-    config = SCAPConfig(start="fresh", retention=False, **options)
-    start = make_start(config, len(SETS))
     learned = make_learner(config).learn(make_task(config), start, explain=True)
     check(learned, start, config)
 
@@ -139,14 +129,11 @@ def test_text_alone_leaves_images_plain() -> None:
     check(learned, None, config)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"steps": 3}, {"start": "fresh", "steps": 2, "retention": False}], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"steps": 3}], ids=str)
 @pytest.mark.parametrize("rows", [1, 2, 5, 18])
 def test_parts_that_fit_in_memory_give_the_whole(options: dict[str, Any], rows: int) -> None:
     config = SCAPConfig(**options)
-    fresh = config.start == "fresh"
-    start = make_start(config, len(SETS)) if fresh else make_start(config)
+    start = make_start(config)
     task = make_task(config)
     whole = make_learner(config).learn(task, start, explain=True)
     parts = make_learner(config, rows).learn(task, start, explain=True)
@@ -176,19 +163,14 @@ def test_a_part_holds_whole_cliques_within_its_bound(rows: int) -> None:
     assert len(parts) == (1 if rows == 1000 else len(parts)) <= len(SETS)
 
 
-def test_keys_are_mean_features_before_or_after() -> None:
+def test_keys_are_mean_features_before_learning() -> None:
     start = make_start(SCAPConfig())
-    task = make_task(SCAPConfig())
-    before = make_learner(SCAPConfig()).learn(task, start)
-    after = make_learner(SCAPConfig(key="updated", lr=0.1)).learn(task, start)
-    assert before.after is None
-    tower = MODEL.require_vit()
+    learned = make_learner(SCAPConfig()).learn(make_task(SCAPConfig()), start)
+    assert learned.after is None
     for u, members in enumerate(SETS):
-        for learned, prompt in ((before, start), (after, after.visual[u])):
-            features = tower(IMAGES[list(members)], prefix={1: Prefix(prompt)})
-            mean = torch.nn.functional.normalize(features, dim=1).mean(dim=0)
-            torch.testing.assert_close(learned.attributes[u], mean, rtol=0, atol=DOUBLE)
-    assert (before.attributes - after.attributes).abs().max() > 1e-3
+        features = MODEL.require_vit()(IMAGES[list(members)], prefix={1: Prefix(start)})
+        mean = torch.nn.functional.normalize(features, dim=1).mean(dim=0)
+        torch.testing.assert_close(learned.attributes[u], mean, rtol=0, atol=DOUBLE)
 
 
 def test_start_features_are_those_under_the_start_prompt() -> None:
@@ -203,38 +185,6 @@ def test_start_features_are_those_under_the_start_prompt() -> None:
     )
     found = learner.learn(task, start).start_features
     torch.testing.assert_close(found, expected, rtol=0, atol=DOUBLE)
-
-
-def test_memberships_shared_between_processes_sum_to_the_whole() -> None:
-    """What a process leaves out another adds: gradients are linear in the memberships."""
-    config, start = SCAPConfig(), make_start(SCAPConfig())
-    task = make_task(config)
-    learner = make_learner(config)
-    _, whole, _, _ = learner._start_gradients(task, learner.record(task.hidden, start))
-    halves = []
-    for part in (slice(0, 4), slice(4, len(task.image))):
-        learner.share = lambda total, part=part: part  # type: ignore[misc]
-        halves.append(learner._start_gradients(task, learner.record(task.hidden, start))[1])
-    assert whole is not None
-    torch.testing.assert_close(halves[0] + halves[1], whole, rtol=0, atol=DOUBLE)
-
-
-@pytest.mark.parametrize("optimiser", ["adam", "adamw"])
-def test_the_optimiser_equals_torch_over_three_steps(optimiser: Any) -> None:
-    config = replace(SCAPConfig(), optimiser=optimiser, lr=0.02)
-    generator = torch.Generator().manual_seed(0)
-    start = torch.randn(4, 5, generator=generator).double()
-    gradients = torch.randn(3, 4, 5, generator=generator).double()
-    gradients[:, 0] *= 1e-9  # where epsilon matters
-    leaf = start.clone().requires_grad_()
-    kind = torch.optim.Adam if optimiser == "adam" else torch.optim.AdamW
-    theirs = kind([leaf], lr=0.02)
-    state = AdamState.begin(start)
-    for gradient in gradients:
-        leaf.grad = gradient.clone()
-        theirs.step()
-        state = adam_step(state, gradient, config.adam)
-        torch.testing.assert_close(state.values, leaf.detach(), rtol=0, atol=DOUBLE)
 
 
 def test_the_first_step_moves_every_coordinate_by_the_rate() -> None:

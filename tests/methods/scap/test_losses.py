@@ -14,14 +14,13 @@ from cliquetta.methods.scap.config import SCAPConfig
 from cliquetta.methods.scap.losses import (
     CliqueLosses,
     Members,
-    attribute_features,
     clique_losses,
-    clique_sum,
-    concentration_loss,
     entropy_loss,
     queries,
     query_logits,
 )
+from cliquetta.methods.scap.released import Rules
+from tests._helpers.scenes import scap_config
 from tests._helpers.tolerance import DOUBLE
 from tests.reference.scap_equations import ReferenceSettings, clique_loss
 
@@ -40,7 +39,7 @@ def random_unit(rows: int, width: int, seed: int = 0) -> Tensor:
 
 
 def losses_of(members: Members, text: Tensor, scale: float, config: SCAPConfig) -> CliqueLosses:
-    query_features, owner = queries(members, config.entropy)
+    query_features, owner = queries(members, config.rules)
     logits = query_logits(query_features, owner, text, scale)
     return clique_losses(members, logits, owner, config)
 
@@ -48,10 +47,8 @@ def losses_of(members: Members, text: Tensor, scale: float, config: SCAPConfig) 
 def test_two_orthogonal_members_by_hand() -> None:
     """The mean feature is undecided; each member alone is not."""
     scale, sure = 3.0, 1 / (1 + math.exp(-3.0))
-    by_kind: dict[Any, float] = {"mean-feature": math.log(2), "mean-entropy": binary_entropy(sure)}
-    by_kind["marginal"] = math.log(2)
-    for kind, expected in by_kind.items():
-        config = SCAPConfig(entropy=kind, concentration=0.5)
+    for member_entropy, expected in ((False, math.log(2)), (True, binary_entropy(sure))):
+        config = scap_config(member_entropy=member_entropy, concentration=0.5)
         losses = losses_of(Members(TWO, ONE_CLIQUE, 1), TWO, scale, config)
         assert float(losses.entropy) == pytest.approx(expected, abs=DOUBLE)
         # each is at squared distance 1/2 from (1/2, 1/2)
@@ -61,38 +58,36 @@ def test_two_orthogonal_members_by_hand() -> None:
 
 
 def test_the_mean_form_divides_by_the_members() -> None:
-    config = SCAPConfig(concentration_form="mean")
+    config = scap_config(mean_concentration=True)
     losses = losses_of(Members(TWO, ONE_CLIQUE, 1), TWO, 3.0, config)
     assert float(losses.concentration) == pytest.approx(0.5, abs=DOUBLE)
 
 
-def test_concentration_of_unit_features_is_size_times_what_the_mean_lacks() -> None:
-    features, clique = random_unit(7, 5), torch.tensor([0, 0, 0, 1, 1, 2, 0])
-    mean = attribute_features(features, clique, 3)
-    found = concentration_loss(features, clique, mean, "sum")
-    size = torch.tensor([4.0, 2.0, 1.0]).double()
-    torch.testing.assert_close(found, size * (1 - mean.square().sum(dim=1)), rtol=0, atol=DOUBLE)
-
-
-@pytest.mark.parametrize("kind", ["mean-feature", "mean-entropy", "marginal"])
-@pytest.mark.parametrize("form", ["sum", "mean"])
-def test_many_cliques_at_once_equal_one_at_a_time(kind: Any, form: Any) -> None:
+@pytest.mark.parametrize("member_entropy", [False, True])
+@pytest.mark.parametrize("mean_concentration", [False, True])
+def test_many_cliques_at_once_equal_one_at_a_time(
+    member_entropy: bool, mean_concentration: bool
+) -> None:
     features, text = random_unit(9, 6), random_unit(4, 6, seed=1)
     clique = torch.tensor([0, 0, 1, 1, 1, 2, 3, 3, 3])
-    config = SCAPConfig(entropy=kind, concentration_form=form, concentration=0.7)
-    settings = ReferenceSettings(entropy=kind, concentration_form=form, concentration=0.7)
-    found = losses_of(Members(features, clique, 4), text, 20.0, config)
+    options: dict[str, Any] = {
+        "member_entropy": member_entropy,
+        "mean_concentration": mean_concentration,
+        "concentration": 0.7,
+    }
+    found = losses_of(Members(features, clique, 4), text, 20.0, scap_config(**options))
+    settings = ReferenceSettings(**options)
     for u in range(4):
         expected = clique_loss(features[clique == u], text, 20.0, settings)
         assert float(found.entropy[u]) == pytest.approx(float(expected.entropy), abs=DOUBLE)
         assert float(found.total[u]) == pytest.approx(float(expected.total), abs=DOUBLE)
 
 
-@pytest.mark.parametrize("kind", ["mean-feature", "mean-entropy", "marginal"])
-def test_text_of_each_clique_is_its_own(kind: Any) -> None:
+@pytest.mark.parametrize("member_entropy", [False, True])
+def test_text_of_each_clique_is_its_own(member_entropy: bool) -> None:
     features, clique = random_unit(5, 6), torch.tensor([0, 1, 1, 0, 1])
     text = torch.stack([random_unit(3, 6, seed=2), random_unit(3, 6, seed=3)])
-    config = SCAPConfig(entropy=kind)
+    config = scap_config(member_entropy=member_entropy)
     found = losses_of(Members(features, clique, 2), text, 10.0, config)
     for u in range(2):
         alone = losses_of(Members(features, clique, 2), text[u], 10.0, config)
@@ -100,23 +95,16 @@ def test_text_of_each_clique_is_its_own(kind: Any) -> None:
     assert (found.total - alone.total).abs()[0] > 1e-3
 
 
-@pytest.mark.parametrize("kind", ["mean-feature", "mean-entropy", "marginal"])
-def test_certain_members_give_finite_losses_and_gradients(kind: str) -> None:
+@pytest.mark.parametrize("member_entropy", [False, True])
+def test_certain_members_give_finite_losses_and_gradients(member_entropy: bool) -> None:
     """Probabilities that underflow to zero must not become NaN."""
     logits = torch.tensor([[400.0, 0.0, -300.0], [390.0, 0.0, -300.0]]).requires_grad_()
-    owner, count = (torch.arange(2), 2) if kind == "mean-feature" else (ONE_CLIQUE, 1)
-    loss = entropy_loss(logits, owner, count, kind)
+    owner, count = (ONE_CLIQUE, 1) if member_entropy else (torch.arange(2), 2)
+    loss = entropy_loss(logits, owner, count, Rules(member_entropy=member_entropy))
     loss.sum().backward()
     assert logits.grad is not None
     assert torch.isfinite(loss).all()
     assert torch.isfinite(logits.grad).all()
-
-
-def test_clique_sums_equal_scattered_additions() -> None:
-    rows = torch.arange(24.0).view(4, 3, 2)
-    clique = torch.tensor([2, 0, 2, 2])
-    expected = torch.zeros(4, 3, 2).index_add(0, clique, rows)
-    assert torch.equal(clique_sum(rows, clique, 4), expected)
 
 
 def test_sums_over_cliques_are_bounded_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:

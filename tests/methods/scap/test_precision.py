@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.methods.scap import SCAP, SCAPConfig
+from cliquetta.methods.scap import SCAP
 from cliquetta.methods.scap.learning import Task
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
-from tests._helpers.scenes import NAMES, build_model, make_batches
+from tests._helpers.scenes import NAMES, build_model, make_batches, scap_config
 from tests._helpers.tolerance import BLOCK_STORES, rounding
 
 PROMPTS = ClassPrompts(NAMES, ("a photo of a {}.", "art of the {}."))
@@ -23,13 +23,13 @@ STORES = 3 * BLOCK_STORES
 
 
 def adapter_of(dtype: torch.dtype, **options: Any) -> SCAP:
-    return SCAP(build_model(0).to(dtype), PROMPTS, SCAPConfig(threshold=0.4, **options))
+    return SCAP(build_model(0).to(dtype), PROMPTS, scap_config(threshold=0.4, **options))
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize(
     "options",
-    [{}, {"steps": 2}, {"text_scope": "class"}, {"start": "fresh", "retention": False}],
+    [{}, {"steps": 2}, {"text_per_class": True}, {"retention": False}],
     ids=str,
 )
 def test_half_precision_runs_and_remembers_in_float32(

@@ -12,20 +12,19 @@ import torch
 from torch import Tensor
 
 from cliquetta.data.views import attach_views
-from cliquetta.errors import UserError
 from cliquetta.methods.registry import create_method, get_method, method_config
 from cliquetta.methods.scap import PRESETS, SCAP, SCAPConfig
 from cliquetta.methods.scap.composition import Composed
 from cliquetta.methods.scap.evidence import describe
+from cliquetta.methods.scap.released import RULES, Rules
 from cliquetta.methods.scap.retention import propagate
-from cliquetta.model.block import Prefix
 from cliquetta.model.clip import CLIP, MissingCapabilityError
 from cliquetta.model.config import CLIPConfig, ResNetConfig, TextConfig
 from cliquetta.model.initialise import initialise
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch, Prediction
-from tests._helpers.scenes import NAMES, build_model, make_batches
-from tests._helpers.tolerance import DOUBLE, FEATURE, SUM, sampling
+from tests._helpers.scenes import NAMES, build_model, make_batches, scap_config
+from tests._helpers.tolerance import DOUBLE, FEATURE, sampling
 
 MODEL = build_model(0)
 PROMPTS = ClassPrompts(NAMES, ("a photo of a {}.", "art of the {}."))
@@ -132,45 +131,36 @@ OTHERWISE: dict[str, tuple[dict[str, Any], Any]] = {
     # field: (what must be set beside it to matter, another value)
     "topk": ({}, 1),
     "threshold": ({}, 0.7),
-    "full_set": ({}, True),
-    "deduplicate": ({}, "none"),
-    "mining_features": ({}, "start-prompt"),
     "modalities": ({}, "image"),
     "blocks": ({}, (2,)),
     "prompt_length": ({}, 2),
-    "prompt_scale": ({}, 0.5),
-    "start": ({"key": "plain", "query": "plain"}, "fresh"),
-    "text_scope": ({}, "class"),
     "text_mix": ({}, 0.2),
-    "entropy": ({}, "mean-entropy"),
     "concentration": ({}, 0.0),
-    "concentration_form": ({}, "mean"),
-    "optimiser": ({}, "adamw"),
     "lr": ({}, 1e-2),
     "steps": ({}, 2),
     "retention": ({}, False),
-    "retention_order": ({}, "infer-first"),
-    "key": ({"lr": 0.5, "threshold": 0.6}, "updated"),
     "capacity": ({}, 3),
     "neighbours": ({"capacity": 3, "bandwidth": 1.0}, 1),
     "bandwidth": ({"capacity": 3}, 1.0),
     "propagation": ({"capacity": 3, "bandwidth": 1.0}, 0.6),
-    "graph": ({"capacity": 3, "bandwidth": 1.0}, "self"),
-    "restore_norms": ({"capacity": 3, "bandwidth": 1.0}, True),
-    "replace_keys": ({"capacity": 3, "bandwidth": 1.0}, False),
-    "count_start": ({}, True),
-    "query": ({"lr": 0.5, "match": "cosine", "threshold": 0.6}, "plain"),
-    "match": ({"lr": 0.5}, "cosine"),
     "clique_combination": ({}, "mean"),
     "retained_combination": ({}, "mean"),
-    "text_retained_share": ({}, 0.5),
-    "merge": ({}, "top-1"),
-    "visual_inference": ({}, "discarded"),
-    "without_prompts": ({"threshold": 0.7, "retention": False}, "start-prompt"),
     "views": ({}, 2),
     "view_kind": ({"views": 3}, "augmix"),
     "view_zoom": ({"views": 3}, 1.5),
     "selection_fraction": ({"views": 3}, 1.0),
+    "variant": ({}, "released"),
+    "whole_sets": ({}, True),
+    "repeated_cliques": ({}, True),
+    "prompted_mining": ({}, True),
+    "text_per_class": ({}, True),
+    "member_entropy": ({}, True),
+    "mean_concentration": ({}, True),
+    "weight_decay": ({}, 0.01),
+    "isolated_keys": ({"capacity": 3, "bandwidth": 1.0}, True),
+    "raw_keys": ({"capacity": 3, "bandwidth": 1.0}, True),
+    "best_class_only": ({}, True),
+    "discarded_prompts": ({}, True),
 }
 
 
@@ -187,14 +177,17 @@ def result(config: SCAPConfig) -> tuple[list[Tensor], SCAP]:
 
 
 def test_every_field_has_its_case() -> None:
-    assert set(OTHERWISE) == {field.name for field in dataclasses.fields(SCAPConfig)}
+    fields = (*dataclasses.fields(SCAPConfig), *dataclasses.fields(Rules))
+    assert set(OTHERWISE) == {field.name for field in fields}
+    assert dataclasses.fields(Rules)[0].default is False
+    assert all(getattr(RULES["released"], field.name) for field in dataclasses.fields(Rules))
 
 
 @pytest.mark.parametrize("field", sorted(OTHERWISE))
 def test_every_field_changes_what_is_predicted(field: str) -> None:
     beside, value = OTHERWISE[field]
-    base = SCAPConfig(**{"threshold": 0.4, **beside})
-    other = dataclasses.replace(base, **{field: value})
+    base = scap_config(**{"threshold": 0.4, **beside})
+    other = scap_config(**{"threshold": 0.4, **beside, field: value})
     assert base != other
     before, old = result(base)
     if field in ("view_kind", "view_zoom"):  # a wish: the stream makes the views
@@ -202,25 +195,6 @@ def test_every_field_changes_what_is_predicted(field: str) -> None:
         return
     after, _ = result(other)
     assert any((a - b).abs().max() > 1e-5 for a, b in zip(before, after, strict=True))
-
-
-@pytest.mark.parametrize("merge", ["mean-probability", "top-1", "union"])
-def test_an_image_without_prompts_can_take_the_start_prompt(merge: Any) -> None:
-    config = SCAPConfig(
-        threshold=2.0,
-        modalities="image",
-        without_prompts="start-prompt",
-        merge=merge,
-    )
-    adapter = SCAP(MODEL, PROMPTS, config)
-    found = adapter.predict(Batch(BATCHES[0])).probabilities
-    (start,), (block,) = adapter.memory["start_prompt"], config.blocks
-    features = MODEL.require_vit()(BATCHES[0], prefix={block: Prefix(start[None])})
-    features = features / features.norm(dim=1, keepdim=True)
-    expected = (MODEL.scale * features @ MODEL.classifier(PROMPTS).T).softmax(dim=-1)
-    plain = MODEL.encode_image(BATCHES[0], normalize=True)
-    assert (features - plain).norm(dim=1).min() > 1e-3  # the prompt changes what is seen
-    torch.testing.assert_close(found.double(), expected, rtol=0, atol=SUM)
 
 
 @pytest.mark.parametrize("modalities", ["both", "image", "text"])
@@ -242,15 +216,14 @@ def test_a_run_without_prompts_is_zero_shot_with_several_templates(
     ("options", "idle"),
     [
         ({}, []),
-        ({"graph": "self", "neighbours": 5}, ["neighbours"]),
-        ({"graph": "zhou", "neighbours": 5}, []),
+        ({"variant": "released", "neighbours": 5}, ["neighbours"]),
+        ({"neighbours": 5}, []),
         ({"view_zoom": 1.2}, ["view_zoom"]),
         ({"views": 8, "view_kind": "augmix", "view_zoom": 1.2}, ["view_zoom"]),
         ({"views": 8, "view_zoom": 1.2}, []),
-        ({"retention": False, "capacity": 3, "match": "cosine"}, ["capacity", "match"]),
+        ({"retention": False, "capacity": 3}, ["capacity"]),
         ({"modalities": "image", "text_mix": 0.2}, ["text_mix"]),
         ({"modalities": "text", "blocks": (2,)}, ["blocks"]),
-        ({"concentration": 0.0, "concentration_form": "mean"}, ["concentration_form"]),
     ],
     ids=str,
 )
@@ -271,23 +244,6 @@ def test_a_template_without_words_is_said_loudly() -> None:
     evidence = adapter.predict(Batch(BATCHES[0])).evidence
     assert evidence["text_prompts"] == "'{} texture.' has no words before the name"
     assert SCAP(MODEL, PROMPTS, SCAPConfig())._text_prompts() == "learned"
-
-
-@pytest.mark.parametrize("options", [{}, {"key": "plain"}, {"query": "plain"}], ids=str)
-def test_fresh_starts_need_keys_and_queries_of_one_space(options: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="key=plain and query=plain, or retention=false"):
-        SCAPConfig(start="fresh", **options)
-    SCAPConfig(start="fresh", key="plain", query="plain")
-    SCAPConfig(start="fresh", retention=False)
-
-
-def test_plain_keys_are_mean_features_without_prompts() -> None:
-    config = SCAPConfig(threshold=0.4, key="plain", query="plain", start="fresh")
-    out = SCAP(MODEL, PROMPTS, config).predict(Batch(BATCHES[0]))
-    plain = MODEL.encode_image(BATCHES[0], normalize=True)
-    sets = out.evidence["cliques"].sets
-    expected = torch.stack([plain[row].mean(dim=0) for row in sets])
-    torch.testing.assert_close(out.evidence["learned"].attributes, expected, rtol=0, atol=DOUBLE)
 
 
 # --- models and class lists that do not fit -----------------------------------------------------
@@ -327,15 +283,6 @@ def test_a_resnet_learns_text_alone() -> None:
     first, second = (adapter.predict(Batch(images)) for _ in range(2))
     assert torch.isfinite(second.logits).all()
     assert int(adapter.memory["text_seen"]) == 2 * len(first.evidence["cliques"]) > 0
-
-
-def test_the_start_prompt_is_uniform_between_minus_one_and_one() -> None:
-    start = SCAP(MODEL, PROMPTS, SCAPConfig(prompt_length=64)).memory["start_prompt"].flatten()
-    assert -1 <= float(start.min()) < -0.95 and 0.95 < float(start.max()) <= 1
-    shares = torch.histc(start.float(), bins=4, min=-1, max=1) / len(start)
-    torch.testing.assert_close(
-        shares, torch.full((4,), 0.25), rtol=0, atol=sampling(0.43, len(start))
-    )
 
 
 def test_the_start_is_uniform_between_minus_one_and_one() -> None:

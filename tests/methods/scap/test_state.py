@@ -26,7 +26,7 @@ from cliquetta.methods.state import StateMismatchError, load_state, read_header
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
-from tests._helpers.scenes import NAMES, build_model, make_batches
+from tests._helpers.scenes import NAMES, build_model, make_batches, scap_config
 from tests._helpers.streaming import made_up_dataset
 
 MODEL = build_model(0).float()
@@ -45,10 +45,9 @@ def run(adapter: SCAP, batches: list[Tensor]) -> list[Tensor]:
 
 OPTIONS: list[dict[str, Any]] = [
     {},
-    {"start": "fresh", "key": "plain", "query": "plain"},
-    {"text_scope": "class", "blocks": (1, 2)},
+    {"text_per_class": True, "blocks": (1, 2)},
     {"modalities": "text"},
-    {"retention_order": "infer-first", "steps": 2},
+    {"steps": 2},
 ]
 
 
@@ -56,7 +55,7 @@ OPTIONS: list[dict[str, Any]] = [
 def test_a_split_stream_equals_the_whole_to_the_bit(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
-    config = SCAPConfig(threshold=0.4, capacity=2, **options)
+    config = scap_config(threshold=0.4, capacity=2, **options)
     whole = adapter_of(config)
     expected = run(whole, BATCHES)
     assert int(whole.memory["sets_learned"]) > MODEL.embed_dim  # the text gradient changed over
@@ -166,9 +165,7 @@ def _changed_weights() -> CLIP:
 
 
 def test_a_reset_adapter_treats_the_stream_like_a_fresh_one() -> None:
-    adapter = adapter_of(
-        SCAPConfig(threshold=0.4, start="fresh", modalities="image", retention=False)
-    )
+    adapter = adapter_of()
     expected = run(adapter, BATCHES)
     adapter.reset()
     for found, wanted in zip(run(adapter, BATCHES), expected, strict=True):

@@ -19,12 +19,19 @@ from cliquetta.methods.scap.cliques import mine_cliques
 from cliquetta.methods.scap.composition import compose_prompts, plan_passes
 from cliquetta.methods.scap.learning import Task
 from cliquetta.methods.scap.losses import attribute_features, concentration_loss
+from cliquetta.methods.scap.released import Rules
 from cliquetta.methods.scap.retention import propagate
 from cliquetta.model.block import Prefix
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch, Prediction
-from tests._helpers.scenes import NAMES, between_similarities, build_model, make_batches
+from tests._helpers.scenes import (
+    NAMES,
+    between_similarities,
+    build_model,
+    make_batches,
+    scap_config,
+)
 from tests._helpers.streaming import made_up_dataset
 from tests._helpers.tolerance import BLOCK_STORES, DOUBLE, LOGIT, STEP, TOWER_TERMS, rounding
 
@@ -36,7 +43,7 @@ THRESHOLD = between_similarities(MODEL, BATCHES[0], 0.8)
 
 
 def adapter_of(threshold: float = THRESHOLD, **options: Any) -> SCAP:
-    return SCAP(MODEL, PROMPTS, SCAPConfig(threshold=threshold, **options))
+    return SCAP(MODEL, PROMPTS, scap_config(threshold=threshold, **options))
 
 
 def owners(prediction: Prediction) -> Tensor:
@@ -102,9 +109,10 @@ def test_2_two_prompts_together_keep_keys_with_keys_and_values_with_values() -> 
     torch.testing.assert_close(found, expected, rtol=0, atol=DOUBLE)
 
 
-@pytest.mark.parametrize("merge", ["mean-probability", "top-1", "union"])
-def test_3a_without_cliques_the_logits_of_images_that_own_one_change(merge: str) -> None:
-    options: dict[str, Any] = {"modalities": "image", "retention": False, "merge": merge}
+@pytest.mark.parametrize("best_class_only", [False, True])
+def test_3a_without_cliques_the_logits_of_images_that_own_one_change(best_class_only: bool) -> None:
+    options: dict[str, Any] = {"modalities": "image", "retention": False}
+    options["best_class_only"] = best_class_only
     with_cliques = adapter_of(**options).predict(Batch(BATCHES[0]))
     without = adapter_of(threshold=2.0, **options).predict(Batch(BATCHES[0]))
     own = owners(with_cliques)
@@ -142,7 +150,7 @@ def test_3d_the_text_running_mean_reaches_every_image() -> None:
 
 
 def test_3e_prompts_that_are_discarded_are_nowhere_in_the_logits() -> None:
-    discarded = adapter_of(modalities="image", visual_inference="discarded")
+    discarded = adapter_of(modalities="image", discarded_prompts=True)
     plain = MODEL.scale * MODEL.encode_image(BATCHES[0], normalize=True) @ discarded.classifier.T
     found = discarded.predict(Batch(BATCHES[0]))
     assert len(found.evidence["cliques"])
@@ -167,7 +175,7 @@ def test_5_concentration_of_unit_features_is_size_times_one_minus_squared_mean()
     features = torch.nn.functional.normalize(torch.randn(9, 6, generator=generator).double())
     clique = torch.zeros(9, dtype=torch.long)
     mean = attribute_features(features, clique, 1)
-    found = float(concentration_loss(features, clique, mean, "sum"))
+    found = float(concentration_loss(features, clique, mean, Rules()))
     assert found == pytest.approx(9 * (1 - float(mean.square().sum())), abs=DOUBLE)
 
 
@@ -251,11 +259,8 @@ def test_9_text_cut_at_its_end_equals_text_of_full_length(dtype: torch.dtype, te
     )
 
 
-@pytest.mark.parametrize("count_start", [False, True])
-def test_10_the_text_prompt_is_the_arithmetic_mean_of_all_cliques(count_start: bool) -> None:
-    adapter = adapter_of(count_start=count_start)
-    assert adapter.text is not None
-    seen = [adapter.text.start] if count_start else []
+def test_10_the_text_prompt_is_the_arithmetic_mean_of_all_cliques() -> None:
+    adapter, seen = adapter_of(), []
     for images in BATCHES:
         evidence = adapter.predict(Batch(images)).evidence
         seen += [evidence["learned"].text[u] for u in evidence["cliques"].set_of.tolist()]
@@ -267,14 +272,14 @@ def test_10_the_text_prompt_is_the_arithmetic_mean_of_all_cliques(count_start: b
 
 def test_composed_features_equal_one_forward_pass_with_all_prompts() -> None:
     """An image in two cliques and with a retained prompt: three prompts in its one pass."""
-    adapter = adapter_of(threshold=0.2, modalities="image", merge="top-1")
+    adapter = adapter_of(threshold=0.2, modalities="image", best_class_only=True)
     out = adapter.predict(Batch(BATCHES[0]))
     passes, learned = out.evidence["passes"], out.evidence["learned"]
     row = int(passes.own.sum(dim=1).argmax())
     sets = passes.sets[row][passes.own[row]]
     assert len(sets) > 1
-    place, label = int(out.evidence["retained"][row, 0]), int(passes.labels[row, 0])
-    kept = adapter.memory["values"][label, place].view(1, 1, 2, 32)
+    slot, label = int(out.evidence["retained"][row]), int(passes.labels[row])
+    kept = adapter.memory["values"][label, slot].view(1, 1, 2, 32)
     tokens = torch.cat([learned.visual[sets][:, 0], kept]).reshape(1, len(sets) + 1, 2, 32)
     features = MODEL.require_vit()(BATCHES[0][row][None], prefix={1: Prefix(tokens)})
     features = torch.nn.functional.normalize(features, dim=1)

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.methods.scap import SCAP, SCAPConfig
+from cliquetta.methods.scap import SCAP
 from cliquetta.methods.scap import text as text_module
 from cliquetta.methods.scap.text import PromptedText
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
-from tests._helpers.scenes import NAMES, build_model, make_batches
+from tests._helpers.scenes import NAMES, build_model, make_batches, scap_config
 from tests._helpers.tolerance import DOUBLE, FEATURE
 from tests.reference.scap_equations import fixed_features, text_features
 
@@ -94,7 +94,6 @@ def test_gradients_of_a_shared_context_equal_autograd(
 def test_the_jacobian_equals_autograd(text: PromptedText) -> None:
     text.build_jacobian()
     assert text.jacobian is not None
-    assert text.jacobian_seconds > 0
     assert text.jacobian_bytes() == text.jacobian.numel() * 8
     for n in range(len(CLASSES)):
         expected = torch.autograd.functional.jacobian(
@@ -122,14 +121,14 @@ def stream_of(adapter: SCAP, count: int = 8, skip: int = 0) -> list[tuple[str, T
 
 
 def adapter_of(**options: Any) -> SCAP:
-    return SCAP(MODEL, ClassPrompts(CLASSES), SCAPConfig(threshold=0.3, **options))
+    return SCAP(MODEL, ClassPrompts(CLASSES), scap_config(threshold=0.3, **options))
 
 
-@pytest.mark.parametrize("scope", ["shared", "class"])
+@pytest.mark.parametrize("text_per_class", [False, True])
 def test_the_change_over_comes_when_it_pays_and_changes_nothing(
-    scope: str, monkeypatch: pytest.MonkeyPatch
+    text_per_class: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    adapter = adapter_of(text_scope=scope)
+    adapter = adapter_of(text_per_class=text_per_class)
     found, tallies = [], []
     for images in make_batches(3, 8, 6):
         out = adapter.predict(Batch(images))
@@ -139,7 +138,7 @@ def test_the_change_over_comes_when_it_pays_and_changes_nothing(
     assert kinds == ["jacobian" if tally > MODEL.embed_dim else "vjp" for tally in tallies]
     assert set(kinds) == {"vjp", "jacobian"}
     monkeypatch.setattr(PromptedText, "build_jacobian", lambda self: None)
-    never = stream_of(adapter_of(text_scope=scope))
+    never = stream_of(adapter_of(text_per_class=text_per_class))
     assert {kind for kind, _ in never} == {"vjp"}
     for (_, logits), (_, expected) in zip(found, never, strict=True):
         torch.testing.assert_close(logits, expected, rtol=0, atol=FEATURE)
@@ -170,8 +169,3 @@ def test_a_reset_stream_changes_over_again_without_building_again() -> None:
         assert kind == wanted
         assert torch.equal(logits, bits)
     assert adapter.text.jacobian is built
-
-
-def test_no_jacobian_is_built_for_cliques_that_share_no_start() -> None:
-    kinds = {kind for kind, _ in stream_of(adapter_of(start="fresh", retention=False))}
-    assert kinds == {"vjp"}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -47,17 +48,23 @@ class ZeroShotReference:
     """See :meth:`enable_rejection`."""
     calibrated: bool = False
     """See :meth:`enable_calibration`."""
+    lends_zero_shot: ClassVar[bool] = False
+    """Whether evidence holds the probabilities of plain CLIP (``zero_shot``, (B, N)) wherever the
+    method computes them anyway: such a method is calibrated at no cost, and so by default."""
 
     @cached_property
     def zero_shot_classifier(self) -> Tensor:
         """Unit class features (N, E) of plain CLIP."""
         return self.model.classifier(self.prompts)
 
-    def enable(self, *, reject: float | None, calibrate: bool) -> None:
-        """What a caller asked for: :meth:`enable_rejection`, :meth:`enable_calibration`."""
+    def enable(self, *, reject: float | None, calibrate: bool | None) -> None:
+        """Turn on what was asked for: :meth:`enable_rejection`, :meth:`enable_calibration`.
+
+        ``calibrate`` is ``None`` where nothing was said: on for methods that lend zero-shot.
+        """
         if reject is not None:
             self.enable_rejection(reject)
-        if calibrate:
+        if self.lends_zero_shot if calibrate is None else calibrate:
             self.enable_calibration()
 
     def enable_rejection(self, share: float = SHARE) -> None:
@@ -95,7 +102,8 @@ class ZeroShotReference:
 
         It makes answers on average as sure as zero-shot CLIP finds the same answers probable, and
         follows the stream; see :mod:`cliquetta.methods._shared.calibration`. The best class of an
-        image stays the best. A plain forward pass per image is added.
+        image stays the best. A plain forward pass per image is added, except to methods that lend
+        zero-shot: their temperature follows the batches that have one.
         """
         self._remember_optional(CONFIDENCES)
         self.calibrated = True
@@ -112,13 +120,15 @@ class ZeroShotReference:
         """
         if self.reject_share is None and not self.calibrated:
             return prediction
-        logits = prediction.logits
-        zero_shot = self.model.scale * encode() @ self.zero_shot_classifier.T
-        if self.reject_share is not None:
-            rejection = self._reject(logits, zero_shot, self.reject_share)
-            prediction = replace(prediction, rejection=rejection)
+        logits, plain = prediction.logits, prediction.evidence.get("zero_shot")
+        if self.reject_share is not None or not self.lends_zero_shot:
+            zero_shot = self.model.scale * encode() @ self.zero_shot_classifier.T
+            plain = zero_shot.softmax(dim=1)
+            if self.reject_share is not None:
+                rejection = self._reject(logits, zero_shot, self.reject_share)
+                prediction = replace(prediction, rejection=rejection)
         if self.calibrated:
-            prediction = replace(prediction, logits=self._calibrate(logits, zero_shot))
+            prediction = replace(prediction, logits=self._calibrate(logits, plain))
         return prediction
 
     def _reject(self, logits: Tensor, zero_shot: Tensor, share: float) -> Rejection:
@@ -127,11 +137,12 @@ class ZeroShotReference:
         rejection, self.memory[LEFT_OUT] = reject(logits, zero_shot, window, share)
         return rejection
 
-    def _calibrate(self, logits: Tensor, zero_shot: Tensor) -> Tensor:
-        """Logits at the temperature of the stream, which learns from them."""
-        sums = count_confidences(self.memory[CONFIDENCES], logits, zero_shot.softmax(dim=1))
-        self.memory[CONFIDENCES] = sums
-        return logits / find_temperature(sums).to(logits)
+    def _calibrate(self, logits: Tensor, zero_shot: Tensor | None) -> Tensor:
+        """Logits at the temperature of the stream; zero-shot probabilities (B, N) update it."""
+        if zero_shot is not None:
+            sums = count_confidences(self.memory[CONFIDENCES], logits, zero_shot)
+            self.memory[CONFIDENCES] = sums
+        return logits / find_temperature(self.memory[CONFIDENCES]).to(logits)
 
     def _without_optional(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What the method itself learned."""

@@ -52,7 +52,7 @@ class FrozenAdapter(Adapter):
     def _reject(self, logits: Tensor, zero_shot: Tensor, share: float) -> Rejection:
         return reject(logits, zero_shot, self.memory[LEFT_OUT], share, learn=False)[0]
 
-    def _calibrate(self, logits: Tensor, zero_shot: Tensor) -> Tensor:
+    def _calibrate(self, logits: Tensor, zero_shot: Tensor | None) -> Tensor:
         return logits / find_temperature(self.memory[CONFIDENCES]).to(logits)
 
     @torch.no_grad()

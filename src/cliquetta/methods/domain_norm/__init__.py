@@ -3,8 +3,8 @@
 Ours; it grew out of SCAP (Zhang et al., CVPR 2025), whose cliques and prompts it replaced by
 domains and LayerNorms. docs/methods/domain_norm.md has the equations, docs/research/domain-norm.md
 the log.
-``step`` reads like the algorithm there; ``state`` is what it goes from and to; ``network``,
-``domains``, ``prior`` and ``health`` hold its parts; ``run`` and ``ahead`` are for GPUs only.
+``step`` reads like the algorithm there; ``state`` is what it goes from and to; ``domains`` and
+``prior`` hold its parts; ``health`` puts a verdict into words; ``run`` and ``ahead`` are for GPUs.
 """
 
 from cliquetta.methods.domain_norm.adapter import DomainNorm

@@ -14,8 +14,7 @@ from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.frozen import FrozenDomain
 from cliquetta.methods.domain_norm.health import describe, health
 from cliquetta.methods.domain_norm.merging import PER_CLASS, merge_states, ranges
-from cliquetta.methods.domain_norm.network import Network
-from cliquetta.methods.domain_norm.state import State, start_state
+from cliquetta.methods.domain_norm.state import Network, State, start_state
 from cliquetta.methods.domain_norm.step import step
 from cliquetta.methods.registry import register
 from cliquetta.tensor_tree import flatten, map_tensors, unflatten
@@ -28,6 +27,7 @@ class DomainNorm(Adapter):
 
     batch_dependence = BatchDependence.JOINT
     needs = frozenset({"visual-blocks"})
+    lends_zero_shot = True
     config: DomainNormConfig
 
     def _setup(self) -> None:
@@ -53,6 +53,8 @@ class DomainNorm(Adapter):
         if output.figures is not None:
             evidence |= describe(state, output.figures, self.network, self.config)
             evidence |= {"domains_in_batch": output.parts, "changed": output.changed}
+        if output.zero_shot is not None:
+            evidence["zero_shot"] = output.zero_shot
         return Prediction(output.log_probabilities.float(), evidence)
 
     def summarize(self, prediction: Prediction) -> dict[str, int | float | str]:

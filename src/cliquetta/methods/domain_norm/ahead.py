@@ -13,12 +13,10 @@ from typing import NamedTuple
 from torch import Tensor
 
 from cliquetta.methods.domain_norm.config import DomainNormConfig
-from cliquetta.methods.domain_norm.domains import domain_figures
-from cliquetta.methods.domain_norm.health import measure
-from cliquetta.methods.domain_norm.network import Encoded, Network, encode
+from cliquetta.methods.domain_norm.domains import Encoded, domain_figures, encode
 from cliquetta.methods.domain_norm.prior import ClassPrior, class_prior, count, count_recent
 from cliquetta.methods.domain_norm.run import Run, Setup
-from cliquetta.methods.domain_norm.state import Counts, Key, State
+from cliquetta.methods.domain_norm.state import Counts, Key, Network, State
 from cliquetta.methods.domain_norm.step import (
     between_steps,
     count_finite,
@@ -51,7 +49,7 @@ class Ahead:
         theta = domain.norms.values if settled else None
         seen = self.replayed(look, images, theta, keys, domain.counts, network, config)
         batch, counts, prior = seen.batch, seen.counts, seen.prior
-        reading = seen.finite, seen.figures, seen.domains
+        reading = seen.finite, prior.figures, seen.domains
         fetched = Fetched(*reading)
         run.know(batch, encode, images, theta, network)
         run.know(seen.finite, count_finite, batch.features)
@@ -59,7 +57,6 @@ class Ahead:
         counting = count_recent if settled else count
         run.know(counts, counting, domain.counts, batch.zero_shot, config)
         run.know(prior, class_prior, counts, config)
-        run.know(seen.figures, measure, counts, prior)
         if b == config.step_every and int(domain.due) + b >= step_interval(domain, config):
             given = batch.hidden, batch.features, domain.norms.values, prior, network, config
             run.know(self.replayed(loss_gradient, *given), loss_gradient, *given)
@@ -76,7 +73,6 @@ class Look(NamedTuple):
     domains: Tensor
     counts: Counts
     prior: ClassPrior
-    figures: Tensor
 
 
 def look(
@@ -92,5 +88,4 @@ def look(
     counts = (count if theta is None else count_recent)(counts, batch.zero_shot, config)
     prior = class_prior(counts, config)
     domains = domain_figures(batch.signatures, keys)
-    figures = measure(counts, prior)
-    return Look(batch, count_finite(batch.features), domains, counts, prior, figures)
+    return Look(batch, count_finite(batch.features), domains, counts, prior)

@@ -11,10 +11,8 @@ from torch.func import functional_call
 
 from cliquetta.methods.building.layernorm import LateBlocks
 from cliquetta.methods.domain_norm.config import DomainNormConfig
-from cliquetta.methods.domain_norm.health import information
-from cliquetta.methods.domain_norm.network import Network
-from cliquetta.methods.domain_norm.prior import class_prior, step_size
-from cliquetta.methods.domain_norm.state import State
+from cliquetta.methods.domain_norm.prior import class_prior, information, step_size
+from cliquetta.methods.domain_norm.state import Network, State
 from cliquetta.model.clip import CLIP, l2_normalize
 from cliquetta.model.frozen import FrozenModel
 from cliquetta.model.vision import VisionTower
@@ -45,7 +43,7 @@ class FrozenDomain(FrozenModel):
         self.start, self.norms, self.neighbours = network.start, tuple(norms), config.neighbours
         self.vote_share = 0.0 if abstains else config.vote_share
         self.zero_shot_share = config.zero_shot_share
-        self.zero_shot_share *= 1 - step_size(float(prior.confidence), config)
+        self.zero_shot_share *= 1 - step_size(float(prior.figures[0]), config)
         for place, value in enumerate(norms.values()):
             self.register_buffer(f"norm_{place}", value.clone())
         weight = torch.ones_like(prior.weights) if abstains else prior.weights

@@ -1,4 +1,4 @@
-"""How adaptation is doing, and whether it is likely to help, without labels (Eq. 20 and 21).
+"""How adaptation is doing, and whether it is likely to help, without labels.
 
 On the development streams figures showed how much there was to gain and where zero-shot CLIP makes
 nothing of the images, but not where it is sure and wrong (docs/research/domain-norm.md): the
@@ -9,19 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
-from torch import Tensor
-
-from cliquetta.methods.building.entropy import prob_entropy
 from cliquetta.methods.domain_norm.config import DomainNormConfig
-from cliquetta.methods.domain_norm.network import Network
-from cliquetta.methods.domain_norm.prior import ClassPrior, count_classes, step_size
-from cliquetta.methods.domain_norm.state import Counts, State
+from cliquetta.methods.domain_norm.prior import Figures, step_size
+from cliquetta.methods.domain_norm.state import Network, State
 
-INFORMED = 64  # images of a domain from which its information is estimated, Eq. 20
-COLLAPSED, DIVERSE, WATCHED = 0.95, 0.5, 128  # of Eq. 21
 LITTLE_TO_GAIN, FEW_CLASSES = 0.9, 0.25
 """Mean zero-shot confidence from which adaptation hardly changes answers, unless classes are taken
 to be missing with at least this belief: where few occur, sure answers gain as well."""
@@ -29,50 +22,6 @@ NEAR_CHANCE = 0.25
 """Share of neighbours with the same zero-shot answer below which that answer says little."""
 FIGURES = ("belief", "confidence", "step_size", "agreement", "information", "changed", "distance")
 COUNTS = ("domain", "domains_in_batch", "restarts", "abstained")
-
-
-class Figures(NamedTuple):
-    """What the host reads of a domain; NaN for what cannot be estimated yet."""
-
-    confidence: float
-    belief: float
-    agreement: float  # share of neighbours with the same zero-shot class, in earlier batches
-    information: float
-    collapsed: float  # 1 or 0
-
-
-def measure(counts: Counts, prior: ClassPrior) -> Tensor:
-    """The numbers (5,) of :class:`Figures`, without waiting for the device."""
-    agreement, collapse = counts.agreement / counts.asked, has_collapsed(counts.answers)
-    figures = [prior.confidence, prior.belief, agreement, information(counts)]
-    return torch.stack([*figures, collapse.to(agreement)])
-
-
-def information(counts: Counts) -> Tensor:
-    """Share () of the entropy of predictions that images explain, Eq. 20; NaN for few images."""
-    total = prob_entropy(counts.marginal / counts.images).clamp_min(1e-8)
-    share = 1 - counts.entropy / counts.images / total
-    return torch.where(counts.images < INFORMED, torch.nan, share)
-
-
-def add_answers(counts: Counts, adapted: Tensor, zero_shot: Tensor) -> Counts:
-    """Count classes of predictions (b, N), older ones half as much after ``WATCHED`` images."""
-    new = torch.stack([count_classes(adapted), count_classes(zero_shot)])
-    return counts._replace(answers=counts.answers * 0.5 ** (len(adapted) / WATCHED) + new)
-
-
-def has_collapsed(answers: Tensor) -> Tensor:
-    """Whether recent predictions are one class where zero-shot CLIP's are several, Eq. 21."""
-    adapted, plain = answers.unbind()
-    total, most = adapted.sum(), adapted.amax()
-    of_plain = plain.gather(0, adapted.argmax(dim=0, keepdim=True))[0]
-    return (total >= WATCHED) & (most > COLLAPSED * total) & (of_plain < DIVERSE * plain.sum())
-
-
-def add_agreement(counts: Counts, same: Tensor) -> Counts:
-    """Count which neighbours (b, k) of images have the same zero-shot class."""
-    agreement = counts.agreement + same.sum() / max(1, same.shape[1])
-    return counts._replace(agreement=agreement, asked=counts.asked + len(same))
 
 
 def describe(

@@ -13,11 +13,11 @@ from cliquetta.methods.building.memory import NON_NEGATIVE, UNIT, Range
 from cliquetta.methods.building.ring import newest, write
 from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.domains import distances, merge_keys
-from cliquetta.methods.domain_norm.network import Network
 from cliquetta.methods.domain_norm.state import (
     Counts,
     Domain,
     Key,
+    Network,
     State,
     Voters,
     Window,

@@ -1,4 +1,4 @@
-"""Which classes occur in a domain, from zero-shot predictions (Eq. 7 to 14).
+"""Which classes occur in a domain, and whether to trust its predictions (Eq. 7 to 14, 20 and 21).
 
 Bias, too, makes predictions bunch on few classes. It raises a class's background, the logit that
 it gets where it is absent; frequency does not.
@@ -17,9 +17,9 @@ from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.state import Counts
 
 SHARPNESS, FOCUS, ROUNDS = 2.0, 4, 3  # constants of Eq. 8
-CONFIDENT, FEW, BAND = 0.6, 0.3, 0.1  # of Eq. 11
-HUB, HUB_BAND = 0.6, 0.2  # of Eq. 11, too
-BURST = 0.3  # of Eq. 13
+CONFIDENT, FEW, BAND, HUB, HUB_BAND = 0.6, 0.3, 0.1, 0.6, 0.2  # of Eq. 11
+BURST, INFORMED = 0.3, 64  # of Eq. 13 and of Eq. 20
+COLLAPSED, DIVERSE, WATCHED = 0.95, 0.5, 128  # of Eq. 21
 
 
 class ClassPrior(NamedTuple):
@@ -29,29 +29,35 @@ class ClassPrior(NamedTuple):
     prior: Tensor  # π (N,)
     weights: Tensor  # w (N,), by which predictions are multiplied
     belief: Tensor  # β, how far the estimate is believed, 0 to 1
-    confidence: Tensor  # c, mean zero-shot confidence
+    figures: Tensor  # (5,) the numbers of Figures
+
+
+class Figures(NamedTuple):
+    """What the host reads of a domain; NaN for what cannot be estimated yet."""
+
+    confidence: float
+    belief: float
+    agreement: float  # share of neighbours with the same zero-shot class, in earlier batches
+    information: float
+    collapsed: float  # 1 or 0
 
 
 def count(counts: Counts, zero_shot: Tensor, config: DomainNormConfig) -> Counts:
     """Add the zero-shot predictions (b, N) of a batch, Eq. 7, 8 and 11."""
     logits = zero_shot.clamp_min(torch.finfo(zero_shot.dtype).tiny).log()
     a = logits - logits.mean(dim=1, keepdim=True)
-    q, absence, absent_logits = remove_background(
-        a, counts.absence, counts.absent_logits, config.background_images
-    )
+    q, unbiased = remove_background(a, counts, config.background_images)
     classes = counts.classes + count_classes(zero_shot)
     top = classes.argmax(dim=0, keepdim=True)
     same = top == counts.classes.argmax(dim=0, keepdim=True)
     powers = torch.stack([torch.ones_like(a), a, a.square(), a.pow(3)])
     moments = (zero_shot.index_select(1, top) * powers).sum(dim=1)
-    return count_recent(counts, q, config)._replace(
+    return count_recent(unbiased, q, config)._replace(
         images=counts.images + len(q),
         confidence=counts.confidence + zero_shot.amax(dim=1).sum(),
         entropy=counts.entropy + prob_entropy(zero_shot).sum(),
         classes=classes,
         marginal=counts.marginal + zero_shot.sum(dim=0),
-        absence=absence,
-        absent_logits=absent_logits,
         debiased=counts.debiased + q.sum(dim=0),
         moments=counts.moments * same + moments,
     )
@@ -59,8 +65,7 @@ def count(counts: Counts, zero_shot: Tensor, config: DomainNormConfig) -> Counts
 
 def count_recent(counts: Counts, q: Tensor, config: DomainNormConfig) -> Counts:
     """Add predictions (b, N) to those of recent images alone, Eq. 13."""
-    half_life = config.recent_images
-    fade = 0.5 ** (len(q) / half_life) if half_life > 0 else 0.0
+    fade = 0.5 ** (len(q) / config.recent_images) if config.recent_images > 0 else 0.0
     return counts._replace(recent=counts.recent * fade + q.sum(dim=0))
 
 
@@ -69,33 +74,37 @@ def count_classes(p: Tensor) -> Tensor:
     return torch.zeros_like(p[0]).scatter_add(0, p.argmax(dim=1), torch.ones_like(p[:, 0]))
 
 
-def remove_background(
-    a: Tensor, absence: Tensor, absent_logits: Tensor, images: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Predictions q (b, N) from centred logits a without background; A and B with them, Eq. 8."""
-    A, B = absence, absent_logits
-    q = (SHARPNESS * (a - background(A, B, images))).softmax(dim=1)
-    for _ in range(ROUNDS):
-        absent = (1 - q) ** FOCUS
-        A, B = absence + absent.sum(dim=0), absent_logits + (absent * a).sum(dim=0)
-        q = (SHARPNESS * (a - background(A, B, images))).softmax(dim=1)
-    return q, A, B
-
-
-def background(absence: Tensor, absent_logits: Tensor, images: float) -> Tensor:
-    """Background logit (N,) of each class, with so many ``images`` of the mean of all, Eq. 7."""
-    mean = absent_logits.sum() / absence.sum().clamp_min(1e-6)
-    return (absent_logits + images * mean) / (absence + images)
+def remove_background(a: Tensor, counts: Counts, images: float) -> tuple[Tensor, Counts]:
+    """Predictions q (b, N) from centred logits a without background; A and B counted, Eq. 8."""
+    A, B = counts.absence, counts.absent_logits
+    for round in range(ROUNDS + 1):
+        mean = B.sum() / A.sum().clamp_min(1e-6)
+        background = (B + images * mean) / (A + images)  # g of Eq. 7
+        q = (SHARPNESS * (a - background)).softmax(dim=1)
+        if round < ROUNDS:
+            absent = (1 - q) ** FOCUS
+            A = counts.absence + absent.sum(dim=0)
+            B = counts.absent_logits + (absent * a).sum(dim=0)
+    return q, counts._replace(absence=A, absent_logits=B)
 
 
 def class_prior(counts: Counts, config: DomainNormConfig) -> ClassPrior:
-    """Estimate the class prior of a domain, Eq. 9 to 13."""
-    images, power = counts.images.clamp_min(1), config.frequency_power
+    """What the counts of a domain say: its class prior, Eq. 9 to 13, and whether to trust it."""
+    images = counts.images.clamp_min(1)
     m, c = counts.marginal / images, counts.confidence / images
-    if config.prior != "estimated":
+    if config.prior == "estimated":
+        beta, prior, weights = estimate_prior(counts, c, config)
+    else:
         beta = torch.full_like(c, float(config.prior == "zero-shot"))
         prior = normalize(m.clamp_min(1e-8) ** beta, p=1, dim=0)
-        return ClassPrior(m, prior, class_weights(m, power * beta), beta, c)
+        weights = class_weights(m, config.frequency_power * beta)
+    agreement, collapsed = counts.agreement / counts.asked, has_collapsed(counts.answers)
+    figures = torch.stack([c, beta, agreement, information(counts), collapsed.to(c)])
+    return ClassPrior(m, prior, weights, beta, figures)
+
+
+def estimate_prior(counts: Counts, c: Tensor, config: DomainNormConfig) -> tuple[Tensor, ...]:
+    """Belief β, prior π (N,) and weights w (N,) at a mean confidence c, Eq. 9 to 13."""
     nu, plain = (frequencies(C, counts.images) for C in (counts.debiased, counts.classes))
     beta = belief(nu, c, config)
     few = ramp(c - CONFIDENT, BAND) * ramp(FEW - evenness(plain), BAND)
@@ -103,14 +112,22 @@ def class_prior(counts: Counts, config: DomainNormConfig) -> ClassPrior:
     tempered = normalize(nu**beta, p=1, dim=0)
     prior = normalize(tempered ** (1 - rho) * plain**rho, p=1, dim=0)  # Eq. 12
     beta = beta + (1 - beta) * rho
-    weights = class_weights(nu ** (1 - rho) * plain**rho, power * beta)
+    weights = class_weights(nu ** (1 - rho) * plain**rho, config.frequency_power * beta)
     if config.recent_images > 0:
-        n = counts.recent.sum()
-        recent = frequencies(counts.recent, n)
-        o, r = outgrown(recent, nu, n), burst(recent, nu, n)
-        weights = weights ** (1 - o) * class_weights(recent, power * belief(recent, c, config) * o)
-        weights = weights ** (1 - r) * class_weights(recent, r)  # Eq. 13
-    return ClassPrior(m, prior, weights, beta, c)
+        weights = weigh_recent(weights, counts.recent, nu, c, config)
+    return beta, prior, weights
+
+
+def weigh_recent(w: Tensor, R: Tensor, nu: Tensor, c: Tensor, config: DomainNormConfig) -> Tensor:
+    """Weights (N,) with the frequencies of recent images after a burst and in one, Eq. 13."""
+    n, e = R.sum(), evenness(nu)
+    recent = frequencies(R, n)
+    o = ((evenness(recent) / evenness(frequencies(n * nu, n)) - 1) / BURST).clamp(0, 1)
+    expected = e * -torch.expm1(-n / (e * len(nu)))
+    r = ((1 - evenness(recent) / expected) / BURST).clamp(0, 1)
+    power = config.frequency_power * belief(recent, c, config) * o
+    w = w ** (1 - o) * class_weights(recent, power)
+    return w ** (1 - r) * class_weights(recent, r)
 
 
 def belief(nu: Tensor, c: Tensor, config: DomainNormConfig) -> Tensor:
@@ -145,19 +162,6 @@ def class_weights(nu: Tensor, power: Tensor) -> Tensor:
     return (floored / floored.max()) ** power
 
 
-def burst(recent: Tensor, nu: Tensor, images: Tensor) -> Tensor:
-    """How far recent images show fewer classes than so many of the domain would, r of Eq. 13."""
-    even = evenness(nu)
-    expected = even * -torch.expm1(-images / (even * len(nu)))
-    return ((1 - evenness(recent) / expected) / BURST).clamp(0, 1)
-
-
-def outgrown(recent: Tensor, nu: Tensor, images: Tensor) -> Tensor:
-    """How far recent images show more classes than the frequencies of the domain, o of Eq. 13."""
-    expected = evenness(frequencies(images * nu, images))
-    return ((evenness(recent) / expected - 1) / BURST).clamp(0, 1)
-
-
 def ramp(x: Tensor, band: float) -> Tensor:
     """0 below and 1 above a band around 0, linear in it."""
     return (x / band + 0.5).clamp(0, 1)
@@ -167,3 +171,18 @@ def step_size(confidence: float, config: DomainNormConfig) -> float:
     """Share λ of a full step at a mean zero-shot confidence, Eq. 14."""
     scale = config.uncertainty_scale
     return min(1.0, (1 - confidence) / scale) if scale > 0 else 1.0
+
+
+def information(counts: Counts) -> Tensor:
+    """Share () of the entropy of predictions that images explain, Eq. 20; NaN for few images."""
+    total = prob_entropy(counts.marginal / counts.images).clamp_min(1e-8)
+    share = 1 - counts.entropy / counts.images / total
+    return torch.where(counts.images < INFORMED, torch.nan, share)
+
+
+def has_collapsed(answers: Tensor) -> Tensor:
+    """Whether recent predictions are one class where zero-shot CLIP's are several, Eq. 21."""
+    adapted, plain = answers.unbind()
+    total, most = adapted.sum(), adapted.amax()
+    of_plain = plain.gather(0, adapted.argmax(dim=0, keepdim=True))[0]
+    return (total >= WATCHED) & (most > COLLAPSED * total) & (of_plain < DIVERSE * plain.sum())

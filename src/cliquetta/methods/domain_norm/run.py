@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 from torch import Tensor
 
 from cliquetta.methods.domain_norm.config import DomainNormConfig
-from cliquetta.methods.domain_norm.network import Network
+from cliquetta.methods.domain_norm.state import Network
 from cliquetta.model.cuda_graph import Replayed
 from cliquetta.tensor_tree import flatten
 

@@ -1,4 +1,4 @@
-"""What the method remembers: an immutable tree of tensors, with the symbols of the page.
+"""CLIP as a function of its later LayerNorms; what is remembered, an immutable tree of tensors.
 
 Counters that decide what is done next are on the CPU: reading them does not wait for a GPU.
 """
@@ -11,11 +11,34 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.building.adam import AdamState
+from cliquetta.methods.building.layernorm import LateBlocks, LayerNormTower
 from cliquetta.methods.domain_norm.config import DomainNormConfig
-from cliquetta.methods.domain_norm.network import Network
+from cliquetta.model.clip import CLIP, l2_normalize
+from cliquetta.prompts.classes import ClassPrompts
 
-GROUP = 16
-"""Smaller batches are assigned to a domain together with the images before them."""
+GROUP = 16  # images by which a smaller batch is assigned to a domain
+
+
+class Network:
+    """The towers: images to hidden states h, these to features f(h; θ), these to probabilities."""
+
+    def __init__(self, model: CLIP, prompts: ClassPrompts, config: DomainNormConfig) -> None:
+        self.tower, self.dtype = model.require_vit(), model.dtype
+        self.text, self.scale = model.classifier(prompts), model.scale
+        blocks = len(self.tower.blocks)
+        self.start = min(max(1, int(blocks * config.shared_depth)), blocks - 1)  # first adapted
+        self.late = LayerNormTower(LateBlocks(self.tower, self.start), precise=False)
+        self.theta = self.late.start  # θ₀ (P,): gains and biases as loaded
+
+    def features(self, hidden: Tensor, theta: Tensor | None = None) -> Tensor:
+        """Compute unit features f(h; θ) (b, E) of hidden states (b, T, D); f(h; θ₀) by default."""
+        if theta is None:
+            return l2_normalize(self.tower.pool(self.tower.run(hidden, self.start)))
+        return l2_normalize(self.late(theta, hidden))
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Compute scaled cosines (b, N) of features and class texts, Eq. 1."""
+        return self.scale * features @ self.text.T
 
 
 class Key(NamedTuple):
@@ -92,10 +115,10 @@ class State(NamedTuple):
     window: Window
     group: Group
 
-    def with_domain(self, number: int, domain: Domain, window: Window) -> State:
-        """The state with another domain in one place, and another window."""
+    def with_domain(self, number: int, domain: Domain) -> State:
+        """Replace one domain."""
         domains = (domain if k == number else one for k, one in enumerate(self.domains))
-        return self._replace(domains=tuple(domains), window=window)
+        return self._replace(domains=tuple(domains))
 
 
 def start_domain(network: Network, config: DomainNormConfig) -> Domain:

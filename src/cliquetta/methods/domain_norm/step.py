@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -13,18 +12,19 @@ from cliquetta.methods.building.adam import Adam, AdamState, adam_step
 from cliquetta.methods.building.entropy import log_prob_entropy
 from cliquetta.methods.building.ring import write
 from cliquetta.methods.domain_norm.config import DomainNormConfig
-from cliquetta.methods.domain_norm.domains import assign_domain
-from cliquetta.methods.domain_norm.health import Figures, add_agreement, add_answers, measure
-from cliquetta.methods.domain_norm.network import Encoded, Network, encode
+from cliquetta.methods.domain_norm.domains import Encoded, assign_domain, encode
 from cliquetta.methods.domain_norm.prior import (
+    WATCHED,
     ClassPrior,
+    Figures,
     class_prior,
     count,
+    count_classes,
     count_recent,
     step_size,
 )
 from cliquetta.methods.domain_norm.run import Setup
-from cliquetta.methods.domain_norm.state import Domain, State, Window, start_domain
+from cliquetta.methods.domain_norm.state import Domain, Network, State, Window, start_domain
 from cliquetta.model.transfer import send
 
 
@@ -35,6 +35,7 @@ class Output(NamedTuple):
     figures: Figures | None = None  # of the domain in use; none if no image could be encoded
     parts: int = 0  # domains in the batch
     changed: Tensor | None = None  # share of images whose class is not the zero-shot one
+    zero_shot: Tensor | None = None  # (b, N) probabilities of plain CLIP, where all are computed
     not_finite: int = 0  # images without a finite feature: all classes alike, not remembered
 
 
@@ -57,10 +58,10 @@ def step(state: State, images: Tensor, setup: Setup, *, full: bool = False) -> t
     figures = {}
     for number, rows in parts:
         part = batch if len(parts) == 1 else batch.take(rows)
-        domain, window, b = after.domains[number], after.window, len(rows)
+        domain, b = after.domains[number], len(rows)
         counts = run(count_recent if settled else count, domain.counts, part.zero_shot, config)
         prior = run(class_prior, counts, config)
-        own = Figures(*run.read(run(measure, counts, prior)))
+        own = Figures(*run.read(prior.figures))
         domain = domain._replace(counts=counts)
         if settled:
             features, p = part.features, part.zero_shot
@@ -68,19 +69,24 @@ def step(state: State, images: Tensor, setup: Setup, *, full: bool = False) -> t
         else:
             domain = restart(domain, network, config) if own.collapsed else domain
             size = step_size(own.confidence, config)
-            domain, window, features = learn(domain, number, window, part, prior, size, setup)
-            domain, p = predict(domain, features, part, size, setup)
+            after = after.with_domain(number, domain)
+            after, features = learn(after, number, part, prior, size, setup)
+            domain, p = predict(after.domains[number], part, features, size, setup)
         domain, p = vote(domain, part, features, p, config)
         p, abstains = p * prior.weights, own.information < config.abstain_below
         if abstains:
             p, domain = part.zero_shot, domain._replace(abstained=domain.abstained + b)
         domain = domain._replace(abstains=torch.tensor(int(abstains)))
         predictions[part.rows] = p / p.sum(dim=1, keepdim=True)
-        figures[number], after = own, after.with_domain(number, domain, window)
+        figures[number], after = own, after.with_domain(number, domain)
     changed = predictions[batch.rows].argmax(dim=1) != batch.zero_shot.argmax(dim=1)
     share = None if settled else changed.float().mean()
     logits, own = predictions.clamp_min(1e-12).log(), figures[int(after.current)]
-    return after, Output(logits, own, len(parts), share, broken)
+    plain = None
+    if not settled and not broken:
+        plain = torch.empty_like(predictions)
+        plain[batch.rows] = batch.zero_shot
+    return after, Output(logits, own, len(parts), share, plain, broken)
 
 
 def between_steps(state: State, images: int, config: DomainNormConfig) -> bool:
@@ -105,37 +111,30 @@ def restart(domain: Domain, network: Network, config: DomainNormConfig) -> Domai
 
 
 def learn(
-    domain: Domain,
-    number: int,
-    window: Window,
-    part: Encoded,
-    prior: ClassPrior,
-    size: float,
-    setup: Setup,
-) -> tuple[Domain, Window, Tensor]:
+    state: State, number: int, part: Encoded, prior: ClassPrior, size: float, setup: Setup
+) -> tuple[State, Tensor]:
     """Remember images of a domain and take the steps that fall due; features for Eq. 18."""
-    network, config, run = setup
+    (network, config, run), domain, window = setup, state.domains[number], state.window
     young, learned = int(domain.images) < config.warmup_images, {}
     stretches = part.split(config.step_every)
-    for place, images in enumerate(stretches):
+    for i, images in enumerate(stretches):
         b, interval = len(images.rows), step_interval(domain, config)
-        given = {"hidden": images.hidden, "features": images.features}
-        window, slots = write(window, **given, domain=torch.full((b,), number))
+        new = {"hidden": images.hidden, "features": images.features}
+        window, slots = write(window, **new, domain=torch.full((b,), number))
         domain = domain._replace(images=domain.images + b, due=domain.due + b)
         if domain.due >= interval:
             members = (window.domain == number).nonzero()[:, 0]
             norms, features = take_step(domain.norms, window, members, prior, size, setup)
             domain = domain._replace(norms=norms, due=domain.due - interval)
             if not young:  # predicted by the pass that was learned from, which saves one
-                own = torch.searchsorted(members, slots)
-                learned[place] = features[send(own, features.device)]
+                learned[i] = features[send(torch.searchsorted(members, slots), features.device)]
+    state = state.with_domain(number, domain)._replace(window=window)
     if domain.norms.steps == 0:
-        return domain, window, part.features
+        return state, part.features
     if len(learned) < len(stretches):
         after = run(network.features, part.hidden, domain.norms.values)
-        pieces = torch.split(after, config.step_every)
-        learned = {place: learned.get(place, one) for place, one in enumerate(pieces)}
-    return domain, window, torch.cat(list(learned.values()))
+        learned = dict(enumerate(torch.split(after, config.step_every))) | learned
+    return state, torch.cat([learned[i] for i in range(len(stretches))])
 
 
 def take_step(
@@ -155,7 +154,7 @@ def take_step(
 
 def rate_decay(step: int, floor: float) -> float:
     """Learning rate of a step, 1 for the first, as a share of that of the first, Eq. 17."""
-    return max(floor, math.pow(step, -0.5))
+    return max(floor, float(step**-0.5))
 
 
 def loss_gradient(
@@ -185,14 +184,16 @@ def loss_gradient(
 
 
 def predict(
-    domain: Domain, features: Tensor, part: Encoded, size: float, setup: Setup
+    domain: Domain, part: Encoded, features: Tensor, size: float, setup: Setup
 ) -> tuple[Domain, Tensor]:
     """Predictions (b, N) by features of a domain, Eq. 18, which are watched for a collapse."""
     network, config, _ = setup
     if domain.norms.steps == 0:
         return domain, part.zero_shot
     p = network.logits(features).softmax(dim=1)
-    domain = domain._replace(counts=add_answers(domain.counts, p, part.zero_shot))
+    new = torch.stack([count_classes(p), count_classes(part.zero_shot)])
+    answers = domain.counts.answers * 0.5 ** (len(p) / WATCHED) + new
+    domain = domain._replace(counts=domain.counts._replace(answers=answers))
     return domain, p.lerp(part.zero_shot, config.zero_shot_share * (1 - size))
 
 
@@ -208,7 +209,9 @@ def vote(
     classes = torch.cat([part.zero_shot.argmax(dim=1), voters.zero_shot[:held]])
     votes = torch.cat([p, voters.predictions[:held]])[nearest].mean(dim=1)
     voted = (1 - share) * p + share * votes if nearest.shape[1] else p
-    counts = add_agreement(domain.counts, classes[nearest] == classes[:b, None])
+    same, counts = classes[nearest] == classes[:b, None], domain.counts
+    agreement = counts.agreement + same.sum() / max(1, same.shape[1])
+    counts = counts._replace(agreement=agreement, asked=counts.asked + b)
     new = {"features": features[:V], "predictions": p[:V], "zero_shot": classes[: min(b, V)]}
     return domain._replace(counts=counts, voters=write(voters, **new)[0]), voted
 

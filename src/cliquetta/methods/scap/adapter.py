@@ -15,15 +15,13 @@ from cliquetta.methods.building.explanation import CacheCount, Explanation, Prom
 from cliquetta.methods.building.memory import Range
 from cliquetta.methods.building.views import confident_views, mean_logits
 from cliquetta.methods.registry import register
-from cliquetta.methods.scap import explanation
+from cliquetta.methods.scap import evidence
 from cliquetta.methods.scap.cliques import Cliques, mine_cliques, similar_images, top_classes
 from cliquetta.methods.scap.composition import Composed, gather_prompts, merge_passes, plan_passes
 from cliquetta.methods.scap.config import PRESETS, SCAPConfig
-from cliquetta.methods.scap.evidence import summary
-from cliquetta.methods.scap.inference import PromptedTower, TextPrompts, composed_text
+from cliquetta.methods.scap.inference import PromptedTower
 from cliquetta.methods.scap.learning import Frozen, Learned, Learner, Task
-from cliquetta.methods.scap.parallel import split_memberships
-from cliquetta.methods.scap.retention import Cache, Retained, retain, running_mean
+from cliquetta.methods.scap.retention import Cache, retain, running_mean
 from cliquetta.methods.scap.text import PromptedText
 from cliquetta.model.cuda_graph import Replayed
 from cliquetta.model.tapes import VisualTape
@@ -108,10 +106,9 @@ class SCAP(Adapter):
         if self.visual is not None:
             shape = (len(config.blocks), config.prompt_length, 2, self.visual.tower.config.width)
             draw = torch.rand(shape, generator=generator, dtype=real)
-            start = config.prompt_scale * (2 * draw - 1)
-            self.memory.declare("start_prompt", start.to(device))
+            self.memory.declare("start_prompt", (2 * draw - 1).to(device))  # U(-1, 1)
             if config.learns_visual:
-                for name, size in (("keys", E), ("values", start.numel())):
+                for name, size in (("keys", E), ("values", draw.numel())):
                     empty = torch.zeros(N, config.capacity + 1, size, dtype=real, device=device)
                     self.memory.declare(name, empty)
         self.memory.declare(
@@ -119,14 +116,11 @@ class SCAP(Adapter):
         )
         if self.learner.learns_text and self.text is not None:
             mean = self.text.start.to(real)
-            if config.text_scope == "class":
+            if config.rules.text_per_class:
                 mean = mean.expand(N, -1, -1)
             self.memory.declare("text_mean", mean)
-        seen = int(config.count_start and self.learner.learns_text)
-        self.memory.declare("text_seen", torch.tensor(seen))
-        self.memory.declare("sets_learned", torch.tensor(0))
-        self.memory.declare("batches", torch.tensor(0))
-        self.memory.declare("generator", generator.get_state())
+        for name in ("text_seen", "sets_learned", "batches"):
+            self.memory.declare(name, torch.tensor(0))
 
     def reset(self) -> None:
         """Forget the stream: the next batch is treated like the first."""
@@ -143,38 +137,34 @@ class SCAP(Adapter):
         config = self.config
         hidden, plain = self._encode(batch.images)
         start_features = None
-        if config.mining_features == "start-prompt":
+        if config.rules.prompted_mining:
             start_features = self._start_features(hidden, plain)
         related = self._relate(plain if start_features is None else start_features)
         tape = self._record(hidden)
         top, cliques = self._mine(related)
         learned = self._learn(cliques, hidden, plain, tape) if len(cliques) else None
-        if learned is not None and config.start == "shared" and config.learns_visual:
-            start_features = learned.start_features
-        retained = self._retained()
         if learned is not None:
             self._retain(cliques, learned)
-        if config.retention_order == "update-first":
-            retained = self._retained()
-        query = plain
-        cache = retained.visual
-        if config.query == "start" and cache is not None and int(cache.count.sum()):
+            if config.learns_visual:
+                start_features = learned.start_features
+        cache, query = self._cache(), plain
+        if cache is not None and int(cache.count.sum()):
             if start_features is None:
                 start_features = self._start_features(hidden, plain)
             query = start_features
-        composed = self._compose(cliques, top, learned, retained, query)
+        composed = self._compose(cliques, top, learned, cache, query)
         if batch.views is None:
-            logits = self._logits(hidden, plain, composed, top)
+            logits = self._logits(hidden, plain, composed)
         else:
             views = [self._encode(view) for view in batch.views.unbind(dim=1)]
-            each = torch.stack([self._logits(*view, composed, top) for view in views], dim=1)
+            each = torch.stack([self._logits(*view, composed) for view in views], dim=1)
             logits = mean_logits(each, confident_views(each, config.selection_fraction))
         self.memory["batches"] = self.memory["batches"] + 1
-        evidence = self._evidence(cliques, learned, composed, top)
+        rests_on = self._evidence(cliques, learned, composed, top)
         if self.collect_evidence:
-            evidence |= {"plain": plain, "prompts": composed.prompts, "prompt_mask": composed.mask}
-            evidence["retained_prompts"] = None if cache is None else cache.values
-        return Prediction(logits.float(), evidence)
+            rests_on |= {"plain": plain, "prompts": composed.prompts, "prompt_mask": composed.mask}
+            rests_on["retained_prompts"] = None if cache is None else cache.values
+        return Prediction(logits.float(), rests_on)
 
     # --- the steps ------------------------------------------------------------------------------
 
@@ -198,8 +188,7 @@ class SCAP(Adapter):
 
     def _record(self, hidden: Tensor) -> VisualTape | None:
         """The pass that all cliques start from, which a GPU runs while the CPU mines."""
-        shared = self.config.learns_visual and self.config.start == "shared"
-        if not (shared and hidden.is_cuda):
+        if not (self.config.learns_visual and hidden.is_cuda):
             return None
         return self.learner.record(hidden, self.memory["start_prompt"])
 
@@ -210,8 +199,11 @@ class SCAP(Adapter):
         tensors, which are sent to the device.
         """
         top, similar = related.wait()
-        config, unique = self.config, self.config.deduplicate == "class"
-        return top, mine_cliques(similar, top, full_set=config.full_set, deduplicate=unique)
+        rules = self.config.rules
+        cliques = mine_cliques(
+            similar, top, whole_sets=rules.whole_sets, repeats=rules.repeated_cliques
+        )
+        return top, cliques
 
     def _start_features(self, hidden: Tensor, plain: Tensor) -> Tensor:
         """Unit features under the start prompt."""
@@ -228,11 +220,6 @@ class SCAP(Adapter):
         self.learner.choose_text_gradient(int(self.memory["sets_learned"]))
         task = Task(hidden, plain, clique, image, count)
         start = self.memory["start_prompt"] if self.config.learns_visual else None
-        if start is not None and self.config.start == "fresh":
-            generator = self.memory.generator("generator")
-            draw = torch.rand((count, *start.shape), generator=generator, dtype=start.dtype)
-            self.memory.keep("generator", generator)
-            start = (self.config.prompt_scale * (2 * draw - 1)).to(start.device)
         return self.learner.learn(task, start, tape=tape, explain=self.collect_evidence)
 
     def _retain(self, cliques: Cliques, learned: Learned) -> None:
@@ -246,7 +233,7 @@ class SCAP(Adapter):
             mean = self.memory["text_mean"]
             self.memory["text_mean"] = running_mean(mean, seen, total, len(cliques))
             self.memory["text_seen"] = torch.tensor(seen + len(cliques))
-        cache = self._retained().visual
+        cache = self._cache()
         if learned.visual is not None and cache is not None:
             values = learned.visual.flatten(1)
             keys = learned.attributes[index]
@@ -254,95 +241,80 @@ class SCAP(Adapter):
             self.memory["keys"], self.memory["values"] = cache.keys, cache.values
             self.memory["count"] = cache.count
 
-    def _retained(self) -> Retained:
-        """What is retained; no text context as long as none was learned: text is plain CLIP's."""
-        cache = context = None
-        if self.config.retention and self.config.learns_visual:
-            cache = Cache(self.memory["keys"], self.memory["values"], self.memory["count"])
-        if self.learner.learns_text and int(self.memory["text_seen"]) > 0:
-            context = self.memory["text_mean"]
-        return Retained(cache, context)
+    def _cache(self) -> Cache | None:
+        """Retained visual prompts, where there are such."""
+        if not (self.config.retention and self.config.learns_visual):
+            return None
+        return Cache(self.memory["keys"], self.memory["values"], self.memory["count"])
 
     def _compose(
         self,
         cliques: Cliques,
         top: Tensor,
         learned: Learned | None,
-        retained: Retained,
+        cache: Cache | None,
         query: Tensor,
     ) -> Composed:
-        """What every pass is scored with (step 4)."""
-        count = self.memory["count"] if retained.visual is None else retained.visual.count
-        passes = plan_passes(cliques, top, count, self.config)
+        """Prompts and texts that every pass is scored with (step 4).
+
+        As long as no context was learned, text is plain CLIP's; then it is under the running mean
+        (Eq. 18 with alpha_r = 1, as printed).
+        """
+        passes = plan_passes(cliques, top, self.memory["count"], self.config)
         size = self.memory["start_prompt"].numel() if "start_prompt" in self.memory else 0
         own = query.new_zeros(0, size)
         if learned is not None and learned.visual is not None:
             own = learned.visual.flatten(1)
-        prompts = gather_prompts(passes, own, retained.visual, query, self.config)
-        text: tuple[Tensor, Tensor | None] = self.classifier, None
-        own_text = None if learned is None or self.config.text_retained_share == 1 else learned.text
-        if self.text is not None and (retained.text is not None or own_text is not None):
-            mean = self.memory["text_mean"] if retained.text is None else retained.text
-            text = composed_text(self.text, TextPrompts(own_text, mean), cliques, top, self.config)
-        return Composed(passes, *prompts, *text)
+        prompts = gather_prompts(passes, own, cache, query, self.config)
+        text = self.classifier
+        if self.text is not None and int(self.memory["text_seen"]) > 0:
+            text = self.text.features(self.memory["text_mean"][None])[0]
+        return Composed(passes, *prompts, text)
 
-    def _logits(self, hidden: Tensor, plain: Tensor, composed: Composed, top: Tensor) -> Tensor:
+    def _logits(self, hidden: Tensor, plain: Tensor, composed: Composed) -> Tensor:
         """Logits (b, N) of one view of every image (step 5)."""
         config = self.config
-        if (
-            self.visual is None
-            or not config.learns_visual
-            or (config.visual_inference == "discarded")
-        ):
+        if self.visual is None or not config.learns_visual or config.rules.discarded_prompts:
             features = plain[send(composed.passes.image, plain.device)]
         else:
-            stand_in = None
-            if config.without_prompts == "start-prompt":
-                stand_in = self.memory["start_prompt"]
-            features = self.visual.pass_features(hidden, plain, composed, stand_in)
-        scored = composed.logits(features, self.model.scale)
-        return merge_passes(scored, send(top, plain.device), config.merge)
+            features = self.visual.pass_features(hidden, plain, composed)
+        return merge_passes(composed.logits(features, self.model.scale))
 
-    # --- what reports, the app and a cluster ask ------------------------------------------------
+    # --- for reports and the app ------------------------------------------------
 
     def _evidence(
         self, cliques: Cliques, learned: Learned | None, composed: Composed, top: Tensor
     ) -> dict[str, Any]:
-        """What happened, as tensors; :func:`cliquetta.methods.scap.evidence.describe` reads it."""
+        """Tensors for :func:`cliquetta.methods.scap.evidence.describe`."""
+        visual = "discarded" if self.config.rules.discarded_prompts else "composed"
         return {
             "cliques": cliques,
             "learned": learned,
             "passes": composed.passes,
-            "retained": composed.places,
+            "retained": composed.slots,
             "top": top,
             "text_prompts": self._text_prompts(),
-            "visual_prompts": self.config.visual_inference if self.config.learns_visual else "none",
-            **self.learner.text_gradient(),
+            "visual_prompts": visual if self.config.learns_visual else "none",
+            "text_gradient": self.learner.text_gradient(),
         }
 
     @torch.no_grad()
     def explain(self, batch: Batch, prediction: Prediction, *, maps: int = 0) -> Explanation:
         """The explanation of any method, with cliques, prompted features and attention maps."""
         plain = super().explain(batch, prediction)
-        return explanation.explain(self, batch, prediction, plain, maps)
+        return evidence.explain(self, batch, prediction, plain, maps)
 
     def summarize(self, prediction: Prediction) -> dict[str, int | float | str]:
         """Counts of cliques and of images scored with prompts."""
-        return summary(prediction)
+        return evidence.summary(prediction)
 
-    def prompted_passes(self, prediction: Prediction, place: int) -> PromptedPasses | None:
-        """The passes over image ``place`` of a batch that were scored with prompts."""
-        return explanation.prompted_passes(self, prediction, place)
+    def prompted_passes(self, prediction: Prediction, index: int) -> PromptedPasses | None:
+        """The passes over image ``index`` of a batch that were scored with prompts."""
+        return evidence.prompted_passes(self, prediction, index)
 
     def cache_counts(self) -> dict[str, CacheCount]:
         """Retained prompts of every class."""
-        if self._retained().visual is None:
+        if self._cache() is None:
             return {}
         held = tuple(self.memory["count"].tolist())
         return {"retained prompts": CacheCount(held, self.config.capacity)}
-
-    def split_work(self) -> bool:
-        """Divide the memberships of every batch among all processes."""
-        if self.config.learns_visual:
-            split_memberships(self.learner)
-        return self.config.learns_visual

@@ -32,8 +32,8 @@ class Cliques:
 
     def memberships(self) -> tuple[Tensor, Tensor]:
         """Distinct set and image of every membership, (M,) each, sets ascending."""
-        found = self.sets.nonzero()
-        return found[:, 0], found[:, 1]
+        which, image = self.sets.nonzero(as_tuple=True)
+        return which, image
 
 
 def top_classes(logits: Tensor, k: int) -> Tensor:
@@ -48,12 +48,13 @@ def similar_images(features: Tensor, threshold: float) -> Tensor:
 
 
 def mine_cliques(
-    similar: Tensor, top: Tensor, *, full_set: bool = False, deduplicate: bool = True
+    similar: Tensor, top: Tensor, *, whole_sets: bool = False, repeats: bool = False
 ) -> Cliques:
     """Row neighbourhoods inside every candidate set, without singletons and repeats (Eq. 3).
 
     ``similar`` is (b, b) bool and ``top`` (b, k); both on the CPU. Classes ascend and rows of a
-    set are in batch order. ``full_set`` puts every whole set in front of its rows.
+    set are in batch order. ``whole_sets`` puts every candidate set in front of its rows,
+    ``repeats`` keeps equal rows.
 
     Rows are taken by ``index_select``: plain indexing wakes all threads of the CPU for a few
     thousand numbers, which takes longer than the rest of the mining, and much longer on a busy one.
@@ -66,18 +67,18 @@ def mine_cliques(
     candidates = torch.zeros(len(present), b, dtype=torch.bool)
     candidates[dense, image] = True
 
-    whole = candidates.index_select(0, dense)
-    rows = similar.index_select(0, image) & whole
+    sets = candidates.index_select(0, dense)
+    rows = similar.index_select(0, image) & sets
     keep = rows.sum(dim=1) > 1
-    if full_set:
-        keep &= (rows != whole).any(dim=1)
-    kept = keep.nonzero()[:, 0]
-    rows, classes = rows.index_select(0, kept), label[kept]
-    if full_set:
+    if whole_sets:
+        keep &= (rows != sets).any(dim=1)
+    keep = keep.nonzero()[:, 0]
+    rows, classes = rows.index_select(0, keep), label[keep]
+    if whole_sets:
         rows = torch.cat([candidates, rows])
         classes, order = torch.cat([present, classes]).sort(stable=True)
         rows = rows.index_select(0, order)
-    if deduplicate:
+    if not repeats:
         first = _first_occurrences(torch.cat([classes[:, None], _pack(rows)], dim=1))[0]
         rows, classes = rows.index_select(0, first), classes[first]
     first, set_of = _first_occurrences(_pack(rows))
@@ -98,8 +99,8 @@ def _first_occurrences(words: Tensor) -> tuple[Tensor, Tensor]:
     """Where each distinct row of ``words`` first stands, ascending, and which one every row is."""
     first: dict[tuple[int, ...], int] = {}
     rows = [tuple(row) for row in words.tolist()]
-    for place, row in enumerate(rows):
-        first.setdefault(row, place)
+    for index, row in enumerate(rows):
+        first.setdefault(row, index)
     rank = {row: number for number, row in enumerate(first)}
     which = [rank[row] for row in rows]
     return torch.tensor([*first.values()], dtype=torch.long), torch.tensor(which, dtype=torch.long)

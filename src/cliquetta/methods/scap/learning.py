@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +15,6 @@ from cliquetta.methods.scap.inference import MEMORY
 from cliquetta.methods.scap.losses import (
     CliqueLosses,
     Members,
-    attribute_features,
     clique_losses,
     clique_sum,
     queries,
@@ -95,12 +93,6 @@ class Learner:
             replayed = replayed or Replayed()
             self.tapes = VisualTapes(self.tower, config.blocks, replayed, self.graph_rows)
         self.learns_text = config.learns_text and self.text is not None and len(self.text.start) > 0
-        """Seconds of the last batch's text gradients by products (``vjp``) and of the first batch's
-        through the Jacobian; the device is waited for only until both are known."""
-        self.reduce: Callable[[Tensor], Tensor] = lambda gradient: gradient
-        """Sums visual gradients over processes that share the memberships; one has them all."""
-        self.share: Callable[[int], slice] = lambda total: slice(0, total)
-        """The part of the memberships whose gradients this process takes."""
 
     def record(self, hidden: Tensor, start: Tensor) -> VisualTape:
         """The pass over images with these hidden states under the shared start prompt."""
@@ -115,43 +107,32 @@ class Learner:
         tape: VisualTape | None = None,
         explain: bool = False,
     ) -> Learned:
-        """Prompts of all sets. ``start`` is (B, P, 2, D), (U, B, P, 2, D) or ``None`` (no image).
+        """Prompts of all sets. ``start`` is (B, P, 2, D) or ``None`` (no image prompt).
 
-        ``tape`` is what :meth:`record` gave for a shared start, if that ran already. ``explain``
-        evaluates the losses again afterwards, one more forward pass per membership.
+        ``tape`` is what :meth:`record` gave, if that ran already. ``explain`` evaluates the losses
+        again afterwards, one more forward pass per membership.
         """
         config, adam = self.config, self.config.adam
-        shared = start is not None and start.ndim == 4
         visual = text = None
         if start is not None:
-            visual = AdamState.begin(start.expand(task.count, *start.shape[-4:]))
+            visual = AdamState.begin(start.expand(task.count, *start.shape))
+            tape = tape or self.record(task.hidden, start)
         if self.learns_text and self.text is not None:
             context = to_float32(self.text.start)
-            if config.text_scope == "class":
+            if config.rules.text_per_class:
                 context = context.expand(self.text.classes, -1, -1)
             text = AdamState.begin(context.expand(task.count, *context.shape))
-        before, start_features = None, task.plain
+        before, grad_v, grad_t, start_features = self._start_gradients(task, tape)
         for step in range(config.steps):
-            if step == 0 and (shared or start is None):
-                if tape is None and start is not None:
-                    tape = self.record(task.hidden, start)
-                losses, grad_v, grad_t, start_features = self._start_gradients(task, tape)
-            else:
-                losses, grad_v, grad_t = self._gradients(task, _values(visual), _values(text))
-            before = before or losses
+            if step > 0:
+                grad_v, grad_t = self._gradients(task, _values(visual), _values(text))
             if visual is not None and grad_v is not None:
                 visual = adam_step(visual, grad_v, adam)
             if text is not None and grad_t is not None:
                 text = adam_step(text, grad_t, adam)
-        assert before is not None  # there is at least one step
         learned = _values(visual), _values(text)
-        after = self._losses(task, *learned) if explain or config.key == "updated" else None
-        attributes = before.attributes
-        if config.key == "updated" and after is not None:
-            attributes = after.attributes
-        elif config.key == "plain":
-            attributes = attribute_features(task.plain[task.image], task.clique, task.count)
-        return Learned(*learned, attributes, before, after, start_features)
+        after = self._losses(task, *learned) if explain else None
+        return Learned(*learned, before.attributes, before, after, start_features)
 
     def start_features(self, hidden: Tensor, start: Tensor) -> Tensor:
         """Unit features (b, E) of images with these hidden states under the shared start prompt."""
@@ -168,7 +149,7 @@ class Learner:
         with torch.enable_grad():
             rows = raw[task.image].detach().requires_grad_()
             members = Members(l2_normalize(rows), task.clique, task.count)
-            query_features, owner = queries(members, config.entropy)
+            query_features, owner = queries(members, config.rules)
             text_features, scale = self.model.start_text, self.model.scale
             logits = query_logits(query_features, owner, text_features, scale)
             losses = clique_losses(members, logits, owner, config)
@@ -187,23 +168,20 @@ class Learner:
         width = tape.tower.config.width
         shape = len(self.config.blocks), self.config.prompt_length, 2, width
         total = grad.new_zeros(task.count, *shape)
-        mine = self.share(len(grad))
-        for part in chunks(mine.stop - mine.start, self.rows):
-            part = slice(mine.start + part.start, mine.start + part.stop)
+        for part in chunks(len(grad), self.rows):
             found = tape.vjp(grad[part], task.image[part])
             stacked = torch.stack([found[block] for block in self.config.blocks], dim=1)
             total += clique_sum(stacked, task.clique[part], task.count)
-        return self.reduce(total)
+        return total
 
     def _text_gradient(self, grad_logits: Tensor, rows: Members) -> Tensor:
         """Gradients of all cliques' text prompts from those of the logits (Q, N) of query rows."""
         assert self.text is not None
         query_features, owner, count = rows
-        if self.config.text_scope == "shared":
-            found = self.text.vjp_shared(grad_logits, query_features)
-            if len(grad_logits) == count and self.config.entropy == "mean-feature":
-                return found
-            return clique_sum(found, owner, count)
+        rules = self.config.rules
+        if not rules.text_per_class:
+            shared = self.text.vjp_shared(grad_logits, query_features)
+            return clique_sum(shared, owner, count) if rules.member_entropy else shared
         size = grad_logits.shape[1], query_features.shape[1]
         total = grad_logits.new_zeros(count, *size)
         for part in chunks(len(grad_logits), max(1, 2**26 // math.prod(size))):
@@ -218,9 +196,9 @@ class Learner:
         cliques are free. The tally ``sets_learned`` is part of the adapter's state, so that a
         resumed stream changes over at the same batch.
         """
-        text, fresh = self.text, self.config.learns_visual and self.config.start == "fresh"
-        if text is None or not self.learns_text or text.jacobian is not None or fresh:
-            return  # from fresh starts, text gradients come by autograd: no two cliques share one
+        text = self.text
+        if text is None or not self.learns_text or text.jacobian is not None:
+            return
         size, device = self.model.classifier.shape[1], self.model.classifier.device
         budget = MEMORY.get(device.type, MEMORY["cpu"])
         if sets_learned > size and text.jacobian_bytes() <= budget:
@@ -231,38 +209,30 @@ class Learner:
         if self.text is not None:
             self.text.drop_jacobian()
 
-    def text_gradient(self) -> dict[str, Any]:
-        """Evidence: how text gradients are taken."""
-        built = self.text is not None and self.text.jacobian is not None
-        return {"text_gradient": "jacobian" if built else "vjp"}
+    def text_gradient(self) -> str:
+        """How text gradients are taken: ``vjp`` or ``jacobian``."""
+        return "jacobian" if self.text is not None and self.text.jacobian is not None else "vjp"
 
     # --- later steps, where every clique stands elsewhere ---------------------------------------
 
     def _gradients(
         self, task: Task, visual: Tensor | None, text: Tensor | None
-    ) -> tuple[CliqueLosses, Tensor | None, Tensor | None]:
-        """Losses and gradients by autograd, over as many whole cliques at a time as fit."""
-        parts: list[CliqueLosses] = []
-        grads_v: list[Tensor] = []
-        grads_t: list[Tensor] = []
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Gradients by autograd, over as many whole cliques at a time as fit."""
+        found: list[list[Tensor]] = [[], []]
         for sets, own in self._whole_cliques(task):
-            leaf_v = None if visual is None else visual[sets].detach().requires_grad_()
-            leaf_t = None if text is None else text[sets].detach().requires_grad_()
+            given = [
+                None if x is None else x[sets].detach().requires_grad_() for x in (visual, text)
+            ]
             with torch.enable_grad():
-                losses = self._losses_of(own, leaf_v, leaf_t)
-                total = losses.total.sum()
-            leaves = [leaf for leaf in (leaf_v, leaf_t) if leaf is not None]
-            found = list(torch.autograd.grad(total, leaves))
-            if leaf_v is not None:
-                grads_v.append(found.pop(0))
-            if leaf_t is not None:
-                grads_t.append(found.pop(0))
-            parts.append(losses)
-        return (
-            _joined(parts),
-            torch.cat(grads_v) if grads_v else None,
-            torch.cat(grads_t) if grads_t else None,
-        )
+                total = self._losses_of(own, *given).total.sum()
+            leaves = [leaf for leaf in given if leaf is not None]
+            gradients = iter(torch.autograd.grad(total, leaves))
+            for leaf, parts in zip(given, found, strict=True):
+                if leaf is not None:
+                    parts.append(next(gradients))
+        grad_v, grad_t = (torch.cat(parts) if parts else None for parts in found)
+        return grad_v, grad_t
 
     @torch.no_grad()
     def _losses(self, task: Task, visual: Tensor | None, text: Tensor | None) -> CliqueLosses:
@@ -275,7 +245,8 @@ class Learner:
             )
             for sets, own in self._whole_cliques(task)
         ]
-        return _joined(parts)
+        columns = zip(*(part.detach() for part in parts), strict=True)
+        return CliqueLosses(*(torch.cat(column) for column in columns))
 
     def _losses_of(self, task: Task, visual: Tensor | None, text: Tensor | None) -> CliqueLosses:
         """Losses of the cliques of ``task`` from whole forward passes."""
@@ -284,7 +255,7 @@ class Learner:
         else:
             features = self._prompted(task.hidden[task.image], visual[task.clique])
         members = Members(features, task.clique, task.count)
-        query_features, owner = queries(members, self.config.entropy)
+        query_features, owner = queries(members, self.config.rules)
         text_features = self.model.start_text
         if text is not None and self.text is not None:
             text_features = self.text.features(text)
@@ -321,9 +292,3 @@ def prefixes(visual: Tensor, config: SCAPConfig) -> dict[int, Prefix]:
 
 def _values(state: AdamState | None) -> Tensor | None:
     return None if state is None else state.values
-
-
-def _joined(parts: list[CliqueLosses]) -> CliqueLosses:
-    """Losses of consecutive cliques in one."""
-    columns = zip(*(part.detach() for part in parts), strict=True)
-    return CliqueLosses(*(torch.cat(column) for column in columns))

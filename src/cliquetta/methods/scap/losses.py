@@ -9,6 +9,7 @@ from torch import Tensor
 
 from cliquetta.methods.building.entropy import log_prob_entropy
 from cliquetta.methods.scap.config import SCAPConfig
+from cliquetta.methods.scap.released import Rules
 from cliquetta.model.clip import l2_normalize
 
 CELLS = 2**24
@@ -63,17 +64,17 @@ def clique_sizes(clique: Tensor, count: int) -> Tensor:
     return clique_sum(ones, clique, count)[:, 0].clamp_min(1)
 
 
-def queries(members: Members, kind: str) -> tuple[Tensor, Tensor]:
+def queries(members: Members, rules: Rules) -> tuple[Tensor, Tensor]:
     """Features that are classified, and the clique of each: mean features, or all members.
 
     The entropies are functions of ``scale * queries @ text.T`` alone, which is what makes the
     gradient of the text cheap: it is a product of this and of the logits' gradient.
     """
     features, clique, count = members
-    if kind == "mean-feature":
-        mean = l2_normalize(attribute_features(features, clique, count))
-        return mean, torch.arange(count, device=features.device)
-    return features, clique
+    if rules.member_entropy:
+        return features, clique
+    mean = l2_normalize(attribute_features(features, clique, count))
+    return mean, torch.arange(count, device=features.device)
 
 
 def query_logits(query_features: Tensor, owner: Tensor, text: Tensor, scale: float) -> Tensor:
@@ -83,25 +84,22 @@ def query_logits(query_features: Tensor, owner: Tensor, text: Tensor, scale: flo
     return scale * torch.einsum("re,rne->rn", query_features, text[owner])
 
 
-def entropy_loss(logits: Tensor, clique: Tensor, count: int, kind: str) -> Tensor:
-    """Entropy (U,) of every clique from the logits of its queries (Eq. 7-9 and its variants)."""
-    log_p = logits.log_softmax(dim=-1)
-    if kind == "mean-feature":
-        return log_prob_entropy(log_p)
-    size = clique_sizes(clique, count)
-    if kind == "mean-entropy":
-        return clique_sum(log_prob_entropy(log_p)[:, None], clique, count)[:, 0] / size
-    p = clique_sum(log_p.exp(), clique, count) / size[:, None]
-    # Where no member has any mass, log p and its slope would be infinite, and 0 times that NaN.
-    return -(p * p.clamp_min(torch.finfo(p.dtype).tiny).log()).sum(dim=-1)
+def entropy_loss(logits: Tensor, clique: Tensor, count: int, rules: Rules) -> Tensor:
+    """Entropy (U,) of every clique from the logits of its queries (Eq. 7-9)."""
+    each = log_prob_entropy(logits.log_softmax(dim=-1))
+    if not rules.member_entropy:
+        return each
+    return clique_sum(each[:, None], clique, count)[:, 0] / clique_sizes(clique, count)
 
 
-def concentration_loss(features: Tensor, clique: Tensor, attributes: Tensor, form: str) -> Tensor:
+def concentration_loss(
+    features: Tensor, clique: Tensor, attributes: Tensor, rules: Rules
+) -> Tensor:
     """Squared distances (U,) of members to their clique's mean feature (Eq. 10)."""
     count = len(attributes)
     squared = (features - attributes[clique]).square().sum(dim=1)
     total = clique_sum(squared[:, None], clique, count)[:, 0]
-    return total if form == "sum" else total / clique_sizes(clique, count)
+    return total / clique_sizes(clique, count) if rules.mean_concentration else total
 
 
 def clique_losses(
@@ -110,7 +108,7 @@ def clique_losses(
     """Losses of all cliques, from the ``logits`` of their :func:`queries` and the cliques' own."""
     features, clique, count = members
     attributes = attribute_features(features, clique, count)
-    certainty = entropy_loss(logits, owner, count, config.entropy)
-    spread = concentration_loss(features, clique, attributes, config.concentration_form)
+    certainty = entropy_loss(logits, owner, count, config.rules)
+    spread = concentration_loss(features, clique, attributes, config.rules)
     total = certainty + config.concentration * spread
     return CliqueLosses(certainty, spread, total, attributes)

@@ -7,7 +7,6 @@ are more than L, keys are propagated over their own graph and the closest pair i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from cliquetta.model.transfer import send
 
 @dataclass(frozen=True)
 class Cache:
-    """Visual prompts of all classes: fixed tensors with one spare place per class."""
+    """Visual prompts of all classes: fixed tensors with one spare slot per class."""
 
     keys: Tensor
     """(N, L + 1, E)."""
@@ -27,13 +26,6 @@ class Cache:
     """(N, L + 1, V), a prompt in one row."""
     count: Tensor
     """(N,), pairs held; on the CPU, where the bookkeeping is done."""
-
-
-class Retained(NamedTuple):
-    """What is retained: visual prompts per class and the text context, where there are such."""
-
-    visual: Cache | None
-    text: Tensor | None
 
 
 def running_mean(mean: Tensor, seen: int, total: Tensor, new: int) -> Tensor:
@@ -45,21 +37,18 @@ def running_mean(mean: Tensor, seen: int, total: Tensor, new: int) -> Tensor:
     return (mean * seen + total) / (seen + new)
 
 
-def retention_graph(
-    keys: Tensor, bandwidth: float, neighbours: int, *, loops: bool = False
-) -> Tensor:
-    """Symmetric K-nearest weights (C, n, n) of keys (C, n, E): Gaussian (Eq. 12)."""
+def retention_graph(keys: Tensor, bandwidth: float, neighbours: int) -> Tensor:
+    """Symmetric K-nearest weights (C, n, n) of keys (C, n, E): Gaussian, without loops (Eq. 12)."""
     n = keys.shape[1]
     squared = (keys[:, :, None] - keys[:, None]).square().sum(dim=-1)
     weights = torch.exp(-squared / (2 * bandwidth**2))
-    if not loops:
-        # Below any weight, so that a loop is never a neighbour, not even among zeros.
-        itself = torch.eye(n, dtype=torch.bool, device=keys.device)
-        weights = weights.masked_fill(itself, -1.0)
+    # Below any weight, so that a loop is never a neighbour, not even among zeros.
+    itself = torch.eye(n, dtype=torch.bool, device=keys.device)
+    weights = weights.masked_fill(itself, -1.0)
     ranked = weights.sort(dim=-1, descending=True, stable=True).indices
-    nearest = ranked[..., : min(neighbours, n if loops else n - 1)]
-    kept = torch.zeros_like(weights).scatter(-1, nearest, weights.gather(-1, nearest))
-    return torch.maximum(kept, kept.transpose(-1, -2))
+    nearest = ranked[..., : min(neighbours, n - 1)]
+    edges = torch.zeros_like(weights).scatter(-1, nearest, weights.gather(-1, nearest))
+    return torch.maximum(edges, edges.transpose(-1, -2))
 
 
 def propagate(keys: Tensor, config: SCAPConfig) -> Tensor:
@@ -67,18 +56,13 @@ def propagate(keys: Tensor, config: SCAPConfig) -> Tensor:
 
     (1 - alpha) (I - alpha S)^-1 A with S = D^-1/2 W D^-1/2.
     """
-    if config.graph == "self":
+    if config.rules.isolated_keys:
         return keys / (1 - config.propagation)
-    loops = config.graph == "zhou-loops"
-    weights = retention_graph(keys, config.bandwidth, config.neighbours, loops=loops)
+    weights = retention_graph(keys, config.bandwidth, config.neighbours)
     root = weights.sum(dim=-1).rsqrt()
     root = torch.where(root.isfinite(), root, 0.0)
     smooth = root[:, :, None] * weights * root[:, None]
-    moved = (1 - config.propagation) * resolvent(smooth, config.propagation) @ keys
-    if not config.restore_norms:
-        return moved
-    norm = moved.norm(dim=-1, keepdim=True)
-    return torch.where(norm > 0, moved * (keys.norm(dim=-1, keepdim=True) / norm), moved)
+    return (1 - config.propagation) * resolvent(smooth, config.propagation) @ keys
 
 
 def resolvent(smooth: Tensor, alpha: float) -> Tensor:
@@ -108,18 +92,18 @@ def closest_pairs(keys: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fuse_closest(keys: Tensor, values: Tensor, config: SCAPConfig) -> tuple[Tensor, Tensor]:
-    """L pairs (C, L, .) of L + 1: the closest two averaged into the lower place (Eq. 13)."""
+    """L pairs (C, L, .) of L + 1: the closest two averaged into the lower slot (Eq. 13)."""
     C, n, _ = keys.shape
     moved = propagate(keys, config)
     first, second = closest_pairs(moved)
-    keys = moved if config.replace_keys else keys
+    keys = keys if config.rules.raw_keys else moved
     row = torch.arange(C, device=keys.device)
     fused_key = (keys[row, first] + keys[row, second]) / 2
     fused_value = (values[row, first] + values[row, second]) / 2
-    place = torch.arange(n - 1, device=keys.device).expand(C, -1)
-    place = place + (place >= second[:, None])  # everything but the second of the pair, in order
-    keys = keys.gather(1, place[:, :, None].expand(-1, -1, keys.shape[2])).clone()
-    values = values.gather(1, place[:, :, None].expand(-1, -1, values.shape[2])).clone()
+    slot = torch.arange(n - 1, device=keys.device).expand(C, -1)
+    slot = slot + (slot >= second[:, None])  # everything but the second of the pair, in order
+    keys = keys.gather(1, slot[:, :, None].expand(-1, -1, keys.shape[2])).clone()
+    values = values.gather(1, slot[:, :, None].expand(-1, -1, values.shape[2])).clone()
     keys[row, first], values[row, first] = fused_key, fused_value
     return keys, values
 
@@ -147,9 +131,9 @@ def retain(
     plan: list[Tensor] = []
     for clique in rounds(classes):
         label = classes[clique]
-        place = count[label]
-        plan += [label, place, clique, label[place == config.capacity]]
-        count[label] = (place + 1).clamp_max(config.capacity)
+        slot = count[label]
+        plan += [label, slot, clique, label[slot == config.capacity]]
+        count[label] = (slot + 1).clamp_max(config.capacity)
     sizes = [len(part) for part in plan]
     sent = torch.split(send(torch.cat(plan), device), sizes) if plan else ()
     for at, slot, source, full in zip(*[iter(sent)] * 4, strict=True):
@@ -174,15 +158,13 @@ def rounds(classes: Tensor) -> list[Tensor]:
     return [order[nth == r] for r in range(int(nth.max()) + 1)] if len(label) else []
 
 
-def best_entries(cache: Cache, classes: Tensor, query: Tensor, match: str) -> Tensor:
-    """Place (R,) of the key of class ``classes[r]`` that matches ``query`` (R, E) (Eq. 16).
+def best_entries(cache: Cache, classes: Tensor, query: Tensor) -> Tensor:
+    """Slot (R,) of the key of class ``classes[r]`` that matches ``query`` (R, E) best (Eq. 16).
 
     Meaningless where a class holds nothing; the caller knows ``count``.
     """
     keys = cache.keys[classes]
-    if match == "cosine":
-        keys = torch.nn.functional.normalize(keys, dim=-1)
     score = torch.einsum("re,rle->rl", query.to(keys.dtype), keys)
     held = send(cache.count, keys.device)[classes]
-    places = torch.arange(keys.shape[1], device=keys.device)
-    return score.masked_fill(places >= held[:, None], -torch.inf).argmax(dim=1)
+    slots = torch.arange(keys.shape[1], device=keys.device)
+    return score.masked_fill(slots >= held[:, None], -torch.inf).argmax(dim=1)

@@ -7,8 +7,6 @@ Jacobian, built once per class list: then each clique costs one row of a matrix 
 
 from __future__ import annotations
 
-import time
-
 import torch
 from torch import Tensor
 
@@ -31,7 +29,6 @@ class PromptedText(LearnableTemplate):
         self.jacobian: Tensor | None = None
         """In use if not ``None``."""
         self._built: Tensor | None = None
-        self.jacobian_seconds = 0.0
         self._raw = to_float32(self.tower(self.ids, context=self.start))
         self.start_features = self.combine(self._raw)
 
@@ -46,8 +43,8 @@ class PromptedText(LearnableTemplate):
         if self.jacobian is not None:
             size = cotangents.abs().amax(dim=(1, 2), keepdim=True).clamp_min(1e-30)
             scaled = (cotangents / size).to(self.jacobian.dtype)
-            found = torch.einsum("une,nec->unc", scaled, self.jacobian).to(size.dtype) * size
-            return found.view(len(cotangents), self.classes, *self.start.shape)
+            back = torch.einsum("une,nec->unc", scaled, self.jacobian).to(size.dtype) * size
+            return back.view(len(cotangents), self.classes, *self.start.shape)
         raw = self._through_mixing(cotangents)
         out = raw.new_zeros(len(raw), self.classes, *self.start.shape)
         for classes in self._length_groups():
@@ -56,8 +53,8 @@ class PromptedText(LearnableTemplate):
             for part in chunks(len(raw), max(1, ROWS // n)):
                 rows = raw[part][:, classes]
                 index = torch.arange(n, device=rows.device).repeat(len(rows))
-                found = tape.vjp(rows.flatten(0, 1), index, self._positions(len(index)))
-                out[part, classes] = found.view(len(rows), n, *self.start.shape)
+                back = tape.vjp(rows.flatten(0, 1), index, self._positions(len(index)))
+                out[part, classes] = back.view(len(rows), n, *self.start.shape)
         return out
 
     @torch.no_grad()
@@ -97,7 +94,6 @@ class PromptedText(LearnableTemplate):
         if self._built is not None:
             self.jacobian = self._built
             return
-        started = time.perf_counter()
         E = self.start_features.shape[1]
         dtype = self.tower.projection.dtype
         jacobian = torch.empty(
@@ -110,12 +106,9 @@ class PromptedText(LearnableTemplate):
                 tape, n = self._tape(classes), len(classes)
                 rows = self._through_mixing(directions[:, None].expand(-1, n, -1), classes)
                 index = torch.arange(n, device=rows.device).repeat(E)
-                found = tape.vjp(rows.flatten(0, 1), index, self._positions(len(index)))
-                jacobian[classes] = found.view(E, n, -1).transpose(0, 1).to(dtype)
-        if jacobian.is_cuda:
-            torch.cuda.synchronize()
+                back = tape.vjp(rows.flatten(0, 1), index, self._positions(len(index)))
+                jacobian[classes] = back.view(E, n, -1).transpose(0, 1).to(dtype)
         self.jacobian = self._built = jacobian
-        self.jacobian_seconds = time.perf_counter() - started
 
     def drop_jacobian(self) -> None:
         """Take gradients by vector-Jacobian products until :meth:`build_jacobian`."""

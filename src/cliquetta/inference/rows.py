@@ -1,4 +1,4 @@
-"""What a prediction run gives: its columns and rows, and what it counts."""
+"""Columns and rows of a prediction run, and its counts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from cliquetta.types import Prediction
 
 
 @dataclass(frozen=True)
-class Answers:
-    """Which columns the answers of some methods fill."""
+class RowFormat:
+    """The output columns of some methods, and how predictions become rows."""
 
     methods: tuple[str, ...]
     classes: tuple[str, ...]
@@ -25,11 +25,11 @@ class Answers:
     """If given, classes are scored independently, by sigmoids, and all that reach it are listed."""
     reject: float | None = None
     """If given, images of none of the classes are named: how many to look for."""
-    calibrate: bool = False
-    """Whether probabilities are those of calibrated logits."""
+    calibrate: bool | None = None
+    """Whether probabilities are those of calibrated logits; ``None``: where that costs nothing."""
 
     def prefix(self, method: str) -> str:
-        """What leads the names of a method's columns."""
+        """Prefix of the names of a method's columns."""
         return "" if len(self.methods) == 1 else f"{method}_"
 
     def columns(self) -> dict[str, type]:
@@ -83,7 +83,7 @@ class Answers:
 
 @dataclass
 class PredictionRun:
-    """What :func:`~cliquetta.predict` did."""
+    """The outcome of :func:`~cliquetta.predict`."""
 
     images: int = 0
     """Images in the list (of the shard)."""
@@ -101,9 +101,9 @@ class PredictionRun:
     rejected: dict[str, int] = field(default_factory=dict)
     """By method, where asked for: images of none of the classes, which are in ``classes``, too."""
     rows: list[Row] = field(default_factory=list)
-    """Path, answers and error of every image; empty where they went to a file only.
+    """Path, predictions and error of every image; empty where they went to a file only.
 
-    Answers for an image that could not be read are ``None``.
+    Predictions of an image that could not be read are ``None``.
     """
     repeated: int = 0
     """Paths that were named again."""
@@ -128,14 +128,14 @@ class PredictionRun:
             raise UserError("a DataFrame needs pandas: pip install pandas") from None
         return pandas.DataFrame(self.rows)
 
-    def count(self, answers: Answers, row: Row) -> None:
+    def count(self, row_format: RowFormat, row: Row) -> None:
         """Count a row of the table."""
         self.images += 1
         self.skipped += bool(row["error"])
-        for method in answers.methods:
-            found = row[f"{answers.prefix(method)}prediction"]
+        for method in row_format.methods:
+            found = row[f"{row_format.prefix(method)}prediction"]
             if found is not None:
                 self.classes.setdefault(method, Counter())[found] += 1
-            if answers.reject is not None:
-                said = row[f"{answers.prefix(method)}rejected"]
+            if row_format.reject is not None:
+                said = row[f"{row_format.prefix(method)}rejected"]
                 self.rejected[method] = self.rejected.get(method, 0) + bool(said)

@@ -1,0 +1,55 @@
+"""Where the released ImageNet-A script (commit 5057c96) differs from the paper, for audit.
+
+docs/methods/scap.md lists what that script does beyond these rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The decisions in which paper and released code differ; the defaults are the paper's."""
+
+    whole_sets: bool = False
+    """Each whole candidate set is a clique as well, even of one image."""
+    repeated_cliques: bool = False
+    """Equal cliques of one class count as often as they occur."""
+    prompted_mining: bool = False
+    """Images are compared by their features under the start prompt."""
+    text_per_class: bool = False
+    """A clique learns one text context for each class (Eq. 6 has one for all)."""
+    member_entropy: bool = False
+    """The loss takes the mean of the members' entropies (Eq. 9: of their mean feature)."""
+    mean_concentration: bool = False
+    """Squared distances are averaged over members (Eq. 10: summed)."""
+    weight_decay: float = 0.0
+    """Of AdamW."""
+    isolated_keys: bool = False
+    """Every key is its own only neighbour: keys / (1 - alpha), nothing propagates."""
+    raw_keys: bool = False
+    """Propagated keys only choose the pair that is fused (Eq. 13: "update all pairs")."""
+    best_class_only: bool = False
+    """Images are scored with the prompts of their best class alone."""
+    discarded_prompts: bool = False
+    """Visual prompts are learned and stored, but images are scored without them (Eq. 19)."""
+
+
+RULES: Mapping[str, Rules] = {
+    "paper": Rules(),
+    "released": Rules(
+        whole_sets=True,
+        repeated_cliques=True,
+        prompted_mining=True,
+        text_per_class=True,
+        member_entropy=True,
+        mean_concentration=True,
+        weight_decay=0.01,
+        isolated_keys=True,
+        raw_keys=True,
+        best_class_only=True,
+        discarded_prompts=True,
+    ),
+}
