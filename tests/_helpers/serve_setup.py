@@ -136,6 +136,9 @@ def probabilities(answer: dict[str, Any]) -> list[dict[str, float]]:
 class Load:
     """A client that sends batch after batch in a thread and keeps every answer."""
 
+    pause = 0.0
+    """Seconds between two batches."""
+
     def __init__(self, number: int, session: RemoteSession) -> None:
         self.number, self.session = number, session
         self.answers: list[dict[str, Any]] = []
@@ -152,6 +155,7 @@ class Load:
             while not self._stop.is_set() and len(self.answers) < 5000:
                 answer = self.session.predict(self.batch(len(self.answers)), top_k=len(CLASSES))
                 self.answers.append(answer.model_dump())
+                self._stop.wait(self.pause)
         except BaseException as error:
             self.error = error
 

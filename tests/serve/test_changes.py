@@ -72,16 +72,17 @@ def test_one_vector_of_many_dimensions_is_one_row() -> None:
 
 def test_a_stream_of_single_images_is_written_as_changes(tmp_path: Path, tiny_clip: CLIP) -> None:
     """Restored after every image, in memory throughout, or without a service: the same."""
-    alone = Alone(tiny_clip, METHOD)
+    options = {"step_every": 8}
+    alone = Alone(tiny_clip, METHOD, **options)
     with local_service(tmp_path / "kept", tiny_clip) as kept:
-        session = kept.create(METHOD)
+        session = kept.create(METHOD, options=options)
         whole = tmp_path / "kept" / f"{session}.safetensors"
         first = whole.read_bytes()
-        for number in range(66):  # more than a learning step needs
+        for number in range(20):  # more than two learning steps need
             image = batch_of(number, 1)
             expected = alone.predict(image)
             assert probabilities(kept.predict(session, image, sequence=number + 1)) == expected
-            if number % 23 == 5:
+            if number % 7 == 2:
                 shutil.copytree(tmp_path / "kept", tmp_path / "copy", dirs_exist_ok=True)
                 (tmp_path / "copy" / ".lock").unlink(missing_ok=True)
                 with local_service(tmp_path / "copy", tiny_clip) as restored:
@@ -95,8 +96,8 @@ def test_a_stream_of_single_images_is_written_as_changes(tmp_path: Path, tiny_cl
         assert sorted(sizes)[len(sizes) // 2] < len(first) / 4
         check_state(kept, session, alone)
     with local_service(tmp_path / "kept", tiny_clip) as restored:
-        restored.predict(session, batch_of(66, 1), sequence=67)
-        alone.predict(batch_of(66, 1))
+        restored.predict(session, batch_of(20, 1), sequence=21)
+        alone.predict(batch_of(20, 1))
         check_state(restored, session, alone)
         assert not (tmp_path / "kept" / f"{session}.changes").exists()  # written whole again
 

@@ -145,7 +145,7 @@ def test_work_beyond_its_time_is_broken_off_and_undone(
 
     real = Tent._predict
     monkeypatch.setattr(Tent, "_predict", slowly)
-    with local_service(tmp_path, tiny_clip, limits=Limits(batch_seconds=4.0, **MANY)) as service:
+    with local_service(tmp_path, tiny_clip, limits=Limits(batch_seconds=1.0, **MANY)) as service:
         session, alone = service.create(), Alone(tiny_clip)
         endless.set()
         refused = service.send(session, batch_of(0), sequence=1, top_k=5)
