@@ -58,12 +58,6 @@ def test_table_holds_a_row_per_image_in_order(predict: Any, photos: Path) -> Non
     assert "6 images in" in answer.text and "each once" in answer.text
 
 
-def test_earlier_option_names_work_with_a_warning(predict: Any, photos: Path) -> None:
-    answer, out = predict(photos, "--top", "2")
-    assert answer.code == 0 and "--top is now --top-k" in answer.stderr
-    assert "prediction_2" in table_rows(out)[0]
-
-
 def test_json_is_all_of_stdout(predict: Any, photos: Path) -> None:
     answer, out = predict(photos, "--json")
     document = json.loads(answer.stdout)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from cliquetta.cli.console import Terminal
 from cliquetta.errors import BusyError, UserError
@@ -98,14 +97,12 @@ def command(
     *,
     examples: str,
     compute: bool = True,
-    renamed: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a function as a command of ``app``.
 
     Its first parameter, a :class:`Common`, is filled from the common options; those that concern
-    computation are left out for a command that loads no model (``compute=False``). ``renamed``
-    maps earlier option names to present ones: they work with a warning. A :class:`UserError` ends
-    the command with one sentence and an exit code.
+    computation are left out for a command that loads no model (``compute=False``). A
+    :class:`UserError` ends the command with one sentence and an exit code.
     """
     shared = _OPTIONS | (_COMPUTE if compute else {})
 
@@ -129,28 +126,11 @@ def command(
         parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + added
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
-        kind = type("Command", (_Command,), {"renamed": dict(renamed or {})})
         epilog = f"Examples:\n\n{examples.strip()}\n\n{EXIT_CODES}"
-        app.command(name, cls=kind, epilog=epilog)(run)
+        app.command(name, epilog=epilog)(run)
         return function
 
     return enter
-
-
-class _Command(TyperCommand):
-    """A command that also takes the earlier names of its options."""
-
-    renamed: ClassVar[Mapping[str, str]] = {}
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        words = list(args)
-        for place, word in enumerate(args):
-            option, equals, value = word.partition("=")
-            if option in self.renamed:
-                words[place] = self.renamed[option] + equals + value
-                if not {"--quiet", "-q"} & set(args):
-                    typer.echo(f"{option} is now {self.renamed[option]}", err=True)
-        return super().parse_args(ctx, words)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from cliquetta.cli.command import Common, command
+from cliquetta.cli.command import Common
 from cliquetta.cli.console import Terminal, count, number
 from cliquetta.errors import UserError
 
@@ -26,7 +26,7 @@ _TITLES = {
     "auroc": "AUROC % of unknown images",
     "fpr95": "FPR95 % of unknown images",
 }
-_EXAMPLES = """
+EXAMPLES = """
 cliquetta compare runs
 
 cliquetta compare runs --format latex > table.tex
@@ -35,11 +35,6 @@ cliquetta compare runs other/runs --baseline tda --metric ece
 
 cliquetta compare runs --split --format csv > everything.csv
 """
-
-
-def add_to(app: typer.Typer) -> None:
-    """Enter the command."""
-    command(app, "compare", examples=_EXAMPLES, compute=False)(compare)
 
 
 def compare(

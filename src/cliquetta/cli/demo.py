@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cliquetta.cli.command import Common, command
+from cliquetta.cli.command import Common
 from cliquetta.cli.console import Terminal, count, number
 from cliquetta.cli.executing import finish, run_grid
 from cliquetta.cli.options import BatchSize, split_list
@@ -38,7 +38,7 @@ NO_GAIN = "none"
 """What a table says of a smaller difference."""
 _BAR = 20
 """Columns of a bar of 100 %."""
-_EXAMPLES = """
+EXAMPLES = """
 cliquetta demo
 
 cliquetta demo --shifts fog:4,contrast:3 --images 128 --method scap,domain_norm
@@ -77,11 +77,6 @@ def _changes(comparisons: Sequence[Comparison]) -> dict[str, Changes]:
         for place, method in enumerate(methods)
         if place
     }
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    command(app, "demo", examples=_EXAMPLES)(demo)
 
 
 def demo(

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from cliquetta.cli.command import Common, command
+from cliquetta.cli.command import Common
 from cliquetta.cli.options import Fitted, Preset, Settings, Templates, read_cells
 from cliquetta.errors import UserError
 
-_EXAMPLES = """
+EXAMPLES = """
 cliquetta export --state photos.safetensors --out model.onnx
 
 cliquetta export --state photos.safetensors --out small.onnx --half
@@ -20,11 +20,6 @@ cliquetta export --method zero_shot --classes names.txt --model ViT-B/16 --out m
 
 cliquetta export --fitted tip.safetensors --classes names.txt --out model.onnx
 """
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    command(app, "export", examples=_EXAMPLES)(export)
 
 
 def export(

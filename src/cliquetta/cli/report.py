@@ -7,22 +7,17 @@ from typing import Annotated
 
 import typer
 
-from cliquetta.cli.command import Common, command
+from cliquetta.cli.command import Common
 from cliquetta.cli.console import count
 from cliquetta.cli.options import Root
 
-_EXAMPLES = """
+EXAMPLES = """
 cliquetta report runs --out report.html
 
 cliquetta report runs/RUN-A runs/RUN-B --out two.html --figures figures
 
 cliquetta evaluate --dataset bundled@fog:3 --method scap --evidence && cliquetta report runs
 """
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    command(app, "report", examples=_EXAMPLES, compute=False)(report)
 
 
 def report(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cliquetta.cli.command import FAILED, Common, command
+from cliquetta.cli.command import FAILED, Common
 from cliquetta.cli.console import Terminal, count
 from cliquetta.cli.executing import RUNS, Out, run_grid
 from cliquetta.cli.options import Workers
@@ -20,18 +20,13 @@ if TYPE_CHECKING:
     from cliquetta.evaluation.sweep import RunContext
     from cliquetta.report.results_pages import Pages
 
-_EXAMPLES = """
+EXAMPLES = """
 cliquetta reproduce headline
 
 cliquetta reproduce methods --overwrite
 
 cliquetta reproduce leaderboard --run --shard 2/8 --device cuda
 """
-
-
-def add_to(app: typer.Typer) -> None:
-    """Enter the command."""
-    command(app, "reproduce", examples=_EXAMPLES)(reproduce)
 
 
 def reproduce(
