@@ -201,10 +201,10 @@ class _Store:
 
     def _read_known(self) -> dict[int, tuple[int, dict[int, str]]]:
         try:
-            said = json.loads((self.folder / TABLE).read_text(encoding="utf-8"))
+            stated = json.loads((self.folder / TABLE).read_text(encoding="utf-8"))
             return {
                 int(first): (int(crc), {int(row): str(why) for row, why in notes})
-                for first, crc, notes in said["blocks"]
+                for first, crc, notes in stated["blocks"]
             }
         except (OSError, ValueError, KeyError, TypeError):
             return {}  # not there, or damaged: then nothing is known
@@ -242,7 +242,7 @@ class _Store:
         file.flush()
         os.fsync(file.fileno())
         blocks = [[first, crc, sorted(n.items())] for first, (crc, n) in sorted(self.known.items())]
-        said = {
+        stated = {
             "format": FORMAT,
             "title": self.title,
             "depends_on": dict(self.layout.depends_on),
@@ -250,4 +250,4 @@ class _Store:
             "rows": self.layout.rows,
             "blocks": blocks,
         }
-        write_atomically(self.folder / TABLE, json.dumps(said, ensure_ascii=False).encode())
+        write_atomically(self.folder / TABLE, json.dumps(stated, ensure_ascii=False).encode())

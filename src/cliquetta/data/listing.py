@@ -71,9 +71,9 @@ class ListedImages(Dataset):
 
 def find_listed(entries: Sequence[Entry], *, shorter: int | None) -> list[Group]:
     """Images of a list, for a loader."""
-    places = range(len(entries))
+    positions = range(len(entries))
     images = ListedImages(entries, shorter=shorter)
-    return [Group(images, places, images.keys, places)]
+    return [Group(images, positions, images.keys, positions)]
 
 
 class Listing:
@@ -135,10 +135,10 @@ class Listing:
         columns: dict[str, None] = {}
         for path, row, member in entries:
             columns |= dict.fromkeys(row)
-            group, place = row.get(group_by or "", ""), json.dumps(member or ())
+            group, position = row.get(group_by or "", ""), json.dumps(member or ())
             added = self._rows.execute(
                 "INSERT OR IGNORE INTO images (path, columns, section, member) VALUES (?, ?, ?, ?)",
-                (os.fsencode(path), json.dumps(dict(row)), group, place),
+                (os.fsencode(path), json.dumps(dict(row)), group, position),
             )
             self.repeated += added.rowcount == 0
         if group_by is not None:
