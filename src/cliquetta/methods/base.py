@@ -201,7 +201,7 @@ class Adapter(ZeroShotReference, ABC):
             f"config={self.config}, seed={self.seed})"
         )
 
-    def with_classes(self: A, prompts: ClassPrompts | Sequence[str]) -> A:
+    def with_classes(self: A, classes: ClassPrompts | Sequence[str]) -> A:
         """An adapter for another class list that keeps what was learned apart from the classes.
 
         What is remembered per class starts again, also for classes that are in both lists.
@@ -216,7 +216,7 @@ class Adapter(ZeroShotReference, ABC):
                 f"{self.name} learns about its classes only, nothing of which another "
                 "class list could keep: build a new one for it"
             )
-        other = self._rebuild(as_prompts(prompts))
+        other = self._rebuild(as_prompts(classes))
         other.enable(reject=self.reject_share, calibrate=self.calibrated)
         kept = {name: self.memory[name] for name in self.class_free & set(self.memory)}
         other.load_state_dict({**other.state_dict(), **kept})

@@ -45,7 +45,7 @@ def wnids(list_id: str) -> tuple[str, ...]:
 
 
 def indices(list_id: str) -> tuple[int, ...]:
-    """Indices of the classes of an ImageNet subset in the list of 1000."""
+    """Where the classes of an ImageNet subset stand in the list of 1000."""
     whole = _class_list(list_id).get("subset_of", list_id)
     position = {wnid: i for i, wnid in enumerate(wnids(whole))}
     return tuple(position[wnid] for wnid in wnids(list_id))
