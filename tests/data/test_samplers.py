@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from cliquetta.data.samplers import (
     SAMPLERS,
-    Domain,
     Indices,
+    LabelledSet,
     Positions,
     SamplerOptions,
     correlated,
@@ -23,13 +23,13 @@ from cliquetta.errors import UserError
 
 
 def draw(name: str, *sizes: int, seed: int = 0, **options: Any) -> Positions:
-    domains = [Domain(str(n), np.arange(size) % 10) for n, size in enumerate(sizes)]
+    domains = [LabelledSet(str(n), np.arange(size) % 10) for n, size in enumerate(sizes)]
     return SAMPLERS[name].draw(domains, SamplerOptions(**options), np.random.default_rng(seed))
 
 
 def bursts(labels: Indices, gamma: float, seed: int) -> Indices:
     order = correlated(
-        Domain("a", labels), SamplerOptions(gamma=gamma), np.random.default_rng(seed)
+        LabelledSet("a", labels), SamplerOptions(gamma=gamma), np.random.default_rng(seed)
     )
     return labels[order]
 
@@ -109,9 +109,11 @@ def test_every_batch_holds_so_many_classes(
     largest = sum(sorted(counts)[-low - more :])
     if largest < size:
         with pytest.raises(UserError, match="smaller batches or more classes"):
-            SAMPLERS["keff"].draw([Domain("a", labels)], options, np.random.default_rng(seed))
+            SAMPLERS["keff"].draw([LabelledSet("a", labels)], options, np.random.default_rng(seed))
         return
-    positions = SAMPLERS["keff"].draw([Domain("a", labels)], options, np.random.default_rng(seed))
+    positions = SAMPLERS["keff"].draw(
+        [LabelledSet("a", labels)], options, np.random.default_rng(seed)
+    )
     assert len(positions.image) % size == 0
     assert len(np.unique(positions.image)) == len(positions.image)
     present = [len(np.unique(batch)) for batch in labels[positions.image].reshape(-1, size)]
@@ -144,7 +146,7 @@ def test_a_long_tail_falls_off_exponentially(ratio: int) -> None:
 
 def test_unknown_images_are_strewn_among_the_others() -> None:
     known = draw("separate", 60)
-    positions = interleave(known, Domain("b", np.full(90, -2)), 1, np.random.default_rng(0))
+    positions = interleave(known, LabelledSet("b", np.full(90, -2)), 1, np.random.default_rng(0))
     assert np.bincount(positions.domain).tolist() == [60, 60]
     assert positions.image[positions.domain == 0].tolist() == known.image.tolist()
     assert len(np.unique(positions.image[positions.domain == 1])) == 60
@@ -152,7 +154,7 @@ def test_unknown_images_are_strewn_among_the_others() -> None:
 
 
 def test_a_dataset_that_comes_back_brings_new_images() -> None:
-    a, b = Domain("a", np.arange(9)), Domain("b", np.arange(4))
+    a, b = LabelledSet("a", np.arange(9)), LabelledSet("b", np.arange(4))
     positions = SAMPLERS["recurring"].draw([a, b, a], SamplerOptions(), np.random.default_rng(0))
     assert positions.domain.tolist() == [0] * 5 + [1] * 4 + [2] * 4
     assert sorted(positions.image[positions.domain != 1]) == list(range(9))

@@ -46,7 +46,7 @@ Job = TypeVar("Job")
 
 
 @dataclass(frozen=True)
-class Group:
+class ImageGroup:
     """Images of one dataset among those of a chunk."""
 
     dataset: Dataset
@@ -109,7 +109,7 @@ class Chunk(Generic[Job]):
 class Loader(Generic[Job]):
     """How images become batches."""
 
-    find: Callable[[Sequence[Job]], Sequence[Group]]
+    find: Callable[[Sequence[Job]], Sequence[ImageGroup]]
     """The images that some jobs, one for each image, stand for; is called by the workers."""
     preprocess: Preprocess
     views: Sequence[ViewSpec | None]

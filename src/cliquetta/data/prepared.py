@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.data.dataset import Dataset
-from cliquetta.data.feature_cache import Block, FeatureTable, Layout, open_table
+from cliquetta.data.feature_cache import FeatureBlock, FeatureTable, TableLayout, open_table
 from cliquetta.data.samplers import Indices
 from cliquetta.data.stream import Skipped, Stream
 from cliquetta.errors import UserError
@@ -224,13 +224,13 @@ class FeatureStream(PreparedStream[FeatureTable, FeatureBatch]):
             )
         return self._tables[number]
 
-    def _layout(self, part: Dataset) -> Layout:
+    def _layout(self, part: Dataset) -> TableLayout:
         count = 1 if self.views is None else self.views.count
         model = {"model": self.model.fingerprint, "dtype": str(self.model.dtype)}
         shape = (len(part), count, self.model.embed_dim)
-        return Layout({**model, **self._shape(part)}, shape, max(1, VIEWS_AT_ONCE // count))
+        return TableLayout({**model, **self._shape(part)}, shape, max(1, VIEWS_AT_ONCE // count))
 
-    def _encode(self, number: int, blocks: Sequence[range]) -> Iterator[Block]:
+    def _encode(self, number: int, blocks: Sequence[range]) -> Iterator[FeatureBlock]:
         """Features of rows of one part."""
         for block, (batch, at, unreadable) in zip(blocks, self._read(number, blocks), strict=True):
             views = batch.images[:, None] if batch.views is None else batch.views
@@ -239,7 +239,7 @@ class FeatureStream(PreparedStream[FeatureTable, FeatureBatch]):
                 views = views.to(self.model.device, non_blocking=True)
                 encoded = encode_views(self.model, views, chunk=VIEWS_AT_ONCE)
                 features[at] = encoded.float().cpu().numpy()
-            yield Block(features, unreadable)
+            yield FeatureBlock(features, unreadable)
 
 
 def from_given_features(stream: AnyStream, model: CLIP) -> AnyStream:

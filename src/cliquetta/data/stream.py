@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from cliquetta.data.dataset import UNKNOWN, Dataset
-from cliquetta.data.loader import Group, Loader
+from cliquetta.data.loader import ImageGroup, Loader
 from cliquetta.data.samplers import (
-    Domain,
     Indices,
+    LabelledSet,
     Positions,
     SamplerOptions,
     get_sampler,
@@ -112,10 +112,10 @@ class Stream:
         self._reported: set[str] = set()
         rng = np.random.default_rng(seed)
         positions = self.sampler.draw(
-            [Domain(domain.id, _labels(domain)) for domain in shown], self.options, rng
+            [LabelledSet(domain.id, _labels(domain)) for domain in shown], self.options, rng
         )
         if unknown is not None:
-            extra = Domain(unknown.id, _labels(unknown))
+            extra = LabelledSet(unknown.id, _labels(unknown))
             positions = interleave(positions, extra, len(shown), rng)
         self._arrange(positions)
 
@@ -277,14 +277,14 @@ class _Shown:
     part_of: Indices
     index_of: Indices
 
-    def __call__(self, positions: Sequence[int]) -> list[Group]:
+    def __call__(self, positions: Sequence[int]) -> list[ImageGroup]:
         """The images at some positions, by the part that they are in."""
         part_of, index_of = self.part_of[list(positions)], self.index_of[list(positions)]
         groups = []
         for number in np.unique(part_of):
             rows = np.flatnonzero(part_of == number).tolist()
             keys = [self.key(positions[row]) for row in rows]
-            groups.append(Group(self.parts[number], index_of[rows].tolist(), keys, rows))
+            groups.append(ImageGroup(self.parts[number], index_of[rows].tolist(), keys, rows))
         return groups
 
     def key(self, position: int) -> str:
