@@ -18,7 +18,7 @@ from PIL import Image
 
 from cliquetta.data import feature_cache
 from cliquetta.data.dataset import Dataset, FileDataset
-from cliquetta.data.feature_cache import FEATURES, TABLE, Block, Layout, open_table
+from cliquetta.data.feature_cache import FEATURES, TABLE, FeatureBlock, TableLayout, open_table
 from cliquetta.data.prepared import FeatureStream
 from cliquetta.data.stream import Stream
 from cliquetta.evaluation.predictions import load_predictions
@@ -33,7 +33,7 @@ from tests._helpers.streaming import Drift, DriftConfig, made_up_dataset
 from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
 from tests._helpers.tolerance import FEATURE
 
-LAYOUT = Layout({"of": "squares"}, (50, 1, 4), rows=8)
+LAYOUT = TableLayout({"of": "squares"}, (50, 1, 4), rows=8)
 FEW_VIEWS = ViewSpec("resized-crop", 4)
 
 
@@ -43,11 +43,11 @@ class Squares:
     def __init__(self) -> None:
         self.asked: list[range] = []
 
-    def __call__(self, blocks: Sequence[range]) -> Iterator[Block]:
+    def __call__(self, blocks: Sequence[range]) -> Iterator[FeatureBlock]:
         for rows in blocks:
             self.asked.append(rows)
             values = np.array(rows, dtype=np.float32)[:, None, None] ** 2
-            yield Block(np.tile(values, (1, 1, 4)), {7: "torn"} if 7 in rows else {})
+            yield FeatureBlock(np.tile(values, (1, 1, 4)), {7: "torn"} if 7 in rows else {})
 
 
 def squares() -> np.ndarray:
@@ -135,8 +135,8 @@ def test_an_interrupted_build_continues(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_block_of_the_wrong_shape_is_refused(tmp_path: Path) -> None:
-    def wrong(blocks: Sequence[range]) -> Iterator[Block]:
-        yield Block(np.zeros((3, 1, 4), np.float32))
+    def wrong(blocks: Sequence[range]) -> Iterator[FeatureBlock]:
+        yield FeatureBlock(np.zeros((3, 1, 4), np.float32))
 
     with pytest.raises(ValueError, match="a block of 8 rows"):
         open_table(tmp_path, LAYOUT, wrong)

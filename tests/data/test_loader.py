@@ -375,7 +375,7 @@ def test_large_items_are_given_one_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
     items = iter(range(50))
     rows = map_in_processes(squares, items, workers=3, room=100)
     next(rows)
-    assert next(items) == 4  # one for each worker, and one in place of the first, were taken
+    assert next(items) == 4  # one for each worker, and one in position of the first, were taken
     rows.close()
     test_arrays_of_changing_shapes_come_in_order()
 

@@ -95,6 +95,6 @@ def test_any_places_can_be_read(tiny_clip: CLIP) -> None:
     stream = Stream(made_up_dataset(), tiny_clip.preprocess, 8, seed=2)
     whole = torch.cat([batch.images for batch, _ in stream])
     parts = [range(40, 50), range(3, 4), range(10, 29)]
-    for places, (batch, labels) in zip(parts, stream.read(parts), strict=True):
-        assert torch.equal(batch.images, whole[places.start : places.stop])
-        assert torch.equal(labels, stream.labels(places))
+    for positions, (batch, labels) in zip(parts, stream.read(parts), strict=True):
+        assert torch.equal(batch.images, whole[positions.start : positions.stop])
+        assert torch.equal(labels, stream.labels(positions))

@@ -171,28 +171,6 @@ def test_one_step_is_signed_by_the_slope(
     assert learned.after.total < learned.before.total
 
 
-def test_several_steps_are_adam(
-    model: CLIP, prefix: Tensor, context: Tensor, tiny_images: Tensor
-) -> None:
-    reference = scap(model, prefix, context, steps=3, modalities="image")
-    images, P0_T = tiny_images[:2], reference.P0_T
-    learned = eq.learn(
-        model, images, prefix, P0_T, reference.text_of, reference.settings, learn_text=False
-    )
-    assert learned.text is None
-    x = prefix.clone()
-    m = v = np.zeros(x.numel())
-    for t in (1, 2, 3):
-        point = x.clone().requires_grad_()
-        features = eq.image_features(model, images, point, 1)
-        loss = eq.clique_loss(features, reference.text_of(P0_T), model.scale, SETTINGS).total
-        g = torch.autograd.grad(loss, point)[0].numpy().ravel()
-        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
-        step = 3e-3 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
-        x = x - torch.from_numpy(step).view_as(x)
-    torch.testing.assert_close(learned.visual, x)
-
-
 # --- text ---------------------------------------------------------------------------------------
 
 
@@ -279,15 +257,6 @@ def test_retain_fuses_the_closest_pair_at_the_lower_index(raw_keys: bool) -> Non
     source = keys if raw_keys else moved
     expected = torch.stack([source[0], (source[1] + source[3]) / 2, source[2]])
     torch.testing.assert_close(torch.stack([key for key, _ in entries]), expected)
-
-
-def test_running_mean_is_the_mean() -> None:
-    generator = torch.Generator().manual_seed(6)
-    prompts = torch.randn(9, 4, 3, generator=generator, dtype=torch.float64)
-    mean = None
-    for tau, prompt in enumerate(prompts):
-        mean = eq.running_mean(mean, prompt, tau)
-        torch.testing.assert_close(mean, prompts[: tau + 1].mean(dim=0))
 
 
 # --- infer --------------------------------------------------------------------------------------

@@ -67,9 +67,9 @@ def resized_crop_boxes(
     centre_rows, centre_columns = _centre_crop(height, width, ratio)
     rows = np.where(found, rows[first], centre_rows)
     columns = np.where(found, columns[first], centre_columns)
-    place = generator.random((2, count))
-    top = np.where(found, np.floor(place[0] * (height - rows + 1)), (height - rows) // 2)
-    left = np.where(found, np.floor(place[1] * (width - columns + 1)), (width - columns) // 2)
+    position = generator.random((2, count))
+    top = np.where(found, np.floor(position[0] * (height - rows + 1)), (height - rows) // 2)
+    left = np.where(found, np.floor(position[1] * (width - columns + 1)), (width - columns) // 2)
     mirrored = generator.random(count) < 0.5
     return Boxes(
         height, width, top.astype(np.int64), left.astype(np.int64), rows, columns, mirrored
@@ -100,9 +100,9 @@ def zoom_crop_boxes(
     tall, wide = (
         short if side == min(height, width) else int(side * factor) for side in (height, width)
     )
-    place = generator.random((2, count))
-    top = np.floor(place[0] * (tall - size + 1)).astype(np.int64)
-    left = np.floor(place[1] * (wide - size + 1)).astype(np.int64)
+    position = generator.random((2, count))
+    top = np.floor(position[0] * (tall - size + 1)).astype(np.int64)
+    left = np.floor(position[1] * (wide - size + 1)).astype(np.int64)
     whole = np.full(count, size)
     return Boxes(tall, wide, top, left, whole, whole, generator.random(count) < 0.5)
 
@@ -198,20 +198,20 @@ def _triangle(
     """Weights (B, V, size, length) in float64, rows of sum one.
 
     A triangle as wide as one output pixel, but at least as one input pixel, weighs the inputs
-    around the place that an output looks at. If the image is not resized first, places count from
-    the edge of the crop and nothing outside of it is seen; otherwise from the edge of the image.
+    around the position that an output looks at. If the image is not resized first, positions count
+    from the edge of the crop and nothing outside of it is seen; otherwise from the image's edge.
     """
     whole = np.broadcast_to(resized != length, start.shape)
     step = np.where(whole, length / resized, extent / size)[..., None]  # (B, V, 1)
     origin = np.where(whole, 0, start)[..., None]
     first = np.where(whole, start, 0)[..., None]
     centre = (first + np.arange(size) + 0.5) * step  # (B, V, size)
-    place = np.arange(length) - origin  # (B, V, length)
-    weights = place[..., None, :] - centre[..., None] + 0.5
+    position = np.arange(length) - origin  # (B, V, length)
+    weights = position[..., None, :] - centre[..., None] + 0.5
     weights *= 1 / np.maximum(step, 1.0)[..., None]
     np.abs(weights, out=weights)
     np.subtract(1.0, weights, out=weights)
-    inside = (place >= 0) & (place < np.where(whole, length, extent)[..., None])
+    inside = (position >= 0) & (position < np.where(whole, length, extent)[..., None])
     weights *= inside[..., None, :]
     np.maximum(weights, 0.0, out=weights)
     weights /= weights.sum(axis=-1, keepdims=True)

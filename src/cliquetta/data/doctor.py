@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from cliquetta.data.benchmarks import BENCHMARKS, Benchmark, DataNotFoundError
-from cliquetta.data.benchmarks.place import Listing, candidate_folders, near_misses, squeeze
+from cliquetta.data.benchmarks.location import Listing, candidate_folders, near_misses, squeeze
 from cliquetta.data.images import ImageError, open_image
 from cliquetta.data.workers import map_ahead
 from cliquetta.errors import UnknownNameError, UserError
@@ -103,10 +103,10 @@ def _examine_one(
     benchmark: Benchmark, root: Path, deep: bool, workers: int, on_image: OnImage | None
 ) -> Finding:
     try:
-        layout, place = benchmark.find(root)
+        layout, location = benchmark.find(root)
     except DataNotFoundError:
         return _absent(benchmark, root)
-    folder = str(place.images)
+    folder = str(location.images)
     try:
         listing = benchmark.list(root)
     except (ValueError, OSError) as error:

@@ -118,8 +118,8 @@ def folder_dataset(
         loose = keys[owners.index(None)]
         raise UserError(f"{folder} has class folders and loose images ({loose}); move those")
     if labelled:
-        said = [None if owner is None else owner.replace("_", " ") for owner in owners]
-        names, labels = number_labels(said, names, f"folders of {folder}", numeric=False)
+        stated = [None if owner is None else owner.replace("_", " ") for owner in owners]
+        names, labels = number_labels(stated, names, f"folders of {folder}", numeric=False)
     return FileDataset(
         f"folder:{folder.as_posix()}",
         paths,
@@ -181,22 +181,22 @@ def table_dataset(
     Classes are in one of :data:`LABEL_COLUMNS`, as names or numbers, if they are known. Class
     list and templates default to ``classnames.txt`` and ``templates.txt`` beside the table.
     """
-    said: dict[str, str | None] = {}
+    stated: dict[str, str | None] = {}
     with open_table(table) as (column, rows):
         for row in rows:
             path, label = row[column].strip(), find_column(list(row), LABEL_COLUMNS)
             value = (row[label].strip() or None) if label else None
-            if said.setdefault(path, value) != value:
+            if stated.setdefault(path, value) != value:
                 raise UserError(f"{table} names {path} twice, with different classes")
-    if not said:
+    if not stated:
         raise UserError(f"{table} lists no images")
     names = names or read_beside(table.parent, CLASS_FILES)
-    names, labels = number_labels(list(said.values()), names, str(table))
+    names, labels = number_labels(list(stated.values()), names, str(table))
     return FileDataset(
         f"csv:{table.as_posix()}",
-        [table.parent / path for path in said],
+        [table.parent / path for path in stated],
         names=names,
-        keys=list(said),
+        keys=list(stated),
         labels=labels,
         templates=templates or read_beside(table.parent, TEMPLATE_FILES) or (DEFAULT_TEMPLATE,),
     )
@@ -209,18 +209,18 @@ def read_beside(folder: Path, names: Sequence[str]) -> tuple[str, ...] | None:
 
 
 def number_labels(
-    said: Sequence[str | None],
+    stated: Sequence[str | None],
     names: Sequence[str] | None,
     source: str,
     *,
     numeric: bool = True,
 ) -> tuple[tuple[str, ...], list[int] | None]:
-    """The class list, and a label for each of ``said``: a class name, a number, or unknown.
+    """The class list, and a label for each of ``stated``: a class name, a number, or unknown.
 
     Numbers index the class list from 0 (if ``numeric``, else they are names). Without ``names``
-    the classes are what is said, in natural order. Labels are ``None`` if nothing is said.
+    the classes are what is stated, in natural order. Labels are ``None`` if nothing is stated.
     """
-    known = [value for value in said if value is not None]
+    known = [value for value in stated if value is not None]
     numbers = numeric and bool(known) and all(value.isdecimal() for value in known)
     if names is None and (numbers or not known):
         what = "labels are numbers" if known else "there are no labels"
@@ -234,11 +234,11 @@ def number_labels(
     number = {_plain(name): label for label, name in enumerate(names)}
     if numbers:
         number = {str(label): label for label in range(len(names))}
-        said = [None if value is None else str(int(value)) for value in said]
-    labels = [UNKNOWN if value is None else number.get(_plain(value)) for value in said]
+        stated = [None if value is None else str(int(value)) for value in stated]
+    labels = [UNKNOWN if value is None else number.get(_plain(value)) for value in stated]
     if None in labels:
         raise UserError(
-            f"{source}: class {said[labels.index(None)]!r} is not in the class list of "
+            f"{source}: class {stated[labels.index(None)]!r} is not in the class list of "
             f"{len(names)} names"
         )
     return names, [UNKNOWN if label is None else label for label in labels]
@@ -260,19 +260,19 @@ class RelabelledDataset(Dataset):
     """
 
     def __init__(self, base: Dataset, names: Sequence[str], keep: Keep = "all") -> None:
-        said: list[str | None] = [None] * len(base)
+        stated: list[str | None] = [None] * len(base)
         if base.labels is not None:
-            said = [base.names[n] if n >= 0 else None for n in base.labels.tolist()]
+            stated = [base.names[n] if n >= 0 else None for n in base.labels.tolist()]
         self.rows = list(range(len(base)))
         if keep != "all":
             listed = set(map(_plain, names))
-            inside = [name is not None and _plain(name) in listed for name in said]
+            inside = [name is not None and _plain(name) in listed for name in stated]
             self.rows = [row for row in self.rows if inside[row] == (keep == "inside")]
         if not self.rows:
             raise UserError(f"{base.id} has no images of classes {keep} the class list")
         labels: list[int] | None = [OUTSIDE] * len(self.rows)
         if keep != "outside":
-            labels = number_labels([said[row] for row in self.rows], names, base.id)[1]
+            labels = number_labels([stated[row] for row in self.rows], names, base.id)[1]
         keys = [base.keys[row] for row in self.rows]
         super().__init__(base.id, names=names, keys=keys, labels=labels, templates=base.templates)
         self.base, self.keep = base, keep

@@ -133,9 +133,9 @@ def zoom_matrix(size: int, factor: float) -> Floats:
     kept = math.ceil(size / factor)
     stretched = max(round(kept * factor), size)
     step = (kept - 1) / (stretched - 1) if stretched > 1 else 0.0
-    place = (np.arange(size) + (stretched - size) // 2) * step
-    low = np.clip(np.floor(place).astype(np.int64), 0, max(kept - 2, 0))
-    share = place - low
+    position = (np.arange(size) + (stretched - size) // 2) * step
+    low = np.clip(np.floor(position).astype(np.int64), 0, max(kept - 2, 0))
+    share = position - low
     start = (size - kept) // 2
     matrix = np.zeros((size, size))
     np.add.at(matrix, (np.arange(size), start + low), 1 - share)
@@ -226,13 +226,13 @@ def motion_blur(images: Floats, radius: int, sigma: float, degrees: Floats) -> F
     for i in steps[np.cumsum(weights[::-1])[::-1] > 4e-5]:
         y = np.clip(np.arange(height) + down[:, i, None], 0, height - 1)
         x = np.clip(np.arange(width) + right[:, i, None], 0, width - 1)
-        places = first + y[:, :, None] * width + x[:, None, :]
-        out += np.float32(weights[i]) * np.take(pixels, places, axis=0)
+        positions = first + y[:, :, None] * width + x[:, None, :]
+        out += np.float32(weights[i]) * np.take(pixels, positions, axis=0)
     return out
 
 
 def sample(images: Floats, y: Floats, x: Floats, rule: str) -> Floats:
-    """Bilinear interpolation at fractional places (N, H, W) of each picture."""
+    """Bilinear interpolation at fractional positions (N, H, W) of each picture."""
     count, height, width, channels = images.shape
     pixels = images.reshape(-1, channels)
     first = np.arange(count)[:, None, None] * (height * width)

@@ -22,7 +22,7 @@ from PIL import Image
 from cliquetta.data.dataset import Dataset
 from cliquetta.data.files import EXTENSIONS, path_column, read_table, walk_images
 from cliquetta.data.inputs import is_table
-from cliquetta.data.loader import Group
+from cliquetta.data.loader import ImageGroup
 from cliquetta.data.remote import (
     find_filesystem,
     is_url,
@@ -69,14 +69,14 @@ class ListedImages(Dataset):
         return open_listed(path, member, shorter=self.shorter)
 
 
-def find_listed(entries: Sequence[Entry], *, shorter: int | None) -> list[Group]:
+def find_listed(entries: Sequence[Entry], *, shorter: int | None) -> list[ImageGroup]:
     """Images of a list, for a loader."""
-    places = range(len(entries))
+    positions = range(len(entries))
     images = ListedImages(entries, shorter=shorter)
-    return [Group(images, places, images.keys, places)]
+    return [ImageGroup(images, positions, images.keys, positions)]
 
 
-class Listing:
+class ImageList:
     """An opened list; build one with :func:`list_images`."""
 
     def __init__(self, database: Path | str) -> None:
@@ -135,10 +135,10 @@ class Listing:
         columns: dict[str, None] = {}
         for path, row, member in entries:
             columns |= dict.fromkeys(row)
-            group, place = row.get(group_by or "", ""), json.dumps(member or ())
+            group, position = row.get(group_by or "", ""), json.dumps(member or ())
             added = self._rows.execute(
                 "INSERT OR IGNORE INTO images (path, columns, section, member) VALUES (?, ?, ?, ?)",
-                (os.fsencode(path), json.dumps(dict(row)), group, place),
+                (os.fsencode(path), json.dumps(dict(row)), group, position),
             )
             self.repeated += added.rowcount == 0
         if group_by is not None:
@@ -175,16 +175,16 @@ def list_images(
     database: Path | str = ":memory:",
     stdin: Path | None = None,
     group_by: str | None = None,
-) -> Listing:
+) -> ImageList:
     """List the images of folders, image files, tar shards, and tables with a path column.
 
     Each may be a URL (:mod:`cliquetta.data.remote`), a table also a DataFrame. A file that is
     named itself is taken as an image whatever its suffix. Paths in a CSV, TSV or Parquet file count
     from its folder; its columns are kept. ``shard-{000..012}.tar`` stands for thirteen tar files.
     ``-`` is ``stdin``, a file of paths separated by line breaks or NUL characters. ``group_by``
-    names the column whose values the list is sorted by (see :meth:`Listing.fill`).
+    names the column whose values the list is sorted by (see :meth:`ImageList.fill`).
     """
-    listing = Listing(database)
+    listing = ImageList(database)
     unused: Counter[str] = Counter()
 
     def entries() -> Iterator[Entry]:

@@ -1,4 +1,4 @@
-"""The text tower, with learnable context in place of template words.
+"""The text tower, with learnable context instead of template words.
 
 In a causal tower only the end-of-text position is read, so whatever stands behind it never matters:
 sequences are cut there. (SigLIP's tower is not causal and reads the last position.) What does not
@@ -112,7 +112,7 @@ class TextTower(nn.Module):
         """Features (R, E) of cut token ids (R, L), all at once; ``ends`` (R,) on the CPU."""
         x = self.tokens(ids)
         if context is not None and positions is not None:
-            x = place(x, context, positions)
+            x = with_context(x, context, positions)
         # Gathering has a slow backward pass, so gradients take the padded way.
         if x.device.type == PACKED and self.config.causal and not deep and not x.requires_grad:
             return self.encode_packed(x, ends)
@@ -163,7 +163,7 @@ class TextTower(nn.Module):
         return features if self.projection_bias is None else features + self.projection_bias
 
 
-def place(embeddings: Tensor, context: Tensor, positions: Tensor) -> Tensor:
+def with_context(embeddings: Tensor, context: Tensor, positions: Tensor) -> Tensor:
     """Embeddings (R, L, D) with ``context`` (M, D) or (R, M, D) at ``positions`` (R, M)."""
     R, _, D = embeddings.shape
     context = context.to(embeddings.dtype).expand(R, -1, D)

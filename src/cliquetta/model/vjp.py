@@ -201,10 +201,10 @@ def block_vjp(
         return hidden, prefix
     if tape.rows is None:  # a pooling head: its query and its output owe nothing to one position
         return norm_vjp(block.ln_1, tape.first, back.packed @ weight[D:], index), prefix
-    place = _rows(tape.rows, index)[:, None, None].expand(-1, 1, D)
-    normed = (back.packed @ weight[D:]).scatter_add(1, place, back.query @ weight[:D])
+    column = _rows(tape.rows, index)[:, None, None].expand(-1, 1, D)
+    normed = (back.packed @ weight[D:]).scatter_add(1, column, back.query @ weight[:D])
     hidden = norm_vjp(block.ln_1, tape.first, normed, index)
-    return hidden.scatter_add(1, place, mid), prefix
+    return hidden.scatter_add(1, column, mid), prefix
 
 
 @dataclass(frozen=True)

@@ -105,11 +105,11 @@ class TextFeatures:
         """The rows (N, E) of some classes, in their order."""
         rows = list(range(len(self.features)))
         if self.names is not None:
-            place = {name: row for row, name in enumerate(self.names)}
+            row_of = {name: row for row, name in enumerate(self.names)}
             for name in names:
-                if name not in place:
+                if name not in row_of:
                     raise UnknownNameError(f"class of {self.source}", name, self.names)
-            rows = [place[name] for name in names]
+            rows = [row_of[name] for name in names]
         elif len(rows) != len(names):
             raise UserError(
                 f"{self.source} holds {len(rows)} text features without names for {len(names)} "

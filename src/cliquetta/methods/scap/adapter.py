@@ -19,7 +19,7 @@ from cliquetta.methods.scap import evidence
 from cliquetta.methods.scap.cliques import Cliques, mine_cliques, similar_images, top_classes
 from cliquetta.methods.scap.composition import Composed, gather_prompts, merge_passes, plan_passes
 from cliquetta.methods.scap.config import PRESETS, SCAPConfig
-from cliquetta.methods.scap.inference import PromptedTower
+from cliquetta.methods.scap.inference import PrefixedTower
 from cliquetta.methods.scap.learning import Frozen, Learned, Learner, Task
 from cliquetta.methods.scap.retention import Cache, retain, running_mean
 from cliquetta.methods.scap.text import PromptedText
@@ -54,9 +54,9 @@ class SCAP(Adapter):
                 raise UserError("fixed text features cannot be prompted; set scap.modalities=image")
         model.require(frozenset(needs), by="scap")
         self._replayed = Replayed()
-        self.visual: PromptedTower | None = None
+        self.visual: PrefixedTower | None = None
         if isinstance(model.visual, VisionTower):
-            self.visual = PromptedTower(
+            self.visual = PrefixedTower(
                 model.visual, config.blocks, config.prompt_length, self._replayed
             )
             layers = len(model.visual.blocks)

@@ -18,7 +18,7 @@ MEMORY = {"cuda": 6 * 2**30, "cpu": 2**30}
 
 
 @dataclass(frozen=True)
-class PromptedTower:
+class PrefixedTower:
     """The image tower from its first prompted block on."""
 
     tower: VisionTower

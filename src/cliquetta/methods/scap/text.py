@@ -13,7 +13,7 @@ from torch import Tensor
 from cliquetta.methods.building.template import LearnableTemplate
 from cliquetta.model.clip import CLIP, to_float32
 from cliquetta.model.tapes import TextTape, chunks
-from cliquetta.model.text import place
+from cliquetta.model.text import with_context
 from cliquetta.prompts.classes import ClassPrompts
 
 ROWS = 16384
@@ -132,7 +132,9 @@ class PromptedText(LearnableTemplate):
         ends = self.ends[classes]
         length = int(ends.max()) + 1
         x = self.tower.tokens(self.ids[classes, :length])
-        return TextTape(self.tower, place(x, self.start, self._positions(len(classes))), ends)
+        return TextTape(
+            self.tower, with_context(x, self.start, self._positions(len(classes))), ends
+        )
 
     def _length_groups(self) -> list[Tensor]:
         """Classes with equally long texts, so that none is padded."""

@@ -112,10 +112,10 @@ def _weigh(file: IO[bytes], size: int) -> None:
         elif "GET" in name:
             stack.append(memo.get(int(argument or 0), 1))
         elif "PUT" in name or name == "MEMOIZE":
-            place = len(memo) if argument is None else int(argument)
-            if place > size:
+            slot = len(memo) if argument is None else int(argument)
+            if slot > size:
                 raise CheckpointError("refused: a pickle that numbers more objects than it holds")
-            memo[place] = stack[-1] if stack else 1
+            memo[slot] = stack[-1] if stack else 1
         else:
             first = len(stack) - len(code.stack_before)
             if pickletools.stackslice in code.stack_before or name == "POP_MARK":
