@@ -10,11 +10,7 @@ shuffled (PLPD); they lower the weighted mean of
 by one step on the LayerNorms of the image tower, those of the last quarter of the blocks and the
 final one left out. The prediction is that of the forward pass before the step; the step stays.
 
-As in the official code (MIT): SGD of momentum 0.9, for a ViT-B at 1e-3 in batches of 64, in
-proportion to the batch and doubled for single images; a threshold of 0.2 in its "wild" settings,
-those of the ViT, and 0.3 in the mild one (preset). Without an image that teaches nothing moves.
-Ours: one permutation per batch rather than one per image, so that the order of images inside a
-batch does not matter.
+What differs from the authors' code, and why: docs/methods/deyo.md.
 """
 
 from __future__ import annotations

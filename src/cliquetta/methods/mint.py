@@ -14,8 +14,7 @@ the means m_c of their predicted classes, and it is predicted by texts that are 
 means once K images were seen: normalised K₀ t_c + K m_c. Norms and optimiser start again with every
 batch; means and average gradient stay.
 
-The authors' repository names no licence: it was compared by behaviour, none of it is here. Labels
-are those of the plain texts; the means include the batch and are constants in the gradient.
+What differs from the authors' code, and why: docs/methods/mint.md.
 """
 
 from __future__ import annotations
