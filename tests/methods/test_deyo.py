@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.methods.building.patches import join_patches, split_patches
-from cliquetta.methods.deyo import DeYO, DeYOConfig, shuffle_patches
+from cliquetta.methods.deyo import DeYO, DeYOConfig, join_patches, shuffle_patches, split_patches
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch

@@ -86,10 +86,7 @@ def batclip_loss(logits: Tensor, features: Tensor, text: Tensor) -> Tensor:
     for_batches=True,
 )
 class BATCLIP(Adapter):
-    """One step per batch on the LayerNorms of both towers: certain, matched, separated.
-
-    logits = scale · cos(image, text), both under the norms learned so far; then one step.
-    """
+    """One step per batch on the LayerNorms of both towers: certain, matched, separated."""
 
     batch_dependence = BatchDependence.JOINT
     needs = frozenset({"norm"})

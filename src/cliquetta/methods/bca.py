@@ -46,10 +46,7 @@ class BCAConfig(MethodConfig):
     setting="TTABC's port",
 )
 class BCA(ImageByImage):
-    """Running means of class embeddings and of the labels they stand for; no training.
-
-    log of the posterior under adapted embeddings and priors.
-    """
+    """Running means of class embeddings and of the labels they stand for; no training."""
 
     config: BCAConfig
 

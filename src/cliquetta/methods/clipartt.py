@@ -59,10 +59,7 @@ def transductive_loss(
     for_batches=True,
 )
 class CLIPArTT(EpisodicLayerNormAdapter):
-    """Ten steps per batch on visual LayerNorms, taught by texts of the top three classes.
-
-    logits = scale · cos(image under norms adapted to this batch, text).
-    """
+    """Ten steps per batch on visual LayerNorms, taught by texts of the top three classes."""
 
     config: CLIPArTTConfig
 

@@ -76,10 +76,7 @@ def mean_prediction_entropy(logits: Tensor) -> Tensor:
     for_batches=True,
 )
 class CLIPTTA(LayerNormAdapter):
-    """Ten contrastive steps per batch on visual LayerNorms, with a memory of sure images.
-
-    logits = scale · cos(image under the norms learned up to this batch, text).
-    """
+    """Ten contrastive steps per batch on visual LayerNorms, with a memory of sure images."""
 
     scaled_cosines = True
     config: CLIPTTAConfig

@@ -119,10 +119,7 @@ def fit_coop(task: FitTask, config: CoOpConfig) -> dict[str, Tensor]:
     fit=fit_coop,
 )
 class CoOp(FewShotClassifier):
-    """Context words learned from a few labelled images.
-
-    logits = scale * cos(image, text with the learned context).
-    """
+    """Context words learned from a few labelled images."""
 
     scaled_cosines = True
     needs = frozenset({"text", "text-prompts"})

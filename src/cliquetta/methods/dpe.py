@@ -94,10 +94,7 @@ _TUNED = read_presets("dpe", DPEConfig)
     setting="ImageNet",
 )
 class DPE(FixedText):
-    """Text and visual prototypes step together on each image; sure text steps are kept.
-
-    logits = scale · cos(image, text prototype) + weight of the visual prototype.
-    """
+    """Text and visual prototypes step together on each image; sure text steps are kept."""
 
     batch_dependence = BatchDependence.SEQUENTIAL
     config: DPEConfig

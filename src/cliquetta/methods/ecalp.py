@@ -110,10 +110,7 @@ def spread(to_texts: Tensor, weights: Tensor, rows: Tensor, scores: Tensor, step
     setting="all datasets",
 )
 class ECALP(FixedText):
-    """Labels spread from the texts over a graph of the images seen; no training.
-
-    log of the scores that reach an image.
-    """
+    """Labels spread from the texts over a graph of the images seen; no training."""
 
     batch_dependence = BatchDependence.SEQUENTIAL
     config: ECALPConfig

@@ -153,10 +153,7 @@ def fit_maple(task: FitTask, config: MaPLeConfig) -> dict[str, Tensor]:
     fit=fit_maple,
 )
 class MaPLe(FewShotAdapter):
-    """Coupled learned tokens in several blocks of both towers.
-
-    logits = scale * cos(prompted image, prompted text).
-    """
+    """Coupled learned tokens in several blocks of both towers."""
 
     scaled_cosines = True
     needs = frozenset({"text", "text-prompts", "visual-tokens"})

@@ -67,10 +67,7 @@ def between_class_variance(
     setting="CLIP ViT-B/16, CIFAR-100-C",
 )
 class Mint(LayerNormAdapter):
-    """One LayerNorm step per batch up the variance between classes, from running averages.
-
-    logits = scale · cos(image under this batch's norms, text mixed with its class's mean).
-    """
+    """One LayerNorm step per batch up the variance between classes, from running averages."""
 
     config: MintConfig
 

@@ -107,10 +107,7 @@ def _advance(old: Tensor, new: Tensor, active: Tensor, tolerance: float) -> tupl
     "Models: Do We Really Need Prompt Learning?, CVPR 2024",
 )
 class MTA(FixedText):
-    """Takes the mode of the views' features, outliers weighed down; no training.
-
-    logits = scale · cos(mode of the views, text of the class).
-    """
+    """Takes the mode of the views' features, outliers weighed down; no training."""
 
     config: MTAConfig
 

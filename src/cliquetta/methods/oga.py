@@ -79,10 +79,7 @@ def ridge_covariance(keys: Tensor, filled: Tensor, means: Tensor) -> Tensor:
     setting="all datasets",
 )
 class OGA(FixedText):
-    """Gaussian classes from a cache of sure images, zero-shot answers as prior; no training.
-
-    logits = log of the posterior under the cache's Gaussians.
-    """
+    """Gaussian classes from a cache of sure images, zero-shot answers as prior; no training."""
 
     batch_dependence = BatchDependence.JOINT
     merge_rules = (("", "cache"),)

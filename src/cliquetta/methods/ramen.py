@@ -79,10 +79,7 @@ _TUNED = read_presets("ramen", RamenConfig)
     setting="CLIP ViT-B/16, CIFAR-100-C",
 )
 class Ramen(LayerNormAdapter):
-    """A LayerNorm step per image, from remembered gradients of similar images of every class.
-
-    logits = scale · cos(image under norms of its own, text).
-    """
+    """A LayerNorm step per image, from remembered gradients of similar images of every class."""
 
     config: RamenConfig
 

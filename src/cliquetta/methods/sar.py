@@ -55,10 +55,7 @@ def batch_rate(lr: float, images: int) -> float:
     setting="ViT-B/16, ImageNet-C",
 )
 class SAR(LayerNormAdapter):
-    """Sharpness-aware entropy steps on LayerNorms from reliable images, reset on collapse.
-
-    logits = scale · cos(image under the norms learned so far, text); then one step.
-    """
+    """Sharpness-aware entropy steps on LayerNorms from reliable images, reset on collapse."""
 
     class_free = frozenset({"norms", "velocity"})
     scaled_cosines = True

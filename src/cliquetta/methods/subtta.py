@@ -110,10 +110,7 @@ def batch_variance(features: Tensor, labels: Tensor, classes: int) -> Tensor:
     for_batches=True,
 )
 class SubTTA(LayerNormAdapter):
-    """LayerNorm steps that align the image span with the texts', then separate classes inside it.
-
-    logits = scale · cos(image, text) after both steps.
-    """
+    """LayerNorm steps that align images with the span of the texts and separate classes in it."""
 
     scaled_cosines = True
     config: SubTTAConfig

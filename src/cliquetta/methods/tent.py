@@ -36,10 +36,7 @@ class TentConfig(AdamConfig):
     for_batches=True,
 )
 class Tent(LayerNormAdapter):
-    """One entropy step per batch on the image tower's LayerNorms, kept for the next batch.
-
-    logits = scale · cos(image under the norms learned so far, text); then one step.
-    """
+    """One entropy step per batch on the image tower's LayerNorms, kept for the next batch."""
 
     merge_rules = (("norms", "mean"),)
     scaled_cosines = True

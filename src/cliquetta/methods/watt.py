@@ -72,10 +72,7 @@ class WATTConfig(AdamConfig):
     },
 )
 class WATT(EpisodicLayerNormAdapter):
-    """CLIPArTT's loss under eight templates, averaging the LayerNorms they lead to.
-
-    logits = scale · cos(image under the averaged norms, mean text of the templates).
-    """
+    """CLIPArTT's loss under eight templates, averaging the LayerNorms they lead to."""
 
     config: WATTConfig
 
