@@ -113,10 +113,7 @@ def fit_cocoop(task: FitTask, config: CoCoOpConfig) -> dict[str, Tensor]:
     fit=fit_cocoop,
 )
 class CoCoOp(FewShotClassifier):
-    """Learned context that a small network shifts for every image.
-
-    logits = scale * cos(image, text with the context of that image).
-    """
+    """Learned context that a small network shifts for every image."""
 
     needs = frozenset({"text", "text-prompts"})
 

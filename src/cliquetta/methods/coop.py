@@ -4,9 +4,7 @@ Zhou et al., "Learning to Prompt for Vision-Language Models", IJCV 2022. The pro
 [start] [V_1] ... [V_M] [name] [.] [end]; V is fitted by cross-entropy of the cosine logits, both
 towers frozen. Once fitted it is a fixed text classifier.
 
-Official code: trains in half precision; ours in the model's own. It crops training images from
-the file and resamples them bicubically; we crop the preprocessed picture, bilinearly. Only V is
-kept, never embeddings of the training classes' names, so that other names can follow it.
+What differs from the authors' code, and why: docs/methods/coop.md.
 """
 
 from __future__ import annotations
@@ -121,10 +119,7 @@ def fit_coop(task: FitTask, config: CoOpConfig) -> dict[str, Tensor]:
     fit=fit_coop,
 )
 class CoOp(FewShotClassifier):
-    """Context words learned from a few labelled images.
-
-    logits = scale * cos(image, text with the learned context).
-    """
+    """Context words learned from a few labelled images."""
 
     scaled_cosines = True
     needs = frozenset({"text", "text-prompts"})

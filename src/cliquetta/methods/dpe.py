@@ -12,13 +12,7 @@ where t and v are the prototypes with their residuals, normalised, and the contr
 that prediction is sure, the text prototypes enter the running mean that the next image starts
 from.
 
-As in the official code (MIT): an image is cached before it is used; its feature is the mean of its
-confident views' unit features, not normalised again; AdamW with eps 1e-3; entropy in nats is
-compared with log2(N). The authors choose α, β, learning rate and a per dataset: presets, marked as
-tuned. Those of ImageNet and its variants have 64 views, all others one; ImageNet-A scores the mean
-of the confident views under the new prototypes. The default is the ImageNet setting. Texts there
-are templates with GPT-3 descriptions; ours are those of the class list, and prototypes stay
-float32.
+What differs from the authors' code, and why: docs/methods/dpe.md.
 """
 
 from __future__ import annotations
@@ -100,10 +94,7 @@ _TUNED = read_presets("dpe", DPEConfig)
     setting="ImageNet",
 )
 class DPE(FixedText):
-    """Text and visual prototypes step together on each image; sure text steps are kept.
-
-    logits = scale · cos(image, text prototype) + weight of the visual prototype.
-    """
+    """Text and visual prototypes step together on each image; sure text steps are kept."""
 
     batch_dependence = BatchDependence.SEQUENTIAL
     config: DPEConfig

@@ -5,9 +5,7 @@ behind its start token, at the input and afresh in blocks 1 ... J-1; the image t
 of its sequence and in the same blocks, linear images of them. Tokens and linear maps are fitted by
 cross-entropy, the towers stay frozen. Words of the start that are not learned ("of a") stay.
 
-Official code: casts maps and blocks to half precision by hand, ours runs in the model's precision;
-the maps of the deeper blocks start as copies of one draw there, as here. Cropping and resampling
-differ as for CoOp.
+What differs from the authors' code, and why: docs/methods/maple.md.
 """
 
 from __future__ import annotations
@@ -155,10 +153,7 @@ def fit_maple(task: FitTask, config: MaPLeConfig) -> dict[str, Tensor]:
     fit=fit_maple,
 )
 class MaPLe(FewShotAdapter):
-    """Coupled learned tokens in several blocks of both towers.
-
-    logits = scale * cos(prompted image, prompted text).
-    """
+    """Coupled learned tokens in several blocks of both towers."""
 
     scaled_cosines = True
     needs = frozenset({"text", "text-prompts", "visual-tokens"})

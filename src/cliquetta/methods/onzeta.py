@@ -92,10 +92,7 @@ def vision_labels(
     setting="ImageNet",
 )
 class OnZeta(ImageByImage):
-    """Image by image: balanced labels teach vision proxies beside the texts; no training.
-
-    log of the mixture of the balanced text label and the vision label.
-    """
+    """Image by image: balanced labels teach vision proxies beside the texts; no training."""
 
     config: OnZetaConfig
 

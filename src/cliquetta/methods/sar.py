@@ -7,11 +7,7 @@ quarter of the blocks and the final one are left out. If the moving average of t
 below 0.2, the model has collapsed: the norms start again. The prediction is that of the first
 forward pass.
 
-As in the official code (BSD-3): SGD of momentum 0.9, for a ViT-B at 1e-3 in batches of 64, in
-proportion to the batch and doubled for single images. A batch without reliable images has a
-gradient of zero, and momentum moves the norms. After a collapse momentum and moving average stay:
-norms start again at every batch until the average has risen. The threshold of collapse is the same
-for any number of classes: with ten, sure predictions alone bring it about.
+What differs from the authors' code, and why: docs/methods/sar.md.
 """
 
 from __future__ import annotations
@@ -59,10 +55,7 @@ def batch_rate(lr: float, images: int) -> float:
     setting="ViT-B/16, ImageNet-C",
 )
 class SAR(LayerNormAdapter):
-    """Sharpness-aware entropy steps on LayerNorms from reliable images, reset on collapse.
-
-    logits = scale · cos(image under the norms learned so far, text); then one step.
-    """
+    """Sharpness-aware entropy steps on LayerNorms from reliable images, reset on collapse."""
 
     class_free = frozenset({"norms", "velocity"})
     scaled_cosines = True

@@ -8,11 +8,7 @@ L their one-hot labels, W the text classifier. With a unit image feature f,
 
 Tip-Adapter-F goes on to train the keys by cross-entropy; W and L stay.
 
-Written from the paper. The official code takes scale = 100; ours is the model's own, which is 100
-for the released CLIPs. It chooses alpha, beta and, for the F version, the epoch by accuracy: on
-ImageNet by that of the test set, on other sets by that of a validation set. Ours chooses nothing
-unless ``search`` is set, and then on the validation split of the examples; a test set has no way
-in. Crops are bilinear and of the preprocessed picture.
+What differs from the authors' code, and why: docs/methods/tip_adapter.md.
 """
 
 from __future__ import annotations

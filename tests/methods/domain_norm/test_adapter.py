@@ -106,13 +106,6 @@ def test_single_images_are_learned_from_like_a_batch() -> None:
     torch.testing.assert_close(*norms, atol=STEP, rtol=0)
 
 
-def test_before_the_first_step_the_answer_is_zero_shot() -> None:
-    images = make_batches(4, 1, 5)[0]
-    adapter = build(vote_share=0.0, frequency_power=0.0)
-    found = adapter.predict(Batch(images)).probabilities
-    torch.testing.assert_close(found, zero_shot(adapter, images).float())
-
-
 def test_a_settled_domain_is_answered_by_the_learning_pass() -> None:
     """After the warm-up, a batch's answer is that of the LayerNorms before its own step."""
     first, second = make_batches(4, 2, 6)
@@ -137,20 +130,6 @@ def test_order_inside_batches_that_do_not_fit_the_window_does_not_matter() -> No
     torch.testing.assert_close(mixed, straight[shuffled], atol=LOGIT, rtol=LOGIT)
 
 
-def test_learning_lowers_the_loss_that_it_is_given() -> None:
-    """Switched off (rate 0) the entropy of a repeated batch stays; switched on it falls."""
-    images = make_batches(7, 1, 8)[0]
-
-    def mean_entropy(rate: float) -> float:
-        adapter = build(lr=rate, step_every=8, uncertainty_scale=0.0, vote_share=0.0, diversity=0.0)
-        for _ in range(6):
-            logits = adapter.predict(Batch(images)).logits
-        p = logits.softmax(-1)
-        return float(-(p * p.clamp_min(1e-12).log()).sum(-1).mean())
-
-    assert mean_entropy(0.05) < mean_entropy(0.0) - 0.02
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -168,17 +147,6 @@ def test_learning_lowers_the_loss_that_it_is_given() -> None:
 def test_meaningless_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=next(iter(wrong))):
         DomainNormConfig(**wrong)
-
-
-def test_earlier_option_names_are_understood() -> None:
-    with pytest.warns(UserWarning, match="confident_fraction"):
-        config = method_config("domain_norm", options={"teachers": "0.4"})
-    assert config == DomainNormConfig(confident_fraction=0.4)
-
-
-def test_log_probabilities_are_normalised() -> None:
-    logits = build().predict(Batch(make_batches(1, 1, 5)[0])).logits
-    assert math.isclose(float(logits.exp().sum(-1).max()), 1.0, abs_tol=1e-5)
 
 
 def lit(light: float) -> Tensor:
