@@ -169,7 +169,7 @@ def test_command_and_health_check_work_as_written(tmp_path: Path) -> None:
             timeout=60,
         )
         assert made.status_code == 201
-        kept = tmp_path / "sessions" / f"{made.json()['id']}.safetensors"
+        kept = tmp_path / "sessions" / made.json()["id"]
         assert kept.exists()
         server.send_signal(getattr(signal, only("STOPSIGNAL")))
         assert server.wait(60) in (0, -signal.SIGTERM)
