@@ -365,9 +365,9 @@ def test_sessions(
 
     def compared(folder: Path) -> Tree:
         """What clients know; of the service's files, what is neither a session nor its changes."""
-        left = [name for name in tree(folder) if not name.endswith((".safetensors", ".changes"))]
-        sessions = len(list(folder.glob("sessions/*.safetensors")))
-        hidden = [path.name for path in folder.rglob(".*")]
-        return {**tree(told), "left": repr((left, sessions, hidden)).encode()}
+        found = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+        hidden = [path.name for path in found if path.suffix != ".safetensors"]
+        sessions = len({path.parent for path in found})
+        return {**tree(told), "left": repr((sessions, hidden)).encode()}
 
     check(write, tmp_path / "work", compared, prepare)

@@ -23,7 +23,6 @@ from cliquetta.serve.client import RemoteSession
 from cliquetta.serve.server import make_server, open_port
 from cliquetta.serve.service import Service
 from cliquetta.serve.settings import Limits, Settings
-from cliquetta.serve.shared_store import SharedStore
 from cliquetta.serve.store import Store
 
 CLASSES = ["airplane", "cat", "frog", "ship", "truck"]
@@ -76,7 +75,7 @@ class Local:
 
 @contextmanager
 def local_service(
-    folder: Path | SharedStore,
+    folder: Path | Store,
     model: CLIP,
     *,
     limits: Limits = FREE,
@@ -85,7 +84,7 @@ def local_service(
 ) -> Iterator[Local]:
     """Serve ``model`` as ``tiny`` from ``folder`` until the block ends."""
     settings = Settings(models={"tiny": model}, limits=limits, **{"workers": 2, **more})
-    with nullcontext(folder) if isinstance(folder, SharedStore) else Store.open(folder) as store:
+    with nullcontext(folder) if isinstance(folder, Store) else Store.open(folder) as store:
         app = create_app(store, settings)
         with TestClient(app, base_url=f"http://{host}", raise_server_exceptions=False) as http:
             yield Local(http, app.state.service)

@@ -87,7 +87,7 @@ def test_a_refusal_ends_the_wait_and_marks_the_span(
         def fail(*given: Any) -> None:
             raise OSError(28, "No space left on secret")
 
-        monkeypatch.setattr("cliquetta.serve.store.write_atomically", fail)
+        monkeypatch.setattr("cliquetta.serve.store_files.create_atomically", fail)
         assert service.send(session, batch_of(0)).status_code == 503
         monkeypatch.setattr(service.service.pool, "_wait", 0.0)
         assert service.send(session, batch_of(0)).status_code == 503

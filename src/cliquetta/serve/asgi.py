@@ -8,7 +8,7 @@ import hashlib
 import mimetypes
 import secrets
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from importlib import resources
 from typing import Annotated, Any
@@ -315,7 +315,8 @@ def create_app(store: Store, settings: Settings, *, admitted: bool = False) -> F
 async def _sweep(service: Service) -> None:
     """Delete sessions that are due, now and every minute."""
     while True:
-        await asyncio.to_thread(service.sweep)
+        with suppress(ServiceError):  # of the disk: the next sweep will
+            await asyncio.to_thread(service.sweep)
         await asyncio.sleep(_SWEEP_SECONDS)
 
 

@@ -34,7 +34,7 @@ from cliquetta.serve.metrics_board import POST_SECONDS, Board
 from cliquetta.serve.router import Answered, Forwarded, LostError, create_router, run_app
 from cliquetta.serve.server import make_server, open_port
 from cliquetta.serve.settings import Settings, load_models
-from cliquetta.serve.shared_store import SharedStore
+from cliquetta.serve.store import Store
 from cliquetta.serve.tracing import open_tracing
 
 EXTRA = "ray-serve"
@@ -109,7 +109,7 @@ class Replica:
 
         warnings.filterwarnings("ignore", module=r"PIL\.")
         self._settings = await asyncio.to_thread(build)
-        self._app = create_app(SharedStore(where), self._settings, admitted=True)
+        self._app = create_app(Store(where), self._settings, admitted=True)
         self._life = self._app.router.lifespan_context(self._app)
         await self._life.__aenter__()
         name = serve.get_replica_context().replica_id.unique_id
@@ -174,7 +174,7 @@ def serve_replicas(
     cores = max(os.cpu_count() or 1, math.ceil((plan.most + 1) * plan.cpus))
     with (
         logging_as(log_format),
-        SharedStore.open(url),
+        Store.open(url),
         open_port(host, port) as opened,
         connected(plan.address, cores, extra=EXTRA) as ray,
     ):

@@ -20,7 +20,6 @@ from cliquetta.serve.metrics import Metrics
 from cliquetta.serve.schema import BatchRequest, ClassesRequest, SessionInfo, SessionRequest
 from cliquetta.serve.session_cache import Resident, SessionCache
 from cliquetta.serve.settings import Settings
-from cliquetta.serve.shared_store import SharedStore
 from cliquetta.serve.store import Answer, FencedError, Progress, Store, StoredSession
 from cliquetta.types import Prediction
 
@@ -61,11 +60,6 @@ class Sessions:
         self._settings, self._limits = settings, settings.limits
         self._store, self._metrics, self._tracing = store, metrics, settings.tracing
         self._cache = SessionCache(settings, store, metrics)
-
-    @property
-    def shared(self) -> bool:
-        """Whether other replicas work on them, too, so that to know them is to ask the store."""
-        return isinstance(self._store, SharedStore)
 
     @property
     def count(self) -> int:
@@ -204,23 +198,16 @@ class Sessions:
         self._cache.delete(id)
 
     def due(self) -> list[tuple[str, str]]:
-        """Owner and id of all sessions to delete: expired, or asked for by the operator."""
-        entries = self._cache.refresh()
-        if isinstance(self._store, SharedStore):
+        """Owner and id of all expired sessions."""
+        with self._cache.storage():
             self._store.collect()
-        asked = set(self._store.deletions())
-        for unknown in asked - self._cache.entries.keys():
-            self._store.delete(unknown)  # a file that was not used, or one that is gone
-        return [
-            (entry.spec.owner, entry.spec.id)
-            for entry in entries
-            if entry.spec.id in asked or self._is_expired(entry)
-        ]
+        entries = filter(self._is_expired, self._cache.refresh())
+        return [(entry.spec.owner, entry.spec.id) for entry in entries]
 
     def delete_due(self, id: str) -> None:
         """Delete a session if it is still :meth:`due` now."""
         entry = self._cache.find(id)
-        if entry is not None and (self._is_expired(entry) or id in self._store.deletions()):
+        if entry is not None and self._is_expired(entry):
             self.delete(id)
 
     def _is_expired(self, entry: StoredSession) -> bool:
@@ -229,7 +216,7 @@ class Sessions:
 
     def problem(self) -> str | None:
         """Why sessions cannot be saved, if they cannot."""
-        if self._store.free_bytes() < self._limits.free_bytes:
+        if self._store.files.free_bytes() < self._limits.free_bytes:
             return "the disk of the sessions is full"
         return "the last session could not be saved" if self._store.failing else None
 
