@@ -46,9 +46,10 @@ def reproduce(
     out: Out = RUNS,
     workers: Workers = None,
 ) -> None:
-    """Write a page of our own results from its records; with --run, record them first.
+    """Write a page of our own results from its records.
 
-    The paper's tables are grids for `cliquetta evaluate --grid ood --root DATA`.
+    With --run, the records are made first. The paper's tables are grids for `cliquetta evaluate
+    --grid ood --root DATA`.
     """
     from cliquetta.cli.options import read_shard
     from cliquetta.evaluation.grid import packaged_grid
