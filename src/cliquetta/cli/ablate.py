@@ -51,7 +51,7 @@ def ablate(
     root: Root = None,
     workers: Workers = None,
 ) -> None:
-    """Vary one field of a method's config and leave everything else as it is.
+    """Vary one field of a method's config, and nothing else.
 
     Every value is a recorded run: completed runs are reused, and `cliquetta compare` reads them.
     The curve is saved as a PNG in the output directory where matplotlib is installed.

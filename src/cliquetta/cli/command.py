@@ -8,9 +8,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
+from typer.models import OptionInfo
 
 from cliquetta.cli.console import Terminal
 from cliquetta.errors import BusyError, UserError
@@ -27,6 +29,7 @@ EXIT_CODES = (
 )
 
 _PANEL = "Common options"
+_TYPES: dict[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH", list[str]: "TEXT"}
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,8 @@ def command(
 
         del run.__wrapped__  # typer would look through to the undecorated signature
         parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + added
+        for parameter in parameters:
+            _name_type(parameter.annotation)
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
         epilog = f"Examples:\n\n{examples.strip()}\n\n{EXIT_CODES}"
@@ -131,6 +136,15 @@ def command(
         return function
 
     return enter
+
+
+def _name_type(annotation: Any) -> None:
+    """Name the type of an option in a word: typer's names leave no room for its description."""
+    kind, *notes = get_args(annotation)
+    for option in notes:
+        if isinstance(option, OptionInfo) and option.metavar is None:
+            kinds = (kind, *get_args(kind))
+            option.metavar = next((_TYPES[each] for each in kinds if each in _TYPES), None)
 
 
 @contextmanager

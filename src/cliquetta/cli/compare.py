@@ -58,11 +58,12 @@ def compare(
         typer.Option("--split", help="Put runs that are not comparable into separate columns."),
     ] = False,
 ) -> None:
-    """Tabulate recorded runs: mean ± standard deviation over seeds, and a paired test.
+    """Tabulate recorded runs.
 
-    Runs with different preprocessing, templates, class names or images are not put into one
-    column. ▲ and ▼ mark methods that answer better or worse than the baseline (p < 0.05, exact
-    paired test over images, not corrected for the number of cells).
+    Shown are mean ± standard deviation over seeds, and a paired test. Runs with different
+    preprocessing, templates, class names or images are not put into one column. ▲ and ▼ mark
+    methods that answer better or worse than the baseline (p < 0.05, exact paired test over images,
+    not corrected for the number of cells).
     """
     from cliquetta.atomic import write_atomically
     from cliquetta.evaluation.comparison import compare as tabulate

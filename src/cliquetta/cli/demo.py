@@ -101,7 +101,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of the order and of the method.")] = 0,
     out: Annotated[Path, typer.Option(help="Output directory.")] = Path("demo"),
 ) -> None:
-    """Classify shifted images with plain CLIP and with adapting methods, side by side.
+    """Compare plain CLIP and adapting methods on shifted images.
 
     Model and images are bundled: a small CLIP trained on CIFAR images, and a slice of CIFAR-10's
     test set that it never saw, with corruptions that it never saw either. The first shift is drawn

@@ -140,10 +140,10 @@ def evaluate(
         float | None, typer.Option(min=0, help="With --ray: share of a GPU for each run.")
     ] = None,
 ) -> None:
-    """Run methods over datasets and score them; one folder per run, with its record.
+    """Run methods over datasets and score them.
 
-    An interrupted command continues where it stopped when it is run again; completed runs are
-    reused.
+    Every run is a folder with its record. An interrupted command continues where it stopped when it
+    is run again; completed runs are reused.
     """
     from cliquetta.data.samplers import get_sampler, parse_present
     from cliquetta.evaluation.grid import RunSpec, grid, packaged_grid, read_grid, shard_of

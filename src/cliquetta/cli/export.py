@@ -47,10 +47,11 @@ def export(
         bool, typer.Option("--overwrite", help="Replace an existing output file.")
     ] = False,
 ) -> None:
-    """Write an adapted model as ONNX or torch.export: pixels in, logits out, any batch size.
+    """Write an adapted model as ONNX or torch.export.
 
-    The image tower with what was learned, the text matrix, class names and preprocessing are in
-    the file. `predict --frozen` gives the same answers.
+    Pixels in, logits out, for any batch size. The image tower with what was learned, the text
+    matrix, class names and preprocessing are in the file. `predict --frozen` gives the same
+    answers.
 
     A method that answers an image only by means of the others in its batch, or from a memory that
     changes with every image, has nothing to export and says so.

@@ -124,7 +124,7 @@ def models(
     common: Common,
     pattern: Annotated[str, typer.Argument(help="Only names that match (wildcard *).")] = "*",
 ) -> None:
-    """List the models that load by name; any checkpoint of their families loads by its path."""
+    """List the models that load by name."""
     from cliquetta.model.factory import list_models
 
     entries = list_models(pattern)

@@ -29,7 +29,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,  # whose columns leave no room for descriptions in 80 columns
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 data_app = typer.Typer(no_args_is_help=True, help="Check datasets.")

@@ -38,9 +38,10 @@ def report(
     ] = "auto",
     root: Root = None,
 ) -> None:
-    """Make one self-contained HTML page: tables, figures, galleries, commands to repeat the runs.
+    """Make one HTML page about recorded runs.
 
-    Cliques, attention and features are shown for runs made with `evaluate --evidence`.
+    It holds tables, figures, galleries, and the commands that repeat the runs. Cliques, attention
+    and features are shown for runs made with `evaluate --evidence`.
     """
     from cliquetta.errors import UnknownNameError
     from cliquetta.model.attention import KINDS

@@ -53,11 +53,11 @@ def reproduce(
     out: Out = RUNS,
     workers: Workers = None,
 ) -> None:
-    """Write a page of our own results from its records; with --run, first run what they lack.
+    """Write a page of our own results from its records.
 
-    Runs of a shard stay in --out; a last --run without one records them beside the known ones.
-
-    The paper's tables are grids for `cliquetta evaluate --grid ood --root DATA`.
+    With --run, first run what the records lack. Runs of a shard stay in --out; a last --run without
+    one records them beside the known ones. The paper's tables are grids for `cliquetta evaluate
+    --grid ood --root DATA`.
     """
     from cliquetta.cli.options import read_shard
     from cliquetta.evaluation.grid import packaged_grid

@@ -211,7 +211,7 @@ def show(
     token_file: TokenFile = None,
     limit: LimitPairs = None,
 ) -> None:
-    """Try methods in a browser, on the bundled stream or on your own images."""
+    """Try methods in a browser, on bundled or on your own images."""
     try:
         from cliquetta.app import interface, server
     except ImportError as error:
