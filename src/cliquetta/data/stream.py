@@ -67,7 +67,6 @@ class Stream:
         workers: Processes or threads that read ahead (:mod:`cliquetta.data.loader`): 0 reads in the
             caller's thread, ``None`` uses as many as the cores and ``device`` suggest.
         device: Where batches are put; the CPU by default.
-        dirichlet: Earlier name of ``gamma``.
 
     Raises:
         UserError: If the arguments do not describe a stream.
