@@ -209,11 +209,7 @@ def read_beside(folder: Path, names: Sequence[str]) -> tuple[str, ...] | None:
 
 
 def number_labels(
-    stated: Sequence[str | None],
-    names: Sequence[str] | None,
-    source: str,
-    *,
-    numeric: bool = True,
+    stated: Sequence[str | None], names: Sequence[str] | None, source: str, *, numeric: bool = True
 ) -> tuple[tuple[str, ...], list[int] | None]:
     """The class list, and a label for each of ``stated``: a class name, a number, or unknown.
 

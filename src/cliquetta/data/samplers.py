@@ -260,10 +260,7 @@ SAMPLERS: dict[str, Sampler] = {
     ),
     "separate": Sampler("one class after the other, in random order", in_turn(separate), (), True),
     "keff": Sampler(
-        "every batch of images of --present classes",
-        in_turn(keff),
-        ("present", "batch_size"),
-        True,
+        "every batch of images of --present classes", in_turn(keff), ("present", "batch_size"), True
     ),
     "long-tail": Sampler(
         "classes thinned out exponentially (--imbalance)", in_turn(long_tail), ("imbalance",), True

@@ -238,9 +238,7 @@ class Learner:
         """Losses of all cliques at their own prompts."""
         parts = [
             self._losses_of(
-                own,
-                None if visual is None else visual[sets],
-                None if text is None else text[sets],
+                own, None if visual is None else visual[sets], None if text is None else text[sets]
             )
             for sets, own in self._whole_cliques(task)
         ]
