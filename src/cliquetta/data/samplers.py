@@ -214,10 +214,7 @@ def long(domains: Sequence[LabelledSet], options: SamplerOptions, rng: Rng) -> P
 
 
 def interleave(positions: Positions, domain: LabelledSet, number: int, rng: Rng) -> Positions:
-    """``positions`` in their order, images of dataset ``number`` strewn among them at random.
-
-    At most as many as there are positions: those of an open set are never the majority.
-    """
+    """``positions`` in order, images of dataset ``number`` strewn among them, at most as many."""
     size = len(positions.image)
     extra = rng.permutation(len(domain.labels))[:size]
     joined = (
