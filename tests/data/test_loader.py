@@ -106,9 +106,7 @@ def test_pixels_are_those_of_the_preprocessing(photos: Path) -> None:
             assert torch.equal(pixels, PREPROCESS(data.load(data.keys.index(key))))
 
 
-def test_arrays_and_several_datasets_go_through_processes(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_arrays_and_several_datasets_go_through_processes(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     parts = [made_up_dataset(20, id="a"), made_up_dataset(12, seed=1, id="b")]
     one = read(Stream(parts, PREPROCESS, 7, order="mixed", seed=2))[0]

@@ -32,12 +32,7 @@ from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model, list_models, pick_device, pick_dtype
 from cliquetta.model.preprocess import Preprocess
 from tests._helpers.openai_module import OpenAIModule, bare_state
-from tests._helpers.siglip import (
-    save_open_clip_siglip,
-    save_siglip,
-    tiny_siglip,
-    word_tokenizer,
-)
+from tests._helpers.siglip import save_open_clip_siglip, save_siglip, tiny_siglip, word_tokenizer
 
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nothing listens
 

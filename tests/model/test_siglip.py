@@ -31,12 +31,7 @@ from cliquetta.model.vision import TokenPrompts
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.separable import TWO, make_examples
-from tests._helpers.siglip import (
-    save_open_clip_siglip,
-    save_siglip,
-    tiny_siglip,
-    word_tokenizer,
-)
+from tests._helpers.siglip import save_open_clip_siglip, save_siglip, tiny_siglip, word_tokenizer
 from tests._helpers.tolerance import FEATURE, SUM
 
 pytest.importorskip("transformers", minversion="5")

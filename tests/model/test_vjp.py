@@ -23,12 +23,7 @@ def clip(request: pytest.FixtureRequest) -> CLIP:
     shape: Any = {"width": 32, "layers": 3, "heads": 2, "hidden": 64, "activation": activation}
     vision = VisionConfig(32, 8, **shape, pooling="attention" if siglip else "class")
     text = TextConfig(
-        32,
-        512 + 512 + 2,
-        **shape,
-        merges=512,
-        causal=not siglip,
-        projection_bias=siglip,
+        32, 512 + 512 + 2, **shape, merges=512, causal=not siglip, projection_bias=siglip
     )
     config = CLIPConfig(32 if siglip else 24, vision, text, sigmoid=siglip)
     return initialise(CLIP(config), 3).double()

@@ -86,13 +86,7 @@ def _centre_crop(height: int, width: int, ratio: tuple[float, float]) -> tuple[i
 
 
 def zoom_crop_boxes(
-    height: int,
-    width: int,
-    count: int,
-    generator: np.random.Generator,
-    *,
-    size: int,
-    zoom: float,
+    height: int, width: int, count: int, generator: np.random.Generator, *, size: int, zoom: float
 ) -> Boxes:
     """Crops of ``size`` from the image with its shorter side resized to ``zoom * size``."""
     short = round(zoom * size)

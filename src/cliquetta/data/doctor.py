@@ -84,10 +84,7 @@ def examine(
     workers: int = 4,
     on_image: OnImage | None = None,
 ) -> Report:
-    """Look for every known dataset (or those of ``ids``) under ``root``.
-
-    ``deep`` opens every image of the default split of what is found.
-    """
+    """Look for every known dataset, or ``ids``, under ``root``; ``deep`` opens all images."""
     if not root.is_dir():
         raise UserError(f"no folder {root}")
     known = {benchmark.id: benchmark for benchmark in BENCHMARKS}

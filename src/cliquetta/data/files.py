@@ -43,10 +43,7 @@ def natural_key(text: str) -> list[tuple[int, int, str]]:
 
 
 def walk_images(folder: Path, unused: Counter[str] | None = None) -> Iterator[Path]:
-    """All images under ``folder`` in natural order, by suffix; nothing hidden.
-
-    Linked folders are followed, each folder once. ``unused`` counts what was left out, by kind.
-    """
+    """All images under ``folder`` in natural order, links once; ``unused`` counts the rest."""
     if not folder.is_dir():
         raise UserError(f"no folder {folder}")
     unused = Counter() if unused is None else unused
@@ -132,10 +129,7 @@ def folder_dataset(
 
 @contextmanager
 def open_table(table: Path) -> Iterator[tuple[str, Iterator[Mapping[str, str]]]]:
-    """The name of the column of paths of a CSV or TSV file, and its rows that have one.
-
-    The first line names the columns, one of them as in :data:`PATH_COLUMNS`.
-    """
+    """The column of paths (:data:`PATH_COLUMNS`) of a CSV or TSV file, and rows with a path."""
     if not table.is_file():
         raise UserError(f"no table {table}")
     with table.open("rb") as file, read_table(file, str(table)) as found:
@@ -209,11 +203,7 @@ def read_beside(folder: Path, names: Sequence[str]) -> tuple[str, ...] | None:
 
 
 def number_labels(
-    stated: Sequence[str | None],
-    names: Sequence[str] | None,
-    source: str,
-    *,
-    numeric: bool = True,
+    stated: Sequence[str | None], names: Sequence[str] | None, source: str, *, numeric: bool = True
 ) -> tuple[tuple[str, ...], list[int] | None]:
     """The class list, and a label for each of ``stated``: a class name, a number, or unknown.
 

@@ -23,10 +23,7 @@ _FEW_TAPS = 25
 
 
 class Draws:
-    """Random numbers of which each picture has its own stream.
-
-    What one picture gets does not depend on which others are in the batch, nor on their order.
-    """
+    """Random numbers of which each picture has its own stream, whatever else is in the batch."""
 
     def __init__(self, generators: Sequence[np.random.Generator]) -> None:
         self.generators = generators
@@ -76,10 +73,7 @@ def apply_axes(images: Floats, rows: Floats, columns: Floats) -> Floats:
 
 
 def apply_to_planes(planes: Floats, rows: Floats, columns: Floats) -> Floats:
-    """The same of planes (N, C, H, W).
-
-    Filters reach a few points only: blocks of a matrix are multiplied by what they look at.
-    """
+    """:func:`apply_axes` of planes (N, C, H, W); blocks of a matrix skip what they do not reach."""
     high = np.empty((*planes.shape[:2], len(rows), planes.shape[3]), np.float32)
     for block, seen in _blocks(rows):
         np.matmul(rows[block, seen], planes[:, :, seen], out=high[:, :, block])
@@ -165,10 +159,7 @@ def disk_kernel(radius: float, alias_blur: float) -> Floats:
 
 
 def convolve(images: Floats, kernel: Floats) -> Floats:
-    """Correlate every channel with one kernel; borders mirror without the edge.
-
-    The kernel has an odd side and, upside down, is the same.
-    """
+    """Correlate channels with a point-symmetric odd kernel; borders mirror without the edge."""
     height, width = images.shape[1:3]
     reach = kernel.shape[0] // 2
     rows = fold(np.arange(-reach, height + reach), height, "reflect")
@@ -208,10 +199,7 @@ def _convolve_planes(padded: Floats, kernel: Floats, height: int, width: int) ->
 
 
 def motion_blur(images: Floats, radius: int, sigma: float, degrees: Floats) -> Floats:
-    """Smear each picture along its own direction, as ImageMagick does.
-
-    A half Gaussian of 2 radius + 1 whole-pixel steps; beyond the border the edge repeats.
-    """
+    """Smear along each direction as ImageMagick: half a Gaussian of 2 radius + 1 pixel steps."""
     count, height, width, channels = images.shape
     steps = np.arange(2 * radius + 1)
     weights = np.exp(-0.5 * (steps / sigma) ** 2)

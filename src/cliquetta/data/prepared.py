@@ -318,11 +318,7 @@ class HeldStream(PreparedStream[PixelTable, Batch]):
     """Pixels (and views) that are read, corrupted and preprocessed once for all runs of a grid."""
 
     def __init__(
-        self,
-        stream: Stream,
-        model: CLIP,
-        store: PixelStore,
-        on_prepare: OnPrepare | None = None,
+        self, stream: Stream, model: CLIP, store: PixelStore, on_prepare: OnPrepare | None = None
     ) -> None:
         super().__init__(stream, model, on_prepare)
         self.store = store

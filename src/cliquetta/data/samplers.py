@@ -214,10 +214,7 @@ def long(domains: Sequence[LabelledSet], options: SamplerOptions, rng: Rng) -> P
 
 
 def interleave(positions: Positions, domain: LabelledSet, number: int, rng: Rng) -> Positions:
-    """``positions`` in their order, images of dataset ``number`` strewn among them at random.
-
-    At most as many as there are positions: those of an open set are never the majority.
-    """
+    """``positions`` in order, images of dataset ``number`` strewn among them, at most as many."""
     size = len(positions.image)
     extra = rng.permutation(len(domain.labels))[:size]
     joined = (
@@ -260,10 +257,7 @@ SAMPLERS: dict[str, Sampler] = {
     ),
     "separate": Sampler("one class after the other, in random order", in_turn(separate), (), True),
     "keff": Sampler(
-        "every batch of images of --present classes",
-        in_turn(keff),
-        ("present", "batch_size"),
-        True,
+        "every batch of images of --present classes", in_turn(keff), ("present", "batch_size"), True
     ),
     "long-tail": Sampler(
         "classes thinned out exponentially (--imbalance)", in_turn(long_tail), ("imbalance",), True

@@ -67,7 +67,6 @@ class Stream:
         workers: Processes or threads that read ahead (:mod:`cliquetta.data.loader`): 0 reads in the
             caller's thread, ``None`` uses as many as the cores and ``device`` suggest.
         device: Where batches are put; the CPU by default.
-        dirichlet: Earlier name of ``gamma``.
 
     Raises:
         UserError: If the arguments do not describe a stream.
@@ -247,10 +246,7 @@ class Stream:
         return [np.unique(self._index_of[self._part_of == n]) for n in range(len(self.parts))]
 
     def key(self, position: int) -> str:
-        """Name of the image at a position of the stream.
-
-        With several datasets the id leads it; ``#n`` behind it says that it is shown again.
-        """
+        """Name of the image at a position; several datasets: led by the id, ``#n`` if again."""
         return self._shown.key(position)
 
     def labels(self, positions: Sequence[int]) -> Tensor:

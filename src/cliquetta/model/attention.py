@@ -75,11 +75,7 @@ def difference(maps: Tensor, other: Tensor) -> Tensor:
 
 @torch.no_grad()
 def prompted_maps(
-    tower: VisionTower,
-    pixels: Tensor,
-    prompts: Tensor,
-    blocks: Sequence[int],
-    chosen: Tensor,
+    tower: VisionTower, pixels: Tensor, prompts: Tensor, blocks: Sequence[int], chosen: Tensor
 ) -> dict[Kind, Tensor]:
     """Maps (R, 1 + T) of one image from block ``blocks[0]`` on, each under a choice of prompts.
 

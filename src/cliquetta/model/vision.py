@@ -123,10 +123,7 @@ class VisionTower(nn.Module):
         prefix: Mapping[int, Prefix] | None = None,
         tokens: TokenPrompts | None = None,
     ) -> dict[int, Tensor]:
-        """Attention weights (B, heads, T, P + T) of the named blocks; prefix columns first.
-
-        A pooling head, if there is one, comes after the last block: (B, heads, 1, T).
-        """
+        """Attention (B, heads, T, P + T) of blocks, prefix first; a pooling head comes last."""
         self._check(prefix, 0, None)
         found = {}
         hidden = self.embed(pixels, tokens)

@@ -51,13 +51,7 @@ def test_mining_agrees_with_the_oracle(
     features, top = random_batch(seed, b, classes, min(k, classes), width)
     similar = similar_images(features, threshold)
     found = mine_cliques(similar, top, whole_sets=whole_sets, repeats=repeats)
-    expected = mine(
-        features,
-        top.tolist(),
-        threshold,
-        whole_sets=whole_sets,
-        repeats=repeats,
-    )
+    expected = mine(features, top.tolist(), threshold, whole_sets=whole_sets, repeats=repeats)
     assert as_listed(found) == expected
     distinct = {members for _, members in expected}
     assert len(found.sets) == len(distinct)

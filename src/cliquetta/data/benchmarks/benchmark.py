@@ -97,10 +97,7 @@ class Benchmark:
     def build(
         self, root: Path, split: str | None = None, classes: Sequence[str] | None = None
     ) -> Dataset:
-        """The dataset; warns if the copy is not complete.
-
-        ``classes`` is the class list to ask among, for images that have none of their own.
-        """
+        """The dataset; warns if it is incomplete. ``classes`` are for images without a list."""
         split = self.check_split(split)
         listing = self.list(root, split)
         if not self.class_list and classes is None:

@@ -47,7 +47,6 @@ class SCAP(Adapter):
     def _setup(self) -> None:
         model, prompts, config = self.model, self.prompts, self.config
         needs = {"visual-prefix"} if config.learns_visual else set()
-        fixed_text = prompts.features is not None or model.text is None
         if config.learns_text:
             needs |= {"text-prompts"}
             if prompts.features is not None:
@@ -63,9 +62,7 @@ class SCAP(Adapter):
             if config.blocks[-1] >= layers:
                 raise UserError(f"scap.blocks {config.blocks}: {model.id} has {layers} blocks")
         self.classifier = model.classifier(prompts)
-        self.text = None
-        if config.learns_text and not fixed_text:
-            self.text = PromptedText(model, prompts, config.text_mix)
+        self.text = PromptedText(model, prompts, config.text_mix) if config.learns_text else None
         tower = None if self.visual is None else self.visual.tower
         frozen = Frozen(tower, self.text, self.classifier, model.scale)
         rows = 1 if self.visual is None else self.visual.rows

@@ -36,10 +36,7 @@ class PromptedText(LearnableTemplate):
 
     @torch.no_grad()
     def vjp(self, cotangents: Tensor) -> Tensor:
-        """Gradients (U, N, M, D) of the start context, per class, from (U, N, E) of the features.
-
-        A context that classes share gets their sum.
-        """
+        """Gradients (U, N, M, D) of the start context per class; a shared one gets their sum."""
         if self.jacobian is not None:
             size = cotangents.abs().amax(dim=(1, 2), keepdim=True).clamp_min(1e-30)
             scaled = (cotangents / size).to(self.jacobian.dtype)
@@ -87,10 +84,7 @@ class PromptedText(LearnableTemplate):
 
     @torch.no_grad()
     def build_jacobian(self) -> None:
-        """Use the Jacobian (N, E, M D) of the features at the start context, mixing included.
-
-        It depends on model and class list alone, so that one that was dropped is not built again.
-        """
+        """Use the Jacobian (N, E, M D) at the start context, mixing included; built only once."""
         if self._built is not None:
             self.jacobian = self._built
             return

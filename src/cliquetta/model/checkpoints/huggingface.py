@@ -258,9 +258,7 @@ def _tower(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _vision_config(values: Mapping[str, Any]) -> VisionConfig:
     return VisionConfig(
-        image_size=values["image_size"],
-        patch_size=values["patch_size"],
-        **_tower(values),
+        image_size=values["image_size"], patch_size=values["patch_size"], **_tower(values)
     )
 
 

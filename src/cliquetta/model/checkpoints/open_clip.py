@@ -12,11 +12,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from cliquetta.model.checkpoints import openai, timm_siglip
-from cliquetta.model.checkpoints.open_clip_zoo import (
-    SIGLIP_PREPROCESS,
-    architecture,
-    siglip_config,
-)
+from cliquetta.model.checkpoints.open_clip_zoo import SIGLIP_PREPROCESS, architecture, siglip_config
 from cliquetta.model.checkpoints.openai import Conventions
 from cliquetta.model.checkpoints.state import (
     Checkpoint,

@@ -10,33 +10,11 @@ import torch
 from torch import Tensor
 
 from cliquetta.model.block import Prefix
-from cliquetta.model.checkpoints.state import Checkpoint, build, with_activation
+from cliquetta.model.checkpoints.state import Checkpoint, build
 from cliquetta.model.clip import CLIP
 from cliquetta.model.vision import TokenPrompts
-from tests._helpers.literal_towers import image_features
+from tests._helpers.literal_towers import assert_same_gradients, draw, image_features
 from tests._helpers.tolerance import FEATURE, SUM
-
-
-@pytest.fixture(scope="module", params=["quick_gelu", "gelu"])
-def clip(request: pytest.FixtureRequest, tiny_clip: CLIP) -> Any:
-    checkpoint = Checkpoint(tiny_clip.config, tiny_clip.state_dict(), "tiny", tiny_clip.preprocess)
-    return build(with_activation(checkpoint, request.param))
-
-
-def draw(*shape: Any, seed: int = 0, scale: float = 1.0) -> Any:
-    generator = torch.Generator().manual_seed(seed)
-    return scale * torch.randn(*shape, generator=generator)
-
-
-def assert_same_gradients(ours: Any, literal: Any, inputs: Any) -> None:
-    """Equal outputs and equal gradients, through a loss that weighs every output differently."""
-    torch.testing.assert_close(ours, literal, atol=FEATURE, rtol=FEATURE)
-    weights = draw(*ours.shape, seed=9)
-    found = torch.autograd.grad((ours * weights).sum(), inputs)
-    wanted = torch.autograd.grad((literal * weights).sum(), inputs)
-    for a, b in zip(found, wanted, strict=True):
-        assert b.abs().max() > 1e-3  # a gradient that vanishes would prove nothing
-        torch.testing.assert_close(a, b, atol=FEATURE, rtol=FEATURE)
 
 
 def test_plain_features(clip: CLIP, tiny_images: Tensor) -> None:

@@ -7,38 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from cliquetta.model.checkpoints.state import Checkpoint, build, with_activation
+from cliquetta.model.checkpoints.state import Checkpoint, build
 from cliquetta.model.clip import CLIP
-from tests._helpers.literal_towers import text_features
+from tests._helpers.literal_towers import assert_same_gradients, draw, text_features
 from tests._helpers.tolerance import FEATURE, SUM
 
 TEXTS = ["cat", "a photo of a small frog.", "ship", "a truck, which is a type of thing on a road"]
 
 
-@pytest.fixture(scope="module", params=["quick_gelu", "gelu"])
-def clip(request: pytest.FixtureRequest, tiny_clip: CLIP) -> Any:
-    checkpoint = Checkpoint(tiny_clip.config, tiny_clip.state_dict(), "tiny", tiny_clip.preprocess)
-    return build(with_activation(checkpoint, request.param))
-
-
-def draw(*shape: Any, seed: int = 0) -> Any:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 def literal(clip: CLIP, ids: Any, **options: Any) -> Any:
     return torch.stack([text_features(clip, row, **options) for row in ids])
-
-
-def assert_same_gradients(ours: Any, wanted: Any, inputs: Any) -> None:
-    torch.testing.assert_close(ours, wanted, atol=FEATURE, rtol=FEATURE)
-    weights = draw(*ours.shape, seed=9)
-    for a, b in zip(
-        torch.autograd.grad((ours * weights).sum(), inputs),
-        torch.autograd.grad((wanted * weights).sum(), inputs),
-        strict=True,
-    ):
-        assert b.abs().max() > 1e-3
-        torch.testing.assert_close(a, b, atol=FEATURE, rtol=FEATURE)
 
 
 def test_cut_at_the_end_equals_the_whole_context(clip: CLIP) -> None:
