@@ -78,12 +78,12 @@ def verdict(
 
 def health(evidence: Mapping[str, Any]) -> dict[str, int | float | str]:
     """The figures of one batch as JSON types, as far as its evidence has them."""
-    found: dict[str, int | float | str] = {
+    rounded: dict[str, int | float | str] = {
         name: round(float(evidence[name]), 4) for name in FIGURES if evidence.get(name) is not None
     }
     counts = {name: int(evidence[name]) for name in COUNTS if name in evidence}
-    said = {"verdict": str(evidence["verdict"])} if "verdict" in evidence else {}
-    return {**counts, **found, **said}
+    known = {"verdict": str(evidence["verdict"])} if "verdict" in evidence else {}
+    return {**counts, **rounded, **known}
 
 
 ADVICE = {
@@ -96,7 +96,7 @@ ADVICE = {
 
 def in_words(method: str, figures: Mapping[str, int | float | str]) -> str:
     """The verdict of a stream as a sentence, with the figures that it rests on."""
-    said = str(figures["verdict"])
+    verdict = str(figures["verdict"])
     shown = [
         f"{words} {100 * float(figures[name]):.0f} %"
         for name, words in (
@@ -110,6 +110,6 @@ def in_words(method: str, figures: Mapping[str, int | float | str]) -> str:
     if figures.get("abstained"):
         shown.append(f"{int(figures['abstained']):,} images answered by zero-shot CLIP")
     return (
-        f"Verdict of {method} without labels: {said}: {ADVICE.get(said, said)} "
+        f"Verdict of {method} without labels: {verdict}: {ADVICE.get(verdict, verdict)} "
         f"({', '.join(shown)}). It is no promise: check with 50 labelled images."
     )
