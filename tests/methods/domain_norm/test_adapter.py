@@ -191,31 +191,6 @@ def test_images_of_a_mixed_batch_are_answered_with_the_prompts_of_their_domains(
     torch.testing.assert_close(found.logits, torch.cat(halves)[order], atol=LOGIT, rtol=LOGIT)
 
 
-def test_where_clip_is_sure_its_answer_is_mixed_in() -> None:
-    images = make_batches(1, 1, 5)[0]
-    adapter = build(
-        step_every=5,
-        uncertainty_scale=1e9,
-        zero_shot_share=1.0,
-        vote_share=0.0,
-        frequency_power=0.0,
-    )
-    found = adapter.predict(Batch(images)).probabilities
-    torch.testing.assert_close(found, zero_shot(adapter, images).float(), atol=FEATURE, rtol=LOGIT)
-
-
-def test_believed_frequencies_weight_the_answers() -> None:
-    images = make_batches(1, 1, 6)[0]
-    adapter = build(prior="zero-shot", vote_share=0.0, frequency_power=0.5)
-    plain = zero_shot(adapter, images)
-    marginal = plain.mean(0)
-    expected = plain * (marginal / marginal.max()).sqrt()
-    found = adapter.predict(Batch(images)).probabilities
-    torch.testing.assert_close(
-        found, (expected / expected.sum(1, keepdim=True)).float(), atol=FEATURE, rtol=LOGIT
-    )
-
-
 def test_images_that_are_not_finite_teach_nothing_and_the_others_are_answered() -> None:
     images = make_batches(1, 1, 6)[0]
     broken = torch.cat([images, images[:2]])
