@@ -13,7 +13,7 @@ from torch import Tensor
 from cliquetta.errors import UserError
 from cliquetta.methods.domain_norm import DomainNorm, DomainNormConfig
 from cliquetta.methods.domain_norm.health import health, in_words, verdict
-from cliquetta.methods.domain_norm.prior import class_prior, count, information
+from cliquetta.methods.domain_norm.prior import Figures, class_prior, count, information
 from cliquetta.methods.registry import method_config
 from cliquetta.methods.state import StateMismatchError, load_state
 from cliquetta.methods.tda import TDA
@@ -298,18 +298,18 @@ def test_evidence_tells_how_adaptation_is_doing() -> None:
     ("figures", "expected"),
     [
         ((0.6, 0.0, 0.5, 0), "adapt"),
-        ((0.6, 0.0, None, 0), "adapt"),
+        ((0.6, 0.0, math.nan, 0), "adapt"),
         ((0.92, 0.1, 0.8, 0), "little to gain"),
         ((0.92, 0.5, 0.8, 0), "adapt"),
         ((0.6, 0.0, 0.1, 0), "careful"),
         ((0.92, 0.0, 0.8, 1), "careful"),
     ],
 )
-def test_the_verdict_by_hand(
-    figures: tuple[float, float, float | None, int], expected: str
-) -> None:
-    assert verdict(*figures) == expected
-    assert verdict(*figures, abstain=True) == "abstain"
+def test_the_verdict_by_hand(figures: tuple[float, float, float, int], expected: str) -> None:
+    confidence, belief, agreement, restarts = figures
+    for known, found in ((math.nan, expected), (0.5, expected), (0.05, "abstain")):
+        seen = Figures(confidence, belief, agreement, known, 0)
+        assert verdict(seen, restarts, 0.1) == found
 
 
 def test_information_by_hand() -> None:
