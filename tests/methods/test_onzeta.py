@@ -85,7 +85,7 @@ def test_recordings_of_two_steps_are_told_apart(
 
     monkeypatch.setattr(adapter, "_replayed", note)
     features = torch.zeros(2, tiny_clip.embed_dim)
-    adapter.answer(features)
+    adapter.predict_group(features)
     adapter.replay(other, features)
     assert called == ["_learn", "other"]
 

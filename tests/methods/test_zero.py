@@ -8,19 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.data.views import attach_views
 from cliquetta.methods.registry import method_config
 from cliquetta.methods.zero import (
-    Zero,
     ZeroConfig,
     count_votes,
     decide,
     elect,
     vote_logits,
 )
-from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch
-from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
 from tests._helpers.tolerance import LOGIT
 
 
@@ -98,12 +93,3 @@ def test_near_ties_share_a_vote_only_at_the_epsilon_of_fp16() -> None:
     assert ZeroConfig().vote == "hard"  # the paper's side
     apart = torch.tensor([[[0.26, 0.25]]])
     assert count_votes(apart, "fp16-eps")[0, 0] > 0.999
-
-
-def test_it_needs_no_text_tower(tiny_images: Tensor) -> None:
-    model = build_tiny_clip()
-    model.text = None
-    text = torch.randn(5, 24, generator=torch.Generator().manual_seed(0))
-    adapter = Zero(model, ClassPrompts(TINY_NAMES, features=text), ZeroConfig(views=8))
-    batch = attach_views(Batch(tiny_images, tuple("abcdefghij")), adapter.config.spec, seed=0)
-    assert adapter.predict(batch).logits.shape == (10, 5)

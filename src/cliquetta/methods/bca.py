@@ -62,7 +62,7 @@ class BCA(ImageByImage):
         ):
             declare(name, first, NON_NEGATIVE)
 
-    def answer(self, features: Tensor) -> Tensor:
+    def predict_group(self, features: Tensor) -> Tensor:
         """Posteriors, each from the state that the images before it left."""
         config, memory = self.config, self.memory
         names = ("embeddings", "embedding_counts", "priors", "prior_counts")

@@ -64,13 +64,13 @@ def cocoop_logits(
     chunk: int = 512,
 ) -> Tensor:
     """Scale * cos(image, its own texts): (B, N) of unit image features (B, E)."""
-    ids, places = tokens
+    ids, positions = tokens
     B, N = len(features), len(ids)
     context = image_context(learned, features).repeat_interleave(N, dim=0)
     text = model.encode_text(
         ids.repeat(B, 1),
         context=context,
-        positions=places.repeat(B, 1),
+        positions=positions.repeat(B, 1),
         normalize=True,
         chunk=chunk,
     ).view(B, N, -1)

@@ -56,7 +56,7 @@ def prompt_tokens(
     head = {"end": count, "middle": count // 2, "front": 0}[position]
     first = len(tokenizer.prefix)
     ids = torch.full((len(prompts), tokenizer.context_length), tokenizer.pad)
-    places = torch.zeros(len(prompts), count, dtype=torch.int64)
+    positions = torch.zeros(len(prompts), count, dtype=torch.int64)
     for row, text in enumerate(prompts.texts("{}.")):
         name = tokenizer.encode(text)
         length = len(tokenizer.encode(text[:-1]))  # without the full stop
@@ -71,9 +71,9 @@ def prompt_tokens(
                 f"model's context holds {tokenizer.context_length}: use fewer context tokens"
             )
         ids[row, : len(tokens)] = torch.tensor(tokens)
-        places[row, :head] = torch.arange(first, first + head)
-        places[row, head:] = torch.arange(tail, tail + count - head)
-    return ids.to(model.device), places.to(model.device)
+        positions[row, :head] = torch.arange(first, first + head)
+        positions[row, head:] = torch.arange(tail, tail + count - head)
+    return ids.to(model.device), positions.to(model.device)
 
 
 def initial_context(model: CLIP, words: str, count: int, generator: torch.Generator) -> Tensor:
@@ -88,8 +88,8 @@ def coop_logits(
     model: CLIP, context: Tensor, tokens: tuple[Tensor, Tensor], features: Tensor
 ) -> Tensor:
     """Scale * cos(image, text with context V): (B, N) of unit image features (B, E)."""
-    ids, places = tokens
-    text = model.encode_text(ids, context=context, positions=places, normalize=True)
+    ids, positions = tokens
+    text = model.encode_text(ids, context=context, positions=positions, normalize=True)
     return model.scale * features @ text.T
 
 

@@ -69,11 +69,6 @@ class DPEConfig(SelectiveConfig):
     """Entropy over log2 of the number of classes below which text prototypes are kept."""
 
 
-def visual_logits(feature: Tensor, prototypes: Tensor, config: DPEConfig) -> Tensor:
-    """α exp(-β (1 - f·v_k)), (C,), of a feature (E,) and prototypes (C, E)."""
-    return config.alpha * ((feature @ prototypes.T - 1) * config.beta).exp()
-
-
 def alignment(visual: Tensor, text: Tensor) -> Tensor:
     """InfoNCE of visual prototypes (C, E) as queries and texts (C, E) as their positives."""
     return F.cross_entropy(
@@ -149,8 +144,8 @@ class DPE(FixedText):
 
     def _scores(self, feature: Tensor, text: Tensor, visual: Tensor, present: Tensor) -> Tensor:
         """Logits (N,) of a feature (E,): those of all texts, and of the visual prototypes."""
-        logits = self.scale * feature @ text.T
-        return logits.index_add(0, present, visual_logits(feature, visual, self.config))
+        closeness = ((feature @ visual.T - 1) * self.config.beta).exp()  # exp(-β (1 - f·v))
+        return (self.scale * feature @ text.T).index_add(0, present, self.config.alpha * closeness)
 
     def _remember(self, feature: Tensor, logits: Tensor) -> None:
         """Offer a feature (E,) to the cache of the class that its views' logits (K, N) predict."""

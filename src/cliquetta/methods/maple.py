@@ -76,7 +76,7 @@ def couple(learned: Mapping[str, Tensor]) -> Coupled:
 
 
 def text_tokens(model: CLIP, prompts: ClassPrompts, config: MaPLeConfig) -> tuple[Tensor, Tensor]:
-    """Token ids of the class texts and the places of the learned tokens in them."""
+    """Token ids of the class texts and the positions of the learned tokens in them."""
     if not config.context_init:
         return prompt_tokens(model, prompts, config.context_length)
     words = len(model.tokenizer.encode(config.context_init))
@@ -86,8 +86,8 @@ def text_tokens(model: CLIP, prompts: ClassPrompts, config: MaPLeConfig) -> tupl
             "learned: give more words or none"
         )
     ids = model.tokenizer(prompts.texts(f"{config.context_init} {{}}.")).to(model.device)
-    places = model.require_text().word_positions(config.context_length)
-    return ids, places.expand(len(prompts), -1)
+    positions = model.require_text().word_positions(config.context_length)
+    return ids, positions.expand(len(prompts), -1)
 
 
 def text_features(model: CLIP, tokens: tuple[Tensor, Tensor], coupled: Coupled) -> Tensor:

@@ -279,9 +279,9 @@ class TipAdapter(FewShotClassifier):
         cls, fitted: Mapping[str, Tensor], known: Sequence[str], wanted: Sequence[str]
     ) -> dict[str, Tensor]:
         """The cache restricted to some of its classes: the others' keys have no value left."""
-        places = indices_of(known, wanted, by="the cache of Tip-Adapter")
+        rows = indices_of(known, wanted, by="the cache of Tip-Adapter")
         new = torch.full((len(known),), -1, dtype=torch.int64)
-        new[places] = torch.arange(len(places))
+        new[rows] = torch.arange(len(rows))
         labels = new[fitted["labels"].cpu()]
         kept = labels >= 0
         keys = fitted["keys"][kept.to(fitted["keys"].device)]

@@ -13,7 +13,7 @@ from torch import Tensor
 from cliquetta.errors import UserError
 from cliquetta.methods.domain_norm import DomainNorm, DomainNormConfig
 from cliquetta.methods.domain_norm.health import health, in_words, verdict
-from cliquetta.methods.domain_norm.prior import class_prior, count, information
+from cliquetta.methods.domain_norm.prior import Figures, class_prior, count, information
 from cliquetta.methods.registry import method_config
 from cliquetta.methods.state import StateMismatchError, load_state
 from cliquetta.methods.tda import TDA
@@ -191,31 +191,6 @@ def test_images_of_a_mixed_batch_are_answered_with_the_prompts_of_their_domains(
     torch.testing.assert_close(found.logits, torch.cat(halves)[order], atol=LOGIT, rtol=LOGIT)
 
 
-def test_where_clip_is_sure_its_answer_is_mixed_in() -> None:
-    images = make_batches(1, 1, 5)[0]
-    adapter = build(
-        step_every=5,
-        uncertainty_scale=1e9,
-        zero_shot_share=1.0,
-        vote_share=0.0,
-        frequency_power=0.0,
-    )
-    found = adapter.predict(Batch(images)).probabilities
-    torch.testing.assert_close(found, zero_shot(adapter, images).float(), atol=FEATURE, rtol=LOGIT)
-
-
-def test_believed_frequencies_weight_the_answers() -> None:
-    images = make_batches(1, 1, 6)[0]
-    adapter = build(prior="zero-shot", vote_share=0.0, frequency_power=0.5)
-    plain = zero_shot(adapter, images)
-    marginal = plain.mean(0)
-    expected = plain * (marginal / marginal.max()).sqrt()
-    found = adapter.predict(Batch(images)).probabilities
-    torch.testing.assert_close(
-        found, (expected / expected.sum(1, keepdim=True)).float(), atol=FEATURE, rtol=LOGIT
-    )
-
-
 def test_images_that_are_not_finite_teach_nothing_and_the_others_are_answered() -> None:
     images = make_batches(1, 1, 6)[0]
     broken = torch.cat([images, images[:2]])
@@ -323,18 +298,18 @@ def test_evidence_tells_how_adaptation_is_doing() -> None:
     ("figures", "expected"),
     [
         ((0.6, 0.0, 0.5, 0), "adapt"),
-        ((0.6, 0.0, None, 0), "adapt"),
+        ((0.6, 0.0, math.nan, 0), "adapt"),
         ((0.92, 0.1, 0.8, 0), "little to gain"),
         ((0.92, 0.5, 0.8, 0), "adapt"),
         ((0.6, 0.0, 0.1, 0), "careful"),
         ((0.92, 0.0, 0.8, 1), "careful"),
     ],
 )
-def test_the_verdict_by_hand(
-    figures: tuple[float, float, float | None, int], expected: str
-) -> None:
-    assert verdict(*figures) == expected
-    assert verdict(*figures, abstain=True) == "abstain"
+def test_the_verdict_by_hand(figures: tuple[float, float, float, int], expected: str) -> None:
+    confidence, belief, agreement, restarts = figures
+    for known, found in ((math.nan, expected), (0.5, expected), (0.05, "abstain")):
+        seen = Figures(confidence, belief, agreement, known, 0)
+        assert verdict(seen, restarts, 0.1) == found
 
 
 def test_information_by_hand() -> None:

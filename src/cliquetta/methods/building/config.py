@@ -228,18 +228,9 @@ def _field_docs(config: type[Any]) -> dict[str, str]:
     for statement, after in zip(body.body, [*body.body[1:], None], strict=True):
         if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
             continue
-        text = _string(after) or _comment(lines[(statement.end_lineno or 1) - 1])
+        text = lines[(statement.end_lineno or 1) - 1].partition("  # ")[2]
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            text = after.value.value if isinstance(after.value.value, str) else text
         if text:
             docs[statement.target.id] = " ".join(text.split())
     return docs
-
-
-def _string(statement: ast.stmt | None) -> str:
-    """The text of a statement that is nothing but a string."""
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-        return statement.value.value if isinstance(statement.value.value, str) else ""
-    return ""
-
-
-def _comment(line: str) -> str:
-    return line.partition("  # ")[2]

@@ -106,8 +106,8 @@ class FrozenDomain(FrozenModel):
         self.vote_share = 0.0 if abstains else config.vote_share
         self.zero_shot_share = config.zero_shot_share
         self.zero_shot_share *= 1 - step_size(float(prior.figures[0]), config)
-        for place, value in enumerate(norms.values()):
-            self.register_buffer(f"norm_{place}", value.clone())
+        for i, value in enumerate(norms.values()):
+            self.register_buffer(f"norm_{i}", value.clone())
         weight = torch.ones_like(prior.weights) if abstains else prior.weights
         self.register_buffer("weight", weight.clone())
         self.register_buffer("voters", domain.voters.features[:held].clone())
