@@ -43,10 +43,9 @@ from cliquetta.inference.reading import ImageSource, Reader
 from cliquetta.inference.rows import RowFormat
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import create_method
-from cliquetta.model.clip import CLIP
+from cliquetta.model.clip import CLIP, initialise
 from cliquetta.model.config import CLIPConfig, TextConfig, VisionConfig
 from cliquetta.model.factory import create_model, pick_device, pick_dtype
-from cliquetta.model.initialise import initialise
 from cliquetta.prompts.catalogue import class_names
 from cliquetta.types import Batch
 

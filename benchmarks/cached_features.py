@@ -27,9 +27,8 @@ from cliquetta.data.prepared import FeatureStream
 from cliquetta.data.stream import Stream
 from cliquetta.evaluation.runner import evaluate
 from cliquetta.methods.registry import create_method, method_config
-from cliquetta.model.clip import CLIP
+from cliquetta.model.clip import CLIP, initialise
 from cliquetta.model.config import CLIPConfig, VisionConfig
-from cliquetta.model.initialise import initialise
 from cliquetta.prompts.classes import ClassPrompts
 
 WIDTH = 512

@@ -26,10 +26,9 @@ from cliquetta.methods.domain_norm import DomainNorm, DomainNormConfig
 from cliquetta.methods.scap import SCAP, SCAPConfig
 from cliquetta.methods.scap.cliques import Cliques
 from cliquetta.model.checkpoints.native import load_model
-from cliquetta.model.clip import CLIP
+from cliquetta.model.clip import CLIP, initialise
 from cliquetta.model.config import CLIPConfig, TextConfig, VisionConfig
-from cliquetta.model.initialise import initialise
-from cliquetta.model.transfer import Fetched
+from cliquetta.model.cuda import Fetched
 from cliquetta.prompts.catalogue import class_names
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch

@@ -20,7 +20,7 @@ from PIL import Image
 
 import cliquetta
 from cliquetta.data.images import ImageError
-from cliquetta.data.urls import fetch_image
+from cliquetta.data.remote import fetch_image
 from cliquetta.errors import UserError
 from cliquetta.methods.registry import create_method
 from cliquetta.model.clip import CLIP

@@ -25,9 +25,8 @@ from cifar import load_packs
 from torch import Tensor
 
 from cliquetta.model.checkpoints.native import load_model, save_model
-from cliquetta.model.clip import CLIP
+from cliquetta.model.clip import CLIP, initialise
 from cliquetta.model.config import CLIPConfig, TextConfig, VisionConfig
-from cliquetta.model.initialise import initialise
 from cliquetta.prompts.classes import ClassPrompts
 
 MERGES = 3582  # 512 byte tokens + merges + 2 specials = 4096

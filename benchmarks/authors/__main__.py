@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.authors import features, few_shot, layernorms, norm_steps, prompts, streams
+from benchmarks.authors import features, few_shot, layernorms, prompts, streams
 from benchmarks.authors.support import Repository, Row
 
 OPENAI = "azshue/TPT"
@@ -45,8 +45,8 @@ COMPARISONS: dict[str, tuple[Callable[..., Iterator[Row]], tuple[str, ...]]] = {
         few_shot.maple,
         ("muzairkhattak/multimodal-prompt-learning", "KaiyangZhou/Dassl.pytorch"),
     ),
-    "sar": (norm_steps.sar, ("mr-eggplant/SAR", OPENAI)),
-    "deyo": (norm_steps.deyo, ("Jhyun17/DeYO", OPENAI)),
+    "sar": (layernorms.sar, ("mr-eggplant/SAR", OPENAI)),
+    "deyo": (layernorms.deyo, ("Jhyun17/DeYO", OPENAI)),
     "onzeta": (streams.onzeta, ("idstcv/OnZeta",)),
     "dpe": (streams.dpe, ("zhangce01/DPE-CLIP",)),
     "tps": (streams.tps, ("elaine-sui/TPS",)),
@@ -54,11 +54,11 @@ COMPARISONS: dict[str, tuple[Callable[..., Iterator[Row]], tuple[str, ...]]] = {
     "oga": (streams.oga, ("cfuchs2023/OGA",)),
     "stata": (streams.stata, ("MaxZanella/StatA",)),
     "dota": (streams.dota, ("skylineeeeen/DOTA",)),
-    "mint": (norm_steps.mint, ("baowenxuan/Mint", OPENAI)),
-    "cliptta": (norm_steps.cliptta, ("MarcLafon/cliptta", OPENAI)),
-    "panda": (norm_steps.panda, ("ruxideng/Panda", OPENAI)),
-    "ramen": (norm_steps.ramen, ("baowenxuan/Ramen", OPENAI)),
-    "subtta": (norm_steps.subtta, ("zhichenz98/SubTTA_EMNLP26", OPENAI)),
+    "mint": (layernorms.mint, ("baowenxuan/Mint", OPENAI)),
+    "cliptta": (layernorms.cliptta, ("MarcLafon/cliptta", OPENAI)),
+    "panda": (layernorms.panda, ("ruxideng/Panda", OPENAI)),
+    "ramen": (layernorms.ramen, ("baowenxuan/Ramen", OPENAI)),
+    "subtta": (layernorms.subtta, ("zhichenz98/SubTTA_EMNLP26", OPENAI)),
 }
 """What compares each method, and the repositories that it reads: the authors' own first."""
 BEGIN, END = "<!-- table: python -m benchmarks.authors -->", "<!-- end of table -->"

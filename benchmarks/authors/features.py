@@ -15,6 +15,7 @@ import yaml
 from torch import Tensor
 
 from benchmarks.authors.support import (
+    Recorder,
     Repository,
     Row,
     Synthetic,
@@ -35,19 +36,9 @@ def tda(repository: Repository) -> Iterator[Row]:
     """``run_test_tda`` with four of the authors' configs."""
     text = repository.text("utils.py", "def get_entropy", "def get_ood_preprocess")
     text += repository.text("tda_runner.py", "def update_cache", "def main()")
-    theirs: list[Tensor] = []
-
-    def keep(logits: Tensor, _: Tensor) -> float:
-        theirs.append(logits.clone())
-        return 0.0
-
-    space = run_text(
-        text,
-        operator=operator,
-        tqdm=lambda x, **_: x,
-        wandb=SimpleNamespace(log=lambda *_, **__: None),
-    )
-    space["cls_acc"] = keep
+    recorder = Recorder()
+    space = run_text(text, operator=operator, **recorder.names)
+    space["cls_acc"] = recorder.cls_acc
     presets = {"imagenet": None, "oxford_pets": "pets", "imagenet_s": "imagenet-sketch"}
     for name, preset in {**presets, "eurosat": "eurosat"}.items():
         config = yaml.safe_load(repository.text(f"configs/{name}.yaml"))
@@ -58,7 +49,6 @@ def tda(repository: Repository) -> Iterator[Row]:
             ]
             if shape[3] == 1:
                 loader = [(view[0], label) for view, label in loader]
-            theirs.clear()
             space["run_test_tda"](
                 *(config["positive"], config["negative"], loader),
                 *(SimpleNamespace(encode_image=torch.clone), data.text.T.contiguous()),
@@ -66,7 +56,8 @@ def tda(repository: Repository) -> Iterator[Row]:
             adapter = feature_method("tda", data, preset, views=shape[3])
             parts = torch.split(data.views, 37)
             ours = torch.cat([adapter.predict_features(part).logits for part in parts])
-            yield compare(f"{name}, {shape[0]} classes, {shape[3]} views", ours, torch.cat(theirs))
+            case = f"{name}, {shape[0]} classes, {shape[3]} views"
+            yield compare(case, ours, recorder.take())
 
 
 def mta(repository: Repository) -> Iterator[Row]:

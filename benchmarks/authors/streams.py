@@ -14,6 +14,7 @@ import yaml
 from torch import Tensor
 
 from benchmarks.authors.support import (
+    Recorder,
     Repository,
     Row,
     Synthetic,
@@ -105,34 +106,22 @@ def dpe(repository: Repository) -> Iterator[Row]:
     text += repository.text("utils.py", "def get_clip_logits", "def get_preprocess")
     text += repository.text("main_dpe.py", "def InfoNCELoss", "def visualize_cache")
     text += repository.text("main_dpe.py", "def cache_key_value", "def main()")
-    theirs: list[Tensor] = []
-
-    def keep(logits: Tensor, _: Tensor) -> float:
-        theirs.append(logits.clone())
-        return 0.0
-
-    space = run_text(
-        text,
-        operator=operator,
-        tqdm=lambda x, **_: x,
-        InfoNCE=InfoNCE,
-        wandb=SimpleNamespace(log=lambda *_, **__: None),
-    )
-    space["cls_acc"] = keep
+    recorder = Recorder()
+    space = run_text(text, operator=operator, InfoNCE=InfoNCE, **recorder.names)
+    space["cls_acc"] = recorder.cls_acc
     names = {"imagenet": "I", "imagenet_a": "A", "imagenet_s": "S", "dtd": "dtd"}
     presets = {"imagenet": "imagenet", "imagenet_a": "imagenet-a"}
     for name, letter in names.items():
         config = yaml.safe_load(repository.text(f"configs/{name}.yaml"))
         views = 64 if len(letter) == 1 else 1
         data = synthetic((20, 64, 80, views), view_noise=0.8)
-        theirs.clear()
         settings = (config["positive"], config["learning_rate"])
         weights = data.text.T.contiguous()
         space["run_test_dpe"](*settings, _loader(data), CLIP, weights, letter)
         preset = {**presets, "imagenet_s": "imagenet-sketch"}.get(name, name)
         adapter = feature_method("dpe", data, preset)
         ours = torch.cat([adapter.predict_features(p).logits for p in data.views.split(33)])
-        yield compare(f"{name}, {views} views", ours, torch.cat(theirs))
+        yield compare(f"{name}, {views} views", ours, recorder.take())
 
 
 def dota(repository: Repository) -> Iterator[Row]:
@@ -141,26 +130,20 @@ def dota(repository: Repository) -> Iterator[Row]:
     text += repository.text("utils.py", "def get_clip_logits_aug", "def get_ood_preprocess")
     text += repository.text("dota.py", "class DOTA", "def get_arguments")
     text += repository.text("dota.py", "def run_test_dota", "def main()")
-    theirs: list[Tensor] = []
-
-    def keep(logits: Tensor, _: Tensor) -> float:
-        theirs.append(logits.clone())
-        return 0.0
-
-    space = run_text(text, tqdm=lambda x, **_: x)
-    space["cls_acc"] = keep
+    recorder = Recorder()
+    space = run_text(text, **recorder.names)
+    space["cls_acc"] = recorder.cls_acc
     presets = {"imagenet": "imagenet", "imagenet_a": "imagenet-a", "imagenet_s": "imagenet-sketch"}
     for name, preset in {**presets, "eurosat": "eurosat"}.items():
         config = yaml.safe_load(repository.text(f"configs/vit/{name}.yaml"))
         views = 64 if "_" in name else 1
         data = synthetic((20, 64, 300 if views == 1 else 80, views))
-        theirs.clear()
         first = torch.full((64, 20), 0.001)
         gaussians = space["DOTA"](config, input_shape=64, num_classes=20, clip_weights=first)
         weights, log = data.text.T.contiguous(), SimpleNamespace(info=lambda *_: None)
         space["run_test_dota"](config, _loader(data), CLIP, weights, gaussians, log)
         ours = _batches("dota", data, preset, 37)
-        yield compare(f"{name}, {views} views", ours, torch.cat(theirs).softmax(dim=1))
+        yield compare(f"{name}, {views} views", ours, recorder.take().softmax(dim=1))
 
 
 def stata(repository: Repository) -> Iterator[Row]:

@@ -24,7 +24,7 @@ from cliquetta.atomic import write_atomically
 from cliquetta.errors import UserError
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.state import describe
-from cliquetta.model.frozen import FrozenModel
+from cliquetta.model.clip import FrozenModel
 from cliquetta.version import installed_version
 
 SUFFIXES = (".onnx", ".pt2")

@@ -15,8 +15,7 @@ import numpy as np
 from torch import nn
 
 from cliquetta.data.inputs import ImageLike, is_single, separate_images, to_picture
-from cliquetta.data.remote import is_url
-from cliquetta.data.urls import fetch_image
+from cliquetta.data.remote import fetch_image, is_url
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import DEFAULT_METHOD, create_method, method_config

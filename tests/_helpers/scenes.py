@@ -10,9 +10,8 @@ from torch import Tensor
 
 from cliquetta.methods.scap import SCAP, SCAPConfig
 from cliquetta.methods.scap.released import Rules
-from cliquetta.model.clip import CLIP
+from cliquetta.model.clip import CLIP, initialise
 from cliquetta.model.config import CLIPConfig, TextConfig, VisionConfig
-from cliquetta.model.initialise import initialise
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch, Prediction
 from tests.reference.scap_reference import ReferenceResult, ReferenceSCAP, ReferenceSettings

@@ -19,6 +19,8 @@ from tests._helpers.running import Run
 def test_an_unknown_page_names_the_nearest(run: Run) -> None:
     answer = run("reproduce", "headlin")
     assert answer.code == 2 and "did you mean 'headline'" in answer.text
+    answer = run("reproduce", "ood")
+    assert answer.code == 2 and "evaluate --grid ood" in answer.text
 
 
 def test_a_page_is_not_rewritten_unasked(

@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from cliquetta.data.batch import as_batch
 from cliquetta.data.images import ImageError
+from cliquetta.data.inputs import as_batch
 from cliquetta.data.views import image_views, to_pixels
 from cliquetta.errors import UserError
 from cliquetta.model.preprocess import Preprocess

@@ -33,10 +33,9 @@ from tests._helpers.tolerance import LOGIT
 
 MODULE = """
 from dataclasses import dataclass
-from cliquetta.methods.building.config import MethodConfig, Positive
+from cliquetta import MethodConfig, Prediction, register
+from cliquetta.methods.building.config import Positive
 from cliquetta.methods.building.feature_level import FixedText
-from cliquetta.methods.registry import register
-from cliquetta.types import Prediction
 
 @dataclass(frozen=True)
 class MadeUpConfig(MethodConfig):

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from cliquetta.model.block import Prefix
-from cliquetta.model.clip import CLIP
+from cliquetta.model.clip import CLIP, initialise
 from cliquetta.model.config import CLIPConfig, TextConfig, VisionConfig
-from cliquetta.model.initialise import initialise
 from cliquetta.model.tapes import TextTape, VisualTape, chunks
 from cliquetta.model.text import place
 from tests._helpers.tolerance import DOUBLE, SUM

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
+from importlib.resources import files
 from typing import Any
 
 import pytest
@@ -60,17 +63,23 @@ def test_lists(name: Any) -> None:
     assert (len(names), names[0], names[-1]) == (count, first, last)
     assert len(set(names)) == (998 if name == "imagenet" else count)
     assert all(n == n.strip() and n and "_" not in n for n in names)
-    assert catalogue.source(name)
 
 
 @pytest.mark.parametrize("kind", ["classes", "templates"])
-def test_content_has_the_hash_that_the_file_states(kind: Any) -> None:
-    listed = catalogue.list_class_lists() if kind == "classes" else catalogue.list_templates()
-    for name in listed:
-        assert catalogue.content_hash(name, kind) == catalogue.stored_hash(name, kind), name
-    by_content = {catalogue.content_hash(name, kind) for name in listed}
+def test_entries_have_a_source_and_the_hash_that_the_file_states(kind: str) -> None:
+    name = "classnames" if kind == "classes" else "templates"
+    path = files("cliquetta.prompts").joinpath(f"data/{name}.json")
+    entries = json.loads(path.read_text(encoding="utf-8"))["lists" if kind == "classes" else "sets"]
+    hashes = set()
+    for id, entry in entries.items():
+        names: list[Any] = [class_names(id), entry.get("wnids", [])] if kind == "classes" else []
+        content = names or templates(id)
+        text = json.dumps(content, separators=(",", ":"))
+        assert hashlib.sha256(text.encode()).hexdigest() == entry["sha256"], id
+        assert entry["source"]
+        hashes.add(entry["sha256"])
     same = 3 if kind == "templates" else 0  # cars, sun397 and caltech101 use the single template
-    assert len(by_content) == len(listed) - same
+    assert len(hashes) == len(entries) - same
 
 
 def test_imagenet_names_hold_two_duplicates() -> None:
@@ -146,7 +155,6 @@ def test_template_sets() -> None:
         assert len(templates(name)) == count
     for name in catalogue.list_templates():
         assert all(t.count("{}") == 1 for t in templates(name))
-        assert catalogue.source(name, "templates")
 
 
 def test_scap_sets_are_the_eighty_without_their_periods() -> None:

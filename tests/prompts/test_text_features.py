@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from cliquetta.errors import UnknownNameError, UserError
-from cliquetta.prompts.features import read_text_features
+from cliquetta.prompts.features import as_text_features
 
 NAMES = ["cat", "dog", "sea horse"]
 EMBEDDINGS = np.arange(12, dtype=np.float16).reshape(3, 4)
@@ -29,11 +29,11 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_rows_are_found_by_name(path: Path) -> None:
-    found = read_text_features(path, ["sea horse", "cat"])
+    found = as_text_features(path).select(["sea horse", "cat"])
     assert found.dtype == torch.float32
     assert found.tolist() == [[8, 9, 10, 11], [0, 1, 2, 3]]
     with pytest.raises(UnknownNameError, match="did you mean 'dog'"):
-        read_text_features(path, ["dogg"])
+        as_text_features(path).select(["dogg"])
 
 
 def test_files_of_another_form_are_refused(tmp_path: Path) -> None:
@@ -46,4 +46,4 @@ def test_files_of_another_form_are_refused(tmp_path: Path) -> None:
         ("twice.npz", "each name once"),
     ):
         with pytest.raises(UserError, match=sentence):
-            read_text_features(tmp_path / name, ["cat"])
+            as_text_features(tmp_path / name).select(["cat"])

@@ -56,9 +56,12 @@ def reproduce(
     The paper's tables are grids for `cliquetta evaluate --grid ood --root DATA`.
     """
     from cliquetta.cli.options import read_shard
+    from cliquetta.evaluation.grid import packaged_grid
     from cliquetta.evaluation.sweep import RunContext
     from cliquetta.report.results_pages import GRIDS, Pages
 
+    if packaged_grid(page).exists() and page not in GRIDS:
+        raise UserError(f"{page} is a grid: cliquetta evaluate --grid {page} --root DATA")
     if page not in GRIDS:
         raise UnknownNameError("page", page, GRIDS)
     pages = Pages(results, Path("README.md"), results.parent / "methods" / "README.md")

@@ -157,7 +157,7 @@ def crop_tensors(
     for first in range(0, B, step):
         part = images[first : first + step].to(home, work)
         across, down = (
-            (_fixed_point(weights) if eight_bit else weights).to(home, work)
+            ((weights * _ONE + 0.5).floor_() if eight_bit else weights).to(home, work)
             for weights in _matrices(boxes[first : first + step], H, W, size)
         )
         n = len(part)
@@ -172,10 +172,6 @@ def crop_tensors(
 
 _ONE = 1 << 22
 """What Pillow multiplies weights with before it rounds them to integers."""
-
-
-def _fixed_point(weights: Tensor) -> Tensor:
-    return (weights * _ONE + 0.5).floor_()
 
 
 def _rounded(values: Tensor) -> Tensor:

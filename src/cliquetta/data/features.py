@@ -95,9 +95,6 @@ def feature_dataset(
         names: The class list, where these name none.
         labelled: Read the labels, too.
 
-    Raises:
-        UserError: They cannot be used.
-
     """
     if isinstance(given, FeatureDataset):
         return given

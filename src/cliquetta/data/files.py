@@ -103,9 +103,6 @@ def folder_dataset(
         labelled: Whether a sub-folder names the class of its images; by default only where
             ``names`` are not given. A folder without sub-folders has no labels.
 
-    Raises:
-        UserError: No images, no class names, or sub-folders that are not among ``names``.
-
     """
     folder = Path(folder)
     paths = find_images(folder)

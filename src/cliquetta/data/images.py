@@ -189,12 +189,7 @@ def _name(source: Source) -> str:
 
 
 def read_image(source: Source) -> bytes:
-    """The bytes of an image file.
-
-    Raises:
-        ImageError: It is missing, empty, too large, or no file.
-
-    """
+    """The bytes of an image file."""
     name = _name(source)
     try:
         if isinstance(source, bytes):

@@ -18,9 +18,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from cliquetta.data.dataset import Dataset, UInt8Array
+from cliquetta.data.dataset import Dataset
 from cliquetta.data.images import ImageError
-from cliquetta.data.views import array_pictures, array_views, image_views, to_pixels
+from cliquetta.data.views import image_views, to_pixels
 from cliquetta.data.workers import (
     Array,
     Made,
@@ -29,8 +29,8 @@ from cliquetta.data.workers import (
     start_server,
     usable_cores,
 )
+from cliquetta.model.cuda import side_stream
 from cliquetta.model.preprocess import Preprocess
-from cliquetta.model.transfer import side_stream
 from cliquetta.types import Batch, ViewSpec
 
 CHUNK = 16
@@ -167,20 +167,17 @@ class Loader(Generic[Job]):
         found: dict[int, list[Array]] = {}
         unreadable: list[tuple[int, str]] = []
         for group in self.find(chunk.jobs):
-            arrays = group.dataset.arrays(group.indices)
-            if arrays is not None:
-                made = [self._of_arrays(arrays, group.keys, kind) for kind in self.views]
-                found |= {place: list(own) for place, *own in zip(group.places, *made, strict=True)}
-                continue
-            for place, index, key in zip(group.places, group.indices, group.keys, strict=True):
+            dataset, arrays = group.dataset, group.dataset.arrays(group.indices)
+            rows = zip(group.places, group.indices, group.keys, strict=True)
+            for row, (place, index, key) in enumerate(rows):
                 try:
-                    image = group.dataset.load(index)
+                    image = dataset.load(index) if arrays is None else Image.fromarray(arrays[row])
                 except ImageError as error:
                     unreadable.append((chunk.first + place, error.reason))
                     continue
                 found[place] = [self._of_image(image, key, kind) for kind in self.views]
-        rows = [found[place] for place in sorted(found)]
-        stacked = tuple(map(np.stack, zip(*rows, strict=True))) if rows else ()
+        made = [found[place] for place in sorted(found)]
+        stacked = tuple(map(np.stack, zip(*made, strict=True))) if made else ()
         places = [chunk.first + place for place in sorted(found)]
         return stacked, (places, unreadable, (chunk.first, len(chunk.jobs), chunk.size))
 
@@ -188,11 +185,6 @@ class Loader(Generic[Job]):
         if kind is None:
             return np.asarray(self.preprocess.picture(image))
         return image_views(image, key, kind, self.seed, self.preprocess).numpy()
-
-    def _of_arrays(self, images: UInt8Array, keys: Sequence[str], kind: ViewSpec | None) -> Array:
-        if kind is None:
-            return array_pictures(images, self.preprocess)
-        return array_views(images, keys, kind, self.seed, self.preprocess).numpy()
 
     def _gather(self, reading: Iterator[Made]) -> Loaded | None:
         """The next batch, of the chunks that it was read in, on its way to the device."""

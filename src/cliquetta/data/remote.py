@@ -1,14 +1,17 @@
-"""Files by URL (``s3://``, ``gs://``, ``hf://``, ``memory://``, ...) through fsspec."""
+"""Files by URL: ``s3://``, ``gs://``, ``hf://`` and others through fsspec; images of the web."""
 
 from __future__ import annotations
 
 import glob
+import http.client
 import os
 import posixpath
 import time
+import urllib.error
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,12 +31,7 @@ def is_url(location: Path | str) -> bool:
 
 
 def find_filesystem(url: str) -> tuple[Any, str]:
-    """The file system of a URL, and the path in it.
-
-    Raises:
-        UserError: Its protocol is unknown, or needs a package that is missing.
-
-    """
+    """The file system of a URL, and the path in it."""
     try:
         from fsspec.core import url_to_fs
     except ImportError:
@@ -92,12 +90,7 @@ def read_location(location: str, span: tuple[int, int] | None = None) -> bytes:
 def open_listed(
     path: str, member: tuple[str, int, int] | None = None, *, shorter: int | None = None
 ) -> Image.Image:
-    """Open the image at a path or URL, or a ``member`` (tar file, offset, size) called ``path``.
-
-    Raises:
-        ImageError: It cannot be read; named by ``path``.
-
-    """
+    """Open the image at a path or URL, or a ``member`` (tar file, offset, size) called ``path``."""
     if member is None and not is_url(path):
         return open_image(path, shorter=shorter)
     try:
@@ -116,10 +109,6 @@ def expand_glob(pattern: str) -> list[str] | None:
     """List the files that a glob stands for, in natural order; ``None`` if it is none.
 
     A name with wildcards that exists as it stands is no glob, nor is a web address.
-
-    Raises:
-        UserError: Nothing matches.
-
     """
     if is_url(pattern):
         if "*" not in pattern or pattern.startswith(("http:", "https:")):
@@ -155,3 +144,46 @@ def walk_urls(url: str, unused: Counter[str]) -> Iterator[str]:
             yield str(filesystem.unstrip_protocol(found))
         else:
             unused[suffix or "no suffix"] += 1
+
+
+_CHUNK = 1 << 16
+
+
+def fetch_image(url: str, *, seconds: float = 10.0, max_bytes: int = 2**25) -> bytes:
+    """The bytes behind an ``http(s)`` URL; redirects lead to such URLs only."""
+    opener = urllib.request.OpenerDirector()  # no files, no FTP, wherever a redirect leads
+    for handler in (
+        *(urllib.request.ProxyHandler, urllib.request.HTTPHandler, urllib.request.HTTPSHandler),
+        *(urllib.request.HTTPRedirectHandler, urllib.request.HTTPErrorProcessor),
+        urllib.request.HTTPDefaultErrorHandler,
+    ):
+        opener.add_handler(handler())
+    end = time.monotonic() + seconds
+    request = urllib.request.Request(url, headers={"User-Agent": "cliquetta"})
+    too_large = ImageError(url, f"too large (more than {max_bytes:,} bytes)")
+    parts: list[bytes] = []
+    try:
+        response = opener.open(request, timeout=seconds)
+        if response is None:
+            raise ImageError(url, "leads away from the web")
+        with closing(response):
+            if int(response.headers.get("Content-Length") or 0) > max_bytes:
+                raise too_large
+            while part := response.read1(_CHUNK):
+                parts.append(part)
+                if sum(map(len, parts)) > max_bytes:
+                    raise too_large
+                if time.monotonic() > end:
+                    raise TimeoutError
+    except urllib.error.HTTPError as error:
+        raise ImageError(url, f"the server answers {error.code} {error.reason}") from None
+    except TimeoutError:
+        raise ImageError(url, f"no whole answer within {seconds:g} seconds") from None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        if isinstance(error, ImageError):
+            raise
+        reason = getattr(error, "reason", None) or error
+        if isinstance(reason, TimeoutError):
+            reason = f"no answer within {seconds:g} seconds"
+        raise ImageError(url, f"cannot be fetched ({reason})") from None
+    return b"".join(parts)

@@ -283,12 +283,7 @@ SAMPLERS: dict[str, Sampler] = {
 
 
 def get_sampler(name: str) -> Sampler:
-    """The sampler of a name.
-
-    Raises:
-        UnknownNameError: If there is no such order.
-
-    """
+    """The sampler of a name."""
     if name not in SAMPLERS:
         raise UnknownNameError("order", name, SAMPLERS)
     return SAMPLERS[name]

@@ -12,14 +12,12 @@ import hashlib
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from PIL import Image
 from torch import Tensor
 
 from cliquetta.data.augmix import Recipe, augmix_chains, draw_recipe, mix
 from cliquetta.data.crops import (
-    ROW_BUDGET,
     Boxes,
     crop_image,
     crop_tensors,
@@ -47,30 +45,6 @@ def check_spec(spec: ViewSpec) -> None:
         raise UserError(f"zoom must be at least 1 for a crop to fit, got {spec.zoom}")
     if not 0 < spec.min_area <= 1:
         raise UserError(f"min_area must be above 0 and at most 1, got {spec.min_area}")
-
-
-def array_views(
-    images: npt.NDArray[np.uint8],
-    keys: Sequence[str],
-    spec: ViewSpec,
-    seed: int,
-    preprocess: Preprocess,
-) -> Tensor:
-    """Views of pictures (B, H, W, 3), all at once unless they are large; see :func:`image_views`.
-
-    (B, V, S, S, 3) or (B, V, 3, S, S).
-    """
-    matrices = spec.count * preprocess.size * max(images.shape[1:3])
-    if max(matrices, images[0].size) > ROW_BUDGET:
-        alone = zip(images, keys, strict=True)
-        return torch.stack(
-            [image_views(Image.fromarray(i), key, spec, seed, preprocess) for i, key in alone]
-        )
-    plans = [_Plan(spec, seed, key, images.shape[1:3], preprocess.size) for key in keys]
-    pixels = torch.from_numpy(np.array(images)).permute(0, 3, 1, 2)
-    crops = crop_tensors(pixels, [p.boxes for p in plans], preprocess.size, eight_bit=True)
-    plain = torch.from_numpy(array_pictures(images, preprocess))
-    return _finish(plain, crops.to(torch.uint8).movedim(-3, -1), plans, preprocess)
 
 
 def image_views(
@@ -123,13 +97,6 @@ def attach_views(
     views = _finish(pictures, crops.movedim(-3, -1), plans, preprocess).to(batch.images.dtype)
     views[:, 0] = batch.images  # as they were given, not by way of 8 bits
     return Batch(batch.images, batch.keys, views)
-
-
-def array_pictures(images: npt.NDArray[np.uint8], preprocess: Preprocess) -> npt.NDArray[np.uint8]:
-    """Pictures (B, S, S, 3) of the model's size, of pictures (B, H, W, 3)."""
-    if images.shape[1:3] == (preprocess.size, preprocess.size):
-        return images
-    return np.stack([np.asarray(preprocess.picture(Image.fromarray(image))) for image in images])
 
 
 class _Plan:

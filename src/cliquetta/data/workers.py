@@ -120,9 +120,6 @@ def map_in_processes(
     Returns:
         What ``function`` makes; arrays are valid until the next is asked for.
 
-    Raises:
-        WorkerError: A worker was killed, or ran out of memory.
-
     """
     pickled = _pickled(function)
     ahead = workers * (PREFETCH if room < _ROOMY else 1)
@@ -186,10 +183,7 @@ _here: tuple[Callable[[Any], Made], _Ring] | None = None
 
 
 def _settle(pickled: bytes, ring: _Ring, pillow: tuple[bool, int | None]) -> None:
-    """Make a process a worker; ``pillow`` are the settings of the process that started it.
-
-    It ends with that process, however that ends; Ctrl-C is for that process alone.
-    """
+    """Make a process a worker; ``pillow`` are the settings of the process that started it."""
     global _here
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from cliquetta.data.prepared import (
 from cliquetta.data.stream import Skipped, Stream
 from cliquetta.errors import UserError
 from cliquetta.evaluation.evidence_log import FOLDER, EvidenceLimits, EvidenceLog, has_evidence
-from cliquetta.evaluation.prediction_cache import PredictionCache
+from cliquetta.evaluation.metrics import Metrics
 from cliquetta.evaluation.predictions import (
     PREDICTIONS,
     DamagedRunError,
@@ -49,12 +49,14 @@ from cliquetta.evaluation.record import (
     run_id,
     verify_predictions,
 )
-from cliquetta.evaluation.scorer import Scorer
 from cliquetta.inference.predictor import predict_batch
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import require_features_only
 from cliquetta.methods.state import fitted_fingerprint, unpack_state
 from cliquetta.types import Batch, Prediction
+
+SCORE_SECONDS = 0.2
+"""Batches wait this long, at most, to be scored and written together."""
 
 
 def evaluate(
@@ -68,7 +70,7 @@ def evaluate(
     save_seconds: float = 20.0,
     again: bool = False,
     evidence: EvidenceLimits | None = None,
-    answers: PredictionCache | None = None,
+    cache: PredictionCache | None = None,
 ) -> Record:
     """Predict the whole stream with a reset adapter and score it.
 
@@ -84,7 +86,7 @@ def evaluate(
         again: Run a finished one again.
         evidence: Keep what reports show, too; needs ``out``. A run that was finished without is
             run again.
-        answers: What the method said of these images before, if it treats each image alone.
+        cache: Earlier predictions of these images, if the method treats each image alone.
 
     Returns:
         The record of the finished run.
@@ -95,7 +97,7 @@ def evaluate(
     """
     stream = from_given_features(stream, adapter.model)
     _check(adapter, stream)
-    run = Execution(adapter, stream, plan(adapter, stream, preset), answers)
+    run = Execution(adapter, stream, plan(adapter, stream, preset), cache)
     with run.opened(out, again, evidence) as known:
         if known is not None:
             return known
@@ -143,6 +145,77 @@ def _check(adapter: Adapter, stream: AnyStream) -> None:
             f"{stream.id} labels {len(stream.names)} classes, the method tells "
             f"{len(adapter.prompts)} apart; build it with the prompts of the dataset"
         )
+
+
+class Scorer:
+    """The metrics of a run and, where it has a folder, the file of its predictions."""
+
+    def __init__(self, classes: int) -> None:
+        self.metrics = Metrics(classes)
+        self.log: PredictionLog | None = None
+        self._waiting: list[tuple[Sequence[str], Tensor, Tensor]] = []
+        self._flushed_at = time.monotonic()
+
+    def add(self, keys: Sequence[str], labels: Tensor, logits: Tensor) -> None:
+        """Take a batch; it is scored and written at once if the last time was long ago."""
+        self._waiting.append((keys, labels, logits))
+        if time.monotonic() - self._flushed_at >= SCORE_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Score and write what is waiting."""
+        if self._waiting:
+            keys, labels, logits = zip(*self._waiting, strict=True)
+            self._waiting = []
+            known, scores = torch.cat(labels), torch.cat([part.cpu() for part in logits])
+            self.metrics.update(scores, known, [len(part) for part in labels])
+            if self.log is not None:
+                self.log.append([key for part in keys for key in part], known, scores)
+        self._flushed_at = time.monotonic()
+
+    def accuracy(self) -> float | None:
+        """Top-1 so far in percent."""
+        self.flush()
+        return self.metrics.accuracy
+
+
+class PredictionCache:
+    """The predictions of an independent method, by image.
+
+    Neither order nor batch changes such a prediction. That the seed does not either is checked on
+    the first batch of every run, which is always computed; where it does, the cache is emptied.
+    """
+
+    def __init__(self) -> None:
+        self.logits: dict[str, Tensor] = {}
+        self.evidence: Mapping[str, Any] = {}
+        self.rate = 0.0
+        """Images/s of the last run that computed its predictions."""
+
+    def predict(self, adapter: Adapter, batch: Batch, *, first: bool) -> tuple[Prediction, int]:
+        """The prediction of a batch, and how many of its images came from the cache."""
+        rows = [at for at, key in enumerate(batch.keys) if first or key not in self.logits]
+        if rows:
+            keys = tuple(batch.keys[row] for row in rows)
+            views = None if batch.views is None else batch.views[rows]
+            some = batch if len(rows) == len(batch) else Batch(batch.images[rows], keys, views)
+            said = adapter.predict(some)
+            logits, self.evidence = said.logits.cpu(), said.evidence
+            for key, row in zip(keys, logits, strict=True):
+                if not _agree(self.logits.get(key), row, adapter):
+                    self.logits.clear()
+            self.logits.update(zip(keys, logits, strict=True))
+        return (
+            Prediction(torch.stack([self.logits[key] for key in batch.keys]), self.evidence),
+            len(batch) - len(rows),
+        )
+
+
+def _agree(before: Tensor | None, now: Tensor, adapter: Adapter) -> bool:
+    """Whether logits are the old ones up to rounding."""
+    share = 1e-3 if adapter.model.dtype == torch.float32 else 2e-2
+    tolerance = share * float(adapter.model.scale)
+    return before is None or torch.allclose(before, now, rtol=0, atol=tolerance)
 
 
 class Execution:

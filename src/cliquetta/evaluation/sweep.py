@@ -31,17 +31,16 @@ from cliquetta.data.stream import Stream
 from cliquetta.errors import UserError
 from cliquetta.evaluation.evidence_log import EvidenceLimits
 from cliquetta.evaluation.grid import BASELINE, RunSpec
-from cliquetta.evaluation.prediction_cache import PredictionCache
 from cliquetta.evaluation.progress import Step
 from cliquetta.evaluation.record import Record, digest
-from cliquetta.evaluation.runner import evaluate, plan
+from cliquetta.evaluation.runner import PredictionCache, evaluate, plan
 from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.building.feature_level import FeatureLevel
 from cliquetta.methods.registry import create_method, method_config
 from cliquetta.methods.state import load_method
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model, pick_device
-from cliquetta.model.features_only import FeaturesOnly
+from cliquetta.model.in_memory import FeaturesOnly
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.prompts.features import TextFeatures, as_text_features
 
@@ -109,7 +108,7 @@ class RunContext:
             on_step=on_step,
             again=self.again,
             evidence=EvidenceLimits() if shown and self.out is not None else None,
-            answers=None if spec.view_seed is None else self._cache(adapter, stream),
+            cache=None if spec.view_seed is None else self._cache(adapter, stream),
         )
 
     def prepare(self, spec: RunSpec) -> tuple[Adapter, AnyStream]:

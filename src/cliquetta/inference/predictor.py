@@ -22,7 +22,7 @@ from cliquetta.methods.base import Adapter, NonFiniteError
 from cliquetta.methods.building.feature_level import FeatureLevel
 from cliquetta.methods.registry import require_features_only
 from cliquetta.methods.state import load_state, pack_state, unpack_state
-from cliquetta.model.transfer import side_stream
+from cliquetta.model.cuda import side_stream
 from cliquetta.types import Batch, Prediction
 
 States = Mapping[str, bytes]

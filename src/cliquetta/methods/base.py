@@ -16,15 +16,14 @@ import torch
 from torch import Tensor
 
 from cliquetta.atomic import write_atomically
-from cliquetta.data.batch import Images, as_batch
+from cliquetta.data.inputs import Images, as_batch
 from cliquetta.errors import UserError
 from cliquetta.methods._shared.zero_shot_reference import OPTIONAL, ZeroShotReference
 from cliquetta.methods.building.config import MethodConfig
 from cliquetta.methods.building.explanation import CacheCount, Explanation
 from cliquetta.methods.building.memory import Memory, all_finite
 from cliquetta.methods.building.merging import MergeRule, merge_memories
-from cliquetta.model.clip import CLIP
-from cliquetta.model.frozen import FrozenModel
+from cliquetta.model.clip import CLIP, FrozenModel
 from cliquetta.prompts.classes import ClassPrompts, as_prompts
 from cliquetta.types import Batch, Prediction, ViewSpec
 
@@ -202,7 +201,7 @@ class Adapter(ZeroShotReference, ABC):
             f"config={self.config}, seed={self.seed})"
         )
 
-    def with_classes(self: A, prompts: ClassPrompts | Sequence[str]) -> A:
+    def with_classes(self: A, classes: ClassPrompts | Sequence[str]) -> A:
         """An adapter for another class list that keeps what was learned apart from the classes.
 
         What is remembered per class starts again, also for classes that are in both lists.
@@ -217,7 +216,7 @@ class Adapter(ZeroShotReference, ABC):
                 f"{self.name} learns about its classes only, nothing of which another "
                 "class list could keep: build a new one for it"
             )
-        other = self._rebuild(as_prompts(prompts))
+        other = self._rebuild(as_prompts(classes))
         other.enable(reject=self.reject_share, calibrate=self.calibrated)
         kept = {name: self.memory[name] for name in self.class_free & set(self.memory)}
         other.load_state_dict({**other.state_dict(), **kept})

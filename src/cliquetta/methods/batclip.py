@@ -31,8 +31,7 @@ from cliquetta.methods.building.config import NonNegative, Positive
 from cliquetta.methods.building.entropy import entropy
 from cliquetta.methods.building.layernorm import LayerNormTower
 from cliquetta.methods.registry import register
-from cliquetta.model.clip import l2_normalize
-from cliquetta.model.frozen import FrozenModel
+from cliquetta.model.clip import FrozenModel, l2_normalize
 from cliquetta.types import Batch, Prediction
 
 

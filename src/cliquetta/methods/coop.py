@@ -28,8 +28,7 @@ from cliquetta.methods.building.few_shot import (
     learn_text,
 )
 from cliquetta.methods.registry import register
-from cliquetta.model.clip import CLIP
-from cliquetta.model.frozen import FrozenModel
+from cliquetta.model.clip import CLIP, FrozenModel
 from cliquetta.prompts.classes import ClassPrompts
 
 ClassPosition = Literal["end", "middle", "front"]

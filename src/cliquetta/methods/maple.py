@@ -30,8 +30,7 @@ from cliquetta.methods.building.few_shot import (
 )
 from cliquetta.methods.coop import INIT_STD, initial_context, prompt_tokens
 from cliquetta.methods.registry import register
-from cliquetta.model.clip import CLIP
-from cliquetta.model.frozen import FrozenModel, PromptedTower
+from cliquetta.model.clip import CLIP, FrozenModel, PromptedTower
 from cliquetta.model.vision import TokenPrompts
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch, Prediction

@@ -48,8 +48,7 @@ from cliquetta.methods.building.few_shot import (
 from cliquetta.methods.building.presets import read_presets
 from cliquetta.methods.building.support_set import VIEWS_AT_ONCE, FewShot, crop_features
 from cliquetta.methods.registry import register
-from cliquetta.model.clip import CLIP, l2_normalize
-from cliquetta.model.frozen import FrozenModel
+from cliquetta.model.clip import CLIP, FrozenModel, l2_normalize
 
 PAPER = "Zhang et al., Tip-Adapter: Training-free Adaption of CLIP, ECCV 2022"
 SearchEnd = Annotated[float, Rule("above 0.1, where the search starts", lambda value: value > 0.1)]

@@ -13,7 +13,7 @@ from torch import Tensor
 from cliquetta.methods.building.config import MethodConfig, Positive
 from cliquetta.methods.building.feature_level import FixedText
 from cliquetta.methods.registry import register
-from cliquetta.model.frozen import FrozenModel
+from cliquetta.model.clip import FrozenModel
 from cliquetta.types import Prediction
 
 

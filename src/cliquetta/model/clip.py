@@ -1,9 +1,9 @@
-"""One CLIP for everything: two towers, how to feed them, and what they can do."""
+"""One CLIP for everything: two towers, how to feed them, what they can do; frozen, or random."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cliquetta.errors import UserError
-from cliquetta.model.block import Prefix
+from cliquetta.model.block import Block, Prefix
 from cliquetta.model.config import CLIPConfig, VisionConfig
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.model.resnet import ModifiedResNet
@@ -236,3 +236,125 @@ def encode_views(model: CLIP, views: Tensor, *, chunk: int) -> Tensor:
     flat = views.flatten(0, 1)
     features = [model.encode_image(part, normalize=True) for part in torch.split(flat, chunk)]
     return torch.cat(features).view(*views.shape[:2], -1)
+
+
+# --- what can leave this package -----------------------------------------------------------------
+
+
+Head = Callable[[Tensor, Tensor], Tensor]
+"""Unit image features (B, E) and text logits (B, N) to logits (B, N)."""
+
+
+class FrozenModel(nn.Module):
+    """Preprocessed pixels (B, 3, S, S) to logits (B, N), float32; every image by itself.
+
+    ``text`` (N, E) are unit class features. ``visual`` replaces the model's image tower, ``scale``
+    its scale, ``head`` changes the text logits, where a method does so. Weights are shared with
+    the model.
+    """
+
+    text: Tensor
+
+    def __init__(
+        self,
+        model: CLIP,
+        text: Tensor,
+        *,
+        visual: nn.Module | None = None,
+        scale: float | None = None,
+        head: Head | None = None,
+    ) -> None:
+        super().__init__()
+        self.visual = model.visual if visual is None else visual
+        self.register_buffer("text", text.detach())
+        self.scale, self.bias = model.scale if scale is None else scale, model.bias
+        self.head = head
+        self.requires_grad_(False)
+        self.eval()
+
+    def text_logits(self, features: Tensor) -> Tensor:
+        """Scaled cosines (B, N) of unit image features (B, E) with the class texts."""
+        return F.linear(self.scale * features, self.text)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Logits (B, N)."""
+        features = l2_normalize(self.visual(pixels))
+        logits = self.text_logits(features)
+        return (logits if self.head is None else self.head(features, logits)) + self.bias
+
+
+class PromptedTower(nn.Module):
+    """A ViT image tower with fixed prompt tokens built in."""
+
+    def __init__(self, tower: nn.Module, tokens: TokenPrompts) -> None:
+        super().__init__()
+        self.tower = tower
+        self.position = tokens.position
+        self.layers = nn.ParameterList(
+            nn.Parameter(layer.detach(), requires_grad=False) for layer in tokens.layers
+        )
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Features (B, E), not normalised."""
+        tokens = TokenPrompts(tuple(self.layers), self.position)
+        features: Tensor = self.tower(pixels, tokens=tokens)
+        return features
+
+
+# --- random weights ------------------------------------------------------------------------------
+
+
+Normal = Callable[[Tensor, float], None]
+
+
+@torch.no_grad()
+def initialise(model: CLIP, seed: int = 0) -> CLIP:
+    """Draw all weights of ``model`` in place, scaled by width and depth as CLIP's training does."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(tensor: Tensor, std: float) -> None:
+        draw = torch.empty(tensor.shape).normal_(0.0, std, generator=generator)
+        tensor.copy_(draw.to(tensor.device, tensor.dtype))
+
+    if isinstance(model.visual, VisionTower):
+        _initialise_vision(model.visual, normal)
+    else:
+        for parameter in model.visual.parameters():
+            if parameter.ndim > 1:
+                normal(parameter, parameter[0].numel() ** -0.5)
+    if model.text is not None:
+        _initialise_text(model.text, normal)
+    return model
+
+
+def _initialise_vision(tower: VisionTower, normal: Normal) -> None:
+    width, layers = tower.config.width, tower.config.layers
+    for index in range(layers):
+        _initialise_block(tower.block(index), width, layers, normal)
+    if tower.head is None:
+        normal(tower.projection, width**-0.5)
+        normal(tower.class_token, width**-0.5)
+    else:
+        _initialise_block(tower.head, width, layers, normal)
+        normal(tower.head.probe, width**-0.5)
+    normal(tower.position, 0.02)
+    normal(tower.patch.weight, tower.patch.weight[0].numel() ** -0.5)
+
+
+def _initialise_text(tower: TextTower, normal: Normal) -> None:
+    width, layers = tower.config.width, tower.config.layers
+    for index in range(layers):
+        _initialise_block(tower.block(index), width, layers, normal)
+    normal(tower.projection, width**-0.5)
+    normal(tower.position, 0.01)
+    normal(tower.tokens.weight, 0.02)
+
+
+def _initialise_block(block: Block, width: int, layers: int, normal: Normal) -> None:
+    """Residual branches shrink with depth, so that their sum does not grow with it."""
+    normal(block.qkv.weight, width**-0.5)
+    normal(block.out.weight, width**-0.5 * (2 * layers) ** -0.5)
+    normal(block.fc.weight, (2 * width) ** -0.5)
+    normal(block.proj.weight, width**-0.5 * (2 * layers) ** -0.5)
+    for linear in (block.qkv, block.out, block.fc, block.proj):
+        linear.bias.zero_()

@@ -86,12 +86,7 @@ class RowTokenizer(TextTokenizer):
 
 
 def preprocess_from(given: Any) -> Preprocess:
-    """Our preprocessing of torchvision's transforms or of transformers' image processor.
-
-    Raises:
-        UserError: It does something that ours cannot express.
-
-    """
+    """Our preprocessing of torchvision's transforms or of transformers' image processor."""
     if isinstance(given, Preprocess):
         return given
     processor = getattr(given, "image_processor", given)

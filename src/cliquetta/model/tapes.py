@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cliquetta.errors import UserError
 from cliquetta.model.block import Prefix
-from cliquetta.model.cuda_graph import Recording, Replayed, record
+from cliquetta.model.cuda import Recording, Replayed, record
 from cliquetta.model.text import TextTower
 from cliquetta.model.vision import VisionTower
 from cliquetta.model.vjp import BlockTape, block_vjp, norm_vjp, record_block, record_norm

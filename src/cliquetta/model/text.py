@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from cliquetta.model.block import Block
 from cliquetta.model.config import TextConfig
-from cliquetta.model.transfer import send
+from cliquetta.model.cuda import send
 
 CHUNK_TOKENS = {"cuda": 32768, "cpu": 4096}
 """Tokens that run at once: on a GPU few launches count, on a CPU little padding does."""

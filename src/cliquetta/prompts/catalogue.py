@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE, ClassPrompts
@@ -16,12 +15,12 @@ from cliquetta.prompts.classes import DEFAULT_TEMPLATE, ClassPrompts
 
 def list_class_lists() -> list[str]:
     """Ids of all class lists."""
-    return sorted(_class_lists())
+    return sorted(_read("classnames.json")["lists"])
 
 
 def list_templates() -> list[str]:
     """Ids of all template sets."""
-    return sorted(_template_sets())
+    return sorted(_read("templates.json")["sets"])
 
 
 def class_names(list_id: str) -> tuple[str, ...]:
@@ -39,13 +38,14 @@ def class_names(list_id: str) -> tuple[str, ...]:
 def wnids(list_id: str) -> tuple[str, ...]:
     """The WordNet ids of a list's classes, in the order of its labels; ImageNet's lists only."""
     if "wnids" not in _class_list(list_id):
-        known = [name for name, entry in _class_lists().items() if "wnids" in entry]
+        lists = _read("classnames.json")["lists"]
+        known = [name for name, entry in lists.items() if "wnids" in entry]
         raise UnknownNameError("class list with WordNet ids", list_id, known)
     return tuple(_class_list(list_id)["wnids"])
 
 
 def indices(list_id: str) -> tuple[int, ...]:
-    """Indices of the classes of an ImageNet subset in the list of 1000."""
+    """Where the classes of an ImageNet subset stand in the list of 1000."""
     whole = _class_list(list_id).get("subset_of", list_id)
     position = {wnid: i for i, wnid in enumerate(wnids(whole))}
     return tuple(position[wnid] for wnid in wnids(list_id))
@@ -53,7 +53,10 @@ def indices(list_id: str) -> tuple[int, ...]:
 
 def templates(set_id: str) -> tuple[str, ...]:
     """The templates of a set; ``{}`` stands for the class name."""
-    return tuple(_template_set(set_id)["templates"])
+    sets = _read("templates.json")["sets"]
+    if set_id not in sets:
+        raise UnknownNameError("template set", set_id, sets)
+    return tuple(sets[set_id]["templates"])
 
 
 def template_choice(scheme: str, dataset: str) -> str:
@@ -70,54 +73,17 @@ def template_choice(scheme: str, dataset: str) -> str:
     return str(sets[dataset])
 
 
-def source(entry_id: str, kind: Literal["classes", "templates"] = "classes") -> str:
-    """The source of a class list or template set."""
-    entry = _class_list(entry_id) if kind == "classes" else _template_set(entry_id)
-    return str(entry["source"])
-
-
-def content_hash(entry_id: str, kind: Literal["classes", "templates"] = "classes") -> str:
-    """SHA-256 of a class list (names and WordNet ids) or of a template set, from its content."""
-    content: list[Any]
-    if kind == "classes":
-        content = [class_names(entry_id), _class_list(entry_id).get("wnids", [])]
-    else:
-        content = list(templates(entry_id))
-    return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
-
-
-def stored_hash(entry_id: str, kind: Literal["classes", "templates"] = "classes") -> str:
-    """The hash that the data file states; it differs from the content's if the file was edited."""
-    entry = _class_list(entry_id) if kind == "classes" else _template_set(entry_id)
-    return str(entry["sha256"])
-
-
 @lru_cache(maxsize=2)
 def _read(name: str) -> dict[str, Any]:
     text = files("cliquetta.prompts").joinpath("data").joinpath(name).read_text(encoding="utf-8")
     return dict(json.loads(text))
 
 
-def _class_lists() -> dict[str, Any]:
-    return dict(_read("classnames.json")["lists"])
-
-
-def _template_sets() -> dict[str, Any]:
-    return dict(_read("templates.json")["sets"])
-
-
 def _class_list(list_id: str) -> dict[str, Any]:
-    lists = _class_lists()
+    lists = _read("classnames.json")["lists"]
     if list_id not in lists:
         raise UnknownNameError("class list", list_id, lists)
     return dict(lists[list_id])
-
-
-def _template_set(set_id: str) -> dict[str, Any]:
-    sets = _template_sets()
-    if set_id not in sets:
-        raise UnknownNameError("template set", set_id, sets)
-    return dict(sets[set_id])
 
 
 def read_prompts(classes: str | None, given_templates: Sequence[str] = ()) -> ClassPrompts:
@@ -126,9 +92,6 @@ def read_prompts(classes: str | None, given_templates: Sequence[str] = ()) -> Cl
     Args:
         classes: A file with one name per line, ``cat,dog,ship``, or a known list.
         given_templates: Texts with ``{}``, files with one per line, or known sets.
-
-    Raises:
-        UserError: No names, or templates that are neither.
 
     """
     if classes is None or not classes.strip(" ,"):

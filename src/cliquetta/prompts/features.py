@@ -31,10 +31,6 @@ def read_arrays(path: Path | str) -> dict[str, npt.NDArray[Any]]:
 
     An ``.npy`` file holds one, called ``features``. JSON lists and numbers in the header of a
     ``.safetensors`` file are arrays, too.
-
-    Raises:
-        UserError: There is no such file, or it is of another kind.
-
     """
     path = Path(path).expanduser()
     if not path.is_file() or path.suffix not in FEATURE_FILES:
@@ -55,12 +51,7 @@ def read_arrays(path: Path | str) -> dict[str, npt.NDArray[Any]]:
 
 
 def pick_features(arrays: Arrays, source: str) -> FloatArray:
-    """The features among arrays, checked: the array called so, or the only one that can be meant.
-
-    Raises:
-        UserError: There are none, or rows that hold no direction: zeros, NaN or infinity.
-
-    """
+    """The features among arrays, checked: the array of that name, or the only one that fits."""
     named = [arrays[name] for name in FEATURE_NAMES if name in arrays]
     numeric = [a for a in arrays.values() if a.ndim > 1 and np.issubdtype(a.dtype, np.number)]
     if not named and len(numeric) != 1:
@@ -159,11 +150,6 @@ def as_text_features(given: Any, *, scale: float | None = None) -> TextFeatures:
     if not 0 < scale < float("inf"):
         raise UserError(f"the scale of cosines is a number above 0, got {scale}")
     return TextFeatures(features, names, scale, source)
-
-
-def read_text_features(path: Path | str, names: Sequence[str]) -> Tensor:
-    """Embeddings (N, E) of class names, in the order wanted; the file may hold more."""
-    return as_text_features(path).select(names)
 
 
 def as_array(given: Any, source: str) -> npt.NDArray[Any]:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cliquetta.data.batch import as_batch
 from cliquetta.data.images import ImageError
+from cliquetta.data.inputs import as_batch
 from cliquetta.methods.base import Adapter, NonFiniteError
 from cliquetta.serve.errors import conflict, invalid, too_large
 from cliquetta.serve.limits import bounded

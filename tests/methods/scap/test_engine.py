@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cliquetta.model import cuda_graph
+from cliquetta.model import cuda
 from cliquetta.model.tapes import VisualTape
 from cliquetta.types import Batch
 from tests._helpers.scenes import (
@@ -115,7 +115,7 @@ def test_rows_filled_up_as_on_a_gpu_agree_with_the_oracle(
         sizes.append(len(cotangents))
         return pull(tape, cotangents, index)
 
-    monkeypatch.setitem(cuda_graph.CHUNK, "cpu", 16)
+    monkeypatch.setitem(cuda.CHUNK, "cpu", 16)
     monkeypatch.setattr(VisualTape, "_pull", counted)
     batches = make_batches(5, 3, 9)
     threshold = between_similarities(MODELS[0], batches[0], 0.55)

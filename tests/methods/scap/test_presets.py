@@ -18,9 +18,8 @@ from cliquetta.methods.scap.composition import Composed
 from cliquetta.methods.scap.evidence import describe
 from cliquetta.methods.scap.released import RULES, Rules
 from cliquetta.methods.scap.retention import propagate
-from cliquetta.model.clip import CLIP, MissingCapabilityError
+from cliquetta.model.clip import CLIP, MissingCapabilityError, initialise
 from cliquetta.model.config import CLIPConfig, ResNetConfig, TextConfig
-from cliquetta.model.initialise import initialise
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch, Prediction
 from tests._helpers.scenes import NAMES, build_model, make_batches, scap_config

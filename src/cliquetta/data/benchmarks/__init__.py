@@ -6,14 +6,9 @@ from itertools import product
 from typing import Any
 
 from cliquetta.data.benchmarks.benchmark import Benchmark, DataNotFoundError
-from cliquetta.data.benchmarks.cross_domain import CROSS_DOMAIN
-from cliquetta.data.benchmarks.imagenet import IMAGENET
-from cliquetta.data.benchmarks.shifted import SHIFTED
-from cliquetta.data.benchmarks.small import SMALL
+from cliquetta.data.benchmarks.layouts import LAYOUTS
 
 __all__ = ["BENCHMARKS", "Benchmark", "DataNotFoundError"]
-
-_LAYOUTS = IMAGENET | CROSS_DOMAIN | SMALL | SHIFTED
 
 
 def _load() -> tuple[Benchmark, ...]:
@@ -24,7 +19,7 @@ def _load() -> tuple[Benchmark, ...]:
         if corruptions := facts.pop("corruptions", None):  # 5 severities each, of as many images
             pairs = product(corruptions, (5, 4, 3, 2, 1))
             lists["splits"] = {f"{name}/{n}": facts["splits"] for name, n in pairs}
-        found.append(Benchmark(id, layouts=_LAYOUTS[id], **facts | lists))
+        found.append(Benchmark(id, layouts=LAYOUTS[id], **facts | lists))
     return tuple(found)
 
 

@@ -121,7 +121,10 @@ class Benchmark:
 
     def _not_found(self, root: Path, split: str) -> str:
         """One sentence each: what was looked for, what was nearly there, how to get it."""
-        looked = "; ".join(self._describe(layout) for layout in self.layouts)
+        looked = "; ".join(
+            layout.name + (f" with {' or '.join(layout.files)}" if layout.files else "")
+            for layout in self.layouts
+        )
         special = [name.format(split=split) for one in self.layouts for name in one.folders]
         folders = ", ".join([*self.folders, *special])
         nearly = near_misses(root, self.folders, self.layouts, split)
@@ -131,8 +134,3 @@ class Benchmark:
             f"{what} is not under {root}. Looked in folders named {folders} for: "
             f"{looked}.{close} {self.get}"
         )
-
-    @staticmethod
-    def _describe(layout: Layout) -> str:
-        files = f" with {' or '.join(layout.files)}" if layout.files else ""
-        return f"{layout.name}{files}"

@@ -146,7 +146,7 @@ def _places(root: Path, folders: Sequence[str], layout: Layout, split: str) -> I
         shows = [pattern.format(split=split) for pattern in layout.shows]
         for inside in layout.inside:
             images = folder / inside.format(split=split)
-            if images.is_dir() and all(_any(images, pattern) for pattern in shows):
+            if images.is_dir() and all(any(images.glob(pattern)) for pattern in shows):
                 yield Place(root, folder, images, split)
 
 
@@ -154,7 +154,3 @@ def _has_files(layout: Layout, place: Place) -> bool:
     return not layout.files or any(
         place.file(name.format(split=place.split)) for name in layout.files
     )
-
-
-def _any(folder: Path, pattern: str) -> bool:
-    return next(iter(folder.glob(pattern)), None) is not None

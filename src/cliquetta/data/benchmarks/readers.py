@@ -1,15 +1,21 @@
-"""Readers of the layouts that several datasets share: split files, lists, class folders."""
+"""Readers of the layouts of datasets: split files, lists, class folders, CIFAR's own formats."""
 
 from __future__ import annotations
 
 import json
+import pickle
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from cliquetta.data.benchmarks.place import Listing, Place, squeeze
 from cliquetta.data.files import natural_key, walk_images
 from cliquetta.errors import UserError
-from cliquetta.prompts.catalogue import class_names, wnids
+from cliquetta.prompts.catalogue import class_names, text_lines, wnids
 
 LabelOf = Callable[[str], int | None]
 """The label of a folder or class name, ``None`` if there is none."""
@@ -176,3 +182,165 @@ def _on_disk(paths: Iterable[Path]) -> set[Path]:
     for folder in {path.parent for path in paths}:
         content[folder] = {p.name for p in folder.iterdir()} if folder.is_dir() else set()
     return {path for path in paths if path.name in content[path.parent]}
+
+
+# --- official lists -----------------------------------------------------------------------------
+
+PETS_LIST = "annotations/test.txt"
+AIRCRAFT_LIST = "images_variant_{split}.txt"
+SUN_LIST = "Testing_01.txt"
+UCF_LISTS = ("testlist01.txt", "ucfTrainTestlist/testlist01.txt")
+
+
+def read_pets(place: Place) -> Listing:
+    """The official test list; the class is in the file name, after the number's underscore."""
+    path = place.need(PETS_LIST)
+    label_of = by_name("pets")
+    names = [line.split()[0] for line in text_lines(path)]
+    rows = [(f"{name}.jpg", _known(label_of(name.rpartition("_")[0]), name)) for name in names]
+    return listed(rows, place.images.joinpath)
+
+
+def read_aircraft(place: Place) -> Listing:
+    """``images_variant_SPLIT.txt``: a number and a variant on each line."""
+    path = place.need(AIRCRAFT_LIST.format(split=place.split))
+    label_of = by_name("aircraft")
+    pairs = [line.split(" ", 1) for line in text_lines(path)]
+    rows = [(f"{number}.jpg", _known(label_of(name), name)) for number, name in pairs]
+    return listed(rows, place.images.joinpath)
+
+
+def read_sun(place: Place) -> Listing:
+    """``Testing_01.txt``: lines ``/a/abbey/sun_x.jpg``; a qualifier comes first in the name."""
+    path = place.need(SUN_LIST)
+    label_of = by_name("sun397")
+    rows = []
+    for line in text_lines(path):
+        key = line.removeprefix("/")
+        name = " ".join(reversed(key.split("/")[1:-1]))
+        rows.append((key, _known(label_of(name), key)))
+    return listed(rows, place.images.joinpath)
+
+
+def read_ucf(place: Place) -> Listing:
+    """``testlist01.txt``: lines ``YoYo/v_YoYo_g01_c01.avi``, of which the middle frame is kept."""
+    path = place.need(*UCF_LISTS)
+    label_of = by_name("ucf101")
+    folders = {squeeze(folder.name): folder.name for folder in place.images.iterdir()}
+    rows = []
+    for line in text_lines(path):
+        action, _, video = line.split()[0].partition("/")
+        folder = folders.get(squeeze(action), "_".join(re.findall("[A-Z][^A-Z]*", action)))
+        rows.append((f"{folder}/{Path(video).stem}.jpg", _known(label_of(action), line)))
+    return listed(rows, place.images.joinpath)
+
+
+def _known(label: int | None, said: str) -> int:
+    if label is None:
+        raise UserError(f"{said!r} is not one of the classes")
+    return label
+
+
+# --- CIFAR --------------------------------------------------------------------------------------
+
+_SIDE = 32
+_PIXELS = 3 * _SIDE * _SIDE
+_BATCHES = {"test": ("test_batch",), "train": tuple(f"data_batch_{i}" for i in range(1, 6))}
+
+
+def read_cifar10_pickles(place: Place) -> Listing:
+    """``cifar-10-batches-py``: dicts of rows, labels and file names."""
+    batches = [_unpickle(place.images / name) for name in _BATCHES[place.split]]
+    return _from_batches(batches, "labels", class_names("cifar10"))
+
+
+def read_cifar100_pickles(place: Place) -> Listing:
+    """``cifar-100-python``: one dict per split, with fine and coarse labels."""
+    return _from_batches([_unpickle(place.images / place.split)], "fine_labels", _names("cifar100"))
+
+
+def read_cifar10_records(place: Place) -> Listing:
+    """``cifar-10-batches-bin``: records of one byte of label and 3,072 of pixels."""
+    files = [place.images / f"{name}.bin" for name in _BATCHES[place.split]]
+    return _from_records(files, 1, place.split, "cifar10")
+
+
+def read_cifar100_records(place: Place) -> Listing:
+    """``cifar-100-binary``: records of coarse label, fine label and pixels."""
+    return _from_records([place.images / f"{place.split}.bin"], 2, place.split, "cifar100")
+
+
+def read_cifar101(place: Place) -> Listing:
+    """CIFAR-10.1: ``cifar10.1_v6_data.npy`` (N, 32, 32, 3) and its labels."""
+    stem = place.images / f"cifar10.1_{place.split}"
+    images = load_array(stem.with_name(f"{stem.name}_data.npy"))
+    labels = load_array(stem.with_name(f"{stem.name}_labels.npy"))
+    if images.shape[1:] != (_SIDE, _SIDE, 3) or labels.shape != images.shape[:1]:
+        raise UserError(f"{stem}_*.npy have shapes {images.shape} and {labels.shape}")
+    keys = [f"{place.split}/{i:04d}" for i in range(len(images))]
+    return Listing(keys, labels.astype(int).tolist(), images=images.astype(np.uint8))
+
+
+def _names(list_id: str) -> tuple[str, ...]:
+    """Class names as folder names of the PNG copies spell them, for keys."""
+    return tuple(name.replace(" ", "_") for name in class_names(list_id))
+
+
+def _from_batches(batches: list[dict[str, Any]], field: str, names: tuple[str, ...]) -> Listing:
+    labels = [int(label) for batch in batches for label in batch[field]]
+    files = [str(name) for batch in batches for name in batch["filenames"]]
+    rows = np.concatenate([np.asarray(batch["data"], np.uint8) for batch in batches])
+    keys = [f"{names[label]}/{file}" for label, file in zip(labels, files, strict=True)]
+    return Listing(keys, labels, images=_pictures(rows))
+
+
+def _from_records(files: list[Path], lead: int, split: str, list_id: str) -> Listing:
+    raw = np.concatenate([np.frombuffer(path.read_bytes(), np.uint8) for path in files])
+    if len(raw) % (lead + _PIXELS):
+        raise UserError(f"{files[0]} is cut off: it holds no whole number of records")
+    records = raw.reshape(-1, lead + _PIXELS)
+    labels = records[:, lead - 1].astype(int).tolist()
+    if max(labels, default=0) >= len(class_names(list_id)):
+        raise UserError(f"{files[0]} holds no labels of {list_id}")
+    keys = [f"{split}/{i:05d}" for i in range(len(records))]
+    return Listing(keys, labels, images=_pictures(records[:, lead:]))
+
+
+def _pictures(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """(N, 32, 32, 3) of rows of 1,024 red, then green, then blue values."""
+    return np.ascontiguousarray(rows.reshape(-1, 3, _SIDE, _SIDE).transpose(0, 2, 3, 1))
+
+
+def load_array(path: Path) -> npt.NDArray[Any]:
+    """An array file; nothing in it is executed."""
+    try:
+        return np.asarray(np.load(path, allow_pickle=False))
+    except ValueError as error:
+        raise UserError(f"{path} is not a whole array file ({error})") from None
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Unpickles dicts, lists and numpy arrays; a file that asks for more is refused."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _ALLOWED:
+            return _ALLOWED[module, name]
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+
+
+_RECONSTRUCT = np.zeros(0).__reduce__()[0]  # wherever this version of numpy keeps it
+_ALLOWED: dict[tuple[str, str], Any] = {
+    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("_codecs", "encode"): str.encode,  # how Python 3 writes bytes into old pickles
+}
+
+
+def _unpickle(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        try:
+            return dict(_ArraysOnly(file, encoding="latin1").load())
+        except Exception as error:  # a damaged pickle raises errors of every kind
+            raise UserError(f"{path} is not a batch of CIFAR ({error})") from None

@@ -18,7 +18,7 @@ from cliquetta.methods.base import Adapter, BatchDependence, NonFiniteError
 from cliquetta.methods.building.memory import all_finite
 from cliquetta.methods.building.views import ViewsConfig
 from cliquetta.model.clip import encode_views
-from cliquetta.model.cuda_graph import Replayed
+from cliquetta.model.cuda import Replayed
 from cliquetta.types import Batch, Prediction
 
 GROUP = 64

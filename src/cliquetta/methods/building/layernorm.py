@@ -19,8 +19,7 @@ from torch.func import functional_call
 
 from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.building.adam import AdamState
-from cliquetta.model.clip import to_float32
-from cliquetta.model.frozen import FrozenModel
+from cliquetta.model.clip import FrozenModel, to_float32
 from cliquetta.model.vision import VisionTower
 from cliquetta.types import Batch, Prediction
 

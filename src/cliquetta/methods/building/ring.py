@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from cliquetta.model.transfer import send
+from cliquetta.model.cuda import send
 
 R = TypeVar("R", bound=Any)
 

@@ -23,8 +23,7 @@ from cliquetta.methods.domain_norm.step import (
     loss_gradient,
     step_interval,
 )
-from cliquetta.model.cuda_graph import Replayed
-from cliquetta.model.transfer import Fetched
+from cliquetta.model.cuda import Fetched, Replayed
 
 
 class Ahead:

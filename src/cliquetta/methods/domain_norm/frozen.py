@@ -13,8 +13,7 @@ from cliquetta.methods.building.layernorm import LateBlocks
 from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.prior import class_prior, information, step_size
 from cliquetta.methods.domain_norm.state import Network, State
-from cliquetta.model.clip import CLIP, l2_normalize
-from cliquetta.model.frozen import FrozenModel
+from cliquetta.model.clip import CLIP, FrozenModel, l2_normalize
 from cliquetta.model.vision import VisionTower
 
 

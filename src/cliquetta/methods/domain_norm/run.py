@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.state import Network
-from cliquetta.model.cuda_graph import Replayed
+from cliquetta.model.cuda import Replayed
 from cliquetta.tensor_tree import flatten
 
 R = TypeVar("R")

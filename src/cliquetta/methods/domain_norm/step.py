@@ -25,7 +25,7 @@ from cliquetta.methods.domain_norm.prior import (
 )
 from cliquetta.methods.domain_norm.run import Setup
 from cliquetta.methods.domain_norm.state import Domain, Network, State, Window, start_domain
-from cliquetta.model.transfer import send
+from cliquetta.model.cuda import send
 
 
 class Output(NamedTuple):

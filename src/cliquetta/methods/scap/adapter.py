@@ -23,9 +23,8 @@ from cliquetta.methods.scap.inference import PromptedTower
 from cliquetta.methods.scap.learning import Frozen, Learned, Learner, Task
 from cliquetta.methods.scap.retention import Cache, retain, running_mean
 from cliquetta.methods.scap.text import PromptedText
-from cliquetta.model.cuda_graph import Replayed
+from cliquetta.model.cuda import Fetched, Replayed, send
 from cliquetta.model.tapes import VisualTape
-from cliquetta.model.transfer import Fetched, send
 from cliquetta.model.vision import VisionTower
 from cliquetta.types import Batch, Prediction
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from cliquetta.methods.scap.cliques import Cliques
 from cliquetta.methods.scap.config import SCAPConfig
 from cliquetta.methods.scap.retention import Cache, best_entries
-from cliquetta.model.transfer import send
+from cliquetta.model.cuda import send
 
 
 @dataclass(frozen=True)

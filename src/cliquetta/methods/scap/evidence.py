@@ -210,11 +210,7 @@ def _prompted_features(
 
 
 def _cliques_of(description: Mapping[str, Any], place: int) -> list[int]:
-    """Ids of the cliques that an image belongs to, of equal sets the first.
-
-    Largest first, but those that share most members with one before them last: a few of them are
-    shown, and near copies add nothing.
-    """
+    """Ids of the cliques that an image belongs to, of equal sets the first."""
     own = [clique for clique in description["cliques"] if place in clique["members"]]
     distinct = {clique["set"]: clique for clique in reversed(own)}
     ordered = sorted(distinct.values(), key=lambda clique: (-clique["size"], clique["id"]))
@@ -247,10 +243,7 @@ def _used(retained: Tensor, description: Mapping[str, Any], index: int) -> Tenso
 
 
 def _maps(adapter: SCAP, pixels: Tensor, learned: Tensor, retained: Tensor) -> dict[Kind, Tensor]:
-    """Maps of one image: plain, with the prompt of each of its first cliques, with everything.
-
-    ``learned`` (G, B, P, 2, D) are the prompts of its cliques; the last map adds the ``retained``.
-    """
+    """Maps of one image: plain, with the prompt of each of its first cliques, with everything."""
     assert adapter.visual is not None
     prompts = torch.cat([learned, retained.to(learned)])
     shown = min(_CLIQUES, len(learned))

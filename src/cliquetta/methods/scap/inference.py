@@ -9,9 +9,8 @@ from torch import Tensor
 from cliquetta.methods.scap.composition import Composed
 from cliquetta.model.block import Prefix
 from cliquetta.model.clip import l2_normalize
-from cliquetta.model.cuda_graph import Replayed
+from cliquetta.model.cuda import Replayed, send
 from cliquetta.model.tapes import chunks
-from cliquetta.model.transfer import send
 from cliquetta.model.vision import VisionTower
 
 MEMORY = {"cuda": 6 * 2**30, "cpu": 2**30}

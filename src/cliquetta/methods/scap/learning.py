@@ -23,7 +23,7 @@ from cliquetta.methods.scap.losses import (
 from cliquetta.methods.scap.text import PromptedText
 from cliquetta.model.block import Prefix
 from cliquetta.model.clip import l2_normalize, to_float32
-from cliquetta.model.cuda_graph import Replayed
+from cliquetta.model.cuda import Replayed
 from cliquetta.model.tapes import VisualTape, VisualTapes, chunks
 from cliquetta.model.vision import VisionTower
 

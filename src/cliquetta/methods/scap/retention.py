@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.scap.config import SCAPConfig
-from cliquetta.model.cuda_graph import Replayed
-from cliquetta.model.transfer import send
+from cliquetta.model.cuda import Replayed, send
 
 
 @dataclass(frozen=True)

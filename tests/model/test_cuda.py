@@ -10,8 +10,8 @@ from cliquetta.methods.building.feature_level import FixedText
 from cliquetta.methods.domain_norm import DomainNorm, DomainNormConfig
 from cliquetta.methods.registry import method_entries
 from cliquetta.methods.scap import SCAP, SCAPConfig
-from cliquetta.model import cuda_graph
-from cliquetta.model.cuda_graph import Replayed
+from cliquetta.model import cuda
+from cliquetta.model.cuda import Replayed
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.clusters import make_clusters
@@ -37,7 +37,7 @@ def test_without_cuda_the_function_is_called() -> None:
 
 
 def test_rows_are_filled_up_and_cut_off_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(cuda_graph.CHUNK, "cpu", 128)
+    monkeypatch.setitem(cuda.CHUNK, "cpu", 128)
     seen = []
 
     def norms(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
