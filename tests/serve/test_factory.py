@@ -9,12 +9,11 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from cliquetta.errors import UserError
 from cliquetta.methods.registry import method_config
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.batches import summarise
-from cliquetta.serve.factory import build_adapter, resolve_config
-from cliquetta.serve.settings import Settings, served_methods
+from cliquetta.serve.factory import resolve_config
+from cliquetta.serve.settings import served_methods
 from cliquetta.serve.store import SessionSpec
 from tests._helpers.serve_setup import batch_of, local_service, probabilities
 
@@ -57,18 +56,6 @@ OLD_SPEC = SessionSpec(
     seed=0,
 )
 """As it was stored before the fields of configs had one spelling."""
-
-
-def test_a_session_under_old_names_is_built_as_it_was(tiny_clip: CLIP) -> None:
-    settings = Settings({"tiny": tiny_clip})
-    config = build_adapter(OLD_SPEC, settings).config
-    assert (config.views, config.view_zoom, config.selection_fraction) == (3, 1.2, 0.5)
-    assert config.text_chunk == 64
-    unknown = dataclasses.replace(OLD_SPEC, config={"momentum": 0.9})
-    with pytest.raises(UserError, match="does not know \\(momentum\\)"):
-        build_adapter(unknown, settings)
-    with pytest.warns(UserWarning, match="'kept' is now called 'selection_fraction'"):
-        assert resolve_config(METHODS["tpt"], None, {"kept": 0.5})["selection_fraction"] == 0.5
 
 
 def test_methods_that_need_labelled_images_are_not_served() -> None:

@@ -13,7 +13,6 @@ from pydantic import TypeAdapter
 from cliquetta.errors import UnknownNameError
 from cliquetta.methods.allocation import AllocationLimit, StateTooLargeError
 from cliquetta.methods.base import Adapter
-from cliquetta.methods.building.config import current_names, saved_names
 from cliquetta.methods.registry import MethodEntry, create_method, method_config
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.serve.errors import as_refusal, conflict, too_large
@@ -107,7 +106,6 @@ def resolve_config(
     """The method's config in full, checked field by field, as JSON types."""
     base = method_config(entry.name, preset)
     known = [field.name for field in dataclasses.fields(entry.config)]
-    options = current_names(entry.config, options, warn=True)
     for name in options:
         if name not in known:
             raise UnknownNameError(f"option of {entry.name}", name, known)
@@ -127,9 +125,7 @@ def build_adapter(spec: SessionSpec, settings: Settings) -> Adapter:
                 f"this session uses the {kind} {name!r}, which the server no longer offers",
             )
     prompts = ClassPrompts(spec.classes, spec.templates)
-    entry = methods[spec.method]
-    saved = saved_names(entry.config, spec.config, source="this session")
-    config = TypeAdapter(entry.config).validate_python(saved)
+    config = TypeAdapter(methods[spec.method].config).validate_python(spec.config)
     adapter = create_method(spec.method, models[spec.model], prompts, config, seed=spec.seed)
     adapter.enable(reject=spec.reject, calibrate=spec.calibrate)
     return adapter
