@@ -75,8 +75,8 @@ def test_command_and_health_check_work_as_written(tmp_path: Path) -> None:
         request = {"classes": ["cat", "dog"], "method": "zero_shot"}
         made = httpx.post(f"{address}/v1/sessions", json=request, headers=headers, timeout=60)
         assert made.status_code == 201
-        kept = tmp_path / "sessions" / made.json()["id"]
-        assert kept.exists()
+        session = tmp_path / "sessions" / made.json()["id"]
+        assert session.exists()
         server.send_signal(getattr(signal, instruction("STOPSIGNAL")))
         assert server.wait(60) in (0, -signal.SIGTERM)
         lines = server.stderr.read().splitlines()
@@ -85,7 +85,7 @@ def test_command_and_health_check_work_as_written(tmp_path: Path) -> None:
         server.kill()
         server.wait(30)
     written = set((tmp_path / "written").read_text().splitlines())
-    assert str(kept) in written
+    assert str(session) in written
     allowed = (str(tmp_path / "sessions"), "/tmp/", "/dev/")
     assert not [path for path in written if not path.startswith(allowed)]
 

@@ -119,9 +119,10 @@ def test_a_disk_that_fails_once_does_not_end_the_sweeps(
             raise errors.pop()
         collect(store)
 
+    with local_service(tmp_path, tiny_clip) as service:
+        _age(tmp_path, service.create(), 8)
     monkeypatch.setattr(Store, "collect", failing)
     with local_service(tmp_path, tiny_clip, session_days=7) as service:
-        service.service.sessions._cache.entries[service.create()].used -= 8 * DAY
         end = time.monotonic() + 20
         while service.http.get("/v1/sessions").json()["sessions"]:
             assert time.monotonic() < end

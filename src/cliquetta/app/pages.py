@@ -6,8 +6,14 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from cliquetta.app.evidence import attention_maps, clique_description
-from cliquetta.app.figures import accuracy_figure, cache_figures, overlays, thumbnail
+from cliquetta.app.figures import (
+    accuracy_figure,
+    attention_maps,
+    cache_figures,
+    clique_description,
+    overlays,
+    thumbnail,
+)
 from cliquetta.app.session import AppSession, Row, Shown
 from cliquetta.serve.schema import ImageProblem
 
