@@ -265,8 +265,8 @@ def summary(changes: Mapping[str, Changes], plain_right: int, kind: str = "shift
             lines.append(in_words(change, method))
         else:
             lines.append(
-                f"{method} changed {change.changed:,} of {count(images, 'answer')}, and accuracy "
-                f"by no more than chance may (p = {change.test.p:.2g}): no gain or loss is shown."
+                f"{method} changed {change.changed:,} of {count(images, 'answer')}; the difference "
+                f"in accuracy may be chance (p = {change.test.p:.2g})."
             )
     return lines
 
@@ -278,7 +278,7 @@ def _show(table: Sequence[Comparison], terminal: Terminal) -> None:
     rows = [_row(c) for c in table]
     terminal.table(columns, rows, right=columns[1:])
     if any(NO_GAIN in row for row in rows):
-        terminal.say(f"{NO_GAIN}: no more than chance may give (p >= {SIGNIFICANT:g})")
+        terminal.say(f"{NO_GAIN}: the difference may be chance (p >= {SIGNIFICANT:g})")
     if changes:
         right = sum(int(c.answers[0].correct.sum()) for c in table)
         kind = CLEAN if all(c.shift == CLEAN for c in table) else "shifted"
@@ -307,7 +307,7 @@ def table_columns(methods: Sequence[str]) -> list[str]:
     columns = ["shift", f"{PLAIN} %"]
     for method in methods:
         columns += [f"{method} %", "gain"]
-    return [*columns, "changed", "fixed", "broken"] if len(methods) == 1 else columns
+    return [*columns, "fixed", "broken"] if len(methods) == 1 else columns
 
 
 def _row(comparison: Comparison) -> list[str]:
@@ -317,7 +317,7 @@ def _row(comparison: Comparison) -> list[str]:
     for top1, counts in zip(adapted, found, strict=True):
         row += [top1, f"{counts['gain']:+.2f}" if counts["p"] < SIGNIFICANT else NO_GAIN]
     if len(found) == 1:
-        row += [str(found[0][key]) for key in ("changed", "repaired", "broken")]
+        row += [str(found[0][key]) for key in ("repaired", "broken")]
     return row
 
 
