@@ -165,7 +165,7 @@ def crop_tensors(
 
 
 _ONE = 1 << 22
-"""What Pillow multiplies weights with before it rounds them to integers."""
+"""Factor of Pillow's weights before they are rounded to integers."""
 
 
 def _rounded(values: Tensor) -> Tensor:

@@ -138,7 +138,7 @@ def open_table(table: Path) -> Iterator[tuple[str, Iterator[Mapping[str, str]]]]
 
 @contextmanager
 def read_table(file: BinaryIO, name: str) -> Iterator[tuple[str, Iterator[Mapping[str, str]]]]:
-    """What :func:`open_table` gives, of an open file."""
+    """Path column and rows, as of :func:`open_table`, of an open file."""
     delimiter = "\t" if name.lower().endswith((".tsv", ".tab")) else ","
     try:
         text = io.TextIOWrapper(file, newline="", encoding="utf-8-sig")
@@ -286,5 +286,5 @@ class RelabelledDataset(Dataset):
         return RelabelledDataset(self.base.redrawn(round), self.names, self.keep)
 
     def contents(self) -> str:
-        """What the base says of its pictures."""
+        """Contents of the base."""
         return self.base.contents()

@@ -38,7 +38,7 @@ class TarSample:
     image: tuple[int, int]
     """Offset and size."""
     stated: str | None = None
-    """What a ``.cls`` or ``.json`` member says of its class."""
+    """Class by its ``.cls`` or ``.json`` member."""
 
 
 class TarDataset(Dataset):
@@ -113,7 +113,7 @@ def find_shards(path: Path) -> list[Path]:
 
 
 def expand_braces(name: str) -> list[str]:
-    """What ``name-{000..012}.tar`` stands for; a name without braces stands for itself."""
+    """Names that ``name-{000..012}.tar`` stands for; one without braces stands for itself."""
     braces = _BRACES.search(name)
     if braces is None:
         return [name]
@@ -186,7 +186,7 @@ def _class_in(kind: str, data: bytes) -> str | None:
 
 
 def _stated(samples: Sequence[TarSample]) -> list[str | None]:
-    """What is stated of each sample's class; its folder where no sample says anything."""
+    """Class of each sample as stated; its folder where no sample states any."""
     if any(sample.stated is not None for sample in samples):
         return [sample.stated for sample in samples]
     return [sample.key.rpartition("/")[0].rpartition("/")[2] or None for sample in samples]

@@ -134,7 +134,7 @@ class Block(nn.Module):
         return F.linear(take_positions(normed, rows), self.qkv.weight[:D], self.qkv.bias[:D])
 
     def residual(self, x: Tensor, rows: Tensor | None) -> Tensor:
-        """What the attention's output is added to."""
+        """Input that the attention's output is added to."""
         return x if rows is None else take_positions(x, rows)
 
     def prepend(
