@@ -68,9 +68,7 @@ class TarDataset(Dataset):
         return file_stamps(dict.fromkeys(shard for shard, _, _ in self.samples))
 
 
-def tar_dataset(
-    path: Path, names: Sequence[str] | None = None, templates: Sequence[str] | None = None
-) -> TarDataset:
+def tar_dataset(path: Path, names: Sequence[str] | None = None) -> TarDataset:
     """The samples of one shard, of ``shard-{000..012}.tar``, or of all shards in a folder.
 
     The class of a sample (:func:`index_shard`) is in its ``.cls`` (a number or a name) or ``.json``
@@ -92,7 +90,7 @@ def tar_dataset(
         names=names,
         keys=_unique_keys(samples, many=len(shards) > 1),
         labels=labels,
-        templates=[line.replace("{c}", "{}") for line in templates or asked or (DEFAULT_TEMPLATE,)],
+        templates=[line.replace("{c}", "{}") for line in asked or (DEFAULT_TEMPLATE,)],
     )
 
 
