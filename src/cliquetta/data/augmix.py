@@ -36,7 +36,7 @@ Reals = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Recipe:
-    """What AugMix does to V views of one image."""
+    """Random choices of AugMix for V views of one image."""
 
     operation: npt.NDArray[np.int64]
     """(V, 3, 3): which operation, by chain and depth; -1 behind the end of a chain."""

@@ -22,6 +22,7 @@ from cliquetta.model.preprocess import resize_part
 Integers = npt.NDArray[np.int64]
 
 _ATTEMPTS = 10
+_NARROWEST, _WIDEST = 3 / 4, 4 / 3
 _LARGEST = 64
 """Enlarged pictures of more crops' areas than this are resized crop by crop: the whole of a
 1 x 5,000,000 image would take gigabytes."""
@@ -53,18 +54,17 @@ def resized_crop_boxes(
     generator: np.random.Generator,
     *,
     scale: tuple[float, float] = (0.08, 1.0),
-    ratio: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> Boxes:
     """Crops of random area and aspect ratio; the largest fitting centre crop if ten draws fail."""
     shape = (count, _ATTEMPTS)
     area = height * width * generator.uniform(*scale, size=shape)
-    aspect = np.exp(generator.uniform(math.log(ratio[0]), math.log(ratio[1]), size=shape))
+    aspect = np.exp(generator.uniform(math.log(_NARROWEST), math.log(_WIDEST), size=shape))
     columns = np.rint(np.sqrt(area * aspect)).astype(np.int64)
     rows = np.rint(np.sqrt(area / aspect)).astype(np.int64)
     fits = (columns > 0) & (columns <= width) & (rows > 0) & (rows <= height)
     first = np.arange(count), fits.argmax(axis=1)
     found = fits.any(axis=1)
-    centre_rows, centre_columns = _centre_crop(height, width, ratio)
+    centre_rows, centre_columns = _centre_crop(height, width)
     rows = np.where(found, rows[first], centre_rows)
     columns = np.where(found, columns[first], centre_columns)
     position = generator.random((2, count))
@@ -76,12 +76,12 @@ def resized_crop_boxes(
     )
 
 
-def _centre_crop(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, int]:
+def _centre_crop(height: int, width: int) -> tuple[int, int]:
     """Rows and columns of the largest crop whose aspect ratio is allowed."""
-    if width / height < ratio[0]:
-        return round(width / ratio[0]), width
-    if width / height > ratio[1]:
-        return height, round(height * ratio[1])
+    if width / height < _NARROWEST:
+        return round(width / _NARROWEST), width
+    if width / height > _WIDEST:
+        return height, round(height * _WIDEST)
     return height, width
 
 
@@ -165,7 +165,7 @@ def crop_tensors(
 
 
 _ONE = 1 << 22
-"""What Pillow multiplies weights with before it rounds them to integers."""
+"""Factor of Pillow's weights before they are rounded to integers."""
 
 
 def _rounded(values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What each corruption does to a batch of pictures.
+"""Corruptions as functions of a batch of pictures.
 
 Every function takes pictures in 0..1 (N, H, W, 3), its constants and random numbers, and returns
 pictures that may leave 0..1. ``corruptions.py`` names them and holds the constants.

@@ -32,7 +32,7 @@ class SplitCount:
 
 @dataclass(frozen=True)
 class Opened:
-    """What opening every image of the default split showed."""
+    """Findings from opening every image of the default split."""
 
     images: int
     unreadable: Mapping[str, str] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Finding:
-    """What is known of one dataset under the root."""
+    """State of one dataset under the root."""
 
     id: str
     state: State
@@ -55,7 +55,7 @@ class Finding:
     empty_classes: tuple[str, ...] = ()
     """Classes without a single image."""
     problems: tuple[str, ...] = ()
-    """What has to be fixed."""
+    """Defects to be fixed."""
     notes: tuple[str, ...] = ()
     """Pitfalls of this dataset that are handled here."""
     opened: Opened | None = None
@@ -130,7 +130,7 @@ def _examine_one(
 
 
 def _absent(benchmark: Benchmark, root: Path) -> Finding:
-    """What is nearly there: pictures without their split, archives that were never extracted."""
+    """Finding of an absent dataset: pictures without their split, archives not extracted."""
     nearly = near_misses(root, benchmark.folders, benchmark.layouts, benchmark.default_split)
     names = {squeeze(name.split("/")[0]) for name in benchmark.folders}
     for path in sorted(root.iterdir()):

@@ -57,7 +57,7 @@ class FeatureBlock:
 
 @dataclass(frozen=True)
 class TableLayout:
-    """What a table is of, and its shape; equal layouts share a table."""
+    """Shape of a table and all that decides it; equal layouts share a table."""
 
     depends_on: Mapping[str, Any]
     """Everything that decides the features, as JSON types."""

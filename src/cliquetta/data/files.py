@@ -87,7 +87,6 @@ def find_images(folder: Path) -> list[Path]:
 def folder_dataset(
     folder: Path | str,
     names: Sequence[str] | None = None,
-    templates: Sequence[str] | None = None,
     *,
     labelled: bool | None = None,
 ) -> FileDataset:
@@ -96,7 +95,6 @@ def folder_dataset(
     Args:
         folder: Where the images are.
         names: Class names; those of the sub-folders if not given.
-        templates: Prompts with ``{}`` for the class name.
         labelled: Whether a sub-folder names the class of its images; by default only where
             ``names`` are not given. A folder without sub-folders has no labels.
 
@@ -123,7 +121,6 @@ def folder_dataset(
         names=names or (),
         keys=keys,
         labels=labels if labelled else None,
-        templates=templates or (DEFAULT_TEMPLATE,),
     )
 
 
@@ -138,7 +135,7 @@ def open_table(table: Path) -> Iterator[tuple[str, Iterator[Mapping[str, str]]]]
 
 @contextmanager
 def read_table(file: BinaryIO, name: str) -> Iterator[tuple[str, Iterator[Mapping[str, str]]]]:
-    """What :func:`open_table` gives, of an open file."""
+    """Path column and rows, as of :func:`open_table`, of an open file."""
     delimiter = "\t" if name.lower().endswith((".tsv", ".tab")) else ","
     try:
         text = io.TextIOWrapper(file, newline="", encoding="utf-8-sig")
@@ -167,9 +164,7 @@ def find_column(columns: Sequence[str], wanted: Sequence[str]) -> str | None:
     return next((known[name] for name in wanted if name in known), None)
 
 
-def table_dataset(
-    table: Path, names: Sequence[str] | None = None, templates: Sequence[str] | None = None
-) -> FileDataset:
+def table_dataset(table: Path, names: Sequence[str] | None = None) -> FileDataset:
     """The images that ``table`` names; relative paths count from its folder.
 
     Classes are in one of :data:`LABEL_COLUMNS`, as names or numbers, if they are known. Class
@@ -192,7 +187,7 @@ def table_dataset(
         names=names,
         keys=list(stated),
         labels=labels,
-        templates=templates or read_beside(table.parent, TEMPLATE_FILES) or (DEFAULT_TEMPLATE,),
+        templates=read_beside(table.parent, TEMPLATE_FILES) or (DEFAULT_TEMPLATE,),
     )
 
 
@@ -286,5 +281,5 @@ class RelabelledDataset(Dataset):
         return RelabelledDataset(self.base.redrawn(round), self.names, self.keep)
 
     def contents(self) -> str:
-        """What the base says of its pictures."""
+        """Contents of the base."""
         return self.base.contents()

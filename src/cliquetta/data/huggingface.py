@@ -23,7 +23,7 @@ _OPTIONS = {
 
 
 class Table(Protocol):
-    """What is used of a ``datasets.Dataset``."""
+    """Interface of a ``datasets.Dataset`` that is used."""
 
     @property
     def features(self) -> Mapping[str, Any]:

@@ -49,7 +49,7 @@ class Entry(NamedTuple):
     path: str
     """A local path, a URL, or those of a tar file with the name of one of its members."""
     columns: Mapping[str, str]
-    """What a table says of it."""
+    """Its row of a table."""
     member: tuple[str, int, int] | None = None
     """Tar file, offset and size of an image in one."""
 
@@ -61,7 +61,7 @@ class ListedImages(Dataset):
         super().__init__("list", names=(), keys=[entry.path for entry in entries], labels=None)
         self.entries = entries
         self.shorter = shorter
-        """Of what :func:`open_image` may give."""
+        """Passed to :func:`open_image`."""
 
     def load(self, index: int) -> Image.Image:
         """Image ``index`` in RGB; raises :class:`ImageError` if it cannot be read."""
@@ -91,7 +91,7 @@ class ImageList:
         self.columns: list[str] = json.loads(facts.get("columns", "[]"))
         """Columns of input tables, in order."""
         self.unused: Counter[str] = Counter(json.loads(facts.get("unused", "{}")))
-        """What folders hold that is not an image, by kind."""
+        """Files in folders that are no images, counted by kind."""
         self.repeated = int(facts.get("repeated", 0))
         """How many paths were named again."""
 
@@ -119,7 +119,7 @@ class ImageList:
         return self._rows.execute(query).fetchone() is not None
 
     def groups(self) -> list[tuple[str, int]]:
-        """What the images share in the column they are grouped by, and how many of them do."""
+        """Values of the column that images are grouped by, with their counts."""
         return self._rows.execute(
             "SELECT section, COUNT(*) FROM images GROUP BY section ORDER BY MIN(number)"
         ).fetchall()

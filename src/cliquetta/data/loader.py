@@ -114,7 +114,7 @@ class Loader(Generic[Job]):
     preprocess: Preprocess
     views: Sequence[ViewSpec | None]
     seed: int
-    """Of views."""
+    """Seed of views."""
     workers: int | None = None
     """0: in the caller's thread; ``None``: as many as :func:`default_workers` says."""
     device: torch.device | None = None
@@ -139,7 +139,7 @@ class Loader(Generic[Job]):
     def _read_ahead(
         self, batches: Iterable[Sequence[Job]], count: int, workers: int
     ) -> Generator[Made, None, None]:
-        """What :meth:`read` makes of all chunks, in order."""
+        """Results of :meth:`read` for all chunks, in order."""
         step = max(1, CHUNK // max(1 if kind is None else kind.count for kind in self.views))
         chunks = (
             Chunk(batch[first : first + step], first, len(batch))

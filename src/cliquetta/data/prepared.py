@@ -30,7 +30,7 @@ VIEWS_AT_ONCE = 256
 """Views that are read or encoded at once, and in a block of a table."""
 
 OnPrepare = Callable[[str, int, int], None]
-"""What is done to which dataset, images done, images in all."""
+"""Called with the task and dataset, images done, images in all."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class PreparedStream(ABC, Generic[T, B]):
         return self.stream.preprocess
 
     def settings(self) -> dict[str, Any]:
-        """Those of the stream: where images come from changes no prediction."""
+        """Settings of the stream: where images come from changes no prediction."""
         return self.stream.settings()
 
     def batches(self, start: int = 0) -> Iterator[tuple[B, Tensor]]:
@@ -130,7 +130,7 @@ class PreparedStream(ABC, Generic[T, B]):
             self.on_prepare(what, done, total)
 
     def _shape(self, part: Dataset) -> dict[str, Any]:
-        """All on which the pixels and views of a part depend."""
+        """Everything that the pixels and views of a part depend on."""
         stream = self.stream
         shared = stream.views is not None and len(stream.domains) > 1
         return {
@@ -287,12 +287,12 @@ class PixelStore:
 
     @staticmethod
     def bytes_of(stream: Stream, model: CLIP) -> int:
-        """What a stream needs: all of its parts at once, in the model's dtype."""
+        """Bytes of a stream: all of its parts at once, in the model's dtype."""
         return sum(map(len, held_rows(stream))) * PixelStore.image_bytes(stream, model)
 
     @staticmethod
     def image_bytes(stream: Stream, model: CLIP) -> int:
-        """What an image needs, with its views."""
+        """Bytes of an image with its views."""
         count = 1 if stream.views is None else stream.views.count
         return count * 3 * stream.preprocess.size**2 * model.dtype.itemsize
 

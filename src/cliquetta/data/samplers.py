@@ -20,7 +20,7 @@ Rng = np.random.Generator
 
 
 class LabelledSet(NamedTuple):
-    """What a sampler knows of one dataset of a stream."""
+    """Id and labels of one dataset of a stream: all that a sampler knows."""
 
     id: str
     labels: Indices
@@ -28,7 +28,7 @@ class LabelledSet(NamedTuple):
 
 
 class Positions(NamedTuple):
-    """What stands at every position of a stream."""
+    """Dataset, image and round at every position of a stream."""
 
     domain: Indices
     """Number of the dataset."""

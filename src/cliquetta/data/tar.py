@@ -38,7 +38,7 @@ class TarSample:
     image: tuple[int, int]
     """Offset and size."""
     stated: str | None = None
-    """What a ``.cls`` or ``.json`` member says of its class."""
+    """Class by its ``.cls`` or ``.json`` member."""
 
 
 class TarDataset(Dataset):
@@ -68,9 +68,7 @@ class TarDataset(Dataset):
         return file_stamps(dict.fromkeys(shard for shard, _, _ in self.samples))
 
 
-def tar_dataset(
-    path: Path, names: Sequence[str] | None = None, templates: Sequence[str] | None = None
-) -> TarDataset:
+def tar_dataset(path: Path, names: Sequence[str] | None = None) -> TarDataset:
     """The samples of one shard, of ``shard-{000..012}.tar``, or of all shards in a folder.
 
     The class of a sample (:func:`index_shard`) is in its ``.cls`` (a number or a name) or ``.json``
@@ -92,7 +90,7 @@ def tar_dataset(
         names=names,
         keys=_unique_keys(samples, many=len(shards) > 1),
         labels=labels,
-        templates=[line.replace("{c}", "{}") for line in templates or asked or (DEFAULT_TEMPLATE,)],
+        templates=[line.replace("{c}", "{}") for line in asked or (DEFAULT_TEMPLATE,)],
     )
 
 
@@ -113,7 +111,7 @@ def find_shards(path: Path) -> list[Path]:
 
 
 def expand_braces(name: str) -> list[str]:
-    """What ``name-{000..012}.tar`` stands for; a name without braces stands for itself."""
+    """Names that ``name-{000..012}.tar`` stands for; one without braces stands for itself."""
     braces = _BRACES.search(name)
     if braces is None:
         return [name]
@@ -186,7 +184,7 @@ def _class_in(kind: str, data: bytes) -> str | None:
 
 
 def _stated(samples: Sequence[TarSample]) -> list[str | None]:
-    """What is stated of each sample's class; its folder where no sample says anything."""
+    """Class of each sample as stated; its folder where no sample states any."""
     if any(sample.stated is not None for sample in samples):
         return [sample.stated for sample in samples]
     return [sample.key.rpartition("/")[0].rpartition("/")[2] or None for sample in samples]

@@ -50,7 +50,7 @@ _LARGEST = 2**26
 """Bytes of a pickled function beyond which it stays in this process."""
 
 _PRELOAD = ("cliquetta.data.stream", "cliquetta.data.listing")
-"""What the functions of this package are imported from, by name only."""
+"""Modules that workers import functions from."""
 
 _Shapes = list[tuple[tuple[int, ...], str]]
 _Result: TypeAlias = "Future[tuple[_Shapes, Any]]"

@@ -144,7 +144,7 @@ def _of_open_clip(model: nn.Module, name: str) -> Checkpoint | None:
 
 
 def _conventions_of(model: Any, *, is_siglip: bool) -> Conventions:
-    """What the weights of an open_clip model do not tell, read from its modules."""
+    """Conventions of an open_clip model, read from its modules."""
     text = getattr(model, "text", model)  # some keep a tower of its own
     text_block = text.transformer.resblocks[0]
     pooling = getattr(text, "pool_type", getattr(model, "text_pool_type", "argmax"))

@@ -133,7 +133,7 @@ class TextTower(nn.Module):
         return self._read_ends(x, ends)
 
     def encode_packed(self, embeddings: Tensor, ends: Tensor) -> Tensor:
-        """What :meth:`encode` gives, without computing anything behind the ends."""
+        """Features as of :meth:`encode`, without computing anything behind the ends."""
         R, L, D = embeddings.shape
         real = (torch.arange(L) <= ends.cpu()[:, None]).flatten()
         slots = send(real.nonzero()[:, 0], embeddings.device)
@@ -152,7 +152,7 @@ class TextTower(nn.Module):
         return self.project(self.ln_final(x[:, 0]))
 
     def seen(self, ends: Tensor, length: int) -> Tensor | None:
-        """What the read position of each text sees, as a mask (R, 1, 1, L); ``None``: all."""
+        """Mask (R, 1, 1, L) of the tokens that the read position sees; ``None``: all."""
         if not self.config.causal:
             return None
         return (torch.arange(length, device=ends.device) <= ends[:, None])[:, None, None]

@@ -37,7 +37,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class BlockTape:
-    """What the backward pass of one block needs of its forward pass, by row."""
+    """Values of one block's forward pass that its backward pass needs, by row."""
 
     first: Norm
     packed: Tensor

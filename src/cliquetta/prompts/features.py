@@ -21,7 +21,7 @@ from cliquetta.prompts.classes import ClassPrompts, as_prompts
 
 FEATURE_FILES = (".npy", ".npz", ".safetensors")
 FEATURE_NAMES = ("features", "embeddings", "feature", "embedding")
-"""What the array of features is called where a file holds several."""
+"""Names of the array of features in a file of several."""
 Arrays = Mapping[str, npt.NDArray[Any]]
 FloatArray = npt.NDArray[np.float32]
 
@@ -93,7 +93,7 @@ class TextFeatures:
     names: tuple[str, ...] | None
     """Which class each row is of; ``None``: in the order of the class list."""
     scale: float
-    """What cosines are multiplied by."""
+    """Factor that turns cosines into logits."""
     source: str
 
     @property

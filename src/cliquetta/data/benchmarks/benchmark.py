@@ -1,4 +1,4 @@
-"""What makes a dataset known: its locations, layouts, splits, classes and counts, in one entry."""
+"""Known datasets: folders, layouts, splits, classes and counts of each in one entry."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Benchmark:
     id: str
     summary: str
     folders: tuple[str, ...]
-    """What its folder may be called under the root; case, ``-`` and ``_`` do not count."""
+    """Names of its folder under the root; case, ``-`` and ``_`` do not count."""
     layouts: tuple[Layout, ...]
     """From the most to the least trusted."""
     splits: Mapping[str, int]

@@ -59,7 +59,7 @@ class Listing:
     missing: int = 0
     """Files that a list names and that are missing."""
     notes: tuple[str, ...] = ()
-    """What was unusual and how it was handled."""
+    """Peculiarities and how they were handled."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Layout:
     splits: tuple[str, ...] | None = None
     """The splits that this layout can tell apart; ``None`` for all."""
     folders: tuple[str, ...] = ()
-    """What the dataset's folder is called in this layout, if not as the dataset says."""
+    """Names of the dataset's folder in this layout, if not the dataset's own."""
 
 
 def squeeze(name: str) -> str:
@@ -128,7 +128,7 @@ def find_locations(
 def near_misses(
     root: Path, folders: Sequence[str], layouts: Sequence[Layout], split: str
 ) -> list[str]:
-    """What is missing where the images are there and a side file is not."""
+    """Messages on folders whose images are there and whose side file is not."""
     found: list[str] = []
     for layout in layouts:
         for location in _locations(root, folders, layout, split):

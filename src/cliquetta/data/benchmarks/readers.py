@@ -35,11 +35,9 @@ def by_number(count: int) -> LabelOf:
     return label_of
 
 
-def by_name(list_id: str, aliases: Mapping[str, str] | None = None) -> LabelOf:
-    """Folders named by class; case and punctuation do not count. ``aliases``: folder to class."""
+def by_name(list_id: str) -> LabelOf:
+    """Folders named by class; case and punctuation do not count."""
     labels = {squeeze(name): label for label, name in enumerate(class_names(list_id))}
-    for folder, name in (aliases or {}).items():
-        labels[squeeze(folder)] = labels[squeeze(name)]
     return lambda name: labels.get(squeeze(name))
 
 
@@ -63,19 +61,13 @@ def first_of(*rules: LabelOf) -> LabelOf:
     return label_of
 
 
-def class_folders(
-    label_of: LabelOf, *, leave_out: Sequence[str] = (), hint: str = ""
-) -> Callable[[Location], Listing]:
+def class_folders(label_of: LabelOf, *, hint: str = "") -> Callable[[Location], Listing]:
     """One folder per class. A folder that is no class is refused: labels would shift unseen."""
 
     def read(location: Location) -> Listing:
         pictures: list[tuple[int, str, Path]] = []
-        dropped = []
         for folder in sorted(location.images.iterdir(), key=lambda path: natural_key(path.name)):
             if not folder.is_dir() or folder.name.startswith((".", "__")):
-                continue
-            if folder.name in leave_out:
-                dropped.append(folder.name)
                 continue
             label = label_of(folder.name)
             if label is None:
@@ -85,12 +77,10 @@ def class_folders(
                 for path in walk_images(folder)
             ]
         pictures.sort(key=lambda picture: picture[0])  # stable: natural order within a class
-        notes = (f"left out: {', '.join(dropped)}",) if dropped else ()
         return Listing(
             keys=[key for _, key, _ in pictures],
             labels=[label for label, _, _ in pictures],
             paths=[path for _, _, path in pictures],
-            notes=notes,
         )
 
     return read

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cliquetta.methods.scap.adapter import SCAP
 
 KEYS = ("cliques", "learned", "passes", "retained", "top", "text_gradient", "visual_prompts")
-"""What the adapter leaves in ``Prediction.evidence``."""
+"""Entries of ``Prediction.evidence`` that the adapter makes."""
 _CLIQUES = 4
 """Cliques of one image whose attention is shown."""
 

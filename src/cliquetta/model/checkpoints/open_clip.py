@@ -99,7 +99,7 @@ def tokenizer_name(config: Mapping[str, Any] | None) -> str | None:
 
 
 def _config_of(arch: str | None, siglip: bool) -> dict[str, Any] | None:
-    """What the name of a SigLIP stands for, where there is no config file."""
+    """Config of a SigLIP by its name, where there is no config file."""
     if not siglip:
         return None
     if arch is None:

@@ -62,7 +62,7 @@ _NAMES = (
 
 @dataclass(frozen=True)
 class Conventions:
-    """What the shapes of the weights do not tell."""
+    """Properties of the towers that the shapes of the weights do not show."""
 
     activation: Activation = "quick_gelu"
     vision_heads: int | None = None
