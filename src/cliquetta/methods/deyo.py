@@ -22,22 +22,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods.building.config import Count, Decay, MethodConfig, NonNegative, Positive
+from cliquetta.methods.building.config import Count, NonNegative
 from cliquetta.methods.building.entropy import entropy
-from cliquetta.methods.building.layernorm import LayerNormAdapter
+from cliquetta.methods.building.layernorm import MomentumAdapter, MomentumConfig
 from cliquetta.methods.registry import register
-from cliquetta.methods.sar import batch_rate
 from cliquetta.types import Batch, Prediction
 
 
 @dataclass(frozen=True)
-class DeYOConfig(MethodConfig):
+class DeYOConfig(MomentumConfig):
     """Entropy minimisation on images that depend on shape, never reset."""
 
-    lr: Positive = 1e-3
-    """Learning rate of SGD at batches of 64; see :func:`~cliquetta.methods.sar.batch_rate`."""
-    momentum: Decay = 0.9
-    """Momentum of SGD."""
     entropy_threshold: NonNegative = 0.5
     """τ_Ent as a multiple of ln N: images of higher entropy do not teach."""
     entropy_margin: NonNegative = 0.4
@@ -98,7 +93,7 @@ def join_patches(patches: Tensor, size: int) -> Tensor:
     tuned_by_authors=frozenset({"mild"}),
     setting="ViT-B/16, ImageNet-C, wild",
 )
-class DeYO(LayerNormAdapter):
+class DeYO(MomentumAdapter):
     """Entropy steps on LayerNorms from images whose prediction depends on their shape."""
 
     merge_rules = (
@@ -106,15 +101,10 @@ class DeYO(LayerNormAdapter):
         ("velocity", "mean"),
         ("generator", "first"),
     )
-    class_free = frozenset({"norms", "velocity", "generator"})
-    scaled_cosines = True
     config: DeYOConfig
 
     def _setup(self) -> None:
         super()._setup()
-        self.mask = self.tower.early()
-        self.memory.declare("norms", self.tower.start)
-        self.memory.declare("velocity", torch.zeros_like(self.tower.start))
         generator = torch.Generator().manual_seed(self.seed)
         self.memory.declare("generator", generator.get_state())
 
@@ -129,9 +119,7 @@ class DeYO(LayerNormAdapter):
             loss, teaching = self.loss(logits, values.detach(), shuffled)
             if teaching.any():
                 (gradient,) = torch.autograd.grad(loss, values)
-                velocity = config.momentum * memory["velocity"] + gradient * self.mask
-                memory["velocity"] = velocity
-                memory["norms"] = values - batch_rate(config.lr, len(batch)) * velocity
+                self.step(gradient, len(batch))
         return Prediction(logits.detach().float(), {"teaching": teaching})
 
     def loss(self, logits: Tensor, norms: Tensor, shuffled: Tensor) -> tuple[Tensor, Tensor]:

@@ -179,12 +179,13 @@ class Panda(Adapter):
     def _predict(self, batch: Batch) -> Prediction:
         self._draw(batch.images)
         prediction, inner = self.inner._predict(batch), self.inner
-        norms = next((n for n in ("norms.values", "norms") if n in inner.memory), None)
-        if not (self.config.predict_after and isinstance(inner, LayerNormAdapter) and norms):
+        if not (self.config.predict_after and isinstance(inner, LayerNormAdapter)):
+            return prediction
+        if inner.learned is None:
             return prediction
         self._draw(batch.images)
         with torch.no_grad():
-            logits = inner.logits(inner.memory[norms], batch.images)
+            logits = inner.logits(inner.learned, batch.images)
         return replace(prediction, logits=logits.float())
 
     def _draw(self, images: Tensor) -> None:
