@@ -163,7 +163,7 @@ def _thumbnail(image: ImageLike) -> str:
 
 
 class ZeroShotImageClassification:
-    """What :func:`pipeline` builds: a classifier that keeps what it learns between calls."""
+    """A classifier of :func:`pipeline`, which keeps what it learns between calls."""
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ from cliquetta.data.inputs import is_single, separate_images
 from cliquetta.model.clip import CLIP
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.serve.client import Client
-from cliquetta.serve.schema import BatchAnswer, SessionRequest
+from cliquetta.serve.schema import BatchResponse, SessionRequest
 from cliquetta.serve.settings import Settings
 from tests._helpers.serve_setup import live_service
 
@@ -99,7 +99,7 @@ def ask_service(way: str, images: Any, model: CLIP) -> list[float]:
             given = images if isinstance(images, list) else [images]
             texts = [one if isinstance(one, str) else b64encode(one).decode() for one in given]
             body = {"images": [{"data": text} for text in texts]}
-            found = client.ask(BatchAnswer, "POST", f"/{session.id}/batches", json=body)
+            found = client.ask(BatchResponse, "POST", f"/{session.id}/batches", json=body)
     assert not found.errors
     return [s.probability for one in found.predictions for s in one.top if s.label == "cat"]
 

@@ -1,4 +1,4 @@
-"""What the operator decides: models, methods, tokens, limits. Clients can change none of it."""
+"""Settings of the operator: models, methods, tokens, limits. Clients can change none of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MB = 1024 * 1024
 
 @dataclass(frozen=True)
 class Limits:
-    """What clients may ask for; every value can be set with ``--limit NAME=VALUE``."""
+    """Bounds of what clients may ask for, each set with ``--limit NAME=VALUE``."""
 
     body_bytes: int = 32 * _MB
     """Size of one request, counted while it arrives."""
@@ -134,7 +134,7 @@ def served_methods(allowed: Iterable[str] | None = None) -> dict[str, MethodEntr
 
 @dataclass(frozen=True)
 class Settings:
-    """What a server offers, to whom, and how much of it."""
+    """Offer of a server: to whom, and how much of it."""
 
     models: Mapping[str, CLIP] = field(default_factory=dict)
     """By the names that clients use; the first is the default. All sessions share them."""
@@ -145,7 +145,7 @@ class Settings:
     hosts: frozenset[str] | None = LOCAL_HOSTS
     """Names in the ``Host`` header that are answered; any if ``None``, which needs tokens."""
     limits: Limits = field(default_factory=Limits)
-    """What clients may ask for."""
+    """Bounds of what clients may ask for."""
     workers: int = field(default_factory=lambda: os.cpu_count() or 1)
     """Sessions that compute at one time."""
     threads: int = 1
