@@ -22,7 +22,6 @@ from cliquetta.methods.building.layernorm import LateBlocks, LayerNormTower
 from cliquetta.methods.domain_norm import DomainNorm, DomainNormConfig
 from cliquetta.methods.domain_norm.prior import class_prior
 from cliquetta.methods.registry import create_method, get_method, method_config, method_entries
-from cliquetta.methods.state import load_method
 from cliquetta.model.clip import CLIP, l2_normalize
 from cliquetta.model.in_memory import from_model
 from cliquetta.model.preprocess import Preprocess
@@ -204,14 +203,6 @@ def test_sigmoid_models_keep_their_bias() -> None:
     pixels = torch.randn(2, 3, model.image_size, model.image_size)
     expected = adapter.predict(Batch(pixels)).logits
     torch.testing.assert_close(adapter.frozen_model()(pixels), expected, atol=LOGIT, rtol=0)
-
-
-def test_a_state_alone_restores_the_method(tmp_path: Path) -> None:
-    adapter, fresh = domain_norm()
-    adapter.save(tmp_path / "state")
-    restored = load_method(tmp_path / "state", adapter.model)
-    assert restored.config == adapter.config and restored.prompts == adapter.prompts
-    torch.testing.assert_close(restored.frozen_model()(fresh), adapter.frozen_model()(fresh))
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ class AttentionMap:
     grid: npt.NDArray[np.float32]
     """(g, g), what goes to each patch."""
     to_prompts: float
-    """What goes to prompts."""
+    """Share of the attention that goes to prompts."""
     moved: float
     """Share of the attention that differs from plain CLIP's."""
 

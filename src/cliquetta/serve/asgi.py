@@ -28,8 +28,8 @@ from cliquetta.serve.metrics import CONTENT_TYPE
 from cliquetta.serve.middleware import AdmissionMiddleware, CSPMiddleware, problem_response
 from cliquetta.serve.schema import (
     CREATION_KEY,
-    BatchAnswer,
     BatchRequest,
+    BatchResponse,
     ClassesRequest,
     Health,
     MethodInfo,
@@ -208,7 +208,7 @@ async def delete_session(session: SessionOf, service: ServiceOf, owner: OwnerOf)
 
 @router.post(
     "/sessions/{session}/batches",
-    response_model=BatchAnswer,
+    response_model=BatchResponse,
     responses={**_SESSION, **_BODY, **_refusals(s415="Neither a form nor JSON")},
     openapi_extra={"requestBody": {"required": True, "content": BatchRequest.body_schemas()}},
 )
@@ -253,7 +253,7 @@ async def set_classes(
     responses={**_SESSION, 200: {"content": _BINARY_SCHEMA, "description": "safetensors"}},
 )
 async def export_state(session: SessionOf, service: ServiceOf, owner: OwnerOf) -> Response:
-    """What the session has learned, as a safetensors file."""
+    """Export what the session has learned, as a safetensors file."""
     data = await service.run(owner, session, partial(service.sessions.export_state, session))
     return Response(data, media_type=BINARY)
 

@@ -66,7 +66,7 @@ class ReplicaPlan:
             raise UserError(f"replicas are N or MIN:MAX from 1, got {self.least}:{self.most}")
 
     def options(self, settings: Settings, present: float = 0.0) -> dict[str, Any]:
-        """The same as options of Ray Serve, for a cluster with this many GPUs."""
+        """Options of Ray Serve for a cluster with ``present`` GPUs."""
         limits = settings.limits
         scale: dict[str, Any] = {"num_replicas": self.least}
         if self.most > self.least:
@@ -116,7 +116,7 @@ class Replica:
         self._posting = asyncio.create_task(self._post(name, board))
 
     async def answer(self, request: Forwarded) -> Answered:
-        """What the service answers to a request."""
+        """The service's response to a request."""
         with self._settings.tracing.request(request.trace) as span:
             span["name"] = "replica"
             return await run_app(self._app, request)
@@ -137,8 +137,8 @@ def build_settings(
 ) -> Settings:
     """Settings of a replica, with its models loaded onto the device that it was given."""
     torch.set_num_threads(settings.threads)
-    place = str(pick_device(device))
-    models = load_models(sources, partial(create_model, device=place, dtype=dtype))
+    target = str(pick_device(device))
+    models = load_models(sources, partial(create_model, device=target, dtype=dtype))
     return replace(settings, models=models, tracing=open_tracing(traces))
 
 
@@ -182,7 +182,7 @@ def serve_replicas(
             from ray import serve
         except ImportError as error:
             raise UserError(f"no {error.name}: pip install 'cliquetta[{EXTRA}]'") from error
-        logging.getLogger("ray.serve").setLevel(logging.ERROR)  # a lost replica is said by us
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)  # we report a lost replica
         board = ray.remote(num_cpus=0)(Board).remote()
         present = ray.cluster_resources().get("GPU", 0)
         replicas = serve.deployment(**plan.options(settings, present))(Replica)

@@ -71,7 +71,7 @@ class Service:
             tracing.end(waiting)
 
     async def look_up(self, work: Callable[[], T]) -> T:
-        """What is known about sessions; in a thread, since it means to ask the store."""
+        """Facts about sessions; from a thread, since the store is asked."""
         return await asyncio.to_thread(work)
 
     def sweep(self) -> None:
@@ -114,7 +114,7 @@ class FairPool:
     ) -> None:
         """Start ``workers`` threads; each calls ``prepare`` once before its first job.
 
-        ``on_wait`` is told how long each job has waited.
+        ``on_wait`` is called with the seconds that each job has waited.
         """
         if workers < 1:
             raise UserError(f"at least one worker, got {workers}")

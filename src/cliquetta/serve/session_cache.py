@@ -16,7 +16,7 @@ from cliquetta.serve.errors import ServiceError, conflict, not_found
 from cliquetta.serve.factory import build_adapter, memory_bytes
 from cliquetta.serve.metrics import Metrics
 from cliquetta.serve.settings import Settings
-from cliquetta.serve.store import Answer, Progress, Store, StoredSession
+from cliquetta.serve.store import Progress, Store, StoredResponse, StoredSession
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class Resident:
     """The part of a session that is in memory only while it is in use."""
 
     adapter: Adapter
-    answers: dict[int, Answer] = field(default_factory=dict)
+    answers: dict[int, StoredResponse] = field(default_factory=dict)
     version: int = 0
     chain: Chain = field(default_factory=Chain)
 
@@ -144,7 +144,7 @@ class SessionCache:
         entry: StoredSession,
         resident: Resident,
         progress: Progress,
-        answers: dict[int, Answer],
+        answers: dict[int, StoredResponse],
     ) -> None:
         """Write a session as it is now; it counts when this returns."""
         tracing, spec, chain = self._settings.tracing, entry.spec, resident.chain

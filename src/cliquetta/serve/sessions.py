@@ -1,4 +1,4 @@
-"""What clients ask of their sessions: make, predict, reset, other classes, states, delete."""
+"""The requests of clients for their sessions: make, predict, reset, classes, states, delete."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from cliquetta.errors import UserError
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.state import pack_state, unpack_state
-from cliquetta.serve.batches import Decoded, find_repeated, predict_images, render_answer
+from cliquetta.serve.batches import Decoded, find_repeated, predict_images, render_response
 from cliquetta.serve.changes import Chain
 from cliquetta.serve.errors import ServiceError, invalid, not_found
 from cliquetta.serve.factory import change_classes, create_session
@@ -20,7 +20,7 @@ from cliquetta.serve.metrics import Metrics
 from cliquetta.serve.schema import BatchRequest, ClassesRequest, SessionInfo, SessionRequest
 from cliquetta.serve.session_cache import Resident, SessionCache
 from cliquetta.serve.settings import Settings
-from cliquetta.serve.store import Answer, FencedError, Progress, Store, StoredSession
+from cliquetta.serve.store import FencedError, Progress, Store, StoredResponse, StoredSession
 from cliquetta.types import Prediction
 
 _log = logging.getLogger(__name__)
@@ -98,9 +98,9 @@ class Sessions:
 
     @_repeated
     def predict(self, id: str, request: BatchRequest, key: str = "") -> tuple[bytes, bool]:
-        """The answer as JSON, and whether it is a repeat of one given before.
+        """The response as JSON, and whether it is a repeat of one given before.
 
-        On return the answer and what was learned from the batch are on disk. On an exception the
+        On return the response and what was learned from the batch are on disk. On an exception the
         session is as it was. A request that has the ``key`` of one before is that request.
         """
         start = time.perf_counter()
@@ -117,8 +117,8 @@ class Sessions:
             decoded, prediction = self._compute(entry, resident.adapter, request)
             with self._cache.whole(id):
                 number = entry.progress.sequence + 1
-                body = render_answer(entry.spec, number, request, decoded, prediction)
-                answers = {**resident.answers, number: Answer.of(digest, body, key)}
+                body = render_response(entry.spec, number, request, decoded, prediction)
+                answers = {**resident.answers, number: StoredResponse.of(digest, body, key)}
                 for old in sorted(answers)[: -self._limits.replay]:
                     del answers[old]
                 images = entry.progress.images + len(decoded.positions)
@@ -174,7 +174,7 @@ class Sessions:
 
     @_repeated
     def export_state(self, id: str) -> bytes:
-        """What was learned, as a file that ``load_state`` reads."""
+        """The state file of the session's method."""
         with self._cache.using(id) as (_, resident):
             return pack_state(resident.adapter)
 

@@ -98,8 +98,8 @@ class FencedError(Exception):
 
 
 @dataclass(frozen=True)
-class Answer:
-    """An answer that was given, with what it answered."""
+class StoredResponse:
+    """A response that was sent, and the request that it answers."""
 
     digest: str
     """Hash of the request."""
@@ -109,13 +109,13 @@ class Answer:
     """The router's name for the request, the same when it is sent to another replica."""
 
     @classmethod
-    def of(cls, digest: str, body: bytes, key: str = "") -> Answer:
-        """Keep ``body`` as the answer to the request with ``digest``."""
+    def of(cls, digest: str, body: bytes, key: str = "") -> StoredResponse:
+        """The response ``body`` to the request with ``digest``."""
         return cls(digest, zlib.compress(body, 1), key)
 
     @property
     def body(self) -> bytes:
-        """The answer as it was sent."""
+        """The body as it was sent."""
         return zlib.decompress(self.packed)
 
 
@@ -190,7 +190,7 @@ class Store:
         adapter: Adapter,
         spec: SessionSpec,
         progress: Progress,
-        answers: Mapping[int, Answer],
+        answers: Mapping[int, StoredResponse],
         version: int = 0,
         chain: Chain | None = None,
     ) -> int:
@@ -235,7 +235,7 @@ class Store:
 
     def load(
         self, adapter: Adapter, id: str, version: int
-    ) -> tuple[StoredSession, dict[int, Answer]]:
+    ) -> tuple[StoredSession, dict[int, StoredResponse]]:
         """Let ``adapter`` continue where the session was, and return where that was.
 
         Raises:
@@ -245,7 +245,7 @@ class Store:
         """
         saved = unpack_state(adapter, fold(self._read(id, version)), source="the session's file")
         answers = {
-            int(number): Answer(
+            int(number): StoredResponse(
                 digest,
                 saved.extra[f"{_ANSWER}{number}"].numpy().tobytes(),
                 saved.notes["keys"].get(number, ""),
@@ -348,7 +348,7 @@ def _seal(data: bytes) -> bytes:
 
 
 def _checked(data: bytes) -> bytes:
-    """The same bytes, if they are those that were sealed."""
+    """Return the bytes unchanged if they are those that were sealed."""
     seal = seal_of(data).encode()
     if hashlib.sha256(data.replace(seal, UNSEALED, 1)).hexdigest().encode() != seal:
         raise DamagedError("the session's file is damaged: its checksum differs")

@@ -24,7 +24,7 @@ class Files(Protocol):
     """Files by names ``FOLDER/FILE``."""
 
     def opened(self) -> AbstractContextManager[None]:
-        """Make the place ready for a service and, where that is possible, lock it."""
+        """Prepare for a service, and lock out others where that is possible."""
 
     def create(self, name: str, data: bytes) -> None:
         """Write a file durably, or raise ``FileExistsError``."""
