@@ -24,7 +24,7 @@ from cliquetta.data.views import image_views, to_pixels
 from cliquetta.model.clip import CLIP
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.serve.client import Client
-from cliquetta.serve.schema import BatchAnswer, SessionRequest
+from cliquetta.serve.schema import BatchResponse, SessionRequest
 from cliquetta.serve.settings import Settings
 from cliquetta.types import Batch, ViewSpec
 from tests._helpers.serve_setup import live_service
@@ -102,7 +102,7 @@ def ask_service(way: str, images: Any, model: CLIP) -> list[float]:
             given = images if isinstance(images, list) else [images]
             texts = [one if isinstance(one, str) else b64encode(one).decode() for one in given]
             body = {"images": [{"data": text} for text in texts]}
-            found = client.ask(BatchAnswer, "POST", f"/{session.id}/batches", json=body)
+            found = client.ask(BatchResponse, "POST", f"/{session.id}/batches", json=body)
     assert not found.errors
     return [s.probability for one in found.predictions for s in one.top if s.label == "cat"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -68,8 +69,8 @@ class CLIP(nn.Module):
         self.text: TextTower | None = None
         if config.text is not None:
             self.text = TextTower(config.text, config.embed_dim)
-        self.logit_scale = nn.Parameter(torch.tensor(100.0).log())
-        self.logit_bias = nn.Parameter(torch.tensor(-10.0)) if config.sigmoid else None
+        self.logit_scale = nn.Parameter(torch.full((), math.log(100.0)))
+        self.logit_bias = nn.Parameter(torch.full((), -10.0)) if config.sigmoid else None
         self.requires_grad_(False)
         self.eval()
 

@@ -30,7 +30,9 @@ class TextTower(nn.Module):
     def __init__(self, config: TextConfig, embed_dim: int) -> None:
         super().__init__()
         self.config = config
-        self.tokens = nn.Embedding(config.vocab_size, config.width)
+        # a weight of its own: the random one would import torch._dynamo on the meta device
+        unset = torch.zeros(config.vocab_size, config.width)
+        self.tokens = nn.Embedding(config.vocab_size, config.width, _weight=unset)
         self.position = nn.Parameter(torch.zeros(config.context_length, config.width))
         self.blocks = nn.ModuleList(
             Block(config.width, config.heads, config.hidden, config.activation, config.eps)
