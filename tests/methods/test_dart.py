@@ -117,7 +117,9 @@ def test_the_start_of_the_visual_prompt_is_seeded_and_uniform(tiny_clip: CLIP) -
 
 def test_the_learned_words_are_those_before_the_name_without_underscores(tiny_clip: CLIP) -> None:
     tokenizer = Tokenizer()
-    official = [tokenizer.decode([i]).strip() for i in tokenizer.encode("a_photo_of_a_cat")]
+    official = [
+        tokenizer._symbols[i].removesuffix("</w>") for i in tokenizer.encode("a_photo_of_a_cat")
+    ]
     assert official[:4] == ["a", "_", "photo", "_"]
     ours = DART(tiny_clip, PROMPTS, CONFIG).template.start
     assert torch.equal(ours, tiny_clip.context("a photo of a"))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cliquetta.cli.command import FAILED, Common, command
+from cliquetta.cli.command import FAILED, Common
 from cliquetta.cli.console import Terminal, count
 from cliquetta.cli.executing import RUNS, Out, run_grid
 from cliquetta.cli.options import Workers
@@ -20,18 +20,13 @@ if TYPE_CHECKING:
     from cliquetta.evaluation.sweep import RunContext
     from cliquetta.report.results_pages import Pages
 
-_EXAMPLES = """
+EXAMPLES = """
 cliquetta reproduce headline
 
 cliquetta reproduce methods --overwrite
 
 cliquetta reproduce leaderboard --run --shard 2/8 --device cuda
 """
-
-
-def add_to(app: typer.Typer) -> None:
-    """Enter the command."""
-    command(app, "reproduce", examples=_EXAMPLES)(reproduce)
 
 
 def reproduce(
@@ -58,11 +53,11 @@ def reproduce(
     out: Out = RUNS,
     workers: Workers = None,
 ) -> None:
-    """Write a page of our own results from its records; with --run, first run what they lack.
+    """Write a page of our own results from its records.
 
-    Runs of a shard stay in --out; a last --run without one records them beside the known ones.
-
-    The paper's tables are grids for `cliquetta evaluate --grid ood --root DATA`.
+    With --run, first run what the records lack. Runs of a shard stay in --out; a last --run without
+    one records them beside the known ones. The paper's tables are grids for `cliquetta evaluate
+    --grid ood --root DATA`.
     """
     from cliquetta.cli.options import read_shard
     from cliquetta.evaluation.grid import packaged_grid

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cliquetta.cli.command import Common, command
+from cliquetta.cli.command import Common
 from cliquetta.cli.console import count
 from cliquetta.errors import UserError
 
 if TYPE_CHECKING:
     from cliquetta.serve.store import StoredSession
 
-_LIST = """
+LIST_EXAMPLES = """
 cliquetta sessions list
 
 cliquetta sessions list --state-dir /var/lib/cliquetta --json
 """
-_DELETE = """
+DELETE_EXAMPLES = """
 cliquetta sessions delete 0f3a9c17b2d45e6688aa01b2c3d4e5f6
 
 cliquetta sessions delete --unused-days 30 --state-dir /var/lib/cliquetta
@@ -30,15 +30,7 @@ cliquetta sessions delete --unused-days 30 --state-dir /var/lib/cliquetta
 StateDir = Annotated[str, typer.Option(help="Directory of the sessions, or a URL (see serve).")]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the commands."""
-    group = typer.Typer(no_args_is_help=True, help="List and delete the sessions of a service.")
-    command(group, "list", examples=_LIST, compute=False)(list_sessions)
-    command(group, "delete", examples=_DELETE, compute=False)(delete)
-    app.add_typer(group, name="sessions")
-
-
-def list_sessions(common: Common, state_dir: StateDir = "sessions") -> None:
+def list_all(common: Common, state_dir: StateDir = "sessions") -> None:
     """List all sessions, also those of a running server."""
     found = _scan(state_dir)
     columns = ("id", "owner", "model", "method", "classes", "batches", "images", "used", "KiB")
@@ -65,8 +57,8 @@ def delete(
     ] = None,
     state_dir: StateDir = "sessions",
 ) -> None:
-    """Delete sessions; a running server does it within a minute."""
-    from cliquetta.serve.shared_store import delete_sessions
+    """Delete sessions, also those of a running server."""
+    from cliquetta.serve.store import Store
 
     if not ids and unused_days is None:
         raise UserError("no sessions given: name their ids, or use --unused-days")
@@ -77,19 +69,17 @@ def delete(
     oldest = None if unused_days is None else time.time() - 86400 * unused_days
     unused = [id for id, one in known.items() if oldest is not None and one.used < oldest]
     chosen = list(dict.fromkeys([*(ids or ()), *unused]))
-    now = delete_sessions(state_dir, chosen)
-    done = "deleted" if now else "to be deleted by the running server within a minute"
-    common.terminal.say(f"{count(len(chosen), 'session')} {done}")
-    common.terminal.document({"sessions": chosen, "deleted": now})
+    store = Store(state_dir)
+    for id in chosen:
+        store.delete(id)
+    common.terminal.say(f"{count(len(chosen), 'session')} deleted")
+    common.terminal.document({"sessions": chosen})
 
 
 def _scan(where: str) -> list[StoredSession]:
     from cliquetta.data.remote import is_url
-    from cliquetta.serve.shared_store import SharedStore
     from cliquetta.serve.store import Store
 
-    if is_url(where):
-        return SharedStore(where).scan()
-    if not Path(where).is_dir():
+    if not is_url(where) and not Path(where).is_dir():
         raise UserError(f"no directory {where}: pass --state-dir as for `cliquetta serve`")
-    return [*Store(Path(where)).scan(), *SharedStore(where).scan()]  # of one server, of replicas
+    return Store(where).scan()

@@ -37,7 +37,7 @@ def create_session(
 def change_classes(
     request: ClassesRequest, spec: SessionSpec, adapter: Adapter, settings: Settings
 ) -> tuple[SessionSpec, Adapter]:
-    """The same session for another class list, with what its adapter learned apart from it."""
+    """A session for another class list, with what its adapter learned apart from the classes."""
     templates = spec.templates if request.templates is None else tuple(request.templates)
     _check_lists(request.classes, templates, settings.limits)
     changed = replace(spec, classes=tuple(request.classes), templates=templates)
