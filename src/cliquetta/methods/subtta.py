@@ -58,10 +58,7 @@ class SubTTAConfig(AdamConfig):
 
 
 def covariance(features: Tensor) -> Tensor:
-    """Covariance (E, E) of features (B, E), float64; zero of a single one.
-
-    Gaps between its eigenvalues divide what rounding makes of it.
-    """
+    """Covariance (E, E) of features (B, E), float64; zero of a single one."""
     centred = (features - features.mean(dim=0)).double()
     return centred.T @ centred / max(1, len(features) - 1)
 

@@ -161,10 +161,7 @@ def _added(members: list[Member], starts: list[Domain]) -> Domain:
 
 
 def _merge_moments(counts: list[Counts], classes: Tensor) -> Tensor:
-    """Moments of the copies whose most predicted class is that of all together.
-
-    Images of a shared start count once per copy, which does not change a skewness much.
-    """
+    """Moments of the copies whose most predicted class is that of all together."""
     same = [one.moments for one in counts if one.classes.argmax() == classes.argmax()]
     return torch.stack([torch.zeros_like(counts[0].moments), *same]).sum(dim=0)
 
