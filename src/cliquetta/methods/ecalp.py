@@ -65,10 +65,7 @@ def nearest_texts(features: Tensor, text: Tensor, count: int) -> Tensor:
 
 
 def nearest_images(similarity: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Values and rows (M + 1, k) of the nearest nodes, from the similarities (M, M) of images.
-
-    The last node is a copy of the last image, which comes before it.
-    """
+    """Values and rows (M + 1, k) of the nearest images; the last node is a copy of the last."""
     M = len(similarity)
     found = similarity.topk(min(count, M), dim=-1)
     values = torch.cat([found.values, similarity[:, -1:]], dim=1)

@@ -70,10 +70,7 @@ def principal_directions(covariance: Tensor, rank: int, skipped: int) -> Tensor:
 
 
 def chordal_distance(covariance: Tensor, basis: Tensor, skipped: int) -> tuple[Tensor, Tensor]:
-    """Squared distance (4) of the principal span of ``covariance`` (E, E) from ``basis`` (r, E).
-
-    The second result is its gradient by ``covariance``.
-    """
+    """Squared distance (4) of a covariance's principal span from ``basis``; its gradient."""
     rank = len(basis)
     values, vectors = (x.flip(-1) for x in torch.linalg.eigh(covariance))
     inside = torch.zeros_like(values, dtype=torch.bool)
