@@ -6,8 +6,8 @@ LOCKS := pyproject.toml constraints/torch.txt constraints/torch-cpu.txt constrai
 UV_VERSION := 0.13.7
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: help demo test tests lint types docs lock test-slow test-cpus test-parity test-lowest test-browser \
-  browser-tests bench clean
+.PHONY: help demo test tests lint types docs lock test-slow test-cpus cpu-avx2 cpu-default \
+  test-parity test-lowest test-browser browser-tests bench clean
 
 help:
 	@echo "make demo         adapt the bundled CLIP to a shifted stream, on this machine's CPU"
@@ -73,11 +73,14 @@ tests: .venv/.test
 test-slow: .venv/.test
 	$(call timed,slow tests,$(PYTEST) --dist loadscope -m "slow and not browser and not parity")
 
+# Both at the same time, one core each.
 test-cpus: .venv/.test
-	$(call timed,numeric tests with AVX2,ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 \
-	  $(PYTEST) --dist worksteal $(FAST) $(NUMERIC))
-	$(call timed,numeric tests without AVX,ATEN_CPU_CAPABILITY=default \
-	  $(PYTEST) --dist worksteal $(FAST) $(NUMERIC))
+	$(call timed,numeric tests on other CPUs,$(MAKE) --no-print-directory --jobs 2 cpu-avx2 cpu-default)
+
+cpu-avx2: export ONEDNN_MAX_CPU_ISA := AVX2
+cpu-avx2 cpu-default: export ATEN_CPU_CAPABILITY = $(@:cpu-%=%)
+cpu-avx2 cpu-default:
+	$(call timed,numeric tests as $@,$(PYTEST) -n 0 $(FAST) $(NUMERIC))
 
 docs: .venv/.docs
 	$(call timed,docs,NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet)

@@ -24,7 +24,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cliquetta.cli.main import app
-from cliquetta.data.feature_cache import Block, Layout, open_table
+from cliquetta.data.feature_cache import FeatureBlock, TableLayout, open_table
 from cliquetta.data.stream import Stream
 from cliquetta.errors import UserError
 from cliquetta.evaluation.evidence_log import EvidenceLimits
@@ -318,12 +318,12 @@ def test_export(tiny_clip: CLIP, tmp_path: Path) -> None:
 
 def test_feature_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cliquetta.data.feature_cache.SAVE_SECONDS", 0.0)
-    layout = Layout({"model": "tiny"}, (IMAGES, 1, 3), 2)
+    layout = TableLayout({"model": "tiny"}, (IMAGES, 1, 3), 2)
     whole = np.random.default_rng(0).standard_normal(layout.shape).astype(np.float32)
 
-    def encode(wanted: Any) -> Iterator[Block]:
+    def encode(wanted: Any) -> Iterator[FeatureBlock]:
         for rows in wanted:
-            yield Block(whole[rows.start : rows.stop], {3: "damaged"} if 3 in rows else {})
+            yield FeatureBlock(whole[rows.start : rows.stop], {3: "damaged"} if 3 in rows else {})
 
     def write(folder: Path) -> None:
         assert (open_table(folder, layout, encode).features == whole).all()

@@ -29,8 +29,8 @@ from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.siglip import save_siglip, tiny_siglip
 from tests._helpers.tiny import TINY_NAMES
 from tests._helpers.tolerance import FEATURE, LOGIT, SUM
+from tests.model.checkpoints.test_huggingface import tiny_transformers
 from tests.model.test_tokenizer import merge_lines, vocabulary
-from tests.model.test_transformers_parity import tiny_transformers
 
 LABELS = list(TINY_NAMES)
 TASK = "zero-shot-image-classification"

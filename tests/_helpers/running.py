@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 
+@dataclass(frozen=True)
 class Answer:
-    """What a command left behind; ``text`` is stdout and stderr with line breaks as blanks."""
+    """The end of a command."""
 
-    def __init__(self, code: int, stdout: str, stderr: str, error: BaseException | None) -> None:
-        self.code = code
-        self.stdout = stdout
-        self.stderr = stderr
-        self.text = " ".join((stdout + " " + stderr).split())
-        self.error = error
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def text(self) -> str:
+        """Both outputs with line breaks as blanks."""
+        return " ".join((self.stdout + " " + self.stderr).split())
 
 
 Run = Callable[..., Answer]

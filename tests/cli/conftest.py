@@ -22,7 +22,7 @@ def run() -> Run:
         result = CliRunner().invoke(app, [str(word) for word in words], input=input)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
-        return Answer(result.exit_code, result.stdout, result.stderr, result.exception)
+        return Answer(result.exit_code, result.stdout, result.stderr)
 
     return call
 

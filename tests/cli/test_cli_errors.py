@@ -4,112 +4,88 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from tests._helpers.running import Run
 
+PREDICT = ("predict", "photos", "--model", "tiny.safetensors")
+TWO = (*PREDICT, "--classes", "a,b", "--method", "zero_shot")
+MICRO = ("--classes", "a,b", "--model", "micro")
+LONG = " ".join(f"word{i}" for i in range(200))
 
-def refused(answer: Any, *words: str) -> bool:
-    """Fails with what is wrong, so that a test may simply assert it."""
+
+@pytest.fixture
+def folder(tiny_file: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with photos, a model, and what is none."""
+    folder = photos.parent
+    data = tiny_file.read_bytes()
+    (folder / "tiny.safetensors").write_bytes(data)
+    (folder / "half.safetensors").write_bytes(data[: len(data) // 2])
+    (folder / "broken.safetensors").write_bytes(b"no header")
+    (folder / "names.txt").write_text("\n\n")
+    (folder / "empty").mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("predict", "empty", *MICRO), "no images in"),
+        (("predict", "gone", *MICRO), "no such file or folder"),
+        (("predict", "photos", *MICRO, "--out", "empty"), "is a folder"),
+        ((*TWO, "--out", "photos/image0.png/out.csv"), "cannot write"),  # below a file
+        (PREDICT, "no class names"),
+        ((*PREDICT, "--classes", ""), "no class names"),
+        ((*PREDICT, "--classes", ","), "no class names"),
+        ((*PREDICT, "--classes", "names.txt"), "write one per line"),
+        ((*PREDICT, "--classes", "names.text"), "no file names.text"),
+        ((*PREDICT, "--classes", "cat,dog,cat"), "must differ"),
+        ((*PREDICT, "--classes", f"{LONG},cat"), "shorten the class name"),
+        ((*PREDICT, "--classes", "cat", "--state", "state"), "at least two"),
+        ((*TWO, "--method", "zero_shott"), "did you mean 'zero_shot'"),
+        ((*TWO, "--set", "temprature=2"), "did you mean 'temperature'"),
+        ((*TWO, "--set", "temperature"), "key=value"),
+        ((*TWO, "--set", "temperature=warm"), "'warm' is not"),
+        ((*TWO, "--set", "temperature=0"), "above 0"),
+        ((*TWO, "--preset", "best"), "preset"),
+        ((*TWO, "--templates", "openai-8O"), "openai-80"),
+        ((*TWO, "--dtype", "fp8"), "bf16"),
+        ((*TWO, "--device", "gpu"), "no device 'gpu'"),
+        ((*TWO, "--shard", "3"), "--shard takes I/N"),
+        ((*TWO, "--format", "xls"), "unknown file format 'xls'"),
+        ((*TWO, "--model", "mikro"), "did you mean 'micro'"),
+        ((*TWO, "--model", "x.safetensors"), "no such file"),
+        ((*TWO, "--model", "broken.safetensors"), "broken.safetensors"),
+        ((*TWO, "--model", "half.safetensors", "--state", "state"), "half.safetensors"),
+        (("methods", "scapp"), "unknown method 'scapp'"),
+        (("models", "nothing-like-this"), "no model matches"),
+        (("demo", "--shifts", "smoke:3"), "unknown shift 'smoke'"),
+        (("demo", "--shifts", "fog:9"), "1 to 5"),
+        (("demo", "--method", "scap,tend"), "'tent'"),
+        (("demo", "--method", "scap,tent,scap"), "names scap twice"),
+        (("demo", "--method", ","), "no methods given"),
+        (("predict", "--clases", "a,b"), ""),
+        (("pedict",), ""),
+    ],
+)
+def test_bad_input_is_one_sentence_and_writes_nothing(
+    run: Run, folder: Path, words: tuple[str, ...], sentence: str
+) -> None:
+    before = set(folder.rglob("*"))
+    answer = run(*words)
     assert answer.code == 2
-    assert "Traceback" not in answer.text
-    for word in words:
-        assert word in answer.text
-    return True
+    assert sentence in answer.text and "Traceback" not in answer.text
+    assert set(folder.rglob("*")) == before
 
 
-def test_empty_folder(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    assert refused(
-        run("predict", tmp_path / "empty", "--classes", "a,b", "--model", "micro"),
-        "no images in",
-        ".jpg",
-    )
-
-
-def test_no_such_path(run: Run, tmp_path: Path) -> None:
-    assert refused(
-        run("predict", tmp_path / "gone", "--classes", "a,b", "--model", "micro"),
-        "no such file or folder",
-    )
-
-
-def test_no_classes(run: Run, photos: Path, tmp_path: Path) -> None:
-    assert refused(run("predict", photos), "no class names", "--classes")
-    assert refused(run("predict", photos, "--classes", ""), "no class names")
-    assert refused(run("predict", photos, "--classes", ","), "no class names")
-    (tmp_path / "names.txt").write_text("\n\n")
-    assert refused(
-        run("predict", photos, "--classes", tmp_path / "names.txt"), "write one per line"
-    )
-    assert refused(run("predict", photos, "--classes", "names.text"), "no file names.text")
-
-
-def test_duplicate_classes(run: Run, photos: Path) -> None:
-    assert refused(run("predict", photos, "--classes", "cat,dog,cat"), "must differ", "cat")
-
-
-def test_class_name_of_200_words(run: Run, photos: Path, tiny_file: Path) -> None:
-    name = " ".join(f"word{i}" for i in range(200))
-    answer = run("predict", photos, "--classes", f"{name},cat", "--model", tiny_file)
-    assert refused(answer, "word0 word1", "shorten the class name")
-    answer = run("predict", photos, "--classes", name, "--model", tiny_file)
-    assert refused(answer, "one class", "at least two")
-
-
-def test_unknown_names_come_with_the_nearest(run: Run, photos: Path, tiny_file: Path) -> None:
-    ask = ("predict", photos, "--classes", "a,b", "--model", tiny_file, "--method", "zero_shot")
-    assert refused(run(*ask, "--method", "zero_shott"), "did you mean 'zero_shot'")
-    assert refused(run(*ask, "--set", "temprature=2"), "did you mean 'temperature'")
-    assert refused(run(*ask, "--set", "temperature"), "key=value")
-    assert refused(run(*ask, "--set", "temperature=warm"), "temperature", "'warm' is not")
-    assert refused(run(*ask, "--set", "temperature=0"), "above 0")
-    assert refused(run(*ask, "--preset", "best"), "preset")
-    assert refused(run(*ask, "--templates", "openai-8O"), "no template set", "openai-80")
-    assert refused(run(*ask, "--dtype", "fp8"), "dtype", "bf16")
-    assert refused(run(*ask, "--device", "gpu"), "no device 'gpu'", "cuda")
-    if not torch.cuda.is_available():
-        assert refused(run(*ask, "--device", "cuda"), "no device cuda", "try cpu")
-    assert refused(run(*ask, "--shard", "3"), "--shard takes I/N")
-    assert refused(run(*ask, "--format", "xls"), "unknown file format 'xls'")
-    assert refused(
-        run("predict", photos, "--classes", "a,b", "--model", "mikro"), "did you mean 'micro'"
-    )
-    assert refused(
-        run("predict", photos, "--classes", "a,b", "--model", "x.safetensors"), "no such file"
-    )
-    assert refused(run("methods", "scapp"), "unknown method 'scapp'")
-    assert refused(run("models", "nothing-like-this"), "no model matches")
-    assert refused(run("demo", "--shifts", "smoke:3"), "unknown shift 'smoke'")
-    assert refused(run("demo", "--shifts", "fog:9"), "1 to 5")
-    assert refused(run("demo", "--method", "scap,tend"), "unknown method 'tend'", "'tent'")
-    assert refused(run("demo", "--method", "scap,tent,scap"), "names scap twice")
-    assert refused(run("demo", "--method", ","), "no methods given")
-
-
-def test_unknown_option_and_command(run: Run) -> None:
-    assert run("predict", "--clases", "a,b").code == 2
-    assert run("pedict").code == 2
-
-
-def test_model_file_that_is_none(run: Run, photos: Path, tmp_path: Path) -> None:
-    (tmp_path / "broken.safetensors").write_bytes(b"no header")
-    answer = run("predict", photos, "--classes", "a,b", "--model", tmp_path / "broken.safetensors")
-    assert refused(answer, "broken.safetensors")
-
-
-def test_output_that_is_a_folder(run: Run, photos: Path, tmp_path: Path) -> None:
-    answer = run("predict", photos, "--classes", "a,b", "--out", tmp_path, "--model", "micro")
-    assert refused(answer, "is a folder")
-
-
-def test_output_that_cannot_be_written(run: Run, photos: Path, tiny_file: Path) -> None:
-    out = photos / "image0.png" / "out.csv"  # below a file
-    answer = run("predict", photos, "--classes", "a,b", "--model", tiny_file, "--out", out)
-    assert refused(answer, "cannot write", "image0.png")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.usefixtures("folder")
+def test_a_gpu_that_is_missing(run: Run) -> None:
+    answer = run(*TWO, "--device", "cuda")
+    assert answer.code == 2 and "no device cuda" in answer.text and "try cpu" in answer.text
 
 
 def test_no_network_is_one_sentence(
@@ -122,14 +98,11 @@ def test_no_network_is_one_sentence(
     assert "Traceback" not in answer.text and "cache" in answer.text
 
 
-def test_json_says_the_error_too(run: Run, tmp_path: Path) -> None:
-    answer = run("predict", tmp_path / "gone", "--classes", "a,b", "--model", "micro", "--json")
+def test_json_says_the_error_too_and_debug_where(run: Run, tmp_path: Path) -> None:
+    answer = run("predict", tmp_path / "gone", *MICRO, "--json")
     document = json.loads(answer.stdout)
     assert document["exit_code"] == 2 and "no such file" in document["error"]
-
-
-def test_debug_shows_where(run: Run, tmp_path: Path) -> None:
-    answer = run("predict", tmp_path / "gone", "--classes", "a,b", "--model", "micro", "--debug")
+    answer = run("predict", tmp_path / "gone", *MICRO, "--debug")
     assert answer.code == 2
     assert "Traceback" in answer.text and "_expand" in answer.text
 
@@ -145,14 +118,3 @@ def test_failure_on_the_way_is_code_1(
     answer = run("methods")
     assert answer.code == 1
     assert "Traceback" not in answer.text
-
-
-def test_half_a_checkpoint_and_one_class_write_nothing(
-    run: Run, photos: Path, tiny_file: Path, tmp_path: Path
-) -> None:
-    whole, half, out = tiny_file.read_bytes(), tmp_path / "half.safetensors", tmp_path / "out.csv"
-    half.write_bytes(whole[: len(whole) // 2])
-    ask = ("predict", photos, "--out", out, "--state", tmp_path / "state.safetensors")
-    assert refused(run(*ask, "--classes", "cat,dog", "--model", half), "half.safetensors")
-    assert refused(run(*ask, "--classes", "cat", "--model", tiny_file), "one class", "at least two")
-    assert {path.name for path in tmp_path.iterdir()} == {"photos", half.name}

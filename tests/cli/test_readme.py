@@ -65,11 +65,8 @@ def test_every_extra_is_on_the_install_page() -> None:
 
 
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/model/micro.md"])
-def test_links_and_paths_lead_somewhere(document: str) -> None:
+def test_paths_lead_somewhere(document: str) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
-    folder = (ROOT / document).parent
-    for target in re.findall(r"\]\(([^)#]+)\)", text):
-        assert target.startswith("http") or (folder / target).exists(), target
     for path in re.findall(r"`((?:src|tests|docs|training)/[\w./-]+)`", text):
         if "NAME" not in path:
             assert (ROOT / path).exists(), path

@@ -214,7 +214,7 @@ def test_all_seeds_count_in_the_figures_that_head_the_page(tmp_path: Path) -> No
     assert cards_of(tmp_path)[2][1] == f"of {2 * len(LABELS)} answers changed"
 
 
-def test_domain_prompts_are_described_without_cliques(tmp_path: Path) -> None:
+def test_domains_are_described_without_cliques(tmp_path: Path) -> None:
     make_run(tmp_path, "zero_shot", LABELS, PLAIN)
     folder = make_run(tmp_path, "domain_norm", LABELS, ADAPTED)
     (run,) = load_runs([folder])[0]
@@ -229,7 +229,7 @@ def test_domain_prompts_are_described_without_cliques(tmp_path: Path) -> None:
     evidence = replace(evidence, batches=tuple(plain))
     html = evidence_section(run, "domain_norm", evidence, Amounts(), Figures())
     text = Reader(html).text
-    assert text.startswith("3 batches with the prompts of 2 domains.")
+    assert text.startswith("3 batches with the LayerNorms of 2 domains.")
     assert "allowed 70 % of a full step" in text and "were believed to 10 %" in text
     assert "25 % of its answers were changed" in text and "without labels: adapt." in text
     assert "left to zero-shot CLIP (abstained): 8." in text

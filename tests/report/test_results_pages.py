@@ -144,7 +144,7 @@ def on_stream(record: Record, top1: float | None = None, **changes: Any) -> Reco
 
 
 def board(records: list[Record], folder: Path) -> str:
-    return leaderboard_page({"Toys": (records, {})}, folder)
+    return leaderboard_page({"Toys": (records, leaderboard.board_rows(records, {}))}, folder)
 
 
 def test_the_board_says_who_wins_where(
@@ -196,7 +196,8 @@ def test_the_picture_shows_means_and_lowest_and_no_bar_where_nothing_was_run(
 ) -> None:
     monkeypatch.setattr(leaderboard_figure, "DEFAULT_METHOD", "tda")
     few = [on_stream(r, order="keff", present=[1, 4]) for r in records]
-    drawn = fromstring(leaderboard_figure.leaderboard_figure({"Toys & co": ([*records, *few], {})}))
+    rows = leaderboard.board_rows([*records, *few], {})
+    drawn = fromstring(leaderboard_figure.leaderboard_figure({"Toys & co": rows}))
     space = "{http://www.w3.org/2000/svg}"
     texts = [element.text for element in drawn.iter(f"{space}text")]
     assert "Toys & co" in texts and texts.index("tda") < texts.index("tent")

@@ -9,11 +9,12 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
+from cliquetta.errors import UserError
 from cliquetta.methods.registry import method_config
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.batches import summarise
-from cliquetta.serve.factory import resolve_config
-from cliquetta.serve.settings import served_methods
+from cliquetta.serve.factory import build_adapter, resolve_config
+from cliquetta.serve.settings import Settings, served_methods
 from cliquetta.serve.store import SessionSpec
 from tests._helpers.serve_setup import batch_of, local_service, probabilities
 
@@ -43,19 +44,13 @@ def test_sessions_of_every_method_go_on_after_a_restart(
         assert probabilities(service.predict(halted, batch_of(1, 2))) == expected
 
 
-OLD_SPEC = SessionSpec(
-    id="00",
-    owner="",
-    created="2025-01-01T10:00:00+00:00",
-    model="tiny",
-    method="tpt",
-    preset=None,
-    config={"view_count": 3, "view_kind": "zoom-crop", "zoom": 1.2, "kept": 0.5, "rows": 64},
-    classes=("cat", "dog"),
-    templates=("a photo of a {}.",),
-    seed=0,
-)
-"""As it was stored before the fields of configs had one spelling."""
+def test_a_session_with_unknown_settings_is_refused(tiny_clip: CLIP) -> None:
+    config = {"momentum": 0.9}
+    spec = SessionSpec(
+        "00", "", "2025-01-01", "tiny", "tpt", None, config, ("cat", "dog"), ("a {}.",), 0
+    )
+    with pytest.raises(UserError, match="does not know \\(momentum\\)"):
+        build_adapter(spec, Settings({"tiny": tiny_clip}))
 
 
 def test_methods_that_need_labelled_images_are_not_served() -> None:

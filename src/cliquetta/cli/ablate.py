@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cliquetta.cli.command import Common, command
+from cliquetta.cli.command import Common
 from cliquetta.cli.console import Terminal, number
 from cliquetta.cli.executing import Limit, Out, Seeds, finish, read_seeds, run_grid
 from cliquetta.cli.options import BatchSize, Model, Root, Settings, Workers
@@ -18,7 +18,7 @@ from cliquetta.cli.options import BatchSize, Model, Root, Settings, Workers
 if TYPE_CHECKING:
     from cliquetta.evaluation.ablation import Curve
 
-_EXAMPLES = """
+EXAMPLES = """
 cliquetta ablate --method scap --field threshold --values 0.6,0.7,0.8,0.9 --dataset bundled@fog:3
 
 cliquetta ablate --method scap --field blocks --values '0;1;0,1' --dataset bundled --limit 256
@@ -28,11 +28,6 @@ cliquetta ablate --method tda --field positive_alpha --values 1,2,4 --dataset pe
 
 cliquetta ablate --method tent --field batch_size --values 8,32,128 --dataset bundled@fog:3
 """
-
-
-def add_to(app: typer.Typer) -> None:
-    """Enter the command."""
-    command(app, "ablate", examples=_EXAMPLES)(ablate)
 
 
 def ablate(
@@ -56,7 +51,7 @@ def ablate(
     root: Root = None,
     workers: Workers = None,
 ) -> None:
-    """Vary one field of a method's config and leave everything else as it is.
+    """Vary one field of a method's config, and nothing else.
 
     Every value is a recorded run: completed runs are reused, and `cliquetta compare` reads them.
     The curve is saved as a PNG in the output directory where matplotlib is installed.

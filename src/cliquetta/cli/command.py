@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
-from typer.core import TyperCommand
+from typer.models import OptionInfo
 
 from cliquetta.cli.console import Terminal
 from cliquetta.errors import BusyError, UserError
@@ -28,6 +29,7 @@ EXIT_CODES = (
 )
 
 _PANEL = "Common options"
+_TYPES: dict[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH", list[str]: "TEXT"}
 
 
 @dataclass(frozen=True)
@@ -98,14 +100,12 @@ def command(
     *,
     examples: str,
     compute: bool = True,
-    renamed: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a function as a command of ``app``.
 
     Its first parameter, a :class:`Common`, is filled from the common options; those that concern
-    computation are left out for a command that loads no model (``compute=False``). ``renamed``
-    maps earlier option names to present ones: they work with a warning. A :class:`UserError` ends
-    the command with one sentence and an exit code.
+    computation are left out for a command that loads no model (``compute=False``). A
+    :class:`UserError` ends the command with one sentence and an exit code.
     """
     shared = _OPTIONS | (_COMPUTE if compute else {})
 
@@ -127,30 +127,24 @@ def command(
 
         del run.__wrapped__  # typer would look through to the undecorated signature
         parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + added
+        for parameter in parameters:
+            _name_type(parameter.annotation)
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
-        kind = type("Command", (_Command,), {"renamed": dict(renamed or {})})
         epilog = f"Examples:\n\n{examples.strip()}\n\n{EXIT_CODES}"
-        app.command(name, cls=kind, epilog=epilog)(run)
+        app.command(name, epilog=epilog)(run)
         return function
 
     return enter
 
 
-class _Command(TyperCommand):
-    """A command that also takes the earlier names of its options."""
-
-    renamed: ClassVar[Mapping[str, str]] = {}
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        words = list(args)
-        for place, word in enumerate(args):
-            option, equals, value = word.partition("=")
-            if option in self.renamed:
-                words[place] = self.renamed[option] + equals + value
-                if not {"--quiet", "-q"} & set(args):
-                    typer.echo(f"{option} is now {self.renamed[option]}", err=True)
-        return super().parse_args(ctx, words)
+def _name_type(annotation: Any) -> None:
+    """Name the type of an option in a word: typer's names leave no room for its description."""
+    kind, *notes = get_args(annotation)
+    for option in notes:
+        if isinstance(option, OptionInfo) and option.metavar is None:
+            kinds = (kind, *get_args(kind))
+            option.metavar = next((_TYPES[each] for each in kinds if each in _TYPES), None)
 
 
 @contextmanager

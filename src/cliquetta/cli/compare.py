@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from cliquetta.cli.command import Common, command
+from cliquetta.cli.command import Common
 from cliquetta.cli.console import Terminal, count, number
 from cliquetta.errors import UserError
 
@@ -26,7 +26,7 @@ _TITLES = {
     "auroc": "AUROC % of unknown images",
     "fpr95": "FPR95 % of unknown images",
 }
-_EXAMPLES = """
+EXAMPLES = """
 cliquetta compare runs
 
 cliquetta compare runs --format latex > table.tex
@@ -35,11 +35,6 @@ cliquetta compare runs other/runs --baseline tda --metric ece
 
 cliquetta compare runs --split --format csv > everything.csv
 """
-
-
-def add_to(app: typer.Typer) -> None:
-    """Enter the command."""
-    command(app, "compare", examples=_EXAMPLES, compute=False)(compare)
 
 
 def compare(
@@ -63,11 +58,12 @@ def compare(
         typer.Option("--split", help="Put runs that are not comparable into separate columns."),
     ] = False,
 ) -> None:
-    """Tabulate recorded runs: mean ± standard deviation over seeds, and a paired test.
+    """Tabulate recorded runs.
 
-    Runs with different preprocessing, templates, class names or images are not put into one
-    column. ▲ and ▼ mark methods that answer better or worse than the baseline (p < 0.05, exact
-    paired test over images, not corrected for the number of cells).
+    Shown are mean ± standard deviation over seeds, and a paired test. Runs with different
+    preprocessing, templates, class names or images are not put into one column. ▲ and ▼ mark
+    methods that answer better or worse than the baseline (p < 0.05, exact paired test over images,
+    not corrected for the number of cells).
     """
     from cliquetta.atomic import write_atomically
     from cliquetta.evaluation.comparison import compare as tabulate

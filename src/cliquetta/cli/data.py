@@ -8,27 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cliquetta.cli.command import SKIPPED, Common, command
+from cliquetta.cli.command import SKIPPED, Common
 from cliquetta.cli.console import count
 from cliquetta.cli.options import split_list
 
 if TYPE_CHECKING:
     from cliquetta.data.doctor import Finding, Report
 
-_EXAMPLES = """
+EXAMPLES = """
 cliquetta data doctor ~/data
 
 cliquetta data doctor ~/data --only pets,eurosat --deep
 
 cliquetta data doctor ~/data --json
 """
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    group = typer.Typer(no_args_is_help=True, help="Check datasets.")
-    command(group, "doctor", examples=_EXAMPLES, compute=False)(doctor)
-    app.add_typer(group, name="data")
 
 
 def doctor(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cliquetta.cli.command import Common, command
+from cliquetta.cli.command import Common
 from cliquetta.cli.console import Terminal, count, number
 from cliquetta.cli.executing import finish, run_grid
 from cliquetta.cli.options import BatchSize, split_list
@@ -38,7 +38,7 @@ NO_GAIN = "none"
 """What a table says of a smaller difference."""
 _BAR = 20
 """Columns of a bar of 100 %."""
-_EXAMPLES = """
+EXAMPLES = """
 cliquetta demo
 
 cliquetta demo --shifts fog:4,contrast:3 --images 128 --method scap,domain_norm
@@ -79,11 +79,6 @@ def _changes(comparisons: Sequence[Comparison]) -> dict[str, Changes]:
     }
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    command(app, "demo", examples=_EXAMPLES)(demo)
-
-
 def demo(
     common: Common,
     method: Annotated[
@@ -106,7 +101,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of the order and of the method.")] = 0,
     out: Annotated[Path, typer.Option(help="Output directory.")] = Path("demo"),
 ) -> None:
-    """Classify shifted images with plain CLIP and with adapting methods, side by side.
+    """Compare plain CLIP and adapting methods on shifted images.
 
     Model and images are bundled: a small CLIP trained on CIFAR images, and a slice of CIFAR-10's
     test set that it never saw, with corruptions that it never saw either. The first shift is drawn
@@ -270,8 +265,8 @@ def summary(changes: Mapping[str, Changes], plain_right: int, kind: str = "shift
             lines.append(in_words(change, method))
         else:
             lines.append(
-                f"{method} changed {change.changed:,} of {count(images, 'answer')}, and accuracy "
-                f"by no more than chance may (p = {change.test.p:.2g}): no gain or loss is shown."
+                f"{method} changed {change.changed:,} of {count(images, 'answer')}; the difference "
+                f"in accuracy may be chance (p = {change.test.p:.2g})."
             )
     return lines
 
@@ -283,7 +278,7 @@ def _show(table: Sequence[Comparison], terminal: Terminal) -> None:
     rows = [_row(c) for c in table]
     terminal.table(columns, rows, right=columns[1:])
     if any(NO_GAIN in row for row in rows):
-        terminal.say(f"{NO_GAIN}: no more than chance may give (p >= {SIGNIFICANT:g})")
+        terminal.say(f"{NO_GAIN}: the difference may be chance (p >= {SIGNIFICANT:g})")
     if changes:
         right = sum(int(c.answers[0].correct.sum()) for c in table)
         kind = CLEAN if all(c.shift == CLEAN for c in table) else "shifted"
@@ -312,7 +307,7 @@ def table_columns(methods: Sequence[str]) -> list[str]:
     columns = ["shift", f"{PLAIN} %"]
     for method in methods:
         columns += [f"{method} %", "gain"]
-    return [*columns, "changed", "fixed", "broken"] if len(methods) == 1 else columns
+    return [*columns, "fixed", "broken"] if len(methods) == 1 else columns
 
 
 def _row(comparison: Comparison) -> list[str]:
@@ -322,7 +317,7 @@ def _row(comparison: Comparison) -> list[str]:
     for top1, counts in zip(adapted, found, strict=True):
         row += [top1, f"{counts['gain']:+.2f}" if counts["p"] < SIGNIFICANT else NO_GAIN]
     if len(found) == 1:
-        row += [str(found[0][key]) for key in ("changed", "repaired", "broken")]
+        row += [str(found[0][key]) for key in ("repaired", "broken")]
     return row
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cliquetta.cli.command import Common, command
+from cliquetta.cli.command import Common
 from cliquetta.cli.console import Terminal, count, number
 from cliquetta.cli.executing import RUNS, Limit, Out, Seeds, finish, read_seeds, run_grid
 from cliquetta.cli.options import (
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cliquetta.evaluation.record import Record
     from cliquetta.evaluation.sweep import RunResult
 
-_EXAMPLES = """
+EXAMPLES = """
 cliquetta evaluate --dataset bundled@fog:3 --method tda,scap --seeds 0,1,2
 
 cliquetta evaluate --dataset 'bundled@fog:3>bundled@contrast:4' --method scap --limit 512
@@ -55,11 +55,6 @@ cliquetta evaluate --dataset features:photos.npz --text-features classes.npz --m
 
 cliquetta evaluate --dataset pets,dtd,cars --method scap --seeds 0,1,2 --ray auto --ray-gpus 0.5
 """
-
-
-def add_to(app: typer.Typer) -> None:
-    """Enter the command."""
-    command(app, "evaluate", examples=_EXAMPLES, renamed={"--part": "--shard"})(evaluate)
 
 
 def evaluate(
@@ -145,10 +140,10 @@ def evaluate(
         float | None, typer.Option(min=0, help="With --ray: share of a GPU for each run.")
     ] = None,
 ) -> None:
-    """Run methods over datasets and score them; one folder per run, with its record.
+    """Run methods over datasets and score them.
 
-    An interrupted command continues where it stopped when it is run again; completed runs are
-    reused.
+    Every run is a folder with its record. An interrupted command continues where it stopped when it
+    is run again; completed runs are reused.
     """
     from cliquetta.data.samplers import get_sampler, parse_present
     from cliquetta.evaluation.grid import RunSpec, grid, packaged_grid, read_grid, shard_of

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from cliquetta.cli.command import Common, command
+from cliquetta.cli.command import Common
 from cliquetta.cli.options import Fitted, Preset, Settings, Templates, read_cells
 from cliquetta.errors import UserError
 
-_EXAMPLES = """
+EXAMPLES = """
 cliquetta export --state photos.safetensors --out model.onnx
 
 cliquetta export --state photos.safetensors --out small.onnx --half
@@ -20,11 +20,6 @@ cliquetta export --method zero_shot --classes names.txt --model ViT-B/16 --out m
 
 cliquetta export --fitted tip.safetensors --classes names.txt --out model.onnx
 """
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    command(app, "export", examples=_EXAMPLES)(export)
 
 
 def export(
@@ -52,10 +47,11 @@ def export(
         bool, typer.Option("--overwrite", help="Replace an existing output file.")
     ] = False,
 ) -> None:
-    """Write an adapted model as ONNX or torch.export: pixels in, logits out, any batch size.
+    """Write an adapted model as ONNX or torch.export.
 
-    The image tower with what was learned, the text matrix, class names and preprocessing are in
-    the file. `predict --frozen` gives the same answers.
+    Pixels in, logits out, for any batch size. The image tower with what was learned, the text
+    matrix, class names and preprocessing are in the file. `predict --frozen` gives the same
+    answers.
 
     A method that answers an image only by means of the others in its batch, or from a memory that
     changes with every image, has nothing to export and says so.

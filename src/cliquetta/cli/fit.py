@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import Progress, TaskID
 
-from cliquetta.cli.command import Common, command
+from cliquetta.cli.command import Common
 from cliquetta.cli.console import count
 from cliquetta.cli.options import Model, Preset, Root, Settings, read_settings
 
@@ -19,18 +19,13 @@ if TYPE_CHECKING:
 
 NOISE_SEED = 1
 """Image i of a shifted set would otherwise be fitted with the very noise of test image i."""
-_EXAMPLES = """
+EXAMPLES = """
 cliquetta fit --method coop --dataset bundled-fewshot --shots 16 --out coop.safetensors
 
 cliquetta fit --method tip_adapter --dataset folder:flowers --shots 4 --out tip.safetensors
 
 cliquetta predict photos/ --classes names.txt --model ViT-B/16 --fitted coop.safetensors
 """
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    command(app, "fit", examples=_EXAMPLES)(fit)
 
 
 def fit(

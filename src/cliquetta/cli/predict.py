@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from cliquetta.cli.command import BAD_INPUT, SKIPPED, Common, command
+from cliquetta.cli.command import BAD_INPUT, SKIPPED, Common
 from cliquetta.cli.console import Terminal, count, number
 from cliquetta.cli.options import (
     BatchSize,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cliquetta.model.clip import CLIP
 
 Decode = Literal["exact", "fast"]
-_EXAMPLES = """
+EXAMPLES = """
 cliquetta predict photos/ --classes cat,dog,horse --model ViT-B/16
 
 cliquetta predict photos/ --classes names.txt --model ViT-B/16 --top-k 3 --out answers.jsonl
@@ -50,11 +50,6 @@ cliquetta predict --features photos.npz --text-features classes.npz --method tda
 
 cliquetta predict list.csv --classes names.txt --model ViT-B/16 --group-by camera --ray auto
 """
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    command(app, "predict", examples=_EXAMPLES, renamed={"--top": "--top-k"})(predict)
 
 
 def predict(

@@ -7,22 +7,17 @@ from typing import Annotated
 
 import typer
 
-from cliquetta.cli.command import Common, command
+from cliquetta.cli.command import Common
 from cliquetta.cli.console import count
 from cliquetta.cli.options import Root
 
-_EXAMPLES = """
+EXAMPLES = """
 cliquetta report runs --out report.html
 
 cliquetta report runs/RUN-A runs/RUN-B --out two.html --figures figures
 
 cliquetta evaluate --dataset bundled@fog:3 --method scap --evidence && cliquetta report runs
 """
-
-
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    command(app, "report", examples=_EXAMPLES, compute=False)(report)
 
 
 def report(
@@ -43,9 +38,10 @@ def report(
     ] = "auto",
     root: Root = None,
 ) -> None:
-    """Make one self-contained HTML page: tables, figures, galleries, commands to repeat the runs.
+    """Make one HTML page about recorded runs.
 
-    Cliques, attention and features are shown for runs made with `evaluate --evidence`.
+    It holds tables, figures, galleries, and the commands that repeat the runs. Cliques, attention
+    and features are shown for runs made with `evaluate --evidence`.
     """
     from cliquetta.errors import UnknownNameError
     from cliquetta.model.attention import KINDS

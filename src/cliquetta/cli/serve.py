@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cliquetta.cli.command import Common, command
+from cliquetta.cli.command import Common
 from cliquetta.cli.options import read_settings
 from cliquetta.errors import UnknownNameError, UserError
 
@@ -42,7 +42,7 @@ LimitPairs = Annotated[
     typer.Option("--limit", help="Set a limit: NAME=VALUE (repeatable); see docs/serving.md."),
 ]
 
-_EXAMPLES = """
+SERVE = """
 cliquetta serve
 
 cliquetta serve --model micro --model b16=/models/ViT-B-16.pt --state-dir sessions
@@ -51,11 +51,15 @@ cliquetta serve --host 0.0.0.0 --token-file tokens.txt --limit images=64 --limit
 
 cliquetta serve --ray auto --replicas 2:8 --state-dir s3://bucket/sessions
 """
+APP = """
+cliquetta app
 
+cliquetta app --model micro --model b16=/models/ViT-B-16.pt --open
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    command(app, "serve", examples=_EXAMPLES)(serve)
+cliquetta app --host 0.0.0.0 --token-file tokens.txt --limit images=64
+"""
+_APP_BODY_BYTES = 128 * 2**20
+"""Several photographs per batch; the service's default fits fewer."""
 
 
 def serve(
@@ -195,3 +199,27 @@ def read_tokens(path: Path | None) -> Tokens | None:
         return Tokens(path.read_text(encoding="utf-8").splitlines())
     given = os.environ.get(TOKEN_VARIABLE)
     return None if given is None else Tokens([given])
+
+
+def show(
+    common: Common,
+    model: Models = None,
+    method: Methods = None,
+    host: Host = "127.0.0.1",
+    port: Port = 7860,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+    token_file: TokenFile = None,
+    limit: LimitPairs = None,
+) -> None:
+    """Try methods in a browser, on bundled or on your own images."""
+    try:
+        from cliquetta.app import interface, server
+    except ImportError as error:
+        raise UserError(f"no {error.name}: pip install 'cliquetta[app]'") from error
+    del interface
+
+    limits = [f"body_bytes={_APP_BODY_BYTES}", *(limit or [])]
+    settings = offered(common, method, host, token_file, limits)
+    settings = with_models(common, settings, name_models(model))
+    ready = partial(common.terminal.say, f"http://{host}:{port}; press Ctrl-C to stop")
+    server.serve(settings, host=host, port=port, open_browser=open_browser, on_ready=ready)

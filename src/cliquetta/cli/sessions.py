@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cliquetta.cli.command import Common, command
+from cliquetta.cli.command import Common
 from cliquetta.cli.console import count
 from cliquetta.errors import UserError
 
 if TYPE_CHECKING:
     from cliquetta.serve.store import StoredSession
 
-_LIST = """
+LIST_EXAMPLES = """
 cliquetta sessions list
 
 cliquetta sessions list --state-dir /var/lib/cliquetta --json
 """
-_DELETE = """
+DELETE_EXAMPLES = """
 cliquetta sessions delete 0f3a9c17b2d45e6688aa01b2c3d4e5f6
 
 cliquetta sessions delete --unused-days 30 --state-dir /var/lib/cliquetta
@@ -30,15 +30,7 @@ cliquetta sessions delete --unused-days 30 --state-dir /var/lib/cliquetta
 StateDir = Annotated[str, typer.Option(help="Directory of the sessions, or a URL (see serve).")]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Register the commands."""
-    group = typer.Typer(no_args_is_help=True, help="List and delete the sessions of a service.")
-    command(group, "list", examples=_LIST, compute=False)(list_sessions)
-    command(group, "delete", examples=_DELETE, compute=False)(delete)
-    app.add_typer(group, name="sessions")
-
-
-def list_sessions(common: Common, state_dir: StateDir = "sessions") -> None:
+def list_all(common: Common, state_dir: StateDir = "sessions") -> None:
     """List all sessions, also those of a running server."""
     found = _scan(state_dir)
     columns = ("id", "owner", "model", "method", "classes", "batches", "images", "used", "KiB")

@@ -331,7 +331,7 @@ class Run:
         """The method's config, and what it was fitted from."""
         return {**self.record.settings["config"], "fitted": self.record.settings["fitted"]}
 
-    @property
+    @cached_property
     def row(self) -> str:
         """Equal for runs that differ in dataset and seed only."""
         return json.dumps([self.name, self.setting, self.conditions], sort_keys=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -68,8 +69,8 @@ class CLIP(nn.Module):
         self.text: TextTower | None = None
         if config.text is not None:
             self.text = TextTower(config.text, config.embed_dim)
-        self.logit_scale = nn.Parameter(torch.tensor(100.0).log())
-        self.logit_bias = nn.Parameter(torch.tensor(-10.0)) if config.sigmoid else None
+        self.logit_scale = nn.Parameter(torch.full((), math.log(100.0)))
+        self.logit_bias = nn.Parameter(torch.full((), -10.0)) if config.sigmoid else None
         self.requires_grad_(False)
         self.eval()
 
@@ -108,17 +109,17 @@ class CLIP(nn.Module):
 
     @property
     def scale(self) -> float:
-        """What cosines are multiplied by: 100 for the released CLIPs."""
+        """Factor that turns cosines into logits: 100 for the released CLIPs."""
         return float(self.logit_scale.exp())
 
     @property
     def bias(self) -> float:
-        """What is added to scaled cosines: 0 except for sigmoid models (SigLIP)."""
+        """Summand of scaled cosines: 0 except for sigmoid models (SigLIP)."""
         return 0.0 if self.logit_bias is None else float(self.logit_bias)
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """What methods may ask of this model (keys of ``CAPABILITIES``)."""
+        """Abilities that methods may ask for (keys of ``CAPABILITIES``)."""
         found = set()
         if self.text is not None:
             found |= {"text", "text-prompts"}

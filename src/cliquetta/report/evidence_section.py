@@ -71,7 +71,7 @@ def _counts(evidence: Evidence) -> str:
 
 
 def _domains(evidence: Evidence) -> str:
-    """What the domains say of their batches."""
+    """The sentence about the domains of a run's batches."""
     lines = [line for line in evidence.counts if "domain" in line]
     if not lines:
         return ""
@@ -81,13 +81,12 @@ def _domains(evidence: Evidence) -> str:
     )
     domains = len({line["domain"] for line in lines})
     text = (
-        f"{_batches(len(lines))} with the prompt{'' if domains == 1 else 's'} of "
-        f"{count(domains, 'domain')}. On average, plain CLIP's uncertainty allowed {size:.0f} % of "
-        f"a full step of learning, its shares of the classes were believed to {believed:.0f} %; "
-        f"the rest was taken for bias. {changed:.0f} % of its answers were changed. Collapsed "
-        f"LayerNorms restarted: {lines[-1]['restarts']}. Images left to zero-shot CLIP "
-        f"(abstained): {lines[-1].get('abstained', 0)}. Verdict without labels: "
-        f"{lines[-1]['verdict']}."
+        f"{_batches(len(lines))} with the LayerNorms of {count(domains, 'domain')}. On average, "
+        f"plain CLIP's uncertainty allowed {size:.0f} % of a full step of learning, its shares of "
+        f"the classes were believed to {believed:.0f} %; the rest was taken for bias. "
+        f"{changed:.0f} % of its answers were changed. Collapsed LayerNorms restarted: "
+        f"{lines[-1]['restarts']}. Images left to zero-shot CLIP (abstained): "
+        f"{lines[-1].get('abstained', 0)}. Verdict without labels: {lines[-1]['verdict']}."
     )
     return f"<p>{esc(text)}</p>"
 

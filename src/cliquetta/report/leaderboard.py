@@ -166,9 +166,9 @@ class Row:
 
 
 def leaderboard_page(
-    boards: Mapping[str, tuple[Sequence[Record], Mapping[str, str]]], folder: Path
+    boards: Mapping[str, tuple[Sequence[Record], Mapping[str, Row]]], folder: Path
 ) -> str:
-    """The boards as Markdown: by title, the records and the kinds of datasets (``grid_roles``).
+    """The boards as Markdown: by title, the records and their rows.
 
     ``folder`` holds the pages of methods.
     """
@@ -181,11 +181,8 @@ def leaderboard_page(
         ),
         "\n".join(map(as_item, READING)),
     ]
-    for title, (records, roles) in boards.items():
-        parts += [
-            f"## {title}",
-            *(_sections(records, roles, folder) if records else [NOT_RECORDED]),
-        ]
+    for title, (records, rows) in boards.items():
+        parts += [f"## {title}", *(_sections(records, rows, folder) if records else [NOT_RECORDED])]
     return "\n\n".join(parts) + "\n"
 
 
@@ -195,8 +192,7 @@ NOT_RECORDED = fill(
 )
 
 
-def _sections(records: Sequence[Record], roles: Mapping[str, str], folder: Path) -> list[str]:
-    rows = board_rows(records, roles)
+def _sections(records: Sequence[Record], rows: Mapping[str, Row], folder: Path) -> list[str]:
     advice = [as_item(f"**{column}**: {_advice(rows, column)}") for column in COLUMNS]
     return [
         _board(rows, folder),

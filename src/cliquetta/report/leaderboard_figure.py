@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from cliquetta.evaluation.grid import BASELINE
-from cliquetta.evaluation.record import Record
 from cliquetta.methods.registry import DEFAULT_METHOD
-from cliquetta.report.leaderboard import COLUMNS, Row, board_rows
+from cliquetta.report.leaderboard import COLUMNS, Row
 from cliquetta.report.results_pages import method_of
 from cliquetta.report.style import COLOURS, FAINT, GRID, INK, PAPER
 
@@ -29,20 +28,18 @@ STEP = 5
 Board = Mapping[str, Row]
 
 
-def leaderboard_figure(
-    boards: Mapping[str, tuple[Sequence[Record], Mapping[str, str]]],
-) -> str:
-    """An SVG of the boards (as of ``leaderboard_page``), one below the other."""
-    found = {
-        title: {method_of(label): row for label, row in board_rows(records, roles).items()}
-        for title, (records, roles) in boards.items()
-        if records
+def leaderboard_figure(boards: Mapping[str, Board]) -> str:
+    """An SVG of the boards by title, one below the other."""
+    named = {
+        title: {method_of(label): row for label, row in rows.items()}
+        for title, rows in boards.items()
+        if rows
     }
-    methods = [DEFAULT_METHOD, *best_rivals(list(found.values()))]
+    methods = [DEFAULT_METHOD, *best_rivals(list(named.values()))]
     group = len(methods) * BAR + GAP
     width = LEFT + len(KINDS) * group + 8
     parts, top = [_legend(methods)], TOP
-    for title, rows in found.items():
+    for title, rows in named.items():
         height, panel = _panel(title, rows, methods, top, width)
         parts.append(panel)
         top += height + BETWEEN

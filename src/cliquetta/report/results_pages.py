@@ -335,7 +335,7 @@ class Pages:
     def texts(self, page: str) -> dict[Path, str]:
         """What the records say should be in the files of a page."""
         # which are made of this module
-        from cliquetta.report.leaderboard import BOARDS, leaderboard_page
+        from cliquetta.report.leaderboard import BOARDS, board_rows, leaderboard_page
         from cliquetta.report.leaderboard_figure import leaderboard_figure
 
         records = {
@@ -344,12 +344,13 @@ class Pages:
         }
         if page == "leaderboard":
             boards = {
-                BOARDS[grid]: (some, grid_roles(packaged_grid(grid)))
+                BOARDS[grid]: (some, board_rows(some, grid_roles(packaged_grid(grid))))
                 for grid, some in records.items()
             }
+            figure = leaderboard_figure({title: rows for title, (_, rows) in boards.items()})
             return {
                 self.results / "leaderboard.md": leaderboard_page(boards, self.methods.parent),
-                self.results.parent / "images/leaderboard.svg": leaderboard_figure(boards),
+                self.results.parent / "images/leaderboard.svg": figure,
             }
         found = {
             grid: read_settings(some, grid_roles(packaged_grid(grid)))

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from cliquetta.errors import UnknownNameError
+from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.methods.allocation import AllocationLimit, StateTooLargeError
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import MethodEntry, create_method, method_config
@@ -125,7 +125,14 @@ def build_adapter(spec: SessionSpec, settings: Settings) -> Adapter:
                 f"this session uses the {kind} {name!r}, which the server no longer offers",
             )
     prompts = ClassPrompts(spec.classes, spec.templates)
-    config = TypeAdapter(methods[spec.method].config).validate_python(spec.config)
+    entry = methods[spec.method]
+    unknown = sorted(spec.config.keys() - entry.config.__dataclass_fields__.keys())
+    if unknown:
+        raise UserError(
+            f"this session has settings that this version does not know ({', '.join(unknown)}): it "
+            "was made by another version, start anew"
+        )
+    config = TypeAdapter(entry.config).validate_python(spec.config)
     adapter = create_method(spec.method, models[spec.model], prompts, config, seed=spec.seed)
     adapter.enable(reject=spec.reject, calibrate=spec.calibrate)
     return adapter

@@ -1,4 +1,4 @@
-"""``cliquetta methods``: the methods, and the config of each."""
+"""``cliquetta methods``, ``models`` and ``datasets``: what is known by name."""
 
 from __future__ import annotations
 
@@ -7,22 +7,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cliquetta.cli.command import Common, command
+from cliquetta.cli.command import Common
 from cliquetta.cli.console import Terminal
+from cliquetta.errors import UserError
 
 if TYPE_CHECKING:
     from cliquetta.methods.registry import MethodEntry
 
-_EXAMPLES = """
+METHODS = """
 cliquetta methods
 
 cliquetta methods zero_shot
 """
+MODELS = """
+cliquetta models
 
+cliquetta models '*ViT-B-16*'
+"""
+DATASETS = """
+cliquetta datasets
 
-def add_to(app: typer.Typer) -> None:
-    """Register the command."""
-    command(app, "methods", examples=_EXAMPLES, compute=False)(methods)
+cliquetta evaluate --dataset bundled@fog:3 --method zero_shot
+"""
 
 
 def methods(
@@ -66,7 +72,7 @@ def _summary(entry: MethodEntry) -> dict[str, Any]:
 
 
 def _show(entry: MethodEntry, terminal: Terminal) -> None:
-    from cliquetta.methods.building.config_fields import config_fields
+    from cliquetta.methods.building.config import config_fields
     from cliquetta.methods.state import plain_config
 
     fields = config_fields(entry.config)
@@ -112,3 +118,76 @@ def _plain(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(str(part) for part in value)
     return "none" if value is None else str(value)
+
+
+def models(
+    common: Common,
+    pattern: Annotated[str, typer.Argument(help="Only names that match (wildcard *).")] = "*",
+) -> None:
+    """List the models that load by name."""
+    from cliquetta.model.factory import list_models
+
+    entries = list_models(pattern)
+    if not entries:
+        raise UserError(f"no model matches {pattern!r}: `cliquetta models` lists all")
+    rows = [
+        (
+            entry.name,
+            entry.source,
+            str(entry.image_size),
+            "all" if entry.is_vit else "zero_shot and caches",
+            "bundled" if entry.is_bundled else "downloaded on first use",
+        )
+        for entry in entries
+    ]
+    columns = ("model", "source", "pixels", "methods", "weights")
+    common.terminal.table(columns, rows, right=("pixels",))
+    common.terminal.say(
+        "Also: a .safetensors or .pt file, a directory, hf:OWNER/NAME, hf-hub:OWNER/NAME, "
+        "open_clip:ARCHITECTURE/FILE."
+    )
+    common.terminal.document([dataclasses.asdict(entry) for entry in entries])
+
+
+def datasets(common: Common) -> None:
+    """List the known datasets and shifts."""
+    from cliquetta.data.catalogue import YOURS, list_datasets
+    from cliquetta.data.corruptions import CORRUPTIONS, SEVERITIES
+
+    entries = list_datasets()
+    rows = [
+        (
+            entry.id,
+            f"{entry.classes:,}",
+            f"{entry.expected['images']:,}" if "images" in entry.expected else "–",
+            "--root" if entry.needs_root else "bundled",
+            entry.summary
+            + (f"; splits {', '.join(entry.splits)}" if len(entry.splits) > 1 else ""),
+        )
+        for entry in entries
+    ]
+    rows += [(f"{prefix}...", "–", "–", "your own", what) for prefix, (_, what) in YOURS.items()]
+    columns = ("dataset", "classes", "images", "files", "description")
+    common.terminal.table(columns, rows, right=("classes", "images"))
+    common.terminal.say(
+        f"A shift is appended to an id, as in bundled@fog:3, with severity {min(SEVERITIES)} to "
+        f"{max(SEVERITIES)}: {', '.join(sorted(CORRUPTIONS))}."
+    )
+    common.terminal.document(
+        {
+            "datasets": [
+                {
+                    "id": entry.id,
+                    "summary": entry.summary,
+                    "classes": entry.classes,
+                    "expected": dict(entry.expected),
+                    "splits": dict(entry.splits),
+                    "source": entry.source,
+                    "needs_root": entry.needs_root,
+                }
+                for entry in entries
+            ],
+            "shifts": sorted(CORRUPTIONS),
+            "severities": list(SEVERITIES),
+        }
+    )
