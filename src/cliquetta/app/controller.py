@@ -39,12 +39,12 @@ class Form:
 
 @dataclass(frozen=True)
 class Pages:
-    """Content of the tabs afterwards."""
+    """Content of the tabs afterwards, in the order of the widgets."""
 
     notice: str
     predictions: str = pages.NOTHING_YET
     cliques: str = pages.NOTHING_YET
-    pictures: tuple[tuple[Picture, str], ...] = ()
+    pictures: list[tuple[Picture, str]] = field(default_factory=list)
     """To choose from for the attention maps, with captions."""
     attention: str = pages.NOTHING_YET
     memory: str = pages.NOTHING_YET
@@ -166,12 +166,12 @@ class Controller:
             message,
             pages.predictions_page(session),
             pages.cliques_page(session),
-            tuple(
+            [
                 (enlarged(picture), f"{number}: {row.after}")
                 for number, (picture, row) in enumerate(
                     zip(shown.pictures, shown.rows, strict=True), start=1
                 )
-            ),
+            ],
             pages.attention_page(session, index, kind),
             memory,
         )

@@ -15,7 +15,7 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 import gradio as gr
 from gradio import processing_utils
 
-from cliquetta.app.controller import FILES, SOURCES, STREAM, Controller, Pages, make_form
+from cliquetta.app.controller import FILES, SOURCES, STREAM, Controller, make_form
 from cliquetta.app.pages import CSS, NOTHING_YET, notice
 from cliquetta.app.session import SHIFTS, AppSession, StreamChoice
 from cliquetta.data.bundled import load_bundled
@@ -28,6 +28,14 @@ IDLE_SECONDS = 3600
 """After which a session and the files of a visitor are deleted."""
 WAITING = 32
 """Clicks that may wait; batches run one at a time."""
+
+_WORK: dict[str, Any] = {
+    "concurrency_limit": 1,
+    "concurrency_id": "model",
+    "api_visibility": "private",
+}
+"""Options of events that compute: one at a time for all visitors, not offered as an API."""
+_QUICK: dict[str, Any] = {"queue": False, "api_visibility": "private", "show_progress": "hidden"}
 
 _WELCOME = "Choose images, classes and a method, then press Next batch."
 _ABOUT = (
@@ -55,16 +63,17 @@ def build_app(controller: Controller) -> gr.Blocks:
         outputs = [session, message, *shown]
 
         def on_next(now: AppSession | None, kind: str, *values: Any) -> list[Any]:
-            return _listed(*controller.next_batch(now, make_form(*values), kind))
+            now, pages = controller.next_batch(now, make_form(*values), kind)
+            return [now, *vars(pages).values()]
 
         def on_reset(now: AppSession | None) -> list[Any]:
-            return _listed(*controller.reset(now))
+            now, pages = controller.reset(now)
+            return [now, *vars(pages).values()]
 
-        options = _work()
-        run.click(on_next, [session, kind, *form], outputs, **options).then(
-            list, None, files, **_quick()
+        run.click(on_next, [session, kind, *form], outputs, **_WORK).then(
+            list, None, files, **_QUICK
         )
-        reset.click(on_reset, [session], outputs, **options)
+        reset.click(on_reset, [session], outputs, **_WORK)
     app.queue(max_size=WAITING, api_open=False)
     return app
 
@@ -103,14 +112,14 @@ def _form(controller: Controller) -> list[Any]:
     def on_source(value: str) -> tuple[Any, Any]:
         return gr.update(visible=value == STREAM), gr.update(visible=value == FILES)
 
-    source.change(on_source, source, [bundled, files], **_quick())
+    source.change(on_source, source, [bundled, files], **_QUICK)
     return [model, method, classes, source, shift, severity, batch, files]
 
 
 def _tabs(
     controller: Controller, session: Any, form: list[Any], message: Any
 ) -> tuple[Any, list[Any], Any]:
-    """The tabs; returns the kind of attention, what :func:`_listed` fills, and the downloads."""
+    """The tabs; returns the kind of attention, what shows a batch, and the downloads."""
     with gr.Tab("Predictions"):
         predictions = gr.HTML(NOTHING_YET, elem_id="predictions")
     with gr.Tab("Cliques"):
@@ -155,35 +164,14 @@ def _tabs(
         return index, controller.attention(now, index, kind)
 
     def on_load(now: AppSession | None, kind: str, path: str, *values: Any) -> list[Any]:
-        return _listed(*controller.load_state(now, make_form(*values), Path(path), kind))
+        now, pages = controller.load_state(now, make_form(*values), Path(path), kind)
+        return [now, *vars(pages).values()]
 
-    pictures.select(on_select, [session, kind], [chosen, attention], **_work())
-    kind.change(controller.attention, [session, chosen, kind], attention, **_work())
-    prepare.click(controller.files, [session], [files, message], **_work())
-    upload.upload(on_load, [session, kind, upload, *form], [session, message, *shown], **_work())
+    pictures.select(on_select, [session, kind], [chosen, attention], **_WORK)
+    kind.change(controller.attention, [session, chosen, kind], attention, **_WORK)
+    prepare.click(controller.files, [session], [files, message], **_WORK)
+    upload.upload(on_load, [session, kind, upload, *form], [session, message, *shown], **_WORK)
     return kind, shown, files
-
-
-def _listed(session: AppSession | None, pages: Pages) -> list[Any]:
-    """The values of all widgets that a batch changes, in their order."""
-    return [
-        session,
-        pages.notice,
-        pages.predictions,
-        pages.cliques,
-        list(pages.pictures),
-        pages.attention,
-        pages.memory,
-    ]
-
-
-def _work() -> dict[str, Any]:
-    """Options of events that compute: one at a time for all visitors, not offered as an API."""
-    return {"concurrency_limit": 1, "concurrency_id": "model", "api_visibility": "private"}
-
-
-def _quick() -> dict[str, Any]:
-    return {"queue": False, "api_visibility": "private", "show_progress": "hidden"}
 
 
 async def refuse_address(url: str) -> None:
