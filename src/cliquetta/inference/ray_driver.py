@@ -209,7 +209,8 @@ class _Track:
             **one,
         )
         # closed here: what Ray Data left running would end this process when Ray is shut down
-        with closing(iter(reports.iter_rows())) as rows:
+        rows: Any = iter(reports.iter_rows())
+        with closing(rows):
             for row in rows:
                 if self.over.is_set():
                     return
