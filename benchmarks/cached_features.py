@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 
 from cliquetta.data.dataset import Dataset
-from cliquetta.data.feature_cache import Block
+from cliquetta.data.feature_cache import FeatureBlock
 from cliquetta.data.prepared import FeatureStream
 from cliquetta.data.stream import Stream
 from cliquetta.evaluation.runner import evaluate
@@ -58,7 +58,7 @@ class MadeUpFeatures(FeatureStream):
         super().__init__(stream, model, root)
         self.centres = centres
 
-    def _encode(self, number: int, blocks: Sequence[range]) -> Iterator[Block]:
+    def _encode(self, number: int, blocks: Sequence[range]) -> Iterator[FeatureBlock]:
         labels = self.stream.domains[number].labels
         assert labels is not None
         views = 1 if self.views is None else self.views.count
@@ -70,7 +70,7 @@ class MadeUpFeatures(FeatureStream):
             noise = 2.0 * generator.standard_normal((len(rows), views, WIDTH)) / np.sqrt(WIDTH)
             features = image + noise
             features /= np.linalg.norm(features, axis=-1, keepdims=True)
-            yield Block(features.astype(np.float32))
+            yield FeatureBlock(features.astype(np.float32))
 
 
 def build_model() -> CLIP:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import cliquetta
-from cliquetta.methods.building.config_fields import config_fields
+from cliquetta.methods.building.config import config_fields
 from cliquetta.methods.registry import MethodEntry, method_entries
 
 DOCS = Path(__file__).parent

@@ -41,7 +41,7 @@ class Exported:
     path: Path
     bytes: int
     opset: int | None
-    """Of ONNX's default domain; ``None`` for a ``.pt2`` file."""
+    """Version of ONNX's default domain; ``None`` for a ``.pt2`` file."""
     metadata: dict[str, Any]
 
 

@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from html import escape
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +163,7 @@ def _thumbnail(image: ImageLike) -> str:
 
 
 class ZeroShotImageClassification:
-    """What :func:`pipeline` builds: a classifier that keeps what it learns between calls."""
+    """A classifier of :func:`pipeline`, which keeps what it learns between calls."""
 
     def __init__(
         self,
@@ -230,56 +230,42 @@ class ZeroShotImageClassification:
         is_one = is_single(images)
         sized = isinstance(images, Sized) and not isinstance(images, str)
         total = 1 if is_one else len(images) if sized else None
-        given = separate_images(images, self.model.preprocess)
+        size = _at_least_one(batch_size or self.batch_size)
+        limits = {} if timeout is None else {"seconds": timeout}
+        given, answers = separate_images(images, self.model.preprocess), Answers()
         before, seen = self.adapter, self.images_seen
         adapter = self._prepare(candidate_labels, hypothesis_template)
         memory = adapter.state_dict()
         try:
-            answers = self._classify(
-                adapter,
-                given,
-                total,
-                top_k,
-                _at_least_one(batch_size or self.batch_size),
-                {} if timeout is None else {"seconds": timeout},
-                progress,
-            )
+            with _bar(total, size, progress) as bar:
+                while batch := [self._open(image, limits) for image in islice(given, size)]:
+                    answers += self._answer(adapter, batch, top_k)
+                    self.images_seen += len(batch)
+                    bar.update(len(batch))
         except BaseException:
             adapter.load_state_dict(memory)
             self.adapter, self.images_seen = before, seen
             raise
         return answers[0] if is_one else answers
 
-    def _classify(
-        self,
-        adapter: Adapter,
-        remaining: Iterator[ImageLike],
-        total: int | None,
-        top_k: int | None,
-        batch_size: int,
-        limits: Mapping[str, Any],
-        progress: bool | None,
-    ) -> Answers:
-        names, found = adapter.prompts.names, Answers()
+    def _answer(
+        self, adapter: Adapter, batch: Sequence[tuple[ImageLike, ImageLike]], top_k: int | None
+    ) -> Iterator[Answer]:
+        """The answers to a batch, which the method learns from."""
+        names = adapter.prompts.names
+        prediction = adapter.predict([picture for _, picture in batch])
         independent = bool(self.model.bias) and self.method == "zero_shot"
-        with _bar(total, batch_size, progress) as bar:
-            while batch := [self._open(image, limits) for image in islice(remaining, batch_size)]:
-                prediction = adapter.predict([picture for _, picture in batch])
-                best, ranked = prediction.top(top_k or len(names), independent=independent)
-                rejection = prediction.rejection
-                for (shown, _), values, indices in zip(
-                    batch, best.tolist(), ranked.tolist(), strict=True
-                ):
-                    pairs = zip(values, indices, strict=True)
-                    entries = [{"score": score, "label": names[index]} for score, index in pairs]
-                    found.append(Answer(entries, shown))
-                if rejection is not None:
-                    said = zip(*(part.tolist() for part in rejection), strict=True)
-                    for answer, (score, rejected) in zip(found[-len(batch) :], said, strict=True):
-                        answer.rejection_score, answer.rejected = score, rejected
-                self.images_seen += len(batch)
-                bar.update(len(batch))
-        return found
+        best, ranked = prediction.top(top_k or len(names), independent=independent)
+        rejections: Iterable[tuple[Any, Any]] = repeat((None, None), len(batch))
+        if prediction.rejection is not None:
+            rejections = zip(*(part.tolist() for part in prediction.rejection), strict=True)
+        for (shown, _), scores, indices, (unsure, rejected) in zip(
+            batch, best.tolist(), ranked.tolist(), rejections, strict=True
+        ):
+            pairs = zip(scores, indices, strict=True)
+            answer = Answer(({"score": p, "label": names[index]} for p, index in pairs), shown)
+            answer.rejection_score, answer.rejected = unsure, rejected
+            yield answer
 
     def _open(self, image: ImageLike, limits: Mapping[str, Any]) -> tuple[ImageLike, ImageLike]:
         """An image as answers show it later, and as a method takes it."""
@@ -297,12 +283,13 @@ class ZeroShotImageClassification:
         known = None if self.adapter is None else self.adapter.prompts
         if labels is None and known is None:
             raise UserError("no labels: give candidate_labels=['cat', 'dog']")
-        names = known.names if labels is None and known is not None else labels
-        templates: Sequence[str] = (template,) if isinstance(template, str) else template or ()
-        if not templates:
-            templates = (TEMPLATE,) if labels is not None or known is None else known.templates
-        assert names is not None
-        prompts = ClassPrompts(names, tuple(templates))  # type: ignore[arg-type]  # made a tuple
+        templates = (template,) if isinstance(template, str) else tuple(template or ())
+        if labels is None:
+            assert known is not None
+            prompts = ClassPrompts(known.names, templates or known.templates)
+        else:
+            texts = templates or (TEMPLATE,)
+            prompts = ClassPrompts(labels, texts)  # type: ignore[arg-type]  # made a tuple
         if self.adapter is None or prompts != known:
             self.adapter = self._build(prompts)
         return self.adapter

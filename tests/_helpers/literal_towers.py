@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests._helpers.tolerance import FEATURE
+
 
 def norm(x: Tensor, weight: Any, bias: Any, eps: float = 1e-5) -> Any:
     mean = x.mean(dim=-1, keepdim=True)
@@ -117,3 +119,19 @@ def text_features(
     end = int(ids.argmax())
     pooled = norm(x[end], w["text.ln_final.weight"], w["text.ln_final.bias"], config.eps)
     return pooled @ w["text.projection"]
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    """Normal numbers."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_same_gradients(ours: Tensor, literal: Tensor, inputs: list[Tensor]) -> None:
+    """Equal outputs and equal gradients, through a loss that weighs every output differently."""
+    torch.testing.assert_close(ours, literal, atol=FEATURE, rtol=FEATURE)
+    weights = draw(*ours.shape, seed=9)
+    found = torch.autograd.grad((ours * weights).sum(), inputs)
+    wanted = torch.autograd.grad((literal * weights).sum(), inputs)
+    for a, b in zip(found, wanted, strict=True):
+        assert b.abs().max() > 1e-3  # a gradient that vanishes would prove nothing
+        torch.testing.assert_close(a, b, atol=FEATURE, rtol=FEATURE)

@@ -23,7 +23,6 @@ from cliquetta.serve.client import RemoteSession
 from cliquetta.serve.server import make_server, open_port
 from cliquetta.serve.service import Service
 from cliquetta.serve.settings import Limits, Settings
-from cliquetta.serve.shared_store import SharedStore
 from cliquetta.serve.store import Store
 
 CLASSES = ["airplane", "cat", "frog", "ship", "truck"]
@@ -76,7 +75,7 @@ class Local:
 
 @contextmanager
 def local_service(
-    folder: Path | SharedStore,
+    folder: Path | Store,
     model: CLIP,
     *,
     limits: Limits = FREE,
@@ -85,7 +84,7 @@ def local_service(
 ) -> Iterator[Local]:
     """Serve ``model`` as ``tiny`` from ``folder`` until the block ends."""
     settings = Settings(models={"tiny": model}, limits=limits, **{"workers": 2, **more})
-    with nullcontext(folder) if isinstance(folder, SharedStore) else Store.open(folder) as store:
+    with nullcontext(folder) if isinstance(folder, Store) else Store.open(folder) as store:
         app = create_app(store, settings)
         with TestClient(app, base_url=f"http://{host}", raise_server_exceptions=False) as http:
             yield Local(http, app.state.service)
@@ -136,6 +135,9 @@ def probabilities(answer: dict[str, Any]) -> list[dict[str, float]]:
 class Load:
     """A client that sends batch after batch in a thread and keeps every answer."""
 
+    pause = 0.0
+    """Seconds between two batches."""
+
     def __init__(self, number: int, session: RemoteSession) -> None:
         self.number, self.session = number, session
         self.answers: list[dict[str, Any]] = []
@@ -152,6 +154,7 @@ class Load:
             while not self._stop.is_set() and len(self.answers) < 5000:
                 answer = self.session.predict(self.batch(len(self.answers)), top_k=len(CLASSES))
                 self.answers.append(answer.model_dump())
+                self._stop.wait(self.pause)
         except BaseException as error:
             self.error = error
 

@@ -14,8 +14,12 @@ _OPERATIONS = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
-def in_fork(action: Callable[[], object], folder: Path, stop_at: int | None = None) -> int:
+def in_fork(
+    action: Callable[[], object], folder: Path, stop_at: int | None = None, name: str = ""
+) -> int:
     """Run in a fork that ends before its ``stop_at``-th operation, from 0, on files in ``folder``.
+
+    Only files with ``name`` in their path count.
 
     Operations are those that Python reports to audit hooks (opening for writing, renaming,
     removing, linking, making folders) and ``os.fsync``, which does nothing here: a process is
@@ -29,7 +33,7 @@ def in_fork(action: Callable[[], object], folder: Path, stop_at: int | None = No
     if child == 0:
         code = 1
         try:
-            _stop_at(stop_at, str(folder))
+            _stop_at(stop_at, str(folder), name)
             action()
             code = 0
         except BaseException:
@@ -40,13 +44,14 @@ def in_fork(action: Callable[[], object], folder: Path, stop_at: int | None = No
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def _stop_at(number: int | None, folder: str) -> None:
+def _stop_at(number: int | None, folder: str, part: str) -> None:
     count = itertools.count()
 
     def operate(path: object) -> None:
         name = os.fsdecode(path) if isinstance(path, str | bytes | os.PathLike) else ""
         # names without a folder are relative to an open one, as shutil.rmtree gives them
-        if (name.startswith(folder) or (name and os.sep not in name)) and next(count) == number:
+        ours = name.startswith(folder) or (name and os.sep not in name)
+        if ours and part in name and next(count) == number:
             os._exit(KILLED)
 
     def hear(event: str, words: tuple[object, ...]) -> None:

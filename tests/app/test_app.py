@@ -25,7 +25,7 @@ from cliquetta.app import pages as app_pages
 from cliquetta.app import server as app_server
 from cliquetta.app import session as app_session
 from cliquetta.app.controller import FILES, STREAM, Controller, Form, make_form, read_classes
-from cliquetta.app.evidence import attention_maps
+from cliquetta.app.figures import attention_maps
 from cliquetta.app.server import POLICY, server_settings, token_auth
 from cliquetta.app.session import AppSession, StreamChoice
 from cliquetta.cli.main import app as command
@@ -141,17 +141,19 @@ def test_a_change_of_shift_goes_on_where_the_stream_was(make: Make) -> None:
 
 def test_bad_files_are_named_and_the_others_predicted(make: Make, tmp_path: Path) -> None:
     good = photos(tmp_path, range(4))
-    text, cut = tmp_path / "notes.txt", tmp_path / "cut.png"
+    text, cut, large = (tmp_path / name for name in ("notes.txt", "cut.png", "large.png"))
     text.write_text("no picture")
     cut.write_bytes(picture(9)[:60])
-    mixed, alone = make(), make()
-    shown = mixed.next_of_files([good[0], text, *good[1:], cut], 16)
+    large.write_bytes(picture(1, size=64))
+    mixed, alone = make(limits=Limits(image_pixels=32 * 32)), make()
+    shown = mixed.next_of_files([good[0], text, *good[1:], cut, large], 16)
     assert answers(shown) == answers(alone.next_of_files(good, 16))
     reasons = {entry.name: entry.reason for entry in shown.refused}
     assert "not an image" in reasons["notes.txt"] and "truncated" in reasons["cut.png"]
+    assert "too large" in reasons["large.png"]
     table = list(csv.DictReader(io.StringIO(mixed.predictions_csv().decode())))
-    assert len(table) == 6
-    assert [row["image"] for row in table if row["error"]] == ["notes.txt", "cut.png"]
+    assert len(table) == 7
+    assert [row["image"] for row in table if row["error"]] == list(reasons)
     fine = [row for row in table if not row["error"]]
     assert [row["prediction"] for row in fine] == [label for label, _ in answers(shown)]
     assert all(0 < float(row["probability"]) <= 1 for row in fine)
@@ -185,16 +187,6 @@ def test_limits(make: Make, tmp_path: Path, limits: Limits, words: str) -> None:
     assert session.batches == 0
     for name, value in session.adapter.state_dict().items():
         assert torch.equal(value, before[name])
-
-
-def test_large_pictures_are_refused_one_by_one(make: Make, tmp_path: Path) -> None:
-    small, large = photos(tmp_path, range(2))
-    large.write_bytes(picture(1, size=64))
-    shown = make(limits=Limits(image_pixels=32 * 32)).next_of_files([large, small], 4)
-    assert [row.name for row in shown.rows] == [small.name]
-    assert [(entry.name, "too large" in entry.reason) for entry in shown.refused] == [
-        (large.name, True)
-    ]
 
 
 def test_a_failing_batch_leaves_everything_as_it_was(
@@ -239,9 +231,6 @@ def test_class_names_are_checked(text: str, words: str, tiny_clip: CLIP, tmp_pat
     controller = Controller(Settings({"tiny": tiny_clip}, limits=limits), tmp_path)
     session, pages = controller.next_batch(None, replace(FORM, classes=text), "class")
     assert session is None and words in pages.notice
-
-
-def test_class_names_come_in_lines_or_with_commas() -> None:
     assert read_classes("tabby cat, dog\n\nship,") == ["tabby cat", "dog", "ship"]
 
 
@@ -379,6 +368,10 @@ def test_another_method_starts_over_and_says_so(controller: Controller) -> None:
     assert other is not session and other is not None and other.batches == 1
     assert "starts over" in pages.notice
     assert list(controller.folder.iterdir()) == []  # the old session's files went with it
+    form = replace(FORM, method="tda", classes="cat,truck")
+    last, pages = controller.next_batch(other, form, "class")
+    assert last is not other and last is not None and last.batches == 1
+    assert "tda learns about its classes only: it starts over" in pages.notice
 
 
 def test_other_classes_keep_the_stream_and_what_was_learned(
@@ -410,36 +403,15 @@ def test_other_classes_keep_the_stream_and_what_was_learned(
     assert len(other.predictions_csv().splitlines()) == 129
 
 
-def test_a_refused_class_list_leaves_the_session_as_it_was(controller: Controller) -> None:
-    session, before = controller.next_batch(None, FORM, "class")
+def test_refusals_keep_what_was_shown_and_learned(controller: Controller) -> None:
+    session, pages = controller.next_batch(None, FORM, "class")
     assert session is not None
     learned = session.adapter.state_dict()
-    for form, words in (
-        (replace(FORM, classes="cat,cat"), "given twice"),
-        (replace(FORM, classes="cat,truck", source=FILES), "no images"),  # after the change
-    ):
-        again, pages = controller.next_batch(session, form, "class")
-        assert again is session and words in pages.notice
-        assert session.request.classes == list(NAMES) and session.batches == 1
-        assert pages.predictions == before.predictions
-    for name, value in session.adapter.state_dict().items():
-        assert torch.equal(value, learned[name])
-
-
-def test_a_method_that_knows_its_classes_only_starts_over(controller: Controller) -> None:
-    form = replace(FORM, method="tda")
-    session, _ = controller.next_batch(None, form, "class")
-    other, pages = controller.next_batch(session, replace(form, classes="cat,truck"), "class")
-    assert other is not None and other.batches == 1
-    assert "tda learns about its classes only: it starts over" in pages.notice
-
-
-def test_refusals_keep_what_was_shown(controller: Controller) -> None:
-    session, pages = controller.next_batch(None, FORM, "class")
     for form, words in (
         (replace(FORM, classes=""), "no class names"),
         (replace(FORM, classes="cat,cat"), "given twice"),
         (replace(FORM, source=FILES), "no images"),
+        (replace(FORM, classes="cat,truck", source=FILES), "no images"),  # after the change
         (replace(FORM, model="huge"), "unknown model"),
         (replace(FORM, method="coop"), "unknown method"),
         (replace(FORM, stream=replace(FOG, shift="rain")), "unknown shift"),
@@ -448,6 +420,8 @@ def test_refusals_keep_what_was_shown(controller: Controller) -> None:
         again, told = controller.next_batch(session, form, "class")
         assert words in told.notice and "alert" in told.notice
         assert again is session and told.predictions == pages.predictions
+        assert session.request.classes == list(NAMES) and session.batches == 1
+        assert all(torch.equal(v, learned[n]) for n, v in session.adapter.state_dict().items())
 
 
 def test_a_defect_is_no_trace_on_the_page(
@@ -555,29 +529,24 @@ server.serve(Settings({"any": None}, methods={}), host="127.0.0.1", port=port)
 
 
 @pytest.mark.slow
-def test_uploads_are_deleted_when_the_app_stops_and_after_it_was_killed(tmp_path: Path) -> None:
+def test_uploads_are_deleted_when_the_app_stops_and_after_it_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = str(Path(sys.modules["cliquetta"].__path__[0]).parent)
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": source}
-
-    def start() -> tuple[subprocess.Popen[str], Path]:
-        program = subprocess.Popen(
-            [sys.executable, "-c", APP], stdout=subprocess.PIPE, text=True, env=environment
-        )
-        assert program.stdout is not None
-        return program, Path(program.stdout.readline().strip())
-
-    killed, first = start()
-    killed.kill()
-    killed.wait(30)
-    assert (first / "upload.png").exists()
-    running, second = start()
-    assert not first.exists() and (second / "upload.png").exists()
-    other, third = start()
-    assert second.exists()  # of an app that runs
-    for program in (running, other):
-        program.terminate()
-        assert program.wait(30) == 0
-    assert not second.exists() and not third.exists()
+    command = [sys.executable, "-c", APP]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as running:
+        assert running.stdout is not None
+        folder = Path(running.stdout.readline().strip())
+        assert str(running.pid) in folder.name and (folder / "upload.png").exists()
+        with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+            left = folder.with_name(folder.name.replace(str(running.pid), str(ended.pid)))
+        left.mkdir()
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        app_server.delete_left_uploads()  # as the next start does
+        assert folder.exists() and not left.exists()
+        running.terminate()
+    assert running.returncode == 0 and not folder.exists()
 
 
 def test_a_port_in_use_is_said_before_any_address(tiny_clip: CLIP) -> None:

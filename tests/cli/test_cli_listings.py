@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 import cliquetta
-from cliquetta.methods.building.config_fields import config_fields
+from cliquetta.methods.building.config import config_fields
 from cliquetta.methods.registry import method_entries
 from tests._helpers.running import Run
 

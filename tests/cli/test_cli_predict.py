@@ -113,6 +113,21 @@ def test_quiet_leaves_errors_only(predict: Any, photos: Path, tmp_path: Path) ->
     assert wrong.code == 2 and "nowhere" in wrong.stderr
 
 
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_stopped_run_names_parts_that_exist(
+    predict: Any, photos: Path, monkeypatch: pytest.MonkeyPatch, finished: bool
+) -> None:
+    def stop(*given: Any, out: str, **more: Any) -> None:
+        Path(f"{out}.parts").mkdir()
+        if finished:
+            Path(f"{out}.parts/0-4.jsonl").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cliquetta.inference.bulk.predict", stop)
+    answer, _ = predict(photos)
+    assert answer.code and ("finished parts are in" in answer.text) == finished
+
+
 @pytest.mark.parametrize("name", ["photo.jpg", "list.csv", "shard.tar"])
 def test_an_address_that_cannot_be_reached_is_named(predict: Any, name: str) -> None:
     address = f"http://127.0.0.1:1/{name}"

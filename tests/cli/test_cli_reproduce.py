@@ -12,7 +12,8 @@ import pytest
 from cliquetta.cli.ablate import ablate as run_ablate
 from cliquetta.cli.ablate import split_values
 from cliquetta.cli.evaluate import evaluate
-from cliquetta.report.results_pages import Pages
+from cliquetta.evaluation.record import load_record, unpack_records
+from cliquetta.report.results_pages import GRIDS, Pages
 from tests._helpers.running import Run
 
 
@@ -34,6 +35,31 @@ def test_a_page_is_not_rewritten_unasked(
     answer = run(*ask)
     assert answer.code == 1 and "pass --overwrite" in answer.stderr and page.read_text() == "mine"
     assert run(*ask, "--overwrite").code == 0 and page.read_text() == "from the records"
+
+
+def test_runs_that_are_recorded_are_not_run_again(
+    run: Run, tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(GRIDS, "methods", ("tiny",))
+    monkeypatch.setattr(Pages, "texts", lambda *_: {})
+    block = {"datasets": ["bundled"], "methods": ["tda", "tent"], "model": str(tiny_file)}
+    path, results = tmp_path / "tiny.json", tmp_path / "results"
+    path.write_text(json.dumps([{**block, "limit": 20, "batch_size": 10}]))
+    monkeypatch.setattr("cliquetta.evaluation.grid.packaged_grid", lambda _: path)
+    results.mkdir()
+
+    def record(out: str, *words: str) -> list[str]:
+        ask = ("reproduce", "methods", "--run", "--results", results, "--out", tmp_path / out)
+        assert run(*ask, *words).code == 0
+        return sorted(
+            load_record(file.parent).method for file in tmp_path.glob(f"{out}/*/record.json")
+        )
+
+    assert record("first") == ["tda", "tent", "zero_shot"]
+    before = (results / "tiny.json").read_text()
+    assert record("second") == [] and (results / "tiny.json").read_text() == before
+    assert record("third", "--again", "tent") == ["tent"]
+    assert len(unpack_records(results / "tiny.json")) == 3
 
 
 def test_ablations_do_not_get_among_the_runs_that_are_compared() -> None:

@@ -53,9 +53,7 @@ def test_areas_and_ratios_are_drawn_as_defined() -> None:
 def test_hopeless_shapes_fall_back_to_the_centre(
     height: int, width: int, rows: int, columns: int
 ) -> None:
-    boxes = resized_crop_boxes(
-        height, width, 50, np.random.default_rng(0), scale=(0.9, 1.0), ratio=(3 / 4, 4 / 3)
-    )
+    boxes = resized_crop_boxes(height, width, 50, np.random.default_rng(0), scale=(0.9, 1.0))
     assert set(boxes.rows) == {rows}
     assert set(boxes.columns) == {columns}
     assert set(boxes.top) == {(height - rows) // 2}

@@ -18,7 +18,7 @@ from PIL import Image
 
 from cliquetta.data import feature_cache
 from cliquetta.data.dataset import Dataset, FileDataset
-from cliquetta.data.feature_cache import FEATURES, TABLE, Block, Layout, open_table
+from cliquetta.data.feature_cache import FEATURES, TABLE, FeatureBlock, TableLayout, open_table
 from cliquetta.data.prepared import FeatureStream
 from cliquetta.data.stream import Stream
 from cliquetta.evaluation.predictions import load_predictions
@@ -33,7 +33,7 @@ from tests._helpers.streaming import Drift, DriftConfig, made_up_dataset
 from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
 from tests._helpers.tolerance import FEATURE
 
-LAYOUT = Layout({"of": "squares"}, (50, 1, 4), rows=8)
+LAYOUT = TableLayout({"of": "squares"}, (50, 1, 4), rows=8)
 FEW_VIEWS = ViewSpec("resized-crop", 4)
 
 
@@ -43,11 +43,11 @@ class Squares:
     def __init__(self) -> None:
         self.asked: list[range] = []
 
-    def __call__(self, blocks: Sequence[range]) -> Iterator[Block]:
+    def __call__(self, blocks: Sequence[range]) -> Iterator[FeatureBlock]:
         for rows in blocks:
             self.asked.append(rows)
             values = np.array(rows, dtype=np.float32)[:, None, None] ** 2
-            yield Block(np.tile(values, (1, 1, 4)), {7: "torn"} if 7 in rows else {})
+            yield FeatureBlock(np.tile(values, (1, 1, 4)), {7: "torn"} if 7 in rows else {})
 
 
 def squares() -> np.ndarray:
@@ -91,29 +91,29 @@ def test_a_flipped_bit_costs_its_block_only(
     assert "damaged" in caplog.text
 
 
-@pytest.mark.parametrize("keep", [0, 5, 128, 500])
-def test_a_truncated_file_is_made_again(made: Path, keep: int) -> None:
-    os.truncate(made / FEATURES, keep)
-    np.testing.assert_array_equal(open_table(made.parent, LAYOUT, Squares()).features, squares())
+DAMAGES: list[tuple[str, Any]] = [
+    *((FEATURES, size) for size in (0, 5, 128, 500)),
+    *((TABLE, text) for text in ("", "{", "[]", '{"blocks": [[0]]}', '{"blocks": 3}')),
+]
 
 
-def test_a_lengthened_or_foreign_file_is_made_again(made: Path) -> None:
-    np.save(made / FEATURES, np.zeros((50, 1, 5), np.float32))
-    np.testing.assert_array_equal(open_table(made.parent, LAYOUT, Squares()).features, squares())
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"blocks": [[0]]}', '{"blocks": 3}'])
-def test_a_damaged_list_is_made_again(made: Path, text: str) -> None:
-    (made / TABLE).write_text(text)
+@pytest.mark.parametrize(("name", "damage"), DAMAGES)
+def test_a_cut_or_damaged_file_is_made_again(made: Path, name: str, damage: Any) -> None:
+    if isinstance(damage, int):
+        os.truncate(made / name, damage)
+    else:
+        (made / name).write_text(damage)
     table = open_table(made.parent, LAYOUT, Squares())
     np.testing.assert_array_equal(table.features, squares())
     assert table.unreadable == {7: "torn"}
 
 
-def test_a_changed_note_is_noticed(made: Path) -> None:
-    said = json.loads((made / TABLE).read_text())
-    said["blocks"][0][2] = [[6, "torn"]]
-    (made / TABLE).write_text(json.dumps(said))
+def test_a_foreign_file_and_a_changed_note_are_noticed(made: Path) -> None:
+    np.save(made / FEATURES, np.zeros((50, 1, 5), np.float32))
+    np.testing.assert_array_equal(open_table(made.parent, LAYOUT, Squares()).features, squares())
+    stated = json.loads((made / TABLE).read_text())
+    stated["blocks"][0][2] = [[6, "torn"]]
+    (made / TABLE).write_text(json.dumps(stated))
     assert open_table(made.parent, LAYOUT, Squares()).unreadable == {7: "torn"}
 
 
@@ -135,8 +135,8 @@ def test_an_interrupted_build_continues(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_block_of_the_wrong_shape_is_refused(tmp_path: Path) -> None:
-    def wrong(blocks: Sequence[range]) -> Iterator[Block]:
-        yield Block(np.zeros((3, 1, 4), np.float32))
+    def wrong(blocks: Sequence[range]) -> Iterator[FeatureBlock]:
+        yield FeatureBlock(np.zeros((3, 1, 4), np.float32))
 
     with pytest.raises(ValueError, match="a block of 8 rows"):
         open_table(tmp_path, LAYOUT, wrong)
@@ -198,11 +198,6 @@ def test_methods_answer_from_features_as_from_pixels(
         theirs = load_predictions(tmp_path / "pixels" / pixels.id)
         assert ours.keys == theirs.keys
         np.testing.assert_allclose(ours.probabilities, theirs.probabilities, atol=FEATURE)
-
-
-def test_the_methods_that_need_features_only_are_known() -> None:
-    assert {"zero_shot", "tda", "tpt"} <= set(feature_level())
-    assert not {"scap", "tent", "dart"} & set(feature_level())
 
 
 def test_a_method_that_looks_at_pixels_is_refused(

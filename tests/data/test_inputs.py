@@ -18,12 +18,15 @@ from PIL import Image
 import cliquetta
 from cliquetta import UserError, create_method, pipeline
 from cliquetta.app.session import AppSession
-from cliquetta.data.inputs import is_single, separate_images
+from cliquetta.data.images import ImageError
+from cliquetta.data.inputs import as_batch, is_single, separate_images
+from cliquetta.data.views import image_views, to_pixels
 from cliquetta.model.clip import CLIP
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.serve.client import Client
-from cliquetta.serve.schema import BatchAnswer, SessionRequest
+from cliquetta.serve.schema import BatchResponse, SessionRequest
 from cliquetta.serve.settings import Settings
+from cliquetta.types import Batch, ViewSpec
 from tests._helpers.serve_setup import live_service
 
 NAMES = ("cat", "dog", "ship")
@@ -99,7 +102,7 @@ def ask_service(way: str, images: Any, model: CLIP) -> list[float]:
             given = images if isinstance(images, list) else [images]
             texts = [one if isinstance(one, str) else b64encode(one).decode() for one in given]
             body = {"images": [{"data": text} for text in texts]}
-            found = client.ask(BatchAnswer, "POST", f"/{session.id}/batches", json=body)
+            found = client.ask(BatchResponse, "POST", f"/{session.id}/batches", json=body)
     assert not found.errors
     return [s.probability for one in found.predictions for s in one.top if s.label == "cat"]
 
@@ -179,3 +182,62 @@ def test_an_open_photograph_is_turned_as_its_file_is(
     photograph = Image.open(tmp_path / "stored.png")
     assert ask(way, photograph, tiny_clip) == turned
     assert photograph.getexif()[0x0112] == 6  # the user's image is as it was
+
+
+# --- batches ------------------------------------------------------------------------------------
+
+PREPROCESS = Preprocess(size=16)
+
+
+def test_every_kind_of_image_gives_the_same_pixels(paths: list[Path]) -> None:
+    pictures = [Image.open(path).convert("RGB") for path in paths]
+    pixels = torch.stack([PREPROCESS(picture) for picture in pictures])
+    arrays = np.stack([np.asarray(picture) for picture in pictures])
+    kinds: list[Any] = [
+        paths,
+        [str(path) for path in paths],
+        pictures,
+        list(arrays),
+        arrays,
+        torch.from_numpy(arrays).permute(0, 3, 1, 2),
+        pixels,
+        Batch(pixels),
+        [str(paths[0]), *pictures[1:]],
+    ]
+    for images in kinds:
+        assert torch.equal(as_batch(images, PREPROCESS).images, pixels)
+    assert as_batch(paths, PREPROCESS).keys == tuple(path.as_posix() for path in paths)
+    assert torch.equal(as_batch(str(paths[1]), PREPROCESS).images, pixels[1:2])
+    assert torch.equal(as_batch(arrays[1], PREPROCESS).images, pixels[1:2])
+
+
+def test_views_belong_to_the_image_not_to_its_batch(paths: list[Path]) -> None:
+    spec = ViewSpec("resized-crop", 3)
+    batch = as_batch(paths, PREPROCESS, views=spec, seed=4)
+    assert batch.views is not None
+    for row, path in enumerate(paths):
+        views = image_views(Image.open(path), path.as_posix(), spec, 4, PREPROCESS)
+        assert torch.equal(batch.views[row], to_pixels(views, PREPROCESS))
+    for images in ([Image.open(path) for path in paths], batch.images):
+        whole = as_batch(images, PREPROCESS, views=spec).views
+        alone = as_batch(images[1:], PREPROCESS, views=spec).views
+        assert whole is not None and alone is not None
+        assert torch.equal(whole[1:], alone)
+    assert as_batch(batch, PREPROCESS, views=spec) is batch
+
+
+def test_nothing_is_an_empty_batch() -> None:
+    assert as_batch([], PREPROCESS, views=ViewSpec("augmix", 2)).images.shape == (0, 3, 16, 16)
+
+
+@pytest.mark.parametrize("wrong", [3.0, None, np.zeros((4, 4, 3)), np.zeros((5,), np.uint8), b"x"])
+def test_what_is_no_image_is_refused_by_its_kind(wrong: Any) -> None:
+    with pytest.raises(UserError, match="not an image"):
+        as_batch([wrong], PREPROCESS)
+
+
+def test_unreadable_files_and_pixels_of_another_size(tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match=r"gone\.png: no such file"):
+        as_batch([tmp_path / "gone.png"], PREPROCESS)
+    with pytest.raises(UserError, match=r"\(B, 3, 16, 16\), got \(1, 3, 8, 8\)"):
+        as_batch(torch.zeros(1, 3, 8, 8), PREPROCESS)

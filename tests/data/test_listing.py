@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from cliquetta.data.listing import Listing, digest, list_images
+from cliquetta.data.listing import ImageList, digest, list_images
 from cliquetta.errors import UserError
 from tests._helpers.trees import pictures, write
 
 
-def names(listing: Listing, folder: Path) -> list[str]:
+def names(listing: ImageList, folder: Path) -> list[str]:
     entries = listing.entries(0, len(listing))
     return [Path(entry.path).relative_to(folder).as_posix() for entry in entries]
 
@@ -34,7 +34,7 @@ def test_folders_files_and_tables_together(tmp_path: Path) -> None:
         (str(tmp_path / "b,c.png"), {"label": "x", "File": "b,c.png"}, None)
     ]
     listing.close()
-    again = Listing(tmp_path / "list.sqlite")
+    again = ImageList(tmp_path / "list.sqlite")
     assert names(again, tmp_path)[1:3] == ["in/10.PNG", "a.png"]
     assert again.columns == ["label", "File"] and again.repeated == 1
     assert again.unused == {"hidden": 1, ".txt": 1}

@@ -106,9 +106,7 @@ def test_pixels_are_those_of_the_preprocessing(photos: Path) -> None:
             assert torch.equal(pixels, PREPROCESS(data.load(data.keys.index(key))))
 
 
-def test_arrays_and_several_datasets_go_through_processes(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_arrays_and_several_datasets_go_through_processes(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     parts = [made_up_dataset(20, id="a"), made_up_dataset(12, seed=1, id="b")]
     one = read(Stream(parts, PREPROCESS, 7, order="mixed", seed=2))[0]
@@ -375,7 +373,7 @@ def test_large_items_are_given_one_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
     items = iter(range(50))
     rows = map_in_processes(squares, items, workers=3, room=100)
     next(rows)
-    assert next(items) == 4  # one for each worker, and one in place of the first, were taken
+    assert next(items) == 4  # one for each worker, and one in position of the first, were taken
     rows.close()
     test_arrays_of_changing_shapes_come_in_order()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from pathlib import Path
 
@@ -74,14 +73,6 @@ def test_nothing_is_read_ahead_without_workers(paths: list[Path], tiny_clip: CLI
     assert len(data.opened) == 16
 
 
-def test_a_caller_that_stops_early_stops_the_threads(paths: list[Path], tiny_clip: CLIP) -> None:
-    batches = Stream(Watched(paths), tiny_clip.preprocess, 16, workers=3).batches()
-    next(batches)
-    assert [t for t in threading.enumerate() if t.name.startswith("cliquetta-loader")]
-    batches.close()  # type: ignore[attr-defined]
-    assert not [t for t in threading.enumerate() if t.name.startswith("cliquetta-loader")]
-
-
 def test_bad_files_count_when_their_batch_is_handed_over(
     paths: list[Path], tiny_clip: CLIP, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -104,6 +95,6 @@ def test_any_places_can_be_read(tiny_clip: CLIP) -> None:
     stream = Stream(made_up_dataset(), tiny_clip.preprocess, 8, seed=2)
     whole = torch.cat([batch.images for batch, _ in stream])
     parts = [range(40, 50), range(3, 4), range(10, 29)]
-    for places, (batch, labels) in zip(parts, stream.read(parts), strict=True):
-        assert torch.equal(batch.images, whole[places.start : places.stop])
-        assert torch.equal(labels, stream.labels(places))
+    for positions, (batch, labels) in zip(parts, stream.read(parts), strict=True):
+        assert torch.equal(batch.images, whole[positions.start : positions.stop])
+        assert torch.equal(labels, stream.labels(positions))

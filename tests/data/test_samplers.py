@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from cliquetta.data.samplers import (
     SAMPLERS,
-    Domain,
     Indices,
-    Places,
+    LabelledSet,
+    Positions,
     SamplerOptions,
     correlated,
     interleave,
@@ -22,14 +22,14 @@ from cliquetta.data.samplers import (
 from cliquetta.errors import UserError
 
 
-def draw(name: str, *sizes: int, seed: int = 0, **options: Any) -> Places:
-    domains = [Domain(str(n), np.arange(size) % 10) for n, size in enumerate(sizes)]
+def draw(name: str, *sizes: int, seed: int = 0, **options: Any) -> Positions:
+    domains = [LabelledSet(str(n), np.arange(size) % 10) for n, size in enumerate(sizes)]
     return SAMPLERS[name].draw(domains, SamplerOptions(**options), np.random.default_rng(seed))
 
 
 def bursts(labels: Indices, gamma: float, seed: int) -> Indices:
     order = correlated(
-        Domain("a", labels), SamplerOptions(gamma=gamma), np.random.default_rng(seed)
+        LabelledSet("a", labels), SamplerOptions(gamma=gamma), np.random.default_rng(seed)
     )
     return labels[order]
 
@@ -42,15 +42,15 @@ def runs(labels: Indices) -> int:
 @given(seed=st.integers(0, 10_000), sizes=st.lists(st.integers(1, 60), min_size=2, max_size=3))
 @settings(max_examples=20, deadline=None)
 def test_every_image_is_shown_once(name: str, seed: int, sizes: list[int]) -> None:
-    places = draw(name, *sizes, seed=seed)
-    found = sorted(zip(places.domain.tolist(), places.image.tolist(), strict=True))
+    positions = draw(name, *sizes, seed=seed)
+    found = sorted(zip(positions.domain.tolist(), positions.image.tolist(), strict=True))
     assert found == [(n, i) for n, size in enumerate(sizes) for i in range(size)]
-    assert not places.round.any()
+    assert not positions.round.any()
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_the_seed_and_the_options_read_decide_the_places(name: str) -> None:
-    def same(a: Places, b: Places) -> bool:
+    def same(a: Positions, b: Positions) -> bool:
         return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
     usual: dict[str, Any] = {"batch_size": 8}
@@ -109,12 +109,14 @@ def test_every_batch_holds_so_many_classes(
     largest = sum(sorted(counts)[-low - more :])
     if largest < size:
         with pytest.raises(UserError, match="smaller batches or more classes"):
-            SAMPLERS["keff"].draw([Domain("a", labels)], options, np.random.default_rng(seed))
+            SAMPLERS["keff"].draw([LabelledSet("a", labels)], options, np.random.default_rng(seed))
         return
-    places = SAMPLERS["keff"].draw([Domain("a", labels)], options, np.random.default_rng(seed))
-    assert len(places.image) % size == 0
-    assert len(np.unique(places.image)) == len(places.image)
-    present = [len(np.unique(batch)) for batch in labels[places.image].reshape(-1, size)]
+    positions = SAMPLERS["keff"].draw(
+        [LabelledSet("a", labels)], options, np.random.default_rng(seed)
+    )
+    assert len(positions.image) % size == 0
+    assert len(np.unique(positions.image)) == len(positions.image)
+    present = [len(np.unique(batch)) for batch in labels[positions.image].reshape(-1, size)]
     assert min(low, size) <= min(present) and max(present) <= low + more
 
 
@@ -144,26 +146,26 @@ def test_a_long_tail_falls_off_exponentially(ratio: int) -> None:
 
 def test_unknown_images_are_strewn_among_the_others() -> None:
     known = draw("separate", 60)
-    places = interleave(known, Domain("b", np.full(90, -2)), 1, np.random.default_rng(0))
-    assert np.bincount(places.domain).tolist() == [60, 60]
-    assert places.image[places.domain == 0].tolist() == known.image.tolist()
-    assert len(np.unique(places.image[places.domain == 1])) == 60
-    assert 30 < runs(places.domain) < 90
+    positions = interleave(known, LabelledSet("b", np.full(90, -2)), 1, np.random.default_rng(0))
+    assert np.bincount(positions.domain).tolist() == [60, 60]
+    assert positions.image[positions.domain == 0].tolist() == known.image.tolist()
+    assert len(np.unique(positions.image[positions.domain == 1])) == 60
+    assert 30 < runs(positions.domain) < 90
 
 
 def test_a_dataset_that_comes_back_brings_new_images() -> None:
-    a, b = Domain("a", np.arange(9)), Domain("b", np.arange(4))
-    places = SAMPLERS["recurring"].draw([a, b, a], SamplerOptions(), np.random.default_rng(0))
-    assert places.domain.tolist() == [0] * 5 + [1] * 4 + [2] * 4
-    assert sorted(places.image[places.domain != 1]) == list(range(9))
+    a, b = LabelledSet("a", np.arange(9)), LabelledSet("b", np.arange(4))
+    positions = SAMPLERS["recurring"].draw([a, b, a], SamplerOptions(), np.random.default_rng(0))
+    assert positions.domain.tolist() == [0] * 5 + [1] * 4 + [2] * 4
+    assert sorted(positions.image[positions.domain != 1]) == list(range(9))
 
 
 def test_a_long_stream_repeats_its_datasets_as_often_as_needed() -> None:
-    places = draw("long", 30, 10, length=100)
-    assert np.bincount(places.round).tolist() == [40, 40, 20]
-    assert places.domain[:40].tolist() == [0] * 30 + [1] * 10
-    assert sorted(places.image[40:70]) == list(range(30))
-    assert not np.array_equal(places.image[:30], places.image[40:70])
+    positions = draw("long", 30, 10, length=100)
+    assert np.bincount(positions.round).tolist() == [40, 40, 20]
+    assert positions.domain[:40].tolist() == [0] * 30 + [1] * 10
+    assert sorted(positions.image[40:70]) == list(range(30))
+    assert not np.array_equal(positions.image[:30], positions.image[40:70])
 
 
 def test_present_is_a_number_or_a_range() -> None:

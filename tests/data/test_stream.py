@@ -81,13 +81,6 @@ def test_views_do_not_depend_on_order_workers_or_company() -> None:
     assert not torch.equal(changed["0003"][1:], plain["0003"][1:])
 
 
-def test_view_zero_is_the_image() -> None:
-    stream = Stream(made_up_dataset(10), PREPROCESS, views=ViewSpec("zoom-crop", 3))
-    for batch, _ in stream:
-        assert batch.views.shape == (10, 3, 3, 32, 32)
-        assert torch.equal(batch.views[:, 0], batch.images)
-
-
 def test_data_sets_follow_one_another_or_are_mixed() -> None:
     a, b = made_up_dataset(20, id="a"), made_up_dataset(12, seed=1, id="b")
     sequence = Stream([a, b, a], PREPROCESS, batch_size=8)

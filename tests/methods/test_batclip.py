@@ -10,12 +10,7 @@ from cliquetta.methods.batclip import (
     BATCLIP,
     BATCLIPConfig,
     batclip_loss,
-    class_means,
-    inter_class_separation,
-    projection_matching,
 )
-from cliquetta.methods.registry import get_method
-from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
@@ -52,22 +47,6 @@ def test_the_loss_equals_loops_over_classes(classes: int) -> None:
     torch.testing.assert_close(ours_g, literal_g)
 
 
-def test_features_enter_before_normalisation() -> None:
-    generator = torch.Generator().manual_seed(0)
-    features = torch.randn(6, 4, generator=generator)
-    text = unit_rows(torch.randn(3, 4, generator=generator))
-    labels = torch.tensor([0, 0, 2, 2, 2, 0])
-    means, present = class_means(features, labels, 3)
-    assert present.tolist() == [True, False, True]
-    twice, _ = class_means(2 * features, labels, 3)
-    matched = projection_matching(means, present, text)
-    torch.testing.assert_close(projection_matching(twice, present, text), 2 * matched)
-    # a long feature pulls the direction of its class mean; of unit features it could not
-    pulled, _ = class_means(features * torch.tensor([9.0, 1, 1, 1, 1, 1])[:, None], labels, 3)
-    before = inter_class_separation(means, present)
-    assert not torch.allclose(inter_class_separation(pulled, present), before, atol=1e-2)
-
-
 def test_a_stream_equals_a_training_loop(tiny_prompts: ClassPrompts, tiny_images: Tensor) -> None:
     batclip = BATCLIP(double_clip(), tiny_prompts, BATCLIPConfig())
     live = double_clip()
@@ -87,20 +66,6 @@ def test_a_stream_equals_a_training_loop(tiny_prompts: ClassPrompts, tiny_images
     torch.testing.assert_close(batclip.memory["text_norms.values"], flat(text_norms))
 
 
-def test_the_answer_is_given_before_the_step_and_both_towers_move(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
-    batclip = BATCLIP(tiny_clip, tiny_prompts, BATCLIPConfig())
-    batch = Batch(tiny_images)
-    text = batclip.classifier(batclip.memory["text_norms.values"])
-    first, second = batclip.predict(batch), batclip.predict(batch)
-    plain = ZeroShot(tiny_clip, tiny_prompts, ZeroShotConfig()).predict(batch).logits
-    torch.testing.assert_close(first.logits, plain)
-    assert not torch.allclose(second.logits, plain, atol=1e-3)
-    assert float(second.evidence["loss"]) < float(first.evidence["loss"])
-    assert not torch.allclose(batclip.classifier(batclip.memory["text_norms.values"]), text)
-
-
 def test_fixed_text_is_refused_unless_asked_for(
     tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
 ) -> None:
@@ -112,10 +77,3 @@ def test_fixed_text_is_refused_unless_asked_for(
     first, second = (one_sided.predict(Batch(tiny_images)).logits for _ in range(2))
     assert not torch.allclose(first, second, atol=1e-3)
     assert all(name.startswith("image_norms") for name in one_sided.state_dict())
-
-
-def test_the_step_for_cifar_is_a_tuned_preset() -> None:
-    entry = get_method("batclip")
-    assert entry.config().lr == 5e-4
-    assert entry.presets["cifar10"].lr == 1e-3
-    assert entry.tuned_by_authors == {"cifar10"}

@@ -52,16 +52,6 @@ def test_a_stream_equals_numpy(tiny_clip: CLIP, config: BCAConfig) -> None:
     assert np.abs(plain.numpy() - expected).max() > 0.01
 
 
-def test_priors_stay_distributions_and_embeddings_move_to_their_images(tiny_clip: CLIP) -> None:
-    features, labels, text = make_clusters(300)
-    bca = on_features(tiny_clip, "bca", text, LIVELY)
-    bca.predict_features(features)
-    torch.testing.assert_close(bca.memory["priors"].sum(dim=1), torch.ones(5))
-    centres = torch.stack([features[labels == k].mean(dim=0) for k in range(5)])
-    near = torch.cosine_similarity(bca.memory["embeddings"], centres)
-    assert (near > torch.cosine_similarity(text, centres)).all()
-
-
 def test_thresholds_of_one_switch_learning_off(tiny_clip: CLIP) -> None:
     features, _, text = make_clusters(40)
     still = BCAConfig(likelihood_threshold=1.0, prior_threshold=1.0)

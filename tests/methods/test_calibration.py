@@ -116,14 +116,6 @@ def test_a_resumed_run_answers_as_an_unbroken_one(model: CLIP, method: str, tmp_
         assert torch.equal(found, wanted)
 
 
-def test_features_and_images_give_the_same(model: CLIP) -> None:
-    from_images, from_features = build(model, "tda"), build(model, "tda")
-    for images in make_batches(0, 2, 6):
-        features = model.encode_image(images, normalize=True)
-        found = from_features.predict_features(features)  # type: ignore[attr-defined]
-        torch.testing.assert_close(found.logits, from_images.predict(images).logits)
-
-
 def test_joined_counts_are_those_of_all(model: CLIP) -> None:
     copies = [build(model, "zero_shot") for _ in range(2)]
     for copy, images in zip(copies, make_batches(0, 2, 6), strict=True):

@@ -82,12 +82,3 @@ def test_every_class_is_drawn_equally_often(
     drawn = [sorted(cliptta._recall()[:, 0, 0, 0].tolist()) for _ in range(20)]
     assert all(len(set(found)) == 3 and found[2] == 9 for found in drawn)
     assert {value for found in drawn for value in found} == {0.0, 1.0, 2.0, 3.0, 9.0}
-
-
-def test_without_memory_it_learns_from_the_batch_alone(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
-    cliptta = CLIPTTA(tiny_clip, tiny_prompts, CLIPTTAConfig(memory_shots=0))
-    first, second = (cliptta.predict(Batch(tiny_images)).logits for _ in range(2))
-    assert not torch.allclose(first, second, atol=1e-4)
-    assert cliptta.memory["images"].numel() == 0

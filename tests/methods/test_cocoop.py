@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,20 +93,6 @@ def test_few_rows_at_a_time_change_nothing(tiny_clip: CLIP, tiny_prompts: ClassP
         torch.testing.assert_close(answer, answers[2], atol=LOGIT, rtol=LOGIT)
 
 
-def test_the_context_depends_on_the_image(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> None:
-    """Switched off (pi = 0) it is CoOp; switched on it is not."""
-    fitted = initial_parameters(tiny_clip, CoCoOpConfig(), torch.Generator().manual_seed(0))
-    off = {name: value if name == "context" else 0 * value for name, value in fitted.items()}
-    images = Batch(make_images(2, seed=0)[0])
-    coop = create_method("coop", tiny_clip, tiny_prompts, fitted={"context": fitted["context"]})
-    without, on = (
-        create_method("cocoop", tiny_clip, tiny_prompts, fitted=f).predict(images).logits
-        for f in (off, fitted)
-    )
-    torch.testing.assert_close(without, coop.predict(images).logits, atol=LOGIT, rtol=LOGIT)
-    assert (on - without).abs().max() > 0.1
-
-
 def test_fitting_beats_zero_shot_and_other_names_follow(tiny_clip: CLIP, tmp_path: Path) -> None:
     adapter = fit_method("cocoop", tiny_clip, TWO, make_examples(), FAST)
     path = tmp_path / "cocoop.safetensors"
@@ -120,9 +105,3 @@ def test_fitting_beats_zero_shot_and_other_names_follow(tiny_clip: CLIP, tmp_pat
     expected = literal_logits(tiny_clip, other, dict(adapter.fitted), features)
     logits = load_method(path, tiny_clip, other).predict(Batch(images)).logits
     torch.testing.assert_close(logits, expected, atol=ADAPTED, rtol=LOGIT)
-
-
-def test_defaults_are_the_authors() -> None:
-    config = CoCoOpConfig()
-    assert (config.epochs, config.batch_size, config.lr) == (10, 1, 2e-3)
-    assert replace(config, epochs=None).epochs_for(16) == 200

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cliquetta.methods.coop import CoOpConfig, coop_logits, prompt_tokens
 from cliquetta.methods.fit import fit_method
-from cliquetta.methods.registry import create_method, method_config
+from cliquetta.methods.registry import create_method
 from cliquetta.methods.state import load_method
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
@@ -155,8 +155,3 @@ def test_a_context_that_leaves_no_room_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match="fewer context tokens"):
         prompt_tokens(tiny_clip, tiny_prompts, 30)
-
-
-def test_the_preset_is_the_transfer_protocol() -> None:
-    preset = method_config("coop", "imagenet")
-    assert (preset.context_init, preset.epochs, preset.lr) == ("a photo of a", 50, 2e-3)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from cliquetta.data.views import attach_views
 from cliquetta.methods.ctpt import CTPT, CTPTConfig, text_dispersion
-from cliquetta.methods.registry import get_method
 from cliquetta.methods.tpt import TPT, TPTConfig
 from cliquetta.model.clip import CLIP, encode_views
 from cliquetta.prompts.classes import ClassPrompts
@@ -53,36 +52,9 @@ def test_the_gradient_is_that_of_entropy_minus_dispersion(tiny_clip: CLIP, batch
         torch.testing.assert_close(gradients[b], gradient, atol=SUM, rtol=LOGIT)
 
 
-def test_batched_equals_one_at_a_time(tiny_clip: CLIP, batch: Batch) -> None:
-    adapter = CTPT(tiny_clip, PROMPTS, CTPTConfig())
-    whole = adapter.predict(batch).logits
-    alone = torch.cat([adapter.predict(batch[i : i + 1]).logits for i in range(4)])
-    torch.testing.assert_close(whole, alone, atol=LOGIT, rtol=0)
-
-
-def test_texts_spread_more_than_under_tpt(tiny_clip: CLIP, batch: Batch) -> None:
-    assert batch.views is not None
-    features = encode_views(tiny_clip, batch.views, chunk=64)
-    spread = {}
-    for kind, config in ((TPT, TPTConfig()), (CTPT, CTPTConfig())):
-        adapter = kind(tiny_clip, PROMPTS, config)
-        context, _ = adapter.tune(features)
-        spread[kind] = text_dispersion(adapter.template.features(context))
-    assert (spread[CTPT] > spread[TPT]).all()
-    assert (spread[CTPT] > text_dispersion(tiny_clip.classifier(PROMPTS))).all()
-
-
 def test_without_dispersion_it_is_tpt_and_with_it_is_not(tiny_clip: CLIP, batch: Batch) -> None:
     tpt = TPT(tiny_clip, PROMPTS, TPTConfig()).predict(batch).logits
     off = CTPT(tiny_clip, PROMPTS, CTPTConfig(dispersion_weight=0.0)).predict(batch).logits
     on = CTPT(tiny_clip, PROMPTS, CTPTConfig()).predict(batch).logits
     assert torch.equal(off, tpt)
     assert (on - tpt).abs().amax(dim=1).min() > 1e-3
-
-
-def test_the_two_scripts_are_marked_presets() -> None:
-    entry = get_method("ctpt")
-    chosen = {name: (p.dispersion_weight, p.view_kind) for name, p in entry.presets.items()}
-    assert chosen == {"fine-grained": (50.0, "augmix"), "shift": (20.0, "augmix")}
-    assert entry.tuned_by_authors == entry.presets.keys()
-    assert (entry.config().dispersion_weight, entry.config().view_kind) == (50.0, "resized-crop")

@@ -7,19 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.data.views import attach_views
 from cliquetta.methods.dart import DART, DARTConfig
-from cliquetta.methods.registry import get_method
 from cliquetta.model.block import Prefix
 from cliquetta.model.clip import CLIP
 from cliquetta.model.tokenizer import Tokenizer
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
-from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
-from tests._helpers.tolerance import ADAPTED, FEATURE, GRADIENT, LOGIT, SUM, sampling
+from tests._helpers.tiny import TINY_NAMES
+from tests._helpers.tolerance import ADAPTED, FEATURE, LOGIT, SUM, sampling
 
 CONFIG = DARTConfig(views=12, selection_fraction=0.25)
 PROMPTS = ClassPrompts(TINY_NAMES)
@@ -94,52 +92,6 @@ def test_the_stream_equals_the_paper_in_plain_autograd(
     torch.testing.assert_close(memory["visual"], literal.visual, atol=LOGIT, rtol=0)
 
 
-def test_gradients_agree_with_finite_differences(batch: Batch) -> None:
-    model, double = build_tiny_clip(), build_tiny_clip().double()
-    adapter = DART(model, PROMPTS, CONFIG)
-    assert batch.views is not None
-    views = batch.views[0, :3]
-    visual = adapter.memory["visual"]
-    context = adapter.template.start.repeat(5, 1, 1)
-    text, hidden = adapter.template.features(context[None])[0], adapter._before_prompt(views)
-    by_context, by_visual, _ = adapter.gradients(hidden, context, visual, text)
-    ids = model.tokenizer(PROMPTS.texts("a photo of a {}."))
-    vision, language = double.require_vit(), double.require_text()
-
-    def loss(context: Tensor, visual: Tensor) -> float:
-        images = F.normalize(vision(views, prefix={1: Prefix(visual[None])}), dim=-1)
-        text = F.normalize(language(ids, context=context), dim=-1)
-        p = (model.scale * images @ text.T).softmax(dim=-1).mean(dim=0)
-        return float(-(p * p.log()).sum())
-
-    generator = torch.Generator().manual_seed(1)
-    c, v, h = context.double(), visual.double(), 1e-5
-    for _ in range(3):
-        dc = torch.randn(c.shape, generator=generator, dtype=torch.float64)
-        dv = torch.randn(v.shape, generator=generator, dtype=torch.float64)
-        slope = (loss(c + h * dc, v) - loss(c - h * dc, v)) / (2 * h)
-        assert (by_context.double() * dc).sum().item() == pytest.approx(slope, rel=GRADIENT)
-        slope = (loss(c, v + h * dv) - loss(c, v - h * dv)) / (2 * h)
-        assert (by_visual.double() * dv).sum().item() == pytest.approx(slope, rel=GRADIENT)
-
-
-def test_a_step_lowers_the_loss_and_moves_both_kinds_of_prompts(
-    tiny_clip: CLIP, batch: Batch
-) -> None:
-    # the official code leaves text without gradient on some datasets
-    adapter = DART(tiny_clip, PROMPTS, CONFIG)
-    assert batch.views is not None
-    hidden = adapter._before_prompt(batch.views[0])
-    visual, context = adapter.memory["visual"], adapter.template.start.repeat(5, 1, 1)
-    text = adapter.template.features(context[None])[0]
-    context2, visual2, loss = adapter.step(hidden, context, visual, text)
-    text2 = adapter.template.features(context2[None])[0]
-    assert adapter.step(hidden, context2, visual2, text2)[2] < loss
-    for old, new in ((context, context2), (visual, visual2)):
-        moved = (new - old * (1 - CONFIG.lr * CONFIG.weight_decay)).abs()
-        assert ((moved - CONFIG.lr).abs() < 1e-2 * CONFIG.lr).float().mean() > 0.95
-
-
 def test_only_the_predicted_class_is_remembered(tiny_clip: CLIP, batch: Batch) -> None:
     adapter = DART(tiny_clip, PROMPTS, CONFIG)
     start = adapter.state_dict()
@@ -154,25 +106,6 @@ def test_only_the_predicted_class_is_remembered(tiny_clip: CLIP, batch: Batch) -
     torch.testing.assert_close(now["kept_visual"][label], expected, atol=SUM, rtol=0)
 
 
-def test_what_was_seen_before_changes_the_answer(tiny_clip: CLIP, batch: Batch) -> None:
-    adapter = DART(tiny_clip, PROMPTS, dataclasses.replace(CONFIG, ema_scale=10.0))
-    first = adapter.predict(batch[0:3]).logits[2]
-    adapter.reset()
-    alone = adapter.predict(batch[2:3]).logits[0]
-    assert (first - alone).abs().max() > 1e-2
-
-
-def test_switched_off_nothing_moves(tiny_clip: CLIP, batch: Batch) -> None:
-    adapter = DART(tiny_clip, PROMPTS, dataclasses.replace(CONFIG, lr=0.0))
-    logits = adapter.predict(batch).logits
-    prefix = {1: Prefix(adapter.memory["visual"][None])}
-    images = tiny_clip.encode_image(batch.images, prefix=prefix, normalize=True)
-    still = tiny_clip.scale * images @ tiny_clip.classifier(PROMPTS).T
-    torch.testing.assert_close(logits, still, atol=ADAPTED, rtol=0)
-    learned = DART(tiny_clip, PROMPTS, CONFIG).predict(batch).logits
-    assert (learned - still).abs().amax(dim=1).min() > 1e-2
-
-
 def test_the_start_of_the_visual_prompt_is_seeded_and_uniform(tiny_clip: CLIP) -> None:
     config = dataclasses.replace(CONFIG, prompt_length=50)
     starts = [DART(tiny_clip, PROMPTS, config, seed=s).memory["visual"] for s in (0, 0, 1)]
@@ -184,23 +117,12 @@ def test_the_start_of_the_visual_prompt_is_seeded_and_uniform(tiny_clip: CLIP) -
 
 def test_the_learned_words_are_those_before_the_name_without_underscores(tiny_clip: CLIP) -> None:
     tokenizer = Tokenizer()
-    official = [tokenizer.decode([i]).strip() for i in tokenizer.encode("a_photo_of_a_cat")]
+    official = [
+        tokenizer._symbols[i].removesuffix("</w>") for i in tokenizer.encode("a_photo_of_a_cat")
+    ]
     assert official[:4] == ["a", "_", "photo", "_"]
     ours = DART(tiny_clip, PROMPTS, CONFIG).template.start
     assert torch.equal(ours, tiny_clip.context("a photo of a"))
-
-
-def test_presets_hold_the_zoom_and_are_marked() -> None:
-    entry = get_method("dart")
-    sides = {name: round(224 * preset.view_zoom) for name, preset in entry.presets.items()}
-    assert sides == {
-        "imagenet-a": 410,
-        "imagenet-r": 235,
-        "imagenet-sketch": 245,
-        "imagenet-v2": 256,
-    }
-    assert entry.tuned_by_authors == entry.presets.keys()
-    assert all(preset.view_kind == "zoom-crop" for preset in entry.presets.values())
 
 
 def test_a_block_that_does_not_exist_is_refused(tiny_clip: CLIP) -> None:

@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.dmn import DMN, DMNConfig
-from cliquetta.methods.registry import get_method
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch
 from tests._helpers.clusters import gains_over_text, make_clusters, make_views
-from tests._helpers.tolerance import FEATURE, SUM
+from tests._helpers.tolerance import FEATURE
 
 Array = npt.NDArray[np.float64]
 
@@ -110,34 +108,9 @@ def test_text_stays_in_the_memory(tiny_clip: CLIP) -> None:
     torch.testing.assert_close(p, (fixed + z.softmax(dim=0)) / 2)
 
 
-def test_the_plain_view_is_kept_whatever_the_confident_ones(tiny_clip: CLIP) -> None:
-    features, _, text = make_clusters(5)
-    dmn = build(tiny_clip, text, DMNConfig())
-    dmn.predict_features(make_views(features, 20))
-    kept = dmn.memory["keys"][dmn.memory["entropy"].isfinite()]
-    distance = torch.cdist(features, kept).amin(dim=1)
-    torch.testing.assert_close(distance, torch.zeros(5), atol=SUM**0.5, rtol=0)
-
-
 def test_it_beats_zero_shot_where_classes_lie_beside_their_texts(tiny_clip: CLIP) -> None:
     gains = gains_over_text(
         lambda f, text: build(tiny_clip, text, DMNConfig()).predict_features(f[:, None]).logits
     )
     assert gains.min() > 0
     assert gains.mean() > 0.015  # 0.03 over twenty seeds
-
-
-def test_the_weight_of_the_memory_is_a_constant() -> None:
-    entry = get_method("dmn")
-    assert entry.config().memory_weight == 1.0
-    assert {preset.memory_weight for preset in entry.presets.values()} == {1.0}  # none searched
-
-
-def test_views_are_asked_for(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
-    spec = DMN(tiny_clip, tiny_prompts, DMNConfig()).views
-    assert spec is not None
-    assert spec.count == 32
-    alone = DMN(tiny_clip, tiny_prompts, DMNConfig(views=1))
-    assert alone.predict(Batch(tiny_images)).logits.shape == (10, 5)

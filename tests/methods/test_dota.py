@@ -69,20 +69,6 @@ def test_a_stream_equals_numpy(
     assert np.abs(plain.numpy() - expected).max() > 0.05
 
 
-def test_the_first_image_is_predicted_before_anything_is_learned(tiny_clip: CLIP) -> None:
-    features, _, text = make_clusters(1)
-    dota = on_features(tiny_clip, "dota", text, DOTAConfig(largest_weight=5.0, weight_per_count=5))
-    plain = (tiny_clip.scale * features @ text.T).softmax(dim=-1)
-    torch.testing.assert_close(dota.predict_features(features).probabilities, plain)
-
-
-def test_without_weight_it_is_zero_shot(tiny_clip: CLIP) -> None:
-    features, _, text = make_clusters(30)
-    dota = on_features(tiny_clip, "dota", text, DOTAConfig(largest_weight=0.0))
-    logits = dota.predict_features(features).logits
-    torch.testing.assert_close(logits, tiny_clip.scale * features @ text.T)
-
-
 def test_it_beats_zero_shot_where_classes_are_beside_their_texts(tiny_clip: CLIP) -> None:
     gains = gains_over_text(
         lambda f, text: on_features(tiny_clip, "dota", text).predict_features(f).logits

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.dpe import DPEConfig, alignment
-from cliquetta.methods.registry import get_method
 from cliquetta.model.clip import CLIP
 from tests._helpers.clusters import make_clusters, make_views
 from tests._helpers.literal_numpy import on_features
@@ -94,22 +93,3 @@ def test_the_alignment_is_a_contrast_over_classes() -> None:
     eye = torch.eye(3)
     assert float(alignment(eye, eye)) < SUM
     assert float(alignment(eye, eye[[1, 2, 0]])) > 50
-
-
-def test_without_learning_rate_the_texts_stay(tiny_clip: CLIP) -> None:
-    features, _, text = make_clusters(30)
-    config = DPEConfig(lr=0.0, alpha=0.0, update_threshold=1.0)
-    dpe = on_features(tiny_clip, "dpe", text, config)
-    answer = dpe.predict_features(make_views(features, 10)).logits
-    torch.testing.assert_close(answer, tiny_clip.scale * features @ text.T)
-    torch.testing.assert_close(dpe.memory["text"], text)
-
-
-def test_settings_per_dataset_are_tuned_presets() -> None:
-    entry = get_method("dpe")
-    assert entry.tuned_by_authors == set(entry.presets)
-    assert entry.presets["imagenet"] == DPEConfig()
-    assert entry.presets["imagenet-r"].alignment_weight == 0
-    one_view = {name for name, config in entry.presets.items() if config.views == 1}
-    assert one_view == {name for name in entry.presets if not name.startswith("imagenet")}
-    assert [n for n, c in entry.presets.items() if c.scored == "confident"] == ["imagenet-a"]

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.building import feature_level
-from cliquetta.methods.onzeta import OnZeta, OnZetaConfig, balanced_labels, vision_labels
+from cliquetta.methods.onzeta import OnZeta, OnZetaConfig, vision_labels
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.clusters import make_clusters
 from tests._helpers.literal_numpy import Array, on_features, softmax, unit
-from tests._helpers.tolerance import LOGIT, STEP, SUM
+from tests._helpers.tolerance import LOGIT
 
 
 def numpy_onzeta(stream: Array, text: Array, scale: float, config: OnZetaConfig) -> Array:
@@ -59,17 +59,6 @@ def test_groups_change_nothing(name: str, tiny_clip: CLIP, monkeypatch: pytest.M
     torch.testing.assert_close(parts, whole, atol=LOGIT, rtol=LOGIT)
 
 
-def test_a_class_that_gets_less_than_its_share_gains_weight() -> None:
-    first = np.array([0.7, 0.2, 0.05, 0.05])
-    dual = np.array([0.0, 0.025, 0.1, 0.1])  # half of the distance to a quarter
-    second = first * np.exp(dual) / (first * np.exp(dual)).sum()
-    logits, lrs = torch.from_numpy(np.log([first, first])), torch.tensor([0.5, 0.1]).double()
-    labels, after = balanced_labels(logits, torch.zeros(4).double(), lrs, 1.0)
-    np.testing.assert_allclose(labels, [first, second], rtol=SUM)
-    expected = np.maximum(dual - 0.1 * (second - 0.25), 0)
-    np.testing.assert_allclose(after, expected, rtol=SUM, atol=STEP)
-
-
 def test_rows_of_zeros_are_no_images(tiny_clip: CLIP) -> None:
     features, _, text = make_clusters(20)
     plain, padded = (on_features(tiny_clip, "onzeta", text) for _ in range(2))
@@ -96,7 +85,7 @@ def test_recordings_of_two_steps_are_told_apart(
 
     monkeypatch.setattr(adapter, "_replayed", note)
     features = torch.zeros(2, tiny_clip.embed_dim)
-    adapter.answer(features)
+    adapter.predict_group(features)
     adapter.replay(other, features)
     assert called == ["_learn", "other"]
 

@@ -19,7 +19,6 @@ from tests._helpers.live_layernorms import (
     open_norms,
     unit_rows,
 )
-from tests._helpers.tolerance import LOGIT
 
 
 def cells(image: Tensor, size: int) -> list[bytes]:
@@ -93,28 +92,6 @@ def test_a_single_image_is_left_as_it_is(
     panda = Panda(tiny_clip, tiny_prompts, PandaConfig(method="zero_shot"))
     alone = create_method("zero_shot", tiny_clip, tiny_prompts).predict(Batch(tiny_images[:1]))
     torch.testing.assert_close(panda.predict(Batch(tiny_images[:1])).logits, alone.logits)
-
-
-@pytest.mark.parametrize("method", ["tent", "tda", "moon", "tpt"])
-def test_without_offset_it_is_the_method_alone(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor, method: str
-) -> None:
-    options = ("views=3",) if method == "tpt" else ()
-    config = PandaConfig(method=method, offset=0.0, options=options, predict_after=False)
-    panda = Panda(tiny_clip, tiny_prompts, config)
-    views = tiny_images[:, None].expand(-1, 3, -1, -1, -1) if options else None
-    batch = Batch(tiny_images, tuple("abcdefghij"), views)
-    alone = create_method(method, tiny_clip, tiny_prompts, panda.inner.config).predict(batch)
-    torch.testing.assert_close(panda.predict(batch).logits, alone.logits, atol=LOGIT, rtol=LOGIT)
-    assert panda.views == panda.inner.views
-
-
-def test_the_model_outside_is_untouched(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
-    before = tiny_clip.encode_image(tiny_images)
-    Panda(tiny_clip, tiny_prompts, PandaConfig()).predict(Batch(tiny_images))
-    assert torch.equal(tiny_clip.encode_image(tiny_images), before)
 
 
 @pytest.mark.parametrize("method", ["panda", "scap", "dart", "domain_norm"])

@@ -71,22 +71,3 @@ def test_a_stream_equals_lists(
     torch.testing.assert_close(ours, expected)
     plain = ramen.logits(ramen.tower.start, torch.cat(batches)).float()
     assert not torch.allclose(ours, plain, atol=1e-3)
-
-
-def test_every_norm_moves_by_the_rate(tiny_prompts: ClassPrompts, tiny_images: Tensor) -> None:
-    """One image steps against the sign of its own gradient."""
-    ramen = Ramen(double_clip(), tiny_prompts, RamenConfig(lr=0.02))
-    logits = ramen.predict(Batch(tiny_images[:1])).logits
-    norms = ramen.tower.start - 0.02 * ramen.memory["gradients"][-1].sign()
-    torch.testing.assert_close(logits, ramen.logits(norms, tiny_images[:1]).float())
-
-
-def test_gradients_are_per_image(tiny_prompts: ClassPrompts, tiny_images: Tensor) -> None:
-    """The tower with parameters per image gives each image's own gradient in one pass."""
-    ramen = Ramen(double_clip(), tiny_prompts, RamenConfig())
-    stacked = ramen.tower.start.expand(3, -1).detach().requires_grad_()
-    (together,) = torch.autograd.grad(ramen.logits(stacked, tiny_images[:3]).sum(), stacked)
-    for row in range(3):
-        one = ramen.tower.start.detach().clone().requires_grad_()
-        (alone,) = torch.autograd.grad(ramen.logits(one, tiny_images[row : row + 1]).sum(), one)
-        torch.testing.assert_close(together[row], alone)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.building.layernorm import LayerNormTower
-from cliquetta.methods.sar import SAR, SARConfig, batch_rate
+from cliquetta.methods.sar import SAR, SARConfig
 from cliquetta.model.clip import CLIP
 from cliquetta.model.config import VisionConfig
 from cliquetta.model.vision import VisionTower
@@ -95,10 +95,13 @@ def test_without_reliable_images_only_momentum_moves(
     assert torch.equal(sar.memory["average"], before["average"])
 
 
-def test_the_rate_follows_the_batch() -> None:
+def test_the_rate_follows_the_batch(tiny_prompts: ClassPrompts) -> None:
     """main.py of the official code: (0.001 / 64) * batch size, doubled for batches of one."""
-    rates = {images: batch_rate(1e-3, images) for images in (1, 2, 64, 128)}
-    assert rates == {1: 2e-3 / 64, 2: 2e-3 / 64, 64: 1e-3, 128: 2e-3}
+    sar = SAR(double_clip(), tiny_prompts, SARConfig())
+    for images, rate in {1: 2e-3 / 64, 2: 2e-3 / 64, 64: 1e-3, 128: 2e-3}.items():
+        sar.reset()
+        sar.step(torch.ones_like(sar.mask), images)
+        torch.testing.assert_close(sar.tower.start - sar.memory["norms"], rate * sar.mask)
 
 
 def test_the_last_quarter_of_the_blocks_is_left_out() -> None:

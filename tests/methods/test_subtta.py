@@ -14,7 +14,6 @@ from cliquetta.methods.subtta import (
     principal_directions,
 )
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
-from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.live_layernorms import double_clip, flat, open_norms, unit_rows
@@ -106,16 +105,3 @@ def test_one_predicted_class_is_not_separated(
     answer = subtta.predict(Batch(tiny_images[:1])).logits
     plain = ZeroShot(double_clip(), tiny_prompts, ZeroShotConfig()).predict(Batch(tiny_images[:1]))
     torch.testing.assert_close(answer, plain.logits.float())
-
-
-def test_alignment_brings_the_spans_together(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
-    subtta = SubTTA(tiny_clip, tiny_prompts, SubTTAConfig())
-    seen = []
-    for _ in range(12):
-        subtta.predict(Batch(tiny_images))
-        seen.append(
-            float(chordal_distance(subtta.memory["covariance"], subtta.basis, subtta.skipped)[0])
-        )
-    assert seen[-1] < seen[4]

@@ -144,56 +144,6 @@ def test_one_group_equals_many(tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch)
     torch.testing.assert_close(parts, whole)
 
 
-def test_an_image_enters_the_caches_before_it_is_read(tiny_clip: CLIP) -> None:
-    features, _, text = make_clusters(60)
-    config = TDAConfig(negative_alpha=0.0)
-    first = build(tiny_clip, text, config).predict_features(features[:1, None]).logits[0]
-    plain = tiny_clip.scale * features[0] @ text.T
-    expected = plain.clone()
-    expected[plain.argmax()] += config.positive_alpha  # itself, at distance zero
-    torch.testing.assert_close(first, expected)
-    arrays = features[:, None].double().numpy(), text.double().numpy()
-    ours = build(tiny_clip, text, config).predict_features(features[:, None]).logits.numpy()
-    other, _, _ = numpy_tda(*arrays, tiny_clip.scale, config, read_first=True)
-    assert np.abs(ours - other).max() > 0.1
-
-
-@pytest.mark.parametrize(
-    ("surest", "inside"),
-    [
-        (0.55, False),  # H = 0.688 nats
-        (0.81, True),  # H = 0.486: below half of log2(2) = 1, above half of ln(2) = 0.693
-        (0.94, True),  # H = 0.227: above a fifth of either
-        (0.96, False),  # H = 0.168: below a fifth of log2(2), above a fifth of ln(2)
-        (0.99, False),  # H = 0.056
-    ],
-)
-def test_the_window_compares_nats_with_bits(tiny_clip: CLIP, surest: float, inside: bool) -> None:
-    gap = math.log(surest / (1 - surest)) / tiny_clip.scale
-    feature = torch.zeros(1, 1, 24)
-    feature[..., 0], feature[..., 2] = gap, math.sqrt(1 - gap**2)
-    tda = build(tiny_clip, torch.eye(2, 24), TDAConfig())
-    tda.predict_features(feature)
-    assert bool(tda.memory["negative.entropy"].isfinite().any()) is inside
-
-
-def test_mean_features_of_views_are_not_normalised_again(tiny_clip: CLIP) -> None:
-    features, _, text = make_clusters(30)
-    tda = build(tiny_clip, text, TDAConfig(views=40))
-    tda.predict_features(make_views(features, 40))
-    norms = tda.memory["positive.keys"].norm(dim=-1)[tda.memory["positive.entropy"].isfinite()]
-    assert norms.max() < 0.99
-
-
-def test_negative_entries_lower_the_classes_they_could_be(tiny_clip: CLIP) -> None:
-    features, _, text = make_clusters(40)
-    with_it = build(tiny_clip, text, TDAConfig()).predict_features(features[:, None]).logits
-    without = build(tiny_clip, text, TDAConfig(negative_alpha=0.0))
-    difference = with_it - without.predict_features(features[:, None]).logits
-    assert difference.max() <= 0
-    assert difference.min() < -0.01
-
-
 def test_it_beats_zero_shot_where_classes_lie_beside_their_texts(tiny_clip: CLIP) -> None:
     def gains(config: TDAConfig) -> Tensor:
         return gains_over_text(
@@ -231,12 +181,3 @@ def test_tuned_constants_are_presets_and_the_default_is_imagenets() -> None:
         preset = entry.presets[name]
         assert (preset.negative_alpha, preset.negative_beta) == (0.117, 1.0)
         assert (preset.positive_capacity, preset.negative_capacity) == (3, 2)
-
-
-def test_views_are_asked_for_only_if_there_are_several(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts
-) -> None:
-    assert TDA(tiny_clip, tiny_prompts, TDAConfig()).views is None
-    spec = TDA(tiny_clip, tiny_prompts, get_method("tda").presets["views"]).views
-    assert spec is not None
-    assert (spec.kind, spec.count) == ("augmix", 64)

@@ -103,16 +103,6 @@ def test_equal_images_leave_no_variance_to_divide_by(tiny_clip: CLIP) -> None:
     assert update_variance(feature, means, prior.exp()).min() >= 1e-6
 
 
-def test_nothing_is_remembered(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
-    transclip = TransCLIP(tiny_clip, tiny_prompts, TransCLIPConfig())
-    first = transclip.predict(Batch(tiny_images[:5])).logits
-    transclip.predict(Batch(tiny_images[5:]))
-    assert torch.equal(transclip.predict(Batch(tiny_images[:5])).logits, first)
-    assert transclip.state_dict() == {}
-
-
 def test_it_beats_zero_shot_where_classes_lie_beside_their_texts(tiny_clip: CLIP) -> None:
     names = tuple(f"class {i}" for i in range(5))
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.methods.registry import get_method
 from cliquetta.methods.watt import TEMPLATES, WATT, WATTConfig
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
 from cliquetta.model.clip import CLIP
@@ -23,7 +22,6 @@ from tests._helpers.live_layernorms import (
     unit_rows,
 )
 from tests._helpers.tiny import TINY_NAMES
-from tests._helpers.tolerance import ADAPTED
 
 FEW = ("a photo of a {}", "art of the {}.", "a {} in a video game.")
 
@@ -72,37 +70,6 @@ def test_a_batch_equals_a_training_loop(
     torch.testing.assert_close(watt.adapt(images), expected)
 
 
-def test_the_modes_differ_from_the_second_template_on(
-    tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
-    def reached(mode: Any, count: int) -> Tensor:
-        config = WATTConfig(mode=mode, rounds=1, templates=FEW[:count])
-        return WATT(double_clip(), tiny_prompts, config).adapt(tiny_images[:4])
-
-    assert torch.equal(reached("sequential", 1), reached("parallel", 1))
-    assert not torch.allclose(reached("sequential", 2), reached("parallel", 2), atol=1e-5)
-
-
-def test_the_first_step_follows_finite_differences(
-    tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
-    model, images = double_clip(), tiny_images[:4]
-    watt = WATT(model, tiny_prompts, WATTConfig(rounds=1, steps=1, templates=FEW[:1]))
-    moved = watt.adapt(images) - watt.tower.start
-    texts = watt.texts[0]
-    own = texts[(unit_rows(model.encode_image(images)) @ texts.T).argmax(dim=-1)]
-
-    def loss(norms: Tensor) -> float:
-        v = unit_rows(watt.tower(norms, images))
-        return float(literal_transductive_loss(v, own, watt.scale, 0.01))
-
-    for coordinate in (0, 40, 200, 383):
-        way = torch.zeros_like(moved)
-        way[coordinate] = 1e-6
-        slope = (loss(watt.tower.start + way) - loss(watt.tower.start - way)) / 2e-6
-        assert float(moved[coordinate]) == pytest.approx(-1e-3 * slope / abs(slope), rel=ADAPTED)
-
-
 def test_the_mean_of_its_own_templates_answers(
     tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
 ) -> None:
@@ -112,27 +79,6 @@ def test_the_mean_of_its_own_templates_answers(
     answer = watt.predict(Batch(tiny_images)).logits
     plain = ZeroShot(tiny_clip, own, ZeroShotConfig()).predict(Batch(tiny_images)).logits
     assert not torch.allclose(answer, plain, atol=1e-2)  # switched off it would be this
-
-
-def test_every_batch_starts_anew(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
-    watt = WATT(tiny_clip, tiny_prompts, WATTConfig(rounds=1, templates=FEW))
-    first = watt.predict(Batch(tiny_images[:5])).logits
-    watt.predict(Batch(tiny_images[5:]))
-    assert torch.equal(watt.predict(Batch(tiny_images[:5])).logits, first)
-    assert watt.state_dict() == {}
-
-
-def test_the_authors_settings() -> None:
-    entry = get_method("watt")
-    assert (entry.config().mode, entry.config().rounds, entry.config().steps) == (
-        "sequential",
-        5,
-        2,
-    )
-    assert (entry.presets["parallel"].mode, entry.presets["parallel"].rounds) == ("parallel", 50)
-    assert len(TEMPLATES) == 8
 
 
 def test_fixed_text_is_refused(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> None:

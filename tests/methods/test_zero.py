@@ -8,21 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.data.views import attach_views
 from cliquetta.methods.registry import method_config
 from cliquetta.methods.zero import (
-    Zero,
     ZeroConfig,
     count_votes,
     decide,
     elect,
     vote_logits,
 )
-from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
-from cliquetta.model.clip import CLIP
-from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch
-from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
 from tests._helpers.tolerance import LOGIT
 
 
@@ -100,38 +93,3 @@ def test_near_ties_share_a_vote_only_at_the_epsilon_of_fp16() -> None:
     assert ZeroConfig().vote == "hard"  # the paper's side
     apart = torch.tensor([[[0.26, 0.25]]])
     assert count_votes(apart, "fp16-eps")[0, 0] > 0.999
-
-
-def test_confident_views_outvote_the_plain_one(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
-    batch = Batch(tiny_images[:2], ("a", "b"))
-    plain = ZeroShot(tiny_clip, tiny_prompts, ZeroShotConfig()).predict(Batch(tiny_images)).logits
-    answers = plain.argmax(dim=-1)
-    sure = plain.softmax(dim=-1).amax(dim=-1).argsort(descending=True)
-    rival = next(int(i) for i in sure if answers[i] != answers[0])
-    views = tiny_images[[0, *[rival] * 9]].expand(2, -1, -1, -1, -1)
-    adapter = Zero(tiny_clip, tiny_prompts, ZeroConfig(selection_fraction=0.5))
-    logits = adapter.predict(Batch(batch.images, batch.keys, views)).logits
-    assert logits.argmax(dim=-1).tolist() == [int(answers[rival])] * 2
-
-
-def test_one_view_gives_the_zero_shot_answer_and_all_views_may_vote(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
-    plain = ZeroShot(tiny_clip, tiny_prompts, ZeroShotConfig()).predict(Batch(tiny_images)).logits
-    one = Zero(tiny_clip, tiny_prompts, ZeroConfig(views=1))
-    batch = Batch(tiny_images, tuple("abcdefghij"), tiny_images[:, None])
-    assert torch.equal(one.predict(batch).logits.argmax(dim=-1), plain.argmax(dim=-1))
-    everyone = Zero(tiny_clip, tiny_prompts, ZeroConfig(views=8, selection_fraction=1.0))
-    prediction = everyone.predict(attach_views(batch, everyone.config.spec, seed=0))
-    assert torch.equal(prediction.evidence["votes"].sum(dim=-1), torch.full((10,), 8.0))
-
-
-def test_it_needs_no_text_tower(tiny_images: Tensor) -> None:
-    model = build_tiny_clip()
-    model.text = None
-    text = torch.randn(5, 24, generator=torch.Generator().manual_seed(0))
-    adapter = Zero(model, ClassPrompts(TINY_NAMES, features=text), ZeroConfig(views=8))
-    batch = attach_views(Batch(tiny_images, tuple("abcdefghij")), adapter.config.spec, seed=0)
-    assert adapter.predict(batch).logits.shape == (10, 5)

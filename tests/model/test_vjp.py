@@ -12,7 +12,7 @@ from cliquetta.model.block import Prefix
 from cliquetta.model.clip import CLIP, initialise
 from cliquetta.model.config import CLIPConfig, TextConfig, VisionConfig
 from cliquetta.model.tapes import TextTape, VisualTape, chunks
-from cliquetta.model.text import place
+from cliquetta.model.text import with_context
 from tests._helpers.tolerance import DOUBLE, SUM
 
 
@@ -23,12 +23,7 @@ def clip(request: pytest.FixtureRequest) -> CLIP:
     shape: Any = {"width": 32, "layers": 3, "heads": 2, "hidden": 64, "activation": activation}
     vision = VisionConfig(32, 8, **shape, pooling="attention" if siglip else "class")
     text = TextConfig(
-        32,
-        512 + 512 + 2,
-        **shape,
-        merges=512,
-        causal=not siglip,
-        projection_bias=siglip,
+        32, 512 + 512 + 2, **shape, merges=512, causal=not siglip, projection_bias=siglip
     )
     config = CLIPConfig(32 if siglip else 24, vision, text, sigmoid=siglip)
     return initialise(CLIP(config), 3).double()
@@ -74,7 +69,7 @@ def test_text_gradients_equal_autograd(clip: CLIP) -> None:
     start = clip.context("a photo of a")
     positions = torch.arange(1, len(start) + 1).expand(3, -1)
     cut = int(ends.max()) + 1
-    tape = TextTape(tower, place(tower.tokens(ids[:, :cut]), start, positions), ends)
+    tape = TextTape(tower, with_context(tower.tokens(ids[:, :cut]), start, positions), ends)
 
     leaf = start.expand(3, -1, -1).clone().requires_grad_()
     features = tower(ids, context=leaf)

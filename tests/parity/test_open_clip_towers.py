@@ -11,11 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from cliquetta.model.checkpoints.open_clip_zoo import (
-    ARCHITECTURES,
-    activation_of,
-    siglip_config,
-)
+from cliquetta.model.checkpoints.open_clip_zoo import ARCHITECTURES, activation_of, siglip_config
 from cliquetta.model.checkpoints.openai import NAMES, address, architecture_name
 from cliquetta.model.factory import create_model
 from tests._helpers.tolerance import FEATURE, SUM

@@ -171,28 +171,6 @@ def test_one_step_is_signed_by_the_slope(
     assert learned.after.total < learned.before.total
 
 
-def test_several_steps_are_adam(
-    model: CLIP, prefix: Tensor, context: Tensor, tiny_images: Tensor
-) -> None:
-    reference = scap(model, prefix, context, steps=3, modalities="image")
-    images, P0_T = tiny_images[:2], reference.P0_T
-    learned = eq.learn(
-        model, images, prefix, P0_T, reference.text_of, reference.settings, learn_text=False
-    )
-    assert learned.text is None
-    x = prefix.clone()
-    m = v = np.zeros(x.numel())
-    for t in (1, 2, 3):
-        point = x.clone().requires_grad_()
-        features = eq.image_features(model, images, point, 1)
-        loss = eq.clique_loss(features, reference.text_of(P0_T), model.scale, SETTINGS).total
-        g = torch.autograd.grad(loss, point)[0].numpy().ravel()
-        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
-        step = 3e-3 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
-        x = x - torch.from_numpy(step).view_as(x)
-    torch.testing.assert_close(learned.visual, x)
-
-
 # --- text ---------------------------------------------------------------------------------------
 
 
@@ -279,15 +257,6 @@ def test_retain_fuses_the_closest_pair_at_the_lower_index(raw_keys: bool) -> Non
     source = keys if raw_keys else moved
     expected = torch.stack([source[0], (source[1] + source[3]) / 2, source[2]])
     torch.testing.assert_close(torch.stack([key for key, _ in entries]), expected)
-
-
-def test_running_mean_is_the_mean() -> None:
-    generator = torch.Generator().manual_seed(6)
-    prompts = torch.randn(9, 4, 3, generator=generator, dtype=torch.float64)
-    mean = None
-    for tau, prompt in enumerate(prompts):
-        mean = eq.running_mean(mean, prompt, tau)
-        torch.testing.assert_close(mean, prompts[: tau + 1].mean(dim=0))
 
 
 # --- infer --------------------------------------------------------------------------------------
@@ -394,33 +363,6 @@ def test_prediction_recomputed_by_hand(
     torch.testing.assert_close(result.logits[j].exp(), expected)
 
 
-def test_cliques_and_retention_reach_the_prediction(
-    model: CLIP, prefix: Tensor, context: Tensor, tiny_images: Tensor
-) -> None:
-    full = scap(model, prefix, context).predict(tiny_images)
-    bare = scap(model, prefix, context, retention=False).predict(tiny_images)
-    none = scap(model, prefix, context, threshold=1.5).predict(tiny_images)
-    j, _ = first_shared(full)
-    assert not torch.allclose(full.logits[j], bare.logits[j], atol=1e-4)
-    assert not torch.allclose(bare.logits[j], none.logits[j], atol=1e-4)
-    # Text retention stays: the footnote of the component ablation.
-    assert bare.retained == {} and bare.tau == full.tau
-    torch.testing.assert_close(bare.text_mean, full.text_mean)
-
-
-def test_equal_sets_of_two_classes_learn_the_same(
-    model: CLIP, prefix: Tensor, context: Tensor, tiny_images: Tensor
-) -> None:
-    result: Any = scap(model, prefix, context).predict(tiny_images)
-    sets = [C for _, C in result.cliques]
-    twins = [(g, h) for h, C in enumerate(sets) for g in range(h) if sets[g] == C]
-    assert twins
-    for g, h in twins:
-        assert result.cliques[g][0] != result.cliques[h][0]
-        assert torch.equal(result.visual[g], result.visual[h])
-        assert torch.equal(result.text[g], result.text[h])
-
-
 def test_stream_keeps_the_mean_and_the_limit(
     model: CLIP, prefix: Tensor, context: Tensor, tiny_images: Tensor
 ) -> None:
@@ -487,32 +429,6 @@ def test_queries_are_features_under_the_start_prompt(
     keys = [eq.image_features(model, image, prompt, 1)[0] for prompt in (None, prefix)]
     reference.retained = {i: [(key, prefix) for key in keys] for i in range(len(TINY_NAMES))}
     assert list(reference.predict(image).used.values()) == [((), 1)] * 3
-
-
-@pytest.mark.parametrize("names", [TINY_NAMES[:1], TINY_NAMES[:2]])
-def test_small_class_lists_and_batches(
-    model: CLIP, prefix: Tensor, context: Tensor, tiny_images: Tensor, names: tuple[str, ...]
-) -> None:
-    reference = ReferenceSCAP(model, ClassPrompts(names), SETTINGS, prefix, context)
-    result = reference.predict(tiny_images[:4])
-    assert all(sorted(row) == list(range(len(names))) for row in result.top)
-    assert result.cliques and result.logits.isfinite().all()
-    single = reference.predict(tiny_images[:1])
-    assert single.cliques == [] and single.logits.shape == (1, len(names))
-
-
-def test_identical_images_form_one_clique_per_class(
-    model: CLIP, prefix: Tensor, context: Tensor, tiny_images: Tensor
-) -> None:
-    result = scap(model, prefix, context).predict(tiny_images[:1].expand(4, -1, -1, -1))
-    assert result.cliques == [(i, frozenset(range(4))) for i in sorted(result.top[0])]
-    torch.testing.assert_close(result.logits, result.logits[:1].expand(4, -1))
-
-
-def test_float32_model(tiny_clip: CLIP, prefix: Tensor, tiny_images: Tensor) -> None:
-    context = tiny_clip.context("a photo of a")
-    result = scap(tiny_clip, prefix.float(), context).predict(tiny_images)
-    assert result.logits.dtype == torch.float32 and result.cliques
 
 
 def test_refusals(model: CLIP, prefix: Tensor, context: Tensor) -> None:

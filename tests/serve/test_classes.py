@@ -96,7 +96,7 @@ def test_a_disk_that_fails_changes_nothing(service: Local, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("cliquetta.serve.store.write_atomically", full)
+        patch.setattr("cliquetta.serve.store_files.create_atomically", full)
         assert put(service, id, OTHERS).status_code == 503
     assert service.http.get(f"/v1/sessions/{id}").json()["classes"] == CLASSES
     labels = {entry["label"] for entry in service.predict(id, batch_of(1))["predictions"]}

@@ -133,7 +133,7 @@ def body_bytes(address: str) -> float:
 
 
 def test_answers_that_nobody_reads_are_counted_and_dropped(tmp_path: Path, tiny_clip: CLIP) -> None:
-    limits = Limits(answer_seconds=4.0, queued_bytes=25_000_000, **MANY)
+    limits = Limits(answer_seconds=1.5, queued_bytes=25_000_000, **MANY)
     request = {"classes": CLASSES, "method": "tda", "options": {"positive_capacity": 20_000}}
     with live_service(tmp_path, tiny_clip, limits=limits) as address:
         session = httpx.post(f"{address}/v1/sessions", json=request).json()["id"]

@@ -44,31 +44,13 @@ def test_sessions_of_every_method_go_on_after_a_restart(
         assert probabilities(service.predict(halted, batch_of(1, 2))) == expected
 
 
-OLD_SPEC = SessionSpec(
-    id="00",
-    owner="",
-    created="2025-01-01T10:00:00+00:00",
-    model="tiny",
-    method="tpt",
-    preset=None,
-    config={"view_count": 3, "view_kind": "zoom-crop", "zoom": 1.2, "kept": 0.5, "rows": 64},
-    classes=("cat", "dog"),
-    templates=("a photo of a {}.",),
-    seed=0,
-)
-"""As it was stored before the fields of configs had one spelling."""
-
-
-def test_a_session_under_old_names_is_built_as_it_was(tiny_clip: CLIP) -> None:
-    settings = Settings({"tiny": tiny_clip})
-    config = build_adapter(OLD_SPEC, settings).config
-    assert (config.views, config.view_zoom, config.selection_fraction) == (3, 1.2, 0.5)
-    assert config.text_chunk == 64
-    unknown = dataclasses.replace(OLD_SPEC, config={"momentum": 0.9})
+def test_a_session_with_unknown_settings_is_refused(tiny_clip: CLIP) -> None:
+    config = {"momentum": 0.9}
+    spec = SessionSpec(
+        "00", "", "2025-01-01", "tiny", "tpt", None, config, ("cat", "dog"), ("a {}.",), 0
+    )
     with pytest.raises(UserError, match="does not know \\(momentum\\)"):
-        build_adapter(unknown, settings)
-    with pytest.warns(UserWarning, match="'kept' is now called 'selection_fraction'"):
-        assert resolve_config(METHODS["tpt"], None, {"kept": 0.5})["selection_fraction"] == 0.5
+        build_adapter(spec, Settings({"tiny": tiny_clip}))
 
 
 def test_methods_that_need_labelled_images_are_not_served() -> None:

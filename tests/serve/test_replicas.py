@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -141,14 +140,16 @@ def wait_for(condition: Any, seconds: float = 240) -> None:
 
 
 @pytest.mark.slow
-def test_killed_stopped_and_restarted_replicas_lose_nothing(
-    tmp_path: Path, tiny_clip: CLIP
-) -> None:
-    draw = random.Random(0)
-    with cluster(tmp_path, tiny_clip, "--replicas", "3") as (server, address):
+def test_replicas_come_and_go_and_lose_nothing(tmp_path: Path, tiny_clip: CLIP) -> None:
+    """One cluster for all that may happen, since its processes are most of the cost."""
+    with cluster(tmp_path, tiny_clip, "--replicas", "1:2") as (server, address):
+        assert len(replica_pids(server)) == 1
         # a small state, written whole, and a large one, written as changes
         methods = ["tent", "domain_norm"] * 3
         loads = [LoneLoad(address, number, method) for number, method in enumerate(methods)]
+        wait_for(lambda: len(replica_pids(server)) == 2)  # one is added while requests wait
+        for one in loads:
+            one.pause = 1.0
 
         def moved_on() -> None:
             before = [len(one.answers) for one in loads]
@@ -159,28 +160,24 @@ def test_killed_stopped_and_restarted_replicas_lose_nothing(
                 )
             )
 
-        for _ in range(5):  # a replica dies
-            moved_on()
-            os.kill(draw.choice(sorted(replica_pids(server))), signal.SIGKILL)
-        wait_for(lambda: len(replica_pids(server)) == 3)
-        slow = draw.choice(sorted(replica_pids(server)))  # a replica is slow, then comes back
-        os.kill(slow, signal.SIGSTOP)
-        time.sleep(5)
+        slow, hung = sorted(replica_pids(server))
+        os.kill(slow, signal.SIGSTOP)  # one is slow, then comes back
+        time.sleep(3)
         os.kill(slow, signal.SIGCONT)
         moved_on()
-        hung = draw.choice(sorted(replica_pids(server)))  # one hangs for good, and is replaced
+        os.kill(slow, signal.SIGKILL)  # it dies
+        wait_for(lambda: len(set(replica_pids(server)) - {slow}) == 2)
 
         def at_work() -> set[int]:
             return set(replica_pids(server)) - {hung}  # Ray may not be able to end it
 
-        os.kill(hung, signal.SIGSTOP)
+        os.kill(hung, signal.SIGSTOP)  # the other hangs for good, and is replaced
         moved_on()
-        wait_for(lambda: len(at_work()) == 3)
+        wait_for(lambda: len(at_work()) == 2)
         old = at_work()
         os.kill(server, signal.SIGHUP)  # all replicas are replaced, one after the other
-        wait_for(lambda: len(at_work()) == 3 and not old & at_work())
+        wait_for(lambda: len(at_work()) == 2 and not old & at_work())
         moved_on()
-        assert sum(len(one.answers) for one in loads) > 50
         for one, method in zip(loads, methods, strict=True):
             one.finish(tiny_clip, method)
         with suppress(ProcessLookupError):
@@ -191,14 +188,3 @@ def test_killed_stopped_and_restarted_replicas_lose_nothing(
     assert "6 sessions" in CliRunner().invoke(app, ["sessions", "list", *where]).output
     listed = json.loads(CliRunner().invoke(app, ["sessions", "list", "--json", *where]).output)
     assert all(isinstance(one[name], int) for one in listed for name in ("images", "KiB"))
-
-
-@pytest.mark.slow
-def test_replicas_are_added_while_requests_wait(tmp_path: Path, tiny_clip: CLIP) -> None:
-    with cluster(tmp_path, tiny_clip, "--replicas", "1:2") as (server, address):
-        assert len(replica_pids(server)) == 1
-        loads = [LoneLoad(address, number, "scap") for number in range(12)]
-        wait_for(lambda: len(replica_pids(server)) == 2)
-        wait_for(lambda: all(len(one.answers) > 3 or one.error for one in loads))
-        for one in loads:
-            one.finish(tiny_clip, "scap")

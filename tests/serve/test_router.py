@@ -26,7 +26,7 @@ from cliquetta.serve.asgi import create_app
 from cliquetta.serve.auth import Tokens
 from cliquetta.serve.router import Answered, Forwarded, LostError, create_router, run_app
 from cliquetta.serve.settings import Limits, Settings
-from cliquetta.serve.shared_store import SharedStore
+from cliquetta.serve.store import Store
 from cliquetta.serve.tracing import Tracing
 from tests._helpers.serve_setup import CLASSES, FREE, Alone, Local, batch_of, probabilities
 
@@ -39,7 +39,7 @@ class Routed(Local):
 
     def __init__(self, folder: Path, model: CLIP, router: Settings) -> None:
         how = replace(router, models={"tiny": model}, tokens=None, hosts=frozenset(), workers=2)
-        self.apps = [create_app(SharedStore(folder), how, admitted=True) for _ in range(2)]
+        self.apps = [create_app(Store(folder), how, admitted=True) for _ in range(2)]
         self.asked: list[Forwarded] = []
         self.fault: Fault = lambda request: ""
         app = create_router(router, self._ask, self._watch)

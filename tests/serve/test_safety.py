@@ -57,7 +57,12 @@ def test_only_known_tokens_are_let_in_and_see_their_own_sessions_only(
             assert refused.headers["WWW-Authenticate"] == "Bearer"
         assert http.get("/metrics").status_code == 401
         assert http.get("/healthz").status_code == 200
-        made = http.post("/v1/sessions", json=request, headers=bearer(ALICE))
+        key = {"Idempotency-Key": "one"}
+        made, again, theirs = (
+            http.post("/v1/sessions", json=request, headers={**bearer(who), **key})
+            for who in (ALICE, ALICE, BOB)
+        )
+        assert again.json() == made.json() and theirs.json()["id"] != made.json()["id"]
         path = f"/v1/sessions/{made.json()['id']}"
         assert http.get(path, headers=bearer(ALICE)).status_code == 200
         for method, where in (
@@ -69,8 +74,8 @@ def test_only_known_tokens_are_let_in_and_see_their_own_sessions_only(
             ("POST", f"{path}/batches"),
         ):
             assert http.request(method, where, headers=bearer(BOB)).status_code == 404
-        assert http.get("/v1/sessions", headers=bearer(BOB)).json() == {"sessions": []}
-    kept = b"".join(path.read_bytes() for path in tmp_path.glob("*.safetensors"))
+        assert http.get("/v1/sessions", headers=bearer(BOB)).json()["sessions"] == [theirs.json()]
+    kept = b"".join(path.read_bytes() for path in tmp_path.glob("*/*.safetensors"))
     assert kept and ALICE.encode() not in kept
 
 

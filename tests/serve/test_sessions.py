@@ -12,7 +12,7 @@ from safetensors.torch import load
 
 from cliquetta.methods.tent import Tent
 from cliquetta.model.clip import CLIP
-from cliquetta.serve import store
+from cliquetta.serve import store_files
 from cliquetta.serve.settings import Limits
 from cliquetta.types import Batch, Prediction
 from tests._helpers.serve_setup import CLASSES, Alone, Local, batch_of, local_service, probabilities
@@ -121,11 +121,11 @@ def test_a_failing_disk_loses_nothing_and_applies_nothing(
     service.predict(session, batch_of(0))
     alone.predict(batch_of(0))
 
-    def full(path: Path, data: bytes, mode: int = 0) -> None:
+    def full(path: Path, data: bytes) -> None:
         raise OSError(28, "No space left on device", str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "write_atomically", full)
+        patch.setattr(store_files, "create_atomically", full)
         refused = service.send(session, batch_of(1), sequence=2, top_k=5)
     assert (refused.status_code, refused.json()["code"]) == (503, "storage")
     assert "Retry-After" in refused.headers and "space" not in refused.text
@@ -145,7 +145,7 @@ def test_work_beyond_its_time_is_broken_off_and_undone(
 
     real = Tent._predict
     monkeypatch.setattr(Tent, "_predict", slowly)
-    with local_service(tmp_path, tiny_clip, limits=Limits(batch_seconds=4.0, **MANY)) as service:
+    with local_service(tmp_path, tiny_clip, limits=Limits(batch_seconds=1.0, **MANY)) as service:
         session, alone = service.create(), Alone(tiny_clip)
         endless.set()
         refused = service.send(session, batch_of(0), sequence=1, top_k=5)

@@ -27,7 +27,7 @@ _OTHER_CLASSES = (
 
 @dataclass(frozen=True)
 class Form:
-    """What the widgets hold when a button is pressed."""
+    """Values of the widgets when a button is pressed."""
 
     model: str
     method: str
@@ -39,7 +39,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Pages:
-    """What is shown afterwards."""
+    """Content of the tabs afterwards."""
 
     notice: str
     predictions: str = pages.NOTHING_YET
@@ -110,9 +110,9 @@ class Controller:
             found.append(str(folder / name))
         return found, pages.notice("Predictions and state are ready.")
 
-    def attention(self, session: AppSession | None, place: int, kind: str) -> str:
+    def attention(self, session: AppSession | None, index: int, kind: str) -> str:
         """Attention maps of one image of the last batch."""
-        return pages.NOTHING_YET if session is None else pages.attention_page(session, place, kind)
+        return pages.NOTHING_YET if session is None else pages.attention_page(session, index, kind)
 
     def forget(self, session: AppSession | None) -> None:
         """A visitor has left, or the session was replaced: delete its files."""
@@ -153,17 +153,17 @@ class Controller:
         return current, shown
 
     def _refusal(self, session: AppSession | None, sentence: str, kind: str) -> Pages:
-        told = pages.notice(sentence, bad=True)
-        return Pages(told) if session is None else self._pages(session, told, kind)
+        message = pages.notice(sentence, bad=True)
+        return Pages(message) if session is None else self._pages(session, message, kind)
 
-    def _pages(self, session: AppSession, told: str, kind: str) -> Pages:
+    def _pages(self, session: AppSession, message: str, kind: str) -> Pages:
         shown = session.last
         memory = pages.memory_page(session)
         if shown is None:
-            return Pages(told, memory=memory)
-        place = next((i for i, row in enumerate(shown.rows) if row.changed), 0)
+            return Pages(message, memory=memory)
+        index = next((i for i, row in enumerate(shown.rows) if row.changed), 0)
         return Pages(
-            told,
+            message,
             pages.predictions_page(session),
             pages.cliques_page(session),
             tuple(
@@ -172,7 +172,7 @@ class Controller:
                     zip(shown.pictures, shown.rows, strict=True), start=1
                 )
             ),
-            pages.attention_page(session, place, kind),
+            pages.attention_page(session, index, kind),
             memory,
         )
 

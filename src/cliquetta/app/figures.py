@@ -1,19 +1,27 @@
-"""Pictures of the web app: thumbnails, attention laid over an image, curves over the batches."""
+"""Evidence and pictures of the web app: cliques, attention over an image, curves over batches."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from PIL import Image
+from torch import Tensor
 
-from cliquetta.app.evidence import AttentionMap
-from cliquetta.methods.building.explanation import CacheCount
+from cliquetta.methods.base import Adapter
+from cliquetta.methods.building.explanation import CacheCount, VisuallyPrompted
+from cliquetta.methods.scap.evidence import describe
+from cliquetta.model.attention import Kind, difference, patch_grid, prompted_maps
+from cliquetta.model.vision import VisionTower
 from cliquetta.report.attention_figure import overlay
 from cliquetta.report.gallery import data_uri
 from cliquetta.report.style import BASELINE_LOOK, line_look, new_figure, to_file
+from cliquetta.types import Prediction
 
 Picture = npt.NDArray[np.uint8]
 
@@ -93,3 +101,48 @@ def cache_figures(
 
 def _png(data: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+
+
+def clique_description(prediction: Prediction) -> dict[str, Any] | None:
+    """Cliques and passes as plain values; ``None`` for a method that forms no cliques."""
+    if "cliques" not in prediction.evidence:
+        return None
+    return describe(prediction)
+
+
+@dataclass(frozen=True)
+class AttentionMap:
+    """Where the class token looks in one pass over an image."""
+
+    title: str
+    grid: npt.NDArray[np.float32]
+    """(g, g), what goes to each patch."""
+    to_prompts: float
+    """Share of the attention that goes to prompts."""
+    moved: float
+    """Share of the attention that differs from plain CLIP's."""
+
+
+def attention_maps(
+    adapter: Adapter, pixels: Tensor, prediction: Prediction, row: int, kind: Kind
+) -> list[AttentionMap]:
+    """Maps of image ``row`` of a batch: plain CLIP, then every pass that was scored with prompts.
+
+    Empty for a model whose attention cannot be read.
+    """
+    tower = adapter.model.visual
+    if not isinstance(tower, VisionTower):
+        return []
+    image = pixels[row].to(adapter.model.device)
+    prompts = torch.zeros(0, 1, 1, 2, tower.config.width, device=tower.position.device)
+    titles, chosen = ["plain CLIP"], torch.zeros(1, 0)
+    blocks: Sequence[int] = (len(tower.blocks) - 1,)
+    passes = None
+    if isinstance(adapter, VisuallyPrompted):
+        passes = adapter.prompted_passes(prediction, row)
+    if passes is not None:
+        titles, prompts, blocks = titles + list(passes.titles), passes.prompts, passes.blocks
+        chosen = torch.cat([torch.zeros(1, passes.used.shape[1]), passes.used.cpu()])
+    shown = prompted_maps(tower, image, prompts, blocks, chosen.bool())[kind].float().cpu()
+    columns = patch_grid(shown).numpy(), shown[:, 0].tolist(), difference(shown, shown[:1]).tolist()
+    return [AttentionMap(*values) for values in zip(titles, *columns, strict=True)]

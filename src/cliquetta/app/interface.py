@@ -50,9 +50,9 @@ def build_app(controller: Controller) -> gr.Blocks:
                     run = gr.Button("Next batch", variant="primary", min_width=120, elem_id="next")
                     reset = gr.Button("Reset", min_width=80, elem_id="reset")
             with gr.Column(scale=3):
-                told = gr.HTML(notice(_WELCOME), elem_id="notice")
-                kind, shown, files = _tabs(controller, session, form, told)
-        outputs = [session, told, *shown]
+                message = gr.HTML(notice(_WELCOME), elem_id="notice")
+                kind, shown, files = _tabs(controller, session, form, message)
+        outputs = [session, message, *shown]
 
         def on_next(now: AppSession | None, kind: str, *values: Any) -> list[Any]:
             return _listed(*controller.next_batch(now, make_form(*values), kind))
@@ -108,7 +108,7 @@ def _form(controller: Controller) -> list[Any]:
 
 
 def _tabs(
-    controller: Controller, session: Any, form: list[Any], told: Any
+    controller: Controller, session: Any, form: list[Any], message: Any
 ) -> tuple[Any, list[Any], Any]:
     """The tabs; returns the kind of attention, what :func:`_listed` fills, and the downloads."""
     with gr.Tab("Predictions"):
@@ -151,16 +151,16 @@ def _tabs(
     chosen = gr.State(0)
 
     def on_select(now: AppSession | None, kind: str, event: gr.SelectData) -> tuple[int, str]:
-        place = int(event.index)
-        return place, controller.attention(now, place, kind)
+        index = int(event.index)
+        return index, controller.attention(now, index, kind)
 
     def on_load(now: AppSession | None, kind: str, path: str, *values: Any) -> list[Any]:
         return _listed(*controller.load_state(now, make_form(*values), Path(path), kind))
 
     pictures.select(on_select, [session, kind], [chosen, attention], **_work())
     kind.change(controller.attention, [session, chosen, kind], attention, **_work())
-    prepare.click(controller.files, [session], [files, told], **_work())
-    upload.upload(on_load, [session, kind, upload, *form], [session, told, *shown], **_work())
+    prepare.click(controller.files, [session], [files, message], **_work())
+    upload.upload(on_load, [session, kind, upload, *form], [session, message, *shown], **_work())
     return kind, shown, files
 
 
@@ -178,7 +178,7 @@ def _listed(session: AppSession | None, pages: Pages) -> list[Any]:
 
 
 def _work() -> dict[str, Any]:
-    """Of events that compute: one at a time for all visitors, not offered as an API."""
+    """Options of events that compute: one at a time for all visitors, not offered as an API."""
     return {"concurrency_limit": 1, "concurrency_id": "model", "api_visibility": "private"}
 
 
@@ -187,7 +187,7 @@ def _quick() -> dict[str, Any]:
 
 
 async def refuse_address(url: str) -> None:
-    """In place of Gradio's download of an address that a visitor sends instead of a file."""
+    """Replace Gradio's download of addresses: a visitor may send one for a file."""
     raise UserError(f"addresses are not fetched: {url[:100]}")
 
 

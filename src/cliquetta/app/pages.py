@@ -1,4 +1,4 @@
-"""What the web app shows, as HTML. Every text of a visitor is escaped here."""
+"""Pages of the web app as HTML. Every text of a visitor is escaped here."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from cliquetta.app.evidence import attention_maps, clique_description
-from cliquetta.app.figures import accuracy_figure, cache_figures, overlays, thumbnail
+from cliquetta.app.figures import (
+    accuracy_figure,
+    attention_maps,
+    cache_figures,
+    clique_description,
+    overlays,
+    thumbnail,
+)
 from cliquetta.app.session import AppSession, Row, Shown
 from cliquetta.serve.schema import ImageProblem
 
@@ -49,7 +55,7 @@ def notice(text: str, *, bad: bool = False, items: Sequence[str] = ()) -> str:
 
 
 def batch_notice(session: AppSession, shown: Shown, opening: str = "") -> str:
-    """What happened with a batch, and the score so far."""
+    """Summary of a batch, and the score so far."""
     tally, method = session.tally, session.request.method
     words = [f"Batch {session.batches}: {_count(len(shown.rows), 'image')}."]
     words = [opening, *words] if opening else words
@@ -61,8 +67,8 @@ def batch_notice(session: AppSession, shown: Shown, opening: str = "") -> str:
             f"Right so far, of {_count(tally.labelled, 'image')}: zero-shot {before:.1f} %, "
             f"{method} {after:.1f} %."
         )
-    told = notice(" ".join(words))
-    return told + refused_notice(shown.refused) if shown.refused else told
+    text = notice(" ".join(words))
+    return text + refused_notice(shown.refused) if shown.refused else text
 
 
 def refused_notice(refused: Sequence[ImageProblem]) -> str:
@@ -116,7 +122,7 @@ def cliques_page(session: AppSession) -> str:
         return _quiet("No images of this batch were similar enough to form a clique.")
     small = [thumbnail(picture, 96) for picture in shown.pictures]
     names = session.request.classes
-    members = {place for clique in cliques for place in clique["members"]}
+    members = {index for clique in cliques for index in clique["members"]}
     parts = [_quiet(f"{_count(len(cliques), 'clique')} of {_count(len(members), 'image')}.")]
     parts += [_clique(clique, shown.rows, small, names) for clique in cliques[:MOST_CLIQUES]]
     if len(cliques) > MOST_CLIQUES:
@@ -133,12 +139,12 @@ def _clique(
         before, after = clique["before"]["total"], clique["after"]["total"]
         head += f" · loss {before:.3f} → {after:.3f}"
     members = []
-    for place in clique["members"]:
-        row = rows[place]
+    for index in clique["members"]:
+        row = rows[index]
         answer = f"{row.before} → {row.after}" if row.changed else row.after
         badge = " <span class='cq-badge'>changed</span>" if row.changed else ""
         members.append(
-            f"<div class='cq-card cq-small'><img src='{small[place]}' alt='{escape(row.name)}'>"
+            f"<div class='cq-card cq-small'><img src='{small[index]}' alt='{escape(row.name)}'>"
             f"<p>{escape(answer)}{badge}</p></div>"
         )
     return (
@@ -146,17 +152,17 @@ def _clique(
     )
 
 
-def attention_page(session: AppSession, place: int, kind: str) -> str:
+def attention_page(session: AppSession, index: int, kind: str) -> str:
     """Overlays of one image of the last batch."""
     shown = session.last
     if shown is None or not shown.rows:
         return NOTHING_YET
-    place = min(max(place, 0), len(shown.rows) - 1)
+    index = min(max(index, 0), len(shown.rows) - 1)
     chosen: Any = "rollout" if kind == "rollout" else "class"
-    maps = attention_maps(session.adapter, shown.pixels, shown.prediction, place, chosen)
+    maps = attention_maps(session.adapter, shown.pixels, shown.prediction, index, chosen)
     if not maps:
         return _quiet(f"{session.request.model} has no attention to show: it is not a ViT.")
-    row, picture = shown.rows[place], shown.pictures[place]
+    row, picture = shown.rows[index], shown.pictures[index]
     cards = [_map_card("the image", "as the model sees it", thumbnail(picture, 192))]
     for entry, image in zip(maps, overlays(picture, maps), strict=True):
         moved = f"{100 * entry.moved:.1f}% of it moved, {100 * entry.to_prompts:.1f}% to prompts"
@@ -175,7 +181,7 @@ def _map_card(title: str, below: str, image: str) -> str:
 
 
 def memory_page(session: AppSession) -> str:
-    """What is kept over the batches, and how the score went."""
+    """Memory of the method over the batches, and the score."""
     tally, method = session.tally, session.request.method
     if not session.batches:
         return NOTHING_YET

@@ -85,7 +85,7 @@ class Shown:
     pixels: Tensor
     """(B, 3, S, S) as the model saw them."""
     pictures: npt.NDArray[np.uint8]
-    """The same as pictures, (B, S, S, 3)."""
+    """Pictures (B, S, S, 3) of the pixels."""
     prediction: Prediction
 
 
@@ -100,7 +100,7 @@ class Tally:
     curve: list[tuple[int, float, float]] = field(default_factory=list)
     """Labelled images so far, and the share that plain CLIP and the method got right."""
     counts: list[Mapping[str, CacheCount]] = field(default_factory=list)
-    """What the method's cache held after every batch."""
+    """Entries of the method's cache after every batch."""
 
     def add(self, rows: Sequence[Row], counts: Mapping[str, CacheCount]) -> None:
         """Count one batch."""
@@ -270,7 +270,7 @@ class AppSession:
         return file.getvalue().encode()
 
     def state(self) -> bytes:
-        """What the method has learned, as ``cliquetta predict --state`` and the service take it."""
+        """State file for ``cliquetta predict --state`` and the service."""
         return pack_state(self.adapter, notes={"images": self.tally.images})
 
     def load_state(self, data: bytes) -> int:

@@ -72,7 +72,7 @@ def _summary(entry: MethodEntry) -> dict[str, Any]:
 
 
 def _show(entry: MethodEntry, terminal: Terminal) -> None:
-    from cliquetta.methods.building.config_fields import config_fields
+    from cliquetta.methods.building.config import config_fields
     from cliquetta.methods.state import plain_config
 
     fields = config_fields(entry.config)

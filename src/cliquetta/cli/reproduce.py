@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +16,7 @@ from cliquetta.cli.options import Workers
 from cliquetta.errors import UnknownNameError, UserError
 
 if TYPE_CHECKING:
+    from cliquetta.evaluation.record import Record
     from cliquetta.evaluation.sweep import RunContext
     from cliquetta.report.results_pages import Pages
 
@@ -36,6 +39,10 @@ def reproduce(
         str,
         typer.Option(help="With --run: only shard I of N of the streams (I/N); records nothing."),
     ] = "1/1",
+    again: Annotated[
+        str,
+        typer.Option(help="With --run: run these methods again, though recorded, as NAME,NAME."),
+    ] = "",
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Rewrite a page that is not what the records say.")
     ] = False,
@@ -48,7 +55,8 @@ def reproduce(
 ) -> None:
     """Write a page of our own results from its records.
 
-    With --run, the records are made first. The paper's tables are grids for `cliquetta evaluate
+    With --run, first run what the records lack. Runs of a shard stay in --out; a last --run without
+    one records them beside the known ones. The paper's tables are grids for `cliquetta evaluate
     --grid ood --root DATA`.
     """
     from cliquetta.cli.options import read_shard
@@ -63,7 +71,8 @@ def reproduce(
     pages = Pages(results, Path("README.md"), results.parent / "methods" / "README.md")
     if run:
         context = RunContext(out, None, common.place(), workers)
-        _run_grids(page, pages, context, root, common, read_shard(shard))
+        methods = frozenset(name for name in again.split(",") if name)
+        _run_grids(page, pages, context, root, common, read_shard(shard), methods)
     if shard == "1/1":
         _write_page(page, pages, common.terminal, overwrite=overwrite)
 
@@ -75,11 +84,14 @@ def _run_grids(
     root: Path | None,
     common: Common,
     shard: tuple[int, int],
+    again: frozenset[str],
 ) -> None:
     """Run the grids of a page and record them; those that need files elsewhere only with --root.
 
     A shard is run only: a last call without one finds all finished and records them.
     """
+    from dataclasses import replace
+
     from cliquetta.atomic import write_atomically
     from cliquetta.evaluation.grid import ROOT, packaged_grid, read_grid, shard_of
     from cliquetta.evaluation.record import pack_records
@@ -90,7 +102,8 @@ def _run_grids(
             common.terminal.warn(f"{grid} is left as it is: its images need --root")
             continue
         specs = shard_of(read_grid(packaged_grid(grid), root=str(root or "")), *shard)
-        done = run_grid(specs, context, common.terminal)
+        known = known_runs(pages.records(grid), again, str(root or ROOT))
+        done = run_grid(specs, replace(context, recorded=known), common.terminal)
         records = [result.record for result in done if result.record is not None]
         if len(records) < len(specs):
             raise UserError(f"{len(specs) - len(records)} runs of {grid} failed: nothing recorded")
@@ -100,6 +113,19 @@ def _run_grids(
         packed = pack_records(records).replace(str(root), ROOT) if root else pack_records(records)
         write_atomically(pages.records(grid), packed.encode())
         common.terminal.say(f"{count(len(records), 'record')} in {pages.records(grid)}")
+
+
+def known_runs(path: Path, again: frozenset[str], root: str) -> Callable[[Record], Record | None]:
+    """Find runs among those recorded by their settings, wherever datasets were; not ``again``."""
+    from cliquetta.evaluation.grid import ROOT
+    from cliquetta.evaluation.record import unpack_records
+
+    def key(record: Record) -> str:
+        return json.dumps(record.settings, sort_keys=True).replace(root, ROOT)
+
+    old = unpack_records(path) if path.is_file() else []
+    by_settings = {key(record): record for record in old if record.method not in again}
+    return lambda planned: by_settings.get(key(planned))
 
 
 def _write_page(page: str, pages: Pages, terminal: Terminal, *, overwrite: bool) -> None:

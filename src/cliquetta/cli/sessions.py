@@ -57,8 +57,8 @@ def delete(
     ] = None,
     state_dir: StateDir = "sessions",
 ) -> None:
-    """Delete sessions; a running server does it within a minute."""
-    from cliquetta.serve.shared_store import delete_sessions
+    """Delete sessions, also those of a running server."""
+    from cliquetta.serve.store import Store
 
     if not ids and unused_days is None:
         raise UserError("no sessions given: name their ids, or use --unused-days")
@@ -69,19 +69,17 @@ def delete(
     oldest = None if unused_days is None else time.time() - 86400 * unused_days
     unused = [id for id, one in known.items() if oldest is not None and one.used < oldest]
     chosen = list(dict.fromkeys([*(ids or ()), *unused]))
-    now = delete_sessions(state_dir, chosen)
-    done = "deleted" if now else "to be deleted by the running server within a minute"
-    common.terminal.say(f"{count(len(chosen), 'session')} {done}")
-    common.terminal.document({"sessions": chosen, "deleted": now})
+    store = Store(state_dir)
+    for id in chosen:
+        store.delete(id)
+    common.terminal.say(f"{count(len(chosen), 'session')} deleted")
+    common.terminal.document({"sessions": chosen})
 
 
 def _scan(where: str) -> list[StoredSession]:
     from cliquetta.data.remote import is_url
-    from cliquetta.serve.shared_store import SharedStore
     from cliquetta.serve.store import Store
 
-    if is_url(where):
-        return SharedStore(where).scan()
-    if not Path(where).is_dir():
+    if not is_url(where) and not Path(where).is_dir():
         raise UserError(f"no directory {where}: pass --state-dir as for `cliquetta serve`")
-    return [*Store(Path(where)).scan(), *SharedStore(where).scan()]  # of one server, of replicas
+    return Store(where).scan()

@@ -36,7 +36,7 @@ Reals = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Recipe:
-    """What AugMix does to V views of one image."""
+    """Random choices of AugMix for V views of one image."""
 
     operation: npt.NDArray[np.int64]
     """(V, 3, 3): which operation, by chain and depth; -1 behind the end of a chain."""
@@ -147,9 +147,9 @@ def _affine(pictures: Tensor, matrix: Reals) -> Tensor:
     grid = torch.stack(torch.meshgrid(centre, centre, indexing="xy"), dim=-1)  # (S, S, 2)
     point = grid.view(1, -1, 2) @ maps[:, :, :2].transpose(1, 2) + maps[:, None, :, 2]
     inside = ((point >= 0) & (point < S)).all(dim=-1).view(R, 1, S, S)
-    place = (point * (2 / S) - 1).view(R, S, S, 2)
+    position = (point * (2 / S) - 1).view(R, S, S, 2)
     values = F.grid_sample(
-        pictures.float(), place, mode="bilinear", padding_mode="border", align_corners=False
+        pictures.float(), position, mode="bilinear", padding_mode="border", align_corners=False
     )
     return ((values + _FLOAT_SLACK) * inside).to(torch.uint8)
 

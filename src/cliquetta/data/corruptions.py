@@ -4,7 +4,7 @@ Definitions and constants are those of Hendrycks & Dietterich, "Benchmarking Neu
 Robustness to Common Corruptions and Perturbations" (ICLR 2019): the ones of CIFAR-10-C for
 pictures whose shorter side is at most 32, the ones of ImageNet-C from 224 on, and in between a
 straight line in the logarithm of the side. The code is ours and needs numpy and Pillow only; it
-departs from the published programs in three places:
+departs from the published programs in three positions:
 
 - results are rounded to whole grey levels (theirs cut off, which darkens by half a level);
 - frost is drawn by a program of ours: the published one lays photographs of frost over pictures;
@@ -78,7 +78,7 @@ def corrupt_batch(
 ) -> Images:
     """Corrupt a batch (N, H, W, 3); the picture with index i draws from ``(seed, i)``.
 
-    ``indices`` are the places of the pictures in their dataset (0, 1, ... unless given): with
+    ``indices`` are the positions of the pictures in their dataset (0, 1, ... unless given): with
     them, any subset in any order gives the same pictures as the whole set. Picture i equals
     ``corrupt(image, name, severity, numpy.random.default_rng((seed, i)))``.
     """
@@ -103,10 +103,7 @@ def _find(name: str) -> Corruption:
 
 
 def _corrupt(
-    images: Images,
-    corruption: Corruption,
-    severity: int,
-    generators: Sequence[np.random.Generator],
+    images: Images, corruption: Corruption, severity: int, generators: Sequence[np.random.Generator]
 ) -> Images:
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or 0 in images.shape:
         raise UserError(

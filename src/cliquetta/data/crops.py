@@ -22,6 +22,7 @@ from cliquetta.model.preprocess import resize_part
 Integers = npt.NDArray[np.int64]
 
 _ATTEMPTS = 10
+_NARROWEST, _WIDEST = 3 / 4, 4 / 3
 _LARGEST = 64
 """Enlarged pictures of more crops' areas than this are resized crop by crop: the whole of a
 1 x 5,000,000 image would take gigabytes."""
@@ -53,46 +54,39 @@ def resized_crop_boxes(
     generator: np.random.Generator,
     *,
     scale: tuple[float, float] = (0.08, 1.0),
-    ratio: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> Boxes:
     """Crops of random area and aspect ratio; the largest fitting centre crop if ten draws fail."""
     shape = (count, _ATTEMPTS)
     area = height * width * generator.uniform(*scale, size=shape)
-    aspect = np.exp(generator.uniform(math.log(ratio[0]), math.log(ratio[1]), size=shape))
+    aspect = np.exp(generator.uniform(math.log(_NARROWEST), math.log(_WIDEST), size=shape))
     columns = np.rint(np.sqrt(area * aspect)).astype(np.int64)
     rows = np.rint(np.sqrt(area / aspect)).astype(np.int64)
     fits = (columns > 0) & (columns <= width) & (rows > 0) & (rows <= height)
     first = np.arange(count), fits.argmax(axis=1)
     found = fits.any(axis=1)
-    centre_rows, centre_columns = _centre_crop(height, width, ratio)
+    centre_rows, centre_columns = _centre_crop(height, width)
     rows = np.where(found, rows[first], centre_rows)
     columns = np.where(found, columns[first], centre_columns)
-    place = generator.random((2, count))
-    top = np.where(found, np.floor(place[0] * (height - rows + 1)), (height - rows) // 2)
-    left = np.where(found, np.floor(place[1] * (width - columns + 1)), (width - columns) // 2)
+    position = generator.random((2, count))
+    top = np.where(found, np.floor(position[0] * (height - rows + 1)), (height - rows) // 2)
+    left = np.where(found, np.floor(position[1] * (width - columns + 1)), (width - columns) // 2)
     mirrored = generator.random(count) < 0.5
     return Boxes(
         height, width, top.astype(np.int64), left.astype(np.int64), rows, columns, mirrored
     )
 
 
-def _centre_crop(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, int]:
+def _centre_crop(height: int, width: int) -> tuple[int, int]:
     """Rows and columns of the largest crop whose aspect ratio is allowed."""
-    if width / height < ratio[0]:
-        return round(width / ratio[0]), width
-    if width / height > ratio[1]:
-        return height, round(height * ratio[1])
+    if width / height < _NARROWEST:
+        return round(width / _NARROWEST), width
+    if width / height > _WIDEST:
+        return height, round(height * _WIDEST)
     return height, width
 
 
 def zoom_crop_boxes(
-    height: int,
-    width: int,
-    count: int,
-    generator: np.random.Generator,
-    *,
-    size: int,
-    zoom: float,
+    height: int, width: int, count: int, generator: np.random.Generator, *, size: int, zoom: float
 ) -> Boxes:
     """Crops of ``size`` from the image with its shorter side resized to ``zoom * size``."""
     short = round(zoom * size)
@@ -100,9 +94,9 @@ def zoom_crop_boxes(
     tall, wide = (
         short if side == min(height, width) else int(side * factor) for side in (height, width)
     )
-    place = generator.random((2, count))
-    top = np.floor(place[0] * (tall - size + 1)).astype(np.int64)
-    left = np.floor(place[1] * (wide - size + 1)).astype(np.int64)
+    position = generator.random((2, count))
+    top = np.floor(position[0] * (tall - size + 1)).astype(np.int64)
+    left = np.floor(position[1] * (wide - size + 1)).astype(np.int64)
     whole = np.full(count, size)
     return Boxes(tall, wide, top, left, whole, whole, generator.random(count) < 0.5)
 
@@ -171,7 +165,7 @@ def crop_tensors(
 
 
 _ONE = 1 << 22
-"""What Pillow multiplies weights with before it rounds them to integers."""
+"""Factor of Pillow's weights before they are rounded to integers."""
 
 
 def _rounded(values: Tensor) -> Tensor:
@@ -198,20 +192,20 @@ def _triangle(
     """Weights (B, V, size, length) in float64, rows of sum one.
 
     A triangle as wide as one output pixel, but at least as one input pixel, weighs the inputs
-    around the place that an output looks at. If the image is not resized first, places count from
-    the edge of the crop and nothing outside of it is seen; otherwise from the edge of the image.
+    around the position that an output looks at. If the image is not resized first, positions count
+    from the edge of the crop and nothing outside of it is seen; otherwise from the image's edge.
     """
     whole = np.broadcast_to(resized != length, start.shape)
     step = np.where(whole, length / resized, extent / size)[..., None]  # (B, V, 1)
     origin = np.where(whole, 0, start)[..., None]
     first = np.where(whole, start, 0)[..., None]
     centre = (first + np.arange(size) + 0.5) * step  # (B, V, size)
-    place = np.arange(length) - origin  # (B, V, length)
-    weights = place[..., None, :] - centre[..., None] + 0.5
+    position = np.arange(length) - origin  # (B, V, length)
+    weights = position[..., None, :] - centre[..., None] + 0.5
     weights *= 1 / np.maximum(step, 1.0)[..., None]
     np.abs(weights, out=weights)
     np.subtract(1.0, weights, out=weights)
-    inside = (place >= 0) & (place < np.where(whole, length, extent)[..., None])
+    inside = (position >= 0) & (position < np.where(whole, length, extent)[..., None])
     weights *= inside[..., None, :]
     np.maximum(weights, 0.0, out=weights)
     weights /= weights.sum(axis=-1, keepdims=True)

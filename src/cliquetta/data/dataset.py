@@ -112,10 +112,7 @@ class Dataset(ABC):
         return hashlib.sha256(listing.encode()).hexdigest()[:16]
 
     def contents(self) -> str:
-        """A text that changes when the images do, found without decoding them.
-
-        :attr:`fingerprint` covers the list only; caches of what is derived from images need both.
-        """
+        """A text that changes with the images; :attr:`fingerprint` covers the list only."""
         return f"{self.id} {self.fingerprint}"
 
 

@@ -1,4 +1,4 @@
-"""What each corruption does to a batch of pictures.
+"""Corruptions as functions of a batch of pictures.
 
 Every function takes pictures in 0..1 (N, H, W, 3), its constants and random numbers, and returns
 pictures that may leave 0..1. ``corruptions.py`` names them and holds the constants.
@@ -52,28 +52,30 @@ def glass_blur(x: Floats, c: Constants, draws: Draws) -> Floats:
     sigma, reach, rounds = c[0], round(c[1]), round(c[2])
     count, height, width, _ = x.shape
     rows, columns = np.arange(height - reach, reach, -1), np.arange(width - reach, reach, -1)
-    places = (rows[:, None] * width + columns).ravel()
-    moves = draws.integers(-reach, reach, 2, rounds * len(places))
-    others = np.tile(places, rounds) + moves[:, 0] * width + moves[:, 1]
-    order = _copied(height * width, places, others.reshape(count, rounds, len(places)))
+    positions = (rows[:, None] * width + columns).ravel()
+    moves = draws.integers(-reach, reach, 2, rounds * len(positions))
+    others = np.tile(positions, rounds) + moves[:, 0] * width + moves[:, 1]
+    order = _copied(height * width, positions, others.reshape(count, rounds, len(positions)))
     blurred = filters.gaussian_blur(x, sigma).reshape(count, height * width, 3)
     shuffled = np.take_along_axis(blurred, order[..., None], axis=1)
     return filters.gaussian_blur(shuffled.reshape(x.shape), sigma)
 
 
-def _copied(size: int, places: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.int64]:
-    """0..size-1 of each picture after copying others[0] to places[0], then others[1] to ...
+def _copied(
+    size: int, positions: NDArray[np.int64], others: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """0..size-1 of each picture after copying others[0] to positions[0], then others[1] to ...
 
-    ``places`` fall, in every round of ``others`` (N, rounds, n). A copy reads what an earlier one
-    of its round wrote if its source is behind it, so that values come along chains of such
-    sources; their ends are found for all places at once, by doubling the steps.
+    ``positions`` fall, in every round of ``others`` (N, rounds, n). A copy reads what an earlier
+    one of its round wrote if its source is behind it, so that values come along chains of such
+    sources; their ends are found for all positions at once, by doubling the steps.
     """
     count, rounds, _ = others.shape
     everywhere = np.arange(count * size).reshape(count, size)
     order = everywhere.ravel()
     for round in range(rounds):
         sources = everywhere.copy()
-        sources[:, places] = others[:, round] + everywhere[:, :1]
+        sources[:, positions] = others[:, round] + everywhere[:, :1]
         end = np.maximum(sources, everywhere).ravel()
         while True:
             further = end[end]
@@ -157,12 +159,12 @@ def elastic_transform(x: Floats, c: Constants, draws: Draws) -> Floats:
     middle, arm = np.array([width // 2, height // 2]), min(height, width) // 3
     corners = middle + max(arm, 1) * np.array([[1, 1], [1, -1], [-1, -1]])
     moved = corners + draws.uniform(-shake, shake, 3, 2)
-    # Each new place is read at the old one: the map that takes the moved corners back. Corners
+    # Each new position is read at the old one: the map that takes the moved corners back. Corners
     # shaken onto one line have no such map; the pseudo-inverse gives the nearest one.
     ones = np.ones((count, 3, 1))
     back = np.linalg.pinv(np.concatenate([moved, ones], axis=2)) @ corners
-    places = np.stack([across, y, np.ones_like(y)], axis=-1) @ back[:, None]
-    image = filters.sample(x, places[..., 1], places[..., 0], "reflect")
+    positions = np.stack([across, y, np.ones_like(y)], axis=-1) @ back[:, None]
+    image = filters.sample(x, positions[..., 1], positions[..., 0], "reflect")
     field = np.moveaxis(draws.uniform(-1, 1, 2, height, width), 1, 3)
     field = alpha * filters.gaussian_blur(field, sigma, "symmetric", truncate=3)
     return filters.sample(image, y + field[..., 0], across + field[..., 1], "symmetric")

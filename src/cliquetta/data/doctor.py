@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from cliquetta.data.benchmarks import BENCHMARKS, Benchmark, DataNotFoundError
-from cliquetta.data.benchmarks.place import Listing, candidate_folders, near_misses, squeeze
+from cliquetta.data.benchmarks.location import Listing, candidate_folders, near_misses, squeeze
 from cliquetta.data.images import ImageError, open_image
 from cliquetta.data.workers import map_ahead
 from cliquetta.errors import UnknownNameError, UserError
@@ -32,7 +32,7 @@ class SplitCount:
 
 @dataclass(frozen=True)
 class Opened:
-    """What opening every image of the default split showed."""
+    """Findings from opening every image of the default split."""
 
     images: int
     unreadable: Mapping[str, str] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Finding:
-    """What is known of one dataset under the root."""
+    """State of one dataset under the root."""
 
     id: str
     state: State
@@ -55,7 +55,7 @@ class Finding:
     empty_classes: tuple[str, ...] = ()
     """Classes without a single image."""
     problems: tuple[str, ...] = ()
-    """What has to be fixed."""
+    """Defects to be fixed."""
     notes: tuple[str, ...] = ()
     """Pitfalls of this dataset that are handled here."""
     opened: Opened | None = None
@@ -84,10 +84,7 @@ def examine(
     workers: int = 4,
     on_image: OnImage | None = None,
 ) -> Report:
-    """Look for every known dataset (or those of ``ids``) under ``root``.
-
-    ``deep`` opens every image of the default split of what is found.
-    """
+    """Look for every known dataset, or ``ids``, under ``root``; ``deep`` opens all images."""
     if not root.is_dir():
         raise UserError(f"no folder {root}")
     known = {benchmark.id: benchmark for benchmark in BENCHMARKS}
@@ -103,10 +100,10 @@ def _examine_one(
     benchmark: Benchmark, root: Path, deep: bool, workers: int, on_image: OnImage | None
 ) -> Finding:
     try:
-        layout, place = benchmark.find(root)
+        layout, location = benchmark.find(root)
     except DataNotFoundError:
         return _absent(benchmark, root)
-    folder = str(place.images)
+    folder = str(location.images)
     try:
         listing = benchmark.list(root)
     except (ValueError, OSError) as error:
@@ -133,7 +130,7 @@ def _examine_one(
 
 
 def _absent(benchmark: Benchmark, root: Path) -> Finding:
-    """What is nearly there: pictures without their split, archives that were never extracted."""
+    """Finding of an absent dataset: pictures without their split, archives not extracted."""
     nearly = near_misses(root, benchmark.folders, benchmark.layouts, benchmark.default_split)
     names = {squeeze(name.split("/")[0]) for name in benchmark.folders}
     for path in sorted(root.iterdir()):

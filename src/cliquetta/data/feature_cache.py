@@ -41,7 +41,7 @@ FloatArray = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Block:
+class FeatureBlock:
     """Consecutive rows of a table."""
 
     features: FloatArray
@@ -56,8 +56,8 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """What a table is of, and its shape; equal layouts share a table."""
+class TableLayout:
+    """Shape of a table and all that decides it; equal layouts share a table."""
 
     depends_on: Mapping[str, Any]
     """Everything that decides the features, as JSON types."""
@@ -104,13 +104,13 @@ def let_go(mapped: FloatArray) -> None:
         source.madvise(mmap.MADV_DONTNEED)
 
 
-Encode = Callable[[Sequence[range]], Iterator[Block]]
+Encode = Callable[[Sequence[range]], Iterator[FeatureBlock]]
 """The blocks of these rows, in their order."""
 
 
 def open_table(
     root: Path,
-    layout: Layout,
+    layout: TableLayout,
     encode: Encode,
     *,
     title: str = "features",
@@ -134,7 +134,7 @@ def open_table(
 class _Store:
     """One table's folder."""
 
-    def __init__(self, folder: Path, layout: Layout, title: str) -> None:
+    def __init__(self, folder: Path, layout: TableLayout, title: str) -> None:
         self.folder = folder
         self.layout = layout
         self.title = title
@@ -157,7 +157,7 @@ class _Store:
             found = self.known.get(rows.start)
             if found is None:
                 wanted.append(rows)
-            elif Block(mapped[rows.start : rows.stop], found[1]).checksum() != found[0]:
+            elif FeatureBlock(mapped[rows.start : rows.stop], found[1]).checksum() != found[0]:
                 wanted.append(rows)
                 damaged += 1
         if damaged:
@@ -201,10 +201,10 @@ class _Store:
 
     def _read_known(self) -> dict[int, tuple[int, dict[int, str]]]:
         try:
-            said = json.loads((self.folder / TABLE).read_text(encoding="utf-8"))
+            stated = json.loads((self.folder / TABLE).read_text(encoding="utf-8"))
             return {
                 int(first): (int(crc), {int(row): str(why) for row, why in notes})
-                for first, crc, notes in said["blocks"]
+                for first, crc, notes in stated["blocks"]
             }
         except (OSError, ValueError, KeyError, TypeError):
             return {}  # not there, or damaged: then nothing is known
@@ -223,7 +223,7 @@ class _Store:
         self.path.unlink(missing_ok=True)
         np.lib.format.open_memmap(self.path, mode="w+", dtype=np.float32, shape=self.layout.shape)
 
-    def _write(self, file: BinaryIO, rows: range, block: Block) -> None:
+    def _write(self, file: BinaryIO, rows: range, block: FeatureBlock) -> None:
         _, views, width = self.layout.shape
         if block.features.shape != (len(rows), views, width):
             raise UserError(
@@ -234,7 +234,7 @@ class _Store:
         start = self.path.stat().st_size - 4 * int(np.prod(self.layout.shape))
         file.seek(start + rows.start * views * width * 4)
         file.write(data.data)
-        block = Block(data, block.unreadable)
+        block = FeatureBlock(data, block.unreadable)
         self.known[rows.start] = block.checksum(), dict(block.unreadable)
 
     def _save(self, file: BinaryIO) -> None:
@@ -242,7 +242,7 @@ class _Store:
         file.flush()
         os.fsync(file.fileno())
         blocks = [[first, crc, sorted(n.items())] for first, (crc, n) in sorted(self.known.items())]
-        said = {
+        stated = {
             "format": FORMAT,
             "title": self.title,
             "depends_on": dict(self.layout.depends_on),
@@ -250,4 +250,4 @@ class _Store:
             "rows": self.layout.rows,
             "blocks": blocks,
         }
-        write_atomically(self.folder / TABLE, json.dumps(said, ensure_ascii=False).encode())
+        write_atomically(self.folder / TABLE, json.dumps(stated, ensure_ascii=False).encode())

@@ -108,14 +108,14 @@ def feature_dataset(
     features = pick_features(arrays, id)
     keys = _listed(arrays, _KEYS)
     labels = _listed(arrays, _LABELS) if labelled else None
-    said: list[str | None] = [None] * len(features)
+    stated: list[str | None] = [None] * len(features)
     if labels is not None:
         if len(labels) != len(features):
             raise UserError(f"{id} has {len(features)} features and {len(labels)} labels")
-        said = [None if value in ("-1", "-1.0", "", "nan", "None") else value for value in labels]
-        said = [value and value.removesuffix(".0") for value in said]
-    stated = _listed(arrays, ("names",))
-    class_list, numbers = number_labels(said, stated if names is None else names, id)
+        stated = [None if value in ("-1", "-1.0", "", "nan", "None") else value for value in labels]
+        stated = [value and value.removesuffix(".0") for value in stated]
+    class_names = _listed(arrays, ("names",))
+    class_list, numbers = number_labels(stated, class_names if names is None else names, id)
     return FeatureDataset(id, features, names=class_list, keys=keys, labels=numbers)
 
 

@@ -43,10 +43,7 @@ def natural_key(text: str) -> list[tuple[int, int, str]]:
 
 
 def walk_images(folder: Path, unused: Counter[str] | None = None) -> Iterator[Path]:
-    """All images under ``folder`` in natural order, by suffix; nothing hidden.
-
-    Linked folders are followed, each folder once. ``unused`` counts what was left out, by kind.
-    """
+    """All images under ``folder`` in natural order, links once; ``unused`` counts the rest."""
     if not folder.is_dir():
         raise UserError(f"no folder {folder}")
     unused = Counter() if unused is None else unused
@@ -90,7 +87,6 @@ def find_images(folder: Path) -> list[Path]:
 def folder_dataset(
     folder: Path | str,
     names: Sequence[str] | None = None,
-    templates: Sequence[str] | None = None,
     *,
     labelled: bool | None = None,
 ) -> FileDataset:
@@ -99,7 +95,6 @@ def folder_dataset(
     Args:
         folder: Where the images are.
         names: Class names; those of the sub-folders if not given.
-        templates: Prompts with ``{}`` for the class name.
         labelled: Whether a sub-folder names the class of its images; by default only where
             ``names`` are not given. A folder without sub-folders has no labels.
 
@@ -118,24 +113,20 @@ def folder_dataset(
         loose = keys[owners.index(None)]
         raise UserError(f"{folder} has class folders and loose images ({loose}); move those")
     if labelled:
-        said = [None if owner is None else owner.replace("_", " ") for owner in owners]
-        names, labels = number_labels(said, names, f"folders of {folder}", numeric=False)
+        stated = [None if owner is None else owner.replace("_", " ") for owner in owners]
+        names, labels = number_labels(stated, names, f"folders of {folder}", numeric=False)
     return FileDataset(
         f"folder:{folder.as_posix()}",
         paths,
         names=names or (),
         keys=keys,
         labels=labels if labelled else None,
-        templates=templates or (DEFAULT_TEMPLATE,),
     )
 
 
 @contextmanager
 def open_table(table: Path) -> Iterator[tuple[str, Iterator[Mapping[str, str]]]]:
-    """The name of the column of paths of a CSV or TSV file, and its rows that have one.
-
-    The first line names the columns, one of them as in :data:`PATH_COLUMNS`.
-    """
+    """The column of paths (:data:`PATH_COLUMNS`) of a CSV or TSV file, and rows with a path."""
     if not table.is_file():
         raise UserError(f"no table {table}")
     with table.open("rb") as file, read_table(file, str(table)) as found:
@@ -144,7 +135,7 @@ def open_table(table: Path) -> Iterator[tuple[str, Iterator[Mapping[str, str]]]]
 
 @contextmanager
 def read_table(file: BinaryIO, name: str) -> Iterator[tuple[str, Iterator[Mapping[str, str]]]]:
-    """What :func:`open_table` gives, of an open file."""
+    """Path column and rows, as of :func:`open_table`, of an open file."""
     delimiter = "\t" if name.lower().endswith((".tsv", ".tab")) else ","
     try:
         text = io.TextIOWrapper(file, newline="", encoding="utf-8-sig")
@@ -173,32 +164,30 @@ def find_column(columns: Sequence[str], wanted: Sequence[str]) -> str | None:
     return next((known[name] for name in wanted if name in known), None)
 
 
-def table_dataset(
-    table: Path, names: Sequence[str] | None = None, templates: Sequence[str] | None = None
-) -> FileDataset:
+def table_dataset(table: Path, names: Sequence[str] | None = None) -> FileDataset:
     """The images that ``table`` names; relative paths count from its folder.
 
     Classes are in one of :data:`LABEL_COLUMNS`, as names or numbers, if they are known. Class
     list and templates default to ``classnames.txt`` and ``templates.txt`` beside the table.
     """
-    said: dict[str, str | None] = {}
+    stated: dict[str, str | None] = {}
     with open_table(table) as (column, rows):
         for row in rows:
             path, label = row[column].strip(), find_column(list(row), LABEL_COLUMNS)
             value = (row[label].strip() or None) if label else None
-            if said.setdefault(path, value) != value:
+            if stated.setdefault(path, value) != value:
                 raise UserError(f"{table} names {path} twice, with different classes")
-    if not said:
+    if not stated:
         raise UserError(f"{table} lists no images")
     names = names or read_beside(table.parent, CLASS_FILES)
-    names, labels = number_labels(list(said.values()), names, str(table))
+    names, labels = number_labels(list(stated.values()), names, str(table))
     return FileDataset(
         f"csv:{table.as_posix()}",
-        [table.parent / path for path in said],
+        [table.parent / path for path in stated],
         names=names,
-        keys=list(said),
+        keys=list(stated),
         labels=labels,
-        templates=templates or read_beside(table.parent, TEMPLATE_FILES) or (DEFAULT_TEMPLATE,),
+        templates=read_beside(table.parent, TEMPLATE_FILES) or (DEFAULT_TEMPLATE,),
     )
 
 
@@ -209,18 +198,14 @@ def read_beside(folder: Path, names: Sequence[str]) -> tuple[str, ...] | None:
 
 
 def number_labels(
-    said: Sequence[str | None],
-    names: Sequence[str] | None,
-    source: str,
-    *,
-    numeric: bool = True,
+    stated: Sequence[str | None], names: Sequence[str] | None, source: str, *, numeric: bool = True
 ) -> tuple[tuple[str, ...], list[int] | None]:
-    """The class list, and a label for each of ``said``: a class name, a number, or unknown.
+    """The class list, and a label for each of ``stated``: a class name, a number, or unknown.
 
     Numbers index the class list from 0 (if ``numeric``, else they are names). Without ``names``
-    the classes are what is said, in natural order. Labels are ``None`` if nothing is said.
+    the classes are what is stated, in natural order. Labels are ``None`` if nothing is stated.
     """
-    known = [value for value in said if value is not None]
+    known = [value for value in stated if value is not None]
     numbers = numeric and bool(known) and all(value.isdecimal() for value in known)
     if names is None and (numbers or not known):
         what = "labels are numbers" if known else "there are no labels"
@@ -234,11 +219,11 @@ def number_labels(
     number = {_plain(name): label for label, name in enumerate(names)}
     if numbers:
         number = {str(label): label for label in range(len(names))}
-        said = [None if value is None else str(int(value)) for value in said]
-    labels = [UNKNOWN if value is None else number.get(_plain(value)) for value in said]
+        stated = [None if value is None else str(int(value)) for value in stated]
+    labels = [UNKNOWN if value is None else number.get(_plain(value)) for value in stated]
     if None in labels:
         raise UserError(
-            f"{source}: class {said[labels.index(None)]!r} is not in the class list of "
+            f"{source}: class {stated[labels.index(None)]!r} is not in the class list of "
             f"{len(names)} names"
         )
     return names, [UNKNOWN if label is None else label for label in labels]
@@ -260,19 +245,19 @@ class RelabelledDataset(Dataset):
     """
 
     def __init__(self, base: Dataset, names: Sequence[str], keep: Keep = "all") -> None:
-        said: list[str | None] = [None] * len(base)
+        stated: list[str | None] = [None] * len(base)
         if base.labels is not None:
-            said = [base.names[n] if n >= 0 else None for n in base.labels.tolist()]
+            stated = [base.names[n] if n >= 0 else None for n in base.labels.tolist()]
         self.rows = list(range(len(base)))
         if keep != "all":
             listed = set(map(_plain, names))
-            inside = [name is not None and _plain(name) in listed for name in said]
+            inside = [name is not None and _plain(name) in listed for name in stated]
             self.rows = [row for row in self.rows if inside[row] == (keep == "inside")]
         if not self.rows:
             raise UserError(f"{base.id} has no images of classes {keep} the class list")
         labels: list[int] | None = [OUTSIDE] * len(self.rows)
         if keep != "outside":
-            labels = number_labels([said[row] for row in self.rows], names, base.id)[1]
+            labels = number_labels([stated[row] for row in self.rows], names, base.id)[1]
         keys = [base.keys[row] for row in self.rows]
         super().__init__(base.id, names=names, keys=keys, labels=labels, templates=base.templates)
         self.base, self.keep = base, keep
@@ -296,5 +281,5 @@ class RelabelledDataset(Dataset):
         return RelabelledDataset(self.base.redrawn(round), self.names, self.keep)
 
     def contents(self) -> str:
-        """What the base says of its pictures."""
+        """Contents of the base."""
         return self.base.contents()

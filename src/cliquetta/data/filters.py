@@ -23,10 +23,7 @@ _FEW_TAPS = 25
 
 
 class Draws:
-    """Random numbers of which each picture has its own stream.
-
-    What one picture gets does not depend on which others are in the batch, nor on their order.
-    """
+    """Random numbers of which each picture has its own stream, whatever else is in the batch."""
 
     def __init__(self, generators: Sequence[np.random.Generator]) -> None:
         self.generators = generators
@@ -76,10 +73,7 @@ def apply_axes(images: Floats, rows: Floats, columns: Floats) -> Floats:
 
 
 def apply_to_planes(planes: Floats, rows: Floats, columns: Floats) -> Floats:
-    """The same of planes (N, C, H, W).
-
-    Filters reach a few points only: blocks of a matrix are multiplied by what they look at.
-    """
+    """:func:`apply_axes` of planes (N, C, H, W); blocks of a matrix skip what they do not reach."""
     high = np.empty((*planes.shape[:2], len(rows), planes.shape[3]), np.float32)
     for block, seen in _blocks(rows):
         np.matmul(rows[block, seen], planes[:, :, seen], out=high[:, :, block])
@@ -133,9 +127,9 @@ def zoom_matrix(size: int, factor: float) -> Floats:
     kept = math.ceil(size / factor)
     stretched = max(round(kept * factor), size)
     step = (kept - 1) / (stretched - 1) if stretched > 1 else 0.0
-    place = (np.arange(size) + (stretched - size) // 2) * step
-    low = np.clip(np.floor(place).astype(np.int64), 0, max(kept - 2, 0))
-    share = place - low
+    position = (np.arange(size) + (stretched - size) // 2) * step
+    low = np.clip(np.floor(position).astype(np.int64), 0, max(kept - 2, 0))
+    share = position - low
     start = (size - kept) // 2
     matrix = np.zeros((size, size))
     np.add.at(matrix, (np.arange(size), start + low), 1 - share)
@@ -165,10 +159,7 @@ def disk_kernel(radius: float, alias_blur: float) -> Floats:
 
 
 def convolve(images: Floats, kernel: Floats) -> Floats:
-    """Correlate every channel with one kernel; borders mirror without the edge.
-
-    The kernel has an odd side and, upside down, is the same.
-    """
+    """Correlate channels with a point-symmetric odd kernel; borders mirror without the edge."""
     height, width = images.shape[1:3]
     reach = kernel.shape[0] // 2
     rows = fold(np.arange(-reach, height + reach), height, "reflect")
@@ -208,10 +199,7 @@ def _convolve_planes(padded: Floats, kernel: Floats, height: int, width: int) ->
 
 
 def motion_blur(images: Floats, radius: int, sigma: float, degrees: Floats) -> Floats:
-    """Smear each picture along its own direction, as ImageMagick does.
-
-    A half Gaussian of 2 radius + 1 whole-pixel steps; beyond the border the edge repeats.
-    """
+    """Smear along each direction as ImageMagick: half a Gaussian of 2 radius + 1 pixel steps."""
     count, height, width, channels = images.shape
     steps = np.arange(2 * radius + 1)
     weights = np.exp(-0.5 * (steps / sigma) ** 2)
@@ -226,13 +214,13 @@ def motion_blur(images: Floats, radius: int, sigma: float, degrees: Floats) -> F
     for i in steps[np.cumsum(weights[::-1])[::-1] > 4e-5]:
         y = np.clip(np.arange(height) + down[:, i, None], 0, height - 1)
         x = np.clip(np.arange(width) + right[:, i, None], 0, width - 1)
-        places = first + y[:, :, None] * width + x[:, None, :]
-        out += np.float32(weights[i]) * np.take(pixels, places, axis=0)
+        positions = first + y[:, :, None] * width + x[:, None, :]
+        out += np.float32(weights[i]) * np.take(pixels, positions, axis=0)
     return out
 
 
 def sample(images: Floats, y: Floats, x: Floats, rule: str) -> Floats:
-    """Bilinear interpolation at fractional places (N, H, W) of each picture."""
+    """Bilinear interpolation at fractional positions (N, H, W) of each picture."""
     count, height, width, channels = images.shape
     pixels = images.reshape(-1, channels)
     first = np.arange(count)[:, None, None] * (height * width)

@@ -23,7 +23,7 @@ _OPTIONS = {
 
 
 class Table(Protocol):
-    """What is used of a ``datasets.Dataset``."""
+    """Interface of a ``datasets.Dataset`` that is used."""
 
     @property
     def features(self) -> Mapping[str, Any]:
@@ -120,5 +120,5 @@ def _labels(id: str, table: Table, column: str | None) -> tuple[tuple[str, ...],
     if column not in table.features:
         raise UnknownNameError(f"column of {id}", column, table.features)
     names = getattr(table.features[column], "names", None)
-    said = [None if value is None or value == -1 else str(value) for value in table[column]]
-    return number_labels(said, names, id)
+    stated = [None if value is None or value == -1 else str(value) for value in table[column]]
+    return number_labels(stated, names, id)

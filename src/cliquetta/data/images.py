@@ -83,11 +83,7 @@ def open_image(
 
 
 def _decode(
-    data: bytes,
-    name: str,
-    max_pixels: int,
-    untrusted: bool,
-    shorter: int | None,
+    data: bytes, name: str, max_pixels: int, untrusted: bool, shorter: int | None
 ) -> Image.Image:
     """The picture as it is stored, its size checked before its pixels are touched."""
     remedy, formats = "", None

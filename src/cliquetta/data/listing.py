@@ -22,7 +22,7 @@ from PIL import Image
 from cliquetta.data.dataset import Dataset
 from cliquetta.data.files import EXTENSIONS, path_column, read_table, walk_images
 from cliquetta.data.inputs import is_table
-from cliquetta.data.loader import Group
+from cliquetta.data.loader import ImageGroup
 from cliquetta.data.remote import (
     find_filesystem,
     is_url,
@@ -49,7 +49,7 @@ class Entry(NamedTuple):
     path: str
     """A local path, a URL, or those of a tar file with the name of one of its members."""
     columns: Mapping[str, str]
-    """What a table says of it."""
+    """Its row of a table."""
     member: tuple[str, int, int] | None = None
     """Tar file, offset and size of an image in one."""
 
@@ -61,7 +61,7 @@ class ListedImages(Dataset):
         super().__init__("list", names=(), keys=[entry.path for entry in entries], labels=None)
         self.entries = entries
         self.shorter = shorter
-        """Of what :func:`open_image` may give."""
+        """Passed to :func:`open_image`."""
 
     def load(self, index: int) -> Image.Image:
         """Image ``index`` in RGB; raises :class:`ImageError` if it cannot be read."""
@@ -69,14 +69,14 @@ class ListedImages(Dataset):
         return open_listed(path, member, shorter=self.shorter)
 
 
-def find_listed(entries: Sequence[Entry], *, shorter: int | None) -> list[Group]:
+def find_listed(entries: Sequence[Entry], *, shorter: int | None) -> list[ImageGroup]:
     """Images of a list, for a loader."""
-    places = range(len(entries))
+    positions = range(len(entries))
     images = ListedImages(entries, shorter=shorter)
-    return [Group(images, places, images.keys, places)]
+    return [ImageGroup(images, positions, images.keys, positions)]
 
 
-class Listing:
+class ImageList:
     """An opened list; build one with :func:`list_images`."""
 
     def __init__(self, database: Path | str) -> None:
@@ -91,7 +91,7 @@ class Listing:
         self.columns: list[str] = json.loads(facts.get("columns", "[]"))
         """Columns of input tables, in order."""
         self.unused: Counter[str] = Counter(json.loads(facts.get("unused", "{}")))
-        """What folders hold that is not an image, by kind."""
+        """Files in folders that are no images, counted by kind."""
         self.repeated = int(facts.get("repeated", 0))
         """How many paths were named again."""
 
@@ -119,7 +119,7 @@ class Listing:
         return self._rows.execute(query).fetchone() is not None
 
     def groups(self) -> list[tuple[str, int]]:
-        """What the images share in the column they are grouped by, and how many of them do."""
+        """Values of the column that images are grouped by, with their counts."""
         return self._rows.execute(
             "SELECT section, COUNT(*) FROM images GROUP BY section ORDER BY MIN(number)"
         ).fetchall()
@@ -135,10 +135,10 @@ class Listing:
         columns: dict[str, None] = {}
         for path, row, member in entries:
             columns |= dict.fromkeys(row)
-            group, place = row.get(group_by or "", ""), json.dumps(member or ())
+            group, position = row.get(group_by or "", ""), json.dumps(member or ())
             added = self._rows.execute(
                 "INSERT OR IGNORE INTO images (path, columns, section, member) VALUES (?, ?, ?, ?)",
-                (os.fsencode(path), json.dumps(dict(row)), group, place),
+                (os.fsencode(path), json.dumps(dict(row)), group, position),
             )
             self.repeated += added.rowcount == 0
         if group_by is not None:
@@ -175,16 +175,16 @@ def list_images(
     database: Path | str = ":memory:",
     stdin: Path | None = None,
     group_by: str | None = None,
-) -> Listing:
+) -> ImageList:
     """List the images of folders, image files, tar shards, and tables with a path column.
 
     Each may be a URL (:mod:`cliquetta.data.remote`), a table also a DataFrame. A file that is
     named itself is taken as an image whatever its suffix. Paths in a CSV, TSV or Parquet file count
     from its folder; its columns are kept. ``shard-{000..012}.tar`` stands for thirteen tar files.
     ``-`` is ``stdin``, a file of paths separated by line breaks or NUL characters. ``group_by``
-    names the column whose values the list is sorted by (see :meth:`Listing.fill`).
+    names the column whose values the list is sorted by (see :meth:`ImageList.fill`).
     """
-    listing = Listing(database)
+    listing = ImageList(database)
     unused: Counter[str] = Counter()
 
     def entries() -> Iterator[Entry]:

@@ -46,13 +46,13 @@ Job = TypeVar("Job")
 
 
 @dataclass(frozen=True)
-class Group:
+class ImageGroup:
     """Images of one dataset among those of a chunk."""
 
     dataset: Dataset
     indices: Sequence[int]
     keys: Sequence[str]
-    places: Sequence[int]
+    positions: Sequence[int]
     """Their numbers in the chunk."""
 
 
@@ -60,7 +60,7 @@ class Group:
 class Loaded:
     """The images of a batch that could be read, and why others could not."""
 
-    places: Sequence[int]
+    positions: Sequence[int]
     """Their numbers in the batch."""
     images: Sequence[Tensor]
     """(B, ...), for every kind of views: pixels, or what they are made of."""
@@ -75,7 +75,7 @@ class Loaded:
             stream.wait_event(self.arrived)
             for images in self.images:
                 images.record_stream(stream)
-        names = tuple(keys[place] for place in self.places)
+        names = tuple(keys[position] for position in self.positions)
         return [
             Batch(images, names) if kind is None else Batch(images[:, 0], names, images)
             for kind, images in zip(views, self.images, strict=True)
@@ -109,12 +109,12 @@ class Chunk(Generic[Job]):
 class Loader(Generic[Job]):
     """How images become batches."""
 
-    find: Callable[[Sequence[Job]], Sequence[Group]]
+    find: Callable[[Sequence[Job]], Sequence[ImageGroup]]
     """The images that some jobs, one for each image, stand for; is called by the workers."""
     preprocess: Preprocess
     views: Sequence[ViewSpec | None]
     seed: int
-    """Of views."""
+    """Seed of views."""
     workers: int | None = None
     """0: in the caller's thread; ``None``: as many as :func:`default_workers` says."""
     device: torch.device | None = None
@@ -139,7 +139,7 @@ class Loader(Generic[Job]):
     def _read_ahead(
         self, batches: Iterable[Sequence[Job]], count: int, workers: int
     ) -> Generator[Made, None, None]:
-        """What :meth:`read` makes of all chunks, in order."""
+        """Results of :meth:`read` for all chunks, in order."""
         step = max(1, CHUNK // max(1 if kind is None else kind.count for kind in self.views))
         chunks = (
             Chunk(batch[first : first + step], first, len(batch))
@@ -168,18 +168,18 @@ class Loader(Generic[Job]):
         unreadable: list[tuple[int, str]] = []
         for group in self.find(chunk.jobs):
             dataset, arrays = group.dataset, group.dataset.arrays(group.indices)
-            rows = zip(group.places, group.indices, group.keys, strict=True)
-            for row, (place, index, key) in enumerate(rows):
+            rows = zip(group.positions, group.indices, group.keys, strict=True)
+            for row, (position, index, key) in enumerate(rows):
                 try:
                     image = dataset.load(index) if arrays is None else Image.fromarray(arrays[row])
                 except ImageError as error:
-                    unreadable.append((chunk.first + place, error.reason))
+                    unreadable.append((chunk.first + position, error.reason))
                     continue
-                found[place] = [self._of_image(image, key, kind) for kind in self.views]
-        made = [found[place] for place in sorted(found)]
+                found[position] = [self._of_image(image, key, kind) for kind in self.views]
+        made = [found[position] for position in sorted(found)]
         stacked = tuple(map(np.stack, zip(*made, strict=True))) if made else ()
-        places = [chunk.first + place for place in sorted(found)]
-        return stacked, (places, unreadable, (chunk.first, len(chunk.jobs), chunk.size))
+        positions = [chunk.first + position for position in sorted(found)]
+        return stacked, (positions, unreadable, (chunk.first, len(chunk.jobs), chunk.size))
 
     def _of_image(self, image: Image.Image, key: str, kind: ViewSpec | None) -> Array:
         if kind is None:
@@ -189,17 +189,17 @@ class Loader(Generic[Job]):
     def _gather(self, reading: Iterator[Made]) -> Loaded | None:
         """The next batch, of the chunks that it was read in, on its way to the device."""
         buffers: list[Tensor] = []
-        places: list[int] = []
+        positions: list[int] = []
         unreadable: list[tuple[int, str]] = []
         for arrays, (own, missing, (first, count, size)) in reading:
             buffers = buffers or [self._buffer(size, array) for array in arrays]
             for buffer, array in zip(buffers, arrays, strict=bool(arrays)):
-                buffer.numpy()[len(places) : len(places) + len(own)] = array
-            places += own
+                buffer.numpy()[len(positions) : len(positions) + len(own)] = array
+            positions += own
             unreadable += missing
             if first + count == size:
-                images = [buffer[: len(places)] for buffer in buffers]
-                return self._send(Loaded(places, images or self._nothing(), unreadable))
+                images = [buffer[: len(positions)] for buffer in buffers]
+                return self._send(Loaded(positions, images or self._nothing(), unreadable))
         return None
 
     def _buffer(self, size: int, array: Array) -> Tensor:

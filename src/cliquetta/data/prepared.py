@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.data.dataset import Dataset
-from cliquetta.data.feature_cache import Block, FeatureTable, Layout, open_table
+from cliquetta.data.feature_cache import FeatureBlock, FeatureTable, TableLayout, open_table
 from cliquetta.data.samplers import Indices
 from cliquetta.data.stream import Skipped, Stream
 from cliquetta.errors import UserError
@@ -30,7 +30,7 @@ VIEWS_AT_ONCE = 256
 """Views that are read or encoded at once, and in a block of a table."""
 
 OnPrepare = Callable[[str, int, int], None]
-"""What is done to which dataset, images done, images in all."""
+"""Called with the task and dataset, images done, images in all."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class PreparedStream(ABC, Generic[T, B]):
         return self.stream.preprocess
 
     def settings(self) -> dict[str, Any]:
-        """Those of the stream: where images come from changes no prediction."""
+        """Settings of the stream: where images come from changes no prediction."""
         return self.stream.settings()
 
     def batches(self, start: int = 0) -> Iterator[tuple[B, Tensor]]:
@@ -102,17 +102,18 @@ class PreparedStream(ABC, Generic[T, B]):
         self.skipped = []
         tables = [self._table(number) for number in range(len(stream.parts))]
         for first in range(start * size, stream.images, size):
-            places = range(first, min(first + size, stream.images))
-            parts, rows = stream.origin(places)
-            read = np.ones(len(places), dtype=bool)
-            for at, place in enumerate(places):  # an unreadable image leaves its place empty
+            positions = range(first, min(first + size, stream.images))
+            parts, rows = stream.origin(positions)
+            read = np.ones(len(positions), dtype=bool)
+            for at, position in enumerate(positions):
+                # an unreadable image leaves its position empty
                 reason = tables[parts[at]].unreadable.get(int(rows[at]))
                 if reason is not None:
                     read[at] = False
-                    self.skipped.append(Skipped(stream.key(place), reason))
-            kept = [place for place, there in zip(places, read, strict=True) if there]
-            keys = tuple(stream.key(place) for place in kept)
-            yield self._gather(keys, parts[read], rows[read], tables), stream.labels(kept)
+                    self.skipped.append(Skipped(stream.key(position), reason))
+            readable = [position for position, there in zip(positions, read, strict=True) if there]
+            keys = tuple(stream.key(position) for position in readable)
+            yield self._gather(keys, parts[read], rows[read], tables), stream.labels(readable)
 
     @abstractmethod
     def _table(self, number: int) -> T:
@@ -129,7 +130,7 @@ class PreparedStream(ABC, Generic[T, B]):
             self.on_prepare(what, done, total)
 
     def _shape(self, part: Dataset) -> dict[str, Any]:
-        """All on which the pixels and views of a part depend."""
+        """Everything that the pixels and views of a part depend on."""
         stream = self.stream
         shared = stream.views is not None and len(stream.domains) > 1
         return {
@@ -147,9 +148,9 @@ class PreparedStream(ABC, Generic[T, B]):
         """Rows of a part as it is listed: what was read, at which rows of the block; the rest."""
         listing = self.stream.listing(rows)
         before = sum(map(len, (self.stream.parts if rows is None else rows)[:number]))
-        places = [range(before + rows.start, before + rows.stop) for rows in blocks]
-        for block, (batch, _) in zip(places, listing.read(places), strict=True):
-            row = {listing.key(place): at for at, place in enumerate(block)}
+        positions = [range(before + rows.start, before + rows.stop) for rows in blocks]
+        for block, (batch, _) in zip(positions, listing.read(positions), strict=True):
+            row = {listing.key(position): at for at, position in enumerate(block)}
             first = block.start - before
             unreadable = {
                 first + row[entry.key]: entry.reason
@@ -164,7 +165,7 @@ AnyBatch = Batch | FeatureBatch
 
 
 class FeatureStream(PreparedStream[FeatureTable, FeatureBatch]):
-    """Features in the place of pixels; they are encoded when first asked for.
+    """Features instead of pixels; they are encoded when first asked for.
 
     Tables (:mod:`cliquetta.data.feature_cache`) are tied to the model's weights, the preprocessing,
     the views and their seed, and the images; whichever of them changes, another table is made.
@@ -223,13 +224,13 @@ class FeatureStream(PreparedStream[FeatureTable, FeatureBatch]):
             )
         return self._tables[number]
 
-    def _layout(self, part: Dataset) -> Layout:
+    def _layout(self, part: Dataset) -> TableLayout:
         count = 1 if self.views is None else self.views.count
         model = {"model": self.model.fingerprint, "dtype": str(self.model.dtype)}
         shape = (len(part), count, self.model.embed_dim)
-        return Layout({**model, **self._shape(part)}, shape, max(1, VIEWS_AT_ONCE // count))
+        return TableLayout({**model, **self._shape(part)}, shape, max(1, VIEWS_AT_ONCE // count))
 
-    def _encode(self, number: int, blocks: Sequence[range]) -> Iterator[Block]:
+    def _encode(self, number: int, blocks: Sequence[range]) -> Iterator[FeatureBlock]:
         """Features of rows of one part."""
         for block, (batch, at, unreadable) in zip(blocks, self._read(number, blocks), strict=True):
             views = batch.images[:, None] if batch.views is None else batch.views
@@ -238,7 +239,7 @@ class FeatureStream(PreparedStream[FeatureTable, FeatureBatch]):
                 views = views.to(self.model.device, non_blocking=True)
                 encoded = encode_views(self.model, views, chunk=VIEWS_AT_ONCE)
                 features[at] = encoded.float().cpu().numpy()
-            yield Block(features, unreadable)
+            yield FeatureBlock(features, unreadable)
 
 
 def from_given_features(stream: AnyStream, model: CLIP) -> AnyStream:
@@ -286,12 +287,12 @@ class PixelStore:
 
     @staticmethod
     def bytes_of(stream: Stream, model: CLIP) -> int:
-        """What a stream needs: all of its parts at once, in the model's dtype."""
+        """Bytes of a stream: all of its parts at once, in the model's dtype."""
         return sum(map(len, held_rows(stream))) * PixelStore.image_bytes(stream, model)
 
     @staticmethod
     def image_bytes(stream: Stream, model: CLIP) -> int:
-        """What an image needs, with its views."""
+        """Bytes of an image with its views."""
         count = 1 if stream.views is None else stream.views.count
         return count * 3 * stream.preprocess.size**2 * model.dtype.itemsize
 
@@ -317,11 +318,7 @@ class HeldStream(PreparedStream[PixelTable, Batch]):
     """Pixels (and views) that are read, corrupted and preprocessed once for all runs of a grid."""
 
     def __init__(
-        self,
-        stream: Stream,
-        model: CLIP,
-        store: PixelStore,
-        on_prepare: OnPrepare | None = None,
+        self, stream: Stream, model: CLIP, store: PixelStore, on_prepare: OnPrepare | None = None
     ) -> None:
         super().__init__(stream, model, on_prepare)
         self.store = store
@@ -343,11 +340,11 @@ class HeldStream(PreparedStream[PixelTable, Batch]):
         blocks = [range(at, min(at + step, len(rows))) for at in range(0, len(rows), step)]
         read = self._read(number, blocks, self._rows)
         for block, (batch, at, missing) in zip(blocks, read, strict=True):
-            unreadable |= {int(rows[place]): reason for place, reason in missing.items()}
+            unreadable |= {int(rows[position]): reason for position, reason in missing.items()}
             if len(batch):
                 made = batch.images if batch.views is None else batch.views
-                places = torch.from_numpy(at + block.start).to(pixels.device)
-                pixels[places] = made.to(pixels.device, pixels.dtype)
+                positions = torch.from_numpy(at + block.start).to(pixels.device)
+                pixels[positions] = made.to(pixels.device, pixels.dtype)
             self._tell(f"read {self.stream.parts[number].id}", block.stop, len(rows))
         return PixelTable(pixels, rows, unreadable)
 

@@ -106,10 +106,7 @@ def open_listed(
 
 
 def expand_glob(pattern: str) -> list[str] | None:
-    """List the files that a glob stands for, in natural order; ``None`` if it is none.
-
-    A name with wildcards that exists as it stands is no glob, nor is a web address.
-    """
+    """List the files of a glob, natural order; ``None`` for web addresses and names that exist."""
     if is_url(pattern):
         if "*" not in pattern or pattern.startswith(("http:", "https:")):
             return None

@@ -1,7 +1,7 @@
 """Samplers: which images a stream shows, and when. Pure functions of labels and a generator.
 
 :data:`SAMPLERS` is the one table of orders. A further one is a function from the datasets of a
-stream to :class:`Places` and one entry there: the stream, its record and the command line follow.
+stream to :class:`Positions` and one entry there: stream, record and command line follow.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ Indices = npt.NDArray[np.int64]
 Rng = np.random.Generator
 
 
-class Domain(NamedTuple):
-    """What a sampler knows of one dataset of a stream."""
+class LabelledSet(NamedTuple):
+    """Id and labels of one dataset of a stream: all that a sampler knows."""
 
     id: str
     labels: Indices
     """(n,), -1 where unknown."""
 
 
-class Places(NamedTuple):
-    """What stands at every place of a stream."""
+class Positions(NamedTuple):
+    """Dataset, image and round at every position of a stream."""
 
     domain: Indices
     """Number of the dataset."""
@@ -68,22 +68,22 @@ class SamplerOptions:
                 raise UserError(f"{name} must be at least 1, got {value}")
 
 
-Order = Callable[[Domain, SamplerOptions, Rng], Indices]
+Order = Callable[[LabelledSet, SamplerOptions, Rng], Indices]
 
 
-def sequential(domain: Domain, options: SamplerOptions, rng: Rng) -> Indices:
+def sequential(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indices:
     """All images as the dataset lists them."""
     del options, rng
     return np.arange(len(domain.labels), dtype=np.int64)
 
 
-def shuffled(domain: Domain, options: SamplerOptions, rng: Rng) -> Indices:
+def shuffled(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indices:
     """All images in random order."""
     del options
     return rng.permutation(len(domain.labels))
 
 
-def correlated(domain: Domain, options: SamplerOptions, rng: Rng) -> Indices:
+def correlated(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indices:
     """All images, those of one class in bursts.
 
     As is usual for streams that are not i.i.d.: time has as many slots as there are classes, each
@@ -102,7 +102,7 @@ def correlated(domain: Domain, options: SamplerOptions, rng: Rng) -> Indices:
     return np.concatenate([piece for slot in ordered for piece in slot])
 
 
-def uneven(domain: Domain, options: SamplerOptions, rng: Rng) -> Indices:
+def uneven(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indices:
     """The images of a few classes in random order; the class list stays whole."""
     order = shuffled(domain, options, rng)
     classes = rng.permutation(np.unique(domain.labels))
@@ -113,14 +113,14 @@ def uneven(domain: Domain, options: SamplerOptions, rng: Rng) -> Indices:
     return order[np.isin(domain.labels[order], chosen)]
 
 
-def separate(domain: Domain, options: SamplerOptions, rng: Rng) -> Indices:
+def separate(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indices:
     """All images, one class after the other; the order of classes and within them is random."""
     order = shuffled(domain, options, rng)
     turn = rng.permutation(int(domain.labels.max(initial=0)) + 2)  # the last is for label -1
     return order[np.argsort(turn[domain.labels[order]], kind="stable")]
 
 
-def keff(domain: Domain, options: SamplerOptions, rng: Rng) -> Indices:
+def keff(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indices:
     """Batches of few effective classes (K_eff of StatA and MOON), each image shown at most once.
 
     A batch draws its number of classes from ``present``, the classes by the images that they have
@@ -158,7 +158,7 @@ def keff(domain: Domain, options: SamplerOptions, rng: Rng) -> Indices:
     return np.concatenate(batches)
 
 
-def long_tail(domain: Domain, options: SamplerOptions, rng: Rng) -> Indices:
+def long_tail(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indices:
     """Images in random order, their classes thinned out exponentially (Cui et al., 2019).
 
     Of C classes in random rank, class r keeps a share of ``imbalance ** (-r / (C - 1))`` of the
@@ -176,23 +176,23 @@ def long_tail(domain: Domain, options: SamplerOptions, rng: Rng) -> Indices:
 def in_turn(order: Order) -> Draw:
     """Datasets one after the other, each in an order of its own."""
 
-    def draw(domains: Sequence[Domain], options: SamplerOptions, rng: Rng) -> Places:
+    def draw(domains: Sequence[LabelledSet], options: SamplerOptions, rng: Rng) -> Positions:
         return _concatenate([order(domain, options, rng)[: options.limit] for domain in domains])
 
     return draw
 
 
-def mixed(domains: Sequence[Domain], options: SamplerOptions, rng: Rng) -> Places:
+def mixed(domains: Sequence[LabelledSet], options: SamplerOptions, rng: Rng) -> Positions:
     """Images of several datasets interleaved at random."""
     orders = [shuffled(domain, options, rng)[: options.limit] for domain in domains]
     lengths = [len(order) for order in orders]
     turns = rng.permutation(np.repeat(np.arange(len(lengths)), lengths))
     queues = [iter(order) for order in orders]
     index = np.array([next(queues[turn]) for turn in turns], dtype=np.int64)
-    return Places(turns, index, np.zeros_like(turns))
+    return Positions(turns, index, np.zeros_like(turns))
 
 
-def recurring(domains: Sequence[Domain], options: SamplerOptions, rng: Rng) -> Places:
+def recurring(domains: Sequence[LabelledSet], options: SamplerOptions, rng: Rng) -> Positions:
     """``a>b>a``: the images of a dataset shared out over its turns, none shown twice."""
     ids = [domain.id for domain in domains]
     shares: dict[str, list[Indices]] = {}
@@ -203,40 +203,37 @@ def recurring(domains: Sequence[Domain], options: SamplerOptions, rng: Rng) -> P
     return _concatenate([shares[id].pop(0) for id in ids])
 
 
-def long(domains: Sequence[Domain], options: SamplerOptions, rng: Rng) -> Places:
+def long(domains: Sequence[LabelledSet], options: SamplerOptions, rng: Rng) -> Positions:
     """The datasets again and again in random order, their noise drawn anew each round."""
-    rounds: list[Places] = []
-    while sum(len(places.image) for places in rounds) < options.length:
+    rounds: list[Positions] = []
+    while sum(len(positions.image) for positions in rounds) < options.length:
         once = in_turn(shuffled)(domains, options, rng)
         rounds.append(once._replace(round=np.full_like(once.image, len(rounds))))
     joined = (np.concatenate(column)[: options.length] for column in zip(*rounds, strict=True))
-    return Places(*joined)
+    return Positions(*joined)
 
 
-def interleave(places: Places, domain: Domain, number: int, rng: Rng) -> Places:
-    """``places`` in their order, images of dataset ``number`` strewn among them at random.
-
-    At most as many as there are places: those of an open set are never the majority.
-    """
-    size = len(places.image)
+def interleave(positions: Positions, domain: LabelledSet, number: int, rng: Rng) -> Positions:
+    """``positions`` in order, images of dataset ``number`` strewn among them, at most as many."""
+    size = len(positions.image)
     extra = rng.permutation(len(domain.labels))[:size]
     joined = (
-        np.concatenate([places.domain, np.full_like(extra, number)]),
-        np.concatenate([places.image, extra]),
-        np.concatenate([places.round, np.zeros_like(extra)]),
+        np.concatenate([positions.domain, np.full_like(extra, number)]),
+        np.concatenate([positions.image, extra]),
+        np.concatenate([positions.round, np.zeros_like(extra)]),
     )
     is_extra = rng.permutation(np.repeat([False, True], [size, len(extra)]))
     order = np.empty(size + len(extra), dtype=np.int64)
     order[~is_extra], order[is_extra] = np.arange(size), np.arange(size, len(order))
-    return Places(*(column[order] for column in joined))
+    return Positions(*(column[order] for column in joined))
 
 
-def _concatenate(orders: Sequence[Indices]) -> Places:
+def _concatenate(orders: Sequence[Indices]) -> Positions:
     turns = np.repeat(np.arange(len(orders)), [len(order) for order in orders])
-    return Places(turns, np.concatenate(orders), np.zeros_like(turns))
+    return Positions(turns, np.concatenate(orders), np.zeros_like(turns))
 
 
-Draw = Callable[[Sequence[Domain], SamplerOptions, Rng], Places]
+Draw = Callable[[Sequence[LabelledSet], SamplerOptions, Rng], Positions]
 
 
 @dataclass(frozen=True)
@@ -246,7 +243,7 @@ class Sampler:
     summary: str
     draw: Draw
     reads: tuple[str, ...] = ()
-    """Fields of :class:`SamplerOptions`, beside ``limit``, on which the places depend."""
+    """Fields of :class:`SamplerOptions`, beside ``limit``, on which the positions depend."""
     needs_labels: bool = False
     interleaves: bool = False
     """Whether datasets are mixed (``a+b``) rather than in sequence (``a>b``)."""
@@ -260,10 +257,7 @@ SAMPLERS: dict[str, Sampler] = {
     ),
     "separate": Sampler("one class after the other, in random order", in_turn(separate), (), True),
     "keff": Sampler(
-        "every batch of images of --present classes",
-        in_turn(keff),
-        ("present", "batch_size"),
-        True,
+        "every batch of images of --present classes", in_turn(keff), ("present", "batch_size"), True
     ),
     "long-tail": Sampler(
         "classes thinned out exponentially (--imbalance)", in_turn(long_tail), ("imbalance",), True

@@ -84,7 +84,7 @@ class ShiftedDataset(Dataset):
         return None if pictures is None else self._corrupt(pictures, indices)
 
     def redrawn(self, round: int) -> ShiftedDataset:
-        """The same shift with noise of its own."""
+        """A copy with noise of its own for another round."""
         return ShiftedDataset(self.base, self.shift, seed=self.seed + round) if round else self
 
     def _corrupt(self, pictures: UInt8Array, indices: Sequence[int]) -> UInt8Array:
@@ -93,7 +93,7 @@ class ShiftedDataset(Dataset):
         )
 
     def contents(self) -> str:
-        """What the base says of its pictures, and what is done to them."""
+        """Contents of the base, and the shift."""
         return f"{self.base.contents()}@{self.shift}/{self.seed}"
 
     @cached_property

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from cliquetta.data.dataset import UNKNOWN, Dataset
-from cliquetta.data.loader import Group, Loader
+from cliquetta.data.loader import ImageGroup, Loader
 from cliquetta.data.samplers import (
-    Domain,
     Indices,
-    Places,
+    LabelledSet,
+    Positions,
     SamplerOptions,
     get_sampler,
     interleave,
@@ -45,8 +45,8 @@ class Skipped:
 class Stream:
     """Yields ``(Batch, labels)``; labels are -1 where unknown, -2 outside the class list.
 
-    Can start at any batch. Equal arguments give equal streams. A batch has fixed places: an
-    unreadable file leaves its place empty, so the batch is shorter.
+    Can start at any batch. Equal arguments give equal streams. A batch has fixed positions: an
+    unreadable file leaves its position empty, so the batch is shorter.
 
     Args:
         dataset: One dataset, or several with one class list (``[a, b, a]``).
@@ -67,7 +67,6 @@ class Stream:
         workers: Processes or threads that read ahead (:mod:`cliquetta.data.loader`): 0 reads in the
             caller's thread, ``None`` uses as many as the cores and ``device`` suggest.
         device: Where batches are put; the CPU by default.
-        dirichlet: Earlier name of ``gamma``.
 
     Raises:
         UserError: If the arguments do not describe a stream.
@@ -111,13 +110,13 @@ class Stream:
         """Unreadable files met since the last start, in order."""
         self._reported: set[str] = set()
         rng = np.random.default_rng(seed)
-        places = self.sampler.draw(
-            [Domain(domain.id, _labels(domain)) for domain in shown], self.options, rng
+        positions = self.sampler.draw(
+            [LabelledSet(domain.id, _labels(domain)) for domain in shown], self.options, rng
         )
         if unknown is not None:
-            extra = Domain(unknown.id, _labels(unknown))
-            places = interleave(places, extra, len(shown), rng)
-        self._arrange(places)
+            extra = LabelledSet(unknown.id, _labels(unknown))
+            positions = interleave(positions, extra, len(shown), rng)
+        self._arrange(positions)
 
     def _check(self) -> None:
         """Refuse what cannot be streamed."""
@@ -146,14 +145,14 @@ class Stream:
         if self.sampler.needs_labels and unlabelled:
             raise UserError(f"order {self.order!r} needs labels, {unlabelled[0]} has none")
 
-    def _arrange(self, places: Places) -> None:
-        """Lay out the places: which image of which part, a dataset in one round, is where."""
-        pairs = np.stack([places.round, places.domain])
+    def _arrange(self, positions: Positions) -> None:
+        """Lay out the positions: which image of which part, a dataset in one round, is where."""
+        pairs = np.stack([positions.round, positions.domain])
         kinds, part_of = np.unique(pairs, axis=1, return_inverse=True)
         self.parts = tuple(self.domains[domain].redrawn(round) for round, domain in kinds.T)
         """The datasets as they are shown: one for every dataset and round."""
         self._rounds = kinds[0]
-        self._lay_out(part_of.reshape(-1), places.image)
+        self._lay_out(part_of.reshape(-1), positions.image)
 
     def _lay_out(self, part_of: Indices, index_of: Indices) -> None:
         self._part_of, self._index_of = part_of, index_of
@@ -224,7 +223,7 @@ class Stream:
         return self.read([range(i, min(i + self.batch_size, self.images)) for i in ends])
 
     def read(self, parts: Sequence[range]) -> Iterator[tuple[Batch, Tensor]]:
-        """Batches of any places of the stream, read ahead while the caller is busy with one."""
+        """Batches of any positions of the stream, read ahead while the caller is busy with one."""
         self.skipped = []
         loader = Loader(
             self._shown, self.preprocess, (self.views,), self.view_seed, self.workers, self.device
@@ -232,30 +231,27 @@ class Stream:
         loaded = loader.load(parts, sum(map(len, parts)))
         with closing(loaded):  # type: ignore[type-var]
             for part, read in zip(parts, loaded, strict=True):
-                keys = [self.key(place) for place in part]
+                keys = [self.key(position) for position in part]
                 self._report([Skipped(keys[at], reason) for at, reason in read.unreadable])
                 (batch,) = read.batches(keys, (self.views,))
-                yield batch, self.labels([part[at] for at in read.places])
+                yield batch, self.labels([part[at] for at in read.positions])
 
-    def origin(self, places: range) -> tuple[Indices, Indices]:
-        """Number of the part, and index of the image in it, at places of the stream."""
-        where = slice(places.start, places.stop)
+    def origin(self, positions: range) -> tuple[Indices, Indices]:
+        """Number of the part, and index of the image in it, at positions of the stream."""
+        where = slice(positions.start, positions.stop)
         return self._part_of[where], self._index_of[where]
 
     def shown(self) -> list[Indices]:
-        """The images of every part that have a place in the stream, in ascending order."""
+        """The images of every part that have a position in the stream, in ascending order."""
         return [np.unique(self._index_of[self._part_of == n]) for n in range(len(self.parts))]
 
-    def key(self, place: int) -> str:
-        """Name of the image at a place of the stream.
+    def key(self, position: int) -> str:
+        """Name of the image at a position; several datasets: led by the id, ``#n`` if again."""
+        return self._shown.key(position)
 
-        With several datasets the id leads it; ``#n`` behind it says that it is shown again.
-        """
-        return self._shown.key(place)
-
-    def labels(self, places: Sequence[int]) -> Tensor:
-        """Labels of the images at places of the stream, -1 where unknown."""
-        return torch.from_numpy(self._label_of[np.asarray(places, dtype=np.int64)])
+    def labels(self, positions: Sequence[int]) -> Tensor:
+        """Labels of the images at positions of the stream, -1 where unknown."""
+        return torch.from_numpy(self._label_of[np.asarray(positions, dtype=np.int64)])
 
     def _report(self, skipped: Sequence[Skipped]) -> None:
         """Count unreadable files, and tell of each once."""
@@ -277,21 +273,21 @@ class _Shown:
     part_of: Indices
     index_of: Indices
 
-    def __call__(self, places: Sequence[int]) -> list[Group]:
-        """The images at some places, by the part that they are in."""
-        part_of, index_of = self.part_of[list(places)], self.index_of[list(places)]
+    def __call__(self, positions: Sequence[int]) -> list[ImageGroup]:
+        """The images at some positions, by the part that they are in."""
+        part_of, index_of = self.part_of[list(positions)], self.index_of[list(positions)]
         groups = []
         for number in np.unique(part_of):
             rows = np.flatnonzero(part_of == number).tolist()
-            keys = [self.key(places[row]) for row in rows]
-            groups.append(Group(self.parts[number], index_of[rows].tolist(), keys, rows))
+            keys = [self.key(positions[row]) for row in rows]
+            groups.append(ImageGroup(self.parts[number], index_of[rows].tolist(), keys, rows))
         return groups
 
-    def key(self, place: int) -> str:
-        """Name of the image at a place."""
-        number = self.part_of[place]
+    def key(self, position: int) -> str:
+        """Name of the image at a position."""
+        number = self.part_of[position]
         part, round = self.parts[number], self.rounds[number]
-        key = part.keys[self.index_of[place]] + (f"#{round}" if round else "")
+        key = part.keys[self.index_of[position]] + (f"#{round}" if round else "")
         return f"{part.id}/{key}" if self.several else key
 
 

@@ -1,4 +1,4 @@
-"""Tar shards as a dataset, with WebDataset's naming; read in place, never unpacked."""
+"""Tar shards as a dataset, with WebDataset's naming; read where they are, never unpacked."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class TarSample:
     shard: Path | str
     image: tuple[int, int]
     """Offset and size."""
-    said: str | None = None
-    """What a ``.cls`` or ``.json`` member says of its class."""
+    stated: str | None = None
+    """Class by its ``.cls`` or ``.json`` member."""
 
 
 class TarDataset(Dataset):
-    """Images in uncompressed tar files, each read in place."""
+    """Images in uncompressed tar files, each read where it lies."""
 
     def __init__(
         self,
@@ -68,9 +68,7 @@ class TarDataset(Dataset):
         return file_stamps(dict.fromkeys(shard for shard, _, _ in self.samples))
 
 
-def tar_dataset(
-    path: Path, names: Sequence[str] | None = None, templates: Sequence[str] | None = None
-) -> TarDataset:
+def tar_dataset(path: Path, names: Sequence[str] | None = None) -> TarDataset:
     """The samples of one shard, of ``shard-{000..012}.tar``, or of all shards in a folder.
 
     The class of a sample (:func:`index_shard`) is in its ``.cls`` (a number or a name) or ``.json``
@@ -84,7 +82,7 @@ def tar_dataset(
         raise UserError(f"no images in {path} (looked for {', '.join(sorted(EXTENSIONS))})")
     home = shards[0].parent
     beside = read_beside(home, CLASS_FILES) or read_beside(home.parent, CLASS_FILES)
-    names, labels = number_labels(_said(samples), names or beside, str(path))
+    names, labels = number_labels(_stated(samples), names or beside, str(path))
     asked = read_beside(home, TEMPLATE_FILES) or read_beside(home.parent, TEMPLATE_FILES)
     return TarDataset(
         f"tar:{path.as_posix()}",
@@ -92,7 +90,7 @@ def tar_dataset(
         names=names,
         keys=_unique_keys(samples, many=len(shards) > 1),
         labels=labels,
-        templates=[line.replace("{c}", "{}") for line in templates or asked or (DEFAULT_TEMPLATE,)],
+        templates=[line.replace("{c}", "{}") for line in asked or (DEFAULT_TEMPLATE,)],
     )
 
 
@@ -113,7 +111,7 @@ def find_shards(path: Path) -> list[Path]:
 
 
 def expand_braces(name: str) -> list[str]:
-    """What ``name-{000..012}.tar`` stands for; a name without braces stands for itself."""
+    """Names that ``name-{000..012}.tar`` stands for; one without braces stands for itself."""
     braces = _BRACES.search(name)
     if braces is None:
         return [name]
@@ -138,7 +136,7 @@ def index_shard(shard: Path | str) -> list[TarSample]:
     share what is before the dot.
     """
     images: dict[str, dict[str, tuple[int, int]]] = {}
-    said: dict[str, str | None] = {}
+    stated: dict[str, str | None] = {}
     for archive, member in _files(shard):
         name = member.name.removeprefix("./")
         folder, slash, base = name.rpartition("/")
@@ -149,11 +147,11 @@ def index_shard(shard: Path | str) -> list[TarSample]:
             images.setdefault(key, {})[name] = (member.offset_data, member.size)
         elif kind in {"cls", "json"}:
             found = archive.extractfile(member)
-            said[key] = _class_in(kind, found.read() if found else b"") or said.get(key)
+            stated[key] = _class_in(kind, found.read() if found else b"") or stated.get(key)
     samples = []
     for key, spans in images.items():
-        if key in said or len(spans) == 1:
-            samples.append(TarSample(key, shard, next(iter(spans.values())), said.get(key)))
+        if key in stated or len(spans) == 1:
+            samples.append(TarSample(key, shard, next(iter(spans.values())), stated.get(key)))
         else:
             samples += [TarSample(name, shard, span) for name, span in spans.items()]
     return samples
@@ -185,10 +183,10 @@ def _class_in(kind: str, data: bytes) -> str | None:
     return None if not found else str(found[0])
 
 
-def _said(samples: Sequence[TarSample]) -> list[str | None]:
-    """What is said of each sample's class; its folder where no sample says anything."""
-    if any(sample.said is not None for sample in samples):
-        return [sample.said for sample in samples]
+def _stated(samples: Sequence[TarSample]) -> list[str | None]:
+    """Class of each sample as stated; its folder where no sample states any."""
+    if any(sample.stated is not None for sample in samples):
+        return [sample.stated for sample in samples]
     return [sample.key.rpartition("/")[0].rpartition("/")[2] or None for sample in samples]
 
 

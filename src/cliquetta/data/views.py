@@ -50,10 +50,7 @@ def check_spec(spec: ViewSpec) -> None:
 def image_views(
     image: Image.Image, key: str, spec: ViewSpec, seed: int, preprocess: Preprocess
 ) -> Tensor:
-    """Views of one picture: pictures (V, S, S, 3) in 8 bits.
-
-    AugMix mixes after normalisation: its views are pixels (V, 3, S, S).
-    """
+    """Views of a picture: (V, S, S, 3) in 8 bits; AugMix mixes normalised pixels, (V, 3, S, S)."""
     image = image if image.mode == "RGB" else image.convert("RGB")
     plan = _Plan(spec, seed, key, (image.height, image.width), preprocess.size)
     crops = torch.from_numpy(crop_image(image, plan.boxes, preprocess.size))

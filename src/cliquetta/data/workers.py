@@ -50,7 +50,7 @@ _LARGEST = 2**26
 """Bytes of a pickled function beyond which it stays in this process."""
 
 _PRELOAD = ("cliquetta.data.stream", "cliquetta.data.listing")
-"""What the functions of this package are imported from, by name only."""
+"""Modules that workers import functions from."""
 
 _Shapes = list[tuple[tuple[int, ...], str]]
 _Result: TypeAlias = "Future[tuple[_Shapes, Any]]"
@@ -228,10 +228,7 @@ def _pickled(function: Callable[[Any], Made]) -> bytes | None:
 
 
 def start_server() -> Any:
-    """Begin to start the server that workers are forked from, and give the way to start them.
-
-    It imports torch once, for all of them, while the caller goes on.
-    """
+    """Start the server that workers are forked from, which imports torch once; give its context."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     from multiprocessing import forkserver  # not on Windows

@@ -21,7 +21,7 @@ from cliquetta.atomic import exclusive
 from cliquetta.data.features import FeatureDataset, feature_dataset
 from cliquetta.data.images import Decode
 from cliquetta.data.inputs import is_table, separate_images
-from cliquetta.data.listing import STDIN, Listing, Source, list_images
+from cliquetta.data.listing import STDIN, ImageList, Source, list_images
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.inference.parts import Parts
 from cliquetta.inference.predictor import Predictor
@@ -305,7 +305,7 @@ def _run_in_memory(
 ) -> tuple[PredictionRun, Iterator[Row], dict[str, type]]:
     """A run that keeps nothing for another start: its rows are yielded while it goes on."""
     source, run = ImageSource(given, predictor.row_format), PredictionRun()
-    if isinstance(given, Listing):
+    if isinstance(given, ImageList):
         run.repeated, run.unused = given.repeated, given.unused
 
     def rows() -> Iterator[Row]:

@@ -17,8 +17,8 @@ from cliquetta.data.dataset import Dataset
 from cliquetta.data.features import FeatureDataset
 from cliquetta.data.images import Decode
 from cliquetta.data.inputs import ImageLike, name_images, to_picture
-from cliquetta.data.listing import Entry, Listing, find_listed
-from cliquetta.data.loader import Group, Loaded, Loader
+from cliquetta.data.listing import Entry, ImageList, find_listed
+from cliquetta.data.loader import ImageGroup, Loaded, Loader
 from cliquetta.data.prepared import AnyBatch, FeatureStream
 from cliquetta.data.stream import Stream
 from cliquetta.data.views import to_pixels
@@ -141,28 +141,28 @@ class Reader:
             yield ReadBatch(keys, [{}] * len(keys), by_views, {})
 
 
-def _find(images: Sequence[Entry | Picture], *, shorter: int | None) -> list[Group]:
+def _find(images: Sequence[Entry | Picture], *, shorter: int | None) -> list[ImageGroup]:
     """Images of a list, or images in memory."""
     pictures = [image for image in images if isinstance(image, Picture)]
     if not pictures:
         return find_listed(images, shorter=shorter)  # type: ignore[arg-type]
     keys, places = [picture.path for picture in pictures], range(len(pictures))
-    return [Group(_Pictures(pictures), places, keys, places)]
+    return [ImageGroup(_Pictures(pictures), places, keys, places)]
 
 
 class ImageSource:
     """Files of a list, or images in memory, as datasets of consecutive images."""
 
     def __init__(
-        self, images: Listing | FeatureDataset | Sequence[ImageLike], row_format: RowFormat
+        self, images: ImageList | FeatureDataset | Sequence[ImageLike], row_format: RowFormat
     ) -> None:
         self.images = images
         self.row_format = row_format
-        self._names = [] if isinstance(images, Listing | FeatureDataset) else name_images(images)
+        self._names = [] if isinstance(images, ImageList | FeatureDataset) else name_images(images)
         self.columns: dict[str, str] = {}
         """Columns of input tables and what they are called in the output."""
         taken = {"path", "error", *row_format.columns()}
-        for name in images.columns if isinstance(images, Listing) else ():
+        for name in images.columns if isinstance(images, ImageList) else ():
             while (shown := self.columns.get(name, name)) in taken:
                 self.columns[name] = f"input_{shown}"
             self.columns[name] = shown
@@ -171,12 +171,12 @@ class ImageSource:
     @property
     def local(self) -> bool:
         """Whether other processes cannot see the images."""
-        return not isinstance(self.images, Listing) or self.images.in_memory
+        return not isinstance(self.images, ImageList) or self.images.in_memory
 
     def segment(self, start: int, stop: int) -> Segment:
         """Some images, and the columns that were given for each."""
         assert not isinstance(self.images, FeatureDataset)
-        if not isinstance(self.images, Listing):
+        if not isinstance(self.images, ImageList):
             named = zip(self._names[start:stop], self.images[start:stop], strict=True)
             pictures = [Picture(name, image) for name, image in named]
             return Segment(pictures, [{}] * len(pictures))

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from urllib.parse import quote
 
 from cliquetta.atomic import sync_folder
-from cliquetta.data.listing import STDIN, Listing, Source, digest, list_images
+from cliquetta.data.listing import STDIN, ImageList, Source, digest, list_images
 from cliquetta.data.remote import find_filesystem, is_url
 from cliquetta.errors import UserError
 from cliquetta.inference.parts import Lane, Part, PartCutter, Parts, Writer, interrupted_after
@@ -168,7 +168,7 @@ def run_with_parts(
         workers = None if cluster is None else connection.enter_context(cluster.connect())
         facts = _begin_or_continue(predictor, request, parts, workers)
         lanes = [Lane(*lane) for lane in facts["lanes"]]
-        listing = stack.enter_context(closing(Listing(parts.folder / "images.sqlite")))
+        listing = stack.enter_context(closing(ImageList(parts.folder / "images.sqlite")))
         source = ImageSource(listing, predictor.row_format)
         run = PredictionRun(repeated=listing.repeated, unused=listing.unused, out=request.target)
         work = Work(predictor, source, parts, lanes, request, run)
@@ -248,7 +248,7 @@ def unfinished(parts: Parts, asked: Mapping[str, Any], *, overwrite: bool) -> di
 
 
 def _lanes(
-    listing: Listing, request: Request, batch_size: int, workers: Workers | None
+    listing: ImageList, request: Request, batch_size: int, workers: Workers | None
 ) -> list[Lane]:
     """One lane per group; else equal parts, in whole batches, for as many actors as there are."""
     if request.group_by is not None:

@@ -10,10 +10,7 @@ t_c the unit text feature. The prediction is that of the forward pass before the
 learned stays. The authors reset at every change of corruption: call ``reset`` where a stream is
 known to change.
 
-Official code: mixed precision with a loss scaler, AdamW with decay 0.01, 5e-4 for ImageNet-C
-(the default here) and 1e-3 for CIFAR-10-C (preset ``cifar10``). Ours: one float32 path, the class
-list's own templates (averaged as everywhere), and ``adapt_text = False`` for models or class
-lists without a text tower, where only the image side is learned.
+What differs from the authors' code, and why: docs/methods/batclip.md.
 """
 
 from __future__ import annotations
@@ -89,10 +86,7 @@ def batclip_loss(logits: Tensor, features: Tensor, text: Tensor) -> Tensor:
     for_batches=True,
 )
 class BATCLIP(Adapter):
-    """One step per batch on the LayerNorms of both towers: certain, matched, separated.
-
-    logits = scale · cos(image, text), both under the norms learned so far; then one step.
-    """
+    """One step per batch on the LayerNorms of both towers: certain, matched, separated."""
 
     batch_dependence = BatchDependence.JOINT
     needs = frozenset({"norm"})

@@ -9,9 +9,7 @@ With s the class of highest posterior P(Y | f): if that is above τ₁, f enters
 which is normalised again; if it is above τ₂, the posterior enters the running mean P(Y | μ_s).
 Images come one by one, and each is predicted before it is learned from.
 
-The authors' repository could not be had. Behaviour, thresholds and start counts are those of the
-port in the TTABC comparison (MIT), which were read beside the paper's abstract. The port
-takes the mean of the confident tenth of 64 views; ours takes the plain view.
+What was compared with what: docs/methods/bca.md.
 """
 
 from __future__ import annotations
@@ -48,10 +46,7 @@ class BCAConfig(MethodConfig):
     setting="TTABC's port",
 )
 class BCA(ImageByImage):
-    """Running means of class embeddings and of the labels they stand for; no training.
-
-    log of the posterior under adapted embeddings and priors.
-    """
+    """Running means of class embeddings and of the labels they stand for; no training."""
 
     config: BCAConfig
 
@@ -67,7 +62,7 @@ class BCA(ImageByImage):
         ):
             declare(name, first, NON_NEGATIVE)
 
-    def answer(self, features: Tensor) -> Tensor:
+    def predict_group(self, features: Tensor) -> Tensor:
         """Posteriors, each from the state that the images before it left."""
         config, memory = self.config, self.memory
         names = ("embeddings", "embedding_counts", "priors", "prior_counts")

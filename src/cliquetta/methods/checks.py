@@ -203,7 +203,7 @@ def dependence_is_as_declared(build: Build, batch: Batch, **tolerance: Any) -> N
     adapter, order = build(), list(ORDER)
     whole, kind = adapter.predict(batch).logits, adapter.batch_dependence
     if kind is not BatchDependence.SEQUENTIAL:
-        mixed = Batch(batch.images[order], tuple(batch.keys[place] for place in order))
+        mixed = Batch(batch.images[order], tuple(batch.keys[i] for i in order))
         found = build().predict(mixed).logits
         expect(torch.allclose(found, whole[order], **tolerance), f"{kind}, and order matters")
     if kind is not BatchDependence.JOINT:

@@ -7,12 +7,7 @@ current norms; with unit image features V and features T of these texts the loss
 cross-entropy of softmax rows of scale·V·Tᵀ against Qᵀ, Q = softmax of ((V·Vᵀ + T·Tᵀ) / 2) / 0.01
 along its rows. The same batch is then predicted under the adapted norms with the ordinary texts.
 
-The official code does not detach Q: the gradient also flows through V·Vᵀ. So it does here
-(``detach_targets`` turns it off). As Q is transposed after its softmax, rows of the targets need
-not sum to one; the loss is kept as published. That repository has no licence and was not opened;
-the loss was also met in WATT's code, which builds on it. Ours: classes are ranked, and predictions
-made, with the templates of the class list like those of every method; ``a photo of a {}`` as only
-template is the authors' setting.
+What differs from the authors' code, and why: docs/methods/clipartt.md.
 """
 
 from __future__ import annotations
@@ -29,7 +24,7 @@ from cliquetta.methods.registry import register
 
 
 @dataclass(frozen=True)
-class CLIPArTTConfig(AdamConfig, renamed={"top_classes": "topk"}):
+class CLIPArTTConfig(AdamConfig):
     """Pseudo-texts of several classes; LayerNorms reset for every batch."""
 
     steps: Count = 10
@@ -64,10 +59,7 @@ def transductive_loss(
     for_batches=True,
 )
 class CLIPArTT(EpisodicLayerNormAdapter):
-    """Ten steps per batch on visual LayerNorms, taught by texts of the top three classes.
-
-    logits = scale · cos(image under norms adapted to this batch, text).
-    """
+    """Ten steps per batch on visual LayerNorms, taught by texts of the top three classes."""
 
     config: CLIPArTTConfig
 

@@ -10,12 +10,7 @@ less λ times the entropy of the mean prediction, summed over the batch and over
 class-wise confident memory. Ten steps of Adam per batch on the LayerNorms of the image tower, which
 are kept; then the batch is predicted.
 
-The authors' repository has no licence file: it was compared by behaviour, none of it is here. The
-paper adds text-to-image entropies; with fixed texts their code takes the same direction twice. The
-batch enters the memory before its first step, under the norms and by the largest of the softmax of
-cosines without scale; of every class at most ``memory_drawn`` / N images, at least one, are drawn
-anew for each step. Defaults are theirs for CIFAR-10-C. The extension to open sets (OCE loss) is
-left out.
+What differs from the authors' code, and why: docs/methods/cliptta.md.
 """
 
 from __future__ import annotations
@@ -81,10 +76,7 @@ def mean_prediction_entropy(logits: Tensor) -> Tensor:
     for_batches=True,
 )
 class CLIPTTA(LayerNormAdapter):
-    """Ten contrastive steps per batch on visual LayerNorms, with a memory of sure images.
-
-    logits = scale · cos(image under the norms learned up to this batch, text).
-    """
+    """Ten contrastive steps per batch on visual LayerNorms, with a memory of sure images."""
 
     scaled_cosines = True
     config: CLIPTTAConfig

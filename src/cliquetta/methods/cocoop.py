@@ -31,7 +31,7 @@ from cliquetta.model.clip import CLIP
 
 
 @dataclass(frozen=True)
-class CoCoOpConfig(TextTraining, renamed={"hidden": "hidden_dim", "rows": "text_chunk"}):
+class CoCoOpConfig(TextTraining):
     """The authors' defaults."""
 
     epochs: Count | None = 10
@@ -64,13 +64,13 @@ def cocoop_logits(
     chunk: int = 512,
 ) -> Tensor:
     """Scale * cos(image, its own texts): (B, N) of unit image features (B, E)."""
-    ids, places = tokens
+    ids, positions = tokens
     B, N = len(features), len(ids)
     context = image_context(learned, features).repeat_interleave(N, dim=0)
     text = model.encode_text(
         ids.repeat(B, 1),
         context=context,
-        positions=places.repeat(B, 1),
+        positions=positions.repeat(B, 1),
         normalize=True,
         chunk=chunk,
     ).view(B, N, -1)
@@ -113,10 +113,7 @@ def fit_cocoop(task: FitTask, config: CoCoOpConfig) -> dict[str, Tensor]:
     fit=fit_cocoop,
 )
 class CoCoOp(FewShotClassifier):
-    """Learned context that a small network shifts for every image.
-
-    logits = scale * cos(image, text with the context of that image).
-    """
+    """Learned context that a small network shifts for every image."""
 
     needs = frozenset({"text", "text-prompts"})
 

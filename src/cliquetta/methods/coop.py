@@ -4,9 +4,7 @@ Zhou et al., "Learning to Prompt for Vision-Language Models", IJCV 2022. The pro
 [start] [V_1] ... [V_M] [name] [.] [end]; V is fitted by cross-entropy of the cosine logits, both
 towers frozen. Once fitted it is a fixed text classifier.
 
-Official code: trains in half precision; ours in the model's own. It crops training images from
-the file and resamples them bicubically; we crop the preprocessed picture, bilinearly. Only V is
-kept, never embeddings of the training classes' names, so that other names can follow it.
+What differs from the authors' code, and why: docs/methods/coop.md.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ INIT_STD = 0.02
 
 
 @dataclass(frozen=True)
-class CoOpConfig(TextTraining, renamed={"position": "class_position"}):
+class CoOpConfig(TextTraining):
     """The authors' defaults; ``epochs`` follows the number of shots."""
 
     context_length: Count = 16
@@ -58,7 +56,7 @@ def prompt_tokens(
     head = {"end": count, "middle": count // 2, "front": 0}[position]
     first = len(tokenizer.prefix)
     ids = torch.full((len(prompts), tokenizer.context_length), tokenizer.pad)
-    places = torch.zeros(len(prompts), count, dtype=torch.int64)
+    positions = torch.zeros(len(prompts), count, dtype=torch.int64)
     for row, text in enumerate(prompts.texts("{}.")):
         name = tokenizer.encode(text)
         length = len(tokenizer.encode(text[:-1]))  # without the full stop
@@ -73,9 +71,9 @@ def prompt_tokens(
                 f"model's context holds {tokenizer.context_length}: use fewer context tokens"
             )
         ids[row, : len(tokens)] = torch.tensor(tokens)
-        places[row, :head] = torch.arange(first, first + head)
-        places[row, head:] = torch.arange(tail, tail + count - head)
-    return ids.to(model.device), places.to(model.device)
+        positions[row, :head] = torch.arange(first, first + head)
+        positions[row, head:] = torch.arange(tail, tail + count - head)
+    return ids.to(model.device), positions.to(model.device)
 
 
 def initial_context(model: CLIP, words: str, count: int, generator: torch.Generator) -> Tensor:
@@ -90,8 +88,8 @@ def coop_logits(
     model: CLIP, context: Tensor, tokens: tuple[Tensor, Tensor], features: Tensor
 ) -> Tensor:
     """Scale * cos(image, text with context V): (B, N) of unit image features (B, E)."""
-    ids, places = tokens
-    text = model.encode_text(ids, context=context, positions=places, normalize=True)
+    ids, positions = tokens
+    text = model.encode_text(ids, context=context, positions=positions, normalize=True)
     return model.scale * features @ text.T
 
 
@@ -121,10 +119,7 @@ def fit_coop(task: FitTask, config: CoOpConfig) -> dict[str, Tensor]:
     fit=fit_coop,
 )
 class CoOp(FewShotClassifier):
-    """Context words learned from a few labelled images.
-
-    logits = scale * cos(image, text with the learned context).
-    """
+    """Context words learned from a few labelled images."""
 
     scaled_cosines = True
     needs = frozenset({"text", "text-prompts"})

@@ -4,11 +4,7 @@ Yoon et al., C-TPT: Calibrated Test-Time Prompt Tuning for Vision-Language Model
 Dispersion, ICLR 2024. The loss of TPT minus a weight times the average text feature dispersion
 (ATFD): the mean distance of the unit class features from their centre. One joint step.
 
-What the official code does otherwise: its evaluation prints its result and then crashes, and its
-script for ImageNet variants switches AugMix on where TPT's has it off. Ours: the weight and the
-views of the two scripts are the presets ``fine-grained`` (50) and ``shift`` (20); the default is
-50 on TPT's crops, so that both methods can be compared on equal views. With several templates the
-dispersion is that of the averaged classifier.
+What differs from the authors' code, and why: docs/methods/ctpt.md.
 """
 
 from __future__ import annotations
@@ -18,14 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cliquetta.methods.building.config import NonNegative
-from cliquetta.methods.building.presets import read_presets
+from cliquetta.methods.building.config import NonNegative, read_presets
 from cliquetta.methods.registry import register
 from cliquetta.methods.tpt import TPT, TPTConfig
 
 
 @dataclass(frozen=True)
-class CTPTConfig(TPTConfig, renamed={"dispersion": "dispersion_weight"}):
+class CTPTConfig(TPTConfig):
     """C-TPT with its authors' defaults."""
 
     dispersion_weight: NonNegative = 50.0

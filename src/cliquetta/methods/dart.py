@@ -10,13 +10,7 @@ from the last image; (2) one step on both; (3) the confident views under the new
 class, whose kept visual prompt is mixed in; (4) the plain view is scored; (5) the kept prompts of
 the predicted class move by 1 - exp(-max logit / 5000).
 
-What the official code does otherwise (no licence: written from facts, not from it): its template
-keeps its underscores, so that it learns ``a _ photo _`` of ``a _ photo _ of _ a _ class``; ours
-learns the words before the class name, ``a photo of a``. On Sketch, V2 and C its text prompts get
-no gradient, by an accident of activation checkpointing; ours always do. It holds a second scoring
-rule, which is likely the published one: ``score`` has both. The paper says Adam, the code AdamW,
-which is ours. Its views of other than ImageNet sets are AugMixed zoom crops; ours are zoom crops.
-Of several templates the first is learned and averaged with the fixed others, as in TPT.
+What differs from the authors' code, and why: docs/methods/dart.md.
 """
 
 from __future__ import annotations
@@ -30,9 +24,15 @@ from torch import Tensor
 from cliquetta.errors import UserError
 from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.building.adam import Adam, AdamState, adam_step
-from cliquetta.methods.building.config import Count, NonNegative, Positive, Rule, Weight
+from cliquetta.methods.building.config import (
+    Count,
+    NonNegative,
+    Positive,
+    Rule,
+    Weight,
+    read_presets,
+)
 from cliquetta.methods.building.entropy import marginal_entropy
-from cliquetta.methods.building.presets import read_presets
 from cliquetta.methods.building.template import LearnableTemplate
 from cliquetta.methods.building.views import (
     SelectiveConfig,
@@ -48,15 +48,7 @@ from cliquetta.types import Batch, Prediction, ViewSpec
 
 
 @dataclass(frozen=True)
-class DARTConfig(
-    SelectiveConfig,
-    renamed={
-        "recall": "retained_weight",
-        "inertia": "ema_scale",
-        "tokens": "prompt_length",
-        "rows": "text_chunk",
-    },
-):
+class DARTConfig(SelectiveConfig):
     """DART with its authors' defaults."""
 
     view_kind: ViewKind = "zoom-crop"

@@ -10,11 +10,7 @@ shuffled (PLPD); they lower the weighted mean of
 by one step on the LayerNorms of the image tower, those of the last quarter of the blocks and the
 final one left out. The prediction is that of the forward pass before the step; the step stays.
 
-As in the official code (MIT): SGD of momentum 0.9, for a ViT-B at 1e-3 in batches of 64, in
-proportion to the batch and doubled for single images; a threshold of 0.2 in its "wild" settings,
-those of the ViT, and 0.3 in the mild one (preset). Without an image that teaches nothing moves.
-Ours: one permutation per batch rather than one per image, so that the order of images inside a
-batch does not matter.
+What differs from the authors' code, and why: docs/methods/deyo.md.
 """
 
 from __future__ import annotations
@@ -23,25 +19,20 @@ import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods.building.config import Count, Decay, MethodConfig, NonNegative, Positive
+from cliquetta.methods.building.config import Count, NonNegative
 from cliquetta.methods.building.entropy import entropy
-from cliquetta.methods.building.layernorm import LayerNormAdapter
-from cliquetta.methods.building.patches import join_patches, split_patches
+from cliquetta.methods.building.layernorm import MomentumAdapter, MomentumConfig
 from cliquetta.methods.registry import register
-from cliquetta.methods.sar import batch_rate
 from cliquetta.types import Batch, Prediction
 
 
 @dataclass(frozen=True)
-class DeYOConfig(MethodConfig):
+class DeYOConfig(MomentumConfig):
     """Entropy minimisation on images that depend on shape, never reset."""
 
-    lr: Positive = 1e-3
-    """Learning rate of SGD at batches of 64; see :func:`~cliquetta.methods.sar.batch_rate`."""
-    momentum: Decay = 0.9
-    """Momentum of SGD."""
     entropy_threshold: NonNegative = 0.5
     """τ_Ent as a multiple of ln N: images of higher entropy do not teach."""
     entropy_margin: NonNegative = 0.4
@@ -70,6 +61,30 @@ def sample_weights(entropies: Tensor, drop: Tensor, margin: float) -> Tensor:
     return (margin - entropies).exp() + drop.exp()
 
 
+def split_patches(images: Tensor, grid: int) -> Tensor:
+    """Patches (B, grid², 3, h, w) of images (B, 3, S, S), row by row.
+
+    A side that ``grid`` does not divide is reduced to the next one that it does.
+    """
+    side = images.shape[-1] // grid * grid
+    if side != images.shape[-1]:
+        images = F.interpolate(images, size=(side, side), mode="bilinear", antialias=True)
+    B, C = images.shape[:2]
+    cells = images.view(B, C, grid, side // grid, grid, side // grid)
+    return cells.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+
+
+def join_patches(patches: Tensor, size: int) -> Tensor:
+    """Images (B, 3, size, size) of patches (B, grid², 3, h, w), row by row."""
+    B, cells, C, h, w = patches.shape
+    grid = round(cells**0.5)
+    images = patches.view(B, grid, grid, C, h, w).permute(0, 3, 1, 4, 2, 5)
+    images = images.reshape(B, C, grid * h, grid * w)
+    if images.shape[-1] == size:
+        return images
+    return F.interpolate(images, size=(size, size), mode="bilinear", antialias=True)
+
+
 @register(
     "deyo",
     paper="Lee et al., Entropy is not Enough for Test-Time Adaptation: From the Perspective of "
@@ -78,26 +93,18 @@ def sample_weights(entropies: Tensor, drop: Tensor, margin: float) -> Tensor:
     tuned_by_authors=frozenset({"mild"}),
     setting="ViT-B/16, ImageNet-C, wild",
 )
-class DeYO(LayerNormAdapter):
-    """Entropy steps on LayerNorms from images whose prediction depends on their shape.
-
-    logits = scale · cos(image under the norms learned so far, text); then one step.
-    """
+class DeYO(MomentumAdapter):
+    """Entropy steps on LayerNorms from images whose prediction depends on their shape."""
 
     merge_rules = (
         ("norms", "mean"),
         ("velocity", "mean"),
         ("generator", "first"),
     )
-    class_free = frozenset({"norms", "velocity", "generator"})
-    scaled_cosines = True
     config: DeYOConfig
 
     def _setup(self) -> None:
         super()._setup()
-        self.mask = self.tower.early()
-        self.memory.declare("norms", self.tower.start)
-        self.memory.declare("velocity", torch.zeros_like(self.tower.start))
         generator = torch.Generator().manual_seed(self.seed)
         self.memory.declare("generator", generator.get_state())
 
@@ -112,9 +119,7 @@ class DeYO(LayerNormAdapter):
             loss, teaching = self.loss(logits, values.detach(), shuffled)
             if teaching.any():
                 (gradient,) = torch.autograd.grad(loss, values)
-                velocity = config.momentum * memory["velocity"] + gradient * self.mask
-                memory["velocity"] = velocity
-                memory["norms"] = values - batch_rate(config.lr, len(batch)) * velocity
+                self.step(gradient, len(batch))
         return Prediction(logits.detach().float(), {"teaching": teaching})
 
     def loss(self, logits: Tensor, norms: Tensor, shuffled: Tensor) -> tuple[Tensor, Tensor]:

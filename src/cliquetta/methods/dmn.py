@@ -7,12 +7,7 @@ the feature of class n is the mean of its entries m weighted by exp(-β(1 - f·m
 
     p = (softmax(scale f·text) + β₂ softmax(scale f·class feature)) / (1 + β₂).
 
-Class and entropy come from the mean probability of the confident ones of 32 views (crops of half
-the image or more; preset ``fine-grained`` adds AugMix, as the authors do outside of ImageNet); the
-query, and what is kept, is the plain view. As in the official code an image enters the memory
-before it is read. There **β₂ is searched on the test labels**; ours is a constant, 1, chosen
-without data. Its texts are templates with GPT-3 descriptions; ours are those of the class list.
-Logits are the logarithm of p.
+What differs from the authors' code, and why: docs/methods/dmn.md.
 """
 
 from __future__ import annotations

@@ -12,10 +12,7 @@ and covariance, from which Gaussian discriminant analysis gives a second predict
 Images come one by one, and each is predicted before it is learned from. Every class starts with the
 weight of one image, a mean of 0.001 in all dimensions and the covariance σ²I.
 
-As the authors' code (MIT). With several views the confident tenth is used: logits and features are
-their means, each of them is learned from, and λ is divided by their number. ε, ρ and η are chosen
-by the authors per dataset: presets; the default is their setting for ImageNet. The covariances of
-all classes, N·E² numbers, are a gigabyte for ImageNet and a ViT-B.
+What differs from the authors' code, and why: docs/methods/dota.md.
 """
 
 from __future__ import annotations
@@ -26,11 +23,10 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.base import BatchDependence
-from cliquetta.methods.building.config import Count, Fraction, NonNegative, Positive
+from cliquetta.methods.building.config import Count, Fraction, NonNegative, Positive, read_presets
 from cliquetta.methods.building.feature_level import FixedText
 from cliquetta.methods.building.memory import NON_NEGATIVE, SHORT, VARIANCE
 from cliquetta.methods.building.mixtures import linear_discriminant
-from cliquetta.methods.building.presets import read_presets
 from cliquetta.methods.building.views import SelectiveConfig, ViewKind, confident_views
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction

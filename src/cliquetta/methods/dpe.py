@@ -12,13 +12,7 @@ where t and v are the prototypes with their residuals, normalised, and the contr
 that prediction is sure, the text prototypes enter the running mean that the next image starts
 from.
 
-As in the official code (MIT): an image is cached before it is used; its feature is the mean of its
-confident views' unit features, not normalised again; AdamW with eps 1e-3; entropy in nats is
-compared with log2(N). The authors choose α, β, learning rate and a per dataset: presets, marked as
-tuned. Those of ImageNet and its variants have 64 views, all others one; ImageNet-A scores the mean
-of the confident views under the new prototypes. The default is the ImageNet setting. Texts there
-are templates with GPT-3 descriptions; ours are those of the class list, and prototypes stay
-float32.
+What differs from the authors' code, and why: docs/methods/dpe.md.
 """
 
 from __future__ import annotations
@@ -34,11 +28,10 @@ from torch import Tensor
 from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.building.adam import Adam, AdamState, minimize
 from cliquetta.methods.building.cache import simulate_insertions, store
-from cliquetta.methods.building.config import Count, NonNegative
+from cliquetta.methods.building.config import Count, NonNegative, read_presets
 from cliquetta.methods.building.entropy import entropy, marginal_entropy
 from cliquetta.methods.building.feature_level import FixedText
 from cliquetta.methods.building.memory import NON_NEGATIVE, SHORT
-from cliquetta.methods.building.presets import read_presets
 from cliquetta.methods.building.views import (
     SelectiveConfig,
     ViewKind,
@@ -76,11 +69,6 @@ class DPEConfig(SelectiveConfig):
     """Entropy over log2 of the number of classes below which text prototypes are kept."""
 
 
-def visual_logits(feature: Tensor, prototypes: Tensor, config: DPEConfig) -> Tensor:
-    """α exp(-β (1 - f·v_k)), (C,), of a feature (E,) and prototypes (C, E)."""
-    return config.alpha * ((feature @ prototypes.T - 1) * config.beta).exp()
-
-
 def alignment(visual: Tensor, text: Tensor) -> Tensor:
     """InfoNCE of visual prototypes (C, E) as queries and texts (C, E) as their positives."""
     return F.cross_entropy(
@@ -101,10 +89,7 @@ _TUNED = read_presets("dpe", DPEConfig)
     setting="ImageNet",
 )
 class DPE(FixedText):
-    """Text and visual prototypes step together on each image; sure text steps are kept.
-
-    logits = scale · cos(image, text prototype) + weight of the visual prototype.
-    """
+    """Text and visual prototypes step together on each image; sure text steps are kept."""
 
     batch_dependence = BatchDependence.SEQUENTIAL
     config: DPEConfig
@@ -159,8 +144,8 @@ class DPE(FixedText):
 
     def _scores(self, feature: Tensor, text: Tensor, visual: Tensor, present: Tensor) -> Tensor:
         """Logits (N,) of a feature (E,): those of all texts, and of the visual prototypes."""
-        logits = self.scale * feature @ text.T
-        return logits.index_add(0, present, visual_logits(feature, visual, self.config))
+        closeness = ((feature @ visual.T - 1) * self.config.beta).exp()  # exp(-β (1 - f·v))
+        return (self.scale * feature @ text.T).index_add(0, present, self.config.alpha * closeness)
 
     def _remember(self, feature: Tensor, logits: Tensor) -> None:
         """Offer a feature (E,) to the cache of the class that its views' logits (K, N) predict."""

@@ -11,12 +11,7 @@ symmetric normalisation S = D^-½ (W + Wᵀ) D^-½ three rounds Y ← S Y, the r
 their class, give an image its scores. Images seen earlier start from a fifth of their last best
 score (the label reset), new ones from nothing.
 
-As the authors' code (MIT): images come one by one; the newest is in the graph twice, and the copy,
-which is dropped afterwards, gives the prediction; an image is among its own neighbours. Memory is
-fixed here: ours keeps the newest ``capacity`` images, the authors all. Their table of neighbours is
-updated in place and forgets one around the ninth image, ours does not. Logits are the logarithm of
-normalised scores mixed with a thousandth of the zero-shot prediction, so that classes out of reach
-stay finite.
+What differs from the authors' code, and why: docs/methods/ecalp.md.
 """
 
 from __future__ import annotations
@@ -115,10 +110,7 @@ def spread(to_texts: Tensor, weights: Tensor, rows: Tensor, scores: Tensor, step
     setting="all datasets",
 )
 class ECALP(FixedText):
-    """Labels spread from the texts over a graph of the images seen; no training.
-
-    log of the scores that reach an image.
-    """
+    """Labels spread from the texts over a graph of the images seen; no training."""
 
     batch_dependence = BatchDependence.SEQUENTIAL
     config: ECALPConfig

@@ -5,9 +5,7 @@ behind its start token, at the input and afresh in blocks 1 ... J-1; the image t
 of its sequence and in the same blocks, linear images of them. Tokens and linear maps are fitted by
 cross-entropy, the towers stay frozen. Words of the start that are not learned ("of a") stay.
 
-Official code: casts maps and blocks to half precision by hand, ours runs in the model's precision;
-the maps of the deeper blocks start as copies of one draw there, as here. Cropping and resampling
-differ as for CoOp.
+What differs from the authors' code, and why: docs/methods/maple.md.
 """
 
 from __future__ import annotations
@@ -78,7 +76,7 @@ def couple(learned: Mapping[str, Tensor]) -> Coupled:
 
 
 def text_tokens(model: CLIP, prompts: ClassPrompts, config: MaPLeConfig) -> tuple[Tensor, Tensor]:
-    """Token ids of the class texts and the places of the learned tokens in them."""
+    """Token ids of the class texts and the positions of the learned tokens in them."""
     if not config.context_init:
         return prompt_tokens(model, prompts, config.context_length)
     words = len(model.tokenizer.encode(config.context_init))
@@ -88,8 +86,8 @@ def text_tokens(model: CLIP, prompts: ClassPrompts, config: MaPLeConfig) -> tupl
             "learned: give more words or none"
         )
     ids = model.tokenizer(prompts.texts(f"{config.context_init} {{}}.")).to(model.device)
-    places = model.require_text().word_positions(config.context_length)
-    return ids, places.expand(len(prompts), -1)
+    positions = model.require_text().word_positions(config.context_length)
+    return ids, positions.expand(len(prompts), -1)
 
 
 def text_features(model: CLIP, tokens: tuple[Tensor, Tensor], coupled: Coupled) -> Tensor:
@@ -155,10 +153,7 @@ def fit_maple(task: FitTask, config: MaPLeConfig) -> dict[str, Tensor]:
     fit=fit_maple,
 )
 class MaPLe(FewShotAdapter):
-    """Coupled learned tokens in several blocks of both towers.
-
-    logits = scale * cos(prompted image, prompted text).
-    """
+    """Coupled learned tokens in several blocks of both towers."""
 
     scaled_cosines = True
     needs = frozenset({"text", "text-prompts", "visual-tokens"})

@@ -14,8 +14,7 @@ the means m_c of their predicted classes, and it is predicted by texts that are 
 means once K images were seen: normalised K₀ t_c + K m_c. Norms and optimiser start again with every
 batch; means and average gradient stay.
 
-The authors' repository names no licence: it was compared by behaviour, none of it is here. Labels
-are those of the plain texts; the means include the batch and are constants in the gradient.
+What differs from the authors' code, and why: docs/methods/mint.md.
 """
 
 from __future__ import annotations
@@ -68,10 +67,7 @@ def between_class_variance(
     setting="CLIP ViT-B/16, CIFAR-100-C",
 )
 class Mint(LayerNormAdapter):
-    """One LayerNorm step per batch up the variance between classes, from running averages.
-
-    logits = scale · cos(image under this batch's norms, text mixed with its class's mean).
-    """
+    """One LayerNorm step per batch up the variance between classes, from running averages."""
 
     config: MintConfig
 

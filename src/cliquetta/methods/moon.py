@@ -12,8 +12,7 @@ their text; images count by their certainty γ_i. Ten rounds of
 with v_k the mean of the images weighted by γ_i z_ik, n_k the certain images assigned to k and ω the
 cosines of the three nearest neighbours. Written from the paper alone, without its code.
 
-Ours where the paper leaves it open: lengths A(κ) are kept inside (0, 1), as (14) gives a class
-without images the length 1 and so an infinite κ; the neighbour graph is not made symmetric.
+What is ours where the paper leaves it open: docs/methods/moon.md.
 """
 
 from __future__ import annotations

@@ -5,11 +5,7 @@ Really Need Prompt Learning?, CVPR 2024. Alternates between inlierness scores y 
 softmax of their density at the mode plus the agreement of their predictions, and the mode m, their
 weighted mean shift. The mode takes the place of the image feature.
 
-What the official code does otherwise: one image at a time, and its weights are parsed as text when
-given on the command line. Ours: all images of a batch alternate together, each stopping where it
-would stop alone; distances are computed from differences, not from inner products, as views can
-be nearly equal. Views that all coincide (one view, a blank image) have no bandwidth: it is kept
-above zero, and a mode to which no view has any weight stays where it is.
+What differs from the authors' code, and why: docs/methods/mta.md.
 """
 
 from __future__ import annotations
@@ -28,14 +24,7 @@ from cliquetta.types import Prediction
 
 
 @dataclass(frozen=True)
-class MTAConfig(
-    ViewsConfig,
-    renamed={
-        "neighbours": "neighbour_fraction",
-        "affinity": "affinity_weight",
-        "spread": "entropy_weight",
-    },
-):
+class MTAConfig(ViewsConfig):
     """MTA with its authors' defaults."""
 
     neighbour_fraction: Fraction = 0.3
@@ -118,10 +107,7 @@ def _advance(old: Tensor, new: Tensor, active: Tensor, tolerance: float) -> tupl
     "Models: Do We Really Need Prompt Learning?, CVPR 2024",
 )
 class MTA(FixedText):
-    """Takes the mode of the views' features, outliers weighed down; no training.
-
-    logits = scale · cos(mode of the views, text of the class).
-    """
+    """Takes the mode of the views' features, outliers weighed down; no training."""
 
     config: MTAConfig
 

@@ -12,9 +12,7 @@ estimate E ((n - 1) M + tr(M) I)⁻¹ of the pooled covariance M of residuals, t
 class has more than two entries it is E·I. As in the official code (MIT) a batch enters the cache
 at once and is predicted with the statistics after it.
 
-That code divides the sum of a class's entries by the capacity, also while there are fewer; the
-paper writes the mean of the entries: preset ``paper``. Ours: entries in float32, and a millionth of
-the trace added to M before it is inverted without shrinkage, where the code takes a pseudo-inverse.
+What differs from the authors' code, and why: docs/methods/oga.md.
 """
 
 from __future__ import annotations
@@ -81,10 +79,7 @@ def ridge_covariance(keys: Tensor, filled: Tensor, means: Tensor) -> Tensor:
     setting="all datasets",
 )
 class OGA(FixedText):
-    """Gaussian classes from a cache of sure images, zero-shot answers as prior; no training.
-
-    logits = log of the posterior under the cache's Gaussians.
-    """
+    """Gaussian classes from a cache of sure images, zero-shot answers as prior; no training."""
 
     batch_dependence = BatchDependence.JOINT
     merge_rules = (("", "cache"),)

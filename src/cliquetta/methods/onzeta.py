@@ -92,10 +92,7 @@ def vision_labels(
     setting="ImageNet",
 )
 class OnZeta(ImageByImage):
-    """Image by image: balanced labels teach vision proxies beside the texts; no training.
-
-    log of the mixture of the balanced text label and the vision label.
-    """
+    """Image by image: balanced labels teach vision proxies beside the texts; no training."""
 
     config: OnZetaConfig
 
@@ -108,7 +105,7 @@ class OnZeta(ImageByImage):
         self.memory.declare("proxies", self.classifier, SHORT)
         self.memory.declare("images", torch.zeros((), dtype=torch.long, device=device))
 
-    def answer(self, features: Tensor) -> Tensor:
+    def predict_group(self, features: Tensor) -> Tensor:
         """Mixtures of the balanced text label and the vision label."""
         B = len(features)
         if features.is_cuda:  # a few sizes are recorded

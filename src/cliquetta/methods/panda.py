@@ -10,13 +10,7 @@ keep the corruption but no object. With n̄ the mean of their unit features
 takes the place of every unit image feature v_i in the method that Panda is put around, its learning
 included; d is not normalised again. ``method`` names that method, ``options`` changes its settings.
 
-The authors' repository names no licence: it was compared by behaviour, none of it is here. β is 0.2
-there with Tent (the default) and 0.6 with plain CLIP (preset ``zero_shot``). Its Tent predicts a
-batch once more after the step, with new negatives: ``predict_after``. Negatives go through the
-tower together with the images, under the same LayerNorms, and gradients flow through them. Ours:
-the 7 x 7 patches of 32 pixels are the nearest grid that divides the image; images are sorted by
-brightness before patches are drawn, so that their order does not matter; a batch of one image, for
-which their program has no end, is left as it is.
+What differs from the authors' code, and why: docs/methods/panda.md.
 """
 
 from __future__ import annotations
@@ -33,7 +27,7 @@ from cliquetta.errors import UserError
 from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.building.config import Count, MethodConfig, NonNegative
 from cliquetta.methods.building.layernorm import LayerNormAdapter
-from cliquetta.methods.building.patches import join_patches, split_patches
+from cliquetta.methods.deyo import join_patches, split_patches
 from cliquetta.methods.registry import create_method, method_config, register
 from cliquetta.model.clip import CLIP, MissingCapabilityError, l2_normalize
 from cliquetta.model.vision import VisionTower
@@ -185,12 +179,13 @@ class Panda(Adapter):
     def _predict(self, batch: Batch) -> Prediction:
         self._draw(batch.images)
         prediction, inner = self.inner._predict(batch), self.inner
-        norms = next((n for n in ("norms.values", "norms") if n in inner.memory), None)
-        if not (self.config.predict_after and isinstance(inner, LayerNormAdapter) and norms):
+        if not (self.config.predict_after and isinstance(inner, LayerNormAdapter)):
+            return prediction
+        if inner.learned is None:
             return prediction
         self._draw(batch.images)
         with torch.no_grad():
-            logits = inner.logits(inner.memory[norms], batch.images)
+            logits = inner.logits(inner.learned, batch.images)
         return replace(prediction, logits=logits.float())
 
     def _draw(self, images: Tensor) -> None:

@@ -12,10 +12,7 @@ from the loaded norms, whose every number moves by the learning rate. The image 
 them, and they are dropped. Streams of mixed domains are what it is for: no image is adapted to the
 average of them. A batch is remembered before its steps are made.
 
-The authors' repository names no licence: it was compared by behaviour, none of it is here. k and β
-are chosen by the authors per dataset: presets; the default is their setting for a ViT-B/16
-(CIFAR-100-C). Ours: the newest ``capacity`` images of all classes are remembered, in float32; there
-it is 75,000 images in all, equally many per class, in half precision.
+What differs from the authors' code, and why: docs/methods/ramen.md.
 """
 
 from __future__ import annotations
@@ -26,11 +23,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods.building.config import Count, MethodConfig, NonNegative, Positive
+from cliquetta.methods.building.config import (
+    Count,
+    MethodConfig,
+    NonNegative,
+    Positive,
+    read_presets,
+)
 from cliquetta.methods.building.entropy import entropy
 from cliquetta.methods.building.layernorm import LayerNormAdapter
 from cliquetta.methods.building.memory import NON_NEGATIVE, UNIT, Range
-from cliquetta.methods.building.presets import read_presets
 from cliquetta.methods.registry import register
 from cliquetta.types import Batch, Prediction
 
@@ -77,10 +79,7 @@ _TUNED = read_presets("ramen", RamenConfig)
     setting="CLIP ViT-B/16, CIFAR-100-C",
 )
 class Ramen(LayerNormAdapter):
-    """A LayerNorm step per image, from remembered gradients of similar images of every class.
-
-    logits = scale · cos(image under norms of its own, text).
-    """
+    """A LayerNorm step per image, from remembered gradients of similar images of every class."""
 
     config: RamenConfig
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.methods.allocation import AllocationLimit, half_of_memory
 from cliquetta.methods.base import Adapter
-from cliquetta.methods.building.config import current_names, field_types, parse
+from cliquetta.methods.building.config import field_types, parse
 from cliquetta.methods.building.feature_level import FeatureLevel
 from cliquetta.model.clip import CLIP, MissingCapabilityError
 from cliquetta.model.in_memory import FeaturesOnly, from_model
@@ -174,7 +174,7 @@ def method_config(
         raise UnknownNameError(f"preset of {name}", preset, list(entry.presets))
     kinds = field_types(entry.config)
     changes = {}
-    for key, value in current_names(entry.config, options or {}, warn=True).items():
+    for key, value in (options or {}).items():
         if key not in kinds:
             raise UnknownNameError(f"option of {name}", key, list(kinds))
         changes[key] = parse(f"{name}.{key}", value, kinds[key])

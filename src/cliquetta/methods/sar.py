@@ -7,11 +7,7 @@ quarter of the blocks and the final one are left out. If the moving average of t
 below 0.2, the model has collapsed: the norms start again. The prediction is that of the first
 forward pass.
 
-As in the official code (BSD-3): SGD of momentum 0.9, for a ViT-B at 1e-3 in batches of 64, in
-proportion to the batch and doubled for single images. A batch without reliable images has a
-gradient of zero, and momentum moves the norms. After a collapse momentum and moving average stay:
-norms start again at every batch until the average has risen. The threshold of collapse is the same
-for any number of classes: with ten, sure predictions alone bring it about.
+What differs from the authors' code, and why: docs/methods/sar.md.
 """
 
 from __future__ import annotations
@@ -22,22 +18,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cliquetta.methods.building.config import Decay, MethodConfig, NonNegative, Positive
+from cliquetta.methods.building.config import Decay, NonNegative, Positive
 from cliquetta.methods.building.entropy import entropy
-from cliquetta.methods.building.layernorm import LayerNormAdapter
+from cliquetta.methods.building.layernorm import MomentumAdapter, MomentumConfig
 from cliquetta.methods.building.memory import NON_NEGATIVE
 from cliquetta.methods.registry import register
 from cliquetta.types import Batch, Prediction
 
 
 @dataclass(frozen=True)
-class SARConfig(MethodConfig):
+class SARConfig(MomentumConfig):
     """Sharpness-aware and reliable entropy minimisation."""
 
-    lr: Positive = 1e-3
-    """Learning rate of SGD at batches of 64; see :func:`batch_rate`."""
-    momentum: Decay = 0.9
-    """Momentum of SGD."""
     entropy_threshold: NonNegative = 0.4
     """E₀ as a multiple of ln N: images of higher entropy do not teach."""
     radius: Positive = 0.05
@@ -48,32 +40,19 @@ class SARConfig(MethodConfig):
     """Decay of that average."""
 
 
-def batch_rate(lr: float, images: int) -> float:
-    """``lr``, which is for batches of 64, in proportion to the batch; doubled for one image."""
-    return lr * images / 64 * (2 if images == 1 else 1)
-
-
 @register(
     "sar",
     paper="Niu et al., Towards Stable Test-Time Adaptation in Dynamic Wild World, ICLR 2023",
     setting="ViT-B/16, ImageNet-C",
 )
-class SAR(LayerNormAdapter):
-    """Sharpness-aware entropy steps on LayerNorms from reliable images, reset on collapse.
+class SAR(MomentumAdapter):
+    """Sharpness-aware entropy steps on LayerNorms from reliable images, reset on collapse."""
 
-    logits = scale · cos(image under the norms learned so far, text); then one step.
-    """
-
-    class_free = frozenset({"norms", "velocity"})
-    scaled_cosines = True
     config: SARConfig
 
     def _setup(self) -> None:
         super()._setup()
-        self.mask = self.tower.early()
         self.threshold = self.config.entropy_threshold * math.log(len(self.prompts))
-        self.memory.declare("norms", self.tower.start)
-        self.memory.declare("velocity", torch.zeros_like(self.tower.start))
         self.memory.declare("average", self.tower.start.new_full((), torch.inf), NON_NEGATIVE)
 
     def _predict(self, batch: Batch) -> Prediction:
@@ -87,8 +66,7 @@ class SAR(LayerNormAdapter):
             if reliable.any():
                 (gradient,) = torch.autograd.grad(entropies[reliable].mean(), values)
                 gradient = self._worst_gradient(batch.images[reliable], gradient * self.mask)
-        memory["velocity"] = config.momentum * memory["velocity"] + gradient * self.mask
-        memory["norms"] = memory["norms"] - batch_rate(config.lr, len(batch)) * memory["velocity"]
+        self.step(gradient, len(batch))
         if memory["average"] < config.reset_threshold:
             memory["norms"] = self.tower.start
         return Prediction(logits.detach().float(), {"reliable": reliable})

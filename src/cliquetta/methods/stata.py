@@ -13,8 +13,7 @@ where v_k and T_k are the weighted mean of the images of k and their mean square
 assignment updates, then ten rounds of the means, the variances and five assignment updates. Each
 batch by itself; nothing is remembered.
 
-The authors' code is under the AGPL: it was compared by behaviour, none of it is here. Ours:
-variances have a floor.
+What differs from the authors' code, and why: docs/methods/stata.md.
 """
 
 from __future__ import annotations

@@ -11,12 +11,7 @@ the features under the new norms are projected on the texts' span, v B_Tᵀ B_T 
 and labelled by the texts, and a second step raises the variance between the classes of the batch
 (Mint's loss). The batch is predicted after both steps, from plain features. What was learned stays.
 
-The authors' repository names no licence: it was compared by behaviour, none of it is here. As there
-covariances are centred and of features before their normalisation, (4) is divided by r (1 - α), and
-both steps share the moments of one AdamW. Of N texts N - 2 directions remain; their code takes one
-more, which rounding alone decides. Ours: the gradient of (4) is taken in closed form, which stays
-finite where eigenvalues coincide, and is zero where it is but rounding; without two predicted
-classes, where their code stops, there is no second step.
+What differs from the authors' code, and why: docs/methods/subtta.md.
 """
 
 from __future__ import annotations
@@ -115,10 +110,7 @@ def batch_variance(features: Tensor, labels: Tensor, classes: int) -> Tensor:
     for_batches=True,
 )
 class SubTTA(LayerNormAdapter):
-    """LayerNorm steps that align the image span with the texts', then separate classes inside it.
-
-    logits = scale · cos(image, text) after both steps.
-    """
+    """LayerNorm steps that align images with the span of the texts and separate classes in it."""
 
     scaled_cosines = True
     config: SubTTAConfig

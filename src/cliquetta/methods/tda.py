@@ -8,15 +8,7 @@ also to the negative one, together with the classes that it could be. Then
 
 over the entries k of the two caches. No gradients.
 
-As in the official code: an image enters the caches **before** they are read, and so meets itself;
-the window compares entropy in nats with log2(N), an upper bound in bits; with many views the
-feature is the mean of the confident views' unit features, not normalised again. The authors chose
-α₊ and β₊ for each dataset, and 64 AugMix views for ImageNet-A, -R, -V2 and -Sketch: these are
-presets (``imagenet-a``, ``pets``, ...), marked as tuned. The default is their ImageNet setting,
-one view; preset ``views`` is the same with 64. Ours: a batch is predicted at once with the
-results of one image after the other (:mod:`cliquetta.methods.building.cache`), in float32; a
-negative entry keeps the classes in its window instead of a mask over all, of which 33 can be above
-3 %, so that memory grows linearly with the number of classes.
+What differs from the authors' code, and why: docs/methods/tda.md.
 """
 
 from __future__ import annotations
@@ -30,11 +22,10 @@ from torch import Tensor
 
 from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.building.cache import Affinity, affinity, simulate_insertions, store
-from cliquetta.methods.building.config import Count, Interval, NonNegative
+from cliquetta.methods.building.config import Count, Interval, NonNegative, read_presets
 from cliquetta.methods.building.entropy import marginal_entropy
 from cliquetta.methods.building.feature_level import FixedText
 from cliquetta.methods.building.memory import NON_NEGATIVE, UNIT, Range
-from cliquetta.methods.building.presets import read_presets
 from cliquetta.methods.building.views import (
     SelectiveConfig,
     ViewKind,

@@ -5,11 +5,7 @@ the mean entropy of the predictions is lowered by one step of Adam on the gains 
 LayerNorms of the image tower; the prediction is that of the forward pass before the step, and what
 was learned stays for the next batch.
 
-The paper adapts BatchNorms and their statistics; on CLIP's ViTs there are none, and only the
-affine parameters of LayerNorms are learned, as in the common reference implementation for CLIP
-(test-time-adaptation of Döbler et al.: text frozen, Adam, 1e-3, batches of 200, which is its
-setting for CIFAR). The original uses SGD at 2.5e-4 for ImageNet. Ours: learned values are float32
-whatever the weights' precision.
+What differs from the authors' code, and why: docs/methods/tent.md.
 """
 
 from __future__ import annotations
@@ -40,10 +36,7 @@ class TentConfig(AdamConfig):
     for_batches=True,
 )
 class Tent(LayerNormAdapter):
-    """One entropy step per batch on the image tower's LayerNorms, kept for the next batch.
-
-    logits = scale · cos(image under the norms learned so far, text); then one step.
-    """
+    """One entropy step per batch on the image tower's LayerNorms, kept for the next batch."""
 
     merge_rules = (("norms", "mean"),)
     scaled_cosines = True

@@ -8,11 +8,7 @@ L their one-hot labels, W the text classifier. With a unit image feature f,
 
 Tip-Adapter-F goes on to train the keys by cross-entropy; W and L stay.
 
-Written from the paper. The official code takes scale = 100; ours is the model's own, which is 100
-for the released CLIPs. It chooses alpha, beta and, for the F version, the epoch by accuracy: on
-ImageNet by that of the test set, on other sets by that of a validation set. Ours chooses nothing
-unless ``search`` is set, and then on the validation split of the examples; a test set has no way
-in. Crops are bilinear and of the preprocessed picture.
+What differs from the authors' code, and why: docs/methods/tip_adapter.md.
 """
 
 from __future__ import annotations
@@ -36,6 +32,7 @@ from cliquetta.methods.building.config import (
     NonNegative,
     Positive,
     Rule,
+    read_presets,
 )
 from cliquetta.methods.building.few_shot import (
     FewShotClassifier,
@@ -45,7 +42,6 @@ from cliquetta.methods.building.few_shot import (
     finite,
     indices_of,
 )
-from cliquetta.methods.building.presets import read_presets
 from cliquetta.methods.building.support_set import VIEWS_AT_ONCE, FewShot, crop_features
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP, FrozenModel, l2_normalize
@@ -283,9 +279,9 @@ class TipAdapter(FewShotClassifier):
         cls, fitted: Mapping[str, Tensor], known: Sequence[str], wanted: Sequence[str]
     ) -> dict[str, Tensor]:
         """The cache restricted to some of its classes: the others' keys have no value left."""
-        places = indices_of(known, wanted, by="the cache of Tip-Adapter")
+        rows = indices_of(known, wanted, by="the cache of Tip-Adapter")
         new = torch.full((len(known),), -1, dtype=torch.int64)
-        new[places] = torch.arange(len(places))
+        new[rows] = torch.arange(len(rows))
         labels = new[fitted["labels"].cpu()]
         kept = labels >= 0
         keys = fitted["keys"][kept.to(fitted["keys"].device)]

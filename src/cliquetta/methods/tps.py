@@ -7,10 +7,7 @@ AdamW step down the marginal entropy of the tenth of the image's views that it i
 again before each of several steps), and scores the plain view. Nothing is kept from one image to
 the next.
 
-As in the official code (MIT), which makes views by AugMix on fine-grained sets: preset
-``fine-grained``. Its best texts are means over templates and GPT-4 descriptions of the classes;
-ours are those of the class list. Ours also: many images at once, each with shifts of its own, which
-step as if alone.
+What differs from the authors' code, and why: docs/methods/tps.md.
 """
 
 from __future__ import annotations

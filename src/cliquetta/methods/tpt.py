@@ -24,10 +24,9 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.building.adam import Adam, AdamState, adam_step
-from cliquetta.methods.building.config import Count, NonNegative
+from cliquetta.methods.building.config import Count, NonNegative, read_presets
 from cliquetta.methods.building.entropy import marginal_entropy
 from cliquetta.methods.building.feature_level import FeatureLevel
-from cliquetta.methods.building.presets import read_presets
 from cliquetta.methods.building.template import LearnableTemplate
 from cliquetta.methods.building.views import (
     SelectiveConfig,
@@ -39,7 +38,7 @@ from cliquetta.types import Prediction
 
 
 @dataclass(frozen=True)
-class TPTConfig(SelectiveConfig, renamed={"rows": "text_chunk"}):
+class TPTConfig(SelectiveConfig):
     """TPT with its authors' defaults."""
 
     lr: NonNegative = 5e-3

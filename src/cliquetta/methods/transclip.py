@@ -10,11 +10,7 @@ the nearest neighbours and closeness to the zero-shot predictions ŷ_i:
 five times over, then μ_k = normalised mean of f weighted by z_k, σ² = mean squared residual; ten
 rounds. τ is 50; w_ij is the cosine of the three nearest neighbours of i, else 0.
 
-The paper treats the whole test set at once. The contract here is a stream, so each batch is
-solved by itself and nothing is remembered: the larger the batch, the closer to the paper, and
-with few classes in small batches it is known to fall below zero-shot. Written from the paper's
-facts alone, as its code is under the AGPL. Ours: fewer than ``neighbours`` + 1 images use as many
-neighbours as there are, negative cosines count as 0, and variances have a floor.
+What differs from the authors' code, and why: docs/methods/transclip.md.
 """
 
 from __future__ import annotations
@@ -39,7 +35,7 @@ VARIANCE_FLOOR = 1e-6
 
 
 @dataclass(frozen=True)
-class TransCLIPConfig(MethodConfig, renamed={"seeds": "init_images", "inner": "inner_steps"}):
+class TransCLIPConfig(MethodConfig):
     """Transduction within each batch."""
 
     text_weight: NonNegative = 1.0

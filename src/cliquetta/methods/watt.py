@@ -8,11 +8,7 @@ next of five rounds. ``parallel`` (WATT-P, preset): each template starts from th
 weights, fifty rounds. The batch is predicted under the last average, with the mean text of all
 eight templates.
 
-As in the official code, Adam's moments are carried through the templates and rounds of a batch;
-only the first round of ``parallel`` starts them anew per template. The targets are not detached.
-There the images are encoded twice per step, once to choose the texts; one pass gives both here.
-Ours: the eight templates are a setting of the method, so that its predictions do not use the
-templates of the class list; class lists with fixed features are refused.
+What differs from the authors' code, and why: docs/methods/watt.md.
 """
 
 from __future__ import annotations
@@ -76,10 +72,7 @@ class WATTConfig(AdamConfig):
     },
 )
 class WATT(EpisodicLayerNormAdapter):
-    """CLIPArTT's loss under eight templates, averaging the LayerNorms they lead to.
-
-    logits = scale · cos(image under the averaged norms, mean text of the templates).
-    """
+    """CLIPArTT's loss under eight templates, averaging the LayerNorms they lead to."""
 
     config: WATTConfig
 

@@ -6,13 +6,7 @@ views with the lowest entropy are summed, and the class with most of them wins. 
 the remaining views decide: the most confident one whose own prediction is tied, or, if there is
 none, the most confident one restricted to the tied classes.
 
-What the official code does otherwise: under fp16 autocast its temperature is the epsilon of fp16,
-2^-10, so that cosines closer than about 0.003 share a vote (``vote='fp16-eps'`` here; cosines
-themselves stay float32). Its last resort masks the wrong classes, by negating integer indices
-bitwise; ours masks those that are not tied. It returns a class, ours logits: the
-logarithm of the votes, with the deciding vote added in a tie and one vote spread evenly over all
-classes, so that softmax of the logits is a smoothed share of votes and argmax is the decision.
-When all views vote and still tie, the most confident one decides (the paper has no views left).
+What differs from the authors' code, and why: docs/methods/zero.md.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def class_attention(weights: Sequence[Tensor]) -> Tensor:
 
 
 def rollout(weights: Sequence[Tensor], share: Tensor | None = None) -> Tensor:
-    """What the class token after the last block is made of (B, 1 + T), by attention rollout.
+    """Attention rollout (B, 1 + T): shares that make up the class token after the last block.
 
     ``share`` (B, T) says what tokens after the last block count for, if not that one alone.
 
@@ -75,11 +75,7 @@ def difference(maps: Tensor, other: Tensor) -> Tensor:
 
 @torch.no_grad()
 def prompted_maps(
-    tower: VisionTower,
-    pixels: Tensor,
-    prompts: Tensor,
-    blocks: Sequence[int],
-    chosen: Tensor,
+    tower: VisionTower, pixels: Tensor, prompts: Tensor, blocks: Sequence[int], chosen: Tensor
 ) -> dict[Kind, Tensor]:
     """Maps (R, 1 + T) of one image from block ``blocks[0]`` on, each under a choice of prompts.
 

@@ -97,20 +97,15 @@ class Block(nn.Module):
         flat = attended.transpose(1, 2).reshape(len(rows), -1).index_select(0, slots)
         return self.mlp((x + self.out(flat))[None])[0]
 
-    def with_weights(
-        self, x: Tensor, *, prefix: Prefix | None = None, mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def with_weights(self, x: Tensor, *, prefix: Prefix | None = None) -> tuple[Tensor, Tensor]:
         """Hidden states and attention weights (B, heads, T, P + T); prefix columns come first."""
         q, k, v = self.heads_of(self.ln_1(x), None)
+        mask = None
         if prefix is not None:
-            k, v, mask = self.prepend(prefix, k, v, mask)
+            k, v, mask = self.prepend(prefix, k, v, None)
         scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
         if mask is not None:
-            scores = (
-                scores.masked_fill(~mask, -torch.inf)
-                if mask.dtype == torch.bool
-                else (scores + mask)
-            )
+            scores = scores.masked_fill(~mask, -torch.inf)
         weights = scores.float().softmax(dim=-1)
         return self._rest(self.residual(x, None), weights.to(v.dtype) @ v), weights
 
@@ -134,7 +129,7 @@ class Block(nn.Module):
         return F.linear(take_positions(normed, rows), self.qkv.weight[:D], self.qkv.bias[:D])
 
     def residual(self, x: Tensor, rows: Tensor | None) -> Tensor:
-        """What the attention's output is added to."""
+        """Input that the attention's output is added to."""
         return x if rows is None else take_positions(x, rows)
 
     def prepend(

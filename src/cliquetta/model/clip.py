@@ -109,17 +109,17 @@ class CLIP(nn.Module):
 
     @property
     def scale(self) -> float:
-        """What cosines are multiplied by: 100 for the released CLIPs."""
+        """Factor that turns cosines into logits: 100 for the released CLIPs."""
         return float(self.logit_scale.exp())
 
     @property
     def bias(self) -> float:
-        """What is added to scaled cosines: 0 except for sigmoid models (SigLIP)."""
+        """Summand of scaled cosines: 0 except for sigmoid models (SigLIP)."""
         return 0.0 if self.logit_bias is None else float(self.logit_bias)
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """What methods may ask of this model (keys of ``CAPABILITIES``)."""
+        """Abilities that methods may ask for (keys of ``CAPABILITIES``)."""
         found = set()
         if self.text is not None:
             found |= {"text", "text-prompts"}

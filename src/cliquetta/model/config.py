@@ -28,7 +28,7 @@ def check_sizes(config: Any, *names: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """What the towers have in common."""
+    """Fields of both kinds of tower."""
 
     width: int
     layers: int

@@ -144,11 +144,11 @@ def create_model(
 def pick_device(device: torch.device | str) -> torch.device:
     """The device of a name; ``auto`` is CUDA, else MPS, else the CPU."""
     if device != "auto":
-        place = torch.device(device)
+        chosen = torch.device(device)
         devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if place.type == "cuda" and (place.index or 0) >= devices:
+        if chosen.type == "cuda" and (chosen.index or 0) >= devices:
             raise UserError(f"no device {device}: torch sees {devices} CUDA devices; try cpu")
-        return place
+        return chosen
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")

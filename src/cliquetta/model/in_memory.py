@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from cliquetta.errors import UserError
 from cliquetta.model.checkpoints import huggingface, open_clip, openai, timm_siglip
 from cliquetta.model.checkpoints.open_clip_zoo import SIGLIP_PREPROCESS
-from cliquetta.model.checkpoints.openai import Rules
+from cliquetta.model.checkpoints.openai import Conventions
 from cliquetta.model.checkpoints.state import Checkpoint, CheckpointError, build
 from cliquetta.model.clip import CLIP, MissingCapabilityError, l2_normalize, to_float32
 from cliquetta.model.config import Activation
@@ -132,10 +132,10 @@ def _of_open_clip(model: nn.Module, name: str) -> Checkpoint | None:
     is_siglip = timm_siglip.SIGN in weights
     family = timm_siglip if is_siglip else openai
     try:
-        rules = _rules_of(model, is_siglip=is_siglip)
+        conventions = _conventions_of(model, is_siglip=is_siglip)
     except (AttributeError, KeyError, IndexError, TypeError):  # built of other modules
         return None
-    shapes = family.config_from(weights, rules)
+    shapes = family.config_from(weights, conventions)
     stated = getattr(model.visual, "preprocess_cfg", None)
     if stated is None:
         stated = SIGLIP_PREPROCESS if is_siglip else {}
@@ -143,14 +143,14 @@ def _of_open_clip(model: nn.Module, name: str) -> Checkpoint | None:
     return Checkpoint(shapes, family.rename(weights), name, preprocess)
 
 
-def _rules_of(model: Any, *, is_siglip: bool) -> Rules:
-    """What the weights of an open_clip model do not tell, read from its modules."""
+def _conventions_of(model: Any, *, is_siglip: bool) -> Conventions:
+    """Conventions of an open_clip model, read from its modules."""
     text = getattr(model, "text", model)  # some keep a tower of its own
     text_block = text.transformer.resblocks[0]
     pooling = getattr(text, "pool_type", getattr(model, "text_pool_type", "argmax"))
     end = getattr(text, "eos_id", getattr(model, "text_eos_id", None))
     side = getattr(model.visual, "image_size", None)
-    rules = Rules(
+    conventions = Conventions(
         _activation(text_block.mlp.gelu),
         text_heads=text_block.attn.num_heads,
         text_eps=text_block.ln_1.eps,
@@ -165,9 +165,9 @@ def _rules_of(model: Any, *, is_siglip: bool) -> Rules:
         block = model.visual.transformer.resblocks[0]
         activation, eps = block.mlp.gelu, block.ln_1.eps
     else:  # a ResNet
-        return rules
+        return conventions
     return replace(
-        rules,
+        conventions,
         activation=_activation(activation),
         vision_heads=block.attn.num_heads,
         vision_eps=eps,

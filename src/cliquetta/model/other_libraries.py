@@ -38,7 +38,7 @@ class RowTokenizer(TextTokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """That of the text tower, or what the tokenizer says."""
+        """Number of ids: the text tower's, or the tokenizer's own."""
         return self._words or int(getattr(self._given, "vocab_size", 0))
 
     def simplest(self) -> TextTokenizer:
@@ -107,7 +107,7 @@ def preprocess_from(given: Any) -> Preprocess:
 
 
 def _from_processor(processor: Any) -> Preprocess:
-    """Of an image processor: its crop, else its size, says what the model takes."""
+    """Preprocessing of an image processor, for its crop size or else its size."""
     values = processor.to_dict()
     size, crop = values.get("size") or {}, values.get("crop_size") or {}
     sides = [d.get(k) for d in (crop, size) for k in ("height", "shortest_edge") if d.get(k)]
@@ -119,7 +119,7 @@ def _from_processor(processor: Any) -> Preprocess:
 
 
 def _from_transforms(transforms: Sequence[Any]) -> Preprocess:
-    """Of torchvision's Resize, CenterCrop and Normalize, in that order."""
+    """Preprocessing of torchvision's Resize, CenterCrop and Normalize, in that order."""
     values: dict[str, Any] = {}
     size = 0
     for transform in transforms:

@@ -98,11 +98,6 @@ class Preprocess:
         """OpenAI's and open_clip's rule, bit-equal to torchvision on PIL images."""
         return cls(size)
 
-    @classmethod
-    def hf(cls, size: int = 224) -> Preprocess:
-        """The rule of transformers' ``CLIPImageProcessorPil``, which floors the crop offset."""
-        return cls(size, crop_rounding="floor")
-
     def __call__(self, image: Image.Image) -> Tensor:
         """Pixels (3, size, size), float32."""
         return self.pixels(np.asarray(self.picture(image))[None])[0]

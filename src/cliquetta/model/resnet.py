@@ -46,7 +46,7 @@ class Bottleneck(nn.Module):
         return F.relu(self.bn3(self.conv3(self.avgpool(x))) + shortcut)
 
 
-class AttentionPool(nn.Module):
+class ResNetPool(nn.Module):
     """One attention layer whose only query is the mean of all positions."""
 
     def __init__(self, side: int, width: int, heads: int, embed_dim: int) -> None:
@@ -94,7 +94,7 @@ class ModifiedResNet(nn.Module):
                 layers.append(Bottleneck(inputs, planes, 2 if stage and index == 0 else 1))
                 inputs = planes * Bottleneck.expansion
             setattr(self, f"layer{stage + 1}", nn.Sequential(*layers))
-        self.attnpool = AttentionPool(config.image_size // 32, inputs, config.heads, embed_dim)
+        self.attnpool = ResNetPool(config.image_size // 32, inputs, config.heads, embed_dim)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Features (B, E), not normalised."""

@@ -1,4 +1,4 @@
-"""The text tower, with learnable context in place of template words.
+"""The text tower, with learnable context instead of template words.
 
 In a causal tower only the end-of-text position is read, so whatever stands behind it never matters:
 sequences are cut there. (SigLIP's tower is not causal and reads the last position.) What does not
@@ -112,7 +112,7 @@ class TextTower(nn.Module):
         """Features (R, E) of cut token ids (R, L), all at once; ``ends`` (R,) on the CPU."""
         x = self.tokens(ids)
         if context is not None and positions is not None:
-            x = place(x, context, positions)
+            x = with_context(x, context, positions)
         # Gathering has a slow backward pass, so gradients take the padded way.
         if x.device.type == PACKED and self.config.causal and not deep and not x.requires_grad:
             return self.encode_packed(x, ends)
@@ -133,7 +133,7 @@ class TextTower(nn.Module):
         return self._read_ends(x, ends)
 
     def encode_packed(self, embeddings: Tensor, ends: Tensor) -> Tensor:
-        """What :meth:`encode` gives, without computing anything behind the ends."""
+        """Features as of :meth:`encode`, without computing anything behind the ends."""
         R, L, D = embeddings.shape
         real = (torch.arange(L) <= ends.cpu()[:, None]).flatten()
         slots = send(real.nonzero()[:, 0], embeddings.device)
@@ -152,7 +152,7 @@ class TextTower(nn.Module):
         return self.project(self.ln_final(x[:, 0]))
 
     def seen(self, ends: Tensor, length: int) -> Tensor | None:
-        """What the read position of each text sees, as a mask (R, 1, 1, L); ``None``: all."""
+        """Mask (R, 1, 1, L) of the tokens that the read position sees; ``None``: all."""
         if not self.config.causal:
             return None
         return (torch.arange(length, device=ends.device) <= ends[:, None])[:, None, None]
@@ -163,7 +163,7 @@ class TextTower(nn.Module):
         return features if self.projection_bias is None else features + self.projection_bias
 
 
-def place(embeddings: Tensor, context: Tensor, positions: Tensor) -> Tensor:
+def with_context(embeddings: Tensor, context: Tensor, positions: Tensor) -> Tensor:
     """Embeddings (R, L, D) with ``context`` (M, D) or (R, M, D) at ``positions`` (R, M)."""
     R, _, D = embeddings.shape
     context = context.to(embeddings.dtype).expand(R, -1, D)

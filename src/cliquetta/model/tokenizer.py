@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import html
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
 from itertools import pairwise
@@ -98,12 +98,6 @@ class TextTokenizer(ABC):
     def encode(self, text: str) -> list[int]:
         """The ids of ``text`` without special tokens or padding."""
 
-    def lengths(self, texts: Sequence[str]) -> list[int]:
-        """Tokens that each text takes in a row, special tokens included."""
-        texts = [texts] if isinstance(texts, str) else texts
-        extra = len(self.prefix) + len(self.suffix)
-        return [len(self.encode(text)) + extra for text in texts]
-
     def __call__(self, texts: Sequence[str]) -> Tensor:
         """Rows of ids (N, context_length), int64; a text that does not fit is refused by name."""
         texts = [texts] if isinstance(texts, str) else texts
@@ -150,7 +144,6 @@ class Tokenizer(TextTokenizer):
         self._symbols = (*symbols, START, END)
         self._ids = {symbol: index for index, symbol in enumerate(self._symbols)}
         self._ranks = {pair: rank for rank, pair in enumerate(learnt)}
-        self._bytes = {symbol: byte for byte, symbol in enumerate(self._byte_symbols)}
         self._word = lru_cache(maxsize=_CACHED_WORDS)(self._encode_word)
         self.prefix, self.suffix = (self.start,), (self.end,)
 
@@ -176,19 +169,6 @@ class Tokenizer(TextTokenizer):
     def encode(self, text: str) -> list[int]:
         """The ids of ``text`` without start, end or padding."""
         return [i for piece in _PIECE.findall(clean(text)) for i in self._word(piece)]
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of ``ids``, a space after each word; bytes that are no UTF-8 show as U+FFFD."""
-        out = bytearray()
-        for i in ids:
-            symbol = self._symbols[i]
-            if i >= self.start:
-                out += symbol.encode()
-                continue
-            ends_word = symbol.endswith(_WORD_END)
-            out += bytes(self._bytes[c] for c in symbol.removesuffix(_WORD_END))
-            out += b" " if ends_word else b""
-        return out.decode("utf-8", errors="replace")
 
     def _encode_word(self, word: str) -> tuple[int, ...]:
         """The ids of one piece: its bytes, joined by the earliest learnt merge until none fits."""

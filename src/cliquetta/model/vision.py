@@ -121,17 +121,12 @@ class VisionTower(nn.Module):
         blocks: Sequence[int],
         *,
         prefix: Mapping[int, Prefix] | None = None,
-        tokens: TokenPrompts | None = None,
     ) -> dict[int, Tensor]:
-        """Attention weights (B, heads, T, P + T) of the named blocks; prefix columns first.
-
-        A pooling head, if there is one, comes after the last block: (B, heads, 1, T).
-        """
+        """Attention (B, heads, T, P + T) of blocks, prefix first; a pooling head comes last."""
         self._check(prefix, 0, None)
         found = {}
-        hidden = self.embed(pixels, tokens)
+        hidden = self.embed(pixels)
         for index in range(max(blocks) + 1):
-            hidden = self._replace(hidden, index, tokens)
             entry = None if prefix is None else prefix.get(index)
             block = self.head if index == len(self.blocks) and self.head else self.block(index)
             if index in blocks:

@@ -37,7 +37,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class BlockTape:
-    """What the backward pass of one block needs of its forward pass, by row."""
+    """Values of one block's forward pass that its backward pass needs, by row."""
 
     first: Norm
     packed: Tensor
@@ -201,10 +201,10 @@ def block_vjp(
         return hidden, prefix
     if tape.rows is None:  # a pooling head: its query and its output owe nothing to one position
         return norm_vjp(block.ln_1, tape.first, back.packed @ weight[D:], index), prefix
-    place = _rows(tape.rows, index)[:, None, None].expand(-1, 1, D)
-    normed = (back.packed @ weight[D:]).scatter_add(1, place, back.query @ weight[:D])
+    column = _rows(tape.rows, index)[:, None, None].expand(-1, 1, D)
+    normed = (back.packed @ weight[D:]).scatter_add(1, column, back.query @ weight[:D])
     hidden = norm_vjp(block.ln_1, tape.first, normed, index)
-    return hidden.scatter_add(1, place, mid), prefix
+    return hidden.scatter_add(1, column, mid), prefix
 
 
 @dataclass(frozen=True)

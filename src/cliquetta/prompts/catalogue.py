@@ -24,10 +24,7 @@ def list_templates() -> list[str]:
 
 
 def class_names(list_id: str) -> tuple[str, ...]:
-    """The class names of a list, in the order of its labels.
-
-    The curated ImageNet names hold two duplicates (657 and 744, 836 and 837).
-    """
+    """The class names of a list in the order of labels; ImageNet's hold two duplicates."""
     entry = _class_list(list_id)
     if "subset_of" not in entry:
         return tuple(entry["names"])
@@ -60,10 +57,7 @@ def templates(set_id: str) -> tuple[str, ...]:
 
 
 def template_choice(scheme: str, dataset: str) -> str:
-    """The id of the template set that a published method takes for a dataset.
-
-    Schemes are ``coop`` (one custom template each), ``tda`` and ``scap``.
-    """
+    """The template set that a method (``coop``, ``tda``, ``scap``) takes for a dataset."""
     choices = _read("templates.json")["choices"]
     if scheme not in choices:
         raise UnknownNameError("choice of templates", scheme, choices)

@@ -21,7 +21,7 @@ from cliquetta.prompts.classes import ClassPrompts, as_prompts
 
 FEATURE_FILES = (".npy", ".npz", ".safetensors")
 FEATURE_NAMES = ("features", "embeddings", "feature", "embedding")
-"""What the array of features is called where a file holds several."""
+"""Names of the array of features in a file of several."""
 Arrays = Mapping[str, npt.NDArray[Any]]
 FloatArray = npt.NDArray[np.float32]
 
@@ -93,7 +93,7 @@ class TextFeatures:
     names: tuple[str, ...] | None
     """Which class each row is of; ``None``: in the order of the class list."""
     scale: float
-    """What cosines are multiplied by."""
+    """Factor that turns cosines into logits."""
     source: str
 
     @property
@@ -105,11 +105,11 @@ class TextFeatures:
         """The rows (N, E) of some classes, in their order."""
         rows = list(range(len(self.features)))
         if self.names is not None:
-            place = {name: row for row, name in enumerate(self.names)}
+            row_of = {name: row for row, name in enumerate(self.names)}
             for name in names:
-                if name not in place:
+                if name not in row_of:
                     raise UnknownNameError(f"class of {self.source}", name, self.names)
-            rows = [place[name] for name in names]
+            rows = [row_of[name] for name in names]
         elif len(rows) != len(names):
             raise UserError(
                 f"{self.source} holds {len(rows)} text features without names for {len(names)} "

@@ -1,4 +1,4 @@
-"""The HTTP service as an ASGI application: its routes, and the form of its refusals."""
+"""The HTTP service as an ASGI application: its routes, its requests and its refusals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import hashlib
 import mimetypes
 import secrets
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from importlib import resources
 from typing import Annotated, Any
@@ -16,19 +16,20 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, FastAPI, Header, Path, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
+from pydantic import ValidationError
+from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from cliquetta import __version__
 from cliquetta.methods.state import plain_config
-from cliquetta.serve.errors import ServiceError, incident, invalid_field
+from cliquetta.serve.errors import ServiceError, incident, invalid, invalid_field, too_large
 from cliquetta.serve.metrics import CONTENT_TYPE
 from cliquetta.serve.middleware import AdmissionMiddleware, CSPMiddleware, problem_response
-from cliquetta.serve.parsing import read_batch
 from cliquetta.serve.schema import (
     CREATION_KEY,
-    BatchAnswer,
     BatchRequest,
+    BatchResponse,
     ClassesRequest,
     Health,
     MethodInfo,
@@ -207,7 +208,7 @@ async def delete_session(session: SessionOf, service: ServiceOf, owner: OwnerOf)
 
 @router.post(
     "/sessions/{session}/batches",
-    response_model=BatchAnswer,
+    response_model=BatchResponse,
     responses={**_SESSION, **_BODY, **_refusals(s415="Neither a form nor JSON")},
     openapi_extra={"requestBody": {"required": True, "content": BatchRequest.body_schemas()}},
 )
@@ -221,7 +222,7 @@ async def send_batch(
     lost answer: it is applied once, and the same answer comes back.
     """
     service.pool.check_room(owner, session)  # before the images are read
-    batch = await read_batch(request, service.limits.images)
+    batch = await _read_batch(request, service.limits.images)
     work = partial(service.sessions.predict, session, batch, key)
     body, replayed = await service.run(owner, session, work)
     headers = {REPLAYED: "true"} if replayed else None
@@ -252,7 +253,7 @@ async def set_classes(
     responses={**_SESSION, 200: {"content": _BINARY_SCHEMA, "description": "safetensors"}},
 )
 async def export_state(session: SessionOf, service: ServiceOf, owner: OwnerOf) -> Response:
-    """What the session has learned, as a safetensors file."""
+    """Export what the session has learned, as a safetensors file."""
     data = await service.run(owner, session, partial(service.sessions.export_state, session))
     return Response(data, media_type=BINARY)
 
@@ -312,10 +313,49 @@ def create_app(store: Store, settings: Settings, *, admitted: bool = False) -> F
     return app
 
 
+async def _read_batch(request: Request, most: int) -> BatchRequest:
+    """The batch of a request in either form; more than ``most`` images are refused."""
+    too_many = too_large(f"more than {most} images: send fewer per batch")
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    try:
+        if kind == "multipart/form-data":
+            batch = BatchRequest.model_validate(await _read_form(request, most))
+        elif kind == "application/json":
+            body = await request.body()
+            batch = await asyncio.to_thread(BatchRequest.model_validate_json, body)
+        else:
+            message = "send images as multipart/form-data or application/json"
+            raise ServiceError(415, "unsupported_media_type", message)
+    except ValidationError as error:
+        raise invalid_field(error.errors(include_url=False, include_input=False)) from None
+    except HTTPException as error:
+        if "Too many files" in str(error.detail):
+            raise too_many from None
+        raise
+    if len(batch.images) > most:
+        raise too_many
+    return batch
+
+
+async def _read_form(request: Request, most: int) -> dict[str, object]:
+    images: list[dict[str, object]] = []
+    values: dict[str, object] = {"images": images}
+    async with request.form(max_files=most, max_fields=8, max_part_size=4096) as fields:
+        for name, value in fields.multi_items():
+            if name == "images" and isinstance(value, UploadFile):
+                images.append({"name": value.filename or "", "data": await value.read()})
+            elif isinstance(value, UploadFile) or name in values:
+                raise invalid(f"field {name[:50]!r}: files go into 'images', other fields once")
+            else:
+                values[name] = value
+    return values
+
+
 async def _sweep(service: Service) -> None:
     """Delete sessions that are due, now and every minute."""
     while True:
-        await asyncio.to_thread(service.sweep)
+        with suppress(ServiceError):  # of the disk: the next sweep will
+            await asyncio.to_thread(service.sweep)
         await asyncio.sleep(_SWEEP_SECONDS)
 
 

@@ -1,4 +1,4 @@
-"""Who may ask: bearer tokens, where a server without them may listen, and which pages may send."""
+"""Access: bearer tokens, where a server without them may listen, and which pages may send."""
 
 from __future__ import annotations
 

@@ -21,15 +21,15 @@ from cliquetta.methods.base import Adapter, NonFiniteError
 from cliquetta.serve.errors import conflict, invalid, too_large
 from cliquetta.serve.limits import bounded
 from cliquetta.serve.schema import (
-    BatchAnswer,
     BatchRequest,
+    BatchResponse,
     ImagePrediction,
     ImageProblem,
     Scored,
     Upload,
 )
 from cliquetta.serve.settings import Limits
-from cliquetta.serve.store import Answer, Progress, SessionSpec
+from cliquetta.serve.store import Progress, SessionSpec, StoredResponse
 from cliquetta.types import Batch, Prediction
 
 CHEAPER = "send fewer images or choose a cheaper method"
@@ -103,8 +103,8 @@ def check_views(adapter: Adapter, images: int, limits: Limits) -> None:
 
 
 def find_repeated(
-    progress: Progress, answers: Mapping[int, Answer], sequence: int | None, digest: str
-) -> Answer | None:
+    progress: Progress, answers: Mapping[int, StoredResponse], sequence: int | None, digest: str
+) -> StoredResponse | None:
     """The stored answer if ``sequence`` was answered before; ``None`` if it is the next one."""
     if sequence is None or sequence == progress.sequence + 1:
         return None
@@ -121,10 +121,10 @@ def find_repeated(
 
 
 @torch.no_grad()
-def render_answer(
+def render_response(
     spec: SessionSpec, number: int, request: BatchRequest, decoded: Decoded, prediction: Prediction
 ) -> bytes:
-    """The answer as JSON."""
+    """The response as JSON."""
     best, ranked = prediction.top(request.top_k)
     rejections: list[dict[str, Any]] = [{} for _ in decoded.positions]
     if prediction.rejection is not None:
@@ -142,7 +142,7 @@ def render_answer(
         ]
         image = {"index": index, "name": request.images[index].name, **dict(top[0])}
         predictions.append(ImagePrediction(**image, top=top, **rejection))
-    answer = BatchAnswer(
+    answer = BatchResponse(
         session=spec.id,
         sequence=number,
         predictions=predictions,

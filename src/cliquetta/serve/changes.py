@@ -1,4 +1,4 @@
-"""What one batch changes of a session's memory: rows of its tensors, instead of all of them.
+"""Changes of a session's memory by one batch: rows of its tensors, instead of all of them.
 
 The memory of a method may be large while a batch changes little of it: ``domain_norm`` on a
 ViT-B/16 keeps 43 MB, mostly recent images, of which one new image replaces one. A session on disk
@@ -41,7 +41,7 @@ class DamagedError(UserError):
 
 @dataclass
 class Chain:
-    """What is on disk of a session in memory; a new one is written whole, whatever was there."""
+    """Copy of what is on disk of a session in memory; a new one is written whole."""
 
     memory: dict[str, Tensor] = field(default_factory=dict)
     """The memory as it is on disk; empty if it is to be written whole."""
@@ -56,11 +56,11 @@ class Chain:
 
     @property
     def held_bytes(self) -> int:
-        """What it keeps in memory."""
+        """Size of the copy."""
         return sum(value.nbytes for value in self.memory.values())
 
     def changes(self, memory: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        """What is to be written, or ``None``: all of the memory."""
+        """The rows to be written, or ``None`` for all of the memory."""
         if not self.memory or self.length >= LONGEST:
             return None
         found = find_changes(memory, self.memory)

@@ -30,7 +30,7 @@ from cliquetta.prompts.classes import DEFAULT_TEMPLATE
 from cliquetta.serve.schema import (
     CREATION_KEY,
     DEFAULT_METHOD,
-    BatchAnswer,
+    BatchResponse,
     Health,
     MethodInfo,
     MethodList,
@@ -196,7 +196,7 @@ class RemoteSession:
         self.sequence = info.sequence
         """Number of the last batch that was answered."""
 
-    def predict(self, images: Any, *, top_k: int = 5, evidence: bool = False) -> BatchAnswer:
+    def predict(self, images: Any, *, top_k: int = 5, evidence: bool = False) -> BatchResponse:
         """Classify a batch, which the session learns from once, however often it is repeated.
 
         After an :class:`UnreachableError` it is unknown whether the session has learned from the
@@ -223,7 +223,7 @@ class RemoteSession:
             "evidence": "true" if evidence else "false",
         }
         answer = self._client.ask(
-            BatchAnswer,
+            BatchResponse,
             "POST",
             f"/{self.id}/batches",
             files=[("images", file) for file in files],
@@ -253,7 +253,7 @@ class RemoteSession:
         self.classes = tuple(info.classes)
 
     def export_state(self) -> bytes:
-        """What was learned, as a state file; other sessions read it, too."""
+        """A state file of what was learned; other sessions read it, too."""
         return self._send("GET", "/state").content
 
     def import_state(self, state: bytes) -> None:

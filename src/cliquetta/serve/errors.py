@@ -1,4 +1,4 @@
-"""How the service refuses: one exception for all refusals, and what other errors become."""
+"""Refusals of the service: one exception for all of them, and what other errors become."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def incident(error: Exception) -> ServiceError:
 
 
 def as_refusal(error: Exception) -> ServiceError:
-    """What a client is told when a session cannot be built as asked."""
+    """The refusal of a session that cannot be built as asked."""
     if isinstance(error, ServiceError):
         return error
     if isinstance(error, ValidationError):

@@ -10,10 +10,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from cliquetta.errors import UnknownNameError
+from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.methods.allocation import AllocationLimit, StateTooLargeError
 from cliquetta.methods.base import Adapter
-from cliquetta.methods.building.config import current_names, saved_names
 from cliquetta.methods.registry import MethodEntry, create_method, method_config
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.serve.errors import as_refusal, conflict, too_large
@@ -38,7 +37,7 @@ def create_session(
 def change_classes(
     request: ClassesRequest, spec: SessionSpec, adapter: Adapter, settings: Settings
 ) -> tuple[SessionSpec, Adapter]:
-    """The same session for another class list, with what its adapter learned apart from it."""
+    """A session for another class list, with what its adapter learned apart from the classes."""
     templates = spec.templates if request.templates is None else tuple(request.templates)
     _check_lists(request.classes, templates, settings.limits)
     changed = replace(spec, classes=tuple(request.classes), templates=templates)
@@ -107,7 +106,6 @@ def resolve_config(
     """The method's config in full, checked field by field, as JSON types."""
     base = method_config(entry.name, preset)
     known = [field.name for field in dataclasses.fields(entry.config)]
-    options = current_names(entry.config, options, warn=True)
     for name in options:
         if name not in known:
             raise UnknownNameError(f"option of {entry.name}", name, known)
@@ -128,8 +126,13 @@ def build_adapter(spec: SessionSpec, settings: Settings) -> Adapter:
             )
     prompts = ClassPrompts(spec.classes, spec.templates)
     entry = methods[spec.method]
-    saved = saved_names(entry.config, spec.config, source="this session")
-    config = TypeAdapter(entry.config).validate_python(saved)
+    unknown = sorted(spec.config.keys() - entry.config.__dataclass_fields__.keys())
+    if unknown:
+        raise UserError(
+            f"this session has settings that this version does not know ({', '.join(unknown)}): it "
+            "was made by another version, start anew"
+        )
+    config = TypeAdapter(entry.config).validate_python(spec.config)
     adapter = create_method(spec.method, models[spec.model], prompts, config, seed=spec.seed)
     adapter.enable(reject=spec.reject, calibrate=spec.calibrate)
     return adapter

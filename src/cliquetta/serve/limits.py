@@ -1,4 +1,4 @@
-"""How limits are enforced: requests per second, bytes in memory, seconds of computation."""
+"""Enforcement of limits: requests per second, bytes in memory, seconds of computation."""
 
 from __future__ import annotations
 

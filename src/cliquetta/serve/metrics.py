@@ -1,4 +1,4 @@
-"""What the service counts, in the format that Prometheus reads."""
+"""Metrics of the service, in the format that Prometheus reads."""
 
 from __future__ import annotations
 

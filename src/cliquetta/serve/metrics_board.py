@@ -16,7 +16,7 @@ class Board:
         self._posted: dict[str, tuple[float, list[Metric]]] = {}
 
     def post(self, replica: str, metrics: list[Metric]) -> None:
-        """Put up the metrics of a replica in the place of the last."""
+        """Replace the metrics of a replica."""
         self._posted[replica] = time.monotonic(), metrics
 
     def read(self) -> dict[str, list[Metric]]:

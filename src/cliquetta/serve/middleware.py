@@ -1,4 +1,4 @@
-"""What every request passes before it is read: origin, token, rate, size, time."""
+"""Admission of requests before they are read: origin, token, rate, size, time."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class AdmissionMiddleware:
             await self._app(scope, receive, send)
             return
         start = time.perf_counter()
-        answer = _Answer(send, self._limits.answer_seconds, self._budget, self._metrics)
+        answer = _BoundedResponse(send, self._limits.answer_seconds, self._budget, self._metrics)
         with self._settings.tracing.request(Headers(scope=scope)) as span:
             try:
                 await self._pass(scope, receive, answer.send)
@@ -117,7 +117,7 @@ class AdmissionMiddleware:
         return owner
 
 
-def _event(scope: Scope, answer: _Answer, seconds: float) -> dict[str, Any]:
+def _event(scope: Scope, answer: _BoundedResponse, seconds: float) -> dict[str, Any]:
     """A request as its line in the log."""
     return {
         "method": scope["method"] if scope["method"] in _METHODS else "other",
@@ -164,10 +164,10 @@ class _Body:
         return _closing(413, "too_large", f"a request may have {self._most:,} bytes")
 
 
-class _Answer:
-    """An answer that is counted as memory and sent in parts, within its time.
+class _BoundedResponse:
+    """A response that is counted as memory and sent in parts, within its time.
 
-    Its head is held back until the first part, so that an answer without room can be refused.
+    Its head is held back until the first part, so that one without room can be refused.
     """
 
     def __init__(self, target: Send, seconds: float, budget: ByteBudget, metrics: Metrics) -> None:

@@ -34,7 +34,7 @@ from cliquetta.serve.metrics_board import POST_SECONDS, Board
 from cliquetta.serve.router import Answered, Forwarded, LostError, create_router, run_app
 from cliquetta.serve.server import make_server, open_port
 from cliquetta.serve.settings import Settings, load_models
-from cliquetta.serve.shared_store import SharedStore
+from cliquetta.serve.store import Store
 from cliquetta.serve.tracing import open_tracing
 
 EXTRA = "ray-serve"
@@ -66,7 +66,7 @@ class ReplicaPlan:
             raise UserError(f"replicas are N or MIN:MAX from 1, got {self.least}:{self.most}")
 
     def options(self, settings: Settings, present: float = 0.0) -> dict[str, Any]:
-        """The same as options of Ray Serve, for a cluster with this many GPUs."""
+        """Options of Ray Serve for a cluster with ``present`` GPUs."""
         limits = settings.limits
         scale: dict[str, Any] = {"num_replicas": self.least}
         if self.most > self.least:
@@ -109,14 +109,14 @@ class Replica:
 
         warnings.filterwarnings("ignore", module=r"PIL\.")
         self._settings = await asyncio.to_thread(build)
-        self._app = create_app(SharedStore(where), self._settings, admitted=True)
+        self._app = create_app(Store(where), self._settings, admitted=True)
         self._life = self._app.router.lifespan_context(self._app)
         await self._life.__aenter__()
         name = serve.get_replica_context().replica_id.unique_id
         self._posting = asyncio.create_task(self._post(name, board))
 
     async def answer(self, request: Forwarded) -> Answered:
-        """What the service answers to a request."""
+        """The service's response to a request."""
         with self._settings.tracing.request(request.trace) as span:
             span["name"] = "replica"
             return await run_app(self._app, request)
@@ -137,8 +137,8 @@ def build_settings(
 ) -> Settings:
     """Settings of a replica, with its models loaded onto the device that it was given."""
     torch.set_num_threads(settings.threads)
-    place = str(pick_device(device))
-    models = load_models(sources, partial(create_model, device=place, dtype=dtype))
+    target = str(pick_device(device))
+    models = load_models(sources, partial(create_model, device=target, dtype=dtype))
     return replace(settings, models=models, tracing=open_tracing(traces))
 
 
@@ -174,7 +174,7 @@ def serve_replicas(
     cores = max(os.cpu_count() or 1, math.ceil((plan.most + 1) * plan.cpus))
     with (
         logging_as(log_format),
-        SharedStore.open(url),
+        Store.open(url),
         open_port(host, port) as opened,
         connected(plan.address, cores, extra=EXTRA) as ray,
     ):
@@ -182,7 +182,7 @@ def serve_replicas(
             from ray import serve
         except ImportError as error:
             raise UserError(f"no {error.name}: pip install 'cliquetta[{EXTRA}]'") from error
-        logging.getLogger("ray.serve").setLevel(logging.ERROR)  # a lost replica is said by us
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)  # we report a lost replica
         board = ray.remote(num_cpus=0)(Board).remote()
         present = ray.cluster_resources().get("GPU", 0)
         replicas = serve.deployment(**plan.options(settings, present))(Replica)

@@ -54,7 +54,7 @@ class Forwarded:
 
 @dataclass(frozen=True)
 class Answered:
-    """What a replica answered."""
+    """Response of a replica."""
 
     status: int
     headers: tuple[tuple[bytes, bytes], ...]

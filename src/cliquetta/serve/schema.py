@@ -1,4 +1,4 @@
-"""The wire format: requests and answers, shared by the service, its client and its docs."""
+"""The wire format: requests and responses, shared by the service, its client and its docs."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class BatchRequest(_Model):
 
     @classmethod
     def body_schemas(cls) -> dict[str, Any]:
-        """The same schema for each content type, in one piece: references would point into it."""
+        """Schema for each content type, in one piece: references would point into it."""
         schema = cls.model_json_schema()
         image = schema.pop("$defs")["Upload"]
         examples = {"example": schema.pop("examples")[0]}
@@ -176,7 +176,7 @@ class Scored(_Model):
 
 
 class ImagePrediction(_Model):
-    """The answer for one image; ``index`` is its position in the request, from 0."""
+    """The prediction for one image; ``index`` is its position in the request, from 0."""
 
     index: int
     name: str
@@ -197,8 +197,8 @@ class ImageProblem(_Model):
     reason: str
 
 
-class BatchAnswer(_Model):
-    """The answer for a batch; it is on the server's disk before it is sent."""
+class BatchResponse(_Model):
+    """The response to a batch; it is on the server's disk before it is sent."""
 
     session: str
     sequence: int

@@ -50,7 +50,7 @@ class Service:
         for name, text, value in (
             ("sessions", "Sessions on disk.", lambda: self.sessions.count),
             ("resident_sessions", "Sessions in memory.", lambda: self.sessions.resident),
-            ("free_bytes", "Free space on the disk of the sessions.", store.free_bytes),
+            ("free_bytes", "Free space on the disk of the sessions.", store.files.free_bytes),
             ("queue", "Requests waiting or running.", lambda: self.pool.count),
             ("body_bytes", "Requests and answers in memory.", lambda: self.budget.used),
         ):
@@ -71,8 +71,8 @@ class Service:
             tracing.end(waiting)
 
     async def look_up(self, work: Callable[[], T]) -> T:
-        """What is known about sessions; from a thread where it means to ask a shared store."""
-        return await asyncio.to_thread(work) if self.sessions.shared else work()
+        """Facts about sessions; from a thread, since the store is asked."""
+        return await asyncio.to_thread(work)
 
     def sweep(self) -> None:
         """Delete sessions that are due, each when it is its turn."""
@@ -114,7 +114,7 @@ class FairPool:
     ) -> None:
         """Start ``workers`` threads; each calls ``prepare`` once before its first job.
 
-        ``on_wait`` is told how long each job has waited.
+        ``on_wait`` is called with the seconds that each job has waited.
         """
         if workers < 1:
             raise UserError(f"at least one worker, got {workers}")

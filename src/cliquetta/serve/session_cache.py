@@ -16,8 +16,7 @@ from cliquetta.serve.errors import ServiceError, conflict, not_found
 from cliquetta.serve.factory import build_adapter, memory_bytes
 from cliquetta.serve.metrics import Metrics
 from cliquetta.serve.settings import Settings
-from cliquetta.serve.shared_store import SharedStore
-from cliquetta.serve.store import Answer, Progress, Store, StoredSession
+from cliquetta.serve.store import Progress, Store, StoredResponse, StoredSession
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +26,7 @@ class Resident:
     """The part of a session that is in memory only while it is in use."""
 
     adapter: Adapter
-    answers: dict[int, Answer] = field(default_factory=dict)
+    answers: dict[int, StoredResponse] = field(default_factory=dict)
     version: int = 0
     chain: Chain = field(default_factory=Chain)
 
@@ -51,22 +50,24 @@ class SessionCache:
         self._coming: list[str] = []  # owners of sessions under construction
 
     def refresh(self) -> list[StoredSession]:
-        """All sessions, with what other replicas have made, changed and deleted since."""
-        if isinstance(self._store, SharedStore):
-            with self.storage():
-                found = self._store.scan(dict(self.entries))
-            with self._lock:
-                self.entries = {entry.spec.id: entry for entry in found}
+        """All sessions, with what other processes have made, changed and deleted since."""
+        with self.storage():
+            found = self._store.scan(dict(self.entries))
         with self._lock:
-            return list(self.entries.values())
+            self.entries = {entry.spec.id: entry for entry in found}
+            for id in self.residents.keys() - self.entries.keys() - self._busy:
+                del self.residents[id]
+        return found
 
     def find(self, id: str) -> StoredSession | None:
-        """A session as it is now, also if another replica has made or changed it."""
+        """A session as it is now, also if another process has made or changed it."""
         entry = self.entries.get(id)
-        if not isinstance(self._store, SharedStore):
-            return entry
+        known = 0 if entry is None else entry.version
         with self.storage():
-            if entry is not None and entry.version == self._store.version(id):
+            version = self._store.version(id)
+            if version < known:
+                raise _damaged("the session's last change is gone")
+            if entry is not None and version == known:
                 return entry
             entry = self._store.find(id)
         if entry is None:
@@ -105,8 +106,7 @@ class SessionCache:
                 entry.progress, entry.version = stored.progress, stored.version
             except DamagedError as error:
                 _log.error("session %s: %s", entry.spec.id, error)
-                message = f"{error}; delete the session, or ask the operator for a backup"
-                raise conflict("damaged", message) from error
+                raise _damaged(str(error)) from error
             except (ValueError, KeyError, TypeError) as error:
                 _log.warning("session %s cannot be restored: %s", entry.spec.id, error)
                 message = "the server's models or methods have changed since this session was made"
@@ -144,7 +144,7 @@ class SessionCache:
         entry: StoredSession,
         resident: Resident,
         progress: Progress,
-        answers: dict[int, Answer],
+        answers: dict[int, StoredResponse],
     ) -> None:
         """Write a session as it is now; it counts when this returns."""
         tracing, spec, chain = self._settings.tracing, entry.spec, resident.chain
@@ -204,3 +204,7 @@ class SessionCache:
             _log.error("session store: %s", error)
             message = "the server's disk cannot be used; nothing was changed"
             raise ServiceError(503, "storage", message, retry_after=10) from error
+
+
+def _damaged(what: str) -> ServiceError:
+    return conflict("damaged", f"{what}; delete the session, or ask the operator for a backup")

@@ -1,4 +1,4 @@
-"""What clients ask of their sessions: make, predict, reset, other classes, states, delete."""
+"""The requests of clients for their sessions: make, predict, reset, classes, states, delete."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from cliquetta.errors import UserError
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.state import pack_state, unpack_state
-from cliquetta.serve.batches import Decoded, find_repeated, predict_images, render_answer
+from cliquetta.serve.batches import Decoded, find_repeated, predict_images, render_response
 from cliquetta.serve.changes import Chain
 from cliquetta.serve.errors import ServiceError, invalid, not_found
 from cliquetta.serve.factory import change_classes, create_session
@@ -20,8 +20,7 @@ from cliquetta.serve.metrics import Metrics
 from cliquetta.serve.schema import BatchRequest, ClassesRequest, SessionInfo, SessionRequest
 from cliquetta.serve.session_cache import Resident, SessionCache
 from cliquetta.serve.settings import Settings
-from cliquetta.serve.shared_store import SharedStore
-from cliquetta.serve.store import Answer, FencedError, Progress, Store, StoredSession
+from cliquetta.serve.store import FencedError, Progress, Store, StoredResponse, StoredSession
 from cliquetta.types import Prediction
 
 _log = logging.getLogger(__name__)
@@ -63,11 +62,6 @@ class Sessions:
         self._cache = SessionCache(settings, store, metrics)
 
     @property
-    def shared(self) -> bool:
-        """Whether other replicas work on them, too, so that to know them is to ask the store."""
-        return isinstance(self._store, SharedStore)
-
-    @property
     def count(self) -> int:
         """Sessions on disk."""
         return len(self._cache.entries)
@@ -104,9 +98,9 @@ class Sessions:
 
     @_repeated
     def predict(self, id: str, request: BatchRequest, key: str = "") -> tuple[bytes, bool]:
-        """The answer as JSON, and whether it is a repeat of one given before.
+        """The response as JSON, and whether it is a repeat of one given before.
 
-        On return the answer and what was learned from the batch are on disk. On an exception the
+        On return the response and what was learned from the batch are on disk. On an exception the
         session is as it was. A request that has the ``key`` of one before is that request.
         """
         start = time.perf_counter()
@@ -123,8 +117,8 @@ class Sessions:
             decoded, prediction = self._compute(entry, resident.adapter, request)
             with self._cache.whole(id):
                 number = entry.progress.sequence + 1
-                body = render_answer(entry.spec, number, request, decoded, prediction)
-                answers = {**resident.answers, number: Answer.of(digest, body, key)}
+                body = render_response(entry.spec, number, request, decoded, prediction)
+                answers = {**resident.answers, number: StoredResponse.of(digest, body, key)}
                 for old in sorted(answers)[: -self._limits.replay]:
                     del answers[old]
                 images = entry.progress.images + len(decoded.positions)
@@ -180,7 +174,7 @@ class Sessions:
 
     @_repeated
     def export_state(self, id: str) -> bytes:
-        """What was learned, as a file that ``load_state`` reads."""
+        """The state file of the session's method."""
         with self._cache.using(id) as (_, resident):
             return pack_state(resident.adapter)
 
@@ -204,23 +198,16 @@ class Sessions:
         self._cache.delete(id)
 
     def due(self) -> list[tuple[str, str]]:
-        """Owner and id of all sessions to delete: expired, or asked for by the operator."""
-        entries = self._cache.refresh()
-        if isinstance(self._store, SharedStore):
+        """Owner and id of all expired sessions."""
+        with self._cache.storage():
             self._store.collect()
-        asked = set(self._store.deletions())
-        for unknown in asked - self._cache.entries.keys():
-            self._store.delete(unknown)  # a file that was not used, or one that is gone
-        return [
-            (entry.spec.owner, entry.spec.id)
-            for entry in entries
-            if entry.spec.id in asked or self._is_expired(entry)
-        ]
+        entries = filter(self._is_expired, self._cache.refresh())
+        return [(entry.spec.owner, entry.spec.id) for entry in entries]
 
     def delete_due(self, id: str) -> None:
         """Delete a session if it is still :meth:`due` now."""
         entry = self._cache.find(id)
-        if entry is not None and (self._is_expired(entry) or id in self._store.deletions()):
+        if entry is not None and self._is_expired(entry):
             self.delete(id)
 
     def _is_expired(self, entry: StoredSession) -> bool:
@@ -229,7 +216,7 @@ class Sessions:
 
     def problem(self) -> str | None:
         """Why sessions cannot be saved, if they cannot."""
-        if self._store.free_bytes() < self._limits.free_bytes:
+        if self._store.files.free_bytes() < self._limits.free_bytes:
             return "the disk of the sessions is full"
         return "the last session could not be saved" if self._store.failing else None
 

@@ -1,4 +1,4 @@
-"""What the operator decides: models, methods, tokens, limits. Clients can change none of it."""
+"""Settings of the operator: models, methods, tokens, limits. Clients can change none of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MB = 1024 * 1024
 
 @dataclass(frozen=True)
 class Limits:
-    """What clients may ask for; every value can be set with ``--limit NAME=VALUE``."""
+    """Bounds of what clients may ask for, each set with ``--limit NAME=VALUE``."""
 
     body_bytes: int = 32 * _MB
     """Size of one request, counted while it arrives."""
@@ -28,15 +28,12 @@ class Limits:
     answer_seconds: float = 60.0
     """Time for a client to read an answer in full."""
     header_seconds: float = 10.0
-    """Time for the head of a request to arrive, from the connection or its first byte.
-
-    A connection that sends nothing, or its head byte by byte, is closed after it.
-    """
+    """Time for the head of a request to arrive, from the connection or its first byte on."""
     idle_seconds: float = 75.0
     """Time between two requests of one connection.
 
-    Clients and proxies that keep connections should give them up earlier: a request that meets
-    the server's closing is lost. httpx does after 5 seconds, most load balancers after 60.
+    Clients should give connections up earlier (httpx: 5 s, most load balancers: 60 s), since a
+    request that meets the server's closing is lost.
     """
     connections: int = 512
     """Open connections; the process needs as many file descriptors and some more."""
@@ -45,10 +42,7 @@ class Limits:
     image_pixels: int = 25_000_000
     """Width times height of one image, read from its header before it is decoded."""
     view_bytes: int = 1024 * _MB
-    """Size of all augmented views of a batch, for the methods that ask for them.
-
-    They are counted before the first one is made.
-    """
+    """Size of all augmented views of a batch, counted before the first one is made."""
     state_bytes: int = 256 * _MB
     """Size of one session's memory, and of an imported state."""
     classes: int = 2000
@@ -64,26 +58,17 @@ class Limits:
     free_bytes: int = 64 * _MB
     """Free disk space below which ``/healthz`` reports a full disk."""
     resident_sessions: int = 64
-    """Sessions held in memory.
-
-    The least recently used ones beyond it are on disk only, and restored when they are needed.
-    """
+    """Sessions held in memory; the least recently used ones beyond it are on disk only."""
     resident_bytes: int = 1024 * _MB
     """Size of all sessions held in memory; one session is always held."""
     batch_seconds: float = 60.0
-    """Work on one request, once it has begun.
-
-    The request is then refused and the session is as it was before.
-    """
+    """Work on one request; after it the request is refused and the session as it was before."""
     wait_seconds: float = 60.0
     """Time in the queue; a request that has waited longer is refused."""
     queued: int = 128
     """Requests waiting or running, of all sessions."""
     queued_per_owner: int = 64
-    """Requests waiting or running, per token.
-
-    A server without tokens has one owner, for whom ``queued`` counts.
-    """
+    """Requests waiting or running, per token; without tokens ``queued`` counts."""
     queued_per_session: int = 8
     """Requests waiting, per session."""
     queued_bytes: int = 256 * _MB
@@ -97,10 +82,7 @@ class Limits:
     upload_bytes: int = 1024 * _MB
     """Size of all files that a visitor of the web app may upload within an hour."""
     wrong_token_rate: float = 0.5
-    """Wrong tokens per second per address, ten at once; beyond it the address is refused.
-
-    A right token is refused with them: otherwise guessing would not be slowed.
-    """
+    """Wrong tokens per second per address, ten at once; beyond it right ones are refused, too."""
 
     def __post_init__(self) -> None:
         """Validate fields."""
@@ -134,7 +116,7 @@ def served_methods(allowed: Iterable[str] | None = None) -> dict[str, MethodEntr
 
 @dataclass(frozen=True)
 class Settings:
-    """What a server offers, to whom, and how much of it."""
+    """Offer of a server: to whom, and how much of it."""
 
     models: Mapping[str, CLIP] = field(default_factory=dict)
     """By the names that clients use; the first is the default. All sessions share them."""
@@ -145,7 +127,7 @@ class Settings:
     hosts: frozenset[str] | None = LOCAL_HOSTS
     """Names in the ``Host`` header that are answered; any if ``None``, which needs tokens."""
     limits: Limits = field(default_factory=Limits)
-    """What clients may ask for."""
+    """Bounds of what clients may ask for."""
     workers: int = field(default_factory=lambda: os.cpu_count() or 1)
     """Sessions that compute at one time."""
     threads: int = 1

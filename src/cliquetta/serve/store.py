@@ -1,11 +1,18 @@
-"""Sessions on disk: one safetensors file each, and for large ones the changes since it was written.
+"""Sessions on disk: every change is a file that only one process can create.
 
-A file holds everything: how the session was made, what its method remembers, how many batches it
-has answered and the last answers themselves. ``ID.safetensors`` is replaced as a whole; where a
-batch changes little of a large memory (:mod:`.changes`), ``ID.changes/VERSION.safetensors`` is
-added instead. Either way one rename is the moment at which a batch counts, and a server that is
-killed at any time finds each session before or after a batch, never between. A checksum over all
-bytes of a file and the session's own id tell damaged and swapped files.
+``ID/000...12.safetensors`` is version 12 of a session: how it was made, what its method remembers,
+how many batches it has answered and the last responses themselves. It is whole, or (where a batch
+changes little of a large memory, :mod:`.changes`) a change after version 11. One link is the moment
+at which a batch counts: a server that is killed at any time finds each session before or after a
+batch, never between. A checksum over all bytes of a file and the session's own id tell damaged and
+swapped files.
+
+Several replicas may share a store. One that has read version 12 writes its change by creating
+version 13, which fails if there is one: of two replicas, one succeeds, and the other reads again.
+No replica holds a lock or a lease, so it does not matter whether one that does not answer is dead,
+slow or cut off; when it comes back, its version exists already, or (those before the last whole one
+are removed) later ones do, and what it wrote does not count. A deleted session is an empty version,
+which is kept for a day so that a late replica finds it.
 """
 
 from __future__ import annotations
@@ -13,13 +20,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-import shutil
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +32,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cliquetta.atomic import exclusive, sync_folder, write_atomically
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.state import pack_state, unpack_state
 from cliquetta.serve.changes import (
@@ -40,18 +44,14 @@ from cliquetta.serve.changes import (
     pack_changes,
     seal_of,
 )
-from cliquetta.tensor_file import read_header
+from cliquetta.serve.store_files import files_at
 
 _SUFFIX = ".safetensors"
-_DELETE = ".delete"
-_CHANGES = ".changes"
 _ANSWER = "answer."
-UNREADABLE = (ValueError, KeyError, TypeError, OSError)
+_TOMBSTONE_SECONDS = 86400
+_UNREADABLE = (ValueError, KeyError, TypeError, OSError)
 """What reading the head of a file that is none of ours may raise."""
 _log = logging.getLogger(__name__)
-
-_PRIVATE = 0o600
-"""Mode of files of sessions: what clients sent is nobody else's."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ class FencedError(Exception):
 
 
 @dataclass(frozen=True)
-class Answer:
-    """An answer that was given, with what it answered."""
+class StoredResponse:
+    """A response that was sent, and the request that it answers."""
 
     digest: str
     """Hash of the request."""
@@ -109,13 +109,13 @@ class Answer:
     """The router's name for the request, the same when it is sent to another replica."""
 
     @classmethod
-    def of(cls, digest: str, body: bytes, key: str = "") -> Answer:
-        """Keep ``body`` as the answer to the request with ``digest``."""
+    def of(cls, digest: str, body: bytes, key: str = "") -> StoredResponse:
+        """The response ``body`` to the request with ``digest``."""
         return cls(digest, zlib.compress(body, 1), key)
 
     @property
     def body(self) -> bytes:
-        """The answer as it was sent."""
+        """The body as it was sent."""
         return zlib.decompress(self.packed)
 
 
@@ -138,69 +138,59 @@ class StoredSession:
 
 
 class Store:
-    """A folder of sessions. File names come from ids that the server made, never from clients."""
+    """Sessions in a folder, or at a URL of fsspec. Names of files come from ids that we made."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, where: Path | str) -> None:
+        self.files = files_at(where)
         self.failing = False
         """Whether the last attempt to write failed."""
 
     @classmethod
     @contextmanager
-    def open(cls, folder: Path | str) -> Iterator[Store]:
-        """The store in ``folder``, made if absent and locked against other servers."""
-        path = Path(folder)
-        path.mkdir(parents=True, exist_ok=True)
-        path.chmod(0o700)  # class names and answers are the clients' own
-        with exclusive(path):
-            _clean(path)
-            cls._adopt(path)
-            yield cls(path)
+    def open(cls, where: Path | str) -> Iterator[Store]:
+        """The store of a service and its replicas; a folder is locked against other services."""
+        store = cls(where)
+        with store.files.opened():
+            yield store
 
-    @staticmethod
-    def _adopt(folder: Path) -> None:
-        """Take over what replicas left: folders of versions (see shared_store.py)."""
-        for versions in [path for path in folder.iterdir() if is_id(path.name) and path.is_dir()]:
-            target = folder / f"{versions.name}{_SUFFIX}"
-            latest = max(versions.glob(f"*{_SUFFIX}"), default=None)
-            if latest is not None and latest.stat().st_size and not target.exists():
-                with suppress(*UNREADABLE):  # damage is told when the session is used
-                    files = read_chain(partial(_read_version, versions), int(latest.stem))
-                    join_into(latest, files)
-                latest.replace(target)
-                sync_folder(folder)
-            shutil.rmtree(versions)
-
-    def scan(self) -> list[StoredSession]:
-        """All sessions, oldest first; unreadable files are reported and left alone."""
+    def scan(self, known: Mapping[str, StoredSession] | None = None) -> list[StoredSession]:
+        """All sessions, oldest first; those of ``known`` that have not changed are not read."""
         found = []
-        for path in self._folder.glob(f"*{_SUFFIX}"):
-            try:
-                notes, id = read_notes(path), path.name.removesuffix(_SUFFIX)
-                files = [path, *self._changes_after(id, notes)]
-                session = parse_notes(read_notes(files[-1]) if files[1:] else notes, id)
-                session.used = files[-1].stat().st_mtime
-                session.bytes = sum(file.stat().st_size for file in files)
-                found.append(session)
-            except UNREADABLE as error:
-                _log.warning("the session file %s is not used: %s", path, error)
+        for id, (version, size) in _latest(self.files.sizes()).items():
+            stored = (known or {}).get(id)
+            if size and (stored is None or stored.version != version):
+                stored = self.find(id)
+            if size and stored is not None:
+                found.append(stored)
         return sorted(found, key=StoredSession.age)
 
-    def _changes_after(self, id: str, notes: Mapping[str, Any]) -> list[Path]:
-        """The changes after the whole file with these notes; earlier ones may be left over."""
-        found = sorted((self._folder / f"{id}{_CHANGES}").glob(f"*{_SUFFIX}"))
-        return [path for path in found if int(path.stem) > notes.get("version", 0)]
+    def version(self, id: str) -> int:
+        """The present version of a session, also if that is its deletion; 0 if there is none."""
+        return self._present(id)[0]
 
-    def free_bytes(self) -> int:
-        """Free space on the disk of the sessions."""
-        return shutil.disk_usage(self._folder).free
+    def find(self, id: str) -> StoredSession | None:
+        """A session as it is now; a file that cannot be read is reported and left alone."""
+        while True:
+            version, size = self._present(id)
+            if size == 0:
+                return None
+            name = _name(id, version)
+            try:
+                stored = _parse_notes(notes_of(self.files.head(name)), id)
+                stored.version, stored.bytes = version, size
+                stored.used = self.files.modified(name)
+                return stored
+            except _UNREADABLE as error:
+                if self._present(id) == (version, size):  # else a later version has replaced it
+                    _log.warning("the session file %s is not used: %s", name, error)
+                    return None
 
     def save(
         self,
         adapter: Adapter,
         spec: SessionSpec,
         progress: Progress,
-        answers: Mapping[int, Answer],
+        answers: Mapping[int, StoredResponse],
         version: int = 0,
         chain: Chain | None = None,
     ) -> int:
@@ -216,13 +206,11 @@ class Store:
             FencedError: It is another version already; nothing was changed.
 
         """
-        notes = {
+        notes: dict[str, Any] = {
             "session": asdict(spec),
             "progress": asdict(progress),
             "answers": {str(number): answer.digest for number, answer in answers.items()},
             "keys": {str(number): answer.key for number, answer in answers.items() if answer.key},
-            "saved": time.time(),
-            "version": version + 1,
             "checksum": UNSEALED.decode(),
         }
         extra = {f"{_ANSWER}{number}": _tensor(a.packed) for number, a in answers.items()}
@@ -246,8 +234,8 @@ class Store:
         return version + 1
 
     def load(
-        self, adapter: Adapter, id: str, version: int = 0
-    ) -> tuple[StoredSession, dict[int, Answer]]:
+        self, adapter: Adapter, id: str, version: int
+    ) -> tuple[StoredSession, dict[int, StoredResponse]]:
         """Let ``adapter`` continue where the session was, and return where that was.
 
         Raises:
@@ -255,115 +243,102 @@ class Store:
             DamagedError: Its files are not those that were written.
 
         """
-        files = self._read(id, version)
-        saved = unpack_state(adapter, fold(files), source="the session's file")
-        keys = saved.notes.get("keys", {})
+        saved = unpack_state(adapter, fold(self._read(id, version)), source="the session's file")
         answers = {
-            int(number): Answer(
-                digest, saved.extra[f"{_ANSWER}{number}"].numpy().tobytes(), keys.get(number, "")
+            int(number): StoredResponse(
+                digest,
+                saved.extra[f"{_ANSWER}{number}"].numpy().tobytes(),
+                saved.notes["keys"].get(number, ""),
             )
             for number, digest in saved.notes["answers"].items()
         }
-        stored = parse_notes(saved.notes, id)
-        stored.version = max(version, stored.version)
+        stored = _parse_notes(saved.notes, id)
+        stored.version = version
         return stored, answers
 
+    def delete(self, id: str, version: int = 0) -> None:
+        """Write an empty version after ``version``, or after whatever is present if that is 0.
+
+        Raises:
+            FencedError: It is another version than ``version`` already.
+
+        """
+        while last := version or self._present(id)[0]:
+            try:
+                self._write(id, b"", last, last + 1)
+                return
+            except FencedError:
+                if version:
+                    raise
+
+    def collect(self) -> None:
+        """Remove what is left of sessions that were deleted long ago."""
+        for id, (version, size) in _latest(self.files.sizes()).items():
+            name = _name(id, version)
+            with suppress(OSError):
+                if not size and time.time() - self.files.modified(name) > _TOMBSTONE_SECONDS:
+                    self.files.remove(name)
+
+    def _present(self, id: str) -> tuple[int, int]:
+        """Last version of a session and the size of its files; zeros if there is none."""
+        if re.fullmatch(_ID, id) is None:  # it comes from a client, and would be part of a path
+            return 0, 0
+        return _latest(self.files.sizes(id)).get(id, (0, 0))
+
     def _write(self, id: str, data: bytes, version: int, whole: int) -> None:
-        """Write what follows ``version``; earlier files than ``whole`` are not needed after it."""
-        changes = self._folder / f"{id}{_CHANGES}"
-        if whole > version:
-            write_atomically(self._path(id), data, _PRIVATE)
-            shutil.rmtree(changes, ignore_errors=True)
-            return
-        if not changes.exists():
-            changes.mkdir()
-            sync_folder(self._folder)
-        write_atomically(changes / version_name(version + 1), data, _PRIVATE)
+        """Create the version after ``version``; those before ``whole`` are not needed after it."""
+        mine = version + 1
+        try:
+            self.files.create(_name(id, mine), data)
+        except (FileExistsError, FileNotFoundError):
+            raise FencedError from None
+        names = self.files.sizes(id)
+        last, _ = _latest(names).get(id, (0, 0))
+        if last != mine:  # followed already, or too late: written when later ones were there
+            raise FencedError(last - mine)
+        for name in names:
+            if _name(id, 0) < name < _name(id, whole):
+                self.files.remove(name)
 
     def _read(self, id: str, version: int) -> list[bytes]:
-        """The whole file of a session and the changes after it, to ``version`` at least."""
+        """The whole file that a version is based on, and the changes after it."""
         try:
-            whole = checked(self._path(id).read_bytes())
+            last = _checked(self.files.read(_name(id, version)))
+            first = notes_of(last).get("whole", version)
+            before = [self.files.read(_name(id, number)) for number in range(first, version)]
+            return [*map(_checked, before), last]
         except FileNotFoundError:
-            raise DamagedError("the session's file is gone") from None
-        changes = self._changes_after(id, notes_of(whole))
-        files = [whole, *(checked(path.read_bytes()) for path in changes)]
-        if notes_of(files[-1]).get("version", 0) < version:
-            raise DamagedError("the session's last change is gone")
-        return files
-
-    def delete(self, id: str, version: int = 0) -> None:
-        """Remove a session that was read as ``version``."""
-        del version
-        for path in (self._path(id), self._folder / f"{id}{_DELETE}"):
-            path.unlink(missing_ok=True)
-        sync_folder(self._folder)
-        shutil.rmtree(self._folder / f"{id}{_CHANGES}", ignore_errors=True)
-
-    def request_deletion(self, id: str) -> None:
-        """Ask the server that works on this folder to delete a session."""
-        (self._folder / f"{id}{_DELETE}").touch()
-
-    def deletions(self) -> list[str]:
-        """Ids that another process asked to delete."""
-        return [path.name.removesuffix(_DELETE) for path in self._folder.glob(f"*{_DELETE}")]
-
-    def _path(self, id: str) -> Path:
-        return self._folder / f"{id}{_SUFFIX}"
+            if self._present(id)[0] == version:
+                raise DamagedError("a change of the session is gone") from None
+            raise FencedError from None
 
 
-def is_id(name: str) -> bool:
-    """Whether ``name`` can be the id of a session, and so a part of a path."""
-    return re.fullmatch("[0-9a-f]{32}", name) is not None
+_ID = "[0-9a-f]{32}"
 
 
-def parse_notes(notes: Mapping[str, Any], id: str) -> StoredSession:
-    """What a file's notes say about its session, which must be the one it is named after."""
+def _name(id: str, version: int) -> str:
+    """The file of a version; names sort by version."""
+    return f"{id}/{version:016d}{_SUFFIX}"
+
+
+def _latest(sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """Last version of every session among files, and the size of all; 0 if it is deleted."""
+    found: dict[str, dict[int, int]] = {}
+    for name, size in sizes.items():
+        if parts := re.fullmatch(rf"({_ID})/([0-9]+){_SUFFIX}", name):
+            found.setdefault(parts[1], {})[int(parts[2])] = size
+    return {id: (max(of), sum(of.values()) if of[max(of)] else 0) for id, of in found.items()}
+
+
+def _parse_notes(notes: Mapping[str, Any], id: str) -> StoredSession:
+    """The session of a file with these notes, which must be the one it is named after."""
     values = dict(notes["session"])
     for name in ("classes", "templates"):
         values[name] = tuple(values[name])
     spec = SessionSpec(**values)
     if spec.id != id:
         raise DamagedError(f"the file of session {id} holds session {spec.id}: copied or swapped")
-    saved, version = notes.get("saved", time.time()), notes.get("version", 0)
-    return StoredSession(spec, Progress(**notes["progress"]), saved, version=version)
-
-
-def read_notes(path: Path) -> dict[str, Any]:
-    """The notes in the header of a session's file, a whole one or a change."""
-    notes: dict[str, Any] = read_header(path, kind="session file")["notes"]
-    return notes
-
-
-def version_name(version: int) -> str:
-    """The file of a version in a session's folder; names sort by version."""
-    return f"{version:016d}{_SUFFIX}"
-
-
-def _read_version(versions: Path, version: int) -> bytes:
-    return (versions / version_name(version)).read_bytes()
-
-
-def join_into(path: Path, files: Sequence[bytes]) -> None:
-    """Replace the last file of a session by a whole one."""
-    if len(files) > 1:
-        write_atomically(path, _seal(fold(files)), _PRIVATE)
-
-
-def read_chain(read: Callable[[int], bytes], version: int) -> list[bytes]:
-    """The whole file that a version is based on, and the changes after it."""
-    last = checked(read(version))
-    first = notes_of(last).get("whole", version)
-    return [*(checked(read(number)) for number in range(first, version)), last]
-
-
-def _clean(folder: Path) -> None:
-    """Remove what a server that was killed left behind."""
-    for left in [*folder.glob(f".*{_SUFFIX}*.tmp"), *folder.glob(f"*/.*{_SUFFIX}*.tmp")]:
-        left.unlink()
-    for changes in folder.glob(f"*{_CHANGES}"):
-        if not changes.with_suffix(_SUFFIX).exists():  # deleted
-            shutil.rmtree(changes)
+    return StoredSession(spec, Progress(**notes["progress"]), time.time())
 
 
 def _seal(data: bytes) -> bytes:
@@ -372,10 +347,10 @@ def _seal(data: bytes) -> bytes:
     return SEAL.sub(lambda found: found[1] + digest + b'\\"', data, count=1)
 
 
-def checked(data: bytes) -> bytes:
-    """The same bytes, if they are those that were sealed; files of version 0.1 have no seal."""
+def _checked(data: bytes) -> bytes:
+    """Return the bytes unchanged if they are those that were sealed."""
     seal = seal_of(data).encode()
-    if seal and hashlib.sha256(data.replace(seal, UNSEALED, 1)).hexdigest().encode() != seal:
+    if hashlib.sha256(data.replace(seal, UNSEALED, 1)).hexdigest().encode() != seal:
         raise DamagedError("the session's file is damaged: its checksum differs")
     return data
 

@@ -66,7 +66,7 @@ class Tracing:
                 span.set_attributes(_attributes(known))
 
     def headers(self) -> dict[str, str]:
-        """What tells another process the present span: ``traceparent``."""
+        """Headers that name the present span to another process (``traceparent``)."""
         carrier: dict[str, str] = {}
         if self._tracer is not None:
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

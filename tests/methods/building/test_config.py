@@ -52,28 +52,6 @@ REFUSED: dict[str, list[tuple[str, Any, str]]] = {
     "zero": [("selection_fraction", 0.0, "above 0"), ("views", 0, "at least 1")],
     "zero_shot": [("temperature", 0.0, "above 0"), ("temperature", "hot", "a finite number")],
 }
-EARLIER = {
-    "batclip": {"learning_rate": "lr"},
-    "clipartt": {"learning_rate": "lr", "top_classes": "topk"},
-    "cocoop": {"context": "context_length", "hidden": "hidden_dim", "rows": "text_chunk"},
-    "coop": {"words": "context_init", "position": "class_position"},
-    "ctpt": {"dispersion": "dispersion_weight", "kept": "selection_fraction"},
-    "dart": {"recall": "retained_weight", "inertia": "ema_scale", "tokens": "prompt_length"},
-    "dmn": {"view_count": "views"},
-    "maple": {"context": "context_length", "words": "context_init"},
-    "mta": {
-        "neighbours": "neighbour_fraction",
-        "affinity": "affinity_weight",
-        "spread": "entropy_weight",
-        "zoom": "view_zoom",
-    },
-    "tda": {"view_count": "views", "kept": "selection_fraction"},
-    "tent": {"learning_rate": "lr"},
-    "tpt": {"view_count": "views", "kept": "selection_fraction", "rows": "text_chunk"},
-    "transclip": {"seeds": "init_images", "inner": "inner_steps"},
-    "watt": {"learning_rate": "lr"},
-    "zero": {"view_count": "views", "kept": "selection_fraction"},
-}
 
 
 @pytest.mark.parametrize(
@@ -88,15 +66,6 @@ def test_values_out_of_range_are_refused(method: str, field: str, value: Any, me
 def test_every_method_builds_on_the_base_config() -> None:
     for entry in method_entries():
         assert issubclass(entry.config, MethodConfig), entry.name
-
-
-@pytest.mark.parametrize(("method", "options"), EARLIER.items(), ids=EARLIER)
-def test_earlier_option_names_work_with_a_warning(method: str, options: dict[str, str]) -> None:
-    default = get_method(method).config()
-    for old, new in options.items():
-        with pytest.warns(UserWarning, match=f"{old!r} is now called {new!r}"):
-            config = method_config(method, options={old: str(getattr(default, new))})
-        assert config == default
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,7 @@ from cliquetta.methods.building.views import (
     ViewsConfig,
     confident_views,
     kept_count,
-    mean_logits,
     near_one,
-    take_views,
 )
 from cliquetta.model.clip import CLIP, encode_views
 from cliquetta.types import Batch, ViewSpec
@@ -42,15 +40,6 @@ def test_marginal_entropy_is_that_of_the_mean_probabilities(logits: Tensor) -> N
     np.testing.assert_allclose(marginal_entropy(logits).numpy(), expected, rtol=FEATURE)
 
 
-def test_marginal_entropy_of_sure_views_is_that_of_their_votes() -> None:
-    views = torch.tensor([[1e5, 0.0, -1e5], [0.0, 1e5, -1e5]], requires_grad=True)
-    value = marginal_entropy(views)
-    assert value.item() == pytest.approx(np.log(2))
-    value.backward()
-    assert views.grad is not None
-    assert torch.isfinite(views.grad).all()
-
-
 def test_kept_views_are_rounded_down_and_never_none() -> None:
     assert [kept_count(64, 0.1), kept_count(64, 0.3), kept_count(64, 1.0)] == [6, 19, 64]
     assert [kept_count(9, 0.1), kept_count(1, 0.3)] == [1, 1]
@@ -65,13 +54,6 @@ def test_confident_views_are_those_of_lowest_entropy(logits: Tensor) -> None:
 def test_of_equally_confident_views_the_earlier_comes_first() -> None:
     logits = torch.tensor([0.0, 3.0]).repeat(1, 40, 1)
     assert confident_views(logits, 0.1).tolist() == [[0, 1, 2, 3]]
-
-
-def test_mean_logits_averages_the_named_views(logits: Tensor) -> None:
-    index = torch.tensor([[0, 2], [5, 1], [7, 7]])
-    expected = torch.stack([logits[b, index[b]].mean(dim=0) for b in range(3)])
-    torch.testing.assert_close(mean_logits(logits, index), expected)
-    assert torch.equal(take_views(logits, index)[1], logits[1, [5, 1]])
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])

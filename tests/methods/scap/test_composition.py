@@ -111,18 +111,6 @@ def test_rows_are_padded_to_the_longest() -> None:
     assert passes.prompted.tolist() == [True, False, True, True, True, True]
 
 
-def test_padding_never_reaches_a_mean() -> None:
-    own = torch.tensor([[[2.0], [99.0]], [[1.0], [3.0]]])
-    mask = torch.tensor([[True, False], [True, True]])
-    kept, held = torch.tensor([[[6.0]], [[55.0]]]), torch.tensor([[True], [False]])
-    config = SCAPConfig(clique_combination="mean", retained_combination="mean")
-    prompts, seen = compose_prompts(own, mask, kept, held, config)
-    assert [row[ok].flatten().tolist() for row, ok in zip(prompts, seen, strict=True)] == [
-        [4.0],
-        [2.0],
-    ]
-
-
 @pytest.mark.parametrize(("k", "N"), list(itertools.product([1, 2, 3], [3, 5])))
 def test_merging_gives_the_mean_probability(k: int, N: int) -> None:
     generator = torch.Generator().manual_seed(k)

@@ -176,13 +176,6 @@ def test_random_worlds_agree_with_the_oracle(
     check_agreement(pair(model, options, names=NAMES[:classes], seed=seed), batches)
 
 
-def test_identical_images_form_one_clique_that_agrees() -> None:
-    model = MODELS[0]
-    image = make_batches(0, 1, 1)[0]
-    both = pair(model, {"threshold": 0.9, "capacity": 6})
-    assert check_agreement(both, [image.repeat(4, 1, 1, 1)]) == 3
-
-
 def test_one_image_has_no_clique_and_is_plain_clip() -> None:
     model = MODELS[0]
     both = pair(model, {"threshold": 0.5})
@@ -191,10 +184,3 @@ def test_one_image_has_no_clique_and_is_plain_clip() -> None:
     out = both.engine.predict(Batch(image))
     plain = model.scale * model.encode_image(image, normalize=True) @ both.engine.classifier.T
     torch.testing.assert_close(out.probabilities, plain.softmax(-1).float(), rtol=0, atol=SUM)
-
-
-def test_fewer_classes_than_k_agree() -> None:
-    model, names = MODELS[0], ("cat", "dog")  # k is 3
-    batches = make_batches(9, 2, 5)
-    threshold = between_similarities(model, batches[0], 0.5)
-    assert check_agreement(pair(model, {"threshold": threshold}, names=names), batches) > 0

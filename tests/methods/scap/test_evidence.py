@@ -30,9 +30,7 @@ THRESHOLD = between_similarities(MODEL, BATCHES[0], 0.7)
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"best_class_only": True}, {"retention": False}, {"capacity": 1}],
-    ids=str,
+    "options", [{}, {"best_class_only": True}, {"retention": False}, {"capacity": 1}], ids=str
 )
 def test_the_description_says_what_the_oracle_used(options: dict[str, Any]) -> None:
     both = pair(MODEL, {"threshold": THRESHOLD, **options})

@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.methods.building.adam import AdamState, adam_step
 from cliquetta.methods.scap.config import SCAPConfig
 from cliquetta.methods.scap.learning import Frozen, Learned, Learner, Task
 from cliquetta.methods.scap.text import PromptedText
 from cliquetta.model.block import Prefix
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.scenes import NAMES, build_model, make_batches, scap_config
-from tests._helpers.tolerance import DOUBLE, FEATURE, STEP, SUM
+from tests._helpers.tolerance import DOUBLE, STEP, SUM
 from tests.reference.scap_equations import ReferenceSettings, clique_loss
 
 MODEL = build_model(0)
@@ -163,16 +162,6 @@ def test_a_part_holds_whole_cliques_within_its_bound(rows: int) -> None:
     assert len(parts) == (1 if rows == 1000 else len(parts)) <= len(SETS)
 
 
-def test_keys_are_mean_features_before_learning() -> None:
-    start = make_start(SCAPConfig())
-    learned = make_learner(SCAPConfig()).learn(make_task(SCAPConfig()), start)
-    assert learned.after is None
-    for u, members in enumerate(SETS):
-        features = MODEL.require_vit()(IMAGES[list(members)], prefix={1: Prefix(start)})
-        mean = torch.nn.functional.normalize(features, dim=1).mean(dim=0)
-        torch.testing.assert_close(learned.attributes[u], mean, rtol=0, atol=DOUBLE)
-
-
 def test_start_features_are_those_under_the_start_prompt() -> None:
     config = SCAPConfig()
     start = make_start(config)
@@ -185,10 +174,3 @@ def test_start_features_are_those_under_the_start_prompt() -> None:
     )
     found = learner.learn(task, start).start_features
     torch.testing.assert_close(found, expected, rtol=0, atol=DOUBLE)
-
-
-def test_the_first_step_moves_every_coordinate_by_the_rate() -> None:
-    config = SCAPConfig()
-    gradient = torch.tensor([3.0, -0.02, 0.0])
-    moved = adam_step(AdamState.begin(torch.zeros(3)), gradient, config.adam).values
-    torch.testing.assert_close(moved, torch.tensor([-3e-3, 3e-3, 0.0]), rtol=FEATURE, atol=0)

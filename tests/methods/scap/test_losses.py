@@ -57,12 +57,6 @@ def test_two_orthogonal_members_by_hand() -> None:
         assert losses.attributes.tolist() == [[0.5, 0.5]]
 
 
-def test_the_mean_form_divides_by_the_members() -> None:
-    config = scap_config(mean_concentration=True)
-    losses = losses_of(Members(TWO, ONE_CLIQUE, 1), TWO, 3.0, config)
-    assert float(losses.concentration) == pytest.approx(0.5, abs=DOUBLE)
-
-
 @pytest.mark.parametrize("member_entropy", [False, True])
 @pytest.mark.parametrize("mean_concentration", [False, True])
 def test_many_cliques_at_once_equal_one_at_a_time(

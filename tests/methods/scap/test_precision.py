@@ -28,9 +28,7 @@ def adapter_of(dtype: torch.dtype, **options: Any) -> SCAP:
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"steps": 2}, {"text_per_class": True}, {"retention": False}],
-    ids=str,
+    "options", [{}, {"steps": 2}, {"text_per_class": True}, {"retention": False}], ids=str
 )
 def test_half_precision_runs_and_remembers_in_float32(
     dtype: torch.dtype, options: dict[str, Any]

@@ -15,7 +15,6 @@ from cliquetta.methods.scap.retention import (
     Cache,
     best_entries,
     closest_pairs,
-    fuse_closest,
     propagate,
     resolvent,
     retain,
@@ -81,17 +80,6 @@ def test_the_cache_agrees_with_the_oracle(
             torch.testing.assert_close(cache.values[label, slot], value, rtol=0, atol=STEP)
 
 
-def test_capacity_one_keeps_the_mean_of_the_last_two() -> None:
-    config = scap_config(capacity=1, raw_keys=True)
-    values = draw(1, 3, 6)
-    cache = retain(
-        empty_cache(1, 1), torch.zeros(3, dtype=torch.long), draw(0, 3, 5), values, config
-    )
-    expected = ((values[0] + values[1]) / 2 + values[2]) / 2
-    torch.testing.assert_close(cache.values[0, 0], expected, rtol=0, atol=DOUBLE)
-    assert cache.count.tolist() == [1]
-
-
 def test_the_cache_that_came_in_is_left_alone() -> None:
     before = empty_cache(2, 2)
     retain(before, torch.tensor([0, 1, 0]), draw(0, 3, 5), draw(1, 3, 6), SCAPConfig(capacity=2))
@@ -142,15 +130,6 @@ def test_the_closest_pair_is_the_lowest_on_ties() -> None:
     line = torch.tensor([[0.0, 0.0], [9.0, 0.0], [5.0, 0.0], [5.0, 1.0]])
     first, second = closest_pairs(torch.stack([square, line, torch.zeros(4, 2)]))
     assert (first.tolist(), second.tolist()) == ([0, 2, 0], [1, 3, 1])
-
-
-def test_fusing_keeps_the_others_in_order() -> None:
-    keys = torch.tensor([[[0.0], [5.0], [9.0], [5.2]]]).double()
-    values = torch.tensor([[[1.0], [2.0], [3.0], [4.0]]]).double()
-    config = scap_config(raw_keys=True, propagation=0.0)
-    fused_keys, fused_values = fuse_closest(keys, values, config)
-    torch.testing.assert_close(fused_keys[0, :, 0], torch.tensor([0.0, 5.1, 9.0]).double())
-    assert fused_values[0, :, 0].tolist() == [1.0, 3.0, 3.0]
 
 
 def test_rounds_take_the_next_clique_of_every_class() -> None:

@@ -1,4 +1,4 @@
-"""What makes a dataset known: its places, layouts, splits, classes and counts, in one entry."""
+"""Known datasets: folders, layouts, splits, classes and counts of each in one entry."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cliquetta.data.benchmarks.place import Layout, Listing, Place, find_places, near_misses
+from cliquetta.data.benchmarks.location import (
+    Layout,
+    Listing,
+    Location,
+    find_locations,
+    near_misses,
+)
 from cliquetta.data.dataset import ArrayDataset, Dataset, FileDataset
 from cliquetta.data.files import NoClassNamesError
 from cliquetta.errors import UnknownNameError, UserError
@@ -26,7 +32,7 @@ class Benchmark:
     id: str
     summary: str
     folders: tuple[str, ...]
-    """What its folder may be called under the root; case, ``-`` and ``_`` do not count."""
+    """Names of its folder under the root; case, ``-`` and ``_`` do not count."""
     layouts: tuple[Layout, ...]
     """From the most to the least trusted."""
     splits: Mapping[str, int]
@@ -64,26 +70,26 @@ class Benchmark:
             raise UnknownNameError(f"split of {self.id}", split, self.splits)
         return split or self.default_split
 
-    def find(self, root: Path, split: str | None = None) -> tuple[Layout, Place]:
-        """The layout and place of ``split`` under ``root``."""
+    def find(self, root: Path, split: str | None = None) -> tuple[Layout, Location]:
+        """The layout and location of ``split`` under ``root``."""
         split = self.check_split(split)
         if not root.is_dir():
             raise DataNotFoundError(f"no folder {root}: --root is where your datasets are")
-        found = next(find_places(root, self.folders, self.layouts, split), None)
+        found = next(find_locations(root, self.folders, self.layouts, split), None)
         if found is None:
             raise DataNotFoundError(self._not_found(root, split))
         return found
 
     def list(self, root: Path, split: str | None = None) -> Listing:
         """The images of ``split`` with their labels."""
-        layout, place = self.find(root, split)
+        layout, location = self.find(root, split)
         try:
-            listing = layout.read(place)
+            listing = layout.read(location)
         except ValueError as error:
             raise UserError(f"{self.id}: {error}") from error
         if not listing.keys:
             raise DataNotFoundError(
-                f"{self.id}: none of its images are in {place.images} "
+                f"{self.id}: none of its images are in {location.images} "
                 f"({listing.missing:,} were looked for). {self.get}"
             )
         return listing
@@ -91,10 +97,7 @@ class Benchmark:
     def build(
         self, root: Path, split: str | None = None, classes: Sequence[str] | None = None
     ) -> Dataset:
-        """The dataset; warns if the copy is not complete.
-
-        ``classes`` is the class list to ask among, for images that have none of their own.
-        """
+        """The dataset; warns if it is incomplete. ``classes`` are for images without a list."""
         split = self.check_split(split)
         listing = self.list(root, split)
         if not self.class_list and classes is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cliquetta.data.benchmarks.place import COOP, Layout, Listing, Place
+from cliquetta.data.benchmarks.location import COOP, Layout, Listing, Location
 from cliquetta.data.benchmarks.readers import (
     AIRCRAFT_LIST,
     PETS_LIST,
@@ -57,26 +57,26 @@ _VAL = (
 )
 
 
-def _read_flat(place: Place) -> Listing:
+def _read_flat(location: Location) -> Listing:
     """Validation images in one folder, their classes in a list."""
     number = {wnid: label for label, wnid in enumerate(wnids("imagenet"))}
     rows: list[tuple[str, int]]
-    if path := place.file(_KAGGLE):
+    if path := location.file(_KAGGLE):
         with path.open(newline="", encoding="utf-8") as file:
             found = [(row["ImageId"], row["PredictionString"]) for row in csv.DictReader(file)]
-        rows = [(f"{name}.JPEG", number[said.split()[0]]) for name, said in found]
-    elif path := place.file(_SYNSETS):
+        rows = [(f"{name}.JPEG", number[stated.split()[0]]) for name, stated in found]
+    elif path := location.file(_SYNSETS):
         rows = [
             (f"ILSVRC2012_val_{i:08d}.JPEG", number[wnid])
             for i, wnid in enumerate(text_lines(path), start=1)
         ]
     else:
-        rows = _caffe_list(place)
-    return listed(rows, place.images.joinpath)
+        rows = _caffe_list(location)
+    return listed(rows, location.images.joinpath)
 
 
-def _caffe_list(place: Place) -> list[tuple[str, int]]:
-    path = place.need(_CAFFE)
+def _caffe_list(location: Location) -> list[tuple[str, int]]:
+    path = location.need(_CAFFE)
     pairs = [line.split() for line in text_lines(path)]
     if any(len(pair) != 2 or not pair[1].isdecimal() for pair in pairs):
         raise UserError(f"{path} must hold a file name and a class number on each line")
@@ -89,12 +89,12 @@ def _caffe_list(place: Place) -> list[tuple[str, int]]:
     return rows
 
 
-def _read_tiny(place: Place) -> Listing:
+def _read_tiny(location: Location) -> Listing:
     """Validation images in one folder, their classes in ``val_annotations.txt``."""
-    path = place.need(_TINY)
+    path = location.need(_TINY)
     number = {wnid: label for label, wnid in enumerate(wnids("tiny-imagenet"))}
     pairs = (line.split()[:2] for line in text_lines(path))
-    return listed([(name, number[wnid]) for name, wnid in pairs], place.images.joinpath)
+    return listed([(name, number[wnid]) for name, wnid in pairs], location.images.joinpath)
 
 
 def _by_folder(id: str, class_list: str) -> Layout:
@@ -171,10 +171,10 @@ def _coop(name: str, split: str, list_id: str, *inside: str, shows: str = "*") -
     return Layout(name, coop_split(file, list_id), inside, (shows,), (file,))
 
 
-def _by_file_name(place: Place) -> Callable[[str], Path]:
+def _by_file_name(location: Location) -> Callable[[str], Path]:
     """Finds pictures below class folders by file name alone."""
-    paths = {path.name: path for path in walk_images(place.images)}
-    return lambda key: paths.get(Path(key).name, place.images / key)
+    paths = {path.name: path for path in walk_images(location.images)}
+    return lambda key: paths.get(Path(key).name, location.images / key)
 
 
 _FLOWERS = f"{COOP}OxfordFlowers.json"
@@ -338,23 +338,23 @@ _GROUPS = ("noise", "blur", "weather", "digital", "extra")
 def _corrupted_arrays(list_id: str) -> Layout:
     """CIFAR-10-C: ``fog.npy`` with severities 1 to 5 in a row, ``labels.npy`` for all of them."""
 
-    def read(place: Place) -> Listing:
-        name, _, severity = place.split.partition("/")
-        if not (place.images / f"{name}.npy").is_file():
-            raise UserError(f"no {name}.npy in {place.images}")
-        images = load_array(place.images / f"{name}.npy")
-        labels = load_array(place.images / "labels.npy")
+    def read(location: Location) -> Listing:
+        name, _, severity = location.split.partition("/")
+        if not (location.images / f"{name}.npy").is_file():
+            raise UserError(f"no {name}.npy in {location.images}")
+        images = load_array(location.images / f"{name}.npy")
+        labels = load_array(location.images / "labels.npy")
         if images.shape[1:] != (32, 32, 3) or labels.shape != images.shape[:1] or len(images) % 5:
             raise UserError(
-                f"{place.images / name}.npy and labels.npy have shapes {images.shape} and "
+                f"{location.images / name}.npy and labels.npy have shapes {images.shape} and "
                 f"{labels.shape}: five severities of the same images are wanted"
             )
         size = len(images) // 5
         rows = slice((int(severity) - 1) * size, int(severity) * size)
         if labels.max() >= len(class_names(list_id)):
-            raise UserError(f"{place.images / 'labels.npy'} holds no labels of {list_id}")
+            raise UserError(f"{location.images / 'labels.npy'} holds no labels of {list_id}")
         return Listing(
-            keys=[f"{place.split}/{number:05d}" for number in range(size)],
+            keys=[f"{location.split}/{number:05d}" for number in range(size)],
             labels=labels[rows].astype(int).tolist(),
             images=np.ascontiguousarray(images[rows], dtype=np.uint8),
         )
@@ -385,15 +385,15 @@ def _listed(file: str, list_id: str, splits: tuple[str, ...]) -> Layout:
     """Lists of ``domain/class/file label``; the folder's name must be that of the label."""
     label_of = by_name(list_id)
 
-    def read(place: Place) -> Listing:
-        path = place.need(file.format(split=place.split.removesuffix("-test")))
+    def read(location: Location) -> Listing:
+        path = location.need(file.format(split=location.split.removesuffix("-test")))
         rows: list[tuple[str, int]] = []
         for line in text_lines(path):
             key, _, number = line.rpartition(" ")
             if not number.isdecimal() or label_of(Path(key).parent.name) != int(number):
                 raise UserError(f"{path}: {line!r} contradicts our class list of {list_id}")
             rows.append((key, int(number)))
-        return listed(rows, place.images.joinpath)
+        return listed(rows, location.images.joinpath)
 
     names = tuple(file.format(split=split.removesuffix("-test")) for split in splits)
     return Layout(
@@ -408,28 +408,28 @@ def _listed(file: str, list_id: str, splits: tuple[str, ...]) -> Layout:
 def _unlabelled(name: str, *inside: str) -> Layout:
     """Images of classes that do not matter: unknown ones of an open set."""
 
-    def read(place: Place) -> Listing:
-        paths = list(walk_images(place.images))
-        keys = [path.relative_to(place.images).as_posix() for path in paths]
+    def read(location: Location) -> Listing:
+        paths = list(walk_images(location.images))
+        keys = [path.relative_to(location.images).as_posix() for path in paths]
         return Listing(keys, [UNKNOWN] * len(keys), paths)
 
     return Layout(name, read, (*inside, "."), ("*",))
 
 
-def _read_svhn(place: Place) -> Listing:
+def _read_svhn(location: Location) -> Listing:
     """``test_32x32.mat``: pictures (32, 32, 3, N) and labels in which 10 stands for 0."""
     try:
         from scipy.io import loadmat
     except ImportError:
         raise UserError("the files of SVHN are MATLAB's: pip install scipy to read them") from None
-    path = place.images / f"{place.split}_32x32.mat"
+    path = location.images / f"{location.split}_32x32.mat"
     try:
         content = loadmat(path)
         images, labels = content["X"], content["y"].ravel()
     except (ValueError, KeyError, OSError) as error:
         raise UserError(f"{path} is not a file of SVHN ({error})") from None
     pictures = np.ascontiguousarray(np.moveaxis(images, 3, 0), dtype=np.uint8)
-    keys = [f"{place.split}/{number:05d}" for number in range(len(pictures))]
+    keys = [f"{location.split}/{number:05d}" for number in range(len(pictures))]
     return Listing(keys, (labels % 10).astype(int).tolist(), images=pictures)
 
 

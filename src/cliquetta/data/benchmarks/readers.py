@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cliquetta.data.benchmarks.place import Listing, Place, squeeze
+from cliquetta.data.benchmarks.location import Listing, Location, squeeze
 from cliquetta.data.files import natural_key, walk_images
 from cliquetta.errors import UserError
 from cliquetta.prompts.catalogue import class_names, text_lines, wnids
@@ -35,11 +35,9 @@ def by_number(count: int) -> LabelOf:
     return label_of
 
 
-def by_name(list_id: str, aliases: Mapping[str, str] | None = None) -> LabelOf:
-    """Folders named by class; case and punctuation do not count. ``aliases``: folder to class."""
+def by_name(list_id: str) -> LabelOf:
+    """Folders named by class; case and punctuation do not count."""
     labels = {squeeze(name): label for label, name in enumerate(class_names(list_id))}
-    for folder, name in (aliases or {}).items():
-        labels[squeeze(folder)] = labels[squeeze(name)]
     return lambda name: labels.get(squeeze(name))
 
 
@@ -63,51 +61,43 @@ def first_of(*rules: LabelOf) -> LabelOf:
     return label_of
 
 
-def class_folders(
-    label_of: LabelOf, *, leave_out: Sequence[str] = (), hint: str = ""
-) -> Callable[[Place], Listing]:
+def class_folders(label_of: LabelOf, *, hint: str = "") -> Callable[[Location], Listing]:
     """One folder per class. A folder that is no class is refused: labels would shift unseen."""
 
-    def read(place: Place) -> Listing:
+    def read(location: Location) -> Listing:
         pictures: list[tuple[int, str, Path]] = []
-        dropped = []
-        for folder in sorted(place.images.iterdir(), key=lambda path: natural_key(path.name)):
+        for folder in sorted(location.images.iterdir(), key=lambda path: natural_key(path.name)):
             if not folder.is_dir() or folder.name.startswith((".", "__")):
-                continue
-            if folder.name in leave_out:
-                dropped.append(folder.name)
                 continue
             label = label_of(folder.name)
             if label is None:
                 raise UserError(f"{folder} is not one of the classes{hint and '; '}{hint}")
             pictures += [
-                (label, path.relative_to(place.images).as_posix(), path)
+                (label, path.relative_to(location.images).as_posix(), path)
                 for path in walk_images(folder)
             ]
         pictures.sort(key=lambda picture: picture[0])  # stable: natural order within a class
-        notes = (f"left out: {', '.join(dropped)}",) if dropped else ()
         return Listing(
             keys=[key for _, key, _ in pictures],
             labels=[label for label, _, _ in pictures],
             paths=[path for _, _, path in pictures],
-            notes=notes,
         )
 
     return read
 
 
-def several(folders: Mapping[str, Sequence[str]], list_id: str) -> Callable[[Place], Listing]:
+def several(folders: Mapping[str, Sequence[str]], list_id: str) -> Callable[[Location], Listing]:
     """One of several sets of class folders, or all of them in a row; each may have other names."""
     read_one = class_folders(by_name(list_id))
 
-    def read(place: Place) -> Listing:
-        wanted = folders if place.split == "all" else {place.split: folders[place.split]}
+    def read(location: Location) -> Listing:
+        wanted = folders if location.split == "all" else {location.split: folders[location.split]}
         found = {
-            split: read_one(Place(place.root, place.folder, path, split))
+            split: read_one(Location(location.root, location.folder, path, split))
             for split, names in wanted.items()
-            for path in [place.images / name for name in names if (place.images / name).is_dir()][
-                :1
-            ]
+            for path in [
+                location.images / name for name in names if (location.images / name).is_dir()
+            ][:1]
         }
         return Listing(
             keys=[f"{split}/{key}" for split, one in found.items() for key in one.keys],
@@ -119,17 +109,17 @@ def several(folders: Mapping[str, Sequence[str]], list_id: str) -> Callable[[Pla
 
 
 def coop_split(
-    file: str, list_id: str, *, locate: Callable[[Place], Callable[[str], Path]] | None = None
-) -> Callable[[Place], Listing]:
+    file: str, list_id: str, *, locate: Callable[[Location], Callable[[str], Path]] | None = None
+) -> Callable[[Location], Listing]:
     """A split of CoOp: ``{"train" | "val" | "test": [[path, label, class name], ...]}``.
 
     Every label is checked against our class list. ``locate`` finds a path of the split in copies
     that are not laid out like the original.
     """
 
-    def read(place: Place) -> Listing:
-        path = place.need(file)
-        rows = _read_split(path, place.split)
+    def read(location: Location) -> Listing:
+        path = location.need(file)
+        rows = _read_split(path, location.split)
         names = class_names(list_id)
         for _, label, name in rows:
             if not 0 <= label < len(names) or squeeze(names[label]) != squeeze(name):
@@ -138,7 +128,7 @@ def coop_split(
                     f"{path} calls class {label} {name!r}, our list calls it {known!r}; "
                     "is it the split file of another dataset?"
                 )
-        at = locate(place) if locate else place.images.joinpath
+        at = locate(location) if locate else location.images.joinpath
         return listed([(key, label) for key, label, _ in rows], at)
 
     return read
@@ -192,52 +182,52 @@ SUN_LIST = "Testing_01.txt"
 UCF_LISTS = ("testlist01.txt", "ucfTrainTestlist/testlist01.txt")
 
 
-def read_pets(place: Place) -> Listing:
+def read_pets(location: Location) -> Listing:
     """The official test list; the class is in the file name, after the number's underscore."""
-    path = place.need(PETS_LIST)
+    path = location.need(PETS_LIST)
     label_of = by_name("pets")
     names = [line.split()[0] for line in text_lines(path)]
     rows = [(f"{name}.jpg", _known(label_of(name.rpartition("_")[0]), name)) for name in names]
-    return listed(rows, place.images.joinpath)
+    return listed(rows, location.images.joinpath)
 
 
-def read_aircraft(place: Place) -> Listing:
+def read_aircraft(location: Location) -> Listing:
     """``images_variant_SPLIT.txt``: a number and a variant on each line."""
-    path = place.need(AIRCRAFT_LIST.format(split=place.split))
+    path = location.need(AIRCRAFT_LIST.format(split=location.split))
     label_of = by_name("aircraft")
     pairs = [line.split(" ", 1) for line in text_lines(path)]
     rows = [(f"{number}.jpg", _known(label_of(name), name)) for number, name in pairs]
-    return listed(rows, place.images.joinpath)
+    return listed(rows, location.images.joinpath)
 
 
-def read_sun(place: Place) -> Listing:
+def read_sun(location: Location) -> Listing:
     """``Testing_01.txt``: lines ``/a/abbey/sun_x.jpg``; a qualifier comes first in the name."""
-    path = place.need(SUN_LIST)
+    path = location.need(SUN_LIST)
     label_of = by_name("sun397")
     rows = []
     for line in text_lines(path):
         key = line.removeprefix("/")
         name = " ".join(reversed(key.split("/")[1:-1]))
         rows.append((key, _known(label_of(name), key)))
-    return listed(rows, place.images.joinpath)
+    return listed(rows, location.images.joinpath)
 
 
-def read_ucf(place: Place) -> Listing:
+def read_ucf(location: Location) -> Listing:
     """``testlist01.txt``: lines ``YoYo/v_YoYo_g01_c01.avi``, of which the middle frame is kept."""
-    path = place.need(*UCF_LISTS)
+    path = location.need(*UCF_LISTS)
     label_of = by_name("ucf101")
-    folders = {squeeze(folder.name): folder.name for folder in place.images.iterdir()}
+    folders = {squeeze(folder.name): folder.name for folder in location.images.iterdir()}
     rows = []
     for line in text_lines(path):
         action, _, video = line.split()[0].partition("/")
         folder = folders.get(squeeze(action), "_".join(re.findall("[A-Z][^A-Z]*", action)))
         rows.append((f"{folder}/{Path(video).stem}.jpg", _known(label_of(action), line)))
-    return listed(rows, place.images.joinpath)
+    return listed(rows, location.images.joinpath)
 
 
-def _known(label: int | None, said: str) -> int:
+def _known(label: int | None, stated: str) -> int:
     if label is None:
-        raise UserError(f"{said!r} is not one of the classes")
+        raise UserError(f"{stated!r} is not one of the classes")
     return label
 
 
@@ -248,36 +238,38 @@ _PIXELS = 3 * _SIDE * _SIDE
 _BATCHES = {"test": ("test_batch",), "train": tuple(f"data_batch_{i}" for i in range(1, 6))}
 
 
-def read_cifar10_pickles(place: Place) -> Listing:
+def read_cifar10_pickles(location: Location) -> Listing:
     """``cifar-10-batches-py``: dicts of rows, labels and file names."""
-    batches = [_unpickle(place.images / name) for name in _BATCHES[place.split]]
+    batches = [_unpickle(location.images / name) for name in _BATCHES[location.split]]
     return _from_batches(batches, "labels", class_names("cifar10"))
 
 
-def read_cifar100_pickles(place: Place) -> Listing:
+def read_cifar100_pickles(location: Location) -> Listing:
     """``cifar-100-python``: one dict per split, with fine and coarse labels."""
-    return _from_batches([_unpickle(place.images / place.split)], "fine_labels", _names("cifar100"))
+    return _from_batches(
+        [_unpickle(location.images / location.split)], "fine_labels", _names("cifar100")
+    )
 
 
-def read_cifar10_records(place: Place) -> Listing:
+def read_cifar10_records(location: Location) -> Listing:
     """``cifar-10-batches-bin``: records of one byte of label and 3,072 of pixels."""
-    files = [place.images / f"{name}.bin" for name in _BATCHES[place.split]]
-    return _from_records(files, 1, place.split, "cifar10")
+    files = [location.images / f"{name}.bin" for name in _BATCHES[location.split]]
+    return _from_records(files, 1, location.split, "cifar10")
 
 
-def read_cifar100_records(place: Place) -> Listing:
+def read_cifar100_records(location: Location) -> Listing:
     """``cifar-100-binary``: records of coarse label, fine label and pixels."""
-    return _from_records([place.images / f"{place.split}.bin"], 2, place.split, "cifar100")
+    return _from_records([location.images / f"{location.split}.bin"], 2, location.split, "cifar100")
 
 
-def read_cifar101(place: Place) -> Listing:
+def read_cifar101(location: Location) -> Listing:
     """CIFAR-10.1: ``cifar10.1_v6_data.npy`` (N, 32, 32, 3) and its labels."""
-    stem = place.images / f"cifar10.1_{place.split}"
+    stem = location.images / f"cifar10.1_{location.split}"
     images = load_array(stem.with_name(f"{stem.name}_data.npy"))
     labels = load_array(stem.with_name(f"{stem.name}_labels.npy"))
     if images.shape[1:] != (_SIDE, _SIDE, 3) or labels.shape != images.shape[:1]:
         raise UserError(f"{stem}_*.npy have shapes {images.shape} and {labels.shape}")
-    keys = [f"{place.split}/{i:04d}" for i in range(len(images))]
+    keys = [f"{location.split}/{i:04d}" for i in range(len(images))]
     return Listing(keys, labels.astype(int).tolist(), images=images.astype(np.uint8))
 
 

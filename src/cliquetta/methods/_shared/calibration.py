@@ -47,7 +47,7 @@ def find_temperature(sums: Tensor) -> Tensor:
     backing, sure = sums[0], sums[1:]
     high = (sure > backing).sum().clamp(1, len(sure) - 1)
     fall = (sure[high - 1] - sure[high]).clamp_min(torch.finfo(sums.dtype).tiny)
-    place = ((sure[high - 1] - backing) / fall).clamp(0, 1)
+    weight = ((sure[high - 1] - backing) / fall).clamp(0, 1)
     scale = torch.tensor(TEMPERATURES).log().to(sums)
-    found = scale[high - 1].lerp(scale[high], place).exp()
+    found = scale[high - 1].lerp(scale[high], weight).exp()
     return torch.where(sums.sum() > 0, found, torch.ones_like(found))

@@ -67,5 +67,5 @@ def rejection_limit(window: Tensor, share: float) -> Tensor:
 def merge_windows(windows: Sequence[Tensor]) -> Tensor:
     """One window from several: all scores, or evenly spaced ones of them in order."""
     pooled = torch.cat([window[window.isfinite()] for window in windows]).sort().values
-    places = torch.linspace(0, len(pooled) - 1, min(WINDOW, len(pooled))).long()
-    return torch.cat([empty_window().to(pooled), pooled[places]])[-WINDOW:]
+    ranks = torch.linspace(0, len(pooled) - 1, min(WINDOW, len(pooled))).long()
+    return torch.cat([empty_window().to(pooled), pooled[ranks]])[-WINDOW:]

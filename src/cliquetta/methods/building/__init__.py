@@ -1,1 +1,1 @@
-"""What methods are built from: configs, memory, caches, LayerNorms, views, few-shot training."""
+"""Parts that methods are built from: configs, memory, caches, LayerNorms, views, few-shot fits."""

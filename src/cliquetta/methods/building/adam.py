@@ -30,7 +30,7 @@ class Adam:
 
 
 @dataclass(frozen=True)
-class AdamConfig(MethodConfig, renamed={"learning_rate": "lr"}):
+class AdamConfig(MethodConfig):
     """Base of the configs of methods that take Adam steps on LayerNorms."""
 
     lr: Positive = 1e-3

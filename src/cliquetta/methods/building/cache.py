@@ -64,11 +64,11 @@ def _final_slots(old_rank: Tensor, new_rank: Tensor, classes: Tensor) -> Tensor:
     )
     rank = torch.cat([old_rank.flatten(), new_rank]).long()
     # ranks are distinct within a class and cover 0 ... K - 1; the rest shares one slot to drop
-    place = torch.where(rank < K, owner * K + rank, N * K)
+    slot = torch.where(rank < K, owner * K + rank, N * K)
     rows = torch.arange(len(owner), device=classes.device)
     return (
         torch.zeros(N * K + 1, dtype=torch.long, device=classes.device)
-        .scatter(0, place, rows)[:-1]
+        .scatter(0, slot, rows)[:-1]
         .view(N, K)
     )
 

@@ -14,15 +14,31 @@ many), ``view_kind``, ``view_zoom``, ``selection_fraction``, ``temperature``, ``
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import inspect
+import json
 import math
+import textwrap
 import types
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+from importlib.resources import files
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.types import ViewSpec
+
+Config = TypeVar("Config")
 
 
 @dataclass(frozen=True)
@@ -51,18 +67,10 @@ CropScale = Annotated[tuple[Fraction, Fraction], _ASCENDING]
 class MethodConfig:
     """Base of all configs: every field is checked against its annotation when one is built."""
 
-    renamed: ClassVar[Mapping[str, str]] = {}
-    """Earlier names of fields and the present ones; a subclass adds its own when it is defined:
-    ``class TPTConfig(ViewsConfig, renamed={"kept": "selection_fraction"})``."""
-
     @property
     def spec(self) -> ViewSpec | None:
         """The views that the method looks at; ``None`` for the image alone."""
         return None
-
-    def __init_subclass__(cls, renamed: Mapping[str, str] | None = None) -> None:
-        super().__init_subclass__()
-        cls.renamed = {**cls.renamed, **(renamed or {})}
 
     def __post_init__(self) -> None:
         """Check every field; subclasses add conditions on several fields together."""
@@ -74,44 +82,6 @@ def field_types(config: type[Any]) -> dict[str, Any]:
     """Annotations of the fields of a dataclass, resolved, with their rules."""
     hints = get_type_hints(config, include_extras=True)
     return {name: hints[name] for name in config.__dataclass_fields__ if name in hints}
-
-
-def current_names(
-    config: type[Any], options: Mapping[str, Any], *, warn: bool = False
-) -> dict[str, Any]:
-    """``options`` under the present names of the fields of ``config``.
-
-    Files written by earlier versions are read through this; with ``warn`` the user is told.
-    """
-    renamed = getattr(config, "renamed", {})
-    found = {}
-    for name, value in options.items():
-        present = renamed.get(name, name)
-        if warn and present != name:
-            warnings.warn(
-                f"option {name!r} is now called {present!r}; the old name will go in the next "
-                "release",
-                stacklevel=1,
-            )
-        found[present] = value
-    return found
-
-
-def saved_names(config: type[Any], values: Mapping[str, Any], *, source: str) -> dict[str, Any]:
-    """A config that was saved with ``source``, under the present names of its fields.
-
-    Raises:
-        UserError: It has fields that this version does not know.
-
-    """
-    found = current_names(config, values)
-    unknown = sorted(found.keys() - config.__dataclass_fields__.keys())
-    if unknown:
-        raise UserError(
-            f"{source} has settings that this version does not know ({', '.join(unknown)}): it was "
-            "made by another version, start anew"
-        )
-    return found
 
 
 def check(name: str, value: Any, hint: Any) -> None:
@@ -194,3 +164,73 @@ def describe(hint: Any) -> str:
 def _present(alternatives: tuple[Any, ...]) -> Any:
     """The type of an optional field when it is not ``None``."""
     return next(kind for kind in alternatives if kind is not types.NoneType)
+
+
+def read_presets(method: str, config: type[Config]) -> dict[str, Config]:
+    """Configs by preset name, of constants that a method's authors chose per dataset.
+
+    ``data/<method>.json`` holds the fields that differ from the defaults and where they were
+    published. A run that uses one says so by name.
+    """
+    text = files("cliquetta.methods").joinpath(f"data/{method}.json").read_text(encoding="utf-8")
+    entries: dict[str, dict[str, Any]] = json.loads(text)["presets"]
+    return {name: config(**entry["options"]) for name, entry in entries.items()}
+
+
+@dataclass(frozen=True)
+class ConfigField:
+    """One option of a method."""
+
+    name: str
+    type: str
+    default: Any
+    """``None`` also where there is no default."""
+    doc: str
+
+
+def config_fields(config: type[Any]) -> list[ConfigField]:
+    """All fields of ``config``, also inherited ones, each with the text that stands under it."""
+    docs: dict[str, str] = {}
+    for parent in reversed(config.__mro__):
+        if dataclasses.is_dataclass(parent):
+            docs |= _field_docs(parent)
+    kinds = field_types(config)
+    return [
+        ConfigField(
+            field.name,
+            describe(kinds[field.name]),
+            _default(field),
+            docs.get(field.name, ""),
+        )
+        for field in dataclasses.fields(config)
+    ]
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return None
+
+
+def _field_docs(config: type[Any]) -> dict[str, str]:
+    """The string under each field, or the comment behind it."""
+    try:
+        source = textwrap.dedent(inspect.getsource(config))
+    except OSError:  # typed in a shell: there is no file to read
+        return {}
+    lines = source.splitlines()
+    body = ast.parse(source).body[0]
+    if not isinstance(body, ast.ClassDef):
+        return {}
+    docs = {}
+    for statement, after in zip(body.body, [*body.body[1:], None], strict=True):
+        if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
+            continue
+        text = lines[(statement.end_lineno or 1) - 1].partition("  # ")[2]
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            text = after.value.value if isinstance(after.value.value, str) else text
+        if text:
+            docs[statement.target.id] = " ".join(text.split())
+    return docs

@@ -111,11 +111,11 @@ class ImageByImage(FixedText):
 
     def _predict_features(self, features: Tensor) -> Prediction:
         groups = torch.split(features[:, 0], GROUP)
-        answers = torch.cat([self.answer(group) for group in groups])
+        answers = torch.cat([self.predict_group(group) for group in groups])
         return Prediction(answers.clamp_min(torch.finfo(torch.float32).tiny).log().float())
 
     @abstractmethod
-    def answer(self, features: Tensor) -> Tensor:
+    def predict_group(self, features: Tensor) -> Tensor:
         """Probabilities (B, N) of a group of unit features (B, E), learned from in order."""
 
 

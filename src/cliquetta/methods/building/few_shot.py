@@ -127,7 +127,7 @@ def indices_of(known: Sequence[str], wanted: Sequence[str], *, by: str) -> list[
 
 
 @dataclass(frozen=True)
-class SGDTraining(MethodConfig, renamed={"context": "context_length", "words": "context_init"}):
+class SGDTraining(MethodConfig):
     """How the prompt learners are trained; the defaults are those of CoOp."""
 
     epochs: Count | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import re
 from abc import abstractmethod
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.func import functional_call
 
 from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.building.adam import AdamState
+from cliquetta.methods.building.config import Decay, MethodConfig, Positive
 from cliquetta.model.clip import FrozenModel, to_float32
 from cliquetta.model.vision import VisionTower
 from cliquetta.types import Batch, Prediction
@@ -166,12 +168,17 @@ class LayerNormAdapter(Adapter):
         """Logits (B, N) under flat LayerNorm parameters ``norms``."""
         return self.scale * self.features(norms, images) @ self.classifier.T
 
+    @property
+    def learned(self) -> Tensor | None:
+        """Flat LayerNorm parameters learned so far, where those are kept."""
+        name = next((name for name in ("norms.values", "norms") if name in self.memory), None)
+        return None if name is None else self.memory[name]
+
     def frozen_model(self) -> FrozenModel:
         """The tower under the norms learned so far, where those are kept."""
-        kept = next((name for name in ("norms.values", "norms") if name in self.memory), None)
-        if kept is None:
+        if self.learned is None:
             return super().frozen_model()
-        visual = self.tower.frozen(self.memory[kept])
+        visual = self.tower.frozen(self.learned)
         return FrozenModel(self.model, self.classifier, visual=visual)
 
 
@@ -188,3 +195,34 @@ class EpisodicLayerNormAdapter(LayerNormAdapter):
     @abstractmethod
     def adapt(self, images: Tensor) -> Tensor:
         """Flat LayerNorm parameters for a batch of images."""
+
+
+@dataclass(frozen=True)
+class MomentumConfig(MethodConfig):
+    """Base of the configs of methods that take SGD steps with momentum on LayerNorms."""
+
+    lr: Positive = 1e-3
+    """Learning rate of SGD at batches of 64: in proportion to the batch, doubled for one image."""
+    momentum: Decay = 0.9
+    """Momentum of SGD."""
+
+
+class MomentumAdapter(LayerNormAdapter):
+    """One that learns the LayerNorms before the last quarter of the blocks by such steps."""
+
+    class_free = frozenset({"norms", "velocity", "generator"})
+    scaled_cosines = True
+    config: MomentumConfig
+
+    def _setup(self) -> None:
+        super()._setup()
+        self.mask = self.tower.early()
+        self.memory.declare("norms", self.tower.start)
+        self.memory.declare("velocity", torch.zeros_like(self.tower.start))
+
+    def step(self, gradient: Tensor, images: int) -> None:
+        """Step down a gradient (P,) of so many images."""
+        rate = self.config.lr * images / 64 * (2 if images == 1 else 1)
+        velocity = self.config.momentum * self.memory["velocity"] + gradient * self.mask
+        self.memory["velocity"] = velocity
+        self.memory["norms"] = self.memory["norms"] - rate * velocity

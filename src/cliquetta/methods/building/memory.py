@@ -143,7 +143,7 @@ class Memory:
                 f"state does not fit: missing {sorted(missing)}, unknown {sorted(extra)}; it was "
                 "saved by another method or version"
             )
-        taken = {}
+        loaded = {}
         for name, start in self._start.items():
             value = state[name]
             if value.shape != start.shape or value.dtype != start.dtype:
@@ -152,8 +152,8 @@ class Memory:
                     f"{tuple(start.shape)} {start.dtype}; it was saved with other classes or config"
                 )
             self._refuse_values(name, value)
-            taken[name] = value.to(start.device, copy=True)
-        self._now = taken
+            loaded[name] = value.to(start.device, copy=True)
+        self._now = loaded
 
     def _refuse_values(self, name: str, value: Tensor) -> None:
         """Refuse numbers that the method could not have written."""

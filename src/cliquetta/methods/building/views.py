@@ -22,9 +22,7 @@ Zoom = Annotated[float, Rule("at least 1, the input size", lambda value: value >
 
 
 @dataclass(frozen=True)
-class ViewsConfig(
-    MethodConfig, renamed={"view_count": "views", "zoom": "view_zoom", "kept": "selection_fraction"}
-):
+class ViewsConfig(MethodConfig):
     """Which views a method looks at, and how many go through the image tower at once."""
 
     views: Count = 64

@@ -17,21 +17,7 @@ from cliquetta.methods.building.config import (
 
 
 @dataclass(frozen=True)
-class DomainNormConfig(
-    MethodConfig,
-    renamed={
-        "learning_rate": "lr",
-        "full_batch": "step_every",
-        "full_doubt": "uncertainty_scale",
-        "teachers": "confident_fraction",
-        "least_even": "evenness_floor",
-        "most_even": "evenness_cap",
-        "even_slope": "evenness_slope",
-        "even_band": "evenness_band",
-        "vote": "vote_share",
-        "new_domain": "domain_threshold",
-    },
-):
+class DomainNormConfig(MethodConfig):
     """Settings of the domain LayerNorms."""
 
     # --- LayerNorms and optimiser

@@ -30,60 +30,42 @@ def describe(
     """How the domain in use is doing, and a verdict."""
     moved = state.domains[int(state.current)].norms.values - network.theta
     restarts = sum(int(one.restarts) for one in state.domains)
-    agreement, known = (
-        None if math.isnan(value) else value for value in (figures.agreement, figures.information)
-    )
-    abstain = figures.information < config.abstain_below
+    known = {name: None if math.isnan(x) else x for name, x in figures._asdict().items()}
     return {
         "domain": int(state.current),
         "belief": figures.belief,
         "confidence": figures.confidence,
         "step_size": step_size(figures.confidence, config),
-        "agreement": agreement,
+        "agreement": known["agreement"],
         "distance": moved.square().mean().sqrt(),
-        "information": known,
+        "information": known["information"],
         "restarts": restarts,
         "abstained": sum(int(one.abstained) for one in state.domains),
-        "verdict": verdict(
-            figures.confidence, figures.belief, agreement, restarts, abstain=abstain
-        ),
+        "verdict": verdict(figures, restarts, config.abstain_below),
     }
 
 
-def verdict(
-    confidence: float,
-    belief: float,
-    agreement: float | None,
-    restarts: int,
-    *,
-    abstain: bool = False,
-) -> str:
+def verdict(figures: Figures, restarts: int, abstain_below: float) -> str:
     """``adapt``, ``careful`` (check with labelled images), ``little to gain`` or ``abstain``.
 
-    Args:
-        confidence: Mean zero-shot confidence in the domain.
-        belief: How far an uneven zero-shot marginal is believed, 0 to 1.
-        agreement: Share of similar images with the same zero-shot answer, if there were any.
-        restarts: How often collapsed LayerNorms had to be restarted.
-        abstain: Whether zero-shot answers hardly depend on the image, so that they are left alone.
-
+    ``restarts`` is how often collapsed LayerNorms had to be restarted.
     """
-    if abstain:
+    if figures.information < abstain_below:
         return "abstain"
-    if restarts > 0 or (agreement is not None and agreement < NEAR_CHANCE):
+    if restarts > 0 or figures.agreement < NEAR_CHANCE:
         return "careful"
-    sure = confidence >= LITTLE_TO_GAIN and belief < FEW_CLASSES
+    sure = figures.confidence >= LITTLE_TO_GAIN and figures.belief < FEW_CLASSES
     return "little to gain" if sure else "adapt"
 
 
 def health(evidence: Mapping[str, Any]) -> dict[str, int | float | str]:
     """The figures of one batch as JSON types, as far as its evidence has them."""
-    found: dict[str, int | float | str] = {
+    rounded: dict[str, int | float | str] = {
         name: round(float(evidence[name]), 4) for name in FIGURES if evidence.get(name) is not None
     }
     counts = {name: int(evidence[name]) for name in COUNTS if name in evidence}
-    said = {"verdict": str(evidence["verdict"])} if "verdict" in evidence else {}
-    return {**counts, **found, **said}
+    known = {"verdict": str(evidence["verdict"])} if "verdict" in evidence else {}
+    return {**counts, **rounded, **known}
 
 
 ADVICE = {
@@ -96,7 +78,7 @@ ADVICE = {
 
 def in_words(method: str, figures: Mapping[str, int | float | str]) -> str:
     """The verdict of a stream as a sentence, with the figures that it rests on."""
-    said = str(figures["verdict"])
+    verdict = str(figures["verdict"])
     shown = [
         f"{words} {100 * float(figures[name]):.0f} %"
         for name, words in (
@@ -110,6 +92,6 @@ def in_words(method: str, figures: Mapping[str, int | float | str]) -> str:
     if figures.get("abstained"):
         shown.append(f"{int(figures['abstained']):,} images answered by zero-shot CLIP")
     return (
-        f"Verdict of {method} without labels: {said}: {ADVICE.get(said, said)} "
+        f"Verdict of {method} without labels: {verdict}: {ADVICE.get(verdict, verdict)} "
         f"({', '.join(shown)}). It is no promise: check with 50 labelled images."
     )

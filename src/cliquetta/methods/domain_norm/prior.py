@@ -125,8 +125,7 @@ def weigh_recent(w: Tensor, R: Tensor, nu: Tensor, c: Tensor, config: DomainNorm
     o = ((evenness(recent) / evenness(frequencies(n * nu, n)) - 1) / BURST).clamp(0, 1)
     expected = e * -torch.expm1(-n / (e * len(nu)))
     r = ((1 - evenness(recent) / expected) / BURST).clamp(0, 1)
-    power = config.frequency_power * belief(recent, c, config) * o
-    w = w ** (1 - o) * class_weights(recent, power)
+    w = w ** (1 - o) * class_weights(recent, config.frequency_power * belief(recent, c, config) * o)
     return w ** (1 - r) * class_weights(recent, r)
 
 

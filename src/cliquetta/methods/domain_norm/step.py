@@ -61,8 +61,7 @@ def step(state: State, images: Tensor, setup: Setup, *, full: bool = False) -> t
         domain, b = after.domains[number], len(rows)
         counts = run(count_recent if settled else count, domain.counts, part.zero_shot, config)
         prior = run(class_prior, counts, config)
-        own = Figures(*run.read(prior.figures))
-        domain = domain._replace(counts=counts)
+        domain, own = domain._replace(counts=counts), Figures(*run.read(prior.figures))
         if settled:
             features, p = part.features, part.zero_shot
             domain = domain._replace(images=domain.images + b, due=domain.due + b)
@@ -82,10 +81,7 @@ def step(state: State, images: Tensor, setup: Setup, *, full: bool = False) -> t
     changed = predictions[batch.rows].argmax(dim=1) != batch.zero_shot.argmax(dim=1)
     share = None if settled else changed.float().mean()
     logits, own = predictions.clamp_min(1e-12).log(), figures[int(after.current)]
-    plain = None
-    if not settled and not broken:
-        plain = torch.empty_like(predictions)
-        plain[batch.rows] = batch.zero_shot
+    plain = None if settled or broken else batch.zero_shot[batch.rows.argsort()]
     return after, Output(logits, own, len(parts), share, plain, broken)
 
 

@@ -19,7 +19,7 @@ from cliquetta.methods.scap import evidence
 from cliquetta.methods.scap.cliques import Cliques, mine_cliques, similar_images, top_classes
 from cliquetta.methods.scap.composition import Composed, gather_prompts, merge_passes, plan_passes
 from cliquetta.methods.scap.config import PRESETS, SCAPConfig
-from cliquetta.methods.scap.inference import PromptedTower
+from cliquetta.methods.scap.inference import PrefixedTower
 from cliquetta.methods.scap.learning import Frozen, Learned, Learner, Task
 from cliquetta.methods.scap.retention import Cache, retain, running_mean
 from cliquetta.methods.scap.text import PromptedText
@@ -47,25 +47,22 @@ class SCAP(Adapter):
     def _setup(self) -> None:
         model, prompts, config = self.model, self.prompts, self.config
         needs = {"visual-prefix"} if config.learns_visual else set()
-        fixed_text = prompts.features is not None or model.text is None
         if config.learns_text:
             needs |= {"text-prompts"}
             if prompts.features is not None:
                 raise UserError("fixed text features cannot be prompted; set scap.modalities=image")
         model.require(frozenset(needs), by="scap")
         self._replayed = Replayed()
-        self.visual: PromptedTower | None = None
+        self.visual: PrefixedTower | None = None
         if isinstance(model.visual, VisionTower):
-            self.visual = PromptedTower(
+            self.visual = PrefixedTower(
                 model.visual, config.blocks, config.prompt_length, self._replayed
             )
             layers = len(model.visual.blocks)
             if config.blocks[-1] >= layers:
                 raise UserError(f"scap.blocks {config.blocks}: {model.id} has {layers} blocks")
         self.classifier = model.classifier(prompts)
-        self.text = None
-        if config.learns_text and not fixed_text:
-            self.text = PromptedText(model, prompts, config.text_mix)
+        self.text = PromptedText(model, prompts, config.text_mix) if config.learns_text else None
         tower = None if self.visual is None else self.visual.tower
         frozen = Frozen(tower, self.text, self.classifier, model.scale)
         rows = 1 if self.visual is None else self.visual.rows

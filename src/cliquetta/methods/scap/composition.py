@@ -37,10 +37,7 @@ class Passes:
 
 
 def plan_passes(cliques: Cliques, top: Tensor, count: Tensor, config: SCAPConfig) -> Passes:
-    """The passes of every image from its candidate sets (Eq. 15-17).
-
-    ``top`` is (b, k) and ``count`` (N,) the number of pairs that each class has retained.
-    """
+    """Passes of every image over its sets (Eq. 15-17): ``top`` (b, k), retained ``count`` (N,)."""
     if config.rules.best_class_only:
         top = top[:, :1]
     b, k = top.shape

@@ -42,7 +42,7 @@ class SCAPConfig(MethodConfig):
     concentration: NonNegative = 1.0
     """lambda of Eq. 14, weight of the concentration loss; 1.0 is the ablation's optimum."""
     lr: Positive = 3e-3
-    """Of Adam on the prompts; as printed."""
+    """Step size of Adam on the prompts; as printed."""
     steps: Count = 1
     """Not stated in the paper; one is what the released code and its relatives do."""
     retention: bool = True

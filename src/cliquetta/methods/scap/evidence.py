@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cliquetta.methods.scap.adapter import SCAP
 
 KEYS = ("cliques", "learned", "passes", "retained", "top", "text_gradient", "visual_prompts")
-"""What the adapter leaves in ``Prediction.evidence``."""
+"""Entries of ``Prediction.evidence`` that the adapter makes."""
 _CLIQUES = 4
 """Cliques of one image whose attention is shown."""
 
@@ -31,13 +31,13 @@ _CLIQUES = 4
 def describe(prediction: Prediction) -> dict[str, Any]:
     """Cliques, and what each image was scored with, in types that JSON knows.
 
-    * ``cliques``: in mining order, each with its ``id`` (place in this list), ``class``,
-      ``members`` (places in the batch), ``size``, ``set`` (equal for equal member sets, which
+    * ``cliques``: in mining order, each with its ``id`` (index in this list), ``class``,
+      ``members`` (indices in the batch), ``size``, ``set`` (equal for equal member sets, which
       share their prompts) and the losses ``before`` and ``after`` learning (``None`` unless the
       adapter's ``collect_evidence`` was on or the config evaluates them anyway).
     * ``images``: in batch order, each with its ``top`` classes, best first, and the ``passes``
       that were scored: ``class``, the ``cliques`` whose prompts were in it and the ``retained``
-      place of that class's cache, or ``None``. Empty where visual prompts were not scored with.
+      slot of that class's cache, or ``None``. Empty where visual prompts were not scored with.
     * ``visual_prompts``: ``composed``, ``discarded`` (learned, but not scored with) or ``none``;
       ``text_gradient``: ``vjp`` or ``jacobian``.
     """
@@ -139,7 +139,7 @@ def _images(
     b = len(top)
     # Rows of passes are images times candidate sets, or images with all of their sets at once.
     labels = passes.labels.reshape(b, -1).tolist()
-    places = retained.reshape(b, -1).tolist()
+    slots = retained.reshape(b, -1).tolist()
     owned: list[dict[int, list[int]]] = [{} for _ in range(b)]
     if scored and len(cliques):
         for g, j in cliques.members.nonzero().tolist():
@@ -151,9 +151,9 @@ def _images(
                 {
                     "class": label,
                     "cliques": owned[j].get(label, []),
-                    "retained": place if scored and place >= 0 else None,
+                    "retained": slot if scored and slot >= 0 else None,
                 }
-                for label, place in zip(labels[j], places[j], strict=True)
+                for label, slot in zip(labels[j], slots[j], strict=True)
             ],
         }
         for j in range(b)
@@ -172,21 +172,25 @@ def explain(
         return replace(plain, description=description)
     images = batch.images.to(adapter.model.device)
     changed = plain.before != prediction.logits[: len(batch)].argmax(dim=-1)
-    places, rows = [], []
-    for place in _worth_a_map(description, changed.tolist(), maps):
-        ids = _cliques_of(description, place)
+    images_shown, rows = [], []
+    for index in _worth_a_map(description, changed.tolist(), maps):
+        ids = _cliques_of(description, index)
         sets = [description["cliques"][i]["set"] for i in ids]
         learned = prediction.evidence["learned"].visual[sets]
         retained = prediction.evidence["retained_prompts"]
-        used = learned[:0] if retained is None else _used(retained, description, place)
-        found = _maps(adapter, images[place], learned, used.view(-1, *learned.shape[1:]))
-        places.append({"place": place, "cliques": ids[:_CLIQUES], "rows": len(found["class"])})
+        used = learned[:0] if retained is None else _used(retained, description, index)
+        found = _maps(adapter, images[index], learned, used.view(-1, *learned.shape[1:]))
+        images_shown.append(
+            {"place": index, "cliques": ids[:_CLIQUES], "rows": len(found["class"])}
+        )
         rows.append(found)
     joined: dict[Kind, Tensor] | None = None
     if rows:
         joined = {kind: torch.cat([found[kind] for found in rows]) for kind in rows[0]}
     prompted = _prompted_features(adapter, images, plain.features, prediction)
-    return Explanation(plain.features, plain.before, prompted, description, tuple(places), joined)
+    return Explanation(
+        plain.features, plain.before, prompted, description, tuple(images_shown), joined
+    )
 
 
 def _prompted_features(
@@ -209,9 +213,9 @@ def _prompted_features(
     return l2_normalize(total)
 
 
-def _cliques_of(description: Mapping[str, Any], place: int) -> list[int]:
+def _cliques_of(description: Mapping[str, Any], index: int) -> list[int]:
     """Ids of the cliques that an image belongs to, of equal sets the first."""
-    own = [clique for clique in description["cliques"] if place in clique["members"]]
+    own = [clique for clique in description["cliques"] if index in clique["members"]]
     distinct = {clique["set"]: clique for clique in reversed(own)}
     ordered = sorted(distinct.values(), key=lambda clique: (-clique["size"], clique["id"]))
     fresh: list[dict[str, Any]] = []
@@ -226,10 +230,10 @@ def _cliques_of(description: Mapping[str, Any], place: int) -> list[int]:
 
 def _worth_a_map(description: Mapping[str, Any], changed: Sequence[bool], count: int) -> list[int]:
     """Images with several cliques whose predicted class changed come first."""
-    cliques = [min(_CLIQUES, len(_cliques_of(description, place))) for place in range(len(changed))]
+    cliques = [min(_CLIQUES, len(_cliques_of(description, index))) for index in range(len(changed))]
     order = sorted(
-        (place for place in range(len(changed)) if cliques[place]),
-        key=lambda place: (-int(changed[place] and cliques[place] > 1), -cliques[place], place),
+        (index for index in range(len(changed)) if cliques[index]),
+        key=lambda index: (-int(changed[index] and cliques[index] > 1), -cliques[index], index),
     )
     return sorted(order[:count])
 
@@ -253,20 +257,20 @@ def _maps(adapter: SCAP, pixels: Tensor, learned: Tensor, retained: Tensor) -> d
     return prompted_maps(adapter.visual.tower, pixels, prompts, adapter.config.blocks, chosen)
 
 
-def prompted_passes(adapter: SCAP, prediction: Prediction, place: int) -> PromptedPasses | None:
-    """The passes over image ``place`` that were scored with prompts."""
+def prompted_passes(adapter: SCAP, prediction: Prediction, index: int) -> PromptedPasses | None:
+    """The passes over image ``index`` that were scored with prompts."""
     evidence = prediction.evidence
     if "prompts" not in evidence or evidence["visual_prompts"] != "composed":
         return None
     width = evidence["passes"].width
-    own = slice(place * width, (place + 1) * width)
+    own = slice(index * width, (index + 1) * width)
     prompts, mask = evidence["prompts"][own], evidence["prompt_mask"][own]
     slots = prompts.shape[1]
     used = torch.zeros(width, width, slots, dtype=torch.bool, device=mask.device)
     turns = torch.arange(width, device=mask.device)
     used[turns, turns] = mask
     rows = mask.any(dim=1).nonzero()[:, 0].tolist()
-    passes = describe(prediction)["images"][place]["passes"]
+    passes = describe(prediction)["images"][index]["passes"]
     each = [[entry] for entry in passes] if len(passes) == width else [list(passes)]
     return PromptedPasses(
         titles=tuple(_title(each[row], adapter.prompts.names) for row in rows),

@@ -18,7 +18,7 @@ MEMORY = {"cuda": 6 * 2**30, "cpu": 2**30}
 
 
 @dataclass(frozen=True)
-class PromptedTower:
+class PrefixedTower:
     """The image tower from its first prompted block on."""
 
     tower: VisionTower
@@ -67,10 +67,7 @@ class PromptedTower:
         return self.replayed.by_rows(finish, hidden)[0]
 
     def pass_features(self, hidden: Tensor, plain: Tensor, composed: Composed) -> Tensor:
-        """Unit features (R, E) of all passes: prompted where there is a prompt, else plain.
-
-        ``hidden`` (b, T, D) and ``plain`` (b, E) are the images'.
-        """
+        """Unit features (R, E) of all passes from the images' states (b, T, D) and ``plain``."""
         image = send(composed.passes.image, plain.device)
         features = plain[image]
         chosen = send(composed.passes.prompted.nonzero()[:, 0], plain.device)

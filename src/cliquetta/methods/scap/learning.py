@@ -92,7 +92,7 @@ class Learner:
         if self.tower is not None:
             replayed = replayed or Replayed()
             self.tapes = VisualTapes(self.tower, config.blocks, replayed, self.graph_rows)
-        self.learns_text = config.learns_text and self.text is not None and len(self.text.start) > 0
+        self.learns_text = self.text is not None and len(self.text.start) > 0
 
     def record(self, hidden: Tensor, start: Tensor) -> VisualTape:
         """The pass over images with these hidden states under the shared start prompt."""
@@ -196,12 +196,11 @@ class Learner:
         cliques are free. The tally ``sets_learned`` is part of the adapter's state, so that a
         resumed stream changes over at the same batch.
         """
-        text = self.text
-        if text is None or not self.learns_text or text.jacobian is not None:
+        text, classifier = self.text, self.model.classifier
+        if text is None or not self.learns_text or sets_learned <= classifier.shape[1]:
             return
-        size, device = self.model.classifier.shape[1], self.model.classifier.device
-        budget = MEMORY.get(device.type, MEMORY["cpu"])
-        if sets_learned > size and text.jacobian_bytes() <= budget:
+        budget = MEMORY.get(classifier.device.type, MEMORY["cpu"])
+        if text.jacobian is None and text.jacobian_bytes() <= budget:
             text.build_jacobian()
 
     def reset(self) -> None:
@@ -239,9 +238,7 @@ class Learner:
         """Losses of all cliques at their own prompts."""
         parts = [
             self._losses_of(
-                own,
-                None if visual is None else visual[sets],
-                None if text is None else text[sets],
+                own, None if visual is None else visual[sets], None if text is None else text[sets]
             )
             for sets, own in self._whole_cliques(task)
         ]

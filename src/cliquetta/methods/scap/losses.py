@@ -29,7 +29,7 @@ class CliqueLosses(NamedTuple):
     """Mean features (U, E), Eq. 5; not normalised."""
 
     def detach(self) -> CliqueLosses:
-        """The same without gradients."""
+        """These losses without gradients."""
         return CliqueLosses(*(value.detach() for value in self))
 
 

@@ -26,7 +26,7 @@ class Rules:
     mean_concentration: bool = False
     """Squared distances are averaged over members (Eq. 10: summed)."""
     weight_decay: float = 0.0
-    """Of AdamW."""
+    """Decay of AdamW; 0 is Adam."""
     isolated_keys: bool = False
     """Every key is its own only neighbour: keys / (1 - alpha), nothing propagates."""
     raw_keys: bool = False

@@ -158,10 +158,7 @@ def rounds(classes: Tensor) -> list[Tensor]:
 
 
 def best_entries(cache: Cache, classes: Tensor, query: Tensor) -> Tensor:
-    """Slot (R,) of the key of class ``classes[r]`` that matches ``query`` (R, E) best (Eq. 16).
-
-    Meaningless where a class holds nothing; the caller knows ``count``.
-    """
+    """Slot (R,) of the best key of class ``classes[r]`` for ``query`` (R, E) (Eq. 16), if any."""
     keys = cache.keys[classes]
     score = torch.einsum("re,rle->rl", query.to(keys.dtype), keys)
     held = send(cache.count, keys.device)[classes]

@@ -13,7 +13,7 @@ from torch import Tensor
 from cliquetta.methods.building.template import LearnableTemplate
 from cliquetta.model.clip import CLIP, to_float32
 from cliquetta.model.tapes import TextTape, chunks
-from cliquetta.model.text import place
+from cliquetta.model.text import with_context
 from cliquetta.prompts.classes import ClassPrompts
 
 ROWS = 16384
@@ -36,10 +36,7 @@ class PromptedText(LearnableTemplate):
 
     @torch.no_grad()
     def vjp(self, cotangents: Tensor) -> Tensor:
-        """Gradients (U, N, M, D) of the start context, per class, from (U, N, E) of the features.
-
-        A context that classes share gets their sum.
-        """
+        """Gradients (U, N, M, D) of the start context per class; a shared one gets their sum."""
         if self.jacobian is not None:
             size = cotangents.abs().amax(dim=(1, 2), keepdim=True).clamp_min(1e-30)
             scaled = (cotangents / size).to(self.jacobian.dtype)
@@ -87,10 +84,7 @@ class PromptedText(LearnableTemplate):
 
     @torch.no_grad()
     def build_jacobian(self) -> None:
-        """Use the Jacobian (N, E, M D) of the features at the start context, mixing included.
-
-        It depends on model and class list alone, so that one that was dropped is not built again.
-        """
+        """Use the Jacobian (N, E, M D) at the start context, mixing included; built only once."""
         if self._built is not None:
             self.jacobian = self._built
             return
@@ -132,7 +126,9 @@ class PromptedText(LearnableTemplate):
         ends = self.ends[classes]
         length = int(ends.max()) + 1
         x = self.tower.tokens(self.ids[classes, :length])
-        return TextTape(self.tower, place(x, self.start, self._positions(len(classes))), ends)
+        return TextTape(
+            self.tower, with_context(x, self.start, self._positions(len(classes))), ends
+        )
 
     def _length_groups(self) -> list[Tensor]:
         """Classes with equally long texts, so that none is padded."""

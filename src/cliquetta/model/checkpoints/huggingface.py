@@ -16,6 +16,7 @@ from cliquetta.model.checkpoints.state import (
     State,
     check_vocabulary,
     dequantise,
+    finish_scalars,
     with_tokenizer,
 )
 from cliquetta.model.config import Activation, CLIPConfig, TextConfig, VisionConfig
@@ -223,13 +224,7 @@ def rename(state: Mapping[str, Tensor]) -> State:
         for kind in ("weight", "bias"):
             if f"visual.ln_post.{kind}" in out:  # the norm before the head: ours is part of it
                 out[f"visual.head.ln_1.{kind}"] = out.pop(f"visual.ln_post.{kind}")
-    for key in {"logit_scale", "logit_bias"} & out.keys():
-        out[key] = out[key].reshape(())
-    if (
-        "logit_scale" not in out and "text.tokens.weight" not in out
-    ):  # an image tower alone: the value that CLIPs end at
-        out["logit_scale"] = torch.tensor(100.0).log()
-    return out
+    return finish_scalars(out)
 
 
 def _name(key: str) -> str:
@@ -249,16 +244,21 @@ def _fused(state: Mapping[str, Tensor], key: str) -> Tensor:
     return torch.cat([state[name] for name in names])
 
 
+def _tower(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields that both towers have."""
+    return {
+        "width": values["hidden_size"],
+        "layers": values["num_hidden_layers"],
+        "heads": values["num_attention_heads"],
+        "hidden": values["intermediate_size"],
+        "activation": _activation(values),
+        "eps": values["layer_norm_eps"],
+    }
+
+
 def _vision_config(values: Mapping[str, Any]) -> VisionConfig:
     return VisionConfig(
-        image_size=values["image_size"],
-        patch_size=values["patch_size"],
-        width=values["hidden_size"],
-        layers=values["num_hidden_layers"],
-        heads=values["num_attention_heads"],
-        hidden=values["intermediate_size"],
-        activation=_activation(values),
-        eps=values["layer_norm_eps"],
+        image_size=values["image_size"], patch_size=values["patch_size"], **_tower(values)
     )
 
 
@@ -271,12 +271,7 @@ def _text_config(values: Mapping[str, Any], *, end: int | None) -> TextConfig:
     return TextConfig(
         context_length=values["max_position_embeddings"],
         vocab_size=values["vocab_size"],
-        width=values["hidden_size"],
-        layers=values["num_hidden_layers"],
-        heads=values["num_attention_heads"],
-        hidden=values["intermediate_size"],
-        activation=_activation(values),
-        eps=values["layer_norm_eps"],
+        **_tower(values),
         end=end,
     )
 

@@ -110,10 +110,10 @@ def _weights_in(folder: Path) -> list[Path]:
 
 def shard_names(index: Path) -> list[str]:
     """The files that a ``model.safetensors.index.json`` names."""
-    places = read_json(index).get("weight_map")
-    if not isinstance(places, dict) or not all(isinstance(v, str) for v in places.values()):
+    file_of = read_json(index).get("weight_map")
+    if not isinstance(file_of, dict) or not all(isinstance(v, str) for v in file_of.values()):
         raise CheckpointError(f"{index} has no 'weight_map' that tells which file holds a weight")
-    return sorted(set(places.values()))
+    return sorted(set(file_of.values()))
 
 
 def read_tensors(paths: Sequence[Path]) -> tuple[State, dict[str, str], bool]:

@@ -50,10 +50,7 @@ def save_model(model: CLIP, path: str | Path, *, quantise: bool = False) -> None
 
 
 def load_model(
-    path: str | Path,
-    *,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
+    path: str | Path, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> CLIP:
     """Read what :func:`save_model` wrote."""
     state, metadata = read_safetensors([Path(path)])

@@ -12,12 +12,8 @@ from typing import Any, Literal
 from torch import Tensor
 
 from cliquetta.model.checkpoints import openai, timm_siglip
-from cliquetta.model.checkpoints.open_clip_zoo import (
-    SIGLIP_PREPROCESS,
-    architecture,
-    siglip_config,
-)
-from cliquetta.model.checkpoints.openai import Rules
+from cliquetta.model.checkpoints.open_clip_zoo import SIGLIP_PREPROCESS, architecture, siglip_config
+from cliquetta.model.checkpoints.openai import Conventions
 from cliquetta.model.checkpoints.state import (
     Checkpoint,
     CheckpointError,
@@ -78,8 +74,8 @@ def from_open_clip(
     refuse_other_models(weights)
     family = timm_siglip if timm_siglip.SIGN in weights else openai
     config = config or _config_of(arch, family is timm_siglip)
-    rules = rules_from(config, activation, siglip=family is timm_siglip)
-    shapes = family.config_from(weights, rules)
+    conventions = conventions_from(config, activation, siglip=family is timm_siglip)
+    shapes = family.config_from(weights, conventions)
     if arch is not None:
         _check_architecture(shapes, arch)
     if config is not None:
@@ -103,7 +99,7 @@ def tokenizer_name(config: Mapping[str, Any] | None) -> str | None:
 
 
 def _config_of(arch: str | None, siglip: bool) -> dict[str, Any] | None:
-    """What the name of a SigLIP stands for, where there is no config file."""
+    """Config of a SigLIP by its name, where there is no config file."""
     if not siglip:
         return None
     if arch is None:
@@ -134,12 +130,12 @@ def refuse_other_models(state: Mapping[str, Tensor]) -> None:
         raise CheckpointError(f"not supported: a tower with layer scale ({scaled})")
 
 
-def rules_from(
+def conventions_from(
     config: Mapping[str, Any] | None, activation: Activation | None, *, siglip: bool = False
-) -> Rules:
-    """The rules of a config file, refused where it asks for what our towers do not have."""
+) -> Conventions:
+    """The conventions of a config file, refused where it asks for what our towers do not have."""
     if config is None:
-        return Rules(activation or "gelu")
+        return Conventions(activation or "gelu")
     model = config.get("model_cfg")
     if not isinstance(model, Mapping) or "vision_cfg" not in model:
         raise CheckpointError(f"{CONFIG_FILE} has no model_cfg with a vision_cfg")
@@ -159,7 +155,7 @@ def rules_from(
             )
     if siglip:
         tanh = (text.get("act_kwargs") or {}).get("approximate") == "tanh"
-        return Rules(
+        return Conventions(
             activation or timm_siglip.vision_activation(vision.get("timm_model_name", "")),
             text_heads=text.get("heads"),
             vision_eps=1e-6,
@@ -169,7 +165,7 @@ def rules_from(
         )
     stated: Activation = "quick_gelu" if model.get("quick_gelu", False) else "gelu"
     is_vit = not isinstance(vision.get("layers"), list)
-    return Rules(
+    return Conventions(
         activation or stated,
         vision_heads=vision.get("width", 768) // vision.get("head_width", 64) if is_vit else None,
         text_heads=text.get("heads"),

@@ -59,7 +59,7 @@ _TIMM_SHAPES = {"B": "base", "L": "large", "SO400M": "so400m", "gopt": "giantopt
 
 
 def siglip_config(arch: str) -> dict[str, Any]:
-    """What open_clip's config of a SigLIP says, as far as its weights do not."""
+    """Fields of open_clip's config of a SigLIP that its weights do not show."""
     match = _SIGLIP.match(arch)
     if match is None:
         raise UnknownNameError("SigLIP of open_clip", arch, _siglips())

@@ -10,10 +10,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from cliquetta.model.checkpoints.state import CheckpointError, State
+from cliquetta.model.checkpoints.state import CheckpointError, State, finish_scalars
 from cliquetta.model.config import Activation, CLIPConfig, ResNetConfig, TextConfig, VisionConfig
 
 _BASE = "https://openaipublic.azureedge.net/clip/models"
@@ -62,8 +61,8 @@ _NAMES = (
 
 
 @dataclass(frozen=True)
-class Rules:
-    """What the shapes of the weights do not tell."""
+class Conventions:
+    """Properties of the towers that the shapes of the weights do not show."""
 
     activation: Activation = "quick_gelu"
     vision_heads: int | None = None
@@ -118,23 +117,17 @@ def rename(state: Mapping[str, Tensor]) -> State:
             for pattern, ours in _NAMES:
                 name = re.sub(pattern, ours, name)
         out[name] = tensor
-    for key in {"logit_scale", "logit_bias"} & out.keys():
-        out[key] = out[key].reshape(())
-    if (
-        "logit_scale" not in out and "text.tokens.weight" not in out
-    ):  # an image tower alone: the value that CLIPs end at
-        out["logit_scale"] = torch.tensor(100.0).log()
-    return out
+    return finish_scalars(out)
 
 
-def config_from(state: Mapping[str, Tensor], rules: Rules) -> CLIPConfig:
+def config_from(state: Mapping[str, Tensor], conventions: Conventions) -> CLIPConfig:
     """The shapes of cleaned OpenAI weights."""
     try:
-        text = text_config(state, rules) if "token_embedding.weight" in state else None
+        text = text_config(state, conventions) if "token_embedding.weight" in state else None
         sigmoid = "logit_bias" in state
         if "visual.class_embedding" in state:
             embed_dim = state["visual.proj"].shape[1]
-            return CLIPConfig(embed_dim, _vision_config(state, rules), text, sigmoid)
+            return CLIPConfig(embed_dim, _vision_config(state, conventions), text, sigmoid)
         if "visual.attnpool.c_proj.weight" in state:
             embed_dim = state["visual.attnpool.c_proj.weight"].shape[0]
             return CLIPConfig(embed_dim, _resnet_config(state), text, sigmoid)
@@ -144,7 +137,7 @@ def config_from(state: Mapping[str, Tensor], rules: Rules) -> CLIPConfig:
     raise CheckpointError(f"no image tower of a CLIP in this checkpoint; it holds {found}")
 
 
-def _vision_config(state: Mapping[str, Tensor], rules: Rules) -> VisionConfig:
+def _vision_config(state: Mapping[str, Tensor], conventions: Conventions) -> VisionConfig:
     kernel = state["visual.conv1.weight"]
     width, patch = kernel.shape[0], kernel.shape[-1]
     blocks = "visual.transformer.resblocks."
@@ -153,10 +146,10 @@ def _vision_config(state: Mapping[str, Tensor], rules: Rules) -> VisionConfig:
         patch_size=patch,
         width=width,
         layers=count(state, blocks),
-        heads=rules.vision_heads or default_heads(width),
+        heads=conventions.vision_heads or default_heads(width),
         hidden=state[f"{blocks}0.mlp.c_fc.weight"].shape[0],
-        activation=rules.activation,
-        eps=rules.vision_eps,
+        activation=conventions.activation,
+        eps=conventions.vision_eps,
     )
 
 
@@ -171,7 +164,7 @@ def _resnet_config(state: Mapping[str, Tensor]) -> ResNetConfig:
     )
 
 
-def text_config(state: Mapping[str, Tensor], rules: Rules) -> TextConfig:
+def text_config(state: Mapping[str, Tensor], conventions: Conventions) -> TextConfig:
     """The shapes of the text tower."""
     vocab_size, width = state["token_embedding.weight"].shape
     return TextConfig(
@@ -179,11 +172,11 @@ def text_config(state: Mapping[str, Tensor], rules: Rules) -> TextConfig:
         vocab_size=vocab_size,
         width=width,
         layers=count(state, "transformer.resblocks."),
-        heads=rules.text_heads or max(1, width // 64),
+        heads=conventions.text_heads or max(1, width // 64),
         hidden=state["transformer.resblocks.0.mlp.c_fc.weight"].shape[0],
-        activation=rules.text_activation or rules.activation,
-        eps=rules.text_eps,
-        end=rules.text_end,
+        activation=conventions.text_activation or conventions.activation,
+        eps=conventions.text_eps,
+        end=conventions.text_end,
     )
 
 

@@ -112,10 +112,10 @@ def _weigh(file: IO[bytes], size: int) -> None:
         elif "GET" in name:
             stack.append(memo.get(int(argument or 0), 1))
         elif "PUT" in name or name == "MEMOIZE":
-            place = len(memo) if argument is None else int(argument)
-            if place > size:
+            slot = len(memo) if argument is None else int(argument)
+            if slot > size:
                 raise CheckpointError("refused: a pickle that numbers more objects than it holds")
-            memo[place] = stack[-1] if stack else 1
+            memo[slot] = stack[-1] if stack else 1
         else:
             first = len(stack) - len(code.stack_before)
             if pickletools.stackslice in code.stack_before or name == "POP_MARK":
@@ -136,7 +136,7 @@ def _sized(state: State, size: int) -> State:
 
 
 def _first_sentence(error: Exception) -> str:
-    """What went wrong, without torch's paragraphs of advice."""
+    """First sentence of an error, without torch's paragraphs of advice."""
     lines = str(error).strip().splitlines()
     detail = next((line for line in lines if "GLOBAL" in line), lines[0] if lines else "")
     return detail.strip().split(". ")[0] or type(error).__name__
@@ -173,7 +173,7 @@ def _torchscript_root(archive: zipfile.ZipFile) -> str | None:
 
 
 class _Record:
-    """What a scripted module becomes: its attributes, and nothing that could act."""
+    """Stand-in for a scripted module: its attributes, and nothing that could act."""
 
     def __setstate__(self, state: object) -> None:
         self.attributes: dict[str, object] = dict(state) if isinstance(state, dict) else {}

@@ -186,6 +186,15 @@ def with_tokenizer(checkpoint: Checkpoint, find: Callable[[str], Path | None]) -
     return replace(checkpoint, config=replace(checkpoint.config, text=text), tokenizer=tokenizer)
 
 
+def finish_scalars(state: State) -> State:
+    """Scalars in one shape; an image tower alone gets the scale that CLIPs end at."""
+    for key in {"logit_scale", "logit_bias"} & state.keys():
+        state[key] = state[key].reshape(())
+    if "logit_scale" not in state and "text.tokens.weight" not in state:
+        state["logit_scale"] = torch.tensor(100.0).log()
+    return state
+
+
 def check_vocabulary(text: TextConfig | None) -> None:
     """Text must be spelt in OpenAI's vocabulary; a fine-tuning may have added a few words."""
     if text is not None and not is_clip_vocabulary(text.vocab_size):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.model.checkpoints import openai
-from cliquetta.model.checkpoints.openai import Rules
+from cliquetta.model.checkpoints.openai import Conventions
 from cliquetta.model.checkpoints.state import CheckpointError, State
 from cliquetta.model.config import Activation, CLIPConfig, VisionConfig
 
@@ -42,7 +42,7 @@ def vision_activation(timm_name: str) -> Activation:
     return "gelu" if _EXACT_GELU.match(timm_name) else "gelu_tanh"
 
 
-def config_from(state: Mapping[str, Tensor], rules: Rules) -> CLIPConfig:
+def config_from(state: Mapping[str, Tensor], conventions: Conventions) -> CLIPConfig:
     """The shapes of cleaned weights."""
     try:
         kernel, positions = (
@@ -50,20 +50,22 @@ def config_from(state: Mapping[str, Tensor], rules: Rules) -> CLIPConfig:
         )
         width, patch = kernel.shape[0], kernel.shape[-1]
         side = openai.square_side(positions.shape[1])
-        stated = rules.image_size or 0
+        stated = conventions.image_size or 0
         vision = VisionConfig(
             image_size=stated if stated // patch == side else side * patch,
             patch_size=patch,
             width=width,
             layers=openai.count(state, "visual.trunk.blocks."),
-            heads=rules.vision_heads or openai.default_heads(width),
+            heads=conventions.vision_heads or openai.default_heads(width),
             hidden=state["visual.trunk.blocks.0.mlp.fc1.weight"].shape[0],
-            activation=rules.activation,
-            eps=rules.vision_eps,
+            activation=conventions.activation,
+            eps=conventions.vision_eps,
             pooling="attention",
         )
-        heads = rules.text_heads or openai.default_heads(state["positional_embedding"].shape[1])
-        text = openai.text_config(state, replace(rules, text_heads=heads))
+        heads = conventions.text_heads or openai.default_heads(
+            state["positional_embedding"].shape[1]
+        )
+        text = openai.text_config(state, replace(conventions, text_heads=heads))
     except KeyError as error:
         raise CheckpointError(
             f"not a whole SigLIP checkpoint: {error.args[0]} is missing"

@@ -23,8 +23,8 @@ from cliquetta.methods.state import pack_state
 from cliquetta.model.clip import CLIP
 from cliquetta.serve import changes
 from cliquetta.serve.schema import BatchRequest, SessionRequest, Upload
-from cliquetta.serve.shared_store import SharedStore, _Bucket
 from cliquetta.serve.store import Store
+from cliquetta.serve.store_files import _Bucket
 from tests._helpers.serve_setup import (
     CLASSES,
     FREE,
@@ -62,7 +62,7 @@ def pair(where: str, tiny_clip: CLIP) -> Iterator[Pair]:
     """Two replicas on one store."""
     with ExitStack() as stack:
         yield tuple(  # type: ignore[misc]
-            stack.enter_context(local_service(SharedStore(where), tiny_clip)) for _ in range(2)
+            stack.enter_context(local_service(Store(where), tiny_clip)) for _ in range(2)
         )
 
 
@@ -97,8 +97,8 @@ def test_any_replica_continues_bit_equally(pair: Pair, tiny_clip: CLIP) -> None:
 def test_limits_count_the_sessions_of_all_replicas(where: str, tiny_clip: CLIP) -> None:
     limits = replace(FREE, sessions=3)
     with (
-        local_service(SharedStore(where), tiny_clip, limits=limits) as first,
-        local_service(SharedStore(where), tiny_clip, limits=limits) as second,
+        local_service(Store(where), tiny_clip, limits=limits) as first,
+        local_service(Store(where), tiny_clip, limits=limits) as second,
     ):
         first.create()
         second.create()
@@ -116,8 +116,8 @@ class Slow:
     """Holds a replica up before or after it writes a version, once."""
 
     def __init__(self, service: Local, *, after: bool = False) -> None:
-        self.files = service.service.sessions._store._files  # type: ignore[attr-defined]
-        self.create, self.after = self.files.create, after
+        files: Any = service.service.sessions._store.files
+        self.files, self.create, self.after = files, files.create, after
         self.reached, self.go_on = threading.Event(), threading.Event()
         self.files.create = self.held
 
@@ -201,11 +201,11 @@ def test_a_deleted_session_stays_deleted(pair: Pair, where: str) -> None:
     assert second.http.delete(f"/v1/sessions/{session}").status_code == 204
     slow.go_on.set()
     assert held.result(60).status_code == 404
-    assert SharedStore(where).find(session) is None
+    assert Store(where).find(session) is None
 
 
 def test_tombstones_are_removed_after_a_day(tmp_path: Path, tiny_clip: CLIP) -> None:
-    with local_service(SharedStore(tmp_path), tiny_clip) as service:
+    with local_service(Store(tmp_path), tiny_clip) as service:
         session, kept = service.create(), service.create()
         service.http.delete(f"/v1/sessions/{session}")
         (tombstone,) = (tmp_path / session).iterdir()
@@ -244,7 +244,7 @@ def test_both_replicas_at_once_with_every_batch(pair: Pair, tiny_clip: CLIP) -> 
         check_state(pair[0], session, alone)
     # versions are not kept: the present one of each session, and those that it needs
     store, most = pair[0].service.sessions._store, 3 if changes.SMALLEST == 0 else 1
-    assert len(clients) <= len(store._files.sizes()) <= most * len(clients)  # type: ignore[attr-defined]
+    assert len(clients) <= len(store.files.sizes()) <= most * len(clients)
 
 
 def test_a_session_is_made_once_for_one_key(pair: Pair) -> None:
@@ -261,70 +261,37 @@ def test_a_session_is_made_once_for_one_key(pair: Pair) -> None:
     assert held.result(60) == late
 
 
-@pytest.mark.parametrize("smallest", [0, changes.SMALLEST])
-def test_folders_change_hands_between_one_server_and_replicas(
-    tmp_path: Path, tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch, smallest: int
-) -> None:
-    monkeypatch.setattr(changes, "SMALLEST", smallest)
-    alone = Alone(tiny_clip)
-    with local_service(tmp_path, tiny_clip) as service:
-        session, other = service.create(), service.create()
-        service.predict(session, batch_of(0))
-    for number in range(1, 5):
-        if number % 2:
-            with SharedStore.open(tmp_path) as store, local_service(store, tiny_clip) as service:
-                service.predict(session, batch_of(number))
-                with pytest.raises(BusyError), Store.open(tmp_path):
-                    pass
-                if number == 3:
-                    service.http.delete(f"/v1/sessions/{other}")
-            assert (tmp_path / session).is_dir()
-        else:
-            with local_service(tmp_path, tiny_clip) as service:
-                service.predict(session, batch_of(number))
-            assert (tmp_path / f"{session}.safetensors").is_file()
-    with local_service(tmp_path, tiny_clip) as service:
-        for number in range(5):
-            alone.predict(batch_of(number))
-        check_state(service, session, alone)
-        assert service.http.get(f"/v1/sessions/{other}").status_code == 404
+def test_a_folder_has_one_service(tmp_path: Path) -> None:
+    with Store.open(tmp_path), pytest.raises(BusyError), Store.open(tmp_path):
+        pass
 
 
 def test_stores_that_cannot_fence_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"through ftp://: use a mounted folder"):
-        SharedStore("ftp://host/x")
-    with SharedStore.open("memory://probed") as store:
+        Store("ftp://host/x")
+    with Store.open("memory://probed") as store:
         assert store.scan() == []
 
     def overwrite(self: _Bucket, name: str, data: bytes) -> None:
         self._fs.pipe_file(f"{self._root}/{name}", data)
 
     monkeypatch.setattr(_Bucket, "create", overwrite)
-    with pytest.raises(UserError, match="only if there is none"), SharedStore.open("memory://y"):
+    with pytest.raises(UserError, match="only if there is none"), Store.open("memory://y"):
         pass
 
 
 def test_operators_list_and_delete(pair: Pair, where: str) -> None:
     session, other = pair[0].create(), pair[1].create()
     pair[1].predict(session, batch_of(0))
-    listed = run_command("list", "--json", "--state-dir", where)
+    run = CliRunner().invoke
+    listed = run(app, ["sessions", "list", "--json", "--state-dir", where])
     assert {one["id"]: one["images"] for one in json.loads(listed.output)} == {
         session: 4,
         other: 0,
     }
-    with SharedStore.open(where):  # as the router does
-        assert run_command("delete", session, "--state-dir", where).exit_code == 0
-        pair[1].service.sweep()
-        for _ in range(100):
-            if pair[0].http.get(f"/v1/sessions/{session}").status_code == 404:
-                break
-            time.sleep(0.05)
-    assert pair[0].http.get(f"/v1/sessions/{session}").status_code == 404
+    assert run(app, ["sessions", "delete", session, "--state-dir", where]).exit_code == 0
+    assert [one.send(session, batch_of(1)).status_code for one in pair] == [404, 404]
     assert pair[0].send(other, batch_of(1)).status_code == 200
-
-
-def run_command(*words: str) -> Any:
-    return CliRunner().invoke(app, ["sessions", *words])
 
 
 def test_another_class_list_reaches_all_replicas(pair: Pair) -> None:
@@ -343,7 +310,7 @@ def test_another_class_list_reaches_all_replicas(pair: Pair) -> None:
 def test_deleting_expired_sessions_lists_all_of_them_once(
     tmp_path: Path, tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = SharedStore(str(tmp_path))
+    store = Store(str(tmp_path))
     with local_service(store, tiny_clip, session_days=7) as service:
         for id in [service.create() for _ in range(5)]:
             service.service.sessions._cache.entries[id].used -= 8 * 86400

@@ -17,7 +17,7 @@ COOP = "split_zhou_"
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """A location at which a layout was found."""
 
     root: Path
@@ -59,7 +59,7 @@ class Listing:
     missing: int = 0
     """Files that a list names and that are missing."""
     notes: tuple[str, ...] = ()
-    """What was unusual and how it was handled."""
+    """Peculiarities and how they were handled."""
 
 
 @dataclass(frozen=True)
@@ -68,17 +68,17 @@ class Layout:
 
     name: str
     """For people: what a folder in this layout looks like."""
-    read: Callable[[Place], Listing]
+    read: Callable[[Location], Listing]
     inside: tuple[str, ...] = (".",)
     """Where the images may be in the dataset's folder; ``{split}`` stands for the split."""
     shows: tuple[str, ...] = ()
     """Patterns below the pictures' folder that must match something."""
     files: tuple[str, ...] = ()
-    """Side files, of which one must be there (:meth:`Place.file`); ``{split}`` as above."""
+    """Side files, of which one must be there (:meth:`Location.file`); ``{split}`` as above."""
     splits: tuple[str, ...] | None = None
     """The splits that this layout can tell apart; ``None`` for all."""
     folders: tuple[str, ...] = ()
-    """What the dataset's folder is called in this layout, if not as the dataset says."""
+    """Names of the dataset's folder in this layout, if not the dataset's own."""
 
 
 def squeeze(name: str) -> str:
@@ -114,43 +114,47 @@ def _descend(folder: Path, steps: Sequence[str]) -> Iterator[Path]:
         yield from _descend(child, steps[1:])
 
 
-def find_places(
+def find_locations(
     root: Path, folders: Sequence[str], layouts: Sequence[Layout], split: str
-) -> Iterator[tuple[Layout, Place]]:
+) -> Iterator[tuple[Layout, Location]]:
     """Every location under ``root`` where one of ``layouts`` has ``split``, best layout first."""
     for layout in layouts:
         if layout.splits is None or split in layout.splits:
-            for place in _places(root, folders, layout, split):
-                if _has_files(layout, place):
-                    yield layout, place
+            for location in _locations(root, folders, layout, split):
+                if _has_files(layout, location):
+                    yield layout, location
 
 
 def near_misses(
     root: Path, folders: Sequence[str], layouts: Sequence[Layout], split: str
 ) -> list[str]:
-    """What is missing where the images are there and a side file is not."""
+    """Messages on folders whose images are there and whose side file is not."""
     found: list[str] = []
     for layout in layouts:
-        for place in _places(root, folders, layout, split):
+        for location in _locations(root, folders, layout, split):
             if layout.splits is not None and split not in layout.splits:
-                found.append(f"{place.images} is there, but its layout has no split {split!r}")
-            elif not _has_files(layout, place):
+                found.append(f"{location.images} is there, but its layout has no split {split!r}")
+            elif not _has_files(layout, location):
                 wanted = " or ".join(layout.files)
-                found.append(f"{place.images} is there, but not {wanted}: put it in {place.folder}")
+                found.append(
+                    f"{location.images} is there, but not {wanted}: put it in {location.folder}"
+                )
     return list(dict.fromkeys(found))
 
 
-def _places(root: Path, folders: Sequence[str], layout: Layout, split: str) -> Iterator[Place]:
+def _locations(
+    root: Path, folders: Sequence[str], layout: Layout, split: str
+) -> Iterator[Location]:
     names = [name.format(split=split) for name in layout.folders or folders]
     for folder in candidate_folders(root, names):
         shows = [pattern.format(split=split) for pattern in layout.shows]
         for inside in layout.inside:
             images = folder / inside.format(split=split)
             if images.is_dir() and all(any(images.glob(pattern)) for pattern in shows):
-                yield Place(root, folder, images, split)
+                yield Location(root, folder, images, split)
 
 
-def _has_files(layout: Layout, place: Place) -> bool:
+def _has_files(layout: Layout, location: Location) -> bool:
     return not layout.files or any(
-        place.file(name.format(split=place.split)) for name in layout.files
+        location.file(name.format(split=location.split)) for name in layout.files
     )

@@ -1,0 +1,176 @@
+"""Where versions of sessions are kept: files that are created once, in a folder or a bucket."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from cliquetta.atomic import create_atomically, exclusive, sync_folder
+from cliquetta.data.remote import is_url
+from cliquetta.errors import UserError
+
+BUCKETS = ("s3", "s3a", "gs", "gcs", "memory")
+"""Protocols of fsspec that can create an object only if there is none, in one step."""
+_LONGEST_HEAD = 10**8  # of a safetensors file
+
+
+class Files(Protocol):
+    """Files by names ``FOLDER/FILE``."""
+
+    def opened(self) -> AbstractContextManager[None]:
+        """Prepare for a service, and lock out others where that is possible."""
+
+    def create(self, name: str, data: bytes) -> None:
+        """Write a file durably, or raise ``FileExistsError``."""
+
+    def read(self, name: str) -> bytes:
+        """A file, or ``FileNotFoundError``."""
+
+    def head(self, name: str) -> bytes:
+        """The header of a safetensors file, with the eight bytes before it."""
+
+    def sizes(self, under: str = "") -> dict[str, int]:
+        """All files below a folder, which need not exist, with their sizes."""
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it exists."""
+
+    def modified(self, name: str) -> float:
+        """When a file was written, in seconds since 1970."""
+
+    def free_bytes(self) -> float:
+        """Room that is left, as far as that is known."""
+
+
+def files_at(where: Path | str) -> Files:
+    """The files below a folder, or below a URL of fsspec."""
+    return _Bucket(str(where)) if is_url(str(where)) else _Folder(Path(where))
+
+
+class _Folder:
+    """A local or mounted folder; it must know hard links, and show what others wrote at once."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        self._root.mkdir(parents=True, exist_ok=True)
+        self._root.chmod(0o700)  # class names and responses are the clients' own
+        with exclusive(self._root):
+            for left in self._root.glob("*/.*.tmp"):  # of processes that were killed
+                left.unlink()
+            yield
+
+    def create(self, name: str, data: bytes) -> None:
+        path = self._root / name
+        if int(path.stem) == 1:  # else somebody has removed the session
+            path.parent.mkdir(exist_ok=True)
+            sync_folder(self._root)
+        create_atomically(path, data)
+
+    def read(self, name: str) -> bytes:
+        return (self._root / name).read_bytes()
+
+    def head(self, name: str) -> bytes:
+        with (self._root / name).open("rb") as file:
+            start = file.read(8)
+            return start + file.read(min(int.from_bytes(start, "little"), _LONGEST_HEAD))
+
+    def sizes(self, under: str = "") -> dict[str, int]:
+        found = {}
+        for path in (self._root / under).glob("*" if under else "*/*"):
+            with suppress(FileNotFoundError):  # removed while we look
+                found[path.relative_to(self._root).as_posix()] = path.stat().st_size
+        return found
+
+    def remove(self, name: str) -> None:
+        path = self._root / name
+        path.unlink(missing_ok=True)
+        with suppress(OSError):  # not empty
+            path.parent.rmdir()
+
+    def modified(self, name: str) -> float:
+        return (self._root / name).stat().st_mtime
+
+    def free_bytes(self) -> float:
+        return shutil.disk_usage(self._root).free
+
+
+class _Bucket:
+    """An object store through fsspec; a written object is durable."""
+
+    def __init__(self, url: str) -> None:
+        protocol = urlsplit(url).scheme
+        if protocol not in BUCKETS:
+            raise UserError(
+                f"sessions cannot be shared through {protocol}://: use a mounted folder, s3:// or "
+                "gs://, where a replica cannot overwrite what another has written"
+            )
+        try:
+            from fsspec.core import url_to_fs
+
+            how = {} if protocol == "memory" else {"use_listings_cache": False}
+            self._fs, self._root = url_to_fs(url, **how)
+        except ImportError as error:
+            raise UserError(f"{protocol}:// needs another package: {error}") from error
+        self._root = self._root.rstrip("/")
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Refuse a store that would replace what another replica wrote."""
+        name = f".probe-{time.time_ns()}"
+        self.create(name, b"1")
+        try:
+            self.create(name, b"2")
+        except FileExistsError:
+            pass
+        else:
+            raise UserError(
+                f"{self._fs.protocol} at {self._root} cannot create a file only if there is none: "
+                "use another store"
+            )
+        finally:
+            self.remove(name)
+        yield
+
+    def create(self, name: str, data: bytes) -> None:
+        self._fs.pipe_file(f"{self._root}/{name}", data, mode="create")
+
+    def read(self, name: str) -> bytes:
+        data: bytes = self._fs.cat_file(f"{self._root}/{name}")
+        return data
+
+    def head(self, name: str) -> bytes:
+        path = f"{self._root}/{name}"
+        start: bytes = self._fs.cat_file(path, start=0, end=8)
+        rest: bytes = self._fs.cat_file(
+            path, start=8, end=8 + min(int.from_bytes(start, "little"), _LONGEST_HEAD)
+        )
+        return start + rest
+
+    def sizes(self, under: str = "") -> dict[str, int]:
+        self._fs.invalidate_cache()
+        try:
+            found = self._fs.find(f"{self._root}/{under}".rstrip("/"), detail=True)
+        except FileNotFoundError:
+            return {}
+        root = len(self._root) + 1
+        return {path[root:]: int(entry["size"]) for path, entry in found.items()}
+
+    def remove(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            self._fs.rm_file(f"{self._root}/{name}")
+
+    def modified(self, name: str) -> float:
+        moment: float = self._fs.modified(f"{self._root}/{name}").timestamp()
+        return moment
+
+    def free_bytes(self) -> float:
+        return math.inf
