@@ -108,7 +108,7 @@ def test_groups_predict_as_each_alone(
     run(there, **once, state=states, cluster=RayCluster(actors=2))
     assert there.read_bytes() == here.read_bytes()
     listed, rows = table_rows(table), table_rows(there)
-    for group, file in (("north", "north"), ("yard/2", "yard%2F2"), ("", "_")):
+    for group, file in (("north", "north"), ("yard/2", "yard%2F2"), ("", "(empty)")):
         alone = table.with_name(f"{file}.csv")
         members = [row for row in listed if row["camera"] == group]
         lines = [f"{row['path']},{group}" for row in members]

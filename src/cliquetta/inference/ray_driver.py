@@ -14,7 +14,7 @@ import os
 import pickle
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -208,16 +208,19 @@ class _Track:
             ray_remote_args_fn=lambda: options,
             **one,
         )
-        for row in reports.iter_rows():
-            if self.over.is_set():
-                return
-            report: BatchReport = pickle.loads(row["data"])
-            if report.refusal:
-                raise UserError(report.refusal)
-            with self.lock:
-                if report.part is not None:
-                    self.work.parts.add(report.part)
-                    self.work.run.health |= report.health
-                self.work.run.busy += report.busy
-                self.work.run.waited += report.waited
-                self.work.advance(report.images, report.skipped)
+        # closed here: what Ray Data left running would end this process when Ray is shut down
+        rows: Any = iter(reports.iter_rows())
+        with closing(rows):
+            for row in rows:
+                if self.over.is_set():
+                    return
+                report: BatchReport = pickle.loads(row["data"])
+                if report.refusal:
+                    raise UserError(report.refusal)
+                with self.lock:
+                    if report.part is not None:
+                        self.work.parts.add(report.part)
+                        self.work.run.health |= report.health
+                    self.work.run.busy += report.busy
+                    self.work.run.waited += report.waited
+                    self.work.advance(report.images, report.skipped)
