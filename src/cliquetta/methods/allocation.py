@@ -1,4 +1,4 @@
-"""What a method would remember, counted before it is allocated."""
+"""The memory that a method would take, counted before it is allocated."""
 
 from __future__ import annotations
 

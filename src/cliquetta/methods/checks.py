@@ -1,4 +1,4 @@
-"""What every method keeps to, for the tests of whoever writes one."""
+"""Checks of the contract of methods, for the tests of whoever writes one."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def stream_of(batch: Batch) -> list[Batch]:
 
 
 def logits_of(adapter: Adapter, batches: Sequence[Batch]) -> list[Tensor]:
-    """What a method answers to a stream."""
+    """The logits of a method over a stream."""
     return [adapter.predict(batch).logits for batch in batches]
 
 

@@ -138,7 +138,7 @@ class DPE(FixedText):
         return answer
 
     def _confident(self, views: Tensor, text: Tensor) -> Tensor:
-        """Those (K, E) of views (V, E) that unit texts (N, E) predict most surely."""
+        """The views (K, E) among (V, E) that unit texts (N, E) predict most surely."""
         logits = self.scale * views @ text.T
         return take_views(views, confident_views(logits, self.config.selection_fraction))
 

@@ -88,7 +88,7 @@ class OffsetTower(VisionTower):
 
     @classmethod
     def around(cls, tower: VisionTower, offset: float) -> OffsetTower:
-        """The same tower, weights shared, with an offset."""
+        """Wrap a tower, its weights shared, to subtract an offset."""
         copied = copy.copy(tower)
         copied.__class__ = cls
         assert isinstance(copied, OffsetTower)
@@ -108,7 +108,7 @@ class OffsetCLIP(CLIP):
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """Those of a CLIP that concern text and LayerNorms."""
+        """The capabilities of a CLIP that concern text and LayerNorms."""
         return super().capabilities - {
             "visual-blocks",
             "visual-prefix",
@@ -170,7 +170,7 @@ class Panda(Adapter):
 
     @property
     def views(self) -> ViewSpec | None:
-        """Those of the method inside."""
+        """The views of the method inside."""
         return self.inner.views
 
     def _predict(self, batch: Batch) -> Prediction:

@@ -72,7 +72,7 @@ class TDAConfig(SelectiveConfig):
 
 @dataclass(frozen=True)
 class Seen:
-    """What TDA takes from the views of B images."""
+    """The features and predictions that TDA takes from the views of B images."""
 
     features: Tensor
     """(B, E) mean of the confident views' unit features, shorter than one if they differ."""
@@ -105,7 +105,7 @@ def positive_logits(weights: Affinity, classes: Tensor) -> Tensor:
 
 
 def most_classes(least: float, classes: int) -> int:
-    """How many of ``classes`` can have a probability above ``least``: their sum is one."""
+    """Count how many of ``classes`` can have a probability above ``least``: their sum is one."""
     return min(classes, int((1 + SUM_ROUNDING) / least)) if least > 0 else classes
 
 

@@ -74,7 +74,7 @@ class TipAdapterConfig(MethodConfig):
 
 @dataclass(frozen=True)
 class TipAdapterFConfig(TipAdapterConfig):
-    """The same, and how the keys are trained (AdamW, cosine per step)."""
+    """Settings of Tip-Adapter, and of training its keys (AdamW, cosine per step)."""
 
     epochs: Count = 20
     """Passes over the labelled images."""

@@ -1,1 +1,1 @@
-"""What several methods share: configs, memory, optimisers, caches, views, few-shot fitting."""
+"""Private parts of the base class: rejection and calibration beside zero-shot CLIP."""

@@ -31,7 +31,7 @@ LEFT_OUT = "left_out_scores"
 
 
 def rejection_score(logits: Tensor) -> Tensor:
-    """How unsure answers (B, N) are, (B,): entropy of softened logits, 1 for a mere guess."""
+    """Uncertainty (B,) of logits (B, N): entropy when softened, 1 for a mere guess."""
     return entropy(logits.float() / SOFTENING) / math.log(logits.shape[1])
 
 
@@ -48,7 +48,7 @@ def empty_window() -> Tensor:
 def reject(
     logits: Tensor, zero_shot: Tensor, window: Tensor, share: float, *, learn: bool = True
 ) -> tuple[Rejection, Tensor]:
-    """Which images are of none of the classes, and the window with these images in it.
+    """Find the images of none of the classes; also the window with these images in it.
 
     ``logits`` (B, N) are those of a method, ``zero_shot`` (B, N) those of plain CLIP.
     """

@@ -1,4 +1,4 @@
-"""What a method can say beside its answers by comparing them with those of plain CLIP.
+"""Rejection and calibration: comparing predictions with those of plain CLIP.
 
 Which images are of none of the classes (:mod:`~cliquetta.methods._shared.rejection`), and how sure
 an answer is (:mod:`~cliquetta.methods._shared.calibration`). Both learn from the stream, so that
@@ -139,7 +139,7 @@ class ZeroShotReference:
         return logits / find_temperature(self.memory[CONFIDENCES]).to(logits)
 
     def _without_optional(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What the method itself learned."""
+        """The state without what rejection and calibration need."""
         return {name: value for name, value in state.items() if name not in OPTIONAL}
 
     def _fit_optional(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -149,7 +149,7 @@ class ZeroShotReference:
         return self._without_optional(state) | mine | given
 
     def _merge_optional(self, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """What is learned for rejection and calibration on several parts of a stream."""
+        """Merge what rejection and calibration learned on several parts of a stream."""
         merged = {}
         if LEFT_OUT in self.memory:
             merged[LEFT_OUT] = merge_windows([state[LEFT_OUT] for state in states])

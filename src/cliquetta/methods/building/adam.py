@@ -65,7 +65,7 @@ class AdamState(NamedTuple):
 
     @classmethod
     def names(cls, name: str) -> frozenset[str]:
-        """What :meth:`declare` enters a memory under."""
+        """The names that :meth:`declare` enters in a memory."""
         return frozenset(f"{name}.{part}" for part in cls._fields)
 
     def declare(self, memory: Memory, name: str) -> None:

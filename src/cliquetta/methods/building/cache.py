@@ -21,7 +21,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class CacheOccupancy:
-    """Which entries a cache holds while a batch of B images arrives one by one."""
+    """The entries of a cache while a batch of B images arrives one by one."""
 
     old: Tensor
     """(B, N, K) bool: the entry of this slot at the start is present once image b has arrived."""

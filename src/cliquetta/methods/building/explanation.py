@@ -1,4 +1,4 @@
-"""What a report shows of a prediction: features with and without prompts, attention, caches."""
+"""Explanations for reports: features with and without prompts, attention, caches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cliquetta.types import Prediction
 
 @dataclass(frozen=True)
 class Explanation:
-    """Of the first images of a batch."""
+    """The explanation of the first images of a batch."""
 
     MAPS: ClassVar[str] = "maps."
 

@@ -1,4 +1,4 @@
-"""What the few-shot methods share: an adapter made from fitted tensors, and one SGD loop."""
+"""Few-shot methods: an adapter made from fitted tensors, and one SGD loop."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def indices_of(known: Sequence[str], wanted: Sequence[str], *, by: str) -> list[
 
 @dataclass(frozen=True)
 class SGDTraining(MethodConfig):
-    """How the prompt learners are trained; the defaults are those of CoOp."""
+    """Training of the prompt learners; the defaults are those of CoOp."""
 
     epochs: Count | None = None
     """Passes over the examples; ``None``: 200 from 8 shots on, 100 from 2 on, 50 for one."""
@@ -162,7 +162,7 @@ class SGDTraining(MethodConfig):
 
 @dataclass(frozen=True)
 class TextTraining(SGDTraining):
-    """The same for learners that leave the image tower as it is, and so may encode crops once."""
+    """Training of learners that leave the image tower as it is, and so may encode crops once."""
 
     crop_pool: Count | None = None
     """Number of crops per image that are encoded before training, which then draws from them: many
@@ -185,7 +185,7 @@ OnStep = Callable[[FitStep], None]
 
 @dataclass(frozen=True)
 class FitTask:
-    """What a few-shot method is fitted on."""
+    """The model, classes and examples that a few-shot method is fitted on."""
 
     model: CLIP
     prompts: ClassPrompts

@@ -1,4 +1,4 @@
-"""What a method remembers: named tensors of fixed shape with a defined start."""
+"""The memory of a method: named tensors of fixed shape with a defined start."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class Memory:
                 )
 
     def snapshot(self) -> dict[str, Tensor]:
-        """What :meth:`restore` goes back to: methods replace tensors, and never write into them."""
+        """The tensors that :meth:`restore` goes back to: methods replace them, never write into them."""
         return dict(self._now)
 
     def restore(self, snapshot: dict[str, Tensor]) -> None:

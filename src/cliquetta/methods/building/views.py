@@ -23,7 +23,7 @@ Zoom = Annotated[float, Rule("at least 1, the input size", lambda value: value >
 
 @dataclass(frozen=True)
 class ViewsConfig(MethodConfig):
-    """Which views a method looks at, and how many go through the image tower at once."""
+    """Views that a method looks at, and how many go through the image tower at once."""
 
     views: Count = 64
     """Views per image, including the plain one."""
@@ -38,20 +38,20 @@ class ViewsConfig(MethodConfig):
 
     @property
     def spec(self) -> ViewSpec:
-        """What to ask of the stream."""
+        """The views to ask of the stream."""
         return ViewSpec(self.view_kind, self.views, self.view_zoom, self.view_min_area)
 
 
 @dataclass(frozen=True)
 class SelectiveConfig(ViewsConfig):
-    """The same for methods that go on with the most confident views only."""
+    """Views of methods that go on with the most confident ones only."""
 
     selection_fraction: Fraction = 0.1
     """Fraction of the views, those of lowest entropy, that are used."""
 
 
 def kept_count(views: int, fraction: float) -> int:
-    """How many of ``views`` are kept: the whole number below ``fraction * views``, at least 1."""
+    """Number of ``views`` to select: the whole number below ``fraction * views``, at least 1."""
     return max(1, math.floor(fraction * views))
 
 

@@ -47,7 +47,7 @@ class DomainNorm(Adapter):
 
     @property
     def state(self) -> State:
-        """What is remembered."""
+        """The state as a tree."""
         return unflatten(self._like, self.memory)
 
     @torch.no_grad()
@@ -76,12 +76,12 @@ class DomainNorm(Adapter):
 
     @torch.no_grad()
     def frozen_model(self) -> FrozenDomain:
-        """What a single image of the domain in use is predicted by, without learning."""
+        """Freeze the domain in use: predicts single images, without learning."""
         return FrozenDomain(self.model, self.network, self.state, self.config)
 
 
 class FrozenDomain(FrozenModel):
-    """What a single image of the domain in use is predicted by, as logarithms of probabilities.
+    """The prediction of single images by the domain in use, as logarithms of probabilities.
 
     The domain's LayerNorms, its share of the zero-shot prediction, its class weights and the votes
     of the remembered images are built in. Assigning domains and the votes of other images of a

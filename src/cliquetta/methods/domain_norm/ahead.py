@@ -1,4 +1,4 @@
-"""What a GPU computes before the host knows whether it is needed.
+"""Results that a GPU computes before the host knows whether they are needed.
 
 A step asks the device several questions, and every wait for an answer leaves the device idle.
 Mostly the whole batch is of the domain in use: what the step needs in that case is computed along
@@ -65,7 +65,7 @@ class Ahead:
 
 
 class Look(NamedTuple):
-    """What a batch of the domain in use needs; see the functions that it is kept for."""
+    """The results that a batch of the domain in use needs."""
 
     batch: Encoded
     finite: Tensor

@@ -1,4 +1,4 @@
-"""How adaptation is doing, and whether it is likely to help, without labels.
+"""Health of the adaptation: figures and a verdict, without labels.
 
 On the development streams figures showed how much there was to gain and where zero-shot CLIP makes
 nothing of the images, but not where it is sure and wrong (docs/research/domain-norm.md): the
@@ -27,7 +27,7 @@ COUNTS = ("domain", "domains_in_batch", "restarts", "abstained")
 def describe(
     state: State, figures: Figures, network: Network, config: DomainNormConfig
 ) -> dict[str, Any]:
-    """How the domain in use is doing, and a verdict."""
+    """Describe the health of the domain in use, with a verdict."""
     moved = state.domains[int(state.current)].norms.values - network.theta
     restarts = sum(int(one.restarts) for one in state.domains)
     known = {name: None if math.isnan(x) else x for name, x in figures._asdict().items()}

@@ -33,7 +33,7 @@ Members = list[tuple[int, int]]
 
 
 def ranges(domains: int, classes: int) -> dict[str, Range]:
-    """What the tensors of a state can hold, by the endings of their paths."""
+    """Ranges of the tensors of a state, by the endings of their paths."""
     sums = (f"counts.{name}" for name in Counts._fields if name not in ("absent_logits", "moments"))
     positive = *sums, "norms.second", "voters.predictions", "key.images", "key.scatter"
     return {
@@ -82,7 +82,7 @@ def merge_states(
 
 
 def match_domains(states: Sequence[State], threshold: float, most: int) -> list[Members]:
-    """Which domains of which states are one, those of most images first.
+    """Match domains across states, those of most images first.
 
     From the largest on, a domain joins the nearest one, if that is within ``threshold`` as for a
     batch of the stream. Of more than ``most`` domains the smallest are forgotten.
@@ -119,7 +119,7 @@ def _member(now: Domain, start: State | None, number: int, config: DomainNormCon
 
 
 def _age(state: State, number: int) -> float:
-    """How recently a domain was used, 1 for the last one."""
+    """Recency of a domain, 1 for the last one used."""
     used = [int(domain.last_used) for domain in state.domains]
     return used[number] / max(used)
 

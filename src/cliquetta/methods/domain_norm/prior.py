@@ -1,4 +1,4 @@
-"""Which classes occur in a domain, and whether to trust its predictions (Eq. 7 to 14, 20 and 21).
+"""Class frequencies of a domain, and trust in its predictions (Eq. 7 to 14, 20 and 21).
 
 Bias, too, makes predictions bunch on few classes. It raises a class's background, the logit that
 it gets where it is absent; frequency does not.
@@ -23,7 +23,7 @@ COLLAPSED, DIVERSE, WATCHED = 0.95, 0.5, 128  # of Eq. 21
 
 
 class ClassPrior(NamedTuple):
-    """What the counts of a domain say about its classes."""
+    """The class prior of a domain."""
 
     marginal: Tensor  # m (N,), mean zero-shot prediction
     prior: Tensor  # π (N,)
@@ -33,7 +33,7 @@ class ClassPrior(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """What the host reads of a domain; NaN for what cannot be estimated yet."""
+    """Figures of a domain that the host reads; NaN for what cannot be estimated yet."""
 
     confidence: float
     belief: float
@@ -89,7 +89,7 @@ def remove_background(a: Tensor, counts: Counts, images: float) -> tuple[Tensor,
 
 
 def class_prior(counts: Counts, config: DomainNormConfig) -> ClassPrior:
-    """What the counts of a domain say: its class prior, Eq. 9 to 13, and whether to trust it."""
+    """Estimate the class prior of a domain from its counts, Eq. 9 to 13, and whether to trust it."""
     images = counts.images.clamp_min(1)
     m, c = counts.marginal / images, counts.confidence / images
     if config.prior == "estimated":
@@ -130,7 +130,7 @@ def weigh_recent(w: Tensor, R: Tensor, nu: Tensor, c: Tensor, config: DomainNorm
 
 
 def belief(nu: Tensor, c: Tensor, config: DomainNormConfig) -> Tensor:
-    """How far frequencies (N,) are believed at a mean confidence, β of Eq. 10."""
+    """Belief in frequencies (N,) at a mean confidence, β of Eq. 10."""
     rise = config.evenness_slope * (c - config.evenness_knee).clamp_min(0)
     limit = (config.evenness_floor + rise).clamp_max(config.evenness_cap)
     return ramp(limit - evenness(nu), config.evenness_band)

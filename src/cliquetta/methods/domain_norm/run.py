@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 
 class Setup(NamedTuple):
-    """What a step works with."""
+    """The network, config and runner of a step."""
 
     network: Network
     config: DomainNormConfig
@@ -57,5 +57,5 @@ class Run:
 
 
 def _identity(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[object, ...]:
-    """What tells calls apart; the tensors live as long as what is kept under it."""
+    """A key that tells calls apart; its tensors live as long as what is kept under it."""
     return (function.__name__, *((path, id(value)) for path, value in flatten(arguments).items()))

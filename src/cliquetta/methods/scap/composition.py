@@ -32,7 +32,7 @@ class Passes:
 
     @property
     def prompted(self) -> Tensor:
-        """Which passes (R,) have any prompt."""
+        """The passes (R,) that have any prompt."""
         return self.own.any(dim=1) | self.held
 
 

@@ -209,7 +209,7 @@ class Learner:
             self.text.drop_jacobian()
 
     def text_gradient(self) -> str:
-        """How text gradients are taken: ``vjp`` or ``jacobian``."""
+        """The way that text gradients are taken: ``vjp`` or ``jacobian``."""
         return "jacobian" if self.text is not None and self.text.jacobian is not None else "vjp"
 
     # --- later steps, where every clique stands elsewhere ---------------------------------------

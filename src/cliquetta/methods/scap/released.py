@@ -1,4 +1,4 @@
-"""Where the released ImageNet-A script (commit 5057c96) differs from the paper, for audit.
+"""Rules of the released ImageNet-A script (commit 5057c96) where it differs from the paper.
 
 docs/methods/scap.md lists what that script does beyond these rules.
 """
