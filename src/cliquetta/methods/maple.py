@@ -55,7 +55,7 @@ class MaPLeConfig(SGDTraining):
 
 @dataclass(frozen=True)
 class Coupled:
-    """Prompts of both towers: ``text`` (M, D_t) and ``deep`` for blocks 1 ..., ``visual`` tokens."""
+    """Prompts of the towers: ``text`` (M, D_t), ``deep`` for blocks 1 ..., ``visual`` tokens."""
 
     text: Tensor
     deep: tuple[Tensor, ...]

@@ -184,7 +184,7 @@ class Memory:
                 )
 
     def snapshot(self) -> dict[str, Tensor]:
-        """The tensors that :meth:`restore` goes back to: methods replace them, never write into them."""
+        """The tensors for :meth:`restore`: methods replace them and never write into them."""
         return dict(self._now)
 
     def restore(self, snapshot: dict[str, Tensor]) -> None:

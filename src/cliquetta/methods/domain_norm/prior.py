@@ -89,7 +89,7 @@ def remove_background(a: Tensor, counts: Counts, images: float) -> tuple[Tensor,
 
 
 def class_prior(counts: Counts, config: DomainNormConfig) -> ClassPrior:
-    """Estimate the class prior of a domain from its counts, Eq. 9 to 13, and whether to trust it."""
+    """The class prior of a domain from its counts, Eq. 9 to 13, and whether to trust it."""
     images = counts.images.clamp_min(1)
     m, c = counts.marginal / images, counts.confidence / images
     if config.prior == "estimated":

@@ -43,7 +43,7 @@ def top_classes(logits: Tensor, k: int) -> Tensor:
 
 
 def similar_images(features: Tensor, threshold: float) -> Tensor:
-    """Pairs of unit features (b, E) that are more similar than ``threshold``, (b, b) bool (Eq. 2)."""
+    """Pairs of unit features (b, E) more similar than ``threshold``, (b, b) bool (Eq. 2)."""
     return features @ features.T > threshold
 
 
@@ -96,7 +96,7 @@ def _pack(rows: Tensor) -> Tensor:
 
 
 def _first_occurrences(words: Tensor) -> tuple[Tensor, Tensor]:
-    """Index of the first of each distinct row of ``words``, ascending, and which one every row is."""
+    """First index of each distinct row of ``words``, ascending, and which one every row is."""
     first: dict[tuple[int, ...], int] = {}
     rows = [tuple(row) for row in words.tolist()]
     for index, row in enumerate(rows):
