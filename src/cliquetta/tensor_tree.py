@@ -42,16 +42,16 @@ def unflatten(like: T, values: ByPath, path: str = "") -> T:
     >>> unflatten(((torch.zeros(1), "constant"),), {"0.0": torch.ones(1)})
     ((tensor([1.]), 'constant'),)
     """
-    found: Any = like
+    tree: Any = like
     if isinstance(like, Tensor):
-        found = values[path]
+        tree = values[path]
     elif isinstance(like, tuple):
         parts = (
             unflatten(part, values, f"{path}.{name}" if path else name)
             for name, part in _parts(like)
         )
-        found = type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
-    return found  # type: ignore[no-any-return]
+        tree = type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
+    return tree  # type: ignore[no-any-return]
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], tree: T) -> T:

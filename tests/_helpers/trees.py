@@ -63,46 +63,10 @@ def zhou(images: Path, file: Path, rows: Sequence[tuple[str, int, str]]) -> Expe
     return {name: label for name, _, label in rows}
 
 
-def imagenet(root: Path) -> Expected:
-    pictures(
-        root / "imagenet/images/val", ["n01440764/b.JPEG", "n01440764/a.JPEG", "n15075141/c.JPEG"]
-    )
-    return {
-        "n01440764/a.JPEG": "tench",
-        "n01440764/b.JPEG": "tench",
-        "n15075141/c.JPEG": "toilet paper",
-    }
-
-
-def imagenet_v2(root: Path) -> Expected:
-    pictures(
-        root / "imagenetv2/imagenetv2-matched-frequency-format-val",
-        ["0/a.jpeg", "2/b.jpeg", "10/c.jpeg", "999/d.jpeg"],
-    )
-    return {
-        "0/a.jpeg": "tench",
-        "2/b.jpeg": "great white shark",
-        "10/c.jpeg": "brambling",
-        "999/d.jpeg": "toilet paper",
-    }
-
-
 def imagenet_a(root: Path) -> Expected:
     pictures(root / "imagenet-adversarial/imagenet-a", ["n01498041/a.jpg", "n12267677/b.jpg"])
     write(root / "imagenet-adversarial/imagenet-a/README.txt", "classes")
     return {"n01498041/a.jpg": "stingray", "n12267677/b.jpg": "acorn"}
-
-
-def imagenet_r(root: Path) -> Expected:
-    pictures(
-        root / "imagenet-r", ["n01443537/art_0.jpg", "n01443537/art_10.jpg", "n01443537/art_2.jpg"]
-    )
-    return {f"n01443537/art_{i}.jpg": "goldfish" for i in (0, 2, 10)}
-
-
-def imagenet_sketch(root: Path) -> Expected:
-    pictures(root / "imagenet-sketch/images", ["n01443537/sketch_0.JPEG"])
-    return {"n01443537/sketch_0.JPEG": "goldfish"}
 
 
 def tiny_imagenet(root: Path) -> Expected:
@@ -264,11 +228,6 @@ def cifar101(root: Path) -> Expected:
     return {"v6/0000": "dog", "v6/0001": "airplane"}
 
 
-def pacs(root: Path) -> Expected:
-    pictures(root / "PACS", ["art_painting/dog/a.jpg", "sketch/person/b.png"])
-    return {"art_painting/dog/a.jpg": "dog", "sketch/person/b.png": "person"}
-
-
 def texture_vs_shape(root: Path) -> Expected:
     pictures(
         root / "texture-vs-shape/stimuli",
@@ -338,11 +297,26 @@ def svhn(root: Path) -> Expected:
 
 
 TREES: dict[str, Tree] = {
-    "imagenet": imagenet,
-    "imagenet-v2": imagenet_v2,
+    "imagenet": tree(
+        "imagenet/images/val",
+        {
+            "n01440764/a.JPEG": "tench",
+            "n01440764/b.JPEG": "tench",
+            "n15075141/c.JPEG": "toilet paper",
+        },
+    ),
+    "imagenet-v2": tree(
+        "imagenetv2/imagenetv2-matched-frequency-format-val",
+        {
+            "0/a.jpeg": "tench",
+            "2/b.jpeg": "great white shark",
+            "10/c.jpeg": "brambling",
+            "999/d.jpeg": "toilet paper",
+        },
+    ),
     "imagenet-a": imagenet_a,
-    "imagenet-r": imagenet_r,
-    "imagenet-sketch": imagenet_sketch,
+    "imagenet-r": tree("imagenet-r", {f"n01443537/art_{i}.jpg": "goldfish" for i in (0, 2, 10)}),
+    "imagenet-sketch": tree("imagenet-sketch/images", {"n01443537/sketch_0.JPEG": "goldfish"}),
     "tiny-imagenet": tiny_imagenet,
     "caltech101": caltech101,
     "flowers102": flowers102,
@@ -357,7 +331,7 @@ TREES: dict[str, Tree] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
     "cifar10.1": cifar101,
-    "pacs": pacs,
+    "pacs": tree("PACS", {"art_painting/dog/a.jpg": "dog", "sketch/person/b.png": "person"}),
     "texture-vs-shape": texture_vs_shape,
     "cifar10-c": cifar_c("CIFAR-10-C", [3, 9], ["cat", "truck"]),
     "cifar100-c": cifar_c("CIFAR-100-C", [1, 99], ["aquarium fish", "worm"]),

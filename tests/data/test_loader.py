@@ -162,8 +162,8 @@ import cliquetta
 loader.PROCESSES_FROM = 1
 parts.PART_ROWS = 64
 done = lambda images, total, skipped: print(images, flush=True)
-cliquetta.predict(sys.argv[1], ["cat", "dog"], method="zero_shot", workers=2, batch_size=32,
-                  out=sys.argv[2], on_progress=done)
+cliquetta.predict(sys.argv[1], ["cat", "dog"], model="micro", method="zero_shot", workers=2,
+                  batch_size=32, out=sys.argv[2], on_progress=done)
 print("finished", flush=True)
 """
 

@@ -241,8 +241,7 @@ def _make_page(comparisons: Sequence[Comparison], out: Path) -> Path | None:
 
     if not can_draw():
         return None
-    from cliquetta.report.files import write_page
-    from cliquetta.report.page import Choices, build_page
+    from cliquetta.report.page import Choices, build_page, write_page
     from cliquetta.report.runs import load_runs
 
     folders = [out / record.id for c in comparisons for record in c.records]

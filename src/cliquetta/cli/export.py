@@ -59,13 +59,13 @@ def export(
     from cliquetta.evaluation.grid import RunSpec
     from cliquetta.evaluation.sweep import build_adapter
     from cliquetta.export import check_suffix, export_model, require_onnx
-    from cliquetta.inference.resumable import check_places
+    from cliquetta.inference.resumable import check_writable
     from cliquetta.methods.state import load_method, load_state, read_header
     from cliquetta.prompts.catalogue import read_prompts
 
     if check_suffix(out) == ".onnx":
         require_onnx()
-    check_places(out, None, overwrite=overwrite)
+    check_writable(out, None, overwrite=overwrite)
     prompts = read_prompts(classes, templates or ()) if classes or state is None else None
     if state is not None and not (method or preset or settings or fitted):
         clip = common.model(model or read_header(state)["model"])

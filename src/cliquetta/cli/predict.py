@@ -184,7 +184,7 @@ def predict(
     from cliquetta.evaluation.grid import RunSpec
     from cliquetta.evaluation.sweep import build_adapter
     from cliquetta.inference.bulk import predict as predict_images
-    from cliquetta.inference.resumable import check_places, parts_folder, shard_path
+    from cliquetta.inference.resumable import check_writable, parts_folder, shard_path
     from cliquetta.methods.building.frozen import freeze
     from cliquetta.model.factory import NO_MODEL
     from cliquetta.model.in_memory import FeaturesOnly
@@ -211,7 +211,7 @@ def predict(
     specs = read_cells(base, method, fitted, settings or (), preset)
     part = read_shard(shard)
     target = None if out is None else shard_path(out, part)
-    check_places(target or "-", state, overwrite=overwrite or to_stdout or out is None)
+    check_writable(target or "-", state, overwrite=overwrite or to_stdout or out is None)
     cluster = None
     if features is not None and (ray is not None or group_by is not None):
         raise UserError("--ray and --group-by are for images, not for --features")

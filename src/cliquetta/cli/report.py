@@ -46,8 +46,7 @@ def report(
     from cliquetta.errors import UnknownNameError
     from cliquetta.model.attention import KINDS
     from cliquetta.report.embedding import MAPS
-    from cliquetta.report.files import write_figures, write_page
-    from cliquetta.report.page import Choices, build_page
+    from cliquetta.report.page import Choices, build_page, write_figures, write_page
     from cliquetta.report.runs import load_runs
 
     if attention not in KINDS:

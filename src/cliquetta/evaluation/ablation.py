@@ -160,12 +160,14 @@ class Curve:
 
 def curve(ablation: Ablation, results: Sequence[RunResult]) -> Curve:
     """Make the curve from the results of an ablation's runs."""
-    found = {result.spec: result.record for result in results}
-    before = [record for record in map(found.get, ablation.baselines) if record is not None]
+    records_of = {result.spec: result.record for result in results}
+    before = [record for record in map(records_of.get, ablation.baselines) if record is not None]
     plain = {r.seed: r.metrics["top1"] for r in before if "top1" in r.metrics}
     points = []
     for value, specs in ablation.cells:
-        records = tuple(r for r in map(found.get, specs) if r is not None and "top1" in r.metrics)
+        records = tuple(
+            r for r in map(records_of.get, specs) if r is not None and "top1" in r.metrics
+        )
         gains = [r.metrics["top1"] - plain[r.seed] for r in records if r.seed in plain]
         points.append(Point(value, records, statistics.mean(gains) if gains else None))
     mean = statistics.mean(plain.values()) if plain else None

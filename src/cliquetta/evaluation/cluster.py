@@ -75,7 +75,7 @@ class _Grid:
         self.ray = ray
         self.settings = settings
         self.specs = specs
-        self.place = ray.put(pickle.dumps(context))
+        self.context = ray.put(pickle.dumps(context))
         self.folder = str(Path.cwd())
         share = self._gpu_share(context)
         self.task = ray.remote(num_cpus=settings.cpus, num_gpus=share, max_retries=0)(_run_there)
@@ -124,7 +124,7 @@ class _Grid:
         threads = max(1, int(self.settings.cpus))
         for run in due:
             spec = self.specs[run]
-            task = self.task.remote(self.place, spec, run, self.board, self.folder, threads)
+            task = self.task.remote(self.context, spec, run, self.board, self.folder, threads)
             self.running[task] = run
 
     def _settle(self, task: Any) -> RunResult | None:
@@ -171,7 +171,7 @@ class _Failure:
 
 
 def _run_there(
-    place: bytes, spec: RunSpec, run: int, board: Any, folder: str, threads: int
+    context: bytes, spec: RunSpec, run: int, board: Any, folder: str, threads: int
 ) -> Record | _Failure:
     """Run one cell in a worker process; errors travel as text: not every one can be sent."""
     last = 0.0
@@ -187,7 +187,7 @@ def _run_there(
     try:
         os.chdir(folder)  # paths were given as seen from there
         torch.set_num_threads(threads)
-        return _context(place).run(spec, report)
+        return _context(context).run(spec, report)
     except Exception as error:
         return _Failure(f"{type(error).__name__}: {error}", isinstance(error, FINAL))
 
@@ -195,5 +195,5 @@ def _run_there(
 @lru_cache(maxsize=1)
 def _context(packed: bytes) -> RunContext:
     """Share one context among the runs of a worker process, so that its model is loaded once."""
-    found: RunContext = pickle.loads(packed)
-    return found
+    context: RunContext = pickle.loads(packed)
+    return context

@@ -98,23 +98,23 @@ class EvidenceLog:
         assert isinstance(step.batch, Batch)  # a stream of features has nothing to show
         batch = step.batch[: self.limits.images]
         labels, logits = step.labels[: len(batch)], step.prediction.logits[: len(batch)]
-        found = self.adapter.explain(batch, step.prediction, maps=maps)
+        explanation = self.adapter.explain(batch, step.prediction, maps=maps)
         after = logits.softmax(dim=-1).max(dim=-1)
         entry = {
             "batch": step.number,
             "keys": list(batch.keys),
             "labels": labels.tolist(),
-            "before": found.before.tolist(),
+            "before": explanation.before.tolist(),
             "after": after.indices.tolist(),
             "confidence": [round(p, 4) for p in after.values.tolist()],
-            "description": found.description,
-            "maps": found.places,
+            "description": explanation.description,
+            "maps": explanation.places,
         }
         name = f"{step.number:06d}"
         preprocess = self.adapter.model.preprocess
         pictures = small_pictures(batch.images, preprocess.mean, preprocess.std, self.limits.pixels)
         write_atomically(self.folder / f"{name}.webp", _mosaic(pictures))
-        write_atomically(self.folder / f"{name}.safetensors", pack_raw(found.tensors()))
+        write_atomically(self.folder / f"{name}.safetensors", pack_raw(explanation.tensors()))
         text = json.dumps(entry, ensure_ascii=False)
         write_atomically(self.folder / f"{name}.json", text.encode())  # last: the batch is whole
 

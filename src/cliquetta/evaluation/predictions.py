@@ -57,8 +57,8 @@ class Predictions:
     @property
     def correct(self) -> npt.NDArray[np.bool_]:
         """(n,) whether the best answer is the label."""
-        found: npt.NDArray[np.bool_] = self.classes[:, 0] == self.labels
-        return found
+        correct: npt.NDArray[np.bool_] = self.classes[:, 0] == self.labels
+        return correct
 
 
 class PredictionLog:

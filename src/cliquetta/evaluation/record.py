@@ -339,7 +339,7 @@ class Run:
 
 def find_runs(paths: Iterable[Path | str]) -> tuple[list[Run], list[Run]]:
     """The finished and the unfinished runs in folders of runs, folders of one, or files."""
-    found: dict[str, Run] = {}
+    by_id: dict[str, Run] = {}
     for path in map(Path, paths):
         folder = path.parent if path.name == RECORD else path
         if path.name != RECORD and path.is_file():
@@ -355,7 +355,7 @@ def find_runs(paths: Iterable[Path | str]) -> tuple[list[Run], list[Run]]:
         for run in runs:
             if run.folder is not None and run.record.status == "finished":
                 verify_predictions(run.record, run.folder)
-            if found.setdefault(run.record.id, run).record.status != "finished":
-                found[run.record.id] = run
-    finished = [run for run in found.values() if run.record.status == "finished"]
-    return finished, [run for run in found.values() if run.record.status != "finished"]
+            if by_id.setdefault(run.record.id, run).record.status != "finished":
+                by_id[run.record.id] = run
+    finished = [run for run in by_id.values() if run.record.status == "finished"]
+    return finished, [run for run in by_id.values() if run.record.status != "finished"]

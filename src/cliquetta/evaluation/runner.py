@@ -242,15 +242,15 @@ class Execution:
         What is inside may fail: the record then says so. All is on disk at the end.
         """
         with ExitStack() as stack:
-            found: Record | bytes | None = None
+            known: Record | bytes | None = None
             if out is not None:
                 self.folder = Path(out) / self.record.id
                 stack.enter_context(exclusive(self.folder))
-                found = _found(self.folder, again=again, with_evidence=evidence is not None)
-            if isinstance(found, Record):
-                yield found
+                known = _found(self.folder, again=again, with_evidence=evidence is not None)
+            if isinstance(known, Record):
+                yield known
                 return
-            self._begin(found)
+            self._begin(known)
             if self.folder is not None:
                 log = PredictionLog(self.folder / PREDICTIONS, self.progress.written)
                 self.scorer.log = stack.enter_context(log)

@@ -204,13 +204,13 @@ class RunContext:
         if spec.unknown is not None:  # images of no class need no class names of their own
             loaded[spec.unknown] = loaded.get(spec.unknown) or self._open(spec.unknown, names)
         self._data = loaded
-        found = [loaded[id] for id in ids]
+        domains = [loaded[id] for id in ids]
         if spec.classes is not None:
             keep: Keep = "all" if spec.unknown is None else "inside"
-            found = [RelabelledDataset(domain, names, keep) for domain in found]
+            domains = [RelabelledDataset(domain, names, keep) for domain in domains]
         if spec.unknown is None:
-            return found, None
-        return found, RelabelledDataset(loaded[spec.unknown], names, "outside")
+            return domains, None
+        return domains, RelabelledDataset(loaded[spec.unknown], names, "outside")
 
     def _open(self, id: str, classes: Sequence[str] | None) -> Dataset:
         return self._data.get(id) or get_dataset(id, self.root, classes=classes)
@@ -267,10 +267,10 @@ def sweep(
     Without an executor they are run here, one after the other; a cell that fails does not stop
     the others. ``on_step`` is for those.
     """
-    found: dict[RunSpec, RunResult] = {}
+    results: dict[RunSpec, RunResult] = {}
 
     def settle(result: RunResult) -> None:
-        found[result.spec] = result
+        results[result.spec] = result
         if on_result is not None:
             on_result(result)
 
@@ -286,4 +286,4 @@ def sweep(
         except Exception as error:  # a grid of a hundred runs goes on without the one that failed
             settle(RunResult(spec, error=f"{type(error).__name__}: {error}"))
     lost = "the executor returned nothing for this run"
-    return [found.get(spec, RunResult(spec, error=lost)) for spec in specs]
+    return [results.get(spec, RunResult(spec, error=lost)) for spec in specs]

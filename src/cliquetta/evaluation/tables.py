@@ -28,7 +28,7 @@ class TextTable:
 
 def to_markdown(table: TextTable) -> str:
     """A pipe table, numbers to the right."""
-    marks = ["---" if place < table.labels else "---:" for place in range(len(table.columns))]
+    marks = ["---" if column < table.labels else "---:" for column in range(len(table.columns))]
     lines = [_pipes(table.columns), _pipes(marks), *map(_pipes, table.rows)]
     heading = [f"**{table.title}**", ""] if table.title else []
     return "\n".join([*heading, *lines]) + "\n"

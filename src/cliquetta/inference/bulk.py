@@ -30,9 +30,9 @@ from cliquetta.inference.resumable import (
     Cluster,
     Progress,
     Request,
-    check_places,
+    assemble_table,
+    check_writable,
     parts_folder,
-    put_together,
     run_with_parts,
     shard_path,
     shard_range,
@@ -195,7 +195,7 @@ def predict(
         target = shard_path(out, shard)
         if isinstance(images, FeatureDataset):
             Parts(parts_folder(target), ()).remove_finished()
-            check_places(target, state, overwrite=overwrite)
+            check_writable(target, state, overwrite=overwrite)
             return _run_features(
                 predictor, images, target, table, shard, state, overwrite, keep_rows, on_progress
             )
@@ -246,16 +246,16 @@ def _adapters(
         if model is None:
             raise UserError(NO_MODEL)
         model = create_model(model, device=device) if isinstance(model, str) else from_model(model)
-    found: dict[str, Adapter] = {}
+    adapters: dict[str, Adapter] = {}
     for one in wanted:
         if isinstance(one, str):
             assert isinstance(model, CLIP) and classes is not None
             one = create_method(one, model, classes, seed=seed)
-        if found.setdefault(one.name, one) is not one:
+        if adapters.setdefault(one.name, one) is not one:
             raise UserError(f"{one.name} is named twice: name every method once")
-    if not found:
+    if not adapters:
         raise UserError("no method given")
-    return found
+    return adapters
 
 
 def _is_features(images: Any, size: int) -> bool:
@@ -279,7 +279,7 @@ def _held(state: Path | None) -> Iterator[None]:
     if state is None:
         yield
         return
-    check_places(STDIN, state, overwrite=True)
+    check_writable(STDIN, state, overwrite=True)
     with exclusive(state, state.with_name(f".{state.name}.lock")):
         yield
 
@@ -364,7 +364,7 @@ def _run_features(
                 run.rows += [row] if keep_rows else []
                 yield row
 
-        put_together(kept(), table, target, parts.folder, columns)
+        assemble_table(kept(), table, target, parts.folder, columns)
         if state is not None:
             predictor.save(state, seen + run.images)
         parts.finish()

@@ -64,7 +64,8 @@ class PartCutter:
 
     predictor: Predictor
     lane: Lane
-    place: int
+    first: int
+    """The first image that is in no part yet."""
     keep_state: bool
     """Whether the state at the end of the lane is wanted."""
     most_rows: int = field(default_factory=lambda: PART_ROWS)
@@ -76,7 +77,7 @@ class PartCutter:
     @property
     def next(self) -> int:
         """The image whose turn it is."""
-        return self.place + self.waiting
+        return self.first + self.waiting
 
     def add(self, images: int, *, due: bool = False) -> Part | None:
         """The part that ends with these images, if it is time, the lane is done, or it is due."""
@@ -86,8 +87,8 @@ class PartCutter:
             return None
         wanted = last < self.lane.stop or self.keep_state
         states = self.predictor.states() if wanted else {}
-        part = Part(self.lane, self.place, last, (), states)
-        self.waiting, self.place, self.begun = 0, last, time.monotonic()
+        part = Part(self.lane, self.first, last, (), states)
+        self.waiting, self.first, self.begun = 0, last, time.monotonic()
         return part
 
 
@@ -209,18 +210,18 @@ class Parts:
 
     def finished(self, lane: Lane) -> list[Path]:
         """The files of a lane's parts, in order without a gap."""
-        found, place = [], lane.start
-        while place < lane.stop and place in self._ends:
-            found.append(self._part(place, self._ends[place]))
-            place = self._ends[place]
-        return found
+        files, first = [], lane.start
+        while first < lane.stop and first in self._ends:
+            files.append(self._part(first, self._ends[first]))
+            first = self._ends[first]
+        return files
 
     def done(self, lane: Lane) -> int:
         """The first image of a lane that is in no part."""
-        place = lane.start
-        while place < lane.stop and place in self._ends:
-            place = self._ends[place]
-        return place
+        first = lane.start
+        while first < lane.stop and first in self._ends:
+            first = self._ends[first]
+        return first
 
     def add(self, part: Part) -> None:
         """Add a part; its rows are complete or absent."""
@@ -246,6 +247,6 @@ class Parts:
     def _part(self, first: int, last: int) -> Path:
         return self.folder / f"{first:012d}-{last:012d}.jsonl"
 
-    def _state(self, lane: Lane, place: int, name: str) -> Path:
-        when = _START if place == lane.start else f"{lane.start:012d}-{place:012d}"
+    def _state(self, lane: Lane, image: int, name: str) -> Path:
+        when = _START if image == lane.start else f"{lane.start:012d}-{image:012d}"
         return self.folder / f"{when}.{name}.safetensors"

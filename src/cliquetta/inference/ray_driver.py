@@ -124,13 +124,13 @@ class RayWorkers:
 
 def share_out(sizes: Mapping[Lane, int], tracks: int) -> list[list[Lane]]:
     """Lanes for each track, of about the same sizes in sum: the largest first, to the emptiest."""
-    found: list[list[Lane]] = [[] for _ in range(min(tracks, len(sizes)))]
-    filled = [0] * len(found)
+    shares: list[list[Lane]] = [[] for _ in range(min(tracks, len(sizes)))]
+    filled = [0] * len(shares)
     for lane in sorted(sizes, key=lambda lane: (-sizes[lane], lane.start)):
         emptiest = filled.index(min(filled))
-        found[emptiest].append(lane)
+        shares[emptiest].append(lane)
         filled[emptiest] += sizes[lane]
-    return found
+    return shares
 
 
 @dataclass
@@ -168,8 +168,8 @@ class _Track:
 
     def _left(self) -> list[tuple[Lane, int]]:
         """Lanes with images that are in no part, and the first of these."""
-        places = [(lane, self.work.parts.done(lane)) for lane in self.lanes]
-        return [(lane, place) for lane, place in places if place < lane.stop]
+        firsts = [(lane, self.work.parts.done(lane)) for lane in self.lanes]
+        return [(lane, first) for lane, first in firsts if first < lane.stop]
 
     def _tasks(self) -> Iterator[BatchTask]:
         """The next batches of the lanes."""

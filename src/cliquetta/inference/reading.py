@@ -146,8 +146,8 @@ def _find(images: Sequence[Entry | Picture], *, shorter: int | None) -> list[Ima
     pictures = [image for image in images if isinstance(image, Picture)]
     if not pictures:
         return find_listed(images, shorter=shorter)  # type: ignore[arg-type]
-    keys, places = [picture.path for picture in pictures], range(len(pictures))
-    return [ImageGroup(_Pictures(pictures), places, keys, places)]
+    keys, rows = [picture.path for picture in pictures], range(len(pictures))
+    return [ImageGroup(_Pictures(pictures), rows, keys, rows)]
 
 
 class ImageSource:

@@ -53,7 +53,7 @@ def parts_folder(target: Path | str) -> Path:
     return path.with_name(f"{path.name}.parts")
 
 
-def check_places(target: Path | str, state: Path | None, *, overwrite: bool = False) -> None:
+def check_writable(target: Path | str, state: Path | None, *, overwrite: bool = False) -> None:
     """Refuse an output or a state that cannot be written, before anything is read."""
     if is_url(target):
         _check_url(str(target), overwrite=overwrite)
@@ -158,13 +158,13 @@ def run_with_parts(
     """A run into a file: begun or continued, here or on a cluster, then put together."""
     parts = Parts(parts_folder(request.target), tuple(predictor.adapters))
     parts.remove_finished()
-    check_places(request.target, request.state, overwrite=request.overwrite)
+    check_writable(request.target, request.state, overwrite=request.overwrite)
     if request.group_by is not None and request.shard[1] > 1:
         raise UserError("a shard would cut groups apart: leave out one of --shard and --group-by")
     # the folder goes before a cluster is left, which takes seconds
     with ExitStack() as connection, parts.held(), ExitStack() as stack:
         # once more: a run of the same command may have ended just before the lock was ours
-        check_places(request.target, request.state, overwrite=request.overwrite)
+        check_writable(request.target, request.state, overwrite=request.overwrite)
         workers = None if cluster is None else connection.enter_context(cluster.connect())
         facts = _begin_or_continue(predictor, request, parts, workers)
         lanes = [Lane(*lane) for lane in facts["lanes"]]
@@ -179,7 +179,7 @@ def run_with_parts(
         run.health |= predictor.health
         predicted: Counter[Lane] = Counter()
         rows = _collect(work, predicted)
-        put_together(rows, request.table, request.target, parts.folder, source.table_columns())
+        assemble_table(rows, request.table, request.target, parts.folder, source.table_columns())
         if run.images != sum(lane.stop - lane.start for lane in lanes):
             raise RuntimeError(f"{run.images} rows for the images of {lanes}")
         if request.state is not None:
@@ -301,12 +301,12 @@ class Work:
         with Writer() as writer:
             for lane in self.unfinished():
                 self.predictor.restore(self.states(lane))
-                place = self.parts.done(lane)
-                cutter = PartCutter(self.predictor, lane, place, self.request.state is not None)
+                first = self.parts.done(lane)
+                cutter = PartCutter(self.predictor, lane, first, self.request.state is not None)
                 rows: list[Future[list[Row]]] = []
                 whole = True  # rows and states are of the same images
                 try:
-                    for read in self.predictor.reader.batches(self.source, place, lane.stop):
+                    for read in self.predictor.reader.batches(self.source, first, lane.stop):
                         with interrupted_after():
                             whole = False
                             rows.append(writer.submit(self.predictor.ask(read)))
@@ -360,7 +360,7 @@ def _save_states(work: Work, seen: Mapping[str, int], predicted: Mapping[Lane, i
         predictor.save(file, seen[lane.group] + predicted[lane])
 
 
-def put_together(
+def assemble_table(
     rows: Iterator[Row],
     table: TableFormat,
     target: Path | str,
@@ -374,8 +374,8 @@ def put_together(
         file.flush()
         os.fsync(file.fileno())
     if is_url(target):
-        filesystem, place = find_filesystem(str(target))
-        filesystem.put_file(str(path), place)
+        filesystem, remote = find_filesystem(str(target))
+        filesystem.put_file(str(path), remote)
         return
     path.replace(target)
     sync_folder(Path(target).parent)

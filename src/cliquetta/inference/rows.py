@@ -34,19 +34,19 @@ class RowFormat:
 
     def columns(self) -> dict[str, type]:
         """Names and types of the columns of all methods."""
-        found: dict[str, type] = {}
+        columns: dict[str, type] = {}
         for prefix in map(self.prefix, self.methods):
             for rank in range(1, self.top_k + 1):
                 suffix = "" if rank == 1 else f"_{rank}"
-                found[f"{prefix}prediction{suffix}"] = str
-                found[f"{prefix}probability{suffix}"] = float
+                columns[f"{prefix}prediction{suffix}"] = str
+                columns[f"{prefix}probability{suffix}"] = float
             if self.multi_label is not None:
-                found[f"{prefix}labels"] = str
+                columns[f"{prefix}labels"] = str
             if self.reject is not None:
-                found |= {f"{prefix}rejected": bool, f"{prefix}rejection_score": float}
+                columns |= {f"{prefix}rejected": bool, f"{prefix}rejection_score": float}
             if self.all_probabilities:
-                found |= {f"{prefix}p_{name}": float for name in self.classes}
-        return found
+                columns |= {f"{prefix}p_{name}": float for name in self.classes}
+        return columns
 
     def rows(self, predictions: Mapping[str, Prediction]) -> list[Row]:
         """One row per image of the predictions of every method."""
@@ -74,11 +74,11 @@ class RowFormat:
 
     def _rejections(self, prediction: Prediction) -> list[tuple[Any, ...]]:
         """Cells of each image: none where rejection was not asked for."""
-        found = prediction.rejection
-        if self.reject is None or found is None:
+        rejection = prediction.rejection
+        if self.reject is None or rejection is None:
             return [()] * len(prediction.logits)
-        scores = [round(score, 6) for score in found.score.tolist()]
-        return list(zip(found.rejected.tolist(), scores, strict=True))
+        scores = [round(score, 6) for score in rejection.score.tolist()]
+        return list(zip(rejection.rejected.tolist(), scores, strict=True))
 
 
 @dataclass
@@ -133,9 +133,9 @@ class PredictionRun:
         self.images += 1
         self.skipped += bool(row["error"])
         for method in row_format.methods:
-            found = row[f"{row_format.prefix(method)}prediction"]
-            if found is not None:
-                self.classes.setdefault(method, Counter())[found] += 1
+            predicted = row[f"{row_format.prefix(method)}prediction"]
+            if predicted is not None:
+                self.classes.setdefault(method, Counter())[predicted] += 1
             if row_format.reject is not None:
                 said = row[f"{row_format.prefix(method)}rejected"]
                 self.rejected[method] = self.rejected.get(method, 0) + bool(said)

@@ -346,9 +346,9 @@ class Adapter(ZeroShotReference, ABC):
 
         They are those that :attr:`merge_rules` declare.
         """
-        found = {}
+        counts = {}
         for owner in (owner for owner, rule in self.merge_rules if rule == "cache"):
             entropy = self.memory[f"{owner}.entropy" if owner else "entropy"]  # (N, K)
             held = tuple(entropy.isfinite().sum(dim=1).tolist())
-            found[f"{owner} entries".strip()] = CacheCount(held, entropy.shape[1])
-        return found
+            counts[f"{owner} entries".strip()] = CacheCount(held, entropy.shape[1])
+        return counts

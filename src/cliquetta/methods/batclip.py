@@ -62,10 +62,7 @@ def projection_matching(means: Tensor, present: Tensor, text: Tensor) -> Tensor:
 
 
 def inter_class_separation(means: Tensor, present: Tensor) -> Tensor:
-    """Sum over ordered pairs of different classes present of 1 - cos of their means.
-
-    With C unit vectors u it is C² - |Σ u|²: pairs of a class with itself add nothing.
-    """
+    """C² - |Σ u|²: sum over ordered pairs of classes present of 1 - cos of their means u."""
     units = F.normalize(means[present], dim=-1)
     return len(units) ** 2 - units.sum(dim=0).square().sum()
 

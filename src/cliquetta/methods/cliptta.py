@@ -16,14 +16,13 @@ What differs from the authors' code, and why: docs/methods/cliptta.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from cliquetta.methods.building.adam import Adam, AdamConfig, AdamState, minimize
 from cliquetta.methods.building.cache import simulate_insertions, store
-from cliquetta.methods.building.config import Count, NonNegative, Positive, Rule
+from cliquetta.methods.building.config import Count, NonNegative, NonNegativeCount, Positive
 from cliquetta.methods.building.entropy import entropy
 from cliquetta.methods.building.layernorm import LayerNormAdapter
 from cliquetta.methods.building.memory import NON_NEGATIVE
@@ -43,7 +42,7 @@ class CLIPTTAConfig(AdamConfig):
     """Adam steps per batch."""
     diversity_weight: NonNegative = 1.0
     """λ: weight of the entropy of the mean prediction."""
-    memory_shots: Annotated[int, Rule("0 or more", lambda value: value >= 0)] = 4
+    memory_shots: NonNegativeCount = 4
     """Images remembered per class, as pixels; 0 learns from the batch alone."""
     memory_drawn: Count = 40
     """Images drawn from the memory for each step, equally many per class."""

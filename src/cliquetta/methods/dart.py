@@ -16,7 +16,7 @@ What differs from the authors' code, and why: docs/methods/dart.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -27,8 +27,8 @@ from cliquetta.methods.building.adam import Adam, AdamState, adam_step
 from cliquetta.methods.building.config import (
     Count,
     NonNegative,
+    NonNegativeCount,
     Positive,
-    Rule,
     Weight,
     read_presets,
 )
@@ -57,7 +57,7 @@ class DARTConfig(SelectiveConfig):
     """Learning rate of AdamW, for both kinds of prompts."""
     weight_decay: NonNegative = 0.01
     """Weight decay of AdamW, PyTorch's default in the official code."""
-    block: Annotated[int, Rule("0 or more", lambda value: value >= 0)] = 1
+    block: NonNegativeCount = 1
     """Visual block, counted from 0, that takes the key/value prompt."""
     prompt_length: Count = 1
     """Key/value pairs of the visual prompt."""
@@ -158,10 +158,7 @@ class DART(Adapter):
     def step(
         self, hidden: Tensor, context: Tensor, visual: Tensor, text: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Context (N, M, D) and visual prompt (P, 2, D) after one AdamW step, and the loss.
-
-        ``hidden`` are the selected views, ``text`` (N, E) the classifier of ``context``.
-        """
+        """Context (N, M, D), visual prompt (P, 2, D), loss: an AdamW step on selected views."""
         by_context, by_visual, loss = self.gradients(hidden, context, visual, text)
         adam = Adam(self.config.lr, weight_decay=self.config.weight_decay)
         context = adam_step(AdamState.begin(context), by_context, adam).values

@@ -62,10 +62,7 @@ def sample_weights(entropies: Tensor, drop: Tensor, margin: float) -> Tensor:
 
 
 def split_patches(images: Tensor, grid: int) -> Tensor:
-    """Patches (B, grid², 3, h, w) of images (B, 3, S, S), row by row.
-
-    A side that ``grid`` does not divide is reduced to the next one that it does.
-    """
+    """Patches (B, grid², 3, h, w) of images (B, 3, S, S), reduced where ``grid`` does not fit."""
     side = images.shape[-1] // grid * grid
     if side != images.shape[-1]:
         images = F.interpolate(images, size=(side, side), mode="bilinear", antialias=True)

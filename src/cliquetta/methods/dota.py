@@ -76,10 +76,7 @@ _TUNED = read_presets("dota", DOTAConfig)
     setting="CLIP ViT-B/16, ImageNet",
 )
 class DOTA(FixedText):
-    """Running Gaussian estimates of all classes predict beside the text; no training.
-
-    CLIP's logits plus the growing weight of a Gaussian discriminant.
-    """
+    """Running Gaussian estimates of all classes predict beside the text; no training."""
 
     batch_dependence = BatchDependence.SEQUENTIAL
     config: DOTAConfig

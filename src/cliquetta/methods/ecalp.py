@@ -52,10 +52,7 @@ class ECALPConfig(MethodConfig):
 
 
 def context_similarity(features: Tensor, text: Tensor) -> Tensor:
-    """Similarities (M, M) of images, dimensions weighted by their variance over the texts.
-
-    The weights are put on the earlier image of each pair.
-    """
+    """Similarities (M, M) of images, dimensions weighted on the earlier one by their variance."""
     weighted = F.normalize(features * text.var(dim=0), dim=-1) @ features.T
     return weighted.triu() + weighted.triu(1).T
 
@@ -68,10 +65,7 @@ def nearest_texts(features: Tensor, text: Tensor, count: int) -> Tensor:
 
 
 def nearest_images(similarity: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Values and rows (M + 1, k) of the nearest nodes, from the similarities (M, M) of images.
-
-    The last node is a copy of the last image, which comes before it.
-    """
+    """Values and rows (M + 1, k) of the nearest images; the last node is a copy of the last."""
     M = len(similarity)
     found = similarity.topk(min(count, M), dim=-1)
     values = torch.cat([found.values, similarity[:, -1:]], dim=1)
@@ -151,10 +145,7 @@ class ECALP(FixedText):
     def _propagate(
         self, similarity: Tensor, to_texts: Tensor, scores: Tensor, labels: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Scores (N,) of the last of M images, then best scores and labels (M,) of all.
-
-        The images before it start from ``scores`` (M - 1,) of their ``labels``.
-        """
+        """Scores (N,) of the last image; best scores and labels (M,) of all, from those before."""
         config, M = self.config, len(similarity)
         weights, rows = nearest_images(similarity, config.image_neighbours)
         to_texts = torch.cat([to_texts, to_texts[-1:]])

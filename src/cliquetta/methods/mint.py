@@ -101,10 +101,7 @@ class Mint(LayerNormAdapter):
         return Prediction(logits.float(), {"variance": variance.detach()})
 
     def _class_means(self, name: str, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Labels of unit features (B, E) by the texts; running means by class (N, E), of all (E,).
-
-        The features enter the means ``name`` first.
-        """
+        """Labels (B,) of features by the texts; running means by class, and of all, with these."""
         labels = (features @ self.classifier.T).argmax(dim=-1)
         member = F.one_hot(labels, len(self.prompts)).to(features.dtype)
         sums = self.memory[f"{name}.sums"] + member.T @ features

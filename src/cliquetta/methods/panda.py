@@ -59,10 +59,7 @@ def nearest_divisor(size: int, wanted: int) -> int:
 
 
 def make_negatives(images: Tensor, count: int, grid: int, generator: torch.Generator) -> Tensor:
-    """``count`` images (count, 3, S, S) of patches at their own position; none of a single image.
-
-    A negative has patches of all images but one.
-    """
+    """``count`` images of patches at their own position, of all but one image each; none of one."""
     others = len(images) - 1
     if not others:
         return images[:0]

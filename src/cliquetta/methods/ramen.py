@@ -54,10 +54,7 @@ class RamenConfig(MethodConfig):
 def support_weights(
     distances: Tensor, labels: Tensor, entropies: Tensor, config: RamenConfig
 ) -> Tensor:
-    """Weights (B, M) of remembered images in the steps of images at these ``distances`` (B, M).
-
-    exp(-H_j - β |z_i - z_j|) for the nearest of every class of ``labels`` (M,), zero for others.
-    """
+    """Weights (B, M) exp(-H_j - β |z_i - z_j|) of the nearest of every class, zero of others."""
     chosen = torch.zeros_like(distances)
     for label in torch.unique(labels):
         members = (labels == label).nonzero()[:, 0]

@@ -147,14 +147,14 @@ def require_features_only(adapter: type[Adapter], name: str, *, towers: bool = F
     """Raise unless features are all that a method needs; ``towers``: and those of the model."""
     if issubclass(adapter, FeatureLevel) and (towers or not adapter.needs):
         return
-    found = [
+    names = [
         entry.name
         for entry in method_entries()
         if issubclass(entry.adapter, FeatureLevel) and not entry.adapter.needs and not entry.fit
     ]
     raise MissingCapabilityError(
         f"{name} needs images and a model, not features alone; methods that run on features are "
-        f"{', '.join(found)}"
+        f"{', '.join(names)}"
     )
 
 

@@ -221,12 +221,12 @@ def unpack_state(
                 f"{source} was saved with {what} ({_difference(header.get(field), mine[field])}); "
                 f"{remedy}"
             )
-    found = {name[len(MEMORY) :]: v for name, v in tensors.items() if name.startswith(MEMORY)}
+    memory = {name[len(MEMORY) :]: v for name, v in tensors.items() if name.startswith(MEMORY)}
     if other_classes:
-        kept = {name: value for name, value in found.items() if name in adapter.class_free}
+        kept = {name: value for name, value in memory.items() if name in adapter.class_free}
         adapter.reset()
-        found = {**adapter.state_dict(), **kept}
-    adapter.load_state_dict(found)
+        memory = {**adapter.state_dict(), **kept}
+    adapter.load_state_dict(memory)
     extra = {name[len(EXTRA) :]: v for name, v in tensors.items() if name.startswith(EXTRA)}
     return SavedState(header, extra, header["notes"], other_classes)
 

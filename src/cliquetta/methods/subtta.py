@@ -58,10 +58,7 @@ class SubTTAConfig(AdamConfig):
 
 
 def covariance(features: Tensor) -> Tensor:
-    """Covariance (E, E) of features (B, E), float64; zero of a single one.
-
-    Gaps between its eigenvalues divide what rounding makes of it.
-    """
+    """Covariance (E, E) of features (B, E), float64; zero of a single one."""
     centred = (features - features.mean(dim=0)).double()
     return centred.T @ centred / max(1, len(features) - 1)
 
@@ -73,10 +70,7 @@ def principal_directions(covariance: Tensor, rank: int, skipped: int) -> Tensor:
 
 
 def chordal_distance(covariance: Tensor, basis: Tensor, skipped: int) -> tuple[Tensor, Tensor]:
-    """Squared distance (4) of the principal span of ``covariance`` (E, E) from ``basis`` (r, E).
-
-    The second result is its gradient by ``covariance``.
-    """
+    """Squared distance (4) of a covariance's principal span from ``basis``; its gradient."""
     rank = len(basis)
     values, vectors = (x.flip(-1) for x in torch.linalg.eigh(covariance))
     inside = torch.zeros_like(values, dtype=torch.bool)

@@ -157,10 +157,7 @@ def validation_of(model: CLIP, few_shot: FewShot, classifier: Tensor) -> Validat
 def search_strengths(
     validation: Validation, cache: TipCache, config: TipAdapterConfig
 ) -> tuple[float, float]:
-    """(alpha, beta) of the best accuracy on the validation split; the first of equals.
-
-    The grid has ``search_steps`` values from 0.1 up to, but without, the ends of the search.
-    """
+    """(alpha, beta) of the best accuracy on a grid of ``search_steps`` values; first of equals."""
     ends = (config.search_beta, config.search_alpha)
     betas, alphas = (
         [0.1 + i * (end - 0.1) / steps for i in range(steps)]
@@ -178,10 +175,7 @@ def search_strengths(
 
 
 def fit_tip_adapter(task: FitTask, config: TipAdapterConfig) -> dict[str, Tensor]:
-    """``keys`` (n, E), ``labels`` (n,) and, after a search, ``alpha`` and ``beta``.
-
-    Keys that were trained (Tip-Adapter-F) need not have unit length.
-    """
+    """``keys`` (n, E), ``labels`` (n,) and, after a search, ``alpha`` and ``beta``."""
     model, few_shot = task.model, task.few_shot
     classifier = model.classifier(task.prompts)
     validation = validation_of(model, few_shot, classifier) if config.search else None
@@ -243,12 +237,7 @@ def train_keys(
     fit=fit_tip_adapter,
 )
 class TipAdapter(FewShotClassifier):
-    """A cache of labelled features beside the text classifier; no training.
-
-    logits = scale * f W^T + alpha * exp(-beta (1 - f F^T)) L.
-
-    ``alpha`` and ``beta`` are those that a search found, if there was one, else the config's.
-    """
+    """A cache of labelled features beside the text classifier; no training."""
 
     config: TipAdapterConfig
 

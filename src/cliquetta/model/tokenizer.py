@@ -119,13 +119,13 @@ class Tokenizer(TextTokenizer):
 
     Ids are, in order: the 256 bytes, the 256 bytes that end a word, one per merge, start, end.
     ``merges`` keeps only that many of OpenAI's merges, which gives a smaller vocabulary for small
-    models; by default all are kept and the ids are OpenAI's. ``pad`` fills a row after its end;
-    as features are taken at the end token under a causal mask, its value does not matter.
+    models; by default all are kept and the ids are OpenAI's. Features are taken at the end token
+    under a causal mask, so that padding does not matter.
     """
 
-    def __init__(
-        self, context_length: int = 77, merges: int | None = None, *, pad: int = 0
-    ) -> None:
+    pad = 0
+
+    def __init__(self, context_length: int = 77, merges: int | None = None) -> None:
         merges = MERGES if merges is None else merges
         if not 0 <= merges <= MERGES:
             raise UserError(f"merges is 0 to {MERGES}, got {merges}")
@@ -135,7 +135,6 @@ class Tokenizer(TextTokenizer):
             )
         self.context_length = context_length
         self.merges = merges
-        self.pad = pad
         self._byte_symbols = _byte_symbols()
         learnt = _all_merges()[:merges]
         # Symbols sort by code point, which puts the bytes that stand for themselves first.
@@ -147,9 +146,9 @@ class Tokenizer(TextTokenizer):
         self._word = lru_cache(maxsize=_CACHED_WORDS)(self._encode_word)
         self.prefix, self.suffix = (self.start,), (self.end,)
 
-    def __reduce__(self) -> tuple[type[Tokenizer], tuple[int, int], dict[str, int]]:
+    def __reduce__(self) -> tuple[type[Tokenizer], tuple[int, int]]:
         """Copies and pickles carry the settings only; tables and cache are built again."""
-        return Tokenizer, (self.context_length, self.merges), {"pad": self.pad}
+        return Tokenizer, (self.context_length, self.merges)
 
     @property
     def vocab_size(self) -> int:

@@ -109,20 +109,20 @@ def read_prompts(classes: str | None, given_templates: Sequence[str] = ()) -> Cl
 
 def read_templates(given: Sequence[str]) -> tuple[str, ...]:
     """Templates written out, in a file (one per line), or of a known set such as ``openai-80``."""
-    found: list[str] = []
+    texts: list[str] = []
     for value in given:
         if "{}" in value:
-            found.append(value)
+            texts.append(value)
         elif _is_file(value):
-            found += text_lines(Path(value))
+            texts += text_lines(Path(value))
         elif value in list_templates():
-            found += templates(value)
+            texts += templates(value)
         else:
             raise UserError(
                 f"no template set or file {value!r}: write a template with {{}} for the class "
                 f"name, name a file of them, or one of {', '.join(list_templates())}"
             )
-    return tuple(found) or (DEFAULT_TEMPLATE,)
+    return tuple(texts) or (DEFAULT_TEMPLATE,)
 
 
 def text_lines(path: Path) -> list[str]:

@@ -43,9 +43,9 @@ def read_arrays(path: Path | str) -> dict[str, npt.NDArray[Any]]:
             with np.load(path, allow_pickle=False) as file:
                 return dict(file)
         with safe_open(path, framework="pt") as file:
-            found = {name: _numpy(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
+            arrays = {name: _numpy(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
             said = {name: json.loads(text) for name, text in (file.metadata() or {}).items()}
-        return {name: np.asarray(value) for name, value in said.items()} | found
+        return {name: np.asarray(value) for name, value in said.items()} | arrays
     except (ValueError, EOFError, zipfile.BadZipFile, SafetensorError) as error:
         raise UserError(f"{path} is not a readable {path.suffix} file ({error})") from None
 

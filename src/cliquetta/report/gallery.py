@@ -97,7 +97,7 @@ def _card(batch: BatchEvidence, clique: Mapping[str, Any], members: list[int]) -
 
 
 def changed_tiles(evidence: Evidence, limit: int) -> list[Tile]:
-    """Images whose answer changed: repaired ones, then broken ones, then the rest."""
+    """The first images whose answer changed: repaired ones, then broken ones, then the rest."""
     order = {"repaired": 0, "broken": 1, "moved": 2}
     found = [
         _tile(batch, place)
@@ -105,7 +105,7 @@ def changed_tiles(evidence: Evidence, limit: int) -> list[Tile]:
         for place in range(len(batch.keys))
         if batch.before[place] != batch.after[place]
     ]
-    return sorted(found, key=lambda tile: order[tile.change])[:limit]
+    return sorted(found[:limit], key=lambda tile: order[tile.change])
 
 
 def _tile(batch: BatchEvidence, place: int, similarity: float | None = None) -> Tile:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cliquetta.atomic import write_atomically
 from cliquetta.evaluation.record import Record, Run
 from cliquetta.model.attention import Kind
 from cliquetta.model.factory import MICRO, MICRO_NOTE
@@ -21,12 +23,15 @@ from cliquetta.report.sections import (
     repeat_section,
     results,
 )
+from cliquetta.report.style import to_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LIMIT = 3_000_000
 """Bytes that a page may have."""
+FORMATS = ("png", "pdf")
+"""Of figures beside a page."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,26 @@ def build_page(
         if len(html.encode()) <= choices.limit:
             break
     return Page(html, figures.found)
+
+
+def write_page(page: Page, path: Path | str) -> int:
+    """Write the page and return its size in bytes."""
+    data = page.html.encode()
+    write_atomically(Path(path), data)
+    Path(path).chmod(0o644)  # to be shared: temporary files are private
+    return len(data)
+
+
+def write_figures(page: Page, folder: Path | str) -> list[Path]:
+    """Write every figure of the page as PNG and PDF; returns the files."""
+    written = []
+    for name, figure in page.figures.items():
+        for kind in FORMATS:
+            path = Path(folder) / f"{name}.{kind}"
+            write_atomically(path, to_file(figure, kind))
+            path.chmod(0o644)
+            written.append(path)
+    return written
 
 
 def _document(

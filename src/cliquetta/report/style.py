@@ -9,6 +9,7 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from html import escape
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -121,11 +122,7 @@ def to_svg(figure: Figure, alt: str, prefix: str) -> str:
     text = re.sub(r"(font: (?:[\w.]+ )*[\d.]+px) [^;\"]*", r"\1 var(--sans)", text)
     head, body = text.split(">", 1)
     head = re.sub(r' (?:width|height)="[^"]*"', "", head)
-    return f'{head} role="img" aria-label="{_attribute(alt)}">{body}'.strip()
-
-
-def _attribute(text: str) -> str:
-    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+    return f'{head} role="img" aria-label="{escape(alt)}">{body}'.strip()
 
 
 def to_file(figure: Figure, kind: str) -> bytes:

@@ -40,10 +40,7 @@ def count_confidences(sums: Tensor, logits: Tensor, zero_shot: Tensor) -> Tensor
 
 
 def find_temperature(sums: Tensor) -> Tensor:
-    """The temperature () at which answers are as sure as zero-shot CLIP backs them; 1 of none.
-
-    Interpolated on a logarithmic scale.
-    """
+    """The temperature () at which answers are as sure as zero-shot CLIP backs them; 1 of none."""
     backing, sure = sums[0], sums[1:]
     high = (sure > backing).sum().clamp(1, len(sure) - 1)
     fall = (sure[high - 1] - sure[high]).clamp_min(torch.finfo(sums.dtype).tiny)

@@ -58,10 +58,7 @@ class ZeroShotReference:
         return self.model.classifier(self.prompts)
 
     def enable(self, *, reject: float | None, calibrate: bool | None) -> None:
-        """Turn on what was asked for: :meth:`enable_rejection`, :meth:`enable_calibration`.
-
-        ``calibrate`` is ``None`` where nothing was said: on for methods that lend zero-shot.
-        """
+        """Turn on rejection, and calibration; by default where a method lends zero-shot."""
         if reject is not None:
             self.enable_rejection(reject)
         if self.lends_zero_shot if calibrate is None else calibrate:
@@ -114,10 +111,7 @@ class ZeroShotReference:
 
     @torch.no_grad()
     def _compare(self, prediction: Prediction, encode: Callable[[], Tensor]) -> Prediction:
-        """The prediction with what was asked for: rejections, another temperature.
-
-        ``encode`` gives the unit features (B, E) of plain CLIP.
-        """
+        """The prediction with rejections and another temperature, by what plain CLIP encodes."""
         if self.reject_share is None and not self.calibrated:
             return prediction
         logits, plain = prediction.logits, prediction.evidence.get("zero_shot")

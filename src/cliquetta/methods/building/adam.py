@@ -81,10 +81,7 @@ class AdamState(NamedTuple):
 
 @torch.no_grad()
 def adam_step(state: AdamState, gradient: Tensor, adam: Adam) -> AdamState:
-    """One step of Adam, in the operations of ``torch.optim``; nothing is changed in place.
-
-    Coordinates do not interact: one call over stacked parameters is one optimiser for each.
-    """
+    """One step of Adam, in the operations of ``torch.optim``, each coordinate by itself."""
     beta1, beta2 = adam.betas
     first = torch.lerp(state.first, gradient, 1 - beta1)
     second = torch.addcmul(state.second * beta2, gradient, gradient, value=1 - beta2)

@@ -32,10 +32,7 @@ class CacheOccupancy:
 
 
 def simulate_insertions(entropy: Tensor, classes: Tensor, offered: Tensor) -> CacheOccupancy:
-    """Follow images of ``classes`` (B,) with entropy ``offered`` (B,) into a cache, in order.
-
-    Infinite entropy means that an image is not offered to the cache.
-    """
+    """Follow images of ``classes`` (B,) with entropy ``offered`` (B,), infinite for none."""
     N, K = entropy.shape
     time = torch.arange(len(classes), device=entropy.device)
     slots = torch.arange(K, device=entropy.device, dtype=torch.int32)

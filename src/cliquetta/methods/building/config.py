@@ -51,6 +51,7 @@ class Rule:
 
 Count = Annotated[int, Rule("at least 1", lambda value: value >= 1)]
 Positive = Annotated[float, Rule("above 0", lambda value: value > 0)]
+NonNegativeCount = Annotated[int, Rule("0 or more", lambda value: value >= 0)]
 NonNegative = Annotated[float, Rule("0 or more", lambda value: value >= 0)]
 Fraction = Annotated[float, Rule("above 0 and at most 1", lambda value: 0 < value <= 1)]
 Weight = Annotated[float, Rule("between 0 and 1", lambda value: 0 <= value <= 1)]
@@ -123,10 +124,7 @@ _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no"
 
 
 def parse(name: str, text: Any, hint: Any) -> Any:
-    """The value that ``text``, as typed on a command line, has as field ``name``.
-
-    What is no text is passed on, lists (from JSON) as tuples.
-    """
+    """The value of field ``name`` as typed on a command line; lists from JSON become tuples."""
     if not isinstance(text, str):
         return tuple(text) if isinstance(text, list) else text
     origin, arguments = get_origin(hint), get_args(hint)

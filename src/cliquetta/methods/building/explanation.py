@@ -31,10 +31,7 @@ class Explanation:
     """(rows of all images, 1 + T)."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that is a tensor, by name, as it is stored.
-
-        Features in half precision; maps whole, since prompts move attention by little.
-        """
+        """Every tensor by name, as stored: features in half precision, maps whole."""
         found = {"features": self.features.half()}
         if self.prompted is not None:
             found["prompted"] = self.prompted.half()

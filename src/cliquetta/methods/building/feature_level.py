@@ -85,10 +85,7 @@ class FixedText(FeatureLevel):
     def replay(
         self, step: Callable[[Tensor], tuple[Tensor, ...]], features: Tensor
     ) -> tuple[Tensor, ...]:
-        """``step(features)``, recorded on CUDA.
-
-        It may read and replace the memory, all of which is on the device, and not wait for that.
-        """
+        """``step(features)``, recorded on CUDA; it may replace the memory, but wait for nothing."""
         memory, names = self.memory, [name for name in self.memory if name not in OPTIONAL]
 
         def function(features: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
@@ -120,10 +117,7 @@ class ImageByImage(FixedText):
 
 
 class Transductive(FixedText):
-    """One that explains each batch as a whole: logits are the log of the assignments found.
-
-    Hundreds of small steps per batch: on CUDA they are recorded and replayed.
-    """
+    """One that explains each batch as a whole; on CUDA its many small steps are replayed."""
 
     batch_dependence = BatchDependence.JOINT
 
@@ -138,7 +132,4 @@ class Transductive(FixedText):
 
     @abstractmethod
     def assign(self, features: Tensor, log_prior: Tensor) -> Tensor:
-        """Log assignments (B, N) of unit features (B, E), from zero-shot log-probabilities.
-
-        May not wait for the device.
-        """
+        """Log assignments (B, N) of unit features, from zero-shot ones; no wait for the device."""

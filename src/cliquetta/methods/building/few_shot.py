@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,8 +21,8 @@ from cliquetta.methods.building.config import (
     Decay,
     MethodConfig,
     NonNegative,
+    NonNegativeCount,
     Positive,
-    Rule,
 )
 from cliquetta.methods.building.feature_level import FeatureLevel
 from cliquetta.methods.building.memory import all_finite
@@ -140,7 +140,7 @@ class SGDTraining(MethodConfig):
     """Momentum of SGD."""
     weight_decay: NonNegative = 5e-4
     """Weight decay of SGD."""
-    warmup_epochs: Annotated[int, Rule("0 or more", lambda value: value >= 0)] = 1
+    warmup_epochs: NonNegativeCount = 1
     """Epochs at ``warmup_lr`` before the cosine schedule starts."""
     warmup_lr: NonNegative = 1e-5
     """Constant learning rate of the warm-up."""

@@ -101,10 +101,7 @@ class LayerNormTower:
         return torch.cat(parts)
 
     def __call__(self, parameters: Tensor, inputs: Tensor) -> Tensor:
-        """Features of ``inputs`` under flat LayerNorm ``parameters``, at least float32.
-
-        They are (P,), or (B, P) for every input its own: gradients by them are then per input.
-        """
+        """Features, at least float32, under flat parameters (P,), or (B, P) for each input."""
         features: Tensor = functional_call(self._tower, self.named(parameters), (inputs,))
         return to_float32(features)
 

@@ -56,10 +56,7 @@ def kept_count(views: int, fraction: float) -> int:
 
 
 def confident_views(logits: Tensor, fraction: float) -> Tensor:
-    """Indices (..., K) of the lowest-entropy views of logits (..., V, N), most confident first.
-
-    Of views with equal entropy the earlier one comes first.
-    """
+    """Indices (..., K) of the lowest-entropy views of logits (..., V, N), earlier ones first."""
     order = entropy(logits).argsort(dim=-1, stable=True)
     return order[..., : kept_count(logits.shape[-2], fraction)]
 

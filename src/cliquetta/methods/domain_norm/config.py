@@ -11,6 +11,7 @@ from cliquetta.methods.building.config import (
     Fraction,
     MethodConfig,
     NonNegative,
+    NonNegativeCount,
     Positive,
     Weight,
 )
@@ -37,7 +38,7 @@ class DomainNormConfig(MethodConfig):
     settled_every: Count = 256
     """... and images per step from then on. Images that come earlier than ``step_every`` before a
     step are predicted without their zero-shot prediction, which saves most of the cost."""
-    warmup_images: int = 256
+    warmup_images: NonNegativeCount = 256
     """While a domain has seen fewer images than this, a batch is predicted after its step. Later
     the learning pass itself is the prediction, which saves a forward pass."""
 
@@ -100,8 +101,6 @@ class DomainNormConfig(MethodConfig):
     def __post_init__(self) -> None:
         """Check the fields together."""
         super().__post_init__()
-        if self.warmup_images < 0:
-            raise UserError(f"warmup_images must be 0 or more, got {self.warmup_images}")
         if self.settled_every < self.step_every:
             raise UserError(
                 f"settled_every ({self.settled_every}) must not be below step_every "

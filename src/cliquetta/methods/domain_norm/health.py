@@ -46,10 +46,7 @@ def describe(
 
 
 def verdict(figures: Figures, restarts: int, abstain_below: float) -> str:
-    """``adapt``, ``careful`` (check with labelled images), ``little to gain`` or ``abstain``.
-
-    ``restarts`` is how often collapsed LayerNorms had to be restarted.
-    """
+    """``adapt``, ``careful`` (check with labelled images), ``little to gain`` or ``abstain``."""
     if figures.information < abstain_below:
         return "abstain"
     if restarts > 0 or figures.agreement < NEAR_CHANCE:

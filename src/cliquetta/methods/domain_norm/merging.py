@@ -161,10 +161,7 @@ def _added(members: list[Member], starts: list[Domain]) -> Domain:
 
 
 def _merge_moments(counts: list[Counts], classes: Tensor) -> Tensor:
-    """Moments of the copies whose most predicted class is that of all together.
-
-    Images of a shared start count once per copy, which does not change a skewness much.
-    """
+    """Moments of the copies whose most predicted class is that of all together."""
     same = [one.moments for one in counts if one.classes.argmax() == classes.argmax()]
     return torch.stack([torch.zeros_like(counts[0].moments), *same]).sum(dim=0)
 
@@ -178,10 +175,7 @@ def _key_since(now: Key, before: Key) -> Key:
 
 
 def _merge_norms(members: list[Member], fresh: AdamState, config: DomainNormConfig) -> AdamState:
-    """LayerNorms and Adam's moments of a domain, from those of its members that took steps.
-
-    They go on from the start that all members share, or from ``fresh`` if one has another.
-    """
+    """LayerNorms and moments of members that took steps, from the start that all share."""
     begun = [was.norms if was and was.restarts == now.restarts else fresh for now, was in members]
     base = begun[0] if all(one is begun[0] for one in begun) else fresh
     learned = [member for member in members if member.now.norms.steps > base.steps]

@@ -24,10 +24,7 @@ class Setup(NamedTuple):
 
 
 class Run:
-    """Calls pure functions for one step; on CUDA they are replayed as graphs.
-
-    Results that were computed ahead are not computed again.
-    """
+    """Calls pure functions for one step: replayed on CUDA, and not if computed ahead."""
 
     def __init__(self, replayed: Replayed | None = None) -> None:
         self._replayed = replayed or Replayed(shapes=0)
