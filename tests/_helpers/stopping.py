@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 KILLED = 137
+_SECONDS = 300
+"""After which a fork that hangs is ended, with SIGALRM."""
 _OPERATIONS = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate"}
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
@@ -26,12 +29,14 @@ def in_fork(
     lost, not a machine. Nothing is flushed or cleaned up.
 
     Returns:
-        Its exit status: 0, ``KILLED`` where it was stopped, 1 after an error, which is printed.
+        Its exit status: 0, ``KILLED`` where it was stopped, 1 after an error, which is printed, or
+        that of SIGALRM if it hangs.
 
     """
     child = os.fork()
     if child == 0:
         code = 1
+        signal.alarm(_SECONDS)  # a lock that some thread held at the fork is never given back
         try:
             _stop_at(stop_at, str(folder), name)
             action()

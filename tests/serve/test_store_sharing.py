@@ -94,6 +94,24 @@ def test_any_replica_continues_bit_equally(pair: Pair, tiny_clip: CLIP) -> None:
         assert service.http.get("/v1/sessions").json()["sessions"] == []
 
 
+def test_a_listing_may_miss_what_changes_meanwhile(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is removed before it is reached, and one that is made after its turn."""
+    session = pair[0].create()
+    for service in pair:
+        files: Any = service.service.sessions._store.files
+        sizes, missed = files.sizes, iter(range(10**6))
+
+        def listing(under: str = "", sizes: Any = sizes, missed: Any = missed) -> dict[str, int]:
+            return {} if under and next(missed) % 2 == 0 else sizes(under)
+
+        monkeypatch.setattr(files, "sizes", listing)
+    for number in range(4):
+        answer = pair[number % 2].send(session, batch_of(number, 1), sequence=number + 1)
+        assert answer.status_code == 200, answer.text
+
+
 def test_limits_count_the_sessions_of_all_replicas(where: str, tiny_clip: CLIP) -> None:
     limits = replace(FREE, sessions=3)
     with (

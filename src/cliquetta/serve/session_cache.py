@@ -64,7 +64,7 @@ class SessionCache:
         entry = self.entries.get(id)
         known = 0 if entry is None else entry.version
         with self.storage():
-            version = self._store.version(id)
+            version = self._store.version(id, known)
             if version < known:
                 raise _damaged("the session's last change is gone")
             if entry is not None and version == known:

@@ -49,6 +49,7 @@ from cliquetta.serve.store_files import files_at
 _SUFFIX = ".safetensors"
 _ANSWER = "answer."
 _TOMBSTONE_SECONDS = 86400
+_LOOKS = 4
 _UNREADABLE = (ValueError, KeyError, TypeError, OSError)
 """What reading the head of a file that is none of ours may raise."""
 _log = logging.getLogger(__name__)
@@ -164,9 +165,12 @@ class Store:
                 found.append(stored)
         return sorted(found, key=StoredSession.age)
 
-    def version(self, id: str) -> int:
-        """The present version of a session, also if that is its deletion; 0 if there is none."""
-        return self._present(id)[0]
+    def version(self, id: str, known: int = 0) -> int:
+        """The present version of a session, also if that is its deletion; 0 if there is none.
+
+        It is less than one that is ``known`` only if files were removed by somebody else.
+        """
+        return self._present(id, max(1, known))[0]
 
     def find(self, id: str) -> StoredSession | None:
         """A session as it is now; a file that cannot be read is reported and left alone."""
@@ -279,11 +283,20 @@ class Store:
                 if not size and time.time() - self.files.modified(name) > _TOMBSTONE_SECONDS:
                     self.files.remove(name)
 
-    def _present(self, id: str) -> tuple[int, int]:
-        """Last version of a session and the size of its files; zeros if there is none."""
+    def _present(self, id: str, least: int = 1) -> tuple[int, int]:
+        """Last version of a session and the size of its files; zeros if there is none.
+
+        A listing may miss a file and the one that replaces it meanwhile: what seems older than
+        version ``least`` is looked at again.
+        """
         if re.fullmatch(_ID, id) is None:  # it comes from a client, and would be part of a path
             return 0, 0
-        return _latest(self.files.sizes(id)).get(id, (0, 0))
+        found = 0, 0
+        for _ in range(_LOOKS):
+            found = _latest(self.files.sizes(id)).get(id, (0, 0))
+            if found[0] >= least:
+                break
+        return found
 
     def _write(self, id: str, data: bytes, version: int, whole: int) -> None:
         """Create the version after ``version``; those before ``whole`` are not needed after it."""
