@@ -334,7 +334,8 @@ class ZeroShotImageClassification:
         notes = read_header(path)["notes"]
         if "candidate_labels" not in notes:
             raise UserError(
-                f"{path} was not saved by a pipeline: it does not name its labels; use load_state"
+                f"{path} was not saved by a pipeline: it does not name its labels; use "
+                "cliquetta.load_method"
             )
         prompts = ClassPrompts(notes["candidate_labels"], tuple(notes["hypothesis_template"]))
         adapter = self._new(prompts)
