@@ -24,6 +24,13 @@ def test_an_unknown_page_names_the_nearest(run: Run) -> None:
     assert answer.code == 2 and "evaluate --grid ood" in answer.text
 
 
+def test_methods_that_would_not_be_run_again_are_refused(run: Run, tmp_path: Path) -> None:
+    ask = ("reproduce", "headline", "--results", tmp_path, "--again")
+    assert "needs --run" in run(*ask, "tent").text
+    answer = run(*ask, "tennt", "--run")
+    assert answer.code == 2 and "did you mean 'tent'" in answer.text
+
+
 def test_a_page_is_not_rewritten_unasked(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -17,6 +18,7 @@ from safetensors.torch import load, save
 from typer.testing import CliRunner
 
 from cliquetta.cli.main import app
+from cliquetta.errors import UserError
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.settings import Limits
 from cliquetta.serve.store import Store
@@ -127,6 +129,20 @@ def test_a_disk_that_fails_once_does_not_end_the_sweeps(
         while service.http.get("/v1/sessions").json()["sessions"]:
             assert time.monotonic() < end
             time.sleep(0.02)
+
+
+def test_a_folder_without_hard_links_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*paths: Any) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    with Store.open(tmp_path):
+        assert not list(tmp_path.glob(".probe*"))
+    monkeypatch.setattr("os.link", refuse)
+    with pytest.raises(UserError, match="hard links"), Store.open(tmp_path):
+        pass
+    assert not list(tmp_path.iterdir())
 
 
 def run(*words: str) -> Any:

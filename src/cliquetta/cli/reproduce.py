@@ -59,9 +59,10 @@ def reproduce(
     one records them beside the known ones. The paper's tables are grids for `cliquetta evaluate
     --grid ood --root DATA`.
     """
-    from cliquetta.cli.options import read_shard
+    from cliquetta.cli.options import read_shard, split_list
     from cliquetta.evaluation.grid import packaged_grid
     from cliquetta.evaluation.sweep import RunContext
+    from cliquetta.methods.registry import get_method
     from cliquetta.report.results_pages import GRIDS, Pages
 
     if packaged_grid(page).exists() and page not in GRIDS:
@@ -69,9 +70,13 @@ def reproduce(
     if page not in GRIDS:
         raise UnknownNameError("page", page, GRIDS)
     pages = Pages(results, Path("README.md"), results.parent / "methods" / "README.md")
+    if again and not run:
+        raise UserError("--again needs --run")
     if run:
         context = RunContext(out, None, common.place(), workers)
-        methods = frozenset(name for name in again.split(",") if name)
+        methods = frozenset(split_list(again, "methods") if again else ())
+        for name in methods:
+            get_method(name)  # a misspelt one would run nothing again
         _run_grids(page, pages, context, root, common, read_shard(shard), methods)
     if shard == "1/1":
         _write_page(page, pages, common.terminal, overwrite=overwrite)

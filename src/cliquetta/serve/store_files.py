@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -66,7 +68,26 @@ class _Folder:
         with exclusive(self._root):
             for left in self._root.glob("*/.*.tmp"):  # of processes that were killed
                 left.unlink()
+            self._check_links()
             yield
+
+    def _check_links(self) -> None:
+        """Refuse a file system without hard links now, and not when the first batch is saved."""
+        file, link = (self._root / name for name in (".probe", ".probe.link"))
+        try:
+            link.unlink(missing_ok=True)
+            file.touch()
+            os.link(file, link)
+        except OSError as error:
+            if error.errno in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+                raise UserError(
+                    f"the file system of {self._root} has no hard links (FAT and many network "
+                    "shares have none): choose another --state-dir"
+                ) from None
+        finally:  # of a full disk the health check tells
+            with suppress(OSError):
+                link.unlink(missing_ok=True)
+                file.unlink(missing_ok=True)
 
     def create(self, name: str, data: bytes) -> None:
         path = self._root / name
