@@ -6,7 +6,7 @@ LOCKS := pyproject.toml constraints/torch.txt constraints/torch-cpu.txt constrai
 UV_VERSION := 0.13.7
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: help demo test tests lint types docs lock test-slow test-cpus cpu-avx2 cpu-default \
+.PHONY: help demo test tests lint types docs lock test-slow slow-kills slow-others test-cpus cpu-avx2 cpu-default \
   test-parity test-lowest test-browser browser-tests bench clean
 
 help:
@@ -69,9 +69,17 @@ test: lint
 tests: .venv/.test
 	$(call timed,tests,$(PYTEST) --dist worksteal $(FAST))
 
-# One worker per file: a file's tests share their Ray cluster.
+# One worker per file: a file's tests share their Ray cluster. The kill tests fork, which other tests'
+# threads do not survive: they have a process of their own.
 test-slow: .venv/.test
-	$(call timed,slow tests,$(PYTEST) --dist loadscope -m "slow and not browser and not parity")
+	$(call timed,slow tests,$(MAKE) --no-print-directory --jobs 2 slow-kills slow-others)
+
+slow-kills: .venv/.test
+	$(call timed,kills at file operations,$(PYTEST) -n 0 -m slow tests/test_kills.py)
+
+slow-others: .venv/.test
+	$(call timed,other slow tests,$(PYTEST) --dist loadscope --ignore tests/test_kills.py \
+	  -m "slow and not browser and not parity")
 
 # Both at the same time, one core each.
 test-cpus: .venv/.test

@@ -97,7 +97,7 @@ def pipeline(
     return ZeroShotImageClassification(*settings)
 
 
-class Answer(list[dict[str, Any]]):
+class LabelScores(list[dict[str, Any]]):
     """``{"score": ..., "label": ...}`` for every label, the best first; a list of dicts."""
 
     rejected: bool | None = None
@@ -109,29 +109,29 @@ class Answer(list[dict[str, Any]]):
         super().__init__(entries)
         self.image = image
 
-    def show(self, top_k: int = 3) -> Page:
+    def show(self, top_k: int = 3) -> PredictionsPage:
         """The image beside its best labels, for a notebook."""
-        return Page([self], top_k, images=True)
+        return PredictionsPage([self], top_k, images=True)
 
     def _repr_html_(self) -> str:
-        return Page([self], len(self), images=False)._repr_html_()
+        return PredictionsPage([self], len(self), images=False)._repr_html_()
 
 
-class Answers(list[Answer]):
+class Answers(list[LabelScores]):
     """The answers to several images, in order; a list of lists of dicts."""
 
-    def show(self, top_k: int = 3) -> Page:
+    def show(self, top_k: int = 3) -> PredictionsPage:
         """The images beside their best labels, for a notebook; the first hundred of them."""
-        return Page(self, top_k, images=True)
+        return PredictionsPage(self, top_k, images=True)
 
     def _repr_html_(self) -> str:
-        return Page(self, 3, images=False)._repr_html_()
+        return PredictionsPage(self, 3, images=False)._repr_html_()
 
 
-class Page:
+class PredictionsPage:
     """Answers as a notebook shows them."""
 
-    def __init__(self, answers: Sequence[Answer], top_k: int, *, images: bool) -> None:
+    def __init__(self, answers: Sequence[LabelScores], top_k: int, *, images: bool) -> None:
         self.answers, self.top_k, self.images = answers, top_k, images
 
     def __repr__(self) -> str:
@@ -143,7 +143,7 @@ class Page:
         rest = f"<p>and {more:,} more</p>" if more > 0 else ""
         return f"<table>{rows}</table>{rest}"
 
-    def _row(self, answer: Answer) -> str:
+    def _row(self, answer: LabelScores) -> str:
         picture = f"<td>{_thumbnail(answer.image)}</td>" if self.images else ""
         name = answer.image if isinstance(answer.image, str | os.PathLike) else ""
         labels = "<br>".join(
@@ -217,8 +217,8 @@ class ZeroShotImageClassification:
                 batches.
 
         Returns:
-            An :class:`Answer` to one image, ``[{"score": ..., "label": ...}, ...]``, best first;
-            :class:`Answers`, a list of these, to several. Scores are probabilities; those of a
+            :class:`LabelScores` of one image, ``[{"score": ..., "label": ...}, ...]``, best first;
+            :class:`Answers`, a list of these, for several. Scores are probabilities; those of a
             sigmoid model (SigLIP) as it is (``zero_shot``) are independent of each other, as
             transformers gives them.
 
@@ -250,7 +250,7 @@ class ZeroShotImageClassification:
 
     def _answer(
         self, adapter: Adapter, batch: Sequence[tuple[ImageLike, ImageLike]], top_k: int | None
-    ) -> Iterator[Answer]:
+    ) -> Iterator[LabelScores]:
         """The answers to a batch, which the method learns from."""
         names = adapter.prompts.names
         prediction = adapter.predict([picture for _, picture in batch])
@@ -263,7 +263,7 @@ class ZeroShotImageClassification:
             batch, best.tolist(), ranked.tolist(), rejections, strict=True
         ):
             pairs = zip(scores, indices, strict=True)
-            answer = Answer(({"score": p, "label": names[index]} for p, index in pairs), shown)
+            answer = LabelScores(({"score": p, "label": names[index]} for p, index in pairs), shown)
             answer.rejection_score, answer.rejected = unsure, rejected
             yield answer
 

@@ -13,7 +13,7 @@ from cliquetta.cli.ablate import ablate as run_ablate
 from cliquetta.cli.ablate import split_values
 from cliquetta.cli.evaluate import evaluate
 from cliquetta.evaluation.record import load_record, unpack_records
-from cliquetta.report.results_pages import GRIDS, Pages
+from cliquetta.report.results_pages import GRIDS, ResultsPages
 from tests._helpers.running import Run
 
 
@@ -35,7 +35,7 @@ def test_a_page_is_not_rewritten_unasked(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = tmp_path / "README.md"
-    monkeypatch.setattr(Pages, "texts", lambda *_: {page: "from the records"})
+    monkeypatch.setattr(ResultsPages, "texts", lambda *_: {page: "from the records"})
     ask = ("reproduce", "headline", "--results", tmp_path)
     assert run(*ask).code == 0 and page.read_text() == "from the records"
     page.write_text("mine")
@@ -48,7 +48,7 @@ def test_runs_that_are_recorded_are_not_run_again(
     run: Run, tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(GRIDS, "methods", ("tiny",))
-    monkeypatch.setattr(Pages, "texts", lambda *_: {})
+    monkeypatch.setattr(ResultsPages, "texts", lambda *_: {})
     block = {"datasets": ["bundled"], "methods": ["tda", "tent"], "model": str(tiny_file)}
     path, results = tmp_path / "tiny.json", tmp_path / "results"
     path.write_text(json.dumps([{**block, "limit": 20, "batch_size": 10}]))

@@ -24,7 +24,7 @@ from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import MICRO_NOTE
 from cliquetta.report.evidence_section import Amounts, evidence_section
 from cliquetta.report.gallery import changed_tiles, clique_cards
-from cliquetta.report.markup import Figures
+from cliquetta.report.markup import PageFigures
 from cliquetta.report.page import Choices, build_page, unlearned_text
 from cliquetta.report.runs import load_runs
 from cliquetta.report.sections import headline
@@ -227,7 +227,7 @@ def test_domains_are_described_without_cliques(tmp_path: Path) -> None:
     evidence = replace(_evidence(), counts=counts)
     plain = [replace(batch, description=None) for batch in evidence.batches]
     evidence = replace(evidence, batches=tuple(plain))
-    html = evidence_section(run, "domain_norm", evidence, Amounts(), Figures())
+    html = evidence_section(run, "domain_norm", evidence, Amounts(), PageFigures())
     text = Reader(html).text
     assert text.startswith("3 batches with the LayerNorms of 2 domains.")
     assert "allowed 70 % of a full step" in text and "were believed to 10 %" in text

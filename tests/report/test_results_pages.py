@@ -29,7 +29,7 @@ from cliquetta.report.results_pages import (
     BEGIN,
     END,
     GRIDS,
-    Pages,
+    ResultsPages,
     ablation_page,
     headline,
     insert_headline,
@@ -255,7 +255,7 @@ def test_noise_is_told_by_paired_runs() -> None:
 
 @pytest.mark.parametrize("page", GRIDS)
 def test_pages_are_what_the_records_say(page: str) -> None:
-    pages = Pages(
+    pages = ResultsPages(
         REPOSITORY / "docs/results",
         REPOSITORY / "README.md",
         REPOSITORY / "docs/methods/README.md",

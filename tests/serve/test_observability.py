@@ -14,7 +14,7 @@ import torch
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.auth import Tokens
 from cliquetta.serve.logs import JSONFormatter, LineFormatter, logging_as
-from cliquetta.serve.metrics import Metrics
+from cliquetta.serve.metrics import ServiceMetrics
 from cliquetta.types import Prediction
 from tests._helpers.serve_setup import CLASSES, Local, batch_of, local_service
 from tests._helpers.tolerance import LOGIT
@@ -55,7 +55,7 @@ def test_refusals_are_counted_by_code_and_labels_are_bounded(service: Local) -> 
 
 
 def test_health_of_adaptation() -> None:
-    metrics = Metrics()
+    metrics = ServiceMetrics()
     logits = torch.tensor([[9.0, 0.0], [9.0, 0.0]])
     evidence: dict[str, Any] = {
         "changed": torch.tensor(0.5),

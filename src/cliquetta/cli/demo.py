@@ -48,7 +48,7 @@ cliquetta demo --method zero_shot
 
 
 @dataclass(frozen=True)
-class Comparison:
+class StreamComparison:
     """The runs on one stream, zero-shot first, with their predictions."""
 
     shift: str
@@ -67,7 +67,7 @@ class Comparison:
         return _changes([self])
 
 
-def _changes(comparisons: Sequence[Comparison]) -> dict[str, Changes]:
+def _changes(comparisons: Sequence[StreamComparison]) -> dict[str, Changes]:
     """Over all shifts, by method."""
     from cliquetta.report.changes import count_changes
 
@@ -115,22 +115,22 @@ def demo(
     methods, wanted = read_methods(method), split_list(shifts, "shifts")
     base = RunSpec("", PLAIN, batch_size=batch_size, limit=images, dtype=common.dtype)
     first = replace(base, limit=max(images, singles))
-    tables = [[Part(wanted[0], wanted[0], first, methods)]]
-    tables.append([Part(s, s, base, methods) for s in wanted[1:] if s != CLEAN])
-    tables.append([Part(s, s, base, methods) for s in wanted[1:] if s == CLEAN])
+    tables = [[DemoPart(wanted[0], wanted[0], first, methods)]]
+    tables.append([DemoPart(s, s, base, methods) for s in wanted[1:] if s != CLEAN])
+    tables.append([DemoPart(s, s, base, methods) for s in wanted[1:] if s == CLEAN])
     if singles and methods:
         one = replace(base, limit=singles)
-        tables.append([Part(f"{wanted[0]}, singly", wanted[0], one, methods[:1], batch_size=1)])
+        tables.append([DemoPart(f"{wanted[0]}, singly", wanted[0], one, methods[:1], batch_size=1)])
     if scap and methods and "scap" not in methods:
         shift = FEW_CLIQUES if FEW_CLIQUES in wanted else wanted[0]
-        tables.append([Part(shift, shift, replace(base, limit=scap), ["scap"])])
+        tables.append([DemoPart(shift, shift, replace(base, limit=scap), ["scap"])])
     tables = [table for table in tables if table]
     context = RunContext(out, device=common.place(), evidence=True)
     context.check([spec for table in tables for part in table for spec in part.cells(seed)])
-    comparisons: list[Comparison] = []
+    comparisons: list[StreamComparison] = []
     results = []
     for table in tables:
-        curve = Curve(common.terminal) if table is tables[0] and methods else None
+        curve = LiveCurve(common.terminal) if table is tables[0] and methods else None
         ended, compared = _run(table, context, seed, common.terminal, curve)
         results += ended
         comparisons += compared
@@ -144,7 +144,7 @@ def demo(
 
 
 @dataclass(frozen=True)
-class Part:
+class DemoPart:
     """One row of a table: a stream, and the methods that run on it beside zero-shot."""
 
     label: str
@@ -164,8 +164,12 @@ class Part:
 
 
 def _run(
-    table: Sequence[Part], context: RunContext, seed: int, terminal: Terminal, curve: Curve | None
-) -> tuple[list[RunResult], list[Comparison]]:
+    table: Sequence[DemoPart],
+    context: RunContext,
+    seed: int,
+    terminal: Terminal,
+    curve: LiveCurve | None,
+) -> tuple[list[RunResult], list[StreamComparison]]:
     """Run the streams of a table; the comparisons of those without failure."""
     from cliquetta.evaluation.predictions import load_predictions
 
@@ -178,13 +182,13 @@ def _run(
         if all(spec in records for spec in cells):
             own = tuple(records[spec] for spec in cells)
             answers = tuple(load_predictions(context.out / record.id) for record in own)
-            comparisons.append(Comparison(part.label, own, answers))
+            comparisons.append(StreamComparison(part.label, own, answers))
     if curve is not None and comparisons:
         curve.draw(comparisons[0])
     return results, comparisons
 
 
-class Curve:
+class LiveCurve:
     """Draws the accuracy of zero-shot and of the first method over a stream, batch by batch."""
 
     def __init__(self, terminal: Terminal) -> None:
@@ -202,7 +206,7 @@ class Curve:
         elif self.drawn < step.number <= len(self.plain):
             self._line(spec.method, step.images, self.plain[step.number - 1], share)
 
-    def draw(self, comparison: Comparison) -> None:
+    def draw(self, comparison: StreamComparison) -> None:
         """Draw the batches that were not run now, from the recorded predictions."""
         plain, method = (answers.correct for answers in comparison.answers[:2])
         ends = [*range(comparison.batch_size, len(plain), comparison.batch_size), len(plain)]
@@ -235,7 +239,7 @@ def read_methods(given: str) -> list[str]:
     return [name for name in names if name != PLAIN]
 
 
-def _make_page(comparisons: Sequence[Comparison], out: Path) -> Path | None:
+def _make_page(comparisons: Sequence[StreamComparison], out: Path) -> Path | None:
     """The report of all runs, where matplotlib is installed."""
     from cliquetta.report.style import can_draw
 
@@ -270,7 +274,7 @@ def summary(changes: Mapping[str, Changes], plain_right: int, kind: str = "shift
     return lines
 
 
-def _show(table: Sequence[Comparison], terminal: Terminal) -> None:
+def _show(table: Sequence[StreamComparison], terminal: Terminal) -> None:
     """One table and what it says in words."""
     changes = _changes(table)
     columns = table_columns(list(changes))
@@ -286,7 +290,7 @@ def _show(table: Sequence[Comparison], terminal: Terminal) -> None:
 
 
 def _finish(
-    comparisons: Sequence[Comparison], out: Path, page: Path | None, terminal: Terminal
+    comparisons: Sequence[StreamComparison], out: Path, page: Path | None, terminal: Terminal
 ) -> None:
     records = {record.id for c in comparisons for record in c.records}
     terminal.say(f"Records: {count(len(records), 'run')} in {out}, each with record.json")
@@ -309,7 +313,7 @@ def table_columns(methods: Sequence[str]) -> list[str]:
     return [*columns, "fixed", "broken"] if len(methods) == 1 else columns
 
 
-def _row(comparison: Comparison) -> list[str]:
+def _row(comparison: StreamComparison) -> list[str]:
     plain, *adapted = (number(record.metrics["top1"]) for record in comparison.records)
     found = [_counts(change) for change in comparison.changes.values()]
     row = [comparison.shift, plain]
@@ -333,7 +337,7 @@ def _counts(change: Changes) -> dict[str, Any]:
     }
 
 
-def _plain(comparison: Comparison, out: Path) -> dict[str, Any]:
+def _plain(comparison: StreamComparison, out: Path) -> dict[str, Any]:
     """A comparison as JSON types: ``change`` has one entry per method, ``runs`` zero-shot too."""
     return {
         "shift": comparison.shift,

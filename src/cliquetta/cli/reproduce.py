@@ -18,7 +18,7 @@ from cliquetta.errors import UnknownNameError, UserError
 if TYPE_CHECKING:
     from cliquetta.evaluation.record import Record
     from cliquetta.evaluation.sweep import RunContext
-    from cliquetta.report.results_pages import Pages
+    from cliquetta.report.results_pages import ResultsPages
 
 EXAMPLES = """
 cliquetta reproduce headline
@@ -63,13 +63,13 @@ def reproduce(
     from cliquetta.evaluation.grid import packaged_grid
     from cliquetta.evaluation.sweep import RunContext
     from cliquetta.methods.registry import get_method
-    from cliquetta.report.results_pages import GRIDS, Pages
+    from cliquetta.report.results_pages import GRIDS, ResultsPages
 
     if packaged_grid(page).exists() and page not in GRIDS:
         raise UserError(f"{page} is a grid: cliquetta evaluate --grid {page} --root DATA")
     if page not in GRIDS:
         raise UnknownNameError("page", page, GRIDS)
-    pages = Pages(results, Path("README.md"), results.parent / "methods" / "README.md")
+    pages = ResultsPages(results, Path("README.md"), results.parent / "methods" / "README.md")
     if again and not run:
         raise UserError("--again needs --run")
     if run:
@@ -84,7 +84,7 @@ def reproduce(
 
 def _run_grids(
     page: str,
-    pages: Pages,
+    pages: ResultsPages,
     context: RunContext,
     root: Path | None,
     common: Common,
@@ -133,7 +133,7 @@ def known_runs(path: Path, again: frozenset[str], root: str) -> Callable[[Record
     return lambda planned: by_settings.get(key(planned))
 
 
-def _write_page(page: str, pages: Pages, terminal: Terminal, *, overwrite: bool) -> None:
+def _write_page(page: str, pages: ResultsPages, terminal: Terminal, *, overwrite: bool) -> None:
     from cliquetta.atomic import write_atomically
 
     texts = pages.texts(page)

@@ -16,7 +16,7 @@ from cliquetta.report.gallery import (
     clique_cards,
     data_uri,
 )
-from cliquetta.report.markup import Figures, count, esc, number
+from cliquetta.report.markup import PageFigures, count, esc, number
 from cliquetta.report.runs import ReportedRun
 
 _SIGNS = {"repaired": "✓ ", "broken": "✗ ", "moved": "", "same": "answer "}
@@ -36,7 +36,7 @@ def evidence_section(
     label: str,
     evidence: Evidence,
     amounts: Amounts,
-    figures: Figures,
+    figures: PageFigures,
     *,
     kind: Kind = "class",
     how: How = "auto",
@@ -157,7 +157,7 @@ def _tile(run: ReportedRun, tile: Tile) -> str:
 
 
 def _attention(
-    run: ReportedRun, label: str, evidence: Evidence, limit: int, kind: Kind, figures: Figures
+    run: ReportedRun, label: str, evidence: Evidence, limit: int, kind: Kind, figures: PageFigures
 ) -> str:
     images = image_maps(evidence, run.names, limit, kind)
     if not images:
@@ -177,7 +177,9 @@ def _attention(
     return f"<h3>Attention</h3>{figure}"
 
 
-def _embedding(run: ReportedRun, label: str, evidence: Evidence, how: How, figures: Figures) -> str:
+def _embedding(
+    run: ReportedRun, label: str, evidence: Evidence, how: How, figures: PageFigures
+) -> str:
     title = f"features-{run.id}"
     known = figures.known(title)
     if known is None:

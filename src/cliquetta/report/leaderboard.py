@@ -124,7 +124,7 @@ class _Entry:
 
 
 @dataclass
-class Row:
+class BoardRow:
     """A method, as far as it was run."""
 
     entries: dict[str, list[_Entry]] = field(default_factory=dict)
@@ -166,7 +166,7 @@ class Row:
 
 
 def leaderboard_page(
-    boards: Mapping[str, tuple[Sequence[Record], Mapping[str, Row]]], folder: Path
+    boards: Mapping[str, tuple[Sequence[Record], Mapping[str, BoardRow]]], folder: Path
 ) -> str:
     """The boards as Markdown: by title, the records and their rows.
 
@@ -192,7 +192,7 @@ NOT_RECORDED = fill(
 )
 
 
-def _sections(records: Sequence[Record], rows: Mapping[str, Row], folder: Path) -> list[str]:
+def _sections(records: Sequence[Record], rows: Mapping[str, BoardRow], folder: Path) -> list[str]:
     advice = [as_item(f"**{column}**: {_advice(rows, column)}") for column in COLUMNS]
     return [
         _board(rows, folder),
@@ -205,19 +205,19 @@ def _sections(records: Sequence[Record], rows: Mapping[str, Row], folder: Path) 
     ]
 
 
-def board_rows(records: Iterable[Record], roles: Mapping[str, str]) -> dict[str, Row]:
+def board_rows(records: Iterable[Record], roles: Mapping[str, str]) -> dict[str, BoardRow]:
     """Every method by its label; zero-shot first, then by the mean over columns."""
     kinds: dict[str, list[Record]] = {}
     for record in records:
         kinds.setdefault(stream_kind(record, roles), []).append(record)
-    rows: dict[str, Row] = {}
+    rows: dict[str, BoardRow] = {}
     for column, (kind, metric) in COLUMNS.items():
         for setting in read_settings(kinds.get(kind, []), {}):
             cells = compare(setting.runs, metric=metric).cells
             for (name, dataset), cell in cells.items():
                 if cell.mean is not None and not (column == SINGLE and for_batches(name)):
                     plain = None if name == BASELINE else cells.get((BASELINE, dataset))
-                    row = rows.setdefault(name, Row())
+                    row = rows.setdefault(name, BoardRow())
                     row.entries.setdefault(column, []).append(_entry(cell, plain))
 
     def rank(name: str) -> tuple[bool, float]:
@@ -238,7 +238,7 @@ def _setting(label: str) -> str:
     return preset[1] if preset else get_method(method_of(label)).setting or BLANK
 
 
-def method_sentence(rows: Mapping[str, Row], method: str) -> str:
+def method_sentence(rows: Mapping[str, BoardRow], method: str) -> str:
     """Where a method gains over zero-shot and where it loses; empty if it is not on the board."""
     label = next((label for label in rows if method_of(label) == method), BASELINE)
     gains = {c: gain for c in COLUMNS if (gain := rows[label].gain(c)) is not None} if rows else {}
@@ -267,14 +267,14 @@ def _entry(cell: Cell, plain: Cell | None) -> _Entry:
     return _Entry(cell.column, cell.runs[0].record.images, cell.mean, gains, cell.cost)
 
 
-def _in_full(rows: Mapping[str, Row], column: str) -> list[str]:
+def _in_full(rows: Mapping[str, BoardRow], column: str) -> list[str]:
     """Methods that saw of a column as much as any, best first."""
     sizes = {name: sum(row.shown(column).values()) for name, row in rows.items()}
     full = [name for name, size in sizes.items() if size and size == max(sizes.values())]
     return sorted(full, key=lambda name: -(rows[name].gain(column) or 0.0))
 
 
-def _board(rows: Mapping[str, Row], folder: Path) -> str:
+def _board(rows: Mapping[str, BoardRow], folder: Path) -> str:
     full = {column: _in_full(rows, column) for column in COLUMNS}
     lines = []
     for name, row in rows.items():
@@ -292,7 +292,7 @@ def _board(rows: Mapping[str, Row], folder: Path) -> str:
     return to_markdown(TextTable(head, tuple(lines))).rstrip()
 
 
-def _cell(row: Row, column: str, name: str, full: Sequence[str]) -> str:
+def _cell(row: BoardRow, column: str, name: str, full: Sequence[str]) -> str:
     gain = row.gain(column)
     if column == SINGLE and for_batches(name):
         return "for batches"
@@ -319,7 +319,7 @@ def within_noise(better: Runs, other: Runs) -> bool:
     return statistics.mean(steps) < 2 * statistics.stdev(steps) / math.sqrt(len(steps))
 
 
-def _advice(rows: Mapping[str, Row], column: str) -> str:
+def _advice(rows: Mapping[str, BoardRow], column: str) -> str:
     """Three sentences: the best and who is as good; who loses, and who never; what is cheap."""
     full = _in_full(rows, column)
     gains = {name: rows[name].gain(column) or 0.0 for name in full}
@@ -351,7 +351,7 @@ def _some(gains: Mapping[str, float], names: Sequence[str]) -> str:
     return f"{shown}{more}" if names else "none"
 
 
-def _standing(rows: Mapping[str, Row], name: str) -> str:
+def _standing(rows: Mapping[str, BoardRow], name: str) -> str:
     """The gain and the place of one method, and how far the best of each column is from it."""
     name = next((label for label in rows if label.split()[0] == name), name)
     lines = []

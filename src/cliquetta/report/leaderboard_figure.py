@@ -12,7 +12,7 @@ from html import escape
 
 from cliquetta.evaluation.grid import BASELINE
 from cliquetta.methods.registry import DEFAULT_METHOD
-from cliquetta.report.leaderboard import COLUMNS, Row
+from cliquetta.report.leaderboard import COLUMNS, BoardRow
 from cliquetta.report.results_pages import method_of
 from cliquetta.report.style import COLOURS, FAINT, GRID, INK, PAPER
 
@@ -25,7 +25,7 @@ LEFT, TOP, BETWEEN, BAR, GAP, POINT = 48, 92, 62, 11, 18, 6.0
 STEP = 5
 """Points between two lines."""
 
-Board = Mapping[str, Row]
+Board = Mapping[str, BoardRow]
 
 
 def leaderboard_figure(boards: Mapping[str, Board]) -> str:

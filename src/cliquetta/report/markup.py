@@ -119,7 +119,7 @@ def frame(
 
 
 @dataclass
-class Figures:
+class PageFigures:
     """The figures of a page by name; each is rendered once."""
 
     found: dict[str, Figure] = field(default_factory=dict)

@@ -14,8 +14,8 @@ from cliquetta.model.factory import MICRO, MICRO_NOTE
 from cliquetta.report.curves import find_curves
 from cliquetta.report.embedding import How
 from cliquetta.report.evidence_section import Amounts, evidence_section
-from cliquetta.report.markup import Figures, count, esc, frame
-from cliquetta.report.runs import Group, ReportedRun, shown_groups
+from cliquetta.report.markup import PageFigures, count, esc, frame
+from cliquetta.report.runs import ReportedRun, RunGroup, shown_groups
 from cliquetta.report.sections import (
     curves_section,
     group_section,
@@ -78,7 +78,7 @@ def build_page(
 ) -> Page:
     """The report of ``runs``; where it would grow too large, later ones get less detail."""
     choices = choices or Choices()
-    figures = Figures()
+    figures = PageFigures()
     groups = shown_groups(runs)
     html = ""
     for level in _LEVELS:
@@ -110,10 +110,10 @@ def write_figures(page: Page, folder: Path | str) -> list[Path]:
 
 def _document(
     runs: Sequence[ReportedRun],
-    groups: Sequence[Group],
+    groups: Sequence[RunGroup],
     unfinished: Sequence[Run],
     choices: Choices,
-    figures: Figures,
+    figures: PageFigures,
     level: _Level,
 ) -> str:
     """The page at one level of detail."""

@@ -12,7 +12,7 @@ import torch
 
 from cliquetta.evaluation.metrics import BINS
 from cliquetta.evaluation.predictions import Predictions
-from cliquetta.report.runs import Group, ReportedRun
+from cliquetta.report.runs import ReportedRun, RunGroup
 from cliquetta.report.style import COLOURS, FAINT, INK, PAPER, new_figure
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def reliability(predictions: Predictions, bins: int = BINS) -> Reliability:
     return Reliability(edges.astype(np.float64), count, mean, accuracy)
 
 
-def reliability_figure(group: Group) -> Figure:
+def reliability_figure(group: RunGroup) -> Figure:
     """One panel per run: accuracy by confidence over a histogram of the confidences."""
     runs = group.runs[:PANELS]
     columns = min(4, len(runs))

@@ -321,7 +321,7 @@ def as_item(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Pages:
+class ResultsPages:
     """Where records are, and what is written from them."""
 
     results: Path

@@ -63,7 +63,7 @@ class ReportedRun:
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class RunGroup:
     """Runs over the same images in the same order, zero-shot first."""
 
     dataset: str
@@ -137,29 +137,29 @@ def _names_of(record: Record, root: Path | str | None) -> tuple[str, ...]:
         return ()
 
 
-def group_runs(runs: Sequence[ReportedRun]) -> list[Group]:
+def group_runs(runs: Sequence[ReportedRun]) -> list[RunGroup]:
     """Runs by dataset and by the images they saw, in the order given."""
     groups: dict[tuple[Any, ...], list[ReportedRun]] = {}
     for run in runs:
         groups.setdefault((run.record.dataset, run.predictions.keys), []).append(run)
     return [
-        Group(dataset, tuple(sorted(members, key=lambda run: not run.plain)))
+        RunGroup(dataset, tuple(sorted(members, key=lambda run: not run.plain)))
         for (dataset, _), members in groups.items()
     ]
 
 
-def shown_groups(runs: Sequence[ReportedRun], most: int = 8) -> list[Group]:
+def shown_groups(runs: Sequence[ReportedRun], most: int = 8) -> list[RunGroup]:
     """One group per dataset, with one run per method: what figures can show.
 
     Of several seeds the first; of several settings of a method the one that is closest to what
     most of its runs have.
     """
-    first: dict[str, Group] = {}
+    first: dict[str, RunGroup] = {}
     for group in group_runs(runs):
         known = first.setdefault(group.dataset, group)
         if len({run.run.name for run in group.runs}) > len({run.run.name for run in known.runs}):
             first[group.dataset] = group
-    return [Group(group.dataset, _one_per_method(group.runs)[:most]) for group in first.values()]
+    return [RunGroup(group.dataset, _one_per_method(group.runs)[:most]) for group in first.values()]
 
 
 def _one_per_method(runs: Sequence[ReportedRun]) -> tuple[ReportedRun, ...]:

@@ -13,10 +13,10 @@ from cliquetta.evaluation.predictions import Predictions
 from cliquetta.report.changes import count_changes, in_words, moves
 from cliquetta.report.confusion import changed_confusion, confusion_figure
 from cliquetta.report.curves import curve_figure
-from cliquetta.report.markup import Figures, cards, count, details, esc, number, table
+from cliquetta.report.markup import PageFigures, cards, count, details, esc, number, table
 from cliquetta.report.reliability import PANELS, reliability_figure
 from cliquetta.report.repeat import repeat_command
-from cliquetta.report.runs import BASELINE, Group, ReportedRun, shown_groups
+from cliquetta.report.runs import BASELINE, ReportedRun, RunGroup, shown_groups
 from cliquetta.report.stream import accuracy_so_far, stream_figure
 
 _MOVES = 8
@@ -101,7 +101,7 @@ def headline(runs: Sequence[ReportedRun]) -> str:
     return cards(entries)
 
 
-def _answers(group: Group) -> dict[str, Predictions]:
+def _answers(group: RunGroup) -> dict[str, Predictions]:
     """By method, zero-shot first."""
     return {run.run.name: run.predictions for run in group.runs}
 
@@ -112,7 +112,7 @@ def _right(streams: Sequence[Predictions]) -> str:
     return f"{100 * sum(int(each.correct.sum()) for each in streams) / known:.1f} %"
 
 
-def group_section(group: Group, figures: Figures, *, draw: bool) -> str:
+def group_section(group: RunGroup, figures: PageFigures, *, draw: bool) -> str:
     """What happened on one stream of images; ``draw`` says whether with figures."""
     parts = []
     base = group.baseline
@@ -137,7 +137,7 @@ def group_section(group: Group, figures: Figures, *, draw: bool) -> str:
     return "".join(parts)
 
 
-def _stream(group: Group, figures: Figures, name: str) -> str:
+def _stream(group: RunGroup, figures: PageFigures, name: str) -> str:
     ends = {group.labels[run.id]: accuracy_so_far(run.predictions)[-1] for run in group.runs}
     alt = "Accuracy over the stream; at its end " + ", ".join(
         f"{label} {value:.1f} %" for label, value in ends.items()
@@ -153,7 +153,7 @@ def _stream(group: Group, figures: Figures, name: str) -> str:
     return f"<h3>Accuracy over the stream</h3>{figure}"
 
 
-def _reliability(group: Group, figures: Figures, name: str) -> str:
+def _reliability(group: RunGroup, figures: PageFigures, name: str) -> str:
     shown = group.runs[:PANELS]
     alt = "Reliability diagrams; expected calibration error " + ", ".join(
         f"{group.labels[run.id]} {number(run.metric('ece'), 1)} %" for run in shown
@@ -170,7 +170,7 @@ def _reliability(group: Group, figures: Figures, name: str) -> str:
     return f"<h3>Calibration</h3>{figure}"
 
 
-def _changed(base: ReportedRun, run: ReportedRun, label: str, figures: Figures) -> str:
+def _changed(base: ReportedRun, run: ReportedRun, label: str, figures: PageFigures) -> str:
     found = moves(base.predictions, run.predictions)
     if not found:
         return ""
@@ -203,7 +203,7 @@ def _changed(base: ReportedRun, run: ReportedRun, label: str, figures: Figures) 
     )
 
 
-def curves_section(curves: Sequence[Curve], figures: Figures) -> str:
+def curves_section(curves: Sequence[Curve], figures: PageFigures) -> str:
     """Settings that were varied."""
     parts = []
     for curve in curves:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from cliquetta.evaluation.predictions import Predictions
 from cliquetta.report.changes import net_gain
-from cliquetta.report.runs import Group
+from cliquetta.report.runs import RunGroup
 from cliquetta.report.style import BASELINE_LOOK, FAINT, line_look, new_figure
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def domain_starts(keys: tuple[str, ...], datasets: list[str]) -> list[tuple[int,
     ]
 
 
-def stream_figure(group: Group) -> Figure:
+def stream_figure(group: RunGroup) -> Figure:
     """Accuracy so far of every run, and below it the answers gained over zero-shot."""
     base = group.baseline
     both = base is not None and bool(group.adapted)
@@ -95,7 +95,7 @@ def _leave_the_start_out(axes: Axes) -> None:
         axes.set_ylim(max(-1.0, min(known) - room), min(101.0, max(known) + room))
 
 
-def _finish(axes: Axes, group: Group, label: str) -> None:
+def _finish(axes: Axes, group: RunGroup, label: str) -> None:
     axes.set_ylabel(label)
     axes.margins(x=0.01)
     first = group.runs[0]

@@ -22,7 +22,7 @@ _SCALARS = 64
 """Scalars of evidence that are shown, of all methods; more would be a method gone wrong."""
 
 
-class Metrics:
+class ServiceMetrics:
     """All metrics of one service, in a registry of their own. No label comes from a client."""
 
     def __init__(self) -> None:

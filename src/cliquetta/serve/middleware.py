@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cliquetta.serve.auth import LOCAL, check_origin
 from cliquetta.serve.errors import ServiceError
 from cliquetta.serve.limits import ByteBudget, RateLimiter
-from cliquetta.serve.metrics import Metrics
+from cliquetta.serve.metrics import ServiceMetrics
 from cliquetta.serve.settings import Limits, Settings
 
 OPEN_PATHS = frozenset({"/", "/docs", "/docs.js", "/style.css", "/healthz", "/openapi.json"})
@@ -37,7 +37,7 @@ def client_address(scope: Scope) -> str:
     return str((scope.get("client") or ("unknown",))[0])
 
 
-def problem_response(error: ServiceError, metrics: Metrics | None = None) -> JSONResponse:
+def problem_response(error: ServiceError, metrics: ServiceMetrics | None = None) -> JSONResponse:
     """A refusal as it goes over the wire; it is counted."""
     if metrics is not None:
         metrics.refusals.labels(error.code).inc()
@@ -51,7 +51,7 @@ class AdmissionMiddleware:
     """Admits requests, or refuses them before they reach the application."""
 
     def __init__(
-        self, app: ASGIApp, *, settings: Settings, budget: ByteBudget, metrics: Metrics
+        self, app: ASGIApp, *, settings: Settings, budget: ByteBudget, metrics: ServiceMetrics
     ) -> None:
         self._app, self._settings, self._limits = app, settings, settings.limits
         self._limiter = RateLimiter(self._limits.rate, self._limits.burst)
@@ -170,7 +170,9 @@ class _BoundedResponse:
     Its head is held back until the first part, so that one without room can be refused.
     """
 
-    def __init__(self, target: Send, seconds: float, budget: ByteBudget, metrics: Metrics) -> None:
+    def __init__(
+        self, target: Send, seconds: float, budget: ByteBudget, metrics: ServiceMetrics
+    ) -> None:
         self._target, self._seconds = target, seconds
         self._budget, self._metrics = budget, metrics
         self._head: Message | None = None

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cliquetta.serve.errors import ServiceError, incident
 from cliquetta.serve.limits import ByteBudget
-from cliquetta.serve.metrics import CONTENT_TYPE, Metrics
+from cliquetta.serve.metrics import CONTENT_TYPE, ServiceMetrics
 from cliquetta.serve.middleware import AdmissionMiddleware, problem_response
 from cliquetta.serve.settings import Limits, Settings
 from cliquetta.serve.tracing import Tracing
@@ -105,7 +105,7 @@ def _route(scope: Scope) -> str:
 
 def create_router(settings: Settings, ask: Ask, watch: Watch) -> ASGIApp:
     """The application in front of replicas, with the bounds of a server without them."""
-    metrics, budget = Metrics(), ByteBudget(settings.limits.queued_bytes)
+    metrics, budget = ServiceMetrics(), ByteBudget(settings.limits.queued_bytes)
     metrics.watch("body_bytes", "Requests and answers in memory.", lambda: budget.used)
     router = Router(settings.limits, settings.tracing, metrics, ask, watch)
     return AdmissionMiddleware(router, settings=settings, budget=budget, metrics=metrics)
@@ -115,7 +115,7 @@ class Router:
     """An ASGI application that asks replicas. Requests of one session take turns."""
 
     def __init__(
-        self, limits: Limits, tracing: Tracing, metrics: Metrics, ask: Ask, watch: Watch
+        self, limits: Limits, tracing: Tracing, metrics: ServiceMetrics, ask: Ask, watch: Watch
     ) -> None:
         self._limits, self._tracing, self._metrics = limits, tracing, metrics
         self._ask, self._watch = ask, watch

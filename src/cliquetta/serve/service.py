@@ -19,7 +19,7 @@ import torch
 from cliquetta.errors import UserError
 from cliquetta.serve.errors import ServiceError
 from cliquetta.serve.limits import ByteBudget
-from cliquetta.serve.metrics import Metrics
+from cliquetta.serve.metrics import ServiceMetrics
 from cliquetta.serve.sessions import Sessions
 from cliquetta.serve.settings import Settings
 from cliquetta.serve.store import Store
@@ -35,7 +35,7 @@ class Service:
             raise UserError("no models to serve: name at least one, such as micro")
         self.settings = settings
         self.limits = limits = settings.limits
-        self.metrics = Metrics()
+        self.metrics = ServiceMetrics()
         self.budget = ByteBudget(limits.queued_bytes)
         self.sessions = Sessions(settings, store, self.metrics)
         self.pool = FairPool(

@@ -14,7 +14,7 @@ from cliquetta.methods.base import Adapter
 from cliquetta.serve.changes import Chain, DamagedError
 from cliquetta.serve.errors import ServiceError, conflict, not_found
 from cliquetta.serve.factory import build_adapter, memory_bytes
-from cliquetta.serve.metrics import Metrics
+from cliquetta.serve.metrics import ServiceMetrics
 from cliquetta.serve.settings import Settings
 from cliquetta.serve.store import Progress, Store, StoredResponse, StoredSession
 
@@ -40,7 +40,7 @@ class Resident:
 class SessionCache:
     """All sessions of a store, a bounded number of them in memory."""
 
-    def __init__(self, settings: Settings, store: Store, metrics: Metrics) -> None:
+    def __init__(self, settings: Settings, store: Store, metrics: ServiceMetrics) -> None:
         self._settings, self._limits = settings, settings.limits
         self._store, self._metrics = store, metrics
         self._lock = threading.Lock()

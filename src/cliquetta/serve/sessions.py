@@ -16,7 +16,7 @@ from cliquetta.serve.batches import Decoded, find_repeated, predict_images, rend
 from cliquetta.serve.changes import Chain
 from cliquetta.serve.errors import ServiceError, invalid, not_found
 from cliquetta.serve.factory import change_classes, create_session
-from cliquetta.serve.metrics import Metrics
+from cliquetta.serve.metrics import ServiceMetrics
 from cliquetta.serve.schema import BatchRequest, ClassesRequest, SessionInfo, SessionRequest
 from cliquetta.serve.session_cache import Resident, SessionCache
 from cliquetta.serve.settings import Settings
@@ -56,7 +56,7 @@ class Sessions:
     of one session must not overlap (the scheduler sees to it); different sessions may.
     """
 
-    def __init__(self, settings: Settings, store: Store, metrics: Metrics) -> None:
+    def __init__(self, settings: Settings, store: Store, metrics: ServiceMetrics) -> None:
         self._settings, self._limits = settings, settings.limits
         self._store, self._metrics, self._tracing = store, metrics, settings.tracing
         self._cache = SessionCache(settings, store, metrics)

@@ -17,7 +17,7 @@ from cliquetta.methods.domain_norm.domains import (
     merge_keys,
     signature,
 )
-from cliquetta.methods.domain_norm.run import Run, Setup
+from cliquetta.methods.domain_norm.run import Runner, Setup
 from cliquetta.methods.domain_norm.state import Domain, Group, Key, State
 
 
@@ -73,7 +73,7 @@ def two_domains(apart: float) -> State:
 def split(batch: Tensor, state: State) -> list[tuple[int | None, Tensor]]:
     """The parts of a batch."""
     network: Any = None
-    setup = Setup(network, DomainNormConfig(domain_threshold=0.6), Run())
+    setup = Setup(network, DomainNormConfig(domain_threshold=0.6), Runner())
     return choose_domains(state, batch, setup)
 
 

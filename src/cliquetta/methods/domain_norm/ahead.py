@@ -15,7 +15,7 @@ from torch import Tensor
 from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.domains import Encoded, domain_figures, encode
 from cliquetta.methods.domain_norm.prior import ClassPrior, class_prior, count, count_recent
-from cliquetta.methods.domain_norm.run import Run, Setup
+from cliquetta.methods.domain_norm.run import Runner, Setup
 from cliquetta.methods.domain_norm.state import Counts, Key, Network, State
 from cliquetta.methods.domain_norm.step import (
     between_steps,
@@ -39,7 +39,7 @@ class Ahead:
 
     def begin(self, state: State, images: Tensor) -> Setup:
         """The setup of a step on ``images`` (b, 3, S, S)."""
-        run, network, config = Run(self.replayed), self.network, self.config
+        run, network, config = Runner(self.replayed), self.network, self.config
         setup = Setup(network, config, run)
         if not self.enabled:
             return setup

@@ -20,10 +20,10 @@ class Setup(NamedTuple):
 
     network: Network
     config: DomainNormConfig
-    run: Run
+    run: Runner
 
 
-class Run:
+class Runner:
     """Calls pure functions for one step: replayed on CUDA, and not if computed ahead."""
 
     def __init__(self, replayed: Replayed | None = None) -> None:
