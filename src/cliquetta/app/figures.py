@@ -112,7 +112,7 @@ def clique_description(prediction: Prediction) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class AttentionMap:
-    """Where the class token looks in one pass over an image."""
+    """Attention of the class token in one pass over an image."""
 
     title: str
     grid: npt.NDArray[np.float32]

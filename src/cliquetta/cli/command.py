@@ -1,4 +1,4 @@
-"""What every command shares: common options, exit codes, and one sentence per error."""
+"""Parts of every command: common options, exit codes, and one sentence per error."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ test_table.__test__ = False  # type: ignore[attr-defined]
 
 
 def footnotes(table: Comparison) -> list[str]:
-    """What the signs in the table mean."""
+    """Explain the signs in the table."""
     from cliquetta.evaluation.comparison import MARKS
 
     lines = [f"{mark} {MARKS[mark]}" for mark in table.marks]

@@ -35,7 +35,7 @@ _PIPE_WIDTH = 1000
 
 @dataclass(frozen=True)
 class Terminal:
-    """Where a command writes. With ``json`` stdout carries one JSON document and nothing else."""
+    """Output of a command. With ``json`` stdout carries one JSON document and nothing else."""
 
     json: bool = False
     quiet: bool = False

@@ -63,7 +63,7 @@ class StreamComparison:
 
     @property
     def changes(self) -> Mapping[str, Changes]:
-        """How the predictions of each method differ from those of zero-shot."""
+        """Changes of each method's predictions against zero-shot."""
         return _changes([self])
 
 
@@ -255,7 +255,7 @@ def _make_page(comparisons: Sequence[StreamComparison], out: Path) -> Path | Non
 
 
 def summary(changes: Mapping[str, Changes], plain_right: int, kind: str = "shifted") -> list[str]:
-    """What the methods did to the predictions, in words: all in one line, then each."""
+    """Describe the changes by the methods in words: all in one line, then each."""
     from cliquetta.report.changes import in_words
 
     images = next(iter(changes.values())).images

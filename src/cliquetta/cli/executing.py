@@ -1,4 +1,4 @@
-"""What the commands that run grids share: options, bars, where to run, how to end."""
+"""Parts of the commands that run grids: options, progress bars, executors, exit codes."""
 
 from __future__ import annotations
 

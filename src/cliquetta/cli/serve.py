@@ -156,7 +156,7 @@ def name_models(model: list[str] | None) -> dict[str, str]:
 
 
 def with_models(common: Common, settings: Settings, sources: Mapping[str, str]) -> Settings:
-    """The same with models loaded in this process."""
+    """Load the models in this process."""
     from cliquetta.serve.settings import load_models
 
     return replace(settings, models=load_models(sources, common.model))
@@ -172,7 +172,7 @@ def offered(
     session_days: float | None = None,
     ray: str | None = None,
 ) -> Settings:
-    """What the operator offers, checked before a model is loaded."""
+    """Read what the operator offers, checked before a model is loaded."""
     from cliquetta.serve import settings as known
     from cliquetta.serve.auth import check_binding
 

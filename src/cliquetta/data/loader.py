@@ -107,7 +107,7 @@ class Chunk(Generic[Job]):
 
 @dataclass(frozen=True)
 class Loader(Generic[Job]):
-    """How images become batches."""
+    """Loads images into batches."""
 
     find: Callable[[Sequence[Job]], Sequence[ImageGroup]]
     """The images that some jobs, one for each image, stand for; is called by the workers."""

@@ -87,7 +87,7 @@ class PreparedStream(ABC, Generic[T, B]):
 
     @property
     def preprocess(self) -> Preprocess:
-        """How pixels were prepared."""
+        """The preprocessing of the pixels."""
         return self.stream.preprocess
 
     def settings(self) -> dict[str, Any]:

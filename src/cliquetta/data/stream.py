@@ -264,7 +264,7 @@ class Stream:
 
 @dataclass(frozen=True, eq=False)
 class _Shown:
-    """Which images are where in a stream: all that a worker has to know of it."""
+    """Positions of images in a stream: all that a worker has to know of it."""
 
     parts: Sequence[Dataset]
     rounds: Indices

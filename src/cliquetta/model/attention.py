@@ -1,4 +1,4 @@
-"""Where the class token looks: attention maps of an image, plain and under prompts.
+"""Attention maps of the class token, plain and under prompts.
 
 A map is a row of 1 + T numbers that sum to one: what goes to prompts (0 without any), to the class
 token, and to each patch. SigLIP has no class token: its pooling query looks instead, and what goes

@@ -58,7 +58,7 @@ class Block(nn.Module):
 
     @property
     def approximation(self) -> Literal["tanh", "none"]:
-        """Which GELU, as torch names it."""
+        """The GELU's approximation, as torch names it."""
         return "tanh" if self.activation == "gelu_tanh" else "none"
 
     def forward(

@@ -99,7 +99,7 @@ class CLIP(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.logit_scale.device
 
     @property

@@ -179,7 +179,7 @@ class Preprocess:
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
 
     def offset(self, spare: int) -> int:
-        """Where the centre crop begins, of the pixels beside it."""
+        """First pixel of the centre crop."""
         return round(spare / 2.0) if self.crop_rounding == "round" else spare // 2
 
     def _middle(self, image: Image.Image, longer: int) -> Image.Image:

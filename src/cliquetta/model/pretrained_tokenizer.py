@@ -105,7 +105,7 @@ Encode = Callable[[str, bool], list[int]]
 
 
 def _read(path: Path) -> tuple[Encode, int, Callable[[int], str]]:
-    """How to encode, the number of tokens, and the token of an id."""
+    """Read a tokenizer: how to encode, the number of tokens, and the token of an id."""
     library = "tokenizers" if path.name.endswith(".json") else "sentencepiece"
     try:
         return _read_json(path) if library == "tokenizers" else _read_sentencepiece(path)

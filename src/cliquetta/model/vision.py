@@ -27,7 +27,7 @@ class TokenPrompts:
     position: Literal["after-class", "end"] = "after-class"
 
     def span(self, config: VisionConfig) -> slice:
-        """Where the prompt tokens stand in the sequence of a tower."""
+        """Positions of the prompt tokens in the sequence of a tower."""
         first = config.class_tokens + (0 if self.position == "after-class" else config.patches)
         return slice(first, first + self.layers[0].shape[-2])
 

@@ -1,4 +1,4 @@
-"""How the answers of a method differ from those of zero-shot on the same images."""
+"""Differences between a method's predictions and those of zero-shot on the same images."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Move:
 
 
 def count_changes(pairs: Sequence[Pair]) -> Changes:
-    """What changed between the runs of each ``(plain, adapted)`` pair, all pairs together.
+    """Count the changes between the runs of all ``(plain, adapted)`` pairs together.
 
     To the test a key that is in several pairs is one picture, seen several times.
     """
@@ -63,7 +63,7 @@ def count_changes(pairs: Sequence[Pair]) -> Changes:
 
 
 def in_words(changes: Changes, label: str) -> str:
-    """What a method did to the answers, good or bad."""
+    """Describe what a method did to the predictions, good or bad."""
     if not changes.changed:
         return f"{label} changed none of {count(changes.images, 'answer')}."
     text = f"{label} changed {changes.changed:,} of {count(changes.images, 'answer')}"

@@ -1,4 +1,4 @@
-"""Which classes gained and lost: the confusion of the classes whose answers changed."""
+"""Gains and losses by class: the confusion of the classes whose predictions changed."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def _component_points(
     settings: Sequence[dict[str, Any]],
     common: dict[str, Any],
 ) -> tuple[Point, ...]:
-    """What is learned, with and without retention, everything else alike."""
+    """Points of the component ablation: what is learned, with and without retention."""
     others = [key for key in common if key not in COMPONENTS]
     own = [
         ((not each["retention"], each["modalities"]), run)

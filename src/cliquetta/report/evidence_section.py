@@ -24,7 +24,7 @@ _SIGNS = {"repaired": "✓ ", "broken": "✗ ", "moved": "", "same": "answer "}
 
 @dataclass(frozen=True)
 class Amounts:
-    """How much is shown of one run."""
+    """Amounts of evidence shown of one run."""
 
     cliques: int = 6
     changed: int = 24

@@ -1,4 +1,4 @@
-"""Who wins where: methods by kinds of stream, with advice that is read off the figures."""
+"""The leaderboard: methods by kinds of stream, with advice that is read off the figures."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ READING = (
 
 
 def stream_kind(record: Record, roles: Mapping[str, str] | None = None) -> str:
-    """What is special about the stream of a record: its protocol, else the shift of its images.
+    """The kind of stream of a record: its protocol, else the shift of its images.
 
     ``roles`` has the kind of datasets that are a shift themselves, by id; others are clean.
     """
@@ -233,13 +233,13 @@ def for_batches(label: str) -> bool:
 
 
 def _setting(label: str) -> str:
-    """What a method was run with: a preset, or what its defaults are its authors' setting for."""
+    """The setting of a method: a preset, or what its defaults are its authors' setting for."""
     preset = re.search(r":([\w.-]+)", label)
     return preset[1] if preset else get_method(method_of(label)).setting or BLANK
 
 
 def method_sentence(rows: Mapping[str, BoardRow], method: str) -> str:
-    """Where a method gains over zero-shot and where it loses; empty if it is not on the board."""
+    """Say where a method gains over zero-shot and loses; empty if it is not on the board."""
     label = next((label for label in rows if method_of(label) == method), BASELINE)
     gains = {c: gain for c in COLUMNS if (gain := rows[label].gain(c)) is not None} if rows else {}
     if not gains:

@@ -36,7 +36,7 @@ FORMATS = ("png", "pdf")
 
 @dataclass(frozen=True)
 class Choices:
-    """What the reader may choose."""
+    """Choices of the reader."""
 
     title: str = ""
     attention: Kind = "class"
@@ -46,7 +46,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class _Level:
-    """How much goes onto a page; taken in turn until the page is small enough."""
+    """Amounts on a page, tried in turn until the page is small enough."""
 
     amounts: Amounts
     evidence: int
@@ -179,7 +179,7 @@ def _lead(runs: Sequence[ReportedRun]) -> str:
 
 
 def unlearned_text(records: Sequence[Record]) -> list[str]:
-    """What to say of runs that were to learn text prompts and could not."""
+    """The remark on runs that were to learn text prompts and could not."""
     told = {"learned", "not asked for"}
     found = {
         f"{record.method} learned no text prompt on {record.dataset}: "

@@ -1,4 +1,4 @@
-"""How to repeat a run: the command that gives the same record again."""
+"""The command that repeats a run: it gives the same record again."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def methods_page(
 
 
 def ablation_page(settings: Sequence[Setting]) -> str:
-    """What each part of a method is worth: one row per config, every dataset in its column."""
+    """The ablation of a method: one row per config, every dataset in its column."""
     parts = [
         "# Ablations",
         "Written by `cliquetta reproduce ablation` from records: do not edit it.",
@@ -322,7 +322,7 @@ def as_item(text: str) -> str:
 
 @dataclass(frozen=True)
 class ResultsPages:
-    """Where records are, and what is written from them."""
+    """The files of records, and the pages written from them."""
 
     results: Path
     readme: Path
@@ -333,7 +333,7 @@ class ResultsPages:
         return self.results / f"{grid}.json"
 
     def texts(self, page: str) -> dict[Path, str]:
-        """What the records say should be in the files of a page."""
+        """The texts of a page's files, as its records say."""
         # which are made of this module
         from cliquetta.report.leaderboard import BOARDS, board_rows, leaderboard_page
         from cliquetta.report.leaderboard_figure import leaderboard_figure

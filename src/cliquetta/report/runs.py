@@ -29,12 +29,12 @@ class ReportedRun:
 
     @property
     def record(self) -> Record:
-        """What was done and what came out."""
+        """The record of the run."""
         return self.run.record
 
     @property
     def id(self) -> str:
-        """Of the record."""
+        """The id of the record."""
         return self.run.record.id
 
     @property
@@ -183,7 +183,7 @@ def most_common(values: Sequence[Any]) -> Any:
 
 
 def flat_settings(record: Record) -> dict[str, Any]:
-    """What runs of one method may differ in: its config, batch size, order, model, seed."""
+    """Settings in which runs of one method may differ: config, batch size, order, model, seed."""
     stream = record.settings["stream"]
     return {
         **record.settings["config"],

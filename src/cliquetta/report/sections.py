@@ -113,7 +113,7 @@ def _right(streams: Sequence[Predictions]) -> str:
 
 
 def group_section(group: RunGroup, figures: PageFigures, *, draw: bool) -> str:
-    """What happened on one stream of images; ``draw`` says whether with figures."""
+    """The section of one stream of images; ``draw`` says whether with figures."""
     parts = []
     base = group.baseline
     if base is not None:

@@ -31,7 +31,7 @@ def accuracy_so_far(predictions: Predictions) -> npt.NDArray[np.float64]:
 
 
 def domain_starts(keys: tuple[str, ...], datasets: list[str]) -> list[tuple[int, str]]:
-    """Where each dataset of a sequence begins: place and id; nothing for a single one."""
+    """Starts of the datasets of a sequence: position and id; nothing for a single one."""
     if len(datasets) < 2:
         return []
     by_length = sorted(set(datasets), key=len, reverse=True)

@@ -196,7 +196,7 @@ async def list_sessions(service: ServiceOf, owner: OwnerOf) -> SessionList:
 
 @router.get("/sessions/{session}", responses=_SESSION)
 async def inspect_session(session: SessionOf, service: ServiceOf, owner: OwnerOf) -> SessionInfo:
-    """How a session was created and how far it has come."""
+    """Tell how a session was created and how far it has come."""
     return await service.look_up(partial(service.sessions.info, owner, session))
 
 

@@ -75,7 +75,7 @@ class ServiceMetrics:
 
     @torch.no_grad()
     def observe_health(self, method: str, prediction: Prediction) -> None:
-        """How adaptation is doing: confidence, evenness, and what the method says itself."""
+        """Observe the health of adaptation: confidence, evenness, the method's own figures."""
         if not len(prediction.logits):
             return
         probabilities = prediction.probabilities

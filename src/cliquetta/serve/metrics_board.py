@@ -1,4 +1,4 @@
-"""Where replicas post their metrics for the router; a module of its own that loads in no time."""
+"""The board of replicas' metrics for the router; a module of its own, so that it loads fast."""
 
 from __future__ import annotations
 

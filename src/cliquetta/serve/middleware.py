@@ -33,7 +33,7 @@ def guess_limiter(limits: Limits) -> RateLimiter:
 
 
 def client_address(scope: Scope) -> str:
-    """Where a request comes from."""
+    """The address that a request comes from."""
     return str((scope.get("client") or ("unknown",))[0])
 
 

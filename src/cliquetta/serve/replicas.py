@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ReplicaPlan:
-    """How many replicas there are, and what each of them gets."""
+    """Number of replicas, and the resources of each."""
 
     least: int = 2
     """Replicas that are always there."""

@@ -1,4 +1,4 @@
-"""Which sessions there are and which are in memory: restored for use, evicted when idle."""
+"""The sessions in memory: restored for use, evicted when idle."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SessionSpec:
-    """How a session was made; nothing of it ever changes but classes and templates."""
+    """The specification of a session; only its classes and templates ever change."""
 
     id: str
     owner: str
@@ -79,7 +79,7 @@ class SessionSpec:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a session has come."""
+    """Progress of a session."""
 
     sequence: int = 0
     """Number of the last batch that was answered."""

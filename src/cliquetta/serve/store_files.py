@@ -1,4 +1,4 @@
-"""Where versions of sessions are kept: files that are created once, in a folder or a bucket."""
+"""Files of session versions, each created once, in a folder or a bucket."""
 
 from __future__ import annotations
 

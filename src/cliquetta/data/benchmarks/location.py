@@ -1,4 +1,4 @@
-"""Where the files of a dataset may be under the user's root, and what was found there."""
+"""Locations of a dataset's files under the user's root, and what was found there."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def listed(rows: Iterable[tuple[str, int]], locate: Callable[[str], Path]) -> Li
 
 
 def _on_disk(paths: Iterable[Path]) -> set[Path]:
-    """Which of ``paths`` exist, with one look at each folder instead of one at each file."""
+    """Find which of ``paths`` exist, with one look at each folder instead of one per file."""
     paths = list(paths)
     content: dict[Path, set[str]] = {}
     for folder in {path.parent for path in paths}:

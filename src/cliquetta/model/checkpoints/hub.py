@@ -34,7 +34,7 @@ class DownloadError(ConnectionError):
 
 @dataclass(frozen=True)
 class Fetcher:
-    """Where files are kept, and whether the network may be used."""
+    """Fetches files of the hub: cache folder, and whether the network may be used."""
 
     cache_dir: Path | None = None
     """``None``: ``$CLIQUETTA_CACHE`` or ``~/.cache/cliquetta``; files of the hub in its cache."""

@@ -71,7 +71,7 @@ def from_files(
 def guess_activation(
     state: Mapping[str, Tensor], metadata: Mapping[str, str], name: str, *, is_archive: bool
 ) -> Activation:
-    """Which activation a local file with OpenAI's key names was trained with.
+    """Guess the activation that a local file with OpenAI's key names was trained with.
 
     OpenAI and open_clip use the same names for weights that need QuickGELU or GELU. QuickGELU is
     certain for OpenAI's TorchScript archives, for state dicts that still hold their settings

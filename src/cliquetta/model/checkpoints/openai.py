@@ -79,7 +79,7 @@ class Conventions:
 
 
 def address(name: str) -> tuple[str, str]:
-    """Where OpenAI published ``name``, and the SHA-256 of the file (a part of the address)."""
+    """Address where OpenAI published ``name``, and SHA-256 of the file (a part of the address)."""
     return f"{_BASE}/{_FILES[name]}", _FILES[name].split("/")[0]
 
 
@@ -186,7 +186,7 @@ def default_heads(width: int) -> int:
 
 
 def count(state: Mapping[str, Tensor], prefix: str) -> int:
-    """How many numbered modules there are behind ``prefix``."""
+    """Count the numbered modules behind ``prefix``."""
     return len({k[len(prefix) :].split(".")[0] for k in state if k.startswith(prefix)})
 
 
