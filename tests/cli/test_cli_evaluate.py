@@ -295,3 +295,8 @@ def test_demo_table_fits_a_terminal_of_80_columns(capsys: pytest.CaptureFixture[
     assert shown("scap")[3:] == ["+38.45", "1000", "231"]
     assert shown("domain_norm")[3:] == ["+38.45", "1000", "231"]
     assert shown("scap", "domain_norm")[2:] == ["76.50", "+38.45", "76.50", "-38.45"]
+
+
+def test_a_grid_that_is_not_there_names_those_that_are(run: Run) -> None:
+    answer = run("evaluate", "--grid", "odd")
+    assert answer.code == 2 and "did you mean 'ood'" in answer.text

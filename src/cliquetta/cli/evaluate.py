@@ -24,7 +24,7 @@ from cliquetta.cli.options import (
     read_shard,
     split_list,
 )
-from cliquetta.errors import UserError
+from cliquetta.errors import UnknownNameError, UserError
 
 if TYPE_CHECKING:
     from cliquetta.evaluation.record import Record
@@ -157,7 +157,10 @@ def evaluate(
             raise UserError("--grid names the methods: leave out --method, --fitted and --set")
         changes = {} if limit is None else {"limit": limit}
         known = packaged_grid(grid_file.name)
-        file = known if known.exists() and not grid_file.exists() else grid_file
+        file = grid_file if grid_file.exists() else known
+        if not file.exists():
+            grids = [path.stem for path in known.parent.glob("*.json")]
+            raise UnknownNameError("grid, and no file", str(grid_file), grids)
         specs = shard_of(read_grid(file, root=str(root or ""), **changes), *read_shard(shard))
     else:
         assert dataset is not None
