@@ -154,6 +154,6 @@ def notes_of(data: bytes) -> dict[str, Any]:
 
 
 def seal_of(data: bytes) -> str:
-    """The checksum that stands in a file; empty if there is none (version 0.1)."""
+    """The checksum that stands in a file; empty if there is none, which no file passes."""
     found = SEAL.search(data, 0, 8 + int.from_bytes(data[:8], "little"))
     return "" if found is None else found[2].decode()
