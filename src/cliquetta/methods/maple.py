@@ -1,11 +1,9 @@
 """MaPLe: learned tokens in both towers and in several blocks, tied to one another.
 
-Khattak et al., "MaPLe: Multi-modal Prompt Learning", CVPR 2023. The text tower has learned tokens
+Khattak et al., MaPLe: Multi-modal Prompt Learning, CVPR 2023. The text tower has learned tokens
 behind its start token, at the input and afresh in blocks 1 ... J-1; the image tower has, at the end
 of its sequence and in the same blocks, linear images of them. Tokens and linear maps are fitted by
 cross-entropy, the towers stay frozen. Words of the start that are not learned ("of a") stay.
-
-What differs from the authors' code, and why: docs/methods/maple.md.
 """
 
 from __future__ import annotations
@@ -93,11 +91,7 @@ def text_tokens(model: CLIP, prompts: ClassPrompts, config: MaPLeConfig) -> tupl
 def text_features(model: CLIP, tokens: tuple[Tensor, Tensor], coupled: Coupled) -> Tensor:
     """Unit features (N, E) of the prompted class texts."""
     return model.encode_text(
-        tokens[0],
-        context=coupled.text,
-        positions=tokens[1],
-        deep=coupled.deep,
-        normalize=True,
+        tokens[0], context=coupled.text, positions=tokens[1], deep=coupled.deep, normalize=True
     )
 
 
@@ -145,7 +139,6 @@ def fit_maple(task: FitTask, config: MaPLeConfig) -> dict[str, Tensor]:
 
 @register(
     "maple",
-    paper="Khattak et al., MaPLe: Multi-modal Prompt Learning, CVPR 2023",
     presets={
         "base_to_novel": MaPLeConfig(),
         "cross_dataset": MaPLeConfig(depth=3, lr=2.6e-3, epochs=2),

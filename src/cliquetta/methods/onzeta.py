@@ -86,11 +86,7 @@ def vision_labels(
     return vision, steps * shrinks / shrinks.cumprod(dim=0)
 
 
-@register(
-    "onzeta",
-    paper="Qian and Hu, Online Zero-Shot Classification with CLIP, ECCV 2024",
-    setting="ImageNet",
-)
+@register("onzeta", setting="ImageNet")
 class OnZeta(ImageByImage):
     """Image by image: balanced labels teach vision proxies beside the texts; no training."""
 

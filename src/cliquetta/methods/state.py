@@ -232,9 +232,7 @@ def unpack_state(
 
 
 def merge_states(
-    adapter: Adapter,
-    states: Sequence[Path | str | bytes],
-    start: Path | str | bytes | None = None,
+    adapter: Adapter, states: Sequence[Path | str | bytes], start: Path | str | bytes | None = None
 ) -> None:
     """Let ``adapter`` continue from what several equally built ones learned.
 

@@ -5,8 +5,6 @@ Softmax at temperature zero is one vote per view for its first class; the votes 
 views with the lowest entropy are summed, and the class with most of them wins. Among tied classes
 the remaining views decide: the most confident one whose own prediction is tied, or, if there is
 none, the most confident one restricted to the tied classes.
-
-What differs from the authors' code, and why: docs/methods/zero.md.
 """
 
 from __future__ import annotations
@@ -82,11 +80,7 @@ def elect(cosines: Tensor, scale: float, config: ZeroConfig) -> tuple[Tensor, Te
     return vote_logits(votes, winner, top), votes
 
 
-@register(
-    "zero",
-    paper="Farina et al., Frustratingly Easy Test-Time Adaptation of Vision-Language Models, "
-    "NeurIPS 2024",
-)
+@register("zero")
 class Zero(FixedText):
     """Lets the confident views of an image vote; no training."""
 

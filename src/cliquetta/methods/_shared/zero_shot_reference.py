@@ -22,13 +22,7 @@ from cliquetta.methods._shared.calibration import (
     find_temperature,
     no_confidences,
 )
-from cliquetta.methods._shared.rejection import (
-    LEFT_OUT,
-    SHARE,
-    empty_window,
-    merge_windows,
-    reject,
-)
+from cliquetta.methods._shared.rejection import LEFT_OUT, SHARE, empty_window, merge_windows, reject
 from cliquetta.methods.building.memory import Memory
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts

@@ -24,16 +24,7 @@ import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.types import ViewSpec
@@ -195,10 +186,7 @@ def config_fields(config: type[Any]) -> list[ConfigField]:
     kinds = field_types(config)
     return [
         ConfigField(
-            field.name,
-            describe(kinds[field.name]),
-            _default(field),
-            docs.get(field.name, ""),
+            field.name, describe(kinds[field.name]), _default(field), docs.get(field.name, "")
         )
         for field in dataclasses.fields(config)
     ]
