@@ -40,10 +40,7 @@ class CLIPArTTConfig(AdamConfig):
 def transductive_loss(
     images: Tensor, texts: Tensor, scale: float, temperature: float, *, detach: bool = False
 ) -> Tensor:
-    """Cross-entropy between similarities of a batch and those that its members agree on.
-
-    ``images`` and ``texts`` are unit features (B, E), the texts one per image.
-    """
+    """Cross-entropy of a batch's similarities, of unit features (B, E), and those it agrees on."""
     targets = ((images @ images.T + texts @ texts.T) / (2 * temperature)).softmax(dim=-1)
     if detach:
         targets = targets.detach()

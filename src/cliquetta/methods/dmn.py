@@ -53,10 +53,7 @@ class DMNConfig(SelectiveConfig):
 def class_features(
     queries: Tensor, classes: Tensor, keys: Tensor, weights: Affinity, constant: Tensor
 ) -> Tensor:
-    """Unit feature (B, N, E) of every class as each query (B, E) sees it on arrival.
-
-    ``weights`` are those of the entries, ``constant`` (B, N, E) the weighted texts.
-    """
+    """Unit feature (B, N, E) of every class per query (B, E); ``constant``: weighted texts."""
     total = torch.einsum("bnk,nke->bne", weights.old, keys)
     owner = F.one_hot(classes, len(keys)).to(weights.new.dtype)  # (B, N)
     total = total + torch.einsum("bj,jn,je->bne", weights.new, owner, queries)

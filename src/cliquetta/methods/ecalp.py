@@ -77,8 +77,8 @@ def nearest_images(similarity: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def spread(to_texts: Tensor, weights: Tensor, rows: Tensor, scores: Tensor, steps: int) -> Tensor:
     """``steps`` rounds of ``scores`` (M, N) of images ← S Y, with Y those of texts and images.
 
-    Edges lead from images only: to texts with weights ``to_texts`` (M, N), to the images ``rows``
-    (M, k) with ``weights`` (M, k). Scores are multiplied by D^-½ instead of the matrix.
+    Images have edges to texts, ``to_texts`` (M, N), and to images ``rows`` (M, k), ``weights`` (M,
+    k).
     """
     tiny = torch.finfo(weights.dtype).tiny
     ends = rows.flatten()

@@ -61,11 +61,7 @@ class Coupled:
 
 
 def couple(learned: Mapping[str, Tensor]) -> Coupled:
-    """Tokens of both towers: the visual ones are linear maps of the textual ones, block by block.
-
-    ``context`` is (M, D_t), ``deep`` (J-1, M, D_t), ``map.weight`` (J, D_v, D_t) and ``map.bias``
-    (J, D_v).
-    """
+    """Tokens of both towers: visual ones are linear maps ``map.*`` (J, ...) of the textual ones."""
     tokens = torch.cat([learned["context"][None], learned["deep"]])  # (J, M, D_t)
     visual = tokens @ learned["map.weight"].mT + learned["map.bias"][:, None]
     return Coupled(

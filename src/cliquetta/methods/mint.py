@@ -45,10 +45,7 @@ class MintConfig(AdamConfig):
 def between_class_variance(
     features: Tensor, labels: Tensor, mean: Tensor, class_means: Tensor
 ) -> Tensor:
-    """Mean squared distance of features (B, E) from ``mean`` (E,) minus that from their class's.
-
-    ``class_means`` is (N, E), ``labels`` (B,). Every class among the labels has the same weight.
-    """
+    """Mean squared distance of features (B, E) from ``mean`` minus that from their class's mean."""
     counts = labels.bincount(minlength=len(class_means))
     weights = 1 / ((counts > 0).sum() * counts[labels])
     total = (features - mean).square().sum(dim=-1)

@@ -191,6 +191,15 @@ def method_config(
     return dataclasses.replace(config, **changes)
 
 
+def own_config(entry: MethodEntry, config: Any) -> Any:
+    """The config of a method, by default its own; that of another method is refused."""
+    config = entry.config() if config is None else config
+    if not isinstance(config, entry.config):
+        expected = entry.config.__name__
+        raise TypeError(f"{entry.name} takes a {expected}, got {type(config).__name__}")
+    return config
+
+
 def create_method(
     name: str,
     model: CLIP | nn.Module,
@@ -225,9 +234,7 @@ def create_method(
     prompts = as_prompts(classes)
     entry = get_method(name)
     model = from_model(model)
-    config = entry.config() if config is None else config
-    if not isinstance(config, entry.config):
-        raise TypeError(f"{name} takes a {entry.config.__name__}, got {type(config).__name__}")
+    config = own_config(entry, config)
     if isinstance(model, FeaturesOnly):
         require_features_only(entry.adapter, name)
     if entry.fit is None:

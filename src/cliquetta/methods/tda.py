@@ -103,10 +103,7 @@ def most_classes(least: float, classes: int) -> int:
 
 
 def classes_within(probabilities: Tensor, window: tuple[float, float], count: int) -> Tensor:
-    """Classes (B, count) whose probability (B, N) is in a window, from 1 on; 0 where no more are.
-
-    ``count`` must be :func:`most_classes` of the window at least.
-    """
+    """Classes (B, count), from 1 on, whose probability (B, N) is in a window; 0 for no more."""
     found = probabilities.topk(count)
     inside = (found.values > window[0]) & (found.values < window[1])
     return torch.where(inside, found.indices + 1, 0)
@@ -115,8 +112,7 @@ def classes_within(probabilities: Tensor, window: tuple[float, float], count: in
 def negative_logits(weights: Affinity, kept: Tensor, arriving: Tensor) -> Tensor:
     """Σ exp(-β(1 - f·k)) over the entries that count against each class, (B, N).
 
-    ``kept`` (N, K, M) are the classes that the entries could be and ``arriving`` (B, M) those that
-    the images could be, as of :func:`classes_within`.
+    ``kept`` (N, K, M) and ``arriving`` (B, M) are the classes of entries and of images.
     """
     entries = torch.cat([weights.old.flatten(1), weights.new], dim=1)
     classes = torch.cat([kept.flatten(0, 1), arriving])

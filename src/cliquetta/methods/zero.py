@@ -50,10 +50,7 @@ def count_votes(cosines: Tensor, vote: Vote) -> Tensor:
 
 
 def decide(votes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """Winners (B,) of votes (B, N), and which classes (B, N) had the most.
-
-    ``others`` (B, R, N) are the cosines of the views that decide a tie, most confident first.
-    """
+    """Winners (B,) of votes (B, N), ties by cosines ``others`` (B, R, N); classes in a tie."""
     top = votes == votes.amax(dim=-1, keepdim=True)
     predicted = others.argmax(dim=-1)  # (B, R)
     allowed = top.gather(1, predicted)

@@ -27,12 +27,7 @@ def no_confidences() -> Tensor:
 
 
 def count_confidences(sums: Tensor, logits: Tensor, zero_shot: Tensor) -> Tensor:
-    """The sums with the images of a batch in them.
-
-    The first is that of the zero-shot probabilities, of ``zero_shot`` (B, N), of the answers of
-    ``logits`` (B, N); the others are those of the probabilities of these answers at every
-    temperature.
-    """
+    """Add a batch's probabilities of its classes: ``zero_shot`` (B, N), then per temperature."""
     logits = logits.float()
     backing = zero_shot.gather(1, logits.argmax(dim=1, keepdim=True)).sum()
     sure = [(logits / t).softmax(dim=1).amax(dim=1).sum() for t in TEMPERATURES]

@@ -48,10 +48,7 @@ def empty_window() -> Tensor:
 def reject(
     logits: Tensor, zero_shot: Tensor, window: Tensor, share: float, *, learn: bool = True
 ) -> tuple[Rejection, Tensor]:
-    """Find the images of none of the classes; also the window with these images in it.
-
-    ``logits`` (B, N) are those of a method, ``zero_shot`` (B, N) those of plain CLIP.
-    """
+    """Images of none of the classes, by logits and plain CLIP's (B, N); also the new window."""
     score = (rejection_score(logits) + rejection_score(zero_shot)) / 2
     if learn:
         left_out = (left_out_score(logits) + left_out_score(zero_shot)) / 2

@@ -26,25 +26,27 @@ from cliquetta.methods._shared.rejection import LEFT_OUT, SHARE, empty_window, m
 from cliquetta.methods.building.memory import Memory
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Prediction, Rejection
+from cliquetta.types import Prediction
 
 OPTIONAL = {LEFT_OUT: empty_window, CONFIDENCES: no_confidences}
 """What the memory holds where it was asked for, and how that starts."""
 
 
 class ZeroShotReference:
-    """The part of an adapter that compares its answers with plain CLIP's."""
+    """The part of an adapter that compares its predictions with plain CLIP's."""
 
     model: CLIP
     prompts: ClassPrompts
     memory: Memory
+    frozen: bool = False
+    """Whether nothing is learned from the stream any more."""
     reject_share: float | None = None
     """See :meth:`enable_rejection`."""
     calibrated: bool = False
     """See :meth:`enable_calibration`."""
     lends_zero_shot: ClassVar[bool] = False
-    """Whether evidence holds the probabilities of plain CLIP (``zero_shot``, (B, N)) wherever the
-    method computes them anyway: such a method is calibrated at no cost, and so by default."""
+    """Whether evidence holds plain CLIP's probabilities, ``zero_shot`` (B, N), wherever the method
+    computes them: it is calibrated at no cost, and so by default."""
 
     @cached_property
     def zero_shot_classifier(self) -> Tensor:
@@ -59,17 +61,14 @@ class ZeroShotReference:
             self.enable_calibration()
 
     def enable_rejection(self, share: float = SHARE) -> None:
-        """Say with every prediction from now on which images are of none of the classes.
+        """Mark with every prediction from now on which images are of none of the classes.
 
-        The limit comes from the images of the stream, each with its answer left out of the class
-        list. It is a part of the state: what is saved, restored, merged and reset is this, too.
-
-        A plain forward pass per image is added.
+        The limit comes from the images of the stream and is a part of the state. A plain forward
+        pass per image is added.
 
         Args:
-            share: How many images of no class to reject, above 0 and below 1: the share of those
-                with their answer left out. The higher it is, the more images of the classes are
-                rejected as well.
+            share: Share of the images of no class to reject, above 0 and below 1; the higher it is,
+                the more images of the classes are rejected as well.
 
         Raises:
             UserError: Another share, or fewer than three classes.
@@ -91,10 +90,9 @@ class ZeroShotReference:
     def enable_calibration(self) -> None:
         """Divide logits by a temperature from now on, so that probabilities can be trusted more.
 
-        It makes answers on average as sure as zero-shot CLIP finds the same answers probable, and
-        follows the stream; see :mod:`cliquetta.methods._shared.calibration`. The best class of an
-        image stays the best. A plain forward pass per image is added, except to methods that lend
-        zero-shot: their temperature follows the batches that have one.
+        Predictions become on average as sure as zero-shot CLIP finds them probable; the best class
+        of an image stays the best. A plain forward pass per image is added, except to methods that
+        lend zero-shot.
         """
         self._remember_optional(CONFIDENCES)
         self.calibrated = True
@@ -109,28 +107,22 @@ class ZeroShotReference:
         if self.reject_share is None and not self.calibrated:
             return prediction
         logits, plain = prediction.logits, prediction.evidence.get("zero_shot")
+        memory, learns = self.memory, not self.frozen
         if self.reject_share is not None or not self.lends_zero_shot:
             zero_shot = self.model.scale * encode() @ self.zero_shot_classifier.T
             plain = zero_shot.softmax(dim=1)
             if self.reject_share is not None:
-                rejection = self._reject(logits, zero_shot, self.reject_share)
+                window, share = memory[LEFT_OUT], self.reject_share
+                rejection, window = reject(logits, zero_shot, window, share, learn=learns)
+                memory[LEFT_OUT] = window
                 prediction = replace(prediction, rejection=rejection)
         if self.calibrated:
-            prediction = replace(prediction, logits=self._calibrate(logits, plain))
+            if plain is not None and learns:
+                sums = count_confidences(memory[CONFIDENCES], logits, plain)
+                memory[CONFIDENCES] = sums
+            logits = logits / find_temperature(memory[CONFIDENCES]).to(logits)
+            prediction = replace(prediction, logits=logits)
         return prediction
-
-    def _reject(self, logits: Tensor, zero_shot: Tensor, share: float) -> Rejection:
-        """The images that are rejected; the limit learns from them."""
-        window = self.memory[LEFT_OUT]
-        rejection, self.memory[LEFT_OUT] = reject(logits, zero_shot, window, share)
-        return rejection
-
-    def _calibrate(self, logits: Tensor, zero_shot: Tensor | None) -> Tensor:
-        """Logits at the temperature of the stream; zero-shot probabilities (B, N) update it."""
-        if zero_shot is not None:
-            sums = count_confidences(self.memory[CONFIDENCES], logits, zero_shot)
-            self.memory[CONFIDENCES] = sums
-        return logits / find_temperature(self.memory[CONFIDENCES]).to(logits)
 
     def _without_optional(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The state without what rejection and calibration need."""

@@ -156,11 +156,7 @@ def _present(alternatives: tuple[Any, ...]) -> Any:
 
 
 def read_presets(method: str, config: type[Config]) -> dict[str, Config]:
-    """Configs by preset name, of constants that a method's authors chose per dataset.
-
-    ``data/<method>.json`` holds the fields that differ from the defaults and where they were
-    published. A run that uses one says so by name.
-    """
+    """Presets from ``data/<method>.json``: fields that its authors chose per dataset."""
     text = files("cliquetta.methods").joinpath(f"data/{method}.json").read_text(encoding="utf-8")
     entries: dict[str, dict[str, Any]] = json.loads(text)["presets"]
     return {name: config(**entry["options"]) for name, entry in entries.items()}
