@@ -18,11 +18,11 @@ from torch import Tensor
 from cliquetta.atomic import write_atomically
 from cliquetta.data.inputs import Images, as_batch
 from cliquetta.errors import UserError
-from cliquetta.methods._shared.zero_shot_reference import OPTIONAL, ZeroShotReference
 from cliquetta.methods.building.config import MethodConfig
 from cliquetta.methods.building.explanation import CacheCount, Explanation
 from cliquetta.methods.building.memory import Memory, all_finite
 from cliquetta.methods.building.merging import MergeRule, merge_memories
+from cliquetta.methods.zero_shot_reference import OPTIONAL, ZeroShotReference
 from cliquetta.model.clip import CLIP, FrozenModel
 from cliquetta.prompts.classes import ClassPrompts, as_prompts
 from cliquetta.types import Batch, Prediction, ViewSpec

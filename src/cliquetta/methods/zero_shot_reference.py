@@ -1,12 +1,21 @@
 """Rejection and calibration: comparing predictions with those of plain CLIP.
 
-Which images are of none of the classes (:mod:`~cliquetta.methods._shared.rejection`), and how sure
-an answer is (:mod:`~cliquetta.methods._shared.calibration`). Both learn from the stream, so that
-what they need is a part of the method's state while they are on.
+Both learn from the stream, so that what they need is a part of a method's state while they are on.
+
+Rejection: which images are of none of the classes. Both the method and zero-shot CLIP say how
+unsure they are, and the mean counts: adaptation draws images of no class to the classes, zero-shot
+CLIP does not follow the domain. The limit needs no labels. Leave an image's class out of the list:
+what remains does not name it, so that its score among the remaining classes is one that an image of
+no class has. The limit is the score that a wanted share of these exceeds.
+
+Calibration: a temperature at which predictions are, on average, as sure as zero-shot CLIP finds the
+same classes probable. Learning from its own predictions makes a method surer of them; zero-shot
+CLIP is not taught by the stream.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -16,17 +25,92 @@ import torch
 from torch import Tensor
 
 from cliquetta.errors import UserError
-from cliquetta.methods._shared.calibration import (
-    CONFIDENCES,
-    count_confidences,
-    find_temperature,
-    no_confidences,
-)
-from cliquetta.methods._shared.rejection import LEFT_OUT, SHARE, empty_window, merge_windows, reject
+from cliquetta.methods.building.entropy import entropy
 from cliquetta.methods.building.memory import Memory
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Prediction
+from cliquetta.types import Prediction, Rejection
+
+SOFTENING = 10.0
+"""Logits are divided by it: which classes come second and third then counts, too, not only how far
+the first one is ahead."""
+SHARE = 0.9
+"""Share of the left-out scores that exceed the limit."""
+WINDOW = 1024
+"""Images that the limit is taken from, the latest ones."""
+LEFT_OUT = "left_out_scores"
+"""The window in a method's memory."""
+
+
+def rejection_score(logits: Tensor) -> Tensor:
+    """Uncertainty (B,) of logits (B, N): entropy when softened, 1 for a mere guess."""
+    return entropy(logits.float() / SOFTENING) / math.log(logits.shape[1])
+
+
+def left_out_score(logits: Tensor) -> Tensor:
+    """The scores (B,) with the answer of each image left out of the class list."""
+    return rejection_score(logits.sort(dim=1, descending=True).values[:, 1:])
+
+
+def empty_window() -> Tensor:
+    """Left-out scores (WINDOW,) before the first image: infinite where there is none."""
+    return torch.full((WINDOW,), torch.inf)
+
+
+def reject(
+    logits: Tensor, zero_shot: Tensor, window: Tensor, share: float, *, learn: bool = True
+) -> tuple[Rejection, Tensor]:
+    """Images of none of the classes, by logits and plain CLIP's (B, N); also the new window."""
+    score = (rejection_score(logits) + rejection_score(zero_shot)) / 2
+    if learn:
+        left_out = (left_out_score(logits) + left_out_score(zero_shot)) / 2
+        window = torch.cat([window, left_out])[-WINDOW:]
+    return Rejection(score, score > rejection_limit(window, share)), window
+
+
+def rejection_limit(window: Tensor, share: float) -> Tensor:
+    """The score () that ``share`` of a window's scores exceed."""
+    return window[window.isfinite()].quantile(1 - share)
+
+
+def merge_windows(windows: Sequence[Tensor]) -> Tensor:
+    """One window from several: all scores, or evenly spaced ones of them in order."""
+    pooled = torch.cat([window[window.isfinite()] for window in windows]).sort().values
+    ranks = torch.linspace(0, len(pooled) - 1, min(WINDOW, len(pooled))).long()
+    return torch.cat([empty_window().to(pooled), pooled[ranks]])[-WINDOW:]
+
+
+TEMPERATURES = tuple(float(t) for t in torch.logspace(math.log10(0.2), math.log10(5), 33))
+"""At which confidences are counted; the temperature is between the first and the last."""
+HALF_LIFE = 16
+"""Images after which an image counts half: methods change their answers as fast as they learn."""
+CONFIDENCES = "confidences"
+"""The sums in a method's memory."""
+
+
+def no_confidences() -> Tensor:
+    """Sums (1 + len(TEMPERATURES),) before the first image; see :func:`count_confidences`."""
+    return torch.zeros(1 + len(TEMPERATURES))
+
+
+def count_confidences(sums: Tensor, logits: Tensor, zero_shot: Tensor) -> Tensor:
+    """Add a batch's probabilities of its classes: ``zero_shot`` (B, N), then per temperature."""
+    logits = logits.float()
+    backing = zero_shot.gather(1, logits.argmax(dim=1, keepdim=True)).sum()
+    sure = [(logits / t).softmax(dim=1).amax(dim=1).sum() for t in TEMPERATURES]
+    return sums * math.pow(0.5, len(logits) / HALF_LIFE) + torch.stack([backing, *sure]).to(sums)
+
+
+def find_temperature(sums: Tensor) -> Tensor:
+    """The temperature () at which answers are as sure as zero-shot CLIP backs them; 1 of none."""
+    backing, sure = sums[0], sums[1:]
+    high = (sure > backing).sum().clamp(1, len(sure) - 1)
+    fall = (sure[high - 1] - sure[high]).clamp_min(torch.finfo(sums.dtype).tiny)
+    weight = ((sure[high - 1] - backing) / fall).clamp(0, 1)
+    scale = torch.tensor(TEMPERATURES).log().to(sums)
+    found = scale[high - 1].lerp(scale[high], weight).exp()
+    return torch.where(sums.sum() > 0, found, torch.ones_like(found))
+
 
 OPTIONAL = {LEFT_OUT: empty_window, CONFIDENCES: no_confidences}
 """What the memory holds where it was asked for, and how that starts."""
