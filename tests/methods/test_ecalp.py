@@ -8,7 +8,7 @@ import torch
 
 from cliquetta.methods.ecalp import ECALPConfig
 from cliquetta.model.clip import CLIP
-from tests._helpers.clusters import gains_over_text, make_clusters
+from tests._helpers.clusters import make_clusters
 from tests._helpers.literal_numpy import Array, on_features, softmax, unit
 from tests._helpers.tolerance import LOGIT
 
@@ -63,10 +63,3 @@ def test_a_stream_equals_numpy(tiny_clip: CLIP, config: ECALPConfig, sizes: list
     ecalp = on_features(tiny_clip, "ecalp", text, config)
     ours = torch.cat([ecalp.predict_features(part).probabilities for part in parts])
     np.testing.assert_allclose(ours.numpy(), expected, atol=LOGIT)
-
-
-def test_it_beats_zero_shot_where_classes_are_beside_their_texts(tiny_clip: CLIP) -> None:
-    gains = gains_over_text(
-        lambda f, text: on_features(tiny_clip, "ecalp", text).predict_features(f).logits
-    )
-    assert gains.mean() > 0.01

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from cliquetta.methods.building import feature_level
 from cliquetta.methods.onzeta import OnZeta, OnZetaConfig, vision_labels
 from cliquetta.model.clip import CLIP
-from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.clusters import make_clusters
 from tests._helpers.literal_numpy import Array, on_features, softmax, unit
 from tests._helpers.tolerance import LOGIT
@@ -50,15 +45,6 @@ def test_a_stream_equals_numpy(tiny_clip: CLIP, config: OnZetaConfig) -> None:
     assert np.abs(plain.numpy() - expected).max() > 0.1
 
 
-@pytest.mark.parametrize("name", ["onzeta", "bca"])
-def test_groups_change_nothing(name: str, tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
-    features, _, text = make_clusters(40)
-    whole = on_features(tiny_clip, name, text).predict_features(features).logits
-    monkeypatch.setattr(feature_level, "GROUP", 7)
-    parts = on_features(tiny_clip, name, text).predict_features(features).logits
-    torch.testing.assert_close(parts, whole, atol=LOGIT, rtol=LOGIT)
-
-
 def test_rows_of_zeros_are_no_images(tiny_clip: CLIP) -> None:
     features, _, text = make_clusters(20)
     plain, padded = (on_features(tiny_clip, "onzeta", text) for _ in range(2))
@@ -69,25 +55,6 @@ def test_rows_of_zeros_are_no_images(tiny_clip: CLIP) -> None:
         torch.testing.assert_close(found[:10], expected)
         for name, value in plain.state_dict().items():
             torch.testing.assert_close(padded.memory[name], value)
-
-
-def test_recordings_of_two_steps_are_told_apart(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    adapter, called = OnZeta(tiny_clip, tiny_prompts, OnZetaConfig()), []
-
-    def note(function: Any, *inputs: Tensor) -> Any:
-        called.append(function.__name__)
-        return function(*inputs)
-
-    def other(features: Tensor) -> tuple[Tensor]:
-        return (features,)
-
-    monkeypatch.setattr(adapter, "_replayed", note)
-    features = torch.zeros(2, tiny_clip.embed_dim)
-    adapter.predict_group(features)
-    adapter.replay(other, features)
-    assert called == ["_learn", "other"]
 
 
 def test_proxies_step_down_the_cross_entropy() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,18 +17,13 @@ from tests._helpers.live_layernorms import (
     double_clip,
     flat,
     literal_transductive_loss,
+    load_norms,
     open_norms,
     unit_rows,
 )
 from tests._helpers.tiny import TINY_NAMES
 
 FEW = ("a photo of a {}", "art of the {}.", "a {} in a video game.")
-
-
-def load(norms: Sequence[Tensor], values: Tensor) -> None:
-    with torch.no_grad():
-        for norm, part in zip(norms, values.split([n.numel() for n in norms]), strict=True):
-            norm.copy_(part.view_as(norm))
 
 
 def live_watt(model: CLIP, images: Tensor, mode: str, rounds: int) -> Tensor:
@@ -41,10 +35,10 @@ def live_watt(model: CLIP, images: Tensor, mode: str, rounds: int) -> Tensor:
     average = start
     for round_ in range(rounds):
         reached = []
-        load(norms, average)
+        load_norms(norms, average)
         for template in FEW:
             if mode == "parallel":
-                load(norms, average)
+                load_norms(norms, average)
                 if round_ == 0:
                     optimiser = torch.optim.Adam(norms, lr=1e-3)
                     optimiser.load_state_dict(fresh)

@@ -24,7 +24,7 @@ from cliquetta.methods.domain_norm.prior import (
     weigh_recent,
 )
 from cliquetta.methods.domain_norm.state import Counts
-from tests._helpers.tolerance import DOUBLE, FEATURE, LOGIT, SUM
+from tests._helpers.tolerance import FEATURE, LOGIT, SUM
 
 N = 10
 
@@ -88,33 +88,6 @@ def test_a_hub_is_not_taken_for_a_class_that_occurs() -> None:
     for answers, occurs in ((hub, False), (few, True)):
         *_, counts = counted(answers, config)
         assert (class_prior(counts, config).prior[3] > 0.5) == occurs
-
-
-def test_removing_the_background_equals_a_literal_loop() -> None:
-    answers = draw(torch.tensor([0, 1, 1, 7]), torch.linspace(0, 3, N)).double()
-    weight, total = torch.linspace(1, 5, N).double(), torch.linspace(-9, 4, N).double()
-    before = no_counts()._replace(absence=weight, absent_logits=total)
-    p, counts = remove_background(less_mean(answers), before, 3.0)
-
-    logs = [[math.log(x) for x in row] for row in answers.tolist()]
-    centred = [[x - sum(row) / N for x in row] for row in logs]
-    w, t = weight.tolist(), total.tolist()
-    now_w, now_t = list(w), list(t)
-    for _ in range(4):  # answers by the background so far, then three times by a better one
-        mean = sum(now_t) / sum(now_w)
-        levels = [(now_t[n] + 3 * mean) / (now_w[n] + 3) for n in range(N)]
-        expected = []
-        for row in centred:
-            powers = [math.exp(2 * (row[n] - levels[n])) for n in range(N)]
-            expected.append([x / sum(powers) for x in powers])
-        last = now_w, now_t
-        absent = [[(1 - x) ** 4 for x in row] for row in expected]
-        now_w = [w[n] + sum(a[n] for a in absent) for n in range(N)]
-        now_t = [t[n] + sum(a[n] * x[n] for a, x in zip(absent, centred, strict=True))
-                 for n in range(N)]  # fmt: skip
-    np.testing.assert_allclose(p.numpy(), expected, rtol=DOUBLE)
-    np.testing.assert_allclose(counts.absence.numpy(), last[0], rtol=DOUBLE)
-    np.testing.assert_allclose(counts.absent_logits.numpy(), last[1], rtol=DOUBLE)
 
 
 @pytest.mark.parametrize("batch", [1, 8, 64])

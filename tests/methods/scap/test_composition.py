@@ -13,7 +13,6 @@ from torch import Tensor
 
 from cliquetta.methods.scap.cliques import Cliques, mine_cliques
 from cliquetta.methods.scap.composition import compose_prompts, merge_passes, plan_passes
-from cliquetta.methods.scap.config import SCAPConfig
 from tests._helpers.scenes import scap_config
 from tests._helpers.tolerance import DOUBLE
 from tests.reference import scap_equations as oracle
@@ -90,25 +89,6 @@ def test_composed_prompts_agree_with_the_oracle(
         found = prompts[row][mask[row]]
         wanted = torch.zeros(0, 3).double() if prompt is None else prompt[:, 0]
         torch.testing.assert_close(found, wanted, rtol=0, atol=DOUBLE)
-
-
-def test_rows_are_padded_to_the_longest() -> None:
-    members = torch.tensor([[1, 1, 0], [1, 1, 1], [0, 1, 1]], dtype=torch.bool)
-    cliques = Cliques(torch.tensor([0, 0, 1]), torch.arange(3), members)
-    top = torch.tensor([[0, 2], [0, 1], [1, 0]])
-    passes = plan_passes(cliques, top, torch.tensor([0, 4, 0]), SCAPConfig())
-    assert passes.own.tolist() == [
-        [True, True],  # image 0, class 0: cliques 0 and 1
-        [False, False],  # image 0, class 2
-        [True, True],  # image 1, class 0
-        [True, False],  # image 1, class 1: clique 2
-        [True, False],  # image 2, class 1
-        [True, False],  # image 2, class 0: clique 1
-    ]
-    used = [row[own].tolist() for row, own in zip(passes.sets, passes.own, strict=True)]
-    assert used == [[0, 1], [], [0, 1], [2], [2], [1]]
-    assert passes.held.tolist() == [False, False, False, True, True, False]
-    assert passes.prompted.tolist() == [True, False, True, True, True, True]
 
 
 @pytest.mark.parametrize(("k", "N"), list(itertools.product([1, 2, 3], [3, 5])))

@@ -184,13 +184,3 @@ def test_the_map_with_all_prompts_has_the_retained_ones(
         }
         assert count == len(distinct) + kept
         assert used[0] == 0 and used[-1] == count  # plain first, everything last
-
-
-def test_evidence_names_the_way_of_the_text_gradient() -> None:
-    model, batches = build_model(0), make_batches(5, 12, 8)
-    config = SCAPConfig(threshold=between_similarities(model, batches[0], 0.5))
-    adapter = SCAP(model, ClassPrompts(NAMES), config)
-    ways = [adapter.predict(Batch(images)).evidence["text_gradient"] for images in batches]
-    changed = ways.index("jacobian")
-    assert changed > 0, "the first batches must not pay for a Jacobian"
-    assert set(ways[:changed]) == {"vjp"} and set(ways[changed:]) == {"jacobian"}

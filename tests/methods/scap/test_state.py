@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from cliquetta.evaluation.predictions import PREDICTIONS
 from cliquetta.evaluation.record import list_records
 from cliquetta.evaluation.runner import evaluate
 from cliquetta.methods.scap import SCAP, SCAPConfig
-from cliquetta.methods.state import StateMismatchError, load_state, read_header
+from cliquetta.methods.state import load_state
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
@@ -112,64 +111,6 @@ def test_a_stream_split_over_two_processes_equals_the_whole_to_the_bit(tmp_path:
     load_state(other, tmp_path / "after.safetensors")
     for name, value in whole.state_dict().items():
         assert torch.equal(other.memory[name], value), name
-
-
-def test_a_state_says_what_it_is(tmp_path: Path) -> None:
-    adapter = adapter_of()
-    run(adapter, BATCHES[:2])
-    adapter.save(tmp_path / "state.safetensors")
-    header = read_header(tmp_path / "state.safetensors")
-    assert (header["method"], header["model"]) == ("scap", "scene-0")
-    assert header["config"]["threshold"] == 0.4
-    held = load_file(tmp_path / "state.safetensors")
-    assert int(held["memory.batches"]) == 2
-    assert {name.removeprefix("memory.") for name in held} == set(adapter.memory)
-
-
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        (lambda: SCAP(build_model(1).float(), PROMPTS, CONFIG), "another model"),
-        (lambda: SCAP(_changed_weights(), PROMPTS, CONFIG), "other weights"),
-        (
-            lambda: SCAP(MODEL, ClassPrompts(NAMES[::-1], PROMPTS.templates), CONFIG),
-            "another class list",
-        ),
-        (lambda: SCAP(MODEL, ClassPrompts(NAMES), CONFIG), "other templates"),
-        (
-            lambda: SCAP(MODEL, PROMPTS, SCAPConfig(threshold=0.5, capacity=2)),
-            r"another config \(threshold: 0.4 there, 0.5 here\)",
-        ),
-    ],
-    ids=["model", "weights", "classes", "templates", "config"],
-)
-def test_a_state_of_another_kind_is_refused(
-    other: Callable[[], SCAP], message: str, tmp_path: Path
-) -> None:
-    adapter = adapter_of()
-    run(adapter, BATCHES[:2])
-    path = tmp_path / "state.safetensors"
-    adapter.save(path)
-    unlike = other()
-    before = unlike.state_dict()
-    with pytest.raises(StateMismatchError, match=message):
-        load_state(unlike, path)
-    for name, value in before.items():
-        assert torch.equal(unlike.memory[name], value)
-
-
-def _changed_weights() -> CLIP:
-    model = build_model(0).float()
-    model.require_vit().ln_post.bias.data[0] += 1e-3
-    return model
-
-
-def test_a_reset_adapter_treats_the_stream_like_a_fresh_one() -> None:
-    adapter = adapter_of()
-    expected = run(adapter, BATCHES)
-    adapter.reset()
-    for found, wanted in zip(run(adapter, BATCHES), expected, strict=True):
-        assert torch.equal(found, wanted)
 
 
 # --- kills --------------------------------------------------------------------------------------

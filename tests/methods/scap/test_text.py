@@ -91,19 +91,6 @@ def test_gradients_of_a_shared_context_equal_autograd(
         torch.testing.assert_close(found[u], expected, rtol=DOUBLE, atol=DOUBLE * size)
 
 
-def test_the_jacobian_equals_autograd(text: PromptedText) -> None:
-    text.build_jacobian()
-    assert text.jacobian is not None
-    assert text.jacobian_bytes() == text.jacobian.numel() * 8
-    for n in range(len(CLASSES)):
-        expected = torch.autograd.functional.jacobian(
-            lambda context, n=n: literal_features(text, context)[n], text.start
-        )
-        torch.testing.assert_close(
-            text.jacobian[n].view_as(expected), expected, rtol=DOUBLE, atol=DOUBLE
-        )
-
-
 def test_words_that_share_a_token_with_class_names_are_refused() -> None:
     with pytest.raises(ValueError, match="put a space between"):
         PromptedText(MODEL, ClassPrompts(CLASSES, ("a photo of a{}.",)), 0.5)
@@ -142,21 +129,6 @@ def test_the_change_over_comes_when_it_pays_and_changes_nothing(
     assert {kind for kind, _ in never} == {"vjp"}
     for (_, logits), (_, expected) in zip(found, never, strict=True):
         torch.testing.assert_close(logits, expected, rtol=0, atol=FEATURE)
-
-
-@pytest.mark.parametrize("split", range(1, 8))
-def test_a_restored_stream_changes_over_at_the_same_batch(split: int) -> None:
-    whole = adapter_of()
-    expected = stream_of(whole)
-    first, second = adapter_of(), adapter_of()
-    for images in make_batches(3, 8, 6)[:split]:
-        first.predict(Batch(images))
-    second.load_state_dict(first.state_dict())
-    for (kind, logits), (wanted, bits) in zip(
-        stream_of(second, skip=split), expected[split:], strict=True
-    ):
-        assert kind == wanted
-        assert torch.equal(logits, bits)
 
 
 def test_a_reset_stream_changes_over_again_without_building_again() -> None:
