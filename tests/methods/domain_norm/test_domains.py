@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.domains import (
+    arrange,
     choose_domains,
     distances,
     key_of,
@@ -102,3 +103,13 @@ def test_a_batch_far_from_all_domains_is_new() -> None:
     ((domain, rows),) = split(batch, two_domains(2.0))
     assert domain is None
     assert rows.tolist() == list(range(16))
+
+
+def test_the_arrangement_follows_the_images() -> None:
+    confidence = torch.rand(50, generator=torch.Generator().manual_seed(1))
+    order = torch.randperm(50, generator=torch.Generator().manual_seed(2))
+    rows = arrange(confidence)
+    assert sorted(rows.tolist()) == list(range(50))
+    torch.testing.assert_close(confidence[order][arrange(confidence[order])], confidence[rows])
+    # A stretch of it is a sample of the batch, not its confident end.
+    assert abs(float(confidence[rows[:25]].mean() - confidence.mean())) < 0.1

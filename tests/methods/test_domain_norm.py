@@ -5,21 +5,20 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.errors import UserError
+from cliquetta import create_method, create_model, get_dataset, predict
+from cliquetta.data.stream import Stream
 from cliquetta.methods.domain_norm import DomainNorm, DomainNormConfig
 from cliquetta.methods.domain_norm.health import health, in_words, verdict
-from cliquetta.methods.domain_norm.prior import Figures, class_prior, count, information
-from cliquetta.methods.registry import method_config
-from cliquetta.methods.state import StateMismatchError, load_state
-from cliquetta.methods.tda import TDA
+from cliquetta.methods.domain_norm.prior import Figures, count, information
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.scenes import NAMES, build_model, make_batches
-from tests._helpers.tolerance import FEATURE, LOGIT, STEP, SUM
+from tests._helpers.tolerance import FEATURE, LOGIT, SUM
 
 MODEL = build_model(0)
 PROMPTS = ClassPrompts(NAMES)
@@ -42,18 +41,6 @@ def zero_shot(adapter: DomainNorm, images: Tensor) -> Tensor:
     return (MODEL.scale * features @ adapter.network.text.T).softmax(-1)
 
 
-def test_single_images_are_learned_from_like_a_batch() -> None:
-    """With the window full, the step over remembered images is that over one batch of them."""
-    images = make_batches(4, 1, 8)[0]
-    options: dict[str, Any] = {"step_every": 8, "uncertainty_scale": 0.0, "prior": "uniform"}
-    together, alone = build(**options), build(**options)
-    together.predict(Batch(images))
-    for image in images:
-        alone.predict(Batch(image[None]))
-    norms = [adapter.state.domains[0].norms.values for adapter in (alone, together)]
-    torch.testing.assert_close(*norms, atol=STEP, rtol=0)
-
-
 def test_order_inside_batches_that_do_not_fit_the_window_does_not_matter() -> None:
     batches = make_batches(5, 4, 10)
     shuffled = torch.randperm(10, generator=torch.Generator().manual_seed(0))
@@ -62,25 +49,6 @@ def test_order_inside_batches_that_do_not_fit_the_window_does_not_matter() -> No
         straight = one.predict(Batch(images)).logits
         mixed = other.predict(Batch(images[shuffled])).logits
     torch.testing.assert_close(mixed, straight[shuffled], atol=LOGIT, rtol=LOGIT)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"confident_fraction": 0.0},
-        {"vote_share": 1.5},
-        {"evenness_floor": 0.95},
-        {"evenness_band": 0.0},
-        {"domains": 0},
-        {"prior": "balanced"},
-        {"warmup_images": -1},
-        {"lr": -1.0},
-    ],
-    ids=str,
-)
-def test_meaningless_settings_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=next(iter(wrong))):
-        DomainNormConfig(**wrong)
 
 
 def lit(light: float) -> Tensor:
@@ -100,31 +68,6 @@ def test_a_domain_that_comes_back_finds_its_prompt_again() -> None:
     assert [one.predict(Batch(lit(x))).evidence["domain"] for x in (0.0, -3.0)] == [0, 0]
 
 
-def test_the_least_recently_used_domain_makes_room() -> None:
-    adapter = build(domains=2, step_every=40)
-    visits = [
-        adapter.predict(Batch(lit(light))).evidence["domain"] for light in (0.0, -3.0, 0.0, 3.0)
-    ]
-    assert visits == [0, 1, 0, 1]
-    assert images_of(adapter) == [80, 40] and steps(adapter) == [2, 1]
-
-
-def test_images_of_a_mixed_batch_are_answered_with_the_prompts_of_their_domains() -> None:
-    """A batch of two known domains is answered like the two halves by themselves."""
-    bright, dark = lit(0.0), lit(-3.0)
-    options: dict[str, Any] = {"vote_share": 0.0, "warmup_images": 0, "lr": 0.5}
-    mixed, apart = (build(domains=2, step_every=40, **options) for _ in range(2))
-    for adapter in (mixed, apart):
-        for images in (bright, dark):
-            adapter.predict(Batch(images))
-    order = torch.randperm(40, generator=torch.Generator().manual_seed(0))
-    both = torch.cat([bright[:20], dark[:20]])[order]
-    found = mixed.predict(Batch(both))
-    assert found.evidence["domains_in_batch"] == 2
-    halves = [apart.predict(Batch(images[:20])).logits for images in (bright, dark)]
-    torch.testing.assert_close(found.logits, torch.cat(halves)[order], atol=LOGIT, rtol=LOGIT)
-
-
 def test_images_that_are_not_finite_teach_nothing_and_the_others_are_answered() -> None:
     images = make_batches(1, 1, 6)[0]
     broken = torch.cat([images, images[:2]])
@@ -140,57 +83,6 @@ def test_images_that_are_not_finite_teach_nothing_and_the_others_are_answered() 
     before, nothing = adapter.state_dict(), adapter._predict(Batch(broken[6:]))
     assert adapter.summarize(nothing) == {"images": 2}
     assert all(torch.equal(value, before[name]) for name, value in adapter.state_dict().items())
-
-
-def test_a_collapsed_domain_is_restarted_and_counted() -> None:
-    images = torch.cat(make_batches(1, 4, 32))
-    adapter = build(domains=1, step_every=32)
-    for part in images.split(32):
-        adapter.predict(Batch(part))
-    assert adapter.state.domains[0].restarts == 0
-    plain = zero_shot(adapter, images).argmax(1).bincount(minlength=len(NAMES))
-    assert plain.max() < 0.5 * plain.sum()
-    answers = torch.tensor([[0.0, 200.0, 0, 0, 0, 3.0], [40.0, 40.0, 40, 40, 40, 3.0]]).double()
-    domain = adapter.state.domains[0]
-    domain = domain._replace(counts=domain.counts._replace(answers=answers))
-    adapter.memory.store_tree(adapter.state._replace(domains=(domain,)))
-    found = adapter.predict(Batch(images[:8]))
-    after, fresh = adapter.state.domains[0], build(domains=1).state.domains[0]
-    assert after.restarts == 1 == found.evidence["restarts"]
-    assert after.norms.steps == 0 and torch.equal(after.norms.values, fresh.norms.values)
-    # Votes of the collapsed domain went, too: those of this batch alone are there.
-    assert after.voters.next == 8
-    alone = build(domains=1, step_every=32, frequency_power=0.0, recent_images=0.0)
-    expected = alone.predict(Batch(images[:8])).logits
-    weights = class_prior(after.counts, adapter.config).weights
-    votes = expected.exp() * weights
-    torch.testing.assert_close(found.logits, (votes / votes.sum(1, keepdim=True)).log().float())
-
-
-def test_the_learned_domain_outlives_a_change_of_classes(tmp_path: Any) -> None:
-    images = make_batches(1, 1, 40)[0]
-    adapter = build(step_every=40)
-    adapter.predict(Batch(images))
-    names = ("horse", "frog", "ship")
-    other = adapter.with_classes(names)
-    assert other.prompts.names == names
-    kept, before = other.state.domains[0], adapter.state.domains[0]
-    assert torch.equal(kept.norms.values, before.norms.values)
-    assert before.counts.images == 40 and kept.counts.images == 0
-    assert other.predict(Batch(images[:7])).logits.shape == (7, 3)
-
-    adapter.save(tmp_path / "state")
-    loaded = DomainNorm(MODEL, ClassPrompts(names), adapter.config)
-    with pytest.raises(StateMismatchError, match="another class list"):
-        load_state(loaded, tmp_path / "state")
-    assert load_state(loaded, tmp_path / "state", other_classes=True).classes_changed
-    for name in loaded.class_free:
-        assert torch.equal(loaded.memory[name], adapter.memory[name]), name
-    same = load_state(build(step_every=40), tmp_path / "state", other_classes=True)
-    assert not same.classes_changed
-
-    with pytest.raises(UserError, match="build a new one"):
-        TDA(MODEL, PROMPTS, method_config("tda")).with_classes(names)
 
 
 def test_every_memory_is_named_class_free_or_depends_on_the_classes() -> None:
@@ -264,7 +156,6 @@ def test_images_that_say_nothing_are_answered_by_zero_shot_and_counted() -> None
     """Nearly equal images get nearly equal answers, though what is learned would change them."""
     generator = torch.Generator().manual_seed(0)
     images = 0.5 + 1e-3 * torch.randn(96, 3, 16, 16, generator=generator).double()
-    usual = torch.cat(make_batches(1, 3, 32))
     adapter, always = (build(step_every=32, domains=1, lr=0.1, abstain_below=a) for a in (0.1, 0.0))
     for part in images.split(32):
         found, other = adapter.predict(Batch(part)), always.predict(Batch(part))
@@ -279,13 +170,6 @@ def test_images_that_say_nothing_are_answered_by_zero_shot_and_counted() -> None
     assert torch.equal(one.voters.predictions, other_domain.voters.predictions)
     frozen = adapter.frozen_model()(images[:4]).softmax(dim=1)
     torch.testing.assert_close(frozen, zero_shot(adapter, images[:4]).to(frozen))
-    # Images that differ end it; where nothing was abstained from, answers are bit for bit the same.
-    for part in (usual, usual):
-        found = adapter.predict(Batch(part))
-    assert found.evidence["verdict"] != "abstain" and found.evidence["abstained"] == 64
-    plain, never = (build(step_every=32, domains=1, abstain_below=a) for a in (0.1, 0.0))
-    for part in usual.split(32):
-        assert torch.equal(plain.predict(Batch(part)).logits, never.predict(Batch(part)).logits)
 
 
 def test_single_images_that_stray_open_no_domain_but_a_change_of_domain_does() -> None:
@@ -342,3 +226,37 @@ def test_what_is_computed_ahead_changes_no_bit(warmup: int, monkeypatch: Any) ->
     assert asked[True].count("look") == 8 and asked[False].count("encode") == 8
     assert asked[True].count("encode") == 0
     assert asked[True].count("count") < asked[False].count("count")
+
+
+def test_first_batches_are_as_sure_as_zero_shot_by_default() -> None:
+    model, dataset = create_model("micro", device="cpu"), get_dataset("bundled")
+    chosen = np.random.default_rng(0).permutation(len(dataset))[:64].tolist()
+    images = [dataset.load(i) for i in chosen]
+
+    def sure(name: str, calibrate: bool | None = None) -> float:
+        run = predict(images, dataset.names, model=model, method=name, calibrate=calibrate)
+        return sum(row["probability"] for row in run.rows) / 64
+
+    default, uncalibrated, zero_shot = (
+        sure("domain_norm"),
+        sure("domain_norm", False),
+        sure("zero_shot"),
+    )
+    assert abs(default - zero_shot) < abs(uncalibrated - zero_shot) / 4
+    assert uncalibrated < zero_shot
+
+
+def test_calibration_changes_no_class_and_adds_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, dataset = create_model("micro", device="cpu"), get_dataset("bundled")
+    config = DomainNormConfig(settled_steps=1, settled_every=128, vote_memory=64)
+    batches = [batch for batch, _ in Stream(dataset, model.preprocess, 64, limit=384)]
+    plain, calibrated = (create_method("domain_norm", model, dataset.prompts, config) for _ in "ab")
+    calibrated.enable(reject=None, calibrate=None)
+    monkeypatch.setattr(model, "encode_image", lambda *_, **__: pytest.fail("encoded plainly"))
+    lent = []
+    for batch in batches:
+        one, other = plain.predict(batch), calibrated.predict(batch)
+        lent.append("zero_shot" in other.evidence)
+        assert one.logits.argmax(dim=1).equal(other.logits.argmax(dim=1))
+        assert not one.logits.equal(other.logits)
+    assert any(lent) and not all(lent)
