@@ -22,6 +22,7 @@ from cliquetta.methods.base import Adapter, NonFiniteError
 from cliquetta.methods.building.config import config_fields
 from cliquetta.methods.checks import (
     CHECKS,
+    Build,
     bad_pixels_teach_nothing,
     logits_are_finite_float32,
     stream_of,
@@ -55,8 +56,13 @@ def entry(request: pytest.FixtureRequest) -> MethodEntry:
 
 
 @pytest.fixture
-def adapter(entry: MethodEntry, tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> Adapter:
-    return build_adapter(entry, tiny_clip, tiny_prompts)
+def build(entry: MethodEntry, tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> Build:
+    return lambda: build_adapter(entry, tiny_clip, tiny_prompts)
+
+
+@pytest.fixture
+def adapter(build: Build) -> Adapter:
+    return build()
 
 
 @pytest.fixture
@@ -69,21 +75,15 @@ def logits_of(adapter: Adapter, batches: list[Batch]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_what_a_plug_in_is_checked_for(
-    entry: MethodEntry, tiny_clip: CLIP, tiny_prompts: ClassPrompts, batch: Batch, check: Any
-) -> None:
-    check(lambda: build_adapter(entry, tiny_clip, tiny_prompts), batch, **SAME)
+def test_what_a_plug_in_is_checked_for(build: Build, batch: Batch, check: Any) -> None:
+    check(build, batch, **SAME)
 
 
 def test_pixels_that_are_checked_late_teach_nothing_either(
-    entry: MethodEntry,
-    tiny_clip: CLIP,
-    tiny_prompts: ClassPrompts,
-    batch: Batch,
-    monkeypatch: pytest.MonkeyPatch,
+    build: Build, batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base, "CHECKED_LATE", {"cpu"})
-    bad_pixels_teach_nothing(lambda: build_adapter(entry, tiny_clip, tiny_prompts), batch)
+    bad_pixels_teach_nothing(build, batch)
 
 
 ADDED = {"tda": 30.0, "tip_adapter": 10.0, "tip_adapter_f": 10.0}
@@ -224,11 +224,9 @@ def test_states_with_the_largest_counters_are_refused_or_work(
                 assert all(value.isfinite().all() for value in logits), (name, number)
 
 
-def test_a_state_is_counted_before_it_exists(
-    entry: MethodEntry, tiny_clip: CLIP, tiny_prompts: ClassPrompts
-) -> None:
+def test_a_state_is_counted_before_it_exists(build: Build) -> None:
     with AllocationLimit(2**40) as limit:
-        adapter = build_adapter(entry, tiny_clip, tiny_prompts)
+        adapter = build()
     assert limit.total == 2 * sum(adapter.memory[name].nbytes for name in adapter.memory)
 
 

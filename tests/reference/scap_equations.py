@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -61,8 +61,7 @@ class ReferenceSettings:
     best_class_only: bool = False
 
 
-@dataclass
-class Losses:
+class Losses(NamedTuple):
     """Eq. 9, Eq. 10 and their weighted sum, Eq. 14, of one clique."""
 
     entropy: Tensor
@@ -70,9 +69,8 @@ class Losses:
     total: Tensor
 
 
-@dataclass
-class Learned:
-    """What one clique taught; ``None`` for a modality that is not learned."""
+class Learned(NamedTuple):
+    """The prompts of one clique, ``None`` for a modality that is not learned, and its losses."""
 
     visual: Tensor | None
     text: Tensor | None

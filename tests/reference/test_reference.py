@@ -16,7 +16,8 @@ from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
 from tests._helpers.tolerance import ADAPTED, STEP, SUM
 from tests.reference import scap_equations as eq
-from tests.reference.scap_reference import ReferenceResult, ReferenceSCAP, ReferenceSettings
+from tests.reference.scap_equations import ReferenceSettings
+from tests.reference.scap_reference import ReferenceResult, ReferenceSCAP
 
 ONE_TEMPLATE = ClassPrompts(TINY_NAMES)
 SETTINGS = ReferenceSettings(threshold=0.9)

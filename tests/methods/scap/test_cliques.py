@@ -89,23 +89,6 @@ def test_a_similarity_equal_to_the_threshold_is_not_above_it() -> None:
     ]
 
 
-def test_equal_sets_of_several_classes_are_learned_once() -> None:
-    similar = torch.ones(3, 3, dtype=torch.bool)
-    top = torch.tensor([[4, 1], [1, 4], [4, 1]])
-    found = mine_cliques(similar, top)
-    assert found.classes.tolist() == [1, 4]
-    assert found.set_of.tolist() == [0, 0]
-    clique, image = found.memberships()
-    assert (clique.tolist(), image.tolist()) == ([0, 0, 0], [0, 1, 2])
-
-
-def test_a_batch_without_similar_images_has_no_cliques() -> None:
-    found = mine_cliques(torch.eye(4, dtype=torch.bool), torch.tensor([[0], [0], [1], [1]]))
-    assert len(found) == 0
-    assert found.sets.shape == (0, 4)
-    assert found.memberships()[0].shape == (0,)
-
-
 def test_top_classes_are_best_first_and_ties_go_to_the_lower_class() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 2.0], [0.0, 0.0, 0.0, 0.0]])
     assert top_classes(logits, 3).tolist() == [[1, 2, 3], [0, 1, 2]]
