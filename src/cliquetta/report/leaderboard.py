@@ -136,8 +136,8 @@ class BoardRow:
 
     def gain(self, column: str) -> float | None:
         """The mean over the sets of a column."""
-        found = [entry.gain for entry in self.measured(column)]
-        return statistics.mean(found) if found else None
+        gains = [entry.gain for entry in self.measured(column)]
+        return statistics.mean(gains) if gains else None
 
     def worst(self, column: str) -> tuple[float, str]:
         """The lowest gain among the sets of a column, and the set."""
@@ -248,12 +248,12 @@ def method_sentence(rows: Mapping[str, BoardRow], method: str) -> str:
         "gains over zero-shot": [c for c in sorted(gains, key=lambda c: -gains[c]) if gains[c] > 0],
         "does not": [c for c in sorted(gains, key=lambda c: gains[c]) if gains[c] <= 0],
     }
-    said = [
+    sentences = [
         f"{what} on {', '.join(f'{c} ({_points(gains[c])})' for c in columns)}"
         for what, columns in sides.items()
         if columns
     ]
-    return f"`{label}` {' and '.join(said)}."
+    return f"`{label}` {' and '.join(sentences)}."
 
 
 def _entry(cell: Cell, plain: Cell | None) -> _Entry:
@@ -298,8 +298,8 @@ def _cell(row: BoardRow, column: str, name: str, full: Sequence[str]) -> str:
         return "for batches"
     if gain is None:  # zero-shot may have been run on fewer images as well: the most count
         levels = {e.dataset: e for e in sorted(row.entries.get(column, ()), key=lambda e: e.images)}
-        found = [entry.level for entry in levels.values()]
-        return f"{statistics.mean(found):.1f}" if found else BLANK
+        values = [entry.level for entry in levels.values()]
+        return f"{statistics.mean(values):.1f}" if values else BLANK
     shown = _points(gain) + ("" if name in full else "°")
     shown = f"**{shown}**" if full[:1] == [name] and gain > 0 else shown
     lowest, where = row.worst(column)
@@ -352,7 +352,7 @@ def _some(gains: Mapping[str, float], names: Sequence[str]) -> str:
 
 
 def _standing(rows: Mapping[str, BoardRow], name: str) -> str:
-    """The gain and the place of one method, and how far the best of each column is from it."""
+    """The gain and the rank of one method, and how far the best of each column is from it."""
     name = next((label for label in rows if label.split()[0] == name), name)
     lines = []
     for column in COLUMNS:
@@ -360,8 +360,8 @@ def _standing(rows: Mapping[str, BoardRow], name: str) -> str:
         if name in full:
             own, best = rows[name].gain(column) or 0.0, rows[full[0]].gain(column) or 0.0
             lowest, where = rows[name].worst(column)
-            place = f"{full.index(name) + 1} of {len(full)}"
+            rank = f"{full.index(name) + 1} of {len(full)}"
             behind = BLANK if full[0] == name else f"{_points(own - best)} (`{full[0]}`)"
-            lines.append((column, _points(own), f"{_points(lowest)} ({where})", place, behind))
-    head = ("column", "gain", "lowest gain", "place", "against the best")
+            lines.append((column, _points(own), f"{_points(lowest)} ({where})", rank, behind))
+    head = ("column", "gain", "lowest gain", "rank", "against the best")
     return to_markdown(TextTable(head, tuple(lines))).rstrip() if lines else "Not recorded."

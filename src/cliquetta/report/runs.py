@@ -39,7 +39,7 @@ class ReportedRun:
 
     @property
     def predictions(self) -> Predictions:
-        """The answers for every image."""
+        """The predictions for every image."""
         return self.run.predictions
 
     @property
@@ -49,7 +49,7 @@ class ReportedRun:
 
     @property
     def labelled(self) -> bool:
-        """Whether the answers can be scored."""
+        """Whether the predictions can be scored."""
         return bool((self.predictions.labels >= 0).any())
 
     def metric(self, name: str) -> float | None:
@@ -81,7 +81,7 @@ class RunGroup:
 
     @property
     def labelled(self) -> bool:
-        """Whether the answers can be scored."""
+        """Whether the predictions can be scored."""
         return self.runs[0].labelled
 
     @cached_property
@@ -205,11 +205,11 @@ def tell_apart(runs: Sequence[ReportedRun]) -> dict[str, str]:
     by_name: dict[str, list[ReportedRun]] = {}
     for run in runs:
         by_name.setdefault(run.run.name, []).append(run)
-    found = {}
+    labels = {}
     for name, members in by_name.items():
         settings = [flat_settings(run.record) for run in members]
         keys = varied(settings)
         for run, own in zip(members, settings, strict=True):
             extra = ", ".join(f"{key} {own.get(key)}" for key in keys)
-            found[run.id] = f"{name} ({extra})" if extra else name
-    return found
+            labels[run.id] = f"{name} ({extra})" if extra else name
+    return labels
