@@ -5,7 +5,7 @@ from __future__ import annotations
 from html.parser import HTMLParser
 from typing import Any
 
-VOID = {"meta", "link", "img", "br", "hr"}
+VOID = {"input", "meta", "link", "img", "br", "hr"}
 
 
 class Reader(HTMLParser):
