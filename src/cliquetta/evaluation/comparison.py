@@ -50,13 +50,18 @@ class Cell:
     """Over seeds; ``None`` for one."""
     tail: float | None
     """Mean over the worst tenth of the seeds; ``None`` with fewer than :data:`DRAWS`."""
-    gain: float | None
-    """Mean difference of the metric to the baseline, over the seeds that both have."""
+    gains: Mapping[int, float]
+    """Difference of the metric to the baseline, by every seed that both have."""
     test: PairedTest | None
     """Of the answers against the baseline's; ``None`` for the baseline itself."""
     marks: str
     cost: float | None
     """Time per image as a multiple of zero-shot's in the same column."""
+
+    @property
+    def gain(self) -> float | None:
+        """Mean of the gains."""
+        return _mean(self.gains.values())
 
     @property
     def ece(self) -> float | None:
@@ -298,13 +303,13 @@ def _cell(
     cost: float | None,
 ) -> Cell:
     values = [run.record.metrics[metric] for run in own if metric in run.record.metrics]
-    changes = [
-        run.record.metrics[metric] - before.record.metrics[metric]
+    gains = {
+        run.record.seed: run.record.metrics[metric] - before.record.metrics[metric]
         for before, run in pairs
         if metric in run.record.metrics and metric in before.record.metrics
-    ]
+    }
     test = None
-    if changes and all(run.folder is not None for pair in pairs for run in pair):
+    if gains and all(run.folder is not None for pair in pairs for run in pair):
         test = paired_test([(before.predictions, run.predictions) for before, run in pairs])
     return Cell(
         column,
@@ -314,7 +319,7 @@ def _cell(
         statistics.mean(values) if values else None,
         statistics.stdev(values) if len(values) > 1 else None,
         worst_tenth(values, lowest=metric not in LOWER_IS_BETTER),
-        statistics.mean(changes) if changes else None,
+        gains,
         test,
         marks,
         cost,

@@ -7,7 +7,6 @@ import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 
 from cliquetta.data.corruptions import CORRUPTIONS
@@ -107,61 +106,45 @@ def stream_kind(record: Record, roles: Mapping[str, str] | None = None) -> str:
     return role if role in {kind for kind, _ in COLUMNS.values()} else CLEAN
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """A method on one set of a column."""
-
-    dataset: str
-    images: int
-    level: float
-    gains: Mapping[int, float]
-    """Over zero-shot by seed; empty for zero-shot itself."""
-    cost: float | None
-
-    @cached_property
-    def gain(self) -> float:
-        return statistics.mean(self.gains.values())
-
-
 @dataclass
 class BoardRow:
     """A method, as far as it was run."""
 
-    entries: dict[str, list[_Entry]] = field(default_factory=dict)
-    """By column."""
+    cells: dict[str, list[Cell]] = field(default_factory=dict)
+    """The sets of every column."""
 
-    def measured(self, column: str) -> list[_Entry]:
-        """The entries of a column with a gain."""
-        return [entry for entry in self.entries.get(column, ()) if entry.gains]
+    def measured(self, column: str) -> list[Cell]:
+        """The sets of a column with a gain."""
+        return [cell for cell in self.cells.get(column, ()) if cell.gains]
 
     def gain(self, column: str) -> float | None:
         """The mean over the sets of a column."""
-        gains = [entry.gain for entry in self.measured(column)]
+        gains = [statistics.mean(cell.gains.values()) for cell in self.measured(column)]
         return statistics.mean(gains) if gains else None
 
     def worst(self, column: str) -> tuple[float, str]:
         """The lowest gain among the sets of a column, and the set."""
-        return min((entry.gain, short_id(entry.dataset)) for entry in self.measured(column))
+        return min((cell.gain or 0.0, short_id(cell.column)) for cell in self.measured(column))
 
     def shown(self, column: str) -> dict[str, int]:
         """Images of every set of a column."""
-        return {entry.dataset: entry.images for entry in self.measured(column)}
+        return {cell.column: _images(cell) for cell in self.measured(column)}
 
     def runs(self, column: str) -> Runs:
         """Gains by set and seed."""
-        return {(e.dataset, seed): g for e in self.measured(column) for seed, g in e.gains.items()}
+        return {(c.column, seed): g for c in self.measured(column) for seed, g in c.gains.items()}
 
     @property
     def cost(self) -> float | None:
         """Time per image as a multiple of zero-shot's, usually."""
-        costs = [e.cost for some in self.entries.values() for e in some if e.cost is not None]
+        costs = [c.cost for some in self.cells.values() for c in some if c.cost is not None]
         return statistics.median(costs) if costs else None
 
     @property
     def size(self) -> str:
         """Sets and images of a run, usually."""
-        metrics = [some for (c, some) in self.entries.items() if COLUMNS[c][1] != "auroc"]
-        sizes = [entry.images for some in metrics for entry in some]
+        metrics = [some for (c, some) in self.cells.items() if COLUMNS[c][1] != "auroc"]
+        sizes = [_images(cell) for some in metrics for cell in some]
         return f"{len(sizes)} × {round(statistics.median(sizes)):,}"
 
 
@@ -213,12 +196,9 @@ def board_rows(records: Iterable[Record], roles: Mapping[str, str]) -> dict[str,
     rows: dict[str, BoardRow] = {}
     for column, (kind, metric) in COLUMNS.items():
         for setting in read_settings(kinds.get(kind, []), {}):
-            cells = compare(setting.runs, metric=metric).cells
-            for (name, dataset), cell in cells.items():
+            for (name, _), cell in compare(setting.runs, metric=metric).cells.items():
                 if cell.mean is not None and not (column == SINGLE and for_batches(name)):
-                    plain = None if name == BASELINE else cells.get((BASELINE, dataset))
-                    row = rows.setdefault(name, BoardRow())
-                    row.entries.setdefault(column, []).append(_entry(cell, plain))
+                    rows.setdefault(name, BoardRow()).cells.setdefault(column, []).append(cell)
 
     def rank(name: str) -> tuple[bool, float]:
         gains = [gain for column in COLUMNS if (gain := rows[name].gain(column)) is not None]
@@ -256,15 +236,8 @@ def method_sentence(rows: Mapping[str, BoardRow], method: str) -> str:
     return f"`{label}` {' and '.join(sentences)}."
 
 
-def _entry(cell: Cell, plain: Cell | None) -> _Entry:
-    """A cell with its gains over zero-shot, seed by seed."""
-    own, before = (
-        {run.record.seed: run.record.metrics[cell.metric] for run in (some.runs if some else ())}
-        for some in (cell, plain)
-    )
-    gains = {seed: value - before[seed] for seed, value in own.items() if seed in before}
-    assert cell.mean is not None
-    return _Entry(cell.column, cell.runs[0].record.images, cell.mean, gains, cell.cost)
+def _images(cell: Cell) -> int:
+    return cell.runs[0].record.images
 
 
 def _in_full(rows: Mapping[str, BoardRow], column: str) -> list[str]:
@@ -297,9 +270,9 @@ def _cell(row: BoardRow, column: str, name: str, full: Sequence[str]) -> str:
     if column == SINGLE and for_batches(name):
         return "for batches"
     if gain is None:  # zero-shot may have been run on fewer images as well: the most count
-        levels = {e.dataset: e for e in sorted(row.entries.get(column, ()), key=lambda e: e.images)}
-        values = [entry.level for entry in levels.values()]
-        return f"{statistics.mean(values):.1f}" if values else BLANK
+        most = {cell.column: cell for cell in sorted(row.cells.get(column, ()), key=_images)}
+        means = [cell.mean for cell in most.values() if cell.mean is not None]
+        return f"{statistics.mean(means):.1f}" if means else BLANK
     shown = _points(gain) + ("" if name in full else "°")
     shown = f"**{shown}**" if full[:1] == [name] and gain > 0 else shown
     lowest, where = row.worst(column)
