@@ -223,7 +223,7 @@ def _row_labels(runs: Sequence[Run]) -> dict[str, str]:
     first: dict[str, Run] = {}
     for run in runs:
         first.setdefault(run.row, run)
-    conditions = _varying([run.conditions for run in first.values()])
+    conditions = varying([run.conditions for run in first.values()])
     if "model" in conditions or "weights" not in conditions:
         conditions = [name for name in conditions if name != "weights"]
     labels = {}
@@ -231,7 +231,7 @@ def _row_labels(runs: Sequence[Run]) -> dict[str, str]:
         kin = [other.setting for other in first.values() if other.name == run.name]
         usual = _usual(run)
         values = {n: v for n, v in run.setting.items() if n in usual and v != usual[n]}
-        values |= {n: run.setting.get(n) for n in _varying(kin) if n not in usual}
+        values |= {n: run.setting.get(n) for n in varying(kin) if n not in usual}
         values |= {name: run.conditions[name] for name in conditions if name in run.conditions}
         shown = [f"{name}={_brief(value)}" for name, value in values.items()]
         labels[key] = " ".join([run.name, *shown])
@@ -248,7 +248,7 @@ def _usual(run: Run) -> dict[str, Any]:
     return usual
 
 
-def _varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+def varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """The names under which settings hold more than one value."""
     names = dict.fromkeys(name for setting in settings for name in setting)
     return [n for n in names if len({json.dumps(s.get(n), default=str) for s in settings}) > 1]

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cliquetta.evaluation.ablation import Curve, Point, label
-from cliquetta.report.runs import ReportedRun, flat_settings, most_common, varied
+from cliquetta.evaluation.comparison import varying
+from cliquetta.report.runs import ReportedRun, flat_settings, most_common
 from cliquetta.report.style import BASELINE_LOOK, FAINT, line_look, new_figure
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COMPONENTS = ("modalities", "retention")
-_NOT_A_SETTING = frozenset({"seed", "model"})
+_NOT_A_SETTING = frozenset({"seed", "model", "weights"})
 _BASELINE = {key: value for key, value in BASELINE_LOOK.items() if key != "marker"}
 
 
@@ -37,8 +38,8 @@ def find_curves(runs: Sequence[ReportedRun]) -> list[Curve]:
     for (dataset, method, model), members in groups.items():
         zero = [run.metric("top1") or 0.0 for run in groups.get((dataset, "zero_shot", model), [])]
         baseline = statistics.mean(zero) if zero and method != "zero_shot" else None
-        settings = [flat_settings(run.record) for run in members]
-        keys = [key for key in varied(settings) if key not in _NOT_A_SETTING]
+        settings = [flat_settings(run.run) for run in members]
+        keys = [key for key in varying(settings) if key not in _NOT_A_SETTING]
         common = {key: most_common([each.get(key) for each in settings]) for key in keys}
         together = all(key in keys for key in COMPONENTS)
         if together:
