@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cliquetta.data.benchmarks.benchmark import Listing, Location, squeeze
-from cliquetta.data.files import natural_key, walk_images
+from cliquetta.data.files import walk_images
+from cliquetta.data.images import natural_key
 from cliquetta.errors import UserError
 from cliquetta.prompts.catalogue import class_names, text_lines, wnids
 
