@@ -54,7 +54,7 @@ def test_a_batch_equals_a_training_loop(
 ) -> None:
     images = tiny_images[:6]
     clipartt = CLIPArTT(double_clip(), tiny_prompts, CLIPArTTConfig(steps=steps))
-    answer = clipartt.predict(Batch(images)).logits
+    prediction = clipartt.predict(Batch(images)).logits
     live = double_clip()
     norms = open_norms(live.visual)
     optimiser = torch.optim.Adam(norms, lr=1e-3, betas=(0.9, 0.999))
@@ -64,7 +64,7 @@ def test_a_batch_equals_a_training_loop(
         optimiser.step()
     v = unit_rows(live.encode_image(images))
     expected = live.scale * v @ live.classifier(tiny_prompts).T
-    torch.testing.assert_close(answer, expected.detach().float())
+    torch.testing.assert_close(prediction, expected.detach().float())
 
 
 def test_texts_name_the_likeliest_classes_in_order(tiny_clip: CLIP) -> None:

@@ -77,7 +77,7 @@ def test_the_first_step_of_a_fit_is_sgd(tiny_clip: CLIP, tiny_prompts: ClassProm
 def test_few_rows_at_a_time_change_nothing(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> None:
     fitted = initial_parameters(tiny_clip, CoCoOpConfig(), torch.Generator().manual_seed(0))
     images = Batch(make_images(2, seed=0)[0])
-    answers = [
+    predictions = [
         create_method(
             "cocoop", tiny_clip, tiny_prompts, CoCoOpConfig(text_chunk=rows), fitted=fitted
         )
@@ -85,5 +85,5 @@ def test_few_rows_at_a_time_change_nothing(tiny_clip: CLIP, tiny_prompts: ClassP
         .logits
         for rows in (1, 12, 2048)
     ]
-    for answer in answers[:2]:
-        torch.testing.assert_close(answer, answers[2], atol=LOGIT, rtol=LOGIT)
+    for prediction in predictions[:2]:
+        torch.testing.assert_close(prediction, predictions[2], atol=LOGIT, rtol=LOGIT)

@@ -127,10 +127,10 @@ def test_class_specific_contexts_follow_their_class_and_no_other(
     path = tmp_path / "coop.safetensors"
     adapter.save(path)
     images = Batch(make_images(2, seed=0)[0])
-    whole = load_method(path, tiny_clip, tiny_prompts).predict(images).logits
+    full = load_method(path, tiny_clip, tiny_prompts).predict(images).logits
     some = ClassPrompts((tiny_prompts.names[3], tiny_prompts.names[1]))
     part = load_method(path, tiny_clip, some).predict(images).logits
-    torch.testing.assert_close(part, whole[:, [3, 1]])
+    torch.testing.assert_close(part, full[:, [3, 1]])
     with pytest.raises(ValueError, match=r"deer.*fit it again"):
         load_method(path, tiny_clip, ClassPrompts(("deer", "frog")))
 

@@ -23,11 +23,11 @@ def numpy_dmn(
     memory = np.zeros((N, config.capacity, E))
     entropies = np.zeros((N, config.capacity))
     counts = np.zeros(N, dtype=int)
-    answers = []
+    predictions = []
     for views in stream:
         p = softmax(scale * views @ text.T)
-        kept = max(1, int(config.selection_fraction * len(views)))
-        order = np.argsort(-(p * np.log(p)).sum(axis=1))[:kept]
+        selected = max(1, int(config.selection_fraction * len(views)))
+        order = np.argsort(-(p * np.log(p)).sum(axis=1))[:selected]
         mean = p[order].mean(axis=0)
         label = int(mean.argmax())
         entropy = -(mean * np.log(mean)).sum()
@@ -53,8 +53,8 @@ def numpy_dmn(
         if read_first:
             remember(f, label, entropy)
         weight = config.memory_weight
-        answers.append((p[0] + weight * softmax(scale * seen @ f)) / (1 + weight))
-    return np.stack(answers)
+        predictions.append((p[0] + weight * softmax(scale * seen @ f)) / (1 + weight))
+    return np.stack(predictions)
 
 
 @pytest.mark.parametrize("views", [1, 20])

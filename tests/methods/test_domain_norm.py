@@ -74,10 +74,10 @@ def test_images_that_are_not_finite_teach_nothing_and_the_others_are_answered() 
     broken[6, 0, 0, 0], broken[7] = torch.nan, torch.inf
     adapter, clean = build(step_every=6), build(step_every=6)
     # as features that overflow would come; pixels that are not finite are refused before
-    found, expected = adapter._predict(Batch(broken)), clean.predict(Batch(images))
-    torch.testing.assert_close(found.logits[:6], expected.logits)
-    torch.testing.assert_close(found.logits[6:], torch.full((2, 6), -math.log(6)))
-    assert found.evidence["non_finite"] == 2
+    actual, expected = adapter._predict(Batch(broken)), clean.predict(Batch(images))
+    torch.testing.assert_close(actual.logits[:6], expected.logits)
+    torch.testing.assert_close(actual.logits[6:], torch.full((2, 6), -math.log(6)))
+    assert actual.evidence["non_finite"] == 2
     for name, value in adapter.state_dict().items():
         torch.testing.assert_close(value, clean.memory[name], atol=SUM, rtol=SUM)
     before, nothing = adapter.state_dict(), adapter._predict(Batch(broken[6:]))
@@ -113,10 +113,10 @@ def test_evidence_tells_how_adaptation_is_doing() -> None:
     # Neighbours are told by adapted features: without learning, by those of plain CLIP.
     still = build(step_every=20, domains=1, lr=0.0)
     lines = [health(still.predict(Batch(images)).evidence) for images in batches]
-    answers = plain[:20].argmax(1)
+    rows_out = plain[:20].argmax(1)
     features = MODEL.encode_image(batches[0], normalize=True)
     similar = (features @ features.T).fill_diagonal_(-2).topk(10).indices
-    expected = (answers[similar] == answers[:, None]).double().mean()
+    expected = (rows_out[similar] == rows_out[:, None]).double().mean()
     assert lines[1]["agreement"] == pytest.approx(float(expected), abs=LOGIT)
 
 
@@ -133,9 +133,9 @@ def test_evidence_tells_how_adaptation_is_doing() -> None:
 )
 def test_the_verdict_by_hand(figures: tuple[float, float, float, int], expected: str) -> None:
     confidence, belief, agreement, restarts = figures
-    for known, found in ((math.nan, expected), (0.5, expected), (0.05, "abstain")):
+    for known, actual in ((math.nan, expected), (0.5, expected), (0.05, "abstain")):
         seen = Figures(confidence, belief, agreement, known, 0)
-        assert verdict(seen, restarts, 0.1) == found
+        assert verdict(seen, restarts, 0.1) == actual
 
 
 def test_information_by_hand() -> None:
@@ -158,12 +158,14 @@ def test_images_that_say_nothing_are_answered_by_zero_shot_and_counted() -> None
     images = 0.5 + 1e-3 * torch.randn(96, 3, 16, 16, generator=generator).double()
     adapter, always = (build(step_every=32, domains=1, lr=0.1, abstain_below=a) for a in (0.1, 0.0))
     for part in images.split(32):
-        found, other = adapter.predict(Batch(part)), always.predict(Batch(part))
-    assert found.evidence["verdict"] == "abstain" and found.evidence["abstained"] == 64
-    said = in_words("domain_norm", health(found.evidence))
-    assert "without labels: abstain" in said and "64 images answered by zero-shot CLIP" in said
-    torch.testing.assert_close(found.probabilities.double(), zero_shot(adapter, images[64:]))
-    assert other.evidence["abstained"] == 0 and not torch.allclose(found.logits, other.logits)
+        actual, other = adapter.predict(Batch(part)), always.predict(Batch(part))
+    assert actual.evidence["verdict"] == "abstain" and actual.evidence["abstained"] == 64
+    message = in_words("domain_norm", health(actual.evidence))
+    assert (
+        "without labels: abstain" in message and "64 images predicted by zero-shot CLIP" in message
+    )
+    torch.testing.assert_close(actual.probabilities.double(), zero_shot(adapter, images[64:]))
+    assert other.evidence["abstained"] == 0 and not torch.allclose(actual.logits, other.logits)
     # Learning went on inside, and the exported answer to such an image is zero-shot's, too.
     one, other_domain = adapter.state.domains[0], always.state.domains[0]
     assert torch.equal(one.norms.values, other_domain.norms.values)
@@ -194,8 +196,8 @@ def test_a_burst_of_another_domain_leaves_one_bit_for_bit_as_it_was() -> None:
         disturbed.predict(Batch(lit(-3.0)))
     assert images_of(disturbed) == [40, 320]
     for images in (lit(0.0), lit(0.1)):
-        found, expected = (adapter.predict(Batch(images)) for adapter in (disturbed, plain))
-        assert torch.equal(found.logits, expected.logits)
+        actual, expected = (adapter.predict(Batch(images)) for adapter in (disturbed, plain))
+        assert torch.equal(actual.logits, expected.logits)
     assert steps(plain)[0] == 3
 
 
@@ -220,8 +222,8 @@ def test_what_is_computed_ahead_changes_no_bit(warmup: int, monkeypatch: Any) ->
 
         monkeypatch.setattr(adapter.ahead, "replayed", call)
         logits[enabled] = [adapter.predict(Batch(images)).logits for images in lit_stream()]
-    for found, expected in zip(logits[True], logits[False], strict=True):
-        assert torch.equal(found, expected)
+    for actual, expected in zip(logits[True], logits[False], strict=True):
+        assert torch.equal(actual, expected)
     # One look per batch, and most of what the step asks was there already.
     assert asked[True].count("look") == 8 and asked[False].count("encode") == 8
     assert asked[True].count("encode") == 0

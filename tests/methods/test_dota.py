@@ -18,7 +18,7 @@ def numpy_dota(images: Array, text: Array, scale: float, config: DOTAConfig) -> 
     N, d = text.shape
     mu, c = np.full((N, d), 1e-3), np.ones(N)
     sigma = [config.initial_variance * np.eye(d) for _ in range(N)]
-    answers = []
+    predictions = []
     for views in images:
         p = softmax(scale * views @ text.T)
         doubt = -(p * np.log(p)).sum(axis=1)
@@ -29,7 +29,7 @@ def numpy_dota(images: Array, text: Array, scale: float, config: DOTAConfig) -> 
         inverse = np.linalg.inv(shared)
         density = np.array([f @ inverse @ m - 0.5 * m @ inverse @ m for m in mu])
         weight = min(config.weight_per_count * c.mean() / len(views), config.largest_weight)
-        answers.append(softmax(scale * text @ f + weight * density))
+        predictions.append(softmax(scale * text @ f + weight * density))
         for k in range(N):
             total = c[k] + p[:, k].sum()
             outer = sum(
@@ -38,7 +38,7 @@ def numpy_dota(images: Array, text: Array, scale: float, config: DOTAConfig) -> 
             sigma[k] = (c[k] * sigma[k] + outer) / total
             mu[k] = (c[k] * mu[k] + p[:, k] @ views) / total
             c[k] = total
-    return np.stack(answers)
+    return np.stack(predictions)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tests._helpers.tolerance import LOGIT
 def numpy_ecalp(images: Array, text: Array, scale: float, config: ECALPConfig) -> Array:
     """Probabilities of a stream of images, one after the other."""
     N, d = text.shape
-    seen, start, answers = np.zeros((0, d)), np.zeros((0, N)), []
+    seen, start, predictions = np.zeros((0, d)), np.zeros((0, N)), []
     context = text.var(axis=0)
     for image in images:
         seen = np.concatenate([seen, image[None]])[-config.capacity :]
@@ -38,11 +38,11 @@ def numpy_ecalp(images: Array, text: Array, scale: float, config: ECALPConfig) -
         for _ in range(config.steps):
             y = np.concatenate([np.eye(N), (s @ y)[N:]])
         own = y[-1] / y[-1].sum()
-        answers.append(0.999 * own + 0.001 * softmax(scale * text @ image))
+        predictions.append(0.999 * own + 0.001 * softmax(scale * text @ image))
         start = np.zeros((M - 1, N))
         for i, row in enumerate(y[N:-1]):
             start[i, row.argmax()] = row.max() / 5
-    return np.stack(answers)
+    return np.stack(predictions)
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,8 @@ def literal_logits(
     ]
     text = []
     for name in prompts.names:
-        kept = [embed[i] for i in tokenizer.encode(f"a photo of a {name}.")[2:]]
-        sequence = [embed[tokenizer.start], *textual[0], *kept, embed[tokenizer.end]]
+        selected = [embed[i] for i in tokenizer.encode(f"a photo of a {name}.")[2:]]
+        sequence = [embed[tokenizer.start], *textual[0], *selected, embed[tokenizer.end]]
         text.append(text_feature(model, torch.stack(sequence), deep=textual[1:]))
     images = [image_feature(model, image, visual) for image in pixels]
     return model.scale * torch.stack(images) @ torch.stack(text).T
@@ -96,8 +96,8 @@ def test_more_learned_tokens_than_words_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match="more words or none"):
         text_tokens(tiny_clip, tiny_prompts, MaPLeConfig(context_init="a photo", context_length=9))
-    ids, places = text_tokens(
+    ids, indices = text_tokens(
         tiny_clip, tiny_prompts, MaPLeConfig(context_init="", context_length=9)
     )
-    assert places.tolist()[0] == list(range(1, 10))
+    assert indices.tolist()[0] == list(range(1, 10))
     assert int(ids[0].argmax()) > 10

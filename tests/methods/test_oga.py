@@ -17,7 +17,7 @@ def numpy_oga(batches: list[Array], text: Array, scale: float, config: OGAConfig
     """Posteriors of a stream of batches."""
     N, d = text.shape
     cache: list[list[tuple[float, Array]]] = [[] for _ in range(N)]
-    answers = []
+    predictions = []
     for batch in batches:
         prior = softmax(scale * batch @ text.T)
         for f, p in zip(batch, prior, strict=True):
@@ -38,8 +38,8 @@ def numpy_oga(batches: list[Array], text: Array, scale: float, config: OGAConfig
         for f, p in zip(batch, prior, strict=True):
             log_density = np.array([-0.5 * (f - m) @ inverse @ (f - m) for m in mu])
             z = p * softmax(config.likelihood_weight * log_density)
-            answers.append(z / z.sum())
-    return np.stack(answers)
+            predictions.append(z / z.sum())
+    return np.stack(predictions)
 
 
 @pytest.mark.parametrize(

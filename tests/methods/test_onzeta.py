@@ -17,17 +17,17 @@ def numpy_onzeta(stream: Array, text: Array, scale: float, config: OnZetaConfig)
     """Answers, one image after the other."""
     N = len(text)
     tau_v = config.vision_temperature / scale
-    w, rho, answers = text.copy(), np.zeros(N), []
+    w, rho, predictions = text.copy(), np.zeros(N), []
     for t, f in enumerate(stream, start=1):
         q = softmax(scale * text @ f) * np.exp(rho)
         q /= q.sum()
         rho = np.maximum(0, rho - config.dual_lr / np.sqrt(t) * (q - config.balance / N))
         r = softmax(w @ f / tau_v)
         beta = config.vision_weight * np.sqrt(min(t, config.horizon) / config.horizon)
-        answers.append(beta * r + (1 - beta) * q)
+        predictions.append(beta * r + (1 - beta) * q)
         for k in range(N):
             w[k] = unit(w[k] - config.proxy_lr / np.sqrt(t) / tau_v * (r[k] - q[k]) * f)
-    return np.stack(answers)
+    return np.stack(predictions)
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,8 @@ def test_rows_of_zeros_are_no_images(tiny_clip: CLIP) -> None:
     assert isinstance(plain, OnZeta) and isinstance(padded, OnZeta)
     for part in features.split(10):
         (expected,) = plain._learn(part)
-        (found,) = padded._learn(torch.cat([part, torch.zeros(6, part.shape[1])]))
-        torch.testing.assert_close(found[:10], expected)
+        (actual,) = padded._learn(torch.cat([part, torch.zeros(6, part.shape[1])]))
+        torch.testing.assert_close(actual[:10], expected)
         for name, value in plain.state_dict().items():
             torch.testing.assert_close(padded.memory[name], value)
 

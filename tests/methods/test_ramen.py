@@ -23,7 +23,7 @@ def literal_ramen(
     norms = open_norms(live.visual)
     start = flat(norms)
     memory: list[tuple[int, Tensor, Tensor, float]] = []
-    answers = []
+    predictions = []
 
     for images in batches:
         for image in images:
@@ -40,10 +40,10 @@ def literal_ramen(
                     step += g * math.exp(-h - config.distance_weight * distance)
             load_norms(norms, start - config.lr * step.sign())
             with torch.no_grad():
-                answers.append(live.scale * text @ unit_rows(live.encode_image(image[None]))[0])
+                predictions.append(live.scale * text @ unit_rows(live.encode_image(image[None]))[0])
             load_norms(norms, start)
         del memory[: -config.capacity]
-    return torch.stack(answers).float()
+    return torch.stack(predictions).float()
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def numpy_tda(
     positive: dict[int, list[Any]] = {}
     negative: dict[int, list[Any]] = {}
     N = len(text)
-    answers = []
+    predictions = []
     for views in stream:
         z = scale * views @ text.T
         p = softmax(z)
@@ -70,8 +70,8 @@ def numpy_tda(
                 out -= weight * ((q > low) & (q < high))
         if read_first:
             insert(f, p, entropy, label, share)
-        answers.append(out)
-    return np.stack(answers), positive, negative
+        predictions.append(out)
+    return np.stack(predictions), positive, negative
 
 
 SHARP = TDAConfig(positive_alpha=1.3, positive_beta=6.0, negative_alpha=0.9, negative_beta=2.0)
@@ -94,11 +94,11 @@ def test_a_stream_equals_numpy_one_by_one(
     np.testing.assert_allclose(torch.cat(parts).numpy(), expected, atol=LOGIT)
     assert any(negative.values()), "the negative cache was never asked"
     for name, lists in (("positive", positive), ("negative", negative)):
-        kept = tda.memory[f"{name}.entropy"]
+        selected = tda.memory[f"{name}.entropy"]
         for c in range(len(text)):
             wanted = [entry[1] for entry in lists.get(c, [])]
-            np.testing.assert_allclose(kept[c][: len(wanted)].numpy(), wanted, rtol=LOGIT)
-            assert kept[c][len(wanted) :].isinf().all()
+            np.testing.assert_allclose(selected[c][: len(wanted)].numpy(), wanted, rtol=LOGIT)
+            assert selected[c][len(wanted) :].isinf().all()
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ def test_all_classes_of_a_window_are_kept(window: tuple[float, float]) -> None:
     for sharpness in (0.0, 1.0, 3.0, 30.0):  # from one over all classes to one class
         for N in (2, 4, 5, 33, 60):
             p = (sharpness * logits[:, :N]).softmax(dim=1)
-            kept = classes_within(p, window, most_classes(window[0], N))
+            selected = classes_within(p, window, most_classes(window[0], N))
             inside = (p > window[0]) & (p < window[1])
-            assert [{c - 1 for c in row if c} for row in kept.tolist()] == [
+            assert [{c - 1 for c in row if c} for row in selected.tolist()] == [
                 set(row.nonzero()[:, 0].tolist()) for row in inside
             ]
 
@@ -129,10 +129,10 @@ def test_images_and_features_give_the_same(
 ) -> None:
     tda, twin = (TDA(tiny_clip, tiny_prompts, TDAConfig()) for _ in range(2))
     features = tiny_clip.encode_image(tiny_images, normalize=True)
-    answer = tda.predict(Batch(tiny_images)).logits
-    torch.testing.assert_close(answer, twin.predict_features(features[:, None]).logits)
+    prediction = tda.predict(Batch(tiny_images)).logits
+    torch.testing.assert_close(prediction, twin.predict_features(features[:, None]).logits)
     plain = ZeroShot(tiny_clip, tiny_prompts, ZeroShotConfig()).predict(Batch(tiny_images)).logits
-    assert not torch.allclose(answer, plain, atol=0.1)
+    assert not torch.allclose(prediction, plain, atol=0.1)
 
 
 def test_tuned_constants_are_presets_and_the_default_is_imagenets() -> None:

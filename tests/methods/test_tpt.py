@@ -41,9 +41,9 @@ def literal_tpt(
     features = model.encode_image(views, normalize=True)
     p = (model.scale * features @ model.classifier(prompts).T).softmax(dim=-1)
     order = sorted(range(len(views)), key=lambda v: float(-(p[v] * p[v].log()).sum()))
-    kept = features[order[: int(config.selection_fraction * len(views))]]
+    selected = features[order[: int(config.selection_fraction * len(views))]]
     context = model.context("a photo of a").requires_grad_()
-    (gradient,) = torch.autograd.grad(literal_loss(model, prompts, kept, context), context)
+    (gradient,) = torch.autograd.grad(literal_loss(model, prompts, selected, context), context)
     moved = context * (1 - config.lr * config.weight_decay)
     moved = moved - config.lr * gradient / (gradient.abs() + 1e-8)
     total = model.encode_text(prompts.texts(prompts.templates[0]), context=moved, normalize=True)

@@ -73,9 +73,9 @@ def test_one_image_alone_keeps_its_zero_shot_answer(
     tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
 ) -> None:
     alone = Batch(tiny_images[:1])
-    answer = TransCLIP(tiny_clip, tiny_prompts, TransCLIPConfig()).predict(alone)
+    prediction = TransCLIP(tiny_clip, tiny_prompts, TransCLIPConfig()).predict(alone)
     plain = ZeroShot(tiny_clip, tiny_prompts, ZeroShotConfig()).predict(alone)
-    torch.testing.assert_close(answer.probabilities, plain.probabilities)
+    torch.testing.assert_close(prediction.probabilities, plain.probabilities)
 
 
 def test_equal_images_leave_no_variance_to_divide_by(tiny_clip: CLIP) -> None:

@@ -70,9 +70,9 @@ def test_the_mean_of_its_own_templates_answers(
     watt = WATT(tiny_clip, tiny_prompts, WATTConfig(rounds=1))
     own = ClassPrompts(tiny_prompts.names, TEMPLATES)
     torch.testing.assert_close(watt.classifier, tiny_clip.classifier(own))
-    answer = watt.predict(Batch(tiny_images)).logits
+    prediction = watt.predict(Batch(tiny_images)).logits
     plain = ZeroShot(tiny_clip, own, ZeroShotConfig()).predict(Batch(tiny_images)).logits
-    assert not torch.allclose(answer, plain, atol=1e-2)  # switched off it would be this
+    assert not torch.allclose(prediction, plain, atol=1e-2)  # switched off it would be this
 
 
 def test_fixed_text_is_refused(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> None:

@@ -156,17 +156,17 @@ def mine(
     for i in sorted({c for classes in top for c in classes}):
         S = [j for j in range(len(top)) if i in top[j]]  # Eq. 1
         M = features[S] @ features[S].T  # Eq. 2
-        found: list[frozenset[int]] = [frozenset(S)] if whole_sets else []
+        actual: list[frozenset[int]] = [frozenset(S)] if whole_sets else []
         for row in M:
             C = frozenset(j for j, similarity in zip(S, row, strict=True) if similarity > threshold)
             if len(C) <= 1:
                 continue
             if whole_sets and frozenset(S) == C:
                 continue
-            if not repeats and C in found:
+            if not repeats and C in actual:
                 continue
-            found.append(C)
-        cliques += [(i, C) for C in found]
+            actual.append(C)
+        cliques += [(i, C) for C in actual]
     return cliques
 
 
@@ -260,13 +260,13 @@ def retention_graph(keys: Tensor, s: ReferenceSettings) -> Tensor:
         for m in range(n):
             if k != m:
                 W[k, m] = torch.exp(-((keys[k] - keys[m]) ** 2).sum() / (2 * s.bandwidth**2))
-    kept = torch.zeros_like(W)
+    selected = torch.zeros_like(W)
     for k in range(n):
         candidates = [m for m in range(n) if m != k]
         nearest = sorted(candidates, key=lambda m: (-W[k, m].item(), m))[: s.neighbours]
         for m in nearest:
-            kept[k, m] = W[k, m]
-    return torch.maximum(kept, kept.T)
+            selected[k, m] = W[k, m]
+    return torch.maximum(selected, selected.T)
 
 
 def propagate(keys: Tensor, s: ReferenceSettings) -> Tensor:

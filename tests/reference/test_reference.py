@@ -95,12 +95,12 @@ def loss_at(reference: ReferenceSCAP, images: Tensor, visual: Tensor, text: Tens
 def slopes(loss: object, start: Tensor, coordinates: list[int]) -> list[float]:
     """Central differences of ``loss`` at ``start`` in some coordinates."""
     assert callable(loss)
-    found = []
+    actual = []
     for c in coordinates:
         step = torch.zeros_like(start)
         step.view(-1)[c] = 1e-5
-        found.append((loss(start + step) - loss(start - step)) / 2e-5)
-    return found
+        actual.append((loss(start + step) - loss(start - step)) / 2e-5)
+    return actual
 
 
 def test_one_step_is_signed_by_the_slope(
@@ -155,12 +155,14 @@ def zhou_by_iteration(A: np.ndarray, sigma: float, K: int, alpha: float) -> np.n
     distance = ((A[:, None] - A[None]) ** 2).sum(-1)
     W = np.exp(-distance / (2 * sigma**2))
     np.fill_diagonal(W, 0)
-    kept = np.zeros_like(W)
+    selected = np.zeros_like(W)
     for row, columns in enumerate(np.argsort(-W, axis=1, kind="stable")[:, :K]):
-        kept[row, columns] = W[row, columns]
-    kept = np.maximum(kept, kept.T)
-    degree = kept.sum(1)
-    S = np.divide(kept, np.sqrt(np.outer(degree, degree)), out=np.zeros_like(W), where=kept > 0)
+        selected[row, columns] = W[row, columns]
+    selected = np.maximum(selected, selected.T)
+    degree = selected.sum(1)
+    S = np.divide(
+        selected, np.sqrt(np.outer(degree, degree)), out=np.zeros_like(W), where=selected > 0
+    )
     out = A.copy()
     for _ in range(400):
         out = alpha * S @ out + (1 - alpha) * A
@@ -226,7 +228,9 @@ def test_compose_means(
 
 def first_shared(result: ReferenceResult) -> tuple[int, int]:
     """An (image, class) with cliques and a retained prompt."""
-    return next(where for where, (own, kept) in result.used.items() if own and kept is not None)
+    return next(
+        where for where, (own, selected) in result.used.items() if own and selected is not None
+    )
 
 
 def test_prediction_recomputed_by_hand(

@@ -61,10 +61,10 @@ def test_groups_change_nothing(
 ) -> None:
     features, _, text = make_clusters(60)
     views = make_views(features, 20)
-    whole = on_features(tiny_clip, name, text, config).predict_features(views).logits
+    full = on_features(tiny_clip, name, text, config).predict_features(views).logits
     monkeypatch.setattr(f"cliquetta.methods.{bound}", size)
     parts = on_features(tiny_clip, name, text, config).predict_features(views).logits
-    torch.testing.assert_close(parts, whole, atol=LOGIT, rtol=LOGIT)
+    torch.testing.assert_close(parts, full, atol=LOGIT, rtol=LOGIT)
 
 
 def test_recordings_of_two_steps_are_distinguished(

@@ -58,9 +58,9 @@ def test_the_schedule_is_a_warm_up_and_a_cosine_per_epoch() -> None:
 
 def test_an_epoch_shows_every_image_once_and_drops_a_short_batch() -> None:
     generator = np.random.default_rng(0)
-    whole = [rows.tolist() for rows in epoch_batches(10, 4, generator, drop_last=False)]
-    assert [len(rows) for rows in whole] == [4, 4, 2]
-    assert sorted(row for rows in whole for row in rows) == list(range(10))
+    full = [rows.tolist() for rows in epoch_batches(10, 4, generator, drop_last=False)]
+    assert [len(rows) for rows in full] == [4, 4, 2]
+    assert sorted(row for rows in full for row in rows) == list(range(10))
     assert [len(r) for r in epoch_batches(10, 4, generator, drop_last=True)] == [4, 4]
     assert [len(r) for r in epoch_batches(3, 4, generator, drop_last=True)] == [3]
 
@@ -71,7 +71,7 @@ def test_the_loop_is_torch_sgd_with_momentum(tiny_clip: CLIP) -> None:
         epochs=3, lr=0.1, momentum=0.5, weight_decay=0.2, warmup_lr=0.3, crop_scale=WHOLE
     )
     steps: list[FitStep] = []
-    found = learn(
+    actual = learn(
         {"x": torch.tensor([1.0, -2.0])},
         lambda learned, pixels, labels: (learned["x"] ** 2).sum() / 2,
         FitTask(tiny_clip, TWO, make_examples(2), on_step=steps.append),
@@ -81,7 +81,7 @@ def test_the_loop_is_torch_sgd_with_momentum(tiny_clip: CLIP) -> None:
     for rate in (0.3, 0.1, 0.05 * (1 + math.cos(math.pi / 3))):
         velocity = 0.5 * velocity + x + 0.2 * x
         x = x - rate * velocity
-    np.testing.assert_allclose(found, x, rtol=FEATURE)
+    np.testing.assert_allclose(actual, x, rtol=FEATURE)
     assert [(s.step, s.steps, s.epoch) for s in steps] == [(1, 3, 0), (2, 3, 1), (3, 3, 2)]
     assert steps[0].loss == pytest.approx(2.5)
 

@@ -73,6 +73,6 @@ def test_a_norm_computes_in_the_precision_of_its_gain(half: torch.dtype) -> None
     plain.weight.data = torch.randn(8, generator=generator, dtype=torch.float64)
     plain.bias.data = torch.randn(8, generator=generator, dtype=torch.float64)
     x = torch.randn(4, 8, generator=generator).to(half)
-    answer = Float32LayerNorm(plain)(x)
-    assert answer.dtype == half
-    assert torch.equal(answer, plain(x.double()).to(half))
+    prediction = Float32LayerNorm(plain)(x)
+    assert prediction.dtype == half
+    assert torch.equal(prediction, plain(x.double()).to(half))

@@ -82,7 +82,7 @@ def test_crops_of_pictures_and_of_their_pixels_agree(tiny_clip: CLIP) -> None:
     assert a.shape == (10, 3, 3, 32, 32)
     torch.testing.assert_close(a, b, atol=0.03, rtol=0)  # 8-bit rounding
     assert not torch.equal(a[:, 0], a[:, 1])
-    whole = pictures.crops(rows, tiny_clip, np.random.default_rng(3), scale=WHOLE)[:, 0]
+    full = pictures.crops(rows, tiny_clip, np.random.default_rng(3), scale=WHOLE)[:, 0]
     plain = pixels.images
-    same = (whole == plain).flatten(1).all(1) | (whole == plain.flip(-1)).flatten(1).all(1)
+    same = (full == plain).flatten(1).all(1) | (full == plain.flip(-1)).flatten(1).all(1)
     assert same.all()

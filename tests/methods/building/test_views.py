@@ -12,7 +12,7 @@ from scipy.special import softmax
 from torch import Tensor
 
 from cliquetta.data.views import attach_views
-from cliquetta.methods.building.views import ViewsConfig, confident_views, kept_count, near_one
+from cliquetta.methods.building.views import ViewsConfig, confident_views, near_one, selected_count
 from cliquetta.model.clip import CLIP, encode_views
 from cliquetta.types import Batch, ViewSpec
 from tests._helpers.tolerance import FEATURE
@@ -24,8 +24,12 @@ def logits() -> Tensor:
 
 
 def test_kept_views_are_rounded_down_and_never_none() -> None:
-    assert [kept_count(64, 0.1), kept_count(64, 0.3), kept_count(64, 1.0)] == [6, 19, 64]
-    assert [kept_count(9, 0.1), kept_count(1, 0.3)] == [1, 1]
+    assert [selected_count(64, 0.1), selected_count(64, 0.3), selected_count(64, 1.0)] == [
+        6,
+        19,
+        64,
+    ]
+    assert [selected_count(9, 0.1), selected_count(1, 0.3)] == [1, 1]
 
 
 def test_confident_views_are_those_of_lowest_entropy(logits: Tensor) -> None:

@@ -33,8 +33,8 @@ def test_distance_is_cohens_d_squared_by_hand() -> None:
     assert (float(key.images), float(key.mean), float(key.scatter)) == (2.0, 1.0, 2.0)
     variance = (2.0 + 2.0) / (2 + 3 - 2)
     expected = (6.0 - 1.0) ** 2 / variance - (1 / 3 + 1 / 2)
-    found = distances(key_of(batch), (key, empty)).tolist()
-    assert found == [pytest.approx(expected), math.inf]
+    actual = distances(key_of(batch), (key, empty)).tolist()
+    assert actual == [pytest.approx(expected), math.inf]
 
 
 def test_keys_absorb_batch_by_batch_what_they_would_absorb_at_once() -> None:
@@ -82,9 +82,9 @@ def test_images_of_a_mixed_batch_go_to_their_own_domains() -> None:
     generator = torch.Generator().manual_seed(1)
     batch = torch.randn(32, 400, generator=generator)
     batch[::4] += 2.0
-    found = split(batch, two_domains(2.0))
-    assert [domain for domain, _ in found] == [0, 1]
-    assert found[1][1].tolist() == list(range(0, 32, 4))
+    actual = split(batch, two_domains(2.0))
+    assert [domain for domain, _ in actual] == [0, 1]
+    assert actual[1][1].tolist() == list(range(0, 32, 4))
 
 
 def test_a_batch_of_one_domain_is_never_split() -> None:
@@ -93,9 +93,9 @@ def test_a_batch_of_one_domain_is_never_split() -> None:
         state = two_domains(apart)
         for shift, expected in ((0.0, 0), (apart, 1)):
             batch = torch.randn(32, 400, generator=generator) + shift
-            found = split(batch, state)
-            assert len(found) == 1
-            assert apart < 1 or found[0][0] == expected
+            actual = split(batch, state)
+            assert len(actual) == 1
+            assert apart < 1 or actual[0][0] == expected
 
 
 def test_a_batch_far_from_all_domains_is_new() -> None:

@@ -58,9 +58,9 @@ def test_step_equals_the_page(name: str) -> None:
     adapter = DomainNorm(MODEL, ClassPrompts(NAMES), config)
     literal = LiteralDomainNorm(MODEL, adapter.network.text, **options)
     for batch in batches:
-        found, expected = adapter.predict(Batch(batch)).logits, literal.step(batch)
+        actual, expected = adapter.predict(Batch(batch)).logits, literal.step(batch)
         # Logarithms down to -28 are rounded to float32 at the end, all else is float64.
-        np.testing.assert_allclose(found.numpy(), expected, atol=28 * 2**-23, rtol=0)
+        np.testing.assert_allclose(actual.numpy(), expected, atol=28 * 2**-23, rtol=0)
     state = adapter.state
     assert int(state.current) == literal.current
     for own, other in zip(state.domains, literal.domains, strict=True):

@@ -64,7 +64,7 @@ def test_views_are_scored_with_the_prompts_of_their_image_and_the_confident_aver
     config = SCAPConfig(threshold=0.4, views=3, selection_fraction=0.67)
     views = torch.cat([BATCHES[0][:, None], VIEWS[:, :2]], dim=1)
     adapter = SCAP(MODEL, PROMPTS, config)
-    found = adapter.predict(Batch(BATCHES[0], views=views)).logits
+    actual = adapter.predict(Batch(BATCHES[0], views=views)).logits
     each = []
     for at in range(3):
         # only what is scored changes: mining, learning and matching see the plain images
@@ -78,7 +78,7 @@ def test_views_are_scored_with_the_prompts_of_their_image_and_the_confident_aver
         p = logits[j].softmax(dim=-1)
         order = (-(p * p.log()).sum(dim=1)).argsort()
         expected = logits[j, order[:2]].mean(dim=0)
-        torch.testing.assert_close(found[j], expected, rtol=0, atol=FEATURE)
+        torch.testing.assert_close(actual[j], expected, rtol=0, atol=FEATURE)
 
 
 # --- every field --------------------------------------------------------------------------------
@@ -161,8 +161,8 @@ def test_a_run_without_prompts_is_zero_shot_with_several_templates(
     for images in BATCHES:
         features = MODEL.encode_image(images, normalize=True)
         expected = (MODEL.scale * features @ MODEL.classifier(PROMPTS).T).log_softmax(dim=-1)
-        found = adapter.predict(Batch(images)).logits.double().log_softmax(dim=-1)
-        torch.testing.assert_close(found, expected, rtol=0, atol=FEATURE)
+        actual = adapter.predict(Batch(images)).logits.double().log_softmax(dim=-1)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=FEATURE)
 
 
 # --- settings that mean nothing -----------------------------------------------------------------
@@ -189,8 +189,8 @@ def test_settings_without_effect_are_told(options: dict[str, Any], idle: list[st
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         SCAP(MODEL, PROMPTS, config)
-    told = [str(warning.message) for warning in seen]
-    assert told == [f"scap.{name} has no effect beside the other settings" for name in idle]
+    messages = [str(warning.message) for warning in seen]
+    assert messages == [f"scap.{name} has no effect beside the other settings" for name in idle]
 
 
 def test_a_template_without_words_is_said_loudly() -> None:

@@ -47,10 +47,10 @@ def test_start_features_are_those_of_the_plain_template(text: PromptedText) -> N
         text.start_features, literal_features(text, text.start), rtol=0, atol=DOUBLE
     )
     contexts = text.start + 0.1 * draw(3, *text.start.shape)
-    found = text.features(contexts)
+    actual = text.features(contexts)
     for u in range(3):
         expected = literal_features(text, contexts[u])
-        torch.testing.assert_close(found[u], expected, rtol=0, atol=DOUBLE)
+        torch.testing.assert_close(actual[u], expected, rtol=0, atol=DOUBLE)
         torch.testing.assert_close(
             text.features(contexts[u, None])[0], expected, rtol=0, atol=DOUBLE
         )
@@ -65,13 +65,13 @@ def test_gradients_of_each_class_equal_autograd(
     if jacobian:
         text.build_jacobian()
     cotangents = draw(3, len(CLASSES), MODEL.embed_dim)
-    found = text.vjp(cotangents)
+    actual = text.vjp(cotangents)
     leaf = text.start.expand(len(CLASSES), -1, -1).clone().requires_grad_()
     features = literal_features(text, leaf)
     for u in range(3):
         (expected,) = torch.autograd.grad(features, leaf, cotangents[u], retain_graph=True)
         assert expected.abs().max() > 1e-3
-        torch.testing.assert_close(found[u], expected, rtol=DOUBLE, atol=DOUBLE)
+        torch.testing.assert_close(actual[u], expected, rtol=DOUBLE, atol=DOUBLE)
 
 
 @pytest.mark.parametrize("jacobian", [False, True])
@@ -82,13 +82,13 @@ def test_gradients_of_a_shared_context_equal_autograd(
     if jacobian:
         text.build_jacobian()
     slopes, asked = size * draw(4, len(CLASSES)), draw(4, MODEL.embed_dim, seed=1)
-    found = text.vjp_shared(slopes, asked)
+    actual = text.vjp_shared(slopes, asked)
     leaf = text.start.clone().requires_grad_()
     features = literal_features(text, leaf)
     for u in range(4):
         loss = (slopes[u] * (features @ asked[u])).sum()
         (expected,) = torch.autograd.grad(loss, leaf, retain_graph=True)
-        torch.testing.assert_close(found[u], expected, rtol=DOUBLE, atol=DOUBLE * size)
+        torch.testing.assert_close(actual[u], expected, rtol=DOUBLE, atol=DOUBLE * size)
 
 
 def test_words_that_share_a_token_with_class_names_are_refused() -> None:
@@ -116,18 +116,18 @@ def test_the_change_over_comes_when_it_pays_and_changes_nothing(
     text_per_class: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapter = adapter_of(text_per_class=text_per_class)
-    found, tallies = [], []
+    actual, tallies = [], []
     for images in make_batches(3, 8, 6):
         out = adapter.predict(Batch(images))
-        found.append((out.evidence["text_gradient"], out.logits))
+        actual.append((out.evidence["text_gradient"], out.logits))
         tallies.append(int(adapter.memory["sets_learned"]))
-    kinds = [kind for kind, _ in found]
+    kinds = [kind for kind, _ in actual]
     assert kinds == ["jacobian" if tally > MODEL.embed_dim else "vjp" for tally in tallies]
     assert set(kinds) == {"vjp", "jacobian"}
     monkeypatch.setattr(PromptedText, "build_jacobian", lambda self: None)
     never = stream_of(adapter_of(text_per_class=text_per_class))
     assert {kind for kind, _ in never} == {"vjp"}
-    for (_, logits), (_, expected) in zip(found, never, strict=True):
+    for (_, logits), (_, expected) in zip(actual, never, strict=True):
         torch.testing.assert_close(logits, expected, rtol=0, atol=FEATURE)
 
 
