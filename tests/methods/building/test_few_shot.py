@@ -66,31 +66,31 @@ def test_an_epoch_shows_every_image_once_and_drops_a_short_batch() -> None:
 
 
 def test_the_loop_is_torch_sgd_with_momentum(tiny_clip: CLIP) -> None:
-    """Three epochs on a quadratic, against the recurrence written out."""
+    """Three epochs on logits without an image, against the recurrence written out."""
     config = SGDTraining(
         epochs=3, lr=0.1, momentum=0.5, weight_decay=0.2, warmup_lr=0.3, crop_scale=WHOLE
     )
     steps: list[FitStep] = []
     actual = learn(
         {"x": torch.tensor([1.0, -2.0])},
-        lambda learned, pixels, labels: (learned["x"] ** 2).sum() / 2,
+        lambda learned, pixels: learned["x"].expand(len(pixels), 2),
         FitTask(tiny_clip, TWO, make_examples(2), on_step=steps.append),
         config,
     )["x"]
     x, velocity = np.array([1.0, -2.0]), np.zeros(2)
     for rate in (0.3, 0.1, 0.05 * (1 + math.cos(math.pi / 3))):
-        velocity = 0.5 * velocity + x + 0.2 * x
+        velocity = 0.5 * velocity + np.exp(x) / np.exp(x).sum() - 0.5 + 0.2 * x
         x = x - rate * velocity
     np.testing.assert_allclose(actual, x, rtol=FEATURE)
     assert [(s.step, s.steps, s.epoch) for s in steps] == [(1, 3, 0), (2, 3, 1), (3, 3, 2)]
-    assert steps[0].loss == pytest.approx(2.5)
+    assert steps[0].loss == pytest.approx(1.5 + math.log(1 + math.exp(-3)))
 
 
 def test_a_loss_that_is_no_number_stops_the_fit(tiny_clip: CLIP) -> None:
     with pytest.raises(ArithmeticError, match="lower lr"):
         learn(
             {"x": torch.ones(1)},
-            lambda learned, pixels, labels: learned["x"].sum() * math.nan,
+            lambda learned, pixels: learned["x"].expand(len(pixels), 2) * math.nan,
             FitTask(tiny_clip, TWO, make_examples(1)),
             SGDTraining(epochs=1),
         )

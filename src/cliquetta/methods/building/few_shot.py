@@ -196,12 +196,10 @@ class FitTask:
             self.on_step(step)
 
 
-Loss = Callable[[Mapping[str, Tensor], Tensor, Tensor], Tensor]
-"""Parameters, pixels (B, 3, S, S) or what else was drawn, labels (B,) -> the loss."""
 Draw = Callable[[Rows, np.random.Generator], Tensor]
 """Rows of the examples -> what the loss sees of them."""
 Logits = Callable[[Mapping[str, Tensor], Tensor], Tensor]
-"""Parameters, unit image features (B, E) -> logits (B, N)."""
+"""Parameters, pixels (B, 3, S, S) or unit features (B, E) -> logits (B, N)."""
 
 
 def epoch_batches(
@@ -216,13 +214,13 @@ def epoch_batches(
 
 def learn(
     start: Mapping[str, Tensor],
-    loss: Loss,
+    logits: Logits,
     task: FitTask,
     config: SGDTraining,
     *,
     draw: Draw | None = None,
 ) -> dict[str, Tensor]:
-    """The parameters after SGD on what ``draw`` gives, by default a crop of each image."""
+    """The parameters after SGD down the cross-entropy, by default of a crop of each image."""
     few_shot = task.few_shot
     draw = draw or crop_draw(task, config)
     learned = {name: value.detach().clone().requires_grad_() for name, value in start.items()}
@@ -242,7 +240,7 @@ def learn(
             seen = draw(rows, generator)
             labels = few_shot.labels[torch.from_numpy(rows)].to(task.model.device)
             with torch.enable_grad():
-                value = loss(learned, seen, labels)
+                value = F.cross_entropy(logits(learned, seen), labels)
                 gradients = torch.autograd.grad(value, list(learned.values()))
             for parameter, gradient in zip(learned.values(), gradients, strict=True):
                 parameter.grad = gradient
@@ -255,12 +253,8 @@ def learn(
 def learn_text(
     start: Mapping[str, Tensor], logits: Logits, task: FitTask, config: TextTraining
 ) -> dict[str, Tensor]:
-    """:func:`learn` by cross-entropy of the logits of image features, which stay as they are."""
-
-    def loss(learned: Mapping[str, Tensor], features: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(logits(learned, features), labels)
-
-    return learn(start, loss, task, config, draw=feature_draw(task, config))
+    """:func:`learn` on unit features of crops instead of pixels."""
+    return learn(start, logits, task, config, draw=feature_draw(task, config))
 
 
 def crop_draw(task: FitTask, config: SGDTraining) -> Draw:
