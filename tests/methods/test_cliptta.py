@@ -9,7 +9,7 @@ from cliquetta.methods.cliptta import CLIPTTA, CLIPTTAConfig, soft_contrastive_l
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
-from tests._helpers.live_layernorms import double_clip, flat, open_norms, unit_rows
+from tests._helpers.live_layernorms import double_clip, flat, live_clip, unit_rows
 
 
 def literal_loss(v: Tensor, text: Tensor, scale: float) -> Tensor:
@@ -35,9 +35,7 @@ def test_the_loss_equals_loops_over_pairs() -> None:
 def test_a_stream_equals_a_training_loop(tiny_prompts: ClassPrompts, tiny_images: Tensor) -> None:
     config = CLIPTTAConfig(lr=1e-3, steps=3, memory_shots=1, diversity_weight=0.7)
     cliptta = CLIPTTA(double_clip(), tiny_prompts, config)
-    live = double_clip()
-    text = live.classifier(tiny_prompts)
-    norms = open_norms(live.visual)
+    live, text, norms = live_clip(tiny_prompts)
     optimiser = torch.optim.Adam(norms, lr=1e-3, eps=1e-6)
     remembered: dict[int, tuple[float, Tensor]] = {}
 

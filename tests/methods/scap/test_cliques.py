@@ -35,23 +35,15 @@ def random_batch(seed: int, b: int, classes: int, k: int, width: int) -> tuple[T
     k=st.integers(1, 3),
     width=st.integers(1, 5),
     threshold=st.sampled_from([-0.5, 0.5, 1.5, 2.5]),
-    whole_sets=st.booleans(),
-    repeats=st.booleans(),
+    rules=st.fixed_dictionaries({"whole_sets": st.booleans(), "repeats": st.booleans()}),
 )
 def test_mining_agrees_with_the_oracle(
-    seed: int,
-    b: int,
-    classes: int,
-    k: int,
-    width: int,
-    threshold: float,
-    whole_sets: bool,
-    repeats: bool,
+    seed: int, b: int, classes: int, k: int, width: int, threshold: float, rules: dict[str, bool]
 ) -> None:
     features, top = random_batch(seed, b, classes, min(k, classes), width)
     similar = similar_images(features, threshold)
-    actual = mine_cliques(similar, top, whole_sets=whole_sets, repeats=repeats)
-    expected = mine(features, top.tolist(), threshold, whole_sets=whole_sets, repeats=repeats)
+    actual = mine_cliques(similar, top, **rules)
+    expected = mine(features, top.tolist(), threshold, **rules)
     assert as_listed(actual) == expected
     distinct = {members for _, members in expected}
     assert len(actual.sets) == len(distinct)
