@@ -16,7 +16,6 @@ from cliquetta.methods.domain_norm.domains import (
     distances,
     key_of,
     merge_keys,
-    signature,
 )
 from cliquetta.methods.domain_norm.run import Runner, Setup
 from cliquetta.methods.domain_norm.state import Domain, Group, Key, State
@@ -53,11 +52,6 @@ def test_distance_within_a_domain_is_near_zero_whatever_the_sizes() -> None:
         same, other = torch.randn(size, 400, generator=generator), 1.0
         assert abs(float(distances(key_of(same), (key,)))) < 0.1
         assert float(distances(key_of(same + other), (key,))) > 0.8
-
-
-def test_signature_leaves_the_class_token_out() -> None:
-    early = torch.tensor([[[9.0], [1.0], [3.0]]])
-    torch.testing.assert_close(signature(early), torch.tensor([[2.0, 2.0**0.5]]))
 
 
 def two_domains(apart: float) -> State:

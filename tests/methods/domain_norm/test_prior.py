@@ -5,26 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 import torch
-from scipy import stats
 from torch import Tensor
 
 from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.prior import (
     ClassPrior,
     class_prior,
-    class_weights,
     count,
     evenness,
     frequencies,
     remove_background,
-    skewness,
     weigh_recent,
 )
 from cliquetta.methods.domain_norm.state import Counts
-from tests._helpers.tolerance import FEATURE, LOGIT, SUM
+from tests._helpers.tolerance import FEATURE, LOGIT
 
 N = 10
 
@@ -58,24 +54,6 @@ def estimate(predictions: Tensor, images: float, batch: int = 64) -> Tensor:
         p, counts = remove_background(less_mean(part), counts, images)
         mass = mass + p.sum(dim=0)
     return frequencies(mass, torch.tensor(float(len(predictions))))
-
-
-def test_evenness_counts_the_equally_frequent() -> None:
-    assert float(evenness(torch.full((8,), 1 / 8))) == pytest.approx(1.0)
-    two = torch.tensor([0.5, 0.5] + [0.0] * 6)
-    assert float(evenness(two)) == pytest.approx(2 / 8, rel=SUM)
-
-
-def test_the_skewness_is_scipys() -> None:
-    a = torch.randn(60, N, generator=torch.Generator().manual_seed(0)).double().mul(0.09).exp()
-    # images of weight 2 count twice
-    weight = torch.tensor([1.0, 2.0] * 30).double()[:, None]
-    twice = np.concatenate([a, a[1::2]])
-    expected = np.mean([stats.skew(twice[:, n]) for n in range(N) if n != 4])
-    moments = torch.stack([(weight * a**power).sum(dim=0) for power in range(4)])
-    classes = torch.eye(N)[4]
-    actual = skewness(no_counts()._replace(moments=moments, classes=classes))
-    assert float(actual) == pytest.approx(expected, abs=1e-9)
 
 
 def test_a_hub_is_not_taken_for_a_class_that_occurs() -> None:
@@ -163,19 +141,6 @@ def test_a_stream_of_one_unsure_class_keeps_it() -> None:
     predictions = draw(torch.full((64,), 4), torch.zeros(N), gap=5.0)
     actual = statistics(predictions, DomainNormConfig())
     assert float(actual.prior[4]) > 0.9
-
-
-def test_all_classes_together_start_with_one_image() -> None:
-    actual = frequencies(torch.tensor([3.0, 0.0]), torch.tensor(3.0))
-    torch.testing.assert_close(actual, torch.tensor([3.5 / 4, 0.5 / 4]))
-
-
-def test_weights_are_a_power_of_the_frequencies_over_the_largest() -> None:
-    nu = torch.tensor([0.64, 0.32, 0.04])
-    actual = class_weights(nu, torch.tensor(0.5))
-    torch.testing.assert_close(actual, torch.tensor([1.0, 0.5**0.5, 0.25]))
-    torch.testing.assert_close(class_weights(nu, torch.tensor(0.0)), torch.ones(3))
-    torch.testing.assert_close(class_weights(torch.zeros(3), torch.tensor(0.5)), torch.ones(3))
 
 
 def burst(mass: Tensor, nu: Tensor) -> float:

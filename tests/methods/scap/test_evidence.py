@@ -118,16 +118,6 @@ def test_prompts_that_were_not_scored_with_are_not_claimed(
     assert summary(prediction)["images_with_retained"] == 0
 
 
-def test_a_batch_without_cliques_is_described() -> None:
-    adapter = SCAP(MODEL, ClassPrompts(NAMES), SCAPConfig(threshold=2.0))
-    prediction = adapter.predict(Batch(BATCHES[0]))
-    actual = describe(prediction)
-    assert actual["cliques"] == []
-    assert len(actual["images"]) == 6
-    assert summary(prediction)["cliques"] == 0
-    assert summary(prediction)["mean_size"] == 0.0
-
-
 def test_an_empty_batch_is_described() -> None:
     adapter = SCAP(MODEL, ClassPrompts(NAMES), SCAPConfig())
     prediction = adapter.predict(Batch(BATCHES[0][:0]))
