@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cliquetta.methods.moon import (
-    LONGEST,
-    SHORTEST,
-    MOONConfig,
-    transduce,
-)
+from cliquetta.methods.moon import LONGEST, SHORTEST, MOONConfig, transduce
 from cliquetta.model.clip import CLIP
 from tests._helpers.clusters import make_clusters
 from tests._helpers.literal_numpy import Array, neighbour_graph, on_features, softmax, unit

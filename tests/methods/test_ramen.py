@@ -11,13 +11,7 @@ from torch import Tensor
 from cliquetta.methods.ramen import Ramen, RamenConfig
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
-from tests._helpers.live_layernorms import (
-    double_clip,
-    flat,
-    live_clip,
-    load_norms,
-    unit_rows,
-)
+from tests._helpers.live_layernorms import double_clip, flat, live_clip, load_norms, unit_rows
 
 
 def literal_ramen(

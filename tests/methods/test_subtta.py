@@ -6,12 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.methods.subtta import (
-    SubTTA,
-    SubTTAConfig,
-    chordal_distance,
-    principal_directions,
-)
+from cliquetta.methods.subtta import SubTTA, SubTTAConfig, chordal_distance, principal_directions
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch

@@ -8,13 +8,7 @@ from torch import Tensor
 from cliquetta.methods.tent import Tent, TentConfig
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
-from tests._helpers.live_layernorms import (
-    double_clip,
-    flat,
-    literal_entropy,
-    live_clip,
-    unit_rows,
-)
+from tests._helpers.live_layernorms import double_clip, flat, literal_entropy, live_clip, unit_rows
 
 
 def test_a_stream_equals_a_training_loop(tiny_prompts: ClassPrompts, tiny_images: Tensor) -> None:
