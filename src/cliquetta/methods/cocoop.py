@@ -3,9 +3,6 @@
 Zhou et al., Conditional Prompt Learning for Vision-Language Models, CVPR 2022. A small network
 (linear, ReLU, linear) reads the unit image feature x, and its output pi(x) is added to every
 context token: V_m(x) = V_m + pi(x). Each image therefore has N texts of its own.
-
-Official code: loops over the images of a batch; we encode the texts of many images at once, with
-equal results. Half precision, cropping and resampling differ as for CoOp.
 """
 
 from __future__ import annotations

@@ -182,7 +182,6 @@ class Panda(Adapter):
         return replace(prediction, logits=logits.float())
 
     def _draw(self, images: Tensor) -> None:
-        """Make the negatives of a batch."""
         generator = self.memory.generator("panda.generator")
         count = math.ceil(len(images) / self.config.images_per_negative)
         self.negatives.images = make_negatives(images, count, self.grid, generator)

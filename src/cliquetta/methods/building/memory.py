@@ -152,7 +152,6 @@ class Memory:
         self._now = loaded
 
     def _refuse_values(self, name: str, value: Tensor) -> None:
-        """Refuse numbers that the method could not have written."""
         values, closed = self._ranges[name], self._closed(name, value)
         if value.numel() == 0 or value.dtype in _BITS:
             return

@@ -92,7 +92,6 @@ class SCAP(Adapter):
         return "learned" if self.learner.learns_text else f"{first!r} has no words before the name"
 
     def _declare(self) -> None:
-        """Declare everything that is remembered over the stream."""
         config, device = self.config, self.model.device
         real = torch.float64 if self.model.dtype == torch.float64 else torch.float32
         generator = torch.Generator().manual_seed(self.seed)

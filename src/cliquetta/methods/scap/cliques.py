@@ -21,7 +21,6 @@ class Cliques:
     sets: Tensor
 
     def __len__(self) -> int:
-        """Number of cliques."""
         return len(self.classes)
 
     @property
