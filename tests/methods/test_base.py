@@ -182,7 +182,7 @@ def test_a_config_of_another_method_is_refused(
         create_method(entry.name, tiny_clip, tiny_prompts, config=object())
 
 
-def test_a_batch_has_no_place_for_labels(entry: MethodEntry) -> None:
+def test_a_batch_cannot_hold_labels(entry: MethodEntry) -> None:
     assert {field.name for field in dataclasses.fields(Batch)} == {"images", "keys", "views"}
     assert list(inspect.signature(entry.adapter.predict).parameters) == ["self", "images"]
 

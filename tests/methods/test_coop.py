@@ -18,7 +18,7 @@ from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.literal_features import cross_entropy, text_feature
-from tests._helpers.separable import WHOLE, make_examples, make_images
+from tests._helpers.separable import FULL_IMAGE, make_examples, make_images
 from tests._helpers.tiny import build_tiny_clip
 from tests._helpers.tolerance import DOUBLE, FEATURE, LOGIT, STEP
 
@@ -82,7 +82,7 @@ def test_the_first_step_of_a_fit_is_sgd_with_weight_decay(
         warmup_epochs=0,
         lr=0.3,
         weight_decay=0.2,
-        crop_scale=WHOLE,
+        crop_scale=FULL_IMAGE,
     )
     fitted = fit_method("coop", tiny_clip, tiny_prompts, examples, config).fitted["context"]
     start = tiny_clip.context("a photo of a").requires_grad_()

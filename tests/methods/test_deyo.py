@@ -15,7 +15,7 @@ from cliquetta.types import Batch
 from tests._helpers.live_layernorms import double_clip, flat, live_clip, unit_rows
 
 LIVELY = DeYOConfig(entropy_threshold=0.75, plpd_threshold=0.0, lr=0.1)
-"""Thresholds that let some of the random tiny CLIP's answers pass, and stop others."""
+"""Thresholds that let some of the random tiny CLIP's predictions pass, and stop others."""
 
 
 def literal_shuffle(image: Tensor, order: Tensor, grid: int) -> Tensor:

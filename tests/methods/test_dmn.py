@@ -66,4 +66,4 @@ def test_a_stream_equals_numpy_one_by_one(tiny_clip: CLIP, views: int, config: D
     parts = [dmn.predict_features(part).probabilities for part in stream.split([80, 1, 29])]
     np.testing.assert_allclose(torch.cat(parts).numpy(), expected, atol=FEATURE)
     other = numpy_dmn(*arrays, tiny_clip.scale, config, read_first=True)
-    assert np.abs(other - expected).max() > 0.01  # reading before inserting would be told apart
+    assert np.abs(other - expected).max() > 0.01  # reading before inserting would differ

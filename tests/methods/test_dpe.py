@@ -86,4 +86,4 @@ def test_a_stream_equals_a_loop(tiny_clip: CLIP, config: DPEConfig) -> None:
     dpe = on_features(tiny_clip, "dpe", text, config)
     parts = [dpe.predict_features(part).logits for part in stream.split([25, 1, 14])]
     torch.testing.assert_close(torch.cat(parts), expected.float(), atol=LOGIT, rtol=LOGIT)
-    assert 0 < int(dpe.memory["updates"]) < 40  # some answers were sure, others not
+    assert 0 < int(dpe.memory["updates"]) < 40  # some predictions were sure, others not

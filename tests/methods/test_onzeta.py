@@ -14,7 +14,7 @@ from tests._helpers.tolerance import LOGIT
 
 
 def numpy_onzeta(stream: Array, text: Array, scale: float, config: OnZetaConfig) -> Array:
-    """Answers, one image after the other."""
+    """Predictions, one image after the other."""
     N = len(text)
     tau_v = config.vision_temperature / scale
     w, rho, predictions = text.copy(), np.zeros(N), []

@@ -18,7 +18,7 @@ from tests._helpers.live_layernorms import double_clip, flat, live_clip, unit_ro
 from tests._helpers.tolerance import STEP
 
 LIVELY = SARConfig(entropy_threshold=0.75, lr=0.8)
-"""A threshold that lets some of the random tiny CLIP's answers pass, and stops others."""
+"""A threshold that lets some of the random tiny CLIP's predictions pass, and stops others."""
 
 
 def entropies(live: CLIP, images: Tensor, text: Tensor) -> Tensor:

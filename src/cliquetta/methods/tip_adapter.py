@@ -165,14 +165,14 @@ def search_strengths(
         for end, steps in zip(ends, config.search_steps, strict=True)
     )
     weights = torch.tensor(alphas, device=cache.keys.device)[:, None, None]
-    best, found = -1.0, (config.alpha, config.beta)
+    best, strengths = -1.0, (config.alpha, config.beta)
     for beta in betas:
         votes = replace(cache, beta=beta).votes(validation.features)
         scores = validation.accuracy(validation.text_logits + weights * votes)
         first = int((scores == scores.max()).nonzero()[0])
         if float(scores[first]) > best:
-            best, found = float(scores[first]), (alphas[first], beta)
-    return found
+            best, strengths = float(scores[first]), (alphas[first], beta)
+    return strengths
 
 
 def fit_tip_adapter(task: FitTask, config: TipAdapterConfig) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ from cliquetta.methods.building.few_shot import (
 from cliquetta.methods.fit import fit_method
 from cliquetta.methods.registry import create_method, method_config
 from cliquetta.model.clip import CLIP
-from tests._helpers.separable import TWO, WHOLE, accuracy, make_examples
+from tests._helpers.separable import FULL_IMAGE, TWO, accuracy, make_examples
 from tests._helpers.tiny import build_tiny_clip
 from tests._helpers.tolerance import ADAPTED, FEATURE, LOGIT
 
@@ -68,7 +68,7 @@ def test_an_epoch_shows_every_image_once_and_drops_a_short_batch() -> None:
 def test_the_loop_is_torch_sgd_with_momentum(tiny_clip: CLIP) -> None:
     """Three epochs on logits without an image, against the recurrence written out."""
     config = SGDTraining(
-        epochs=3, lr=0.1, momentum=0.5, weight_decay=0.2, warmup_lr=0.3, crop_scale=WHOLE
+        epochs=3, lr=0.1, momentum=0.5, weight_decay=0.2, warmup_lr=0.3, crop_scale=FULL_IMAGE
     )
     steps: list[FitStep] = []
     actual = learn(
@@ -99,7 +99,7 @@ def test_a_loss_that_is_no_number_stops_the_fit(tiny_clip: CLIP) -> None:
 @pytest.mark.parametrize("name", ["coop", "cocoop"])
 def test_a_pool_of_whole_images_fits_as_fresh_ones_do(tiny_clip: CLIP, name: str) -> None:
     """Whole images that look the same in the mirror leave nothing to a crop's chance."""
-    options = {"context_init": "a photo of a", "crop_scale": WHOLE, "epochs": 4, "lr": 0.1}
+    options = {"context_init": "a photo of a", "crop_scale": FULL_IMAGE, "epochs": 4, "lr": 0.1}
     config = method_config(name, options={**options, "batch_size": 4})
     fresh, pooled = (
         fit_method(name, tiny_clip, TWO, make_examples(2), replace(config, crop_pool=pool)).fitted

@@ -83,7 +83,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"clique_combination": "mean", "retained_combination": "mean"},
     {"topk": 1},
     {"topk": 9},
-    {"whole_sets": True},
+    {"full_sets": True},
     {"repeated_cliques": True},
     {"prompted_mining": True},
     {"member_entropy": True},

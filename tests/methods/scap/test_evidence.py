@@ -163,9 +163,9 @@ def test_the_map_with_all_prompts_has_the_retained_ones(
     monkeypatch.setattr(evidence, "prompted_maps", watched)
     batch = Batch(BATCHES[0])
     prediction = adapter.predict(batch)
-    places = adapter.explain(batch, prediction, maps=2).places
-    assert len(shown) == len(places) > 0
-    for index, (count, used) in zip(places, shown, strict=True):
+    mapped = adapter.explain(batch, prediction, maps=2).mapped
+    assert len(shown) == len(mapped) > 0
+    for index, (count, used) in zip(mapped, shown, strict=True):
         passes = describe(prediction)["images"][index["place"]]["passes"]
         selected = sum(entry["retained"] is not None for entry in passes)
         assert (selected > 0) == retention

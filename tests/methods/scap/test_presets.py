@@ -106,7 +106,7 @@ OTHERWISE: dict[str, tuple[dict[str, Any], Any]] = {
     "view_zoom": ({"views": 3}, 1.5),
     "selection_fraction": ({"views": 3}, 1.0),
     "variant": ({}, "released"),
-    "whole_sets": ({}, True),
+    "full_sets": ({}, True),
     "repeated_cliques": ({}, True),
     "prompted_mining": ({}, True),
     "text_per_class": ({}, True),
@@ -183,7 +183,7 @@ def test_a_run_without_prompts_is_zero_shot_with_several_templates(
     ],
     ids=str,
 )
-def test_settings_without_effect_are_told(options: dict[str, Any], idle: list[str]) -> None:
+def test_settings_without_effect_are_named(options: dict[str, Any], idle: list[str]) -> None:
     config = SCAPConfig(**options)
     assert config.without_effect() == idle
     with warnings.catch_warnings(record=True) as seen:
@@ -193,7 +193,7 @@ def test_settings_without_effect_are_told(options: dict[str, Any], idle: list[st
     assert messages == [f"scap.{name} has no effect beside the other settings" for name in idle]
 
 
-def test_a_template_without_words_is_said_loudly() -> None:
+def test_a_template_without_words_is_warned_of() -> None:
     prompts = ClassPrompts(NAMES, ("{} texture.", "art of the {}."))
     with pytest.warns(UserWarning, match="no text prompt is learned: '{} texture.' has no words"):
         adapter = SCAP(MODEL, prompts, SCAPConfig(threshold=0.4))

@@ -132,7 +132,7 @@ class Memory:
         return {name: value.clone() for name, value in self._now.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take over ``state`` whole, or raise and keep everything as it was."""
+        """Take over a state, or raise and keep everything as it was."""
         missing, extra = self._start.keys() - state.keys(), state.keys() - self._start.keys()
         if missing or extra:
             raise UserError(

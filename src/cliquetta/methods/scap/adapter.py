@@ -181,7 +181,7 @@ class SCAP(Adapter):
         top, similar = related.wait()
         rules = self.config.rules
         return top, mine_cliques(
-            similar, top, whole_sets=rules.whole_sets, repeats=rules.repeated_cliques
+            similar, top, full_sets=rules.full_sets, repeats=rules.repeated_cliques
         )
 
     def _start_features(self, hidden: Tensor, plain: Tensor) -> Tensor:
