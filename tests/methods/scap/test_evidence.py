@@ -80,26 +80,6 @@ def test_equal_member_sets_share_their_id() -> None:
     }
 
 
-def test_counts_agree_with_the_description() -> None:
-    adapter = SCAP(MODEL, ClassPrompts(NAMES), SCAPConfig(threshold=THRESHOLD))
-    for images in BATCHES:
-        prediction = adapter.predict(Batch(images))
-        actual, counts = describe(prediction), summary(prediction)
-        cliques = actual["cliques"]
-        members = {tuple(clique["members"]) for clique in cliques}
-        assert counts["cliques"] == len(cliques) > 0
-        assert counts["distinct_sets"] == len(members)
-        assert counts["memberships"] == sum(len(one) for one in members)
-        sizes = [clique["size"] for clique in cliques]
-        assert counts["mean_size"] == pytest.approx(sum(sizes) / len(sizes))
-        assert counts["images_with_clique"] == len({j for one in members for j in one})
-        assert counts["images_with_retained"] == sum(
-            any(entry["retained"] is not None for entry in image["passes"])
-            for image in actual["images"]
-        )
-        json.dumps(counts)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [({"discarded_prompts": True}, "discarded"), ({"modalities": "text"}, "none")],
