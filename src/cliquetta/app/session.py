@@ -1,6 +1,6 @@
-"""One visitor of the web app: a session of the service, what it has seen and answered.
+"""One visitor of the web app: a session of the service and its predictions, without widgets.
 
-Nothing here knows of widgets. Labels of the bundled stream never reach the method.
+Labels of the bundled stream never reach the method.
 """
 
 from __future__ import annotations
@@ -38,10 +38,7 @@ STREAM = "bundled"
 NO_SHIFT = "none"
 SHIFTS = (NO_SHIFT, *CORRUPTIONS)
 
-_COLUMNS = (
-    *("batch", "image", "zero_shot", "zero_shot_probability"),
-    *("prediction", "probability", "label", "error"),
-)
+_COLUMNS = "batch,image,zero_shot,zero_shot_probability,prediction,probability,label,error"
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,7 @@ class StreamChoice:
 
 @dataclass(frozen=True)
 class Row:
-    """One image: what plain CLIP and what the method answered, and the truth where it is known."""
+    """One image: the predictions of plain CLIP and of the method, and the truth where known."""
 
     batch: int
     name: str
@@ -72,7 +69,7 @@ class Row:
 
     @property
     def changed(self) -> bool:
-        """Whether the method's answer differs from plain CLIP's."""
+        """Whether the method's prediction differs from plain CLIP's."""
         return self.before != self.after
 
 
@@ -91,11 +88,10 @@ class Shown:
 
 @dataclass
 class Tally:
-    """Right answers so far, and the same after every batch."""
+    """Right predictions so far, and the same after every batch."""
 
     images: int = 0
     labelled: int = 0
-    changed: int = 0
     right: dict[str, int] = field(default_factory=lambda: {"before": 0, "after": 0})
     curve: list[tuple[int, float, float]] = field(default_factory=list)
     """Labelled images so far, and the share that plain CLIP and the method got right."""
@@ -107,7 +103,6 @@ class Tally:
         known = [row for row in rows if row.truth is not None]
         self.images += len(rows)
         self.labelled += len(known)
-        self.changed += sum(row.changed for row in rows)
         self.right["before"] += sum(row.before == row.truth for row in known)
         self.right["after"] += sum(row.after == row.truth for row in known)
         if known:
@@ -131,14 +126,9 @@ class AppSession:
         adapter.collect_evidence = True
 
     def with_classes(self, classes: Sequence[str]) -> AppSession:
-        """The session among other classes: images and what was learned of them go on.
+        """A copy among other classes: images and what was learned of them go on.
 
-        The score starts again, since answers among other classes cannot be compared. The one
-        that it is called on is left as it is.
-
-        Raises:
-            ServiceError: The method learns about its classes only, or the list cannot be used.
-
+        The score starts again, since predictions among other classes cannot be compared.
         """
         request = ClassesRequest(classes=list(classes))
         other, changed = copy.copy(self), {"classes": request.classes}
@@ -152,7 +142,7 @@ class AppSession:
         self.rows: list[Row | ImageProblem] = []
         self.last: Shown | None = None
         self.batches = 0
-        self._place = 0
+        self._position = 0
         self._files: tuple[Path, ...] = ()
         self._next_file = 0
 
@@ -177,16 +167,16 @@ class AppSession:
             views=adapter.views,
             view_seed=adapter.seed,
         )
-        end = min(self._place + choice.batch_size, stream.images)
-        if self._place >= end:
+        end = min(self._position + choice.batch_size, stream.images)
+        if self._position >= end:
             raise invalid(f"all {stream.images:,} images were shown: reset to begin again")
         with self._undone_on_error(), bounded(self.limits.batch_seconds, CHEAPER):
-            batch, labels = next(stream.read([range(self._place, end)]))
+            batch, labels = next(stream.read([range(self._position, end)]))
             prediction = predict_finite(adapter, batch)
             truths = [dataset.names[label] for label in labels.tolist()]
             known = [truth if truth in self.request.classes else None for truth in truths]
             shown = self._shown(batch, prediction, batch.keys, known)
-        self._place = end
+        self._position = end
         return self._keep(shown)
 
     def next_of_files(self, files: Sequence[Path], batch_size: int) -> Shown:
@@ -256,10 +246,10 @@ class AppSession:
             raise
 
     def predictions_csv(self) -> bytes:
-        """All answers so far as a table."""
+        """All predictions so far as a table."""
         file = io.StringIO(newline="")
         table = csv.writer(file)
-        table.writerow(_COLUMNS)
+        table.writerow(_COLUMNS.split(","))
         for row in self.rows:
             if isinstance(row, ImageProblem):
                 table.writerow(["", row.name, "", "", "", "", "", row.reason])
@@ -275,8 +265,6 @@ class AppSession:
 
     def load_state(self, data: bytes) -> int:
         """Continue from a state; returns how many images it had seen. Counters start at zero."""
-        if len(data) > self.limits.state_bytes:
-            raise too_large(f"a state may have {self.limits.state_bytes:,} bytes")
         images = unpack_state(self.adapter, data, source="the file").notes.get("images", 0)
         self._begin()
         return images if isinstance(images, int) else 0

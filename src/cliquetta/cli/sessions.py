@@ -30,7 +30,7 @@ StateDir = Annotated[str, "Directory of the sessions, or a URL (see serve)."]
 
 def list_all(common: Common, state_dir: StateDir = "sessions") -> None:
     """List all sessions, also those of a running server."""
-    found = _scan(state_dir)
+    stored = _scan(state_dir)
     columns = ("id", "owner", "model", "method", "classes", "batches", "images", "used", "KiB")
     rows = [
         (
@@ -39,11 +39,11 @@ def list_all(common: Common, state_dir: StateDir = "sessions") -> None:
             datetime.fromtimestamp(one.used).isoformat(" ", "minutes"),
             round(one.bytes / 1024),
         )
-        for one in found
+        for one in stored
     ]
     shown = [[str(cell) for cell in row] for row in rows]
     common.terminal.table(columns, shown, right=("classes", "batches", "images", "KiB"))
-    common.terminal.say(f"{count(len(found), 'session')} in {state_dir}")
+    common.terminal.say(f"{count(len(stored), 'session')} in {state_dir}")
     common.terminal.document([dict(zip(columns, row, strict=True)) for row in rows])
 
 

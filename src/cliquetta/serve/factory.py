@@ -62,11 +62,6 @@ def _build_bounded(build: Callable[[], Adapter], limits: Limits) -> Adapter:
         raise as_refusal(error) from error
 
 
-def memory_bytes(adapter: Adapter) -> int:
-    """Size of an adapter's memory and of the start values beside it."""
-    return 2 * sum(adapter.memory[name].nbytes for name in adapter.memory)
-
-
 def _check_lists(classes: Sequence[str], templates: Sequence[str], limits: Limits) -> None:
     for what, values, most in (
         ("class names", classes, limits.classes),
@@ -84,20 +79,12 @@ def _specify(request: SessionRequest, settings: Settings, id: str, owner: str) -
         raise UnknownNameError("model of this server", model, settings.models)
     if request.method not in settings.methods:
         raise UnknownNameError("method of this server", request.method, settings.methods)
-    return SessionSpec(
-        id=id,
-        owner=owner,
-        created=datetime.now(timezone.utc).isoformat(),
-        model=model,
-        method=request.method,
-        preset=request.preset,
-        config=resolve_config(settings.methods[request.method], request.preset, request.options),
-        classes=tuple(request.classes),
-        templates=tuple(request.templates),
-        seed=request.seed,
-        reject=request.reject,
-        calibrate=request.calibrate,
-    )
+    method = settings.methods[request.method]
+    values = request.model_dump(exclude={"options"})
+    values |= {name: tuple(values[name]) for name in ("classes", "templates")}
+    values |= {"model": model, "config": resolve_config(method, request.preset, request.options)}
+    created = datetime.now(timezone.utc).isoformat()
+    return SessionSpec(id=id, owner=owner, created=created, **values)
 
 
 def resolve_config(
@@ -105,12 +92,12 @@ def resolve_config(
 ) -> dict[str, Any]:
     """The method's config in full, checked field by field, as JSON types."""
     base = method_config(entry.name, preset)
-    known = [field.name for field in dataclasses.fields(entry.config)]
+    fields = dataclasses.asdict(base)
     for name in options:
-        if name not in known:
-            raise UnknownNameError(f"option of {entry.name}", name, known)
+        if name not in fields:
+            raise UnknownNameError(f"option of {entry.name}", name, fields)
     adapter: TypeAdapter[Any] = TypeAdapter(entry.config)
-    config = adapter.validate_python({**dataclasses.asdict(base), **options})
+    config = adapter.validate_python({**fields, **options})
     plain: dict[str, Any] = adapter.dump_python(config, mode="json")
     return plain
 
