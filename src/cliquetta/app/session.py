@@ -29,9 +29,8 @@ from cliquetta.serve.batches import CHEAPER, check_views, predict_finite, predic
 from cliquetta.serve.errors import invalid, too_large
 from cliquetta.serve.factory import change_classes, create_session
 from cliquetta.serve.limits import bounded
-from cliquetta.serve.schema import ClassesRequest, ImageProblem, SessionRequest, Upload
+from cliquetta.serve.schema import ClassesRequest, ImageProblem, SessionInfo, SessionRequest, Upload
 from cliquetta.serve.settings import Settings
-from cliquetta.serve.store import SessionSpec
 from cliquetta.types import Batch, Prediction
 
 STREAM = "bundled"
@@ -117,11 +116,11 @@ class AppSession:
     def __init__(self, settings: Settings, request: SessionRequest) -> None:
         self.id = uuid.uuid4().hex
         self.settings, self.limits = settings, settings.limits
-        self._ask(request, *create_session(request, settings, id=self.id, owner="visitor"))
+        self._ask(request, *create_session(request, settings, self.id))
         self._begin()
 
-    def _ask(self, request: SessionRequest, spec: SessionSpec, adapter: Adapter) -> None:
-        self.request, self._spec, self.adapter = request, spec, adapter
+    def _ask(self, request: SessionRequest, info: SessionInfo, adapter: Adapter) -> None:
+        self.request, self._info, self.adapter = request, info, adapter
         self.plain = create_method("zero_shot", adapter.model, adapter.prompts)
         adapter.collect_evidence = True
 
@@ -132,8 +131,8 @@ class AppSession:
         """
         request = ClassesRequest(classes=list(classes))
         other, changed = copy.copy(self), {"classes": request.classes}
-        spec, adapter = change_classes(request, self._spec, self.adapter, self.settings)
-        other._ask(self.request.model_copy(update=changed), spec, adapter)
+        info, adapter = change_classes(request, self._info, self.adapter, self.settings)
+        other._ask(self.request.model_copy(update=changed), info, adapter)
         other.rows, other.tally = list(self.rows), Tally()
         return other
 

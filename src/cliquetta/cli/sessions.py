@@ -34,8 +34,8 @@ def list_all(common: Common, state_dir: StateDir = "sessions") -> None:
     columns = ("id", "owner", "model", "method", "classes", "batches", "images", "used", "KiB")
     rows = [
         (
-            *(one.spec.id, one.spec.owner, one.spec.model, one.spec.method),
-            *(len(one.spec.classes), one.progress.sequence, one.progress.images),
+            *(one.info.id, one.owner, one.info.model, one.info.method),
+            *(len(one.info.classes), one.info.sequence, one.info.images),
             datetime.fromtimestamp(one.used).isoformat(" ", "minutes"),
             round(one.bytes / 1024),
         )
@@ -60,7 +60,7 @@ def delete(
 
     if not ids and unused_days is None:
         raise UserError("no sessions given: name their ids, or use --unused-days")
-    known = {one.spec.id: one for one in _scan(state_dir)}
+    known = {one.info.id: one for one in _scan(state_dir)}
     missing = [id for id in ids or () if id not in known]
     if missing:
         raise UserError(f"no session {missing[0]!r} in {state_dir}: see `cliquetta sessions list`")

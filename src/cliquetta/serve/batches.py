@@ -23,10 +23,11 @@ from cliquetta.serve.schema import (
     ImagePrediction,
     ImageProblem,
     Scored,
+    SessionInfo,
     Upload,
 )
 from cliquetta.serve.settings import Limits
-from cliquetta.serve.store import Progress, SessionSpec, StoredResponse
+from cliquetta.serve.store import StoredResponse
 from cliquetta.types import Batch, Prediction
 
 CHEAPER = "send fewer images or choose a cheaper method"
@@ -100,17 +101,17 @@ def check_views(adapter: Adapter, images: int, limits: Limits) -> None:
 
 
 def find_repeated(
-    progress: Progress,
+    last: int,
     responses: Mapping[int, StoredResponse],
     sequence: int | None,
     digest: str,
     key: str,
 ) -> StoredResponse | None:
-    """The stored response to a request of this key, sequence or digest; ``None`` if it is new."""
+    """The stored response to a repeated request; ``None`` for a new one after batch ``last``."""
     for response in responses.values():
         if key and response.key == key:
             return response
-    expected = progress.sequence + 1
+    expected = last + 1
     if sequence is None or sequence == expected:
         return None
     if sequence > expected:
@@ -126,9 +127,9 @@ def find_repeated(
 
 @torch.no_grad()
 def render_response(
-    spec: SessionSpec, number: int, request: BatchRequest, decoded: Decoded, prediction: Prediction
+    session: SessionInfo, request: BatchRequest, decoded: Decoded, prediction: Prediction
 ) -> bytes:
-    """The response as JSON."""
+    """The response of a session, after the batch, as JSON."""
     best, ranked = prediction.top(request.top_k)
     rejections: list[dict[str, Any]] = [{} for _ in decoded.positions]
     if prediction.rejection is not None:
@@ -141,14 +142,14 @@ def render_response(
     ):
         # str() of a float32 is the shortest that reads back as the same
         top = [
-            Scored(label=spec.classes[c], probability=float(str(p)))
+            Scored(label=session.classes[c], probability=float(str(p)))
             for p, c in zip(row, classes, strict=True)
         ]
         image = {"index": index, "name": request.images[index].name, **dict(top[0])}
         predictions.append(ImagePrediction(**image, top=top, **rejection))
     response = BatchResponse(
-        session=spec.id,
-        sequence=number,
+        session=session.id,
+        sequence=session.sequence,
         predictions=predictions,
         errors=list(decoded.refused),
         evidence=summarise(dict(prediction.evidence)) if request.evidence else None,

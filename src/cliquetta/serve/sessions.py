@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -22,14 +22,7 @@ from cliquetta.serve.factory import build_adapter, change_classes, create_sessio
 from cliquetta.serve.metrics import ServiceMetrics
 from cliquetta.serve.schema import BatchRequest, ClassesRequest, SessionInfo, SessionRequest
 from cliquetta.serve.settings import Settings
-from cliquetta.serve.store import (
-    FencedError,
-    Progress,
-    Resident,
-    Store,
-    StoredResponse,
-    StoredSession,
-)
+from cliquetta.serve.store import FencedError, Resident, Store, StoredResponse, StoredSession
 from cliquetta.types import Prediction
 
 _log = logging.getLogger(__name__)
@@ -68,21 +61,21 @@ class Sessions:
         self._settings, self._limits = settings, settings.limits
         self._store, self._metrics, self._tracing = store, metrics, settings.tracing
         self._lock = threading.Lock()
-        self.entries = {stored.spec.id: stored for stored in store.scan()}
+        self.entries = {stored.info.id: stored for stored in store.scan()}
         self.residents: OrderedDict[str, Resident] = OrderedDict()
         self._busy: set[str] = set()
         self._coming: list[str] = []  # owners of sessions under construction
 
     def owned_by(self, owner: str) -> list[SessionInfo]:
         """The sessions of ``owner``, oldest first."""
-        return [_info(entry) for entry in self._refresh() if entry.spec.owner == owner]
+        return [entry.info for entry in self._refresh() if entry.owner == owner]
 
     def info(self, owner: str, id: str) -> SessionInfo:
         """One session of ``owner``; those of others do not exist for it."""
         entry = self._find(id)
-        if entry is None or entry.spec.owner != owner:
+        if entry is None or entry.owner != owner:
             raise not_found("session")
-        return _info(entry)
+        return entry.info
 
     def create(self, id: str, owner: str, request: SessionRequest) -> SessionInfo:
         """Build a session and write it to disk; once, if a router asks two replicas for it."""
@@ -90,16 +83,16 @@ class Sessions:
             return self.info(owner, id)
         self._refresh()
         with self._room_for(owner):
-            spec, adapter = create_session(request, self._settings, id=id, owner=owner)
-            entry, resident = StoredSession(spec, Progress(), time.time()), Resident(adapter)
+            info, adapter = create_session(request, self._settings, id)
+            resident = Resident(adapter)
             try:
-                self._save(entry, resident)
+                self._save(StoredSession(info, owner, time.time()), resident)
             except FencedError:
                 return self.info(owner, id)
             with self._lock:
                 self.residents[id] = resident
                 self._evict()
-        return _info(entry)
+        return info
 
     @_repeated
     def predict(self, id: str, request: BatchRequest, key: str = "") -> tuple[bytes, bool]:
@@ -111,9 +104,8 @@ class Sessions:
         start = time.perf_counter()
         digest = request.digest
         with self._using(id) as (entry, resident):
-            stored = find_repeated(
-                entry.progress, resident.responses, request.sequence, digest, key
-            )
+            last, responses = entry.info.sequence, resident.responses
+            stored = find_repeated(last, responses, request.sequence, digest, key)
             if stored is not None:
                 self._metrics.replays.inc()
                 return stored.body, True
@@ -121,34 +113,33 @@ class Sessions:
             decoded, prediction = self._compute(entry, resident.adapter, request)
             predicted, refused = len(decoded.positions), len(decoded.refused)
             with self._dropped_on_error(id):
-                number = entry.progress.sequence + 1
-                body = render_response(entry.spec, number, request, decoded, prediction)
-                resident.responses[number] = StoredResponse.of(digest, body, key)
-                for old in sorted(resident.responses)[: -self._limits.replay]:
-                    del resident.responses[old]
-                images = entry.progress.images + predicted
-                progress = replace(entry.progress, sequence=number, images=images)
-                self._save(replace(entry, progress=progress), resident)
+                progress = {"sequence": last + 1, "images": entry.info.images + predicted}
+                info = entry.info.model_copy(update=progress)
+                body = render_response(info, request, decoded, prediction)
+                responses[info.sequence] = StoredResponse.of(digest, body, key)
+                for old in sorted(responses)[: -self._limits.replay]:
+                    del responses[old]
+                self._save(replace(entry, info=info), resident)
             self._metrics.images.labels("predicted").inc(predicted)
             self._metrics.images.labels("refused").inc(refused)
             elapsed = time.perf_counter() - start
-            self._metrics.batch_seconds.labels(entry.spec.method).observe(elapsed)
-            self._metrics.observe_health(entry.spec.method, prediction)
+            self._metrics.batch_seconds.labels(entry.info.method).observe(elapsed)
+            self._metrics.observe_health(entry.info.method, prediction)
         return body, False
 
     def _compute(
         self, entry: StoredSession, adapter: Adapter, request: BatchRequest
     ) -> tuple[Decoded, Prediction]:
-        attributes = {"session": entry.spec.id, "method": entry.spec.method}
+        attributes = {"session": entry.info.id, "method": entry.info.method}
         try:
             with self._tracing.span("predict", **attributes, images=len(request.images)):
                 return predict_images(adapter, request.images, self._limits)
         except ServiceError:
             raise
         except Exception as error:
-            if not entry.progress.imported:
+            if not entry.imported:
                 raise
-            _log.warning("session %s fails on its imported state", entry.spec.id, exc_info=error)
+            _log.warning("session %s fails on its imported state", entry.info.id, exc_info=error)
             message = "the imported state cannot be used: reset the session or import another one"
             raise invalid(message) from error
 
@@ -157,8 +148,7 @@ class Sessions:
         """Forget what was learned; batch numbers continue."""
         with self._using(id) as (entry, resident), self._dropped_on_error(id):
             resident.adapter.reset()
-            progress = replace(entry.progress, imported=False)
-            return self._save(replace(entry, progress=progress), resident)
+            return self._save(replace(entry, imported=False), resident)
 
     @_repeated
     def set_classes(self, id: str, request: ClassesRequest) -> SessionInfo:
@@ -168,11 +158,11 @@ class Sessions:
         the session is as it was. The list that it has already changes nothing.
         """
         with self._using(id) as (entry, resident), self._dropped_on_error(id):
-            spec, adapter = change_classes(request, entry.spec, resident.adapter, self._settings)
-            if spec is entry.spec:
-                return _info(entry)
+            info, adapter = change_classes(request, entry.info, resident.adapter, self._settings)
+            if info is entry.info:
+                return info
             resident.adapter, resident.chain = adapter, Chain()
-            return self._save(replace(entry, spec=spec), resident)
+            return self._save(replace(entry, info=info), resident)
 
     @_repeated
     def export_state(self, id: str) -> bytes:
@@ -190,8 +180,7 @@ class Sessions:
                 raise invalid(str(error)) from error
             except Exception as error:
                 raise invalid("not a state that can be read") from error
-            progress = replace(entry.progress, imported=True)
-            return self._save(replace(entry, progress=progress), resident)
+            return self._save(replace(entry, imported=True), resident)
 
     @_repeated
     def delete(self, id: str) -> None:
@@ -208,7 +197,7 @@ class Sessions:
         with self._storage():
             self._store.collect()
         entries = filter(self._is_expired, self._refresh())
-        return [(entry.spec.owner, entry.spec.id) for entry in entries]
+        return [(entry.owner, entry.info.id) for entry in entries]
 
     def delete_due(self, id: str) -> None:
         """Delete a session if it is still :meth:`due` now."""
@@ -231,7 +220,7 @@ class Sessions:
         with self._storage():
             stored = self._store.scan(dict(self.entries))
         with self._lock:
-            self.entries = {entry.spec.id: entry for entry in stored}
+            self.entries = {entry.info.id: entry for entry in stored}
             for id in self.residents.keys() - self.entries.keys() - self._busy:
                 del self.residents[id]
         return stored
@@ -281,11 +270,11 @@ class Sessions:
 
     def _restore(self, entry: StoredSession) -> tuple[StoredSession, Resident]:
         """Read a session back; its progress is what the disk says."""
-        id = entry.spec.id
+        id = entry.info.id
         with self._storage():
             try:
-                adapter = build_adapter(entry.spec, self._settings)
-                progress, resident = self._store.load(adapter, id, entry.version)
+                adapter = build_adapter(entry.info, self._settings)
+                stored, resident = self._store.load(adapter, id, entry.version)
             except DamagedError as error:
                 _log.error("session %s: %s", id, error)
                 raise _damaged(str(error)) from error
@@ -293,7 +282,7 @@ class Sessions:
                 _log.warning("session %s cannot be restored: %s", id, error)
                 message = "the server's models or methods have changed since this session was made"
                 raise conflict("not_served", message) from error
-        entry = replace(entry, progress=progress)
+        entry = replace(entry, info=stored.info, imported=stored.imported)
         with self._lock:
             self.entries[id], self.residents[id] = entry, resident
         self._metrics.restores.inc()
@@ -322,18 +311,18 @@ class Sessions:
 
     def _save(self, entry: StoredSession, resident: Resident) -> SessionInfo:
         """Write a session as it is now; it counts when this returns."""
-        with self._storage(), self._tracing.span("store.write", session=entry.spec.id):
+        with self._storage(), self._tracing.span("store.write", session=entry.info.id):
             self._store.save(entry, resident)
         entry.used = time.time()
         with self._lock:
-            self.entries[entry.spec.id] = entry
-        return _info(entry)
+            self.entries[entry.info.id] = entry
+        return entry.info
 
     @contextmanager
     def _room_for(self, owner: str) -> Iterator[None]:
         """Reserve one more session for ``owner``."""
         with self._lock:
-            owners = [e.spec.owner for e in self.entries.values()] + self._coming
+            owners = [entry.owner for entry in self.entries.values()] + self._coming
             if len(owners) >= self._limits.sessions:
                 raise ServiceError(429, "too_many_sessions", "the server cannot keep more sessions")
             if owners.count(owner) >= self._limits.sessions_per_owner:
@@ -356,11 +345,6 @@ class Sessions:
             _log.error("session store: %s", error)
             message = "the server's disk cannot be used; nothing was changed"
             raise ServiceError(503, "storage", message, retry_after=10) from error
-
-
-def _info(entry: StoredSession) -> SessionInfo:
-    spec = {name: value for name, value in asdict(entry.spec).items() if name != "owner"}
-    return SessionInfo(**spec, sequence=entry.progress.sequence, images=entry.progress.images)
 
 
 def _damaged(what: str) -> ServiceError:

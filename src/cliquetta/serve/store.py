@@ -18,7 +18,7 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,47 +38,15 @@ from cliquetta.serve.changes import (
     pack_changes,
     seal_of,
 )
+from cliquetta.serve.schema import SessionInfo
 from cliquetta.serve.store_files import files_at
 
 _SUFFIX = ".safetensors"
 _RESPONSE = "answer."
+_PROGRESS = ("sequence", "images")
 _TOMBSTONE_SECONDS = 86400
 _LOOKS = 4
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class SessionSpec:
-    """The specification of a session; only its classes and templates ever change."""
-
-    id: str
-    owner: str
-    created: str
-    model: str
-    """The server's name for the model, not where it comes from."""
-    method: str
-    preset: str | None
-    config: Mapping[str, Any]
-    """The method's config in full, as JSON types."""
-    classes: tuple[str, ...]
-    templates: tuple[str, ...]
-    seed: int
-    reject: float | None = None
-    """How many images of none of the classes to look for."""
-    calibrate: bool = False
-    """Whether probabilities are scaled."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Progress of a session."""
-
-    sequence: int = 0
-    """Number of the last batch that was answered."""
-    images: int = 0
-    """Images predicted so far."""
-    imported: bool = False
-    """Whether its memory came from a client and not from its own batches."""
 
 
 class FencedError(Exception):
@@ -133,12 +101,14 @@ class Resident:
 
 @dataclass
 class StoredSession:
-    """A session without the memory of its method: how it was made, how far it has come."""
+    """A session without the memory of its method."""
 
-    spec: SessionSpec
-    progress: Progress
+    info: SessionInfo
+    owner: str
     used: float
     """Time of the last change, in seconds since 1970."""
+    imported: bool = False
+    """Whether its memory came from a client and not from its own batches."""
     bytes: int = 0
     """Size of its files."""
     version: int = 0
@@ -170,7 +140,7 @@ class Store:
                 stored = self.find(id)
             if size and stored is not None:
                 sessions.append(stored)
-        return sorted(sessions, key=lambda stored: (stored.spec.created, stored.spec.id))
+        return sorted(sessions, key=lambda stored: (stored.info.created, stored.info.id))
 
     def version(self, id: str, known: int = 0) -> int:
         """The present version of a session, also if that is its deletion; 0 if there is none.
@@ -187,8 +157,9 @@ class Store:
                 return None
             name = _name(id, version)
             try:
-                spec, progress = _parse_notes(notes_of(self.files.head(name)), id)
-                return StoredSession(spec, progress, self.files.modified(name), size, version)
+                stored = _parse_notes(notes_of(self.files.head(name)), id)
+                used = self.files.modified(name)
+                return replace(stored, used=used, bytes=size, version=version)
             except (ValueError, KeyError, TypeError, OSError) as error:
                 if self._present(id) == (version, size):  # else a later version has replaced it
                     _log.warning("the session file %s is not used: %s", name, error)
@@ -205,9 +176,11 @@ class Store:
 
         """
         responses, chain, version = resident.responses, resident.chain, session.version + 1
+        made = session.info.model_dump()
+        progress = {name: made.pop(name) for name in _PROGRESS}
         notes: dict[str, Any] = {
-            "session": asdict(session.spec),
-            "progress": asdict(session.progress),
+            "session": {**made, "owner": session.owner},
+            "progress": {**progress, "imported": session.imported},
             "answers": {str(number): response.digest for number, response in responses.items()},
             "keys": {str(number): one.key for number, one in responses.items() if one.key},
             "checksum": UNSEALED.decode(),
@@ -221,7 +194,7 @@ class Store:
             notes |= {"whole": chain.base, "after": chain.seal}
             data, base = _seal(pack_changes(changes, extra, notes)), chain.base
         try:
-            self._write(session.spec.id, data, version, base)
+            self._write(session.info.id, data, version, base)
         except BaseException as error:
             self.failing = not isinstance(error, FencedError)
             raise
@@ -232,7 +205,7 @@ class Store:
             chain.follow(changes, data)
         session.version = resident.version = version
 
-    def load(self, adapter: Adapter, id: str, version: int) -> tuple[Progress, Resident]:
+    def load(self, adapter: Adapter, id: str, version: int) -> tuple[StoredSession, Resident]:
         """Let ``adapter`` continue where the session was.
 
         Raises:
@@ -249,8 +222,7 @@ class Store:
             )
             for number, digest in saved.notes["answers"].items()
         }
-        _, progress = _parse_notes(saved.notes, id)
-        return progress, Resident(adapter, responses, version)
+        return _parse_notes(saved.notes, id), Resident(adapter, responses, version)
 
     def delete(self, id: str, version: int = 0) -> None:
         """Write an empty version after ``version``, or after whatever is present if that is 0.
@@ -334,15 +306,14 @@ def _latest(sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
     return {id: (max(of), sum(of.values()) if of[max(of)] else 0) for id, of in versions.items()}
 
 
-def _parse_notes(notes: Mapping[str, Any], id: str) -> tuple[SessionSpec, Progress]:
+def _parse_notes(notes: Mapping[str, Any], id: str) -> StoredSession:
     """The session of a file with these notes, which must be the one it is named after."""
-    values = dict(notes["session"])
-    for name in ("classes", "templates"):
-        values[name] = tuple(values[name])
-    spec = SessionSpec(**values)
-    if spec.id != id:
-        raise DamagedError(f"the file of session {id} holds session {spec.id}: copied or swapped")
-    return spec, Progress(**notes["progress"])
+    made, progress = dict(notes["session"]), dict(notes["progress"])
+    owner, imported = made.pop("owner"), progress.pop("imported")
+    info = SessionInfo(**made, **progress)
+    if info.id != id:
+        raise DamagedError(f"the file of session {id} holds session {info.id}: copied or swapped")
+    return StoredSession(info, owner, time.time(), imported)
 
 
 def _seal(data: bytes) -> bytes:
