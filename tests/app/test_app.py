@@ -419,7 +419,7 @@ def test_refusals_keep_what_was_shown_and_learned(controller: Controller) -> Non
         again, told = controller.next_batch(session, form, "class")
         assert words in told.notice and "alert" in told.notice
         assert again is session and told.predictions == pages.predictions
-        assert session.request.classes == list(NAMES) and session.batches == 1
+        assert session.info.classes == list(NAMES) and session.batches == 1
         assert all(torch.equal(v, learned[n]) for n, v in session.adapter.state_dict().items())
 
 

@@ -83,7 +83,7 @@ class Controller:
                 raise invalid(f"a state may have {most:,} bytes")
             current, _ = self._session(session, form)
             images = current.load_state(path.read_bytes())
-            words = f"{path.name} is loaded: {current.request.method} has seen {images:,} images."
+            words = f"{path.name} is loaded: {current.info.method} has seen {images:,} images."
             return current, self._pages(current, pages.notice(words), kind)
 
         return self._reported(session, run, kind)
@@ -102,7 +102,7 @@ class Controller:
         folder.mkdir(exist_ok=True)
         table = folder / "predictions.csv"
         table.write_bytes(session.predictions_csv())
-        state = folder / f"{session.request.method}-state.safetensors"
+        state = folder / f"{session.info.method}-state.safetensors"
         state.write_bytes(session.state())
         return [str(table), str(state)], pages.notice("Predictions and state are ready.")
 
@@ -121,9 +121,9 @@ class Controller:
         request = SessionRequest(classes=classes, model=form.model, method=form.method)
         if session is None:
             return AppSession(self.settings, request), ""
-        if session.request == request:
+        same = (session.info.model, session.info.method) == (form.model, form.method)
+        if same and session.info.classes == classes:
             return session, ""
-        same = session.request == request.model_copy(update={"classes": session.request.classes})
         if same and session.adapter.outlives_classes:
             return session.with_classes(classes), _OTHER_CLASSES
         why = f"{form.method} learns about its classes only" if same else "Another model or method"

@@ -71,7 +71,7 @@ def notice(text: str, *, bad: bool = False, items: Sequence[str] = ()) -> str:
 
 def batch_notice(session: AppSession, shown: Shown, opening: str = "") -> str:
     """Summary of a batch, and the score so far."""
-    tally, method = session.tally, session.request.method
+    tally, method = session.tally, session.info.method
     words = [opening] if opening else []
     words.append(f"Batch {session.batches}: {count(len(shown.rows), 'image')}.")
     changed = sum(row.changed for row in shown.rows)
@@ -96,7 +96,7 @@ def predictions_page(session: AppSession) -> str:
     if shown is None:
         return NOTHING_YET
     cards = [
-        _card(row, thumbnail(picture), session.request.method)
+        _card(row, thumbnail(picture), session.info.method)
         for row, picture in zip(shown.rows, shown.pictures, strict=True)
     ]
     return f"<div class='cq-grid'>{''.join(cards)}</div>"
@@ -128,12 +128,12 @@ def cliques_page(session: AppSession) -> str:
     if shown is None:
         return NOTHING_YET
     if "cliques" not in shown.prediction.evidence:
-        return _quiet(f"{session.request.method} forms no cliques; scap does.")
+        return _quiet(f"{session.info.method} forms no cliques; scap does.")
     cliques = describe(shown.prediction)["cliques"]
     if not cliques:
         return _quiet("No images of this batch were similar enough to form a clique.")
     small = [thumbnail(picture, 96) for picture in shown.pictures]
-    names = session.request.classes
+    names = session.info.classes
     members = {index for clique in cliques for index in clique["members"]}
     parts = [_quiet(f"{count(len(cliques), 'clique')} of {count(len(members), 'image')}.")]
     parts += [_clique(clique, shown.rows, small, names) for clique in cliques[:MOST_CLIQUES]]
@@ -172,7 +172,7 @@ def attention_page(session: AppSession, index: int, kind: str) -> str:
     chosen: Any = "rollout" if kind == "rollout" else "class"
     maps = attention_maps(session.adapter, shown.pixels, shown.prediction, index, chosen)
     if not maps:
-        return _quiet(f"{session.request.model} has no attention to show: it is not a ViT.")
+        return _quiet(f"{session.info.model} has no attention to show: it is not a ViT.")
     row, picture = shown.rows[index], shown.pictures[index]
     cards = [_map_card("the image", "as the model sees it", thumbnail(picture, 192))]
     top = max(float(entry.grid.max()) for entry in maps) or 1.0  # one scale for all
@@ -180,7 +180,7 @@ def attention_page(session: AppSession, index: int, kind: str) -> str:
         image = thumbnail(overlay(picture, entry.grid / top), 192)
         moved = f"{100 * entry.moved:.1f}% of it moved, {100 * entry.to_prompts:.1f}% to prompts"
         cards.append(_map_card(entry.title, moved if entry.moved else "", image))
-    words = f"{row.name}: zero-shot says {row.before}, {session.request.method} {row.after}."
+    words = f"{row.name}: zero-shot says {row.before}, {session.info.method} {row.after}."
     if len(maps) == 1:
         words += " No visual prompts were in this image's answer: plain attention only."
     return f"<p>{escape(words)}</p><div class='cq-grid'>{''.join(cards)}</div>"
@@ -195,12 +195,12 @@ def _map_card(title: str, below: str, image: str) -> str:
 
 def memory_page(session: AppSession) -> str:
     """Memory of the method over the batches, and the score."""
-    tally, method = session.tally, session.request.method
+    tally, method = session.tally, session.info.method
     if not session.batches:
         return NOTHING_YET
     parts = []
     for cache, latest in tally.counts[-1].items():
-        figure = cache_figure([counts[cache] for counts in tally.counts], session.request.classes)
+        figure = cache_figure([counts[cache] for counts in tally.counts], session.info.classes)
         total, filled = sum(latest.held), sum(held > 0 for held in latest.held)
         parts.append(
             f"<p><b>{escape(cache)}</b>: {total} held for {filled} of {len(latest.held)} classes, "

@@ -116,11 +116,11 @@ class AppSession:
     def __init__(self, settings: Settings, request: SessionRequest) -> None:
         self.id = uuid.uuid4().hex
         self.settings, self.limits = settings, settings.limits
-        self._ask(request, *create_session(request, settings, self.id))
+        self._use(*create_session(request, settings, self.id))
         self._begin()
 
-    def _ask(self, request: SessionRequest, info: SessionInfo, adapter: Adapter) -> None:
-        self.request, self._info, self.adapter = request, info, adapter
+    def _use(self, info: SessionInfo, adapter: Adapter) -> None:
+        self.info, self.adapter = info, adapter
         self.plain = create_method("zero_shot", adapter.model, adapter.prompts)
         adapter.collect_evidence = True
 
@@ -129,10 +129,8 @@ class AppSession:
 
         The score starts again, since predictions among other classes cannot be compared.
         """
-        request = ClassesRequest(classes=list(classes))
-        other, changed = copy.copy(self), {"classes": request.classes}
-        info, adapter = change_classes(request, self._info, self.adapter, self.settings)
-        other._ask(self.request.model_copy(update=changed), info, adapter)
+        request, other = ClassesRequest(classes=list(classes)), copy.copy(self)
+        other._use(*change_classes(request, self.info, self.adapter, self.settings))
         other.rows, other.tally = list(self.rows), Tally()
         return other
 
@@ -173,7 +171,7 @@ class AppSession:
             batch, labels = next(stream.read([range(self._position, end)]))
             prediction = predict_finite(adapter, batch)
             truths = [dataset.names[label] for label in labels.tolist()]
-            known = [truth if truth in self.request.classes else None for truth in truths]
+            known = [truth if truth in self.info.classes else None for truth in truths]
             shown = self._shown(batch, prediction, batch.keys, known)
         self._position = end
         return self._keep(shown)
@@ -219,7 +217,7 @@ class AppSession:
     ) -> Shown:
         plain = self.plain.predict(Batch(batch.images, batch.keys))
         columns = [part[:, 0].tolist() for one in (plain, prediction) for part in one.top()]
-        classes = self.request.classes
+        classes = self.info.classes
         rows = tuple(
             Row(self.batches + 1, name, classes[c], p, classes[d], q, truth)
             for name, truth, p, c, q, d in zip(names, truths, *columns, strict=True)
