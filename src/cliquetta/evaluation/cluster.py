@@ -21,8 +21,7 @@ import torch
 
 from cliquetta.errors import UserError
 from cliquetta.evaluation.grid import RunSpec
-from cliquetta.evaluation.progress import Step
-from cliquetta.evaluation.progress_actor import ProgressBoard, RunReport
+from cliquetta.evaluation.progress import ProgressBoard, RunReport, Step
 from cliquetta.evaluation.record import Record
 from cliquetta.evaluation.sweep import RunContext, RunResult
 from cliquetta.ray_connection import LOCAL, connected

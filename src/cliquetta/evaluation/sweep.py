@@ -32,8 +32,8 @@ from cliquetta.errors import UserError
 from cliquetta.evaluation.evidence_log import EvidenceLimits
 from cliquetta.evaluation.grid import BASELINE, RunSpec
 from cliquetta.evaluation.progress import Step
-from cliquetta.evaluation.record import Record, digest
-from cliquetta.evaluation.runner import PredictionCache, evaluate, plan
+from cliquetta.evaluation.record import Record, digest, plan
+from cliquetta.evaluation.runner import PredictionCache, evaluate
 from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.building.feature_level import FeatureLevel
 from cliquetta.methods.registry import create_method, method_config
