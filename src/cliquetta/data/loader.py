@@ -189,15 +189,17 @@ class Loader(Generic[Job]):
             positions += own
             unreadable += missing
             if first + count == size:
-                side = self.preprocess.size
-                nothing = [
-                    (*(() if kind is None else (kind.count,)), side, side, 3) for kind in self.views
-                ]
-                images = [buffer[: len(positions)] for buffer in buffers] or [
-                    torch.empty(0, *shape, dtype=torch.uint8) for shape in nothing
-                ]
-                return self._send(Loaded(positions, images, unreadable))
+                images = [buffer[: len(positions)] for buffer in buffers]
+                return self._send(Loaded(positions, images or self._nothing(), unreadable))
         return None
+
+    def _nothing(self) -> list[Tensor]:
+        """Batches in which no file could be read."""
+        size = self.preprocess.size
+        return [
+            torch.empty(0, *([] if kind is None else [kind.count]), size, size, 3).byte()
+            for kind in self.views
+        ]
 
     def _send(self, loaded: Loaded) -> Loaded:
         """Pixels on the device; a GPU copies them beside the work that it has."""
