@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def make_run(
     logits, known = logits_of(predicted), torch.tensor(labels)
     metrics = Metrics(len(names))
     metrics.update(logits, known)
-    with PredictionLog(folder / PREDICTIONS) as log:
+    with closing(PredictionLog(folder / PREDICTIONS)) as log:
         log.append([f"image-{index}" for index in range(len(labels))], known, logits)
     Record(
         folder.name,

@@ -45,7 +45,9 @@ def random_cosines(images: int, views: int, classes: int) -> Tensor:
 
 
 @pytest.mark.parametrize("vote", ["hard", "fp16-eps"])
-@pytest.mark.parametrize(("views", "classes", "selected"), [(12, 3, 0.34), (6, 9, 0.7), (64, 5, 0.3)])
+@pytest.mark.parametrize(
+    ("views", "classes", "selected"), [(12, 3, 0.34), (6, 9, 0.7), (64, 5, 0.3)]
+)
 def test_all_images_at_once_equal_numpy_one_by_one(
     vote: str, views: int, classes: int, selected: float
 ) -> None:
