@@ -133,7 +133,7 @@ class HereCluster:
         yield self
         self.left = sorted(path.name for path in self.folder.iterdir())
 
-    def do(self, work: resumable.Work) -> None:
+    def do(self, work: resumable.FileRun) -> None:
         work.do()
 
 

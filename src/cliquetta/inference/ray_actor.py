@@ -24,7 +24,7 @@ from cliquetta.inference import parts as limits
 from cliquetta.inference.parts import Lane, Part, PartCutter
 from cliquetta.inference.predictor import Health, Predictor, States
 from cliquetta.inference.reading import ReadBatch, Reader, Segment
-from cliquetta.inference.resumable import Work
+from cliquetta.inference.resumable import FileRun
 from cliquetta.inference.table_files import Row
 from cliquetta.methods.registry import create_method, get_method
 from cliquetta.model.clip import CLIP
@@ -75,7 +75,7 @@ class ActorSetup:
     seconds: float
 
     @classmethod
-    def of(cls, work: Work, device: str, threads: int) -> ActorSetup:
+    def of(cls, work: FileRun, device: str, threads: int) -> ActorSetup:
         """The setup of a run."""
         adapters = work.predictor.adapters.values()
         for one in adapters:
@@ -93,7 +93,7 @@ class ActorSetup:
             methods,
             device,
             threads,
-            work.request.state is not None,
+            work.state is not None,
             limits.PART_ROWS,
             limits.PART_SECONDS,
         )

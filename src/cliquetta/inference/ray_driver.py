@@ -30,7 +30,7 @@ from cliquetta.inference.ray_actor import (
     read_batch,
     to_table,
 )
-from cliquetta.inference.resumable import Work
+from cliquetta.inference.resumable import FileRun
 from cliquetta.ray_connection import LOCAL, connected
 
 WINDOW = 4096
@@ -98,7 +98,7 @@ class RayWorkers:
     gpus: float
     cores: int
 
-    def do(self, work: Work) -> None:
+    def do(self, work: FileRun) -> None:
         """Predict what is in no part yet, lanes shared out among the actors."""
         device = "cuda" if self.gpus else "cpu"
         setup = self.ray.put(pickle.dumps(ActorSetup.of(work, device, self.settings.threads)))
@@ -138,7 +138,7 @@ class _Track:
     """The lanes of one actor."""
 
     workers: RayWorkers
-    work: Work
+    work: FileRun
     lanes: Sequence[Lane]
     setup: Any
     over: threading.Event
@@ -220,7 +220,7 @@ class _Track:
                 with self.lock:
                     if report.part is not None:
                         self.work.parts.add(report.part)
-                        self.work.run.health |= report.health
-                    self.work.run.busy += report.busy
-                    self.work.run.waited += report.waited
+                        self.work.result.health |= report.health
+                    self.work.result.busy += report.busy
+                    self.work.result.waited += report.waited
                     self.work.advance(report.images, report.skipped)

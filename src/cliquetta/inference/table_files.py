@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import io
 import json
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,87 +18,63 @@ Row = dict[str, Any]
 """Text, numbers or nothing, by column."""
 Columns = Mapping[str, type]
 """``str``, ``float`` or ``bool``, by column."""
+WriteTable = Callable[[Iterable[Row], Columns, BinaryIO], None]
+"""Writes all rows; a column that a row lacks is left empty."""
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _ROW_GROUP = 10_000
 
 
-class TableFormat(ABC):
-    """A kind of file that holds rows."""
-
-    @abstractmethod
-    def write(self, rows: Iterable[Row], columns: Columns, file: BinaryIO) -> None:
-        """Write all rows; a column that a row lacks is left empty."""
-
-
-class CSVFormat(TableFormat):
+def write_csv(rows: Iterable[Row], columns: Columns, file: BinaryIO) -> None:
     """Comma-separated values in UTF-8 that a spreadsheet does not take for formulas."""
-
-    def write(self, rows: Iterable[Row], columns: Columns, file: BinaryIO) -> None:
-        """Write a header and all rows."""
-        text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-        try:
-            lines = csv.writer(text)
-            lines.writerow([_cell(name) for name in columns])
-            lines.writerows([_cell(row.get(name)) for name in columns] for row in rows)
-        finally:
-            text.detach()
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
+    try:
+        lines = csv.writer(text)
+        lines.writerow([_cell(name) for name in columns])
+        lines.writerows([_cell(row.get(name)) for name in columns] for row in rows)
+    finally:
+        text.detach()
 
 
-class JSONLinesFormat(TableFormat):
+def write_json_lines(rows: Iterable[Row], columns: Columns, file: BinaryIO) -> None:
     """One JSON object per line; empty cells are null."""
-
-    def write(self, rows: Iterable[Row], columns: Columns, file: BinaryIO) -> None:
-        """Write all rows."""
-        for row in rows:
-            whole = {name: row.get(name) or None for name in columns}
-            whole |= {name: row.get(name) for name, kind in columns.items() if kind is not str}
-            file.write(json.dumps(whole, ensure_ascii=False).encode() + b"\n")
-
-
-class ParquetFormat(TableFormat):
-    """Apache Parquet (extra ``parquet``)."""
-
-    def __init__(self) -> None:
-        try:
-            import pyarrow  # noqa: F401
-        except ImportError:
-            raise UserError(
-                "Parquet files need an extra: pip install 'cliquetta[parquet]'"
-            ) from None
-
-    def write(self, rows: Iterable[Row], columns: Columns, file: BinaryIO) -> None:
-        """Write all rows, a group at a time."""
-        import pyarrow
-        import pyarrow.parquet
-
-        kinds = {str: pyarrow.string(), float: pyarrow.float64(), bool: pyarrow.bool_()}
-        schema = pyarrow.schema([(name, kinds[kind]) for name, kind in columns.items()])
-        remaining = iter(rows)
-        with pyarrow.parquet.ParquetWriter(file, schema) as writer:
-            while group := list(islice(remaining, _ROW_GROUP)):
-                whole = [{name: row.get(name) for name in columns} for row in group]
-                writer.write_table(pyarrow.Table.from_pylist(whole, schema))
+    for row in rows:
+        values = {
+            name: (row.get(name) or None) if kind is str else row.get(name)
+            for name, kind in columns.items()
+        }
+        file.write(json.dumps(values, ensure_ascii=False).encode() + b"\n")
 
 
-_FORMATS: dict[str, type[TableFormat]] = {
-    "csv": CSVFormat,
-    "jsonl": JSONLinesFormat,
-    "parquet": ParquetFormat,
+def write_parquet(rows: Iterable[Row], columns: Columns, file: BinaryIO) -> None:
+    """Apache Parquet (extra ``parquet``), a group of rows at a time."""
+    import pyarrow
+    import pyarrow.parquet
+
+    kinds = {str: pyarrow.string(), float: pyarrow.float64(), bool: pyarrow.bool_()}
+    schema = pyarrow.schema([(name, kinds[kind]) for name, kind in columns.items()])
+    remaining = iter(rows)
+    with pyarrow.parquet.ParquetWriter(file, schema) as writer:
+        while group := list(islice(remaining, _ROW_GROUP)):
+            filled = [{name: row.get(name) for name in columns} for row in group]
+            writer.write_table(pyarrow.Table.from_pylist(filled, schema))
+
+
+_FORMATS: dict[str, WriteTable] = {
+    "csv": write_csv,
+    "jsonl": write_json_lines,
+    "parquet": write_parquet,
 }
 
 
-def pick_format(path: Path, name: str | None = None) -> TableFormat:
-    """The format of a name, or else of the suffix of a file; CSV for a file without a suffix.
-
-    Raises:
-        UnknownNameError: There is no such format.
-
-    """
+def pick_format(path: Path, name: str | None = None) -> WriteTable:
+    """The writer of a named format, or else of a file's suffix; CSV without a suffix."""
     name = name or path.suffix.lower().removeprefix(".") or "csv"
     if name not in _FORMATS:
         raise UnknownNameError("file format", name, _FORMATS)
-    return _FORMATS[name]()
+    if name == "parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise UserError("Parquet files need an extra: pip install 'cliquetta[parquet]'")
+    return _FORMATS[name]
 
 
 def shown_path(path: str) -> str:
