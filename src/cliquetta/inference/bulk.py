@@ -79,7 +79,7 @@ def predict(
 
     Args:
         images: Folders, image files, globs, tar files, CSV or Parquet files with a column of paths
-            (their columns are kept), URLs of these, ``-`` for a list of paths on standard input;
+            (their columns are copied), URLs of these, ``-`` for a list of paths on standard input;
             a DataFrame with a column ``path``; images in memory, one or several (see
             :func:`cliquetta.data.inputs.separate_images`); or features of images, as
             :func:`cliquetta.data.features.feature_dataset` takes them.
@@ -87,15 +87,15 @@ def predict(
         text_features: Features of the class names, from the model that made ``images``, which
             are features then: an array or tensor (N, E), or a file (see
             :func:`cliquetta.prompts.features.as_text_features`). No model is loaded.
-        method: Name of a method, an adapter, or several of them; the answers of several stand
-            side by side.
+        method: Name of a method, an adapter, or several of them; the predictions of
+            several stand side by side.
         model: Name or path of a model, a loaded one, or a module that
             :func:`cliquetta.from_model` takes; needed where ``method`` is a name. ``"micro"``,
             which comes with the package, is a toy for images of 32 pixels.
         device: Where to load the model.
         seed: Of the methods' random draws and of views.
         batch_size: Images per batch.
-        top_k: Answers per image.
+        top_k: Best classes to list per image.
         all_probabilities: Give the probability of every class, too.
         multi_label: Score classes independently (sigmoid models such as SigLIP only) and list all
             whose probability is at least this.
@@ -112,7 +112,7 @@ def predict(
             their size where that is still enough (other pixels, slightly).
         state: File of one method's adapted state: continued from if it exists, saved at the end;
             with ``group_by`` a folder of such files.
-        out: Output file or URL; ``-`` is standard output. Without it rows are kept in memory.
+        out: Output file or URL; ``-`` is standard output. Without it rows stay in memory.
         file_format: ``csv``, ``jsonl`` or ``parquet``; by the suffix of ``out`` if not given.
         shard: ``(i, n)`` predicts the i-th of n equal parts of the list, counted from 1, into a
             file of its own.

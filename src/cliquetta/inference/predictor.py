@@ -27,14 +27,12 @@ from cliquetta.types import Batch, Prediction
 
 States = Mapping[str, bytes]
 """The packed state of every method, by name."""
-
-
 Health = dict[str, dict[str, int | float | str]]
 """By method: figures of how adaptation is doing, with a verdict."""
 
 
 def predict_batch(adapter: Adapter, batch: AnyBatch) -> Prediction:
-    """The answer of a method to a batch, of images or of their features."""
+    """The prediction of a method for a batch, of images or of their features."""
     if isinstance(batch, Batch):
         return adapter.predict(batch)
     assert isinstance(adapter, FeatureLevel)
@@ -43,7 +41,7 @@ def predict_batch(adapter: Adapter, batch: AnyBatch) -> Prediction:
 
 @dataclass
 class Predictor:
-    """Methods that answer side by side."""
+    """Methods that predict the same images side by side."""
 
     adapters: Mapping[str, Adapter]
     row_format: RowFormat
@@ -65,7 +63,10 @@ class Predictor:
     @property
     def health(self) -> Health:
         """Health figures of every method after its last batch."""
-        return {name: self.adapters[name].summarize(said) for name, said in self.last.items()}
+        return {
+            name: self.adapters[name].summarize(prediction)
+            for name, prediction in self.last.items()
+        }
 
     @cached_property
     def reader(self) -> Reader:
@@ -87,10 +88,7 @@ class Predictor:
         return self.ask(read)()
 
     def ask(self, read: ReadBatch) -> Callable[[], list[Row]]:
-        """Let the methods learn from a batch; gives what makes its rows, later and in any thread.
-
-        A GPU may be busy with the next batch then.
-        """
+        """Let the methods learn from a batch; the result makes its rows, later and in any thread."""
         begun = time.perf_counter()
         predictions = {
             name: self._predict(name, adapter, read.by_views[adapter.views])
@@ -100,12 +98,12 @@ class Predictor:
         listed, unreadable = list(zip(read.keys, read.columns, strict=True)), read.unreadable
         logits = next(iter(predictions.values())).logits
         side = side_stream(logits.device) if logits.is_cuda else None
-        answered = torch.cuda.current_stream(logits.device).record_event() if side else None
+        predicted = torch.cuda.current_stream(logits.device).record_event() if side else None
 
         def rows() -> list[Row]:
             with nullcontext() if side is None else torch.cuda.stream(side):
-                if side is not None and answered is not None:
-                    side.wait_event(answered)
+                if side is not None and predicted is not None:
+                    side.wait_event(predicted)
                 made = dict(zip(keys, self.row_format.rows(predictions), strict=True))
             none = dict.fromkeys(self.row_format.columns())
             return [
@@ -138,8 +136,7 @@ class Predictor:
     def load(self, state: Path | None) -> int:
         """Continue from a state file if there is one; returns how many images it has seen.
 
-        Of a state of another class list a method may keep what it has learned apart from the
-        classes.
+        Under another class list a method may keep what it has learned apart from the classes.
         """
         if state is None or not state.exists():
             return 0

@@ -70,9 +70,8 @@ class ActorSetup:
     """Name, prompts, config, seed and fitted tensors of each."""
     device: str
     threads: int
-    keep_state: bool
-    most_rows: int
-    seconds: float
+    cutting: tuple[bool, int, float]
+    """The last three settings of a :class:`PartCutter`."""
 
     @classmethod
     def of(cls, work: FileRun, device: str, threads: int) -> ActorSetup:
@@ -87,16 +86,8 @@ class ActorSetup:
         predictor = replace(work.predictor, adapters={})
         methods = [(one.name, one.prompts, one.config, one.seed, one.fitted) for one in adapters]
         model = copy.deepcopy(next(iter(adapters)).model).cpu()
-        return cls(
-            predictor,
-            model,
-            methods,
-            device,
-            threads,
-            work.state is not None,
-            limits.PART_ROWS,
-            limits.PART_SECONDS,
-        )
+        cutting = work.state is not None, limits.PART_ROWS, limits.PART_SECONDS
+        return cls(predictor, model, methods, device, threads, cutting)
 
     def build(self) -> Predictor:
         """The methods, in the process of the actor."""
@@ -131,20 +122,20 @@ class PredictActor:
         report = BatchReport(refusal=self.refusal)  # to all batches, whichever report arrives first
         if not self.refusal:
             try:
-                report = self._answer(from_table(table), waited)
+                report = self._predict(from_table(table), waited)
             except UserError as error:
                 self.refusal = str(error)
                 report = BatchReport(refusal=self.refusal)
         self.free = time.perf_counter()
         return to_table(replace(report, busy=self.free - begun))
 
-    def _answer(self, task: BatchTask, waited: float) -> BatchReport:
+    def _predict(self, task: BatchTask, waited: float) -> BatchReport:
         if self.cutter is None or self.cutter.lane != task.lane:
             assert task.states is not None, "the lane began in another actor"
             self.predictor.restore(task.states)
             self.rows = []
-            keep, size, seconds = self.setup.keep_state, self.setup.most_rows, self.setup.seconds
-            self.cutter = PartCutter(self.predictor, task.lane, task.first, keep, size, seconds)
+            cutting = self.setup.cutting
+            self.cutter = PartCutter(self.predictor, task.lane, task.first, *cutting)
         assert task.first == self.cutter.next, f"image {task.first} for {self.cutter.next}"
         assert isinstance(task.images, ReadBatch)
         read = self.predictor.reader.develop(task.images, torch.device(self.setup.device))

@@ -1,10 +1,8 @@
 """Prediction runs on a Ray cluster: CPU workers read and decode, actors adapt.
 
-One Ray Data pipeline per actor: a list of batches, tasks that read them, an actor that takes them
-in order. Ray Data streams, holds readers back when the actor is slower, and reads again what was
-lost with a worker. The parts are written by the process that started the run
-(:mod:`.parts`), so that they are those of a run on one machine; an actor that dies is replaced by
-one that continues after the last part.
+One Ray Data pipeline per actor: a list of batches, tasks that read them, an actor that gets them in
+order. Parts are written by the process that started the run, so that they are those of a run on one
+machine; an actor that dies is replaced by one that continues after the last part.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import pickle
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -48,7 +46,7 @@ class RayCluster:
     actors: int | None = None
     """Lanes that are adapted to at the same time; by default as many as there are GPUs, or one."""
     gpus_per_actor: float | None = None
-    """Share of a GPU of an actor; by default a whole one if the cluster has any, else none."""
+    """Share of a GPU of an actor; by default all of one if the cluster has any, else none."""
     threads: int = 1
     """CPU threads, and cores, of an actor without a GPU."""
     retries: int = 3
@@ -81,45 +79,11 @@ class RayCluster:
                 )
             logger = logging.getLogger("ray.data")
             level = logger.level
-            logger.setLevel(logging.CRITICAL)  # what goes wrong is told here, once
+            logger.setLevel(logging.CRITICAL)  # what goes wrong is reported here, once
             try:
                 yield RayWorkers(ray, self, actors, gpus, cores)
             finally:
                 logger.setLevel(level)
-
-
-@dataclass
-class RayWorkers:
-    """The actors of one run."""
-
-    ray: Any
-    settings: RayCluster
-    actors: int
-    gpus: float
-    cores: int
-
-    def do(self, work: FileRun) -> None:
-        """Predict what is in no part yet, lanes shared out among the actors."""
-        device = "cuda" if self.gpus else "cpu"
-        setup = self.ray.put(pickle.dumps(ActorSetup.of(work, device, self.settings.threads)))
-        sizes = {lane: lane.stop - work.parts.done(lane) for lane in work.unfinished()}
-        tracks = share_out(sizes, self.actors)
-        over, lock = threading.Event(), threading.Lock()
-        jobs = [_Track(self, work, lanes, setup, over, lock) for lanes in tracks]
-        threads = [threading.Thread(target=job.run, daemon=True) for job in jobs]
-        for thread in threads:
-            thread.start()
-        try:
-            for thread in threads:
-                while thread.is_alive():
-                    thread.join(0.5)  # so that Ctrl-C is noticed
-        finally:
-            over.set()
-            for thread in threads:
-                thread.join(10.0)
-        for job in jobs:
-            if job.error is not None:
-                raise job.error
 
 
 def share_out(sizes: Mapping[Lane, int], tracks: int) -> list[list[Lane]]:
@@ -134,63 +98,81 @@ def share_out(sizes: Mapping[Lane, int], tracks: int) -> list[list[Lane]]:
 
 
 @dataclass
-class _Track:
-    """The lanes of one actor."""
+class RayWorkers:
+    """The actors of one run."""
 
-    workers: RayWorkers
-    work: FileRun
-    lanes: Sequence[Lane]
-    setup: Any
-    over: threading.Event
+    ray: Any
+    settings: RayCluster
+    actors: int
+    gpus: float
+    cores: int
+    over: threading.Event = field(default_factory=threading.Event)
     """Set when the run is to end."""
-    lock: threading.Lock
-    error: BaseException | None = None
+    errors: list[BaseException] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def run(self) -> None:
-        """Work off the lanes; an actor that is lost is replaced."""
+    def do(self, work: FileRun) -> None:
+        """Predict what is in no part yet: lanes shared out among the actors, a thread for each."""
+        device = "cuda" if self.gpus else "cpu"
+        setup = self.ray.put(pickle.dumps(ActorSetup.of(work, device, self.settings.threads)))
+        sizes = {lane: lane.stop - work.parts.done(lane) for lane in work.unfinished()}
+        threads = [
+            threading.Thread(target=self._follow, args=(work, lanes, setup), daemon=True)
+            for lanes in share_out(sizes, self.actors)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(0.5)  # so that Ctrl-C is noticed
+        finally:
+            self.over.set()
+            for thread in threads:
+                thread.join(10.0)
+        if self.errors:
+            raise self.errors[0]
+
+    def _follow(self, work: FileRun, lanes: Sequence[Lane], setup: Any) -> None:
+        """Work off the lanes of one actor; an actor that is lost is replaced."""
         attempts = 0
         try:
-            while not self.over.is_set() and (left := self._left()):
+            while not self.over.is_set() and (left := _left(work, lanes)):
                 try:
-                    self._stream()
-                except self.workers.ray.exceptions.RayError as error:
+                    self._stream(work, lanes, setup)
+                except self.ray.exceptions.RayError as error:
                     if self.over.is_set():
                         return
-                    attempts = attempts + 1 if self._left() == left else 0
-                    if attempts > self.workers.settings.retries:
+                    attempts = attempts + 1 if _left(work, lanes) == left else 0
+                    if attempts > self.settings.retries:
                         raise
                     reason = next(iter(str(error).splitlines()), "")
                     _log.warning("an actor is replaced: %s: %s", type(error).__name__, reason)
                     self.over.wait(2.0**attempts)
         except BaseException as error:
-            self.error = error
+            self.errors.append(error)
             self.over.set()
 
-    def _left(self) -> list[tuple[Lane, int]]:
-        """Lanes with images that are in no part, and the first of these."""
-        firsts = [(lane, self.work.parts.done(lane)) for lane in self.lanes]
-        return [(lane, first) for lane, first in firsts if first < lane.stop]
-
-    def _tasks(self) -> Iterator[BatchTask]:
+    def _tasks(self, work: FileRun, lanes: Sequence[Lane]) -> Iterator[BatchTask]:
         """The next batches of the lanes."""
-        size = self.work.predictor.batch_size
+        size = work.predictor.batch_size
         batches = (
             (lane, begin, first)
-            for lane, begin in self._left()
+            for lane, begin in _left(work, lanes)
             for first in range(begin, lane.stop, size)
         )
         for number, (lane, begin, first) in enumerate(islice(batches, WINDOW), start=1):
             with self.lock:
-                segment = self.work.source.segment(first, min(first + size, lane.stop))
-                states = self.work.states(lane) if first == begin else None
+                segment = work.source.segment(first, min(first + size, lane.stop))
+                states = work.states(lane) if first == begin else None
             yield BatchTask(lane, first, segment, states, due=number == WINDOW)
 
-    def _stream(self) -> None:
-        """Let batches flow through readers and an actor, and keep the parts that come out."""
+    def _stream(self, work: FileRun, lanes: Sequence[Lane], setup: Any) -> None:
+        """Let batches flow through readers and an actor, and add the parts that come out."""
         from ray.data import from_arrow
 
-        reader = replace(self.work.predictor.reader, workers=0, device=None, model=None)
-        batches = from_arrow([to_table(task) for task in self._tasks()])
+        reader = replace(work.predictor.reader, workers=0, device=None, model=None)
+        batches = from_arrow([to_table(task) for task in self._tasks(work, lanes)])
         batches.context.execution_options.preserve_order = True
         batches.context.enable_progress_bars = False
         read_there: Any = read_batch
@@ -201,10 +183,10 @@ class _Track:
         options = {"max_restarts": -1, "max_task_retries": 0, "allow_out_of_order_execution": False}
         reports = read.map_batches(
             PredictActor,
-            fn_constructor_args=(self.setup,),
+            fn_constructor_args=(setup,),
             concurrency=1,
-            num_cpus=self.workers.cores,
-            num_gpus=self.workers.gpus,
+            num_cpus=self.cores,
+            num_gpus=self.gpus,
             ray_remote_args_fn=lambda: options,
             **one,
         )
@@ -219,8 +201,14 @@ class _Track:
                     raise UserError(report.refusal)
                 with self.lock:
                     if report.part is not None:
-                        self.work.parts.add(report.part)
-                        self.work.result.health |= report.health
-                    self.work.result.busy += report.busy
-                    self.work.result.waited += report.waited
-                    self.work.advance(report.images, report.skipped)
+                        work.parts.add(report.part)
+                        work.result.health |= report.health
+                    work.result.busy += report.busy
+                    work.result.waited += report.waited
+                    work.advance(report.images, report.skipped)
+
+
+def _left(work: FileRun, lanes: Sequence[Lane]) -> list[tuple[Lane, int]]:
+    """Lanes with images that are in no part, and the first of these."""
+    firsts = [(lane, work.parts.done(lane)) for lane in lanes]
+    return [(lane, first) for lane, first in firsts if first < lane.stop]

@@ -161,12 +161,12 @@ class ImageSource:
         self._names = [] if isinstance(images, ImageList | FeatureDataset) else name_images(images)
         self.columns: dict[str, str] = {}
         """Columns of input tables and what they are called in the output."""
-        taken = {"path", "error", *row_format.columns()}
+        used = {"path", "error", *row_format.columns()}
         for name in images.columns if isinstance(images, ImageList) else ():
-            while (shown := self.columns.get(name, name)) in taken:
+            while (shown := self.columns.get(name, name)) in used:
                 self.columns[name] = f"input_{shown}"
             self.columns[name] = shown
-            taken.add(shown)
+            used.add(shown)
 
     @property
     def local(self) -> bool:

@@ -87,7 +87,7 @@ def check_writable(target: Path | str, state: Path | None, *, overwrite: bool = 
 
 
 def shard_range(count: int, shard: tuple[int, int], batch_size: int) -> tuple[int, int]:
-    """First and last image of a shard, in whole batches of the list."""
+    """First and last image of a shard, in full batches of the list."""
     (i, n), batches = shard, -(-count // batch_size)
     ends = (batches * (i - 1) // n, batches * i // n)
     return min(ends[0] * batch_size, count), min(ends[1] * batch_size, count)
@@ -231,7 +231,7 @@ class FileRun:
         return facts
 
     def _list_lanes(self, actors: int) -> list[Lane]:
-        """One lane per group; else equal parts, in whole batches, for each of the actors."""
+        """One lane per group; else equal parts, in full batches, for each of the actors."""
         if isinstance(self.images, FeatureDataset):
             count, groups = len(self.images), []
         else:

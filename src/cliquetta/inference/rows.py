@@ -137,5 +137,5 @@ class PredictionRun:
             if predicted is not None:
                 self.classes.setdefault(method, Counter())[predicted] += 1
             if row_format.reject is not None:
-                said = row[f"{row_format.prefix(method)}rejected"]
-                self.rejected[method] = self.rejected.get(method, 0) + bool(said)
+                rejected = bool(row[f"{row_format.prefix(method)}rejected"])
+                self.rejected[method] = self.rejected.get(method, 0) + rejected
