@@ -32,8 +32,7 @@ from cliquetta.inference.resumable import (
     shard_path,
     shard_range,
 )
-from cliquetta.inference.rows import PredictionRun, RowFormat
-from cliquetta.inference.table_files import Row, pick_format
+from cliquetta.inference.rows import PredictionRun, Row, RowFormat, pick_format
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import DEFAULT_METHOD, create_method
 from cliquetta.model.clip import CLIP

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from cliquetta.atomic import exclusive, write_atomically
 from cliquetta.inference.predictor import Predictor, States
-from cliquetta.inference.table_files import Row
+from cliquetta.inference.rows import Row
 
 PART_SECONDS = 20.0
 """How much work a run that is stopped may lose."""

@@ -16,8 +16,7 @@ from cliquetta.data.features import FeatureDataset
 from cliquetta.data.images import Decode
 from cliquetta.data.prepared import AnyBatch
 from cliquetta.inference.reading import ReadBatch, Reader
-from cliquetta.inference.rows import RowFormat
-from cliquetta.inference.table_files import Row, shown_path
+from cliquetta.inference.rows import Row, RowFormat, shown_path
 from cliquetta.methods.base import Adapter, NonFiniteError
 from cliquetta.methods.building.feature_level import FeatureLevel
 from cliquetta.methods.registry import require_features_only
@@ -88,7 +87,7 @@ class Predictor:
         return self.ask(read)()
 
     def ask(self, read: ReadBatch) -> Callable[[], list[Row]]:
-        """Let the methods learn from a batch; the result makes its rows, later and in any thread."""
+        """Let the methods learn from a batch; the result makes its rows later, in any thread."""
         begun = time.perf_counter()
         predictions = {
             name: self._predict(name, adapter, read.by_views[adapter.views])

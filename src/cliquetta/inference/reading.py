@@ -22,8 +22,7 @@ from cliquetta.data.loader import ImageGroup, Loaded, Loader
 from cliquetta.data.prepared import AnyBatch, FeatureStream
 from cliquetta.data.stream import Stream
 from cliquetta.data.views import to_pixels
-from cliquetta.inference.rows import RowFormat
-from cliquetta.inference.table_files import Row
+from cliquetta.inference.rows import Row, RowFormat
 from cliquetta.model.clip import CLIP
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.types import Batch, ViewSpec

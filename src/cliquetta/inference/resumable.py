@@ -30,8 +30,7 @@ from cliquetta.errors import UserError
 from cliquetta.inference.parts import Lane, Part, PartCutter, Parts, Writer, interrupted_after
 from cliquetta.inference.predictor import Predictor, States
 from cliquetta.inference.reading import ImageSource
-from cliquetta.inference.rows import PredictionRun
-from cliquetta.inference.table_files import Row, WriteTable
+from cliquetta.inference.rows import PredictionRun, Row, WriteTable
 from cliquetta.methods.state import describe, merge_states
 
 _FORMAT = "cliquetta-predict-1"
