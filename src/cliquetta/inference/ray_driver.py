@@ -7,7 +7,6 @@ machine; an actor that dies is replaced by one that continues after the last par
 
 from __future__ import annotations
 
-
 import copy
 import io
 import logging
