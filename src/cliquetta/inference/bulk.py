@@ -22,8 +22,7 @@ from cliquetta.data.images import Decode
 from cliquetta.data.inputs import is_table, separate_images
 from cliquetta.data.listing import STDIN, ImageList, Source, list_images
 from cliquetta.errors import UnknownNameError, UserError
-from cliquetta.inference.predictor import Predictor
-from cliquetta.inference.reading import ImageSource
+from cliquetta.inference.predictor import ImageSource, Predictor
 from cliquetta.inference.resumable import (
     Cluster,
     FileRun,

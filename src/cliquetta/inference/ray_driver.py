@@ -28,8 +28,7 @@ from torch import Tensor
 from cliquetta.errors import UserError
 from cliquetta.inference import parts as limits
 from cliquetta.inference.parts import Lane, Part, PartCutter
-from cliquetta.inference.predictor import Health, Predictor, States
-from cliquetta.inference.reading import ReadBatch, Reader, Segment
+from cliquetta.inference.predictor import Health, Predictor, ReadBatch, Reader, Segment, States
 from cliquetta.inference.resumable import FileRun
 from cliquetta.inference.rows import Row
 from cliquetta.methods.registry import create_method, get_method

@@ -28,8 +28,7 @@ from cliquetta.data.listing import STDIN, ImageList, Source, digest, list_images
 from cliquetta.data.remote import find_filesystem, is_url
 from cliquetta.errors import UserError
 from cliquetta.inference.parts import Lane, Part, PartCutter, Parts, Writer, interrupted_after
-from cliquetta.inference.predictor import Predictor, States
-from cliquetta.inference.reading import ImageSource
+from cliquetta.inference.predictor import ImageSource, Predictor, States
 from cliquetta.inference.rows import PredictionRun, Row, WriteTable
 from cliquetta.methods.state import describe, merge_states
 
