@@ -79,7 +79,7 @@ def test_a_method_that_keeps_to_the_contract_passes() -> None:
     ("kind", "words"),
     [
         (Secretive, "refused images teach|reset adapter predicts otherwise"),
-        (Random, "otherwise|manual_seed|changed predictions"),
+        (Random, "otherwise|manual_seed|images teach"),
         (Joint, "splitting matters"),
         (Training, "gradients were left"),
         (Halved, "logits are torch.float16"),

@@ -87,7 +87,7 @@ class DMN(FixedText):
         offered = marginal_entropy(sure)
 
         keys = memory["keys"]
-        occupancy = insert(memory, classes, offered, keys=plain)
+        occupancy = insert(memory, classes, offered, {"keys": plain})
         weights = affinity(plain, keys, occupancy, config.beta)
         text = ((plain @ self.classifier.T - 1) * config.beta).exp()[:, :, None] * self.classifier
         seen = class_features(plain, classes, keys, weights, text)

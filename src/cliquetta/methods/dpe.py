@@ -129,4 +129,4 @@ class DPE(FixedText):
     def _remember(self, feature: Tensor, logits: Tensor) -> None:
         """Offer a feature (E,) to the cache of the class that its views' logits (K, N) predict."""
         label = logits.mean(dim=0).argmax(dim=-1, keepdim=True)
-        insert(self.memory, label, marginal_entropy(logits)[None], keys=feature[None])
+        insert(self.memory, label, marginal_entropy(logits)[None], {"keys": feature[None]})

@@ -91,7 +91,7 @@ class OGA(FixedText):
         """Zero-shot logits of a batch, and the Gaussians of the cache that it entered."""
         memory = self.memory
         logits = self.scale * features @ self.classifier.T
-        insert(memory, logits.argmax(dim=-1), entropy(logits), keys=features)
+        insert(memory, logits.argmax(dim=-1), entropy(logits), {"keys": features})
         keys, filled = memory["keys"], memory["entropy"].isfinite()
         means = cache_means(keys, filled, self.classifier, self.config)
         return logits, means, ridge_covariance(keys, filled, means)

@@ -157,7 +157,7 @@ class TDA(FixedText):
     def _positive(self, seen: Seen, classes: Tensor) -> Tensor:
         """Fill the positive cache and read it."""
         keys = self.memory["positive.keys"]
-        occupancy = insert(self.memory, classes, seen.entropy, "positive.", keys=seen.features)
+        occupancy = insert(self.memory, classes, seen.entropy, {"keys": seen.features}, "positive.")
         weights = affinity(seen.features, keys, occupancy, self.config.positive_beta)
         return positive_logits(weights, classes)
 
@@ -170,6 +170,6 @@ class TDA(FixedText):
         offered = seen.entropy.masked_fill(~inside, torch.inf)
         arriving = classes_within(seen.probabilities, config.probability_window, cached.shape[2])
         columns = {"keys": seen.features, "classes": arriving}
-        occupancy = insert(memory, classes, offered, "negative.", **columns)
+        occupancy = insert(memory, classes, offered, columns, "negative.")
         weights = affinity(seen.features, keys, occupancy, config.negative_beta)
         return negative_logits(weights, cached, arriving)

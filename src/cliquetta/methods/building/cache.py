@@ -12,6 +12,7 @@ and any number of tensors (N, K, ...) beside it, all zero at the start.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -87,11 +88,15 @@ def declare(
 
 
 def insert(
-    memory: Memory, classes: Tensor, entropy: Tensor, prefix: str = "", **columns: Tensor
+    memory: Memory,
+    classes: Tensor,
+    entropy: Tensor,
+    columns: Mapping[str, Tensor],
+    prefix: str = "",
 ) -> CacheOccupancy:
-    """Offer images of ``classes`` (B,) with ``entropy`` (B,), infinite for none, and columns."""
+    """Offer images of ``classes`` (B,), entropy (B,) infinite for none, and columns (B, ...)."""
     occupancy = simulate_insertions(memory[f"{prefix}entropy"], classes, entropy)
-    for name, arrivals in {"entropy": entropy, **columns}.items():
+    for name, arrivals in {**columns, "entropy": entropy}.items():
         memory[prefix + name] = store(memory[prefix + name], arrivals, occupancy)
     return occupancy
 
