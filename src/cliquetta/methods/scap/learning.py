@@ -23,8 +23,8 @@ from cliquetta.methods.scap.text import PromptedText
 from cliquetta.model.block import Prefix
 from cliquetta.model.clip import l2_normalize, to_float32
 from cliquetta.model.cuda import Replayed
-from cliquetta.model.tapes import VisualTape, VisualTapes, chunks
 from cliquetta.model.vision import VisionTower
+from cliquetta.model.vjp import VisualTape, VisualTapes, chunks
 
 
 @dataclass(frozen=True)
