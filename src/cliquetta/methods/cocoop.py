@@ -19,8 +19,9 @@ from cliquetta.methods.building.few_shot import (
     FewShotClassifier,
     FitTask,
     TextTraining,
+    feature_draw,
     initial_linear,
-    learn_text,
+    learn,
 )
 from cliquetta.methods.coop import initial_context, prompt_tokens
 from cliquetta.methods.registry import register
@@ -101,7 +102,7 @@ def fit_cocoop(task: FitTask, config: CoCoOpConfig) -> dict[str, Tensor]:
     def logits(learned: Mapping[str, Tensor], features: Tensor) -> Tensor:
         return cocoop_logits(model, learned, tokens, features)
 
-    return learn_text(start, logits, task, config)
+    return learn(start, logits, feature_draw(task, config), task, config)
 
 
 @register("cocoop", fit=fit_cocoop)

@@ -20,6 +20,7 @@ from cliquetta.methods.building.few_shot import (
     FewShotAdapter,
     FitTask,
     SGDTraining,
+    crop_draw,
     initial_linear,
     learn,
 )
@@ -123,7 +124,7 @@ def fit_maple(task: FitTask, config: MaPLeConfig) -> dict[str, Tensor]:
     def logits(learned: Mapping[str, Tensor], pixels: Tensor) -> Tensor:
         return maple_logits(model, learned, tokens, pixels)
 
-    return learn(start, logits, task, config)
+    return learn(start, logits, crop_draw(task, config), task, config)
 
 
 @register(

@@ -37,7 +37,6 @@ from cliquetta.methods.building.few_shot import (
     FitStep,
     FitTask,
     epoch_batches,
-    finite,
     indices_of,
 )
 from cliquetta.methods.building.support_set import VIEWS_AT_ONCE, FewShot, crop_features
@@ -222,7 +221,7 @@ def train_keys(
             lr = config.lr * (1 + math.cos(math.pi * step / steps)) / 2
             state = adam_step(state, gradient, replace(adam, lr=lr))
             step += 1
-            task.report(FitStep(step, steps, epoch, finite(float(loss.detach()), step), lr))
+            task.report(FitStep(step, steps, epoch, float(loss.detach()), lr))
         yield replace(cache, keys=state.values)
 
 

@@ -15,6 +15,7 @@ from cliquetta.methods.building.few_shot import (
     FitTask,
     SGDTraining,
     TextTraining,
+    crop_draw,
     epoch_batches,
     feature_draw,
     learn,
@@ -71,10 +72,12 @@ def test_the_loop_is_torch_sgd_with_momentum(tiny_clip: CLIP) -> None:
         epochs=3, lr=0.1, momentum=0.5, weight_decay=0.2, warmup_lr=0.3, crop_scale=FULL_IMAGE
     )
     steps: list[FitStep] = []
+    task = FitTask(tiny_clip, TWO, make_examples(2), on_step=steps.append)
     actual = learn(
         {"x": torch.tensor([1.0, -2.0])},
         lambda learned, pixels: learned["x"].expand(len(pixels), 2),
-        FitTask(tiny_clip, TWO, make_examples(2), on_step=steps.append),
+        crop_draw(task, config),
+        task,
         config,
     )["x"]
     x, velocity = np.array([1.0, -2.0]), np.zeros(2)
@@ -88,12 +91,7 @@ def test_the_loop_is_torch_sgd_with_momentum(tiny_clip: CLIP) -> None:
 
 def test_a_loss_that_is_no_number_stops_the_fit(tiny_clip: CLIP) -> None:
     with pytest.raises(ArithmeticError, match="lower lr"):
-        learn(
-            {"x": torch.ones(1)},
-            lambda learned, pixels: learned["x"].expand(len(pixels), 2) * math.nan,
-            FitTask(tiny_clip, TWO, make_examples(1)),
-            SGDTraining(epochs=1),
-        )
+        FitTask(tiny_clip, TWO, make_examples(1)).report(FitStep(1, 1, 0, math.nan, 0.1))
 
 
 @pytest.mark.parametrize("name", ["coop", "cocoop"])

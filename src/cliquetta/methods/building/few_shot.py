@@ -191,7 +191,11 @@ class FitTask:
     on_step: OnStep | None = None
 
     def report(self, step: FitStep) -> None:
-        """Tell the caller about a step."""
+        """Tell the caller about a step; refuse a loss that is not finite."""
+        if not math.isfinite(step.loss):
+            raise ArithmeticError(
+                f"the loss is {step.loss} at step {step.step}: lower lr, or fit in float32"
+            )
         if self.on_step is not None:
             self.on_step(step)
 
@@ -213,16 +217,10 @@ def epoch_batches(
 
 
 def learn(
-    start: Mapping[str, Tensor],
-    logits: Logits,
-    task: FitTask,
-    config: SGDTraining,
-    *,
-    draw: Draw | None = None,
+    start: Mapping[str, Tensor], logits: Logits, draw: Draw, task: FitTask, config: SGDTraining
 ) -> dict[str, Tensor]:
-    """The parameters after SGD down the cross-entropy, by default of a crop of each image."""
+    """The parameters after SGD down the cross-entropy of the logits of what is drawn."""
     few_shot = task.few_shot
-    draw = draw or crop_draw(task, config)
     learned = {name: value.detach().clone().requires_grad_() for name, value in start.items()}
     optimiser = torch.optim.SGD(
         list(learned.values()),
@@ -246,15 +244,8 @@ def learn(
                 parameter.grad = gradient
             optimiser.step()
             step += 1
-            task.report(FitStep(step, steps, epoch, finite(float(value.detach()), step), lr))
+            task.report(FitStep(step, steps, epoch, float(value.detach()), lr))
     return {name: value.detach() for name, value in learned.items()}
-
-
-def learn_text(
-    start: Mapping[str, Tensor], logits: Logits, task: FitTask, config: TextTraining
-) -> dict[str, Tensor]:
-    """:func:`learn` on unit features of crops instead of pixels."""
-    return learn(start, logits, task, config, draw=feature_draw(task, config))
 
 
 def crop_draw(task: FitTask, config: SGDTraining) -> Draw:
@@ -278,21 +269,14 @@ def feature_draw(task: FitTask, config: TextTraining) -> Draw:
         return fresh
     generator = np.random.default_rng([task.seed, 0xF0])
     scale, count = config.crop_scale, config.crop_pool
-    raw = crop_features(task.model, task.few_shot, generator, scale=scale, count=count)
-    pool = l2_normalize(raw)
+    crops = crop_features(task.model, task.few_shot, generator, scale=scale, count=count)
+    pool = l2_normalize(crops)
 
     def pooled(rows: Rows, generator: np.random.Generator) -> Tensor:
         picks = generator.integers(pool.shape[1], size=len(rows))
         return pool[torch.from_numpy(rows), torch.from_numpy(picks)]
 
     return pooled
-
-
-def finite(loss: float, step: int) -> float:
-    """The loss, if it is finite."""
-    if not math.isfinite(loss):
-        raise ArithmeticError(f"the loss is {loss} at step {step}: lower lr, or fit in float32")
-    return loss
 
 
 def initial_linear(inputs: int, outputs: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
