@@ -34,8 +34,7 @@ from cliquetta.types import Batch, Prediction
 class BATCLIPConfig(AdamWConfig):
     """Bimodal adaptation of LayerNorms, never reset."""
 
-    lr: Positive = 5e-4
-    """Learning rate of AdamW; the default is the authors' for ImageNet-C."""
+    lr: Positive = 5e-4  # Learning rate of AdamW; the default is the authors' for ImageNet-C.
     adapt_text: bool = True
     """Also adapt the text tower's LayerNorms; otherwise the class texts stay fixed."""
 

@@ -34,8 +34,7 @@ class BCAConfig(MethodConfig):
     """Images that the text counts for in an embedding's running mean."""
     prior_threshold: Weight = 0.65
     """τ₂: a label prior learns from images whose posterior is above this."""
-    prior_count: Positive = 1
-    """Images that the one-hot start counts for in a label prior."""
+    prior_count: Positive = 1  # Images that the one-hot start counts for in a label prior.
 
 
 @register("bca", setting="TTABC's port")

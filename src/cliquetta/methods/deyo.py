@@ -37,8 +37,7 @@ class DeYOConfig(MomentumConfig):
     """Ent₀ as a multiple of ln N: entropy at which the weight of certainty is 1."""
     plpd_threshold: float = 0.2
     """τ_PLPD: images whose probability falls by less under shuffling do not teach."""
-    patch_grid: Count = 4
-    """Cells per side of the grid that is shuffled."""
+    patch_grid: Count = 4  # Cells per side of the grid that is shuffled.
 
 
 def shuffle_patches(images: Tensor, grid: int, generator: torch.Generator) -> Tensor:

@@ -39,14 +39,11 @@ class DOTAConfig(SelectiveConfig):
 
     views: Count = 1
     view_kind: ViewKind = "augmix"
-    initial_variance: Positive = 2e-3
-    """σ²: variance of every dimension before the first image."""
-    shrinkage: Fraction = 1e-4
-    """ε: share of the identity in the covariance that is inverted."""
+    initial_variance: Positive = 2e-3  # σ²: variance of every dimension before the first image.
+    shrinkage: Fraction = 1e-4  # ε: share of the identity in the covariance that is inverted.
     weight_per_count: NonNegative = 0.005
     """ρ: weight of the Gaussian prediction per image that a class was counted for, on average."""
-    largest_weight: NonNegative = 0.2
-    """η: where that weight stops growing; 0 is zero-shot CLIP."""
+    largest_weight: NonNegative = 0.2  # η: where that weight stops growing; 0 is zero-shot CLIP.
 
 
 def update_gaussians(

@@ -37,16 +37,11 @@ SMOOTHING = 1e-3
 class ECALPConfig(MethodConfig):
     """Label propagation with the authors' settings, the same for all datasets."""
 
-    text_neighbours: Count = 3
-    """Nearest texts that an image is joined to."""
-    image_neighbours: Count = 8
-    """Nearest images that an image is joined to, itself among them."""
-    gamma: Positive = 10.0
-    """γ: exponent of similarities."""
-    steps: Count = 3
-    """Rounds of propagation per image."""
-    capacity: Count = 2048
-    """Images remembered, the newest ones; the authors keep all."""
+    text_neighbours: Count = 3  # Nearest texts that an image is joined to.
+    image_neighbours: Count = 8  # Nearest images that an image is joined to, itself among them.
+    gamma: Positive = 10.0  # γ: exponent of similarities.
+    steps: Count = 3  # Rounds of propagation per image.
+    capacity: Count = 2048  # Images remembered, the newest ones; the authors keep all.
 
 
 def context_similarity(features: Tensor, text: Tensor) -> Tensor:

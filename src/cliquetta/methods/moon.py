@@ -40,10 +40,8 @@ TINY = 1e-12
 class MOONConfig(MethodConfig):
     """Transduction with dynamic shrinkage within each batch."""
 
-    neighbours: Count = 3
-    """m: nearest neighbours of an image by cosine, excluding itself."""
-    rounds: Count = 10
-    """T: updates of the assignments and of the distributions."""
+    neighbours: Count = 3  # m: nearest neighbours of an image by cosine, excluding itself.
+    rounds: Count = 10  # T: updates of the assignments and of the distributions.
 
 
 def class_presence(prior: Tensor) -> Tensor:

@@ -33,8 +33,7 @@ class MTAConfig(ViewsConfig):
     """λ_y: weight of the entropy of the inlierness scores; larger is closer to uniform."""
     iterations: Count = 5
     """Rounds of the alternation, and maximum iterations inside each of its two halves."""
-    tolerance: NonNegative = 1e-6
-    """Change below which a half of the alternation stops."""
+    tolerance: NonNegative = 1e-6  # Change below which a half of the alternation stops.
 
 
 SMALLEST = 1e-12

@@ -36,16 +36,12 @@ from cliquetta.types import Batch, Prediction, ViewSpec
 class PandaConfig(MethodConfig):
     """Negative data augmentation around another method."""
 
-    method: str = "tent"
-    """Name of the method that gets the corrected features."""
-    options: tuple[str, ...] = ()
-    """Settings of that method, each as key=value."""
+    method: str = "tent"  # Name of the method that gets the corrected features.
+    options: tuple[str, ...] = ()  # Settings of that method, each as key=value.
     offset: NonNegative = 0.2
     """β: how much of the negatives' mean feature is subtracted; 0 is the method alone."""
-    images_per_negative: Count = 10
-    """Images of a batch per negative that is made."""
-    patch_grid: Count = 7
-    """Patches per side; the nearest number that divides the image is used."""
+    images_per_negative: Count = 10  # Images of a batch per negative that is made.
+    patch_grid: Count = 7  # Patches per side; the nearest number that divides the image is used.
     predict_after: bool = True
     """Predict once more after the step, with new negatives; of methods that keep LayerNorms."""
 

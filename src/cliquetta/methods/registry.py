@@ -53,8 +53,7 @@ class MethodEntry:
     tuned_by_authors: frozenset[str] = frozenset()
     fit: Callable[..., Mapping[str, Any]] | None = None
     """For few-shot methods: learns the tensors that the adapter is built from."""
-    setting: str = ""
-    """What the defaults are its authors' setting for."""
+    setting: str = ""  # What the defaults are its authors' setting for.
     for_batches: bool = False
     """Whether it compares the images of a batch, so that single images are not what it is for."""
 

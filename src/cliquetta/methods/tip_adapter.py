@@ -50,38 +50,26 @@ SearchEnd = Annotated[float, Rule("above 0.1, where the search starts", lambda v
 class TipAdapterConfig(MethodConfig):
     """The authors' setting for ImageNet and three more of their eleven datasets."""
 
-    alpha: NonNegative = 1.17
-    """Weight of the cache relative to the text classifier."""
-    beta: NonNegative = 1.0
-    """Sharpness: how fast the weight of a key falls with its distance."""
-    augmentations: Count = 10
-    """Random crops whose mean feature makes a key."""
-    crop_scale: CropScale = (0.5, 1.0)
-    """Fraction of the image's area that a crop covers."""
+    alpha: NonNegative = 1.17  # Weight of the cache relative to the text classifier.
+    beta: NonNegative = 1.0  # Sharpness: how fast the weight of a key falls with its distance.
+    augmentations: Count = 10  # Random crops whose mean feature makes a key.
+    crop_scale: CropScale = (0.5, 1.0)  # Fraction of the image's area that a crop covers.
     search: bool = False
     """Choose alpha and beta by accuracy on the validation split, which must then be given."""
-    search_beta: SearchEnd = 7.0
-    """Upper end of the search for beta, which starts at 0.1."""
-    search_alpha: SearchEnd = 3.0
-    """Upper end of the search for alpha, which starts at 0.1."""
-    search_steps: tuple[Count, Count] = (200, 20)
-    """Number of values tried for beta and for alpha."""
+    search_beta: SearchEnd = 7.0  # Upper end of the search for beta, which starts at 0.1.
+    search_alpha: SearchEnd = 3.0  # Upper end of the search for alpha, which starts at 0.1.
+    search_steps: tuple[Count, Count] = (200, 20)  # Number of values tried for beta and for alpha.
 
 
 @dataclass(frozen=True)
 class TipAdapterFConfig(TipAdapterConfig):
     """Settings of Tip-Adapter, and of training its keys (AdamW, cosine per step)."""
 
-    epochs: Count = 20
-    """Passes over the labelled images."""
-    batch_size: Count = 256
-    """Images per step."""
-    lr: Positive = 1e-3
-    """Learning rate at the start of the cosine schedule."""
-    eps: Positive = 1e-4
-    """Epsilon of AdamW."""
-    weight_decay: NonNegative = 0.01
-    """Weight decay of AdamW."""
+    epochs: Count = 20  # Passes over the labelled images.
+    batch_size: Count = 256  # Images per step.
+    lr: Positive = 1e-3  # Learning rate at the start of the cosine schedule.
+    eps: Positive = 1e-4  # Epsilon of AdamW.
+    weight_decay: NonNegative = 0.01  # Weight decay of AdamW.
 
 
 PRESETS = read_presets("tip_adapter", TipAdapterConfig)

@@ -37,8 +37,7 @@ class TPSConfig(SelectiveConfig):
     """Learning rate of AdamW. One step moves each coordinate by about this much."""
     weight_decay: NonNegative = 0.01
     """Weight decay of AdamW, PyTorch's default in the official code."""
-    steps: Count = 1
-    """AdamW steps per image; views are selected before each."""
+    steps: Count = 1  # AdamW steps per image; views are selected before each.
 
 
 def shifted_text(text: Tensor, shift: Tensor) -> Tensor:

@@ -35,10 +35,8 @@ class TPTConfig(SelectiveConfig):
     """Learning rate of AdamW. One step moves each coordinate by about this much."""
     weight_decay: NonNegative = 0.01
     """Weight decay of AdamW, PyTorch's default in the official code."""
-    steps: Count = 1
-    """AdamW steps per image; views are selected before the first."""
-    text_chunk: Count = 1024
-    """Texts (images x classes) encoded at once. Bounds memory only."""
+    steps: Count = 1  # AdamW steps per image; views are selected before the first.
+    text_chunk: Count = 1024  # Texts (images x classes) encoded at once. Bounds memory only.
 
 
 @register("tpt", tuned=read_presets("tpt", TPTConfig))

@@ -32,10 +32,8 @@ class Adam:
 class AdamConfig(MethodConfig):
     """Base of the configs of methods that take Adam steps on LayerNorms."""
 
-    lr: Positive = 1e-3
-    """Learning rate of Adam."""
-    betas: tuple[Decay, Decay] = (0.9, 0.999)
-    """Decay rates of Adam's two moments."""
+    lr: Positive = 1e-3  # Learning rate of Adam.
+    betas: tuple[Decay, Decay] = (0.9, 0.999)  # Decay rates of Adam's two moments.
 
     @property
     def adam(self) -> Adam:
@@ -47,8 +45,7 @@ class AdamConfig(MethodConfig):
 class AdamWConfig(AdamConfig):
     """The same with decay of the weights."""
 
-    weight_decay: NonNegative = 0.01
-    """Weight decay of AdamW."""
+    weight_decay: NonNegative = 0.01  # Weight decay of AdamW.
 
     @property
     def adam(self) -> Adam:

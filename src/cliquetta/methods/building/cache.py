@@ -104,10 +104,8 @@ def insert(
 class Affinity(NamedTuple):
     """Weights of the entries of a cache as each image of a batch arrives, 0 where absent."""
 
-    old: Tensor
-    """(B, N, K), for the entries at the start."""
-    new: Tensor
-    """(B, B), for the images of the batch."""
+    old: Tensor  # (B, N, K), for the entries at the start.
+    new: Tensor  # (B, B), for the images of the batch.
 
 
 def affinity(features: Tensor, keys: Tensor, occupancy: CacheOccupancy, beta: float) -> Affinity:

@@ -186,8 +186,7 @@ class MomentumConfig(MethodConfig):
 
     lr: Positive = 1e-3
     """Learning rate of SGD at batches of 64: in proportion to the batch, doubled for one image."""
-    momentum: Decay = 0.9
-    """Momentum of SGD."""
+    momentum: Decay = 0.9  # Momentum of SGD.
 
 
 class MomentumAdapter(LayerNormAdapter):

@@ -23,10 +23,8 @@ class Range:
 
     least: float = -MOST_COUNTED
     below: float = MOST_COUNTED
-    unit: bool = False
-    """Rows have length one, or are zero where nothing was stored yet."""
-    diagonal: bool = False
-    """Only the diagonals of matrices are compared with ``least``."""
+    unit: bool = False  # Rows have length one, or are zero where nothing was stored yet.
+    diagonal: bool = False  # Only the diagonals of matrices are compared with ``least``.
 
 
 ANY = Range()

@@ -77,14 +77,10 @@ class Composed:
     """Prompts and texts that every pass of a batch is scored with."""
 
     passes: Passes
-    prompts: Tensor
-    """Visual prompts (R, S, V)."""
-    mask: Tensor
-    """(R, S) bool: where there is a prompt."""
-    slots: Tensor
-    """(R,): the slot of its class's cache that a retained prompt came from, or -1."""
-    text_features: Tensor
-    """(N, E)."""
+    prompts: Tensor  # Visual prompts (R, S, V).
+    mask: Tensor  # (R, S) bool: where there is a prompt.
+    slots: Tensor  # (R,): the slot of its class's cache that a retained prompt came from, or -1.
+    text_features: Tensor  # (N, E).
 
     def logits(self, features: Tensor, scale: float) -> Tensor:
         """Logits (b, passes, N) of the features (R, E) of all passes (Eq. 19)."""
@@ -148,10 +144,8 @@ class PrefixedTower:
     """The image tower from its first prompted block on."""
 
     tower: VisionTower
-    blocks: tuple[int, ...]
-    """Blocks that take a prompt, ascending."""
-    length: int
-    """Tokens of a prompt per block."""
+    blocks: tuple[int, ...]  # Blocks that take a prompt, ascending.
+    length: int  # Tokens of a prompt per block.
     replayed: Replayed = field(default_factory=Replayed)
     """Calls the blocks behind the last prompt, whose shapes do not depend on how many there are."""
 

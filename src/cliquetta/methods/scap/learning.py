@@ -46,12 +46,9 @@ class Task:
 class Learned:
     """Prompts of all distinct sets; ``None`` for a modality that is not learned."""
 
-    visual: Tensor | None
-    """(U, B, P, 2, D) for B prompted blocks."""
-    text: Tensor | None
-    """(U, M, D), or (U, N, M, D) when classes have their own."""
-    attributes: Tensor
-    """Keys (U, E): mean features, not normalised."""
+    visual: Tensor | None  # (U, B, P, 2, D) for B prompted blocks.
+    text: Tensor | None  # (U, M, D), or (U, N, M, D) when classes have their own.
+    attributes: Tensor  # Keys (U, E): mean features, not normalised.
     before: CliqueLosses
     after: CliqueLosses | None
     start_features: Tensor

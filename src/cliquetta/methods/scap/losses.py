@@ -19,14 +19,10 @@ CELLS = 2**24
 class CliqueLosses(NamedTuple):
     """Losses of U cliques and what they were computed from."""
 
-    entropy: Tensor
-    """(U,), Eq. 9."""
-    concentration: Tensor
-    """(U,), Eq. 10."""
-    total: Tensor
-    """(U,), Eq. 14."""
-    attributes: Tensor
-    """Mean features (U, E), Eq. 5; not normalised."""
+    entropy: Tensor  # (U,), Eq. 9.
+    concentration: Tensor  # (U,), Eq. 10.
+    total: Tensor  # (U,), Eq. 14.
+    attributes: Tensor  # Mean features (U, E), Eq. 5; not normalised.
 
     def detach(self) -> CliqueLosses:
         """These losses without gradients."""
