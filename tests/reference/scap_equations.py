@@ -17,8 +17,7 @@ from cliquetta.prompts.classes import ClassPrompts
 
 Clique = tuple[int, frozenset[int]]
 """The class of a candidate set and the batch indices of the members."""
-Entry = tuple[Tensor, Tensor]
-"""Key (E,) and value (P, 2, D) of the retention cache."""
+Entry = tuple[Tensor, Tensor]  # Key (E,) and value (P, 2, D) of the retention cache.
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,7 @@ from cliquetta.methods.building.views import SelectiveConfig, confident_views, t
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
-ELEMENTS = 2**25
-"""Elements of the class features computed at once: bounds memory (128 MiB)."""
+ELEMENTS = 2**25  # Elements of the class features computed at once: bounds memory (128 MiB).
 
 
 @dataclass(frozen=True)

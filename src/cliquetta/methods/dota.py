@@ -29,8 +29,7 @@ from cliquetta.methods.building.views import SelectiveConfig, ViewKind, confiden
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
-FIRST_MEAN = 1e-3
-"""Every coordinate of the means before the first image."""
+FIRST_MEAN = 1e-3  # Every coordinate of the means before the first image.
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,8 @@ from cliquetta.methods.building.memory import NON_NEGATIVE, UNIT, Range
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
-RESET = 5.0
-"""Earlier images start from their last best score divided by this."""
-SMOOTHING = 1e-3
-"""Share of the zero-shot prediction in the probabilities."""
+RESET = 5.0  # Earlier images start from their last best score divided by this.
+SMOOTHING = 1e-3  # Share of the zero-shot prediction in the probabilities.
 
 
 @dataclass(frozen=True)

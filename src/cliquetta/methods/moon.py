@@ -31,8 +31,7 @@ from cliquetta.methods.building.mixtures import (
 )
 from cliquetta.methods.registry import register
 
-SHORTEST, LONGEST = 1e-3, 1 - 1e-4
-"""Mean lengths between which κ is finite and positive."""
+SHORTEST, LONGEST = 1e-3, 1 - 1e-4  # Mean lengths between which κ is finite and positive.
 TINY = 1e-12
 
 

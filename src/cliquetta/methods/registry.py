@@ -33,8 +33,7 @@ from cliquetta.model.clip import CLIP, MissingCapabilityError
 from cliquetta.model.in_memory import FeaturesOnly, from_model
 from cliquetta.prompts.classes import ClassPrompts, as_prompts
 
-DEFAULT_METHOD = "domain_norm"
-"""The method wherever naming one is optional."""
+DEFAULT_METHOD = "domain_norm"  # The method wherever naming one is optional.
 
 A = TypeVar("A", bound=type[Adapter])
 

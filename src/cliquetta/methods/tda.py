@@ -28,12 +28,10 @@ from cliquetta.methods.building.views import SelectiveConfig, ViewKind, confiden
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
-GROUP = 256
-"""Images predicted at once: bounds memory. Changes results by rounding only."""
+GROUP = 256  # Images predicted at once: bounds memory. Changes results by rounding only.
 DENSE = 2**24
 """Numbers up to which a matrix of entries by classes is written out: a product is faster there."""
-SUM_ROUNDING = 1e-3
-"""By how much a sum of probabilities may exceed one."""
+SUM_ROUNDING = 1e-3  # By how much a sum of probabilities may exceed one.
 
 
 @dataclass(frozen=True)

@@ -34,12 +34,9 @@ from cliquetta.types import Prediction, Rejection
 SOFTENING = 10.0
 """Logits are divided by it: which classes come second and third then counts, too, not only how far
 the first one is ahead."""
-SHARE = 0.9
-"""Share of the left-out scores that exceed the limit."""
-WINDOW = 1024
-"""Images that the limit comes from, the latest ones."""
-LEFT_OUT = "left_out_scores"
-"""The window in a method's memory."""
+SHARE = 0.9  # Share of the left-out scores that exceed the limit.
+WINDOW = 1024  # Images that the limit comes from, the latest ones.
+LEFT_OUT = "left_out_scores"  # The window in a method's memory.
 
 
 def rejection_score(logits: Tensor) -> Tensor:
@@ -84,8 +81,7 @@ TEMPERATURES = tuple(float(t) for t in torch.logspace(math.log10(0.2), math.log1
 """At which confidences are counted; the temperature is between the first and the last."""
 HALF_LIFE = 16
 """Images after which an image counts half: predictions change as fast as methods learn."""
-CONFIDENCES = "confidences"
-"""The sums in a method's memory."""
+CONFIDENCES = "confidences"  # The sums in a method's memory.
 
 
 def no_confidences() -> Tensor:

@@ -20,8 +20,7 @@ from tests.reference.scap_equations import ReferenceSettings, clique_loss
 MODEL = build_model(0)
 PROMPTS = ClassPrompts(NAMES)
 IMAGES = make_batches(5, 1, 6)[0]
-SETS = ((0, 1, 4), (2, 3), (1, 2, 3, 5), (4,))
-"""Ragged, overlapping, one alone."""
+SETS = ((0, 1, 4), (2, 3), (1, 2, 3, 5), (4,))  # Ragged, overlapping, one alone.
 
 
 def make_learner(config: SCAPConfig, rows: int = 10_000) -> Learner:

@@ -18,8 +18,7 @@ from tests._helpers.tolerance import BLOCK_STORES, rounding
 PROMPTS = ClassPrompts(NAMES, ("a photo of a {}.", "art of the {}."))
 BATCHES = [images.float() for images in make_batches(3, 4, 6)]
 HALVES = [torch.bfloat16, torch.float16]
-STORES = 3 * BLOCK_STORES
-"""Tensors that the three blocks of the model round."""
+STORES = 3 * BLOCK_STORES  # Tensors that the three blocks of the model round.
 
 
 def adapter_of(dtype: torch.dtype, **options: Any) -> SCAP:

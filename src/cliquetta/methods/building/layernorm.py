@@ -71,8 +71,7 @@ class LayerNormTower:
                     dtype = None if is_plain else value.dtype
                     self._parameters.append((f"{name}.{kind}", value.shape, dtype))
                     start.append(to_float32(value.detach()).flatten())
-        self.start = torch.cat(start)
-        """(P,) the parameters as loaded, at least float32."""
+        self.start = torch.cat(start)  # (P,) the parameters as loaded, at least float32.
 
     def early(self) -> Tensor:
         """(P,) 1 for parameters before the last quarter of the blocks, 0 from there on."""

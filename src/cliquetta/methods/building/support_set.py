@@ -17,8 +17,7 @@ from cliquetta.model.clip import CLIP
 from cliquetta.model.preprocess import Preprocess
 
 Rows = npt.NDArray[np.int64]
-VIEWS_AT_ONCE = 512
-"""Images that are encoded together: bounds memory."""
+VIEWS_AT_ONCE = 512  # Images that are encoded together: bounds memory.
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,8 +28,7 @@ from cliquetta.tensor_tree import flatten, unflatten
 
 PER_CLASS = frozenset({"counts", "voters"})
 """Fields of a domain that mean nothing for another class list."""
-Members = list[tuple[int, int]]
-"""Domains, each by the number of its state and its own."""
+Members = list[tuple[int, int]]  # Domains, each by the number of its state and its own.
 
 
 def ranges(domains: int, classes: int) -> dict[str, Range]:

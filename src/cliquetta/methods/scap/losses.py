@@ -12,8 +12,7 @@ from cliquetta.methods.scap.config import SCAPConfig
 from cliquetta.methods.scap.released import Rules
 from cliquetta.model.clip import l2_normalize
 
-CELLS = 2**24
-"""Entries of the matrix of cliques and memberships that are held at once."""
+CELLS = 2**24  # Entries of the matrix of cliques and memberships that are held at once.
 
 
 class CliqueLosses(NamedTuple):
