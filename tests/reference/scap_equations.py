@@ -29,20 +29,14 @@ class ReferenceSettings:
     prompt_block: int = 1
     prompt_length: int = 1
     modalities: Literal["both", "image", "text"] = "both"
-    concentration: float = 1.0
-    """lambda, the weight of the concentration loss."""
+    concentration: float = 1.0  # lambda, the weight of the concentration loss.
     lr: float = 3e-3
     steps: int = 1
-    text_mix: float = 0.5
-    """rho, the share of the fixed templates. One template alone: always 0."""
-    capacity: int = 6
-    """L, pairs kept per class."""
-    neighbours: int = 3
-    """K of the retention graph."""
-    bandwidth: float = 0.3
-    """sigma of the Gaussian kernel."""
-    propagation: float = 0.3
-    """alpha of the propagation."""
+    text_mix: float = 0.5  # rho, the share of the fixed templates. One template alone: always 0.
+    capacity: int = 6  # L, pairs kept per class.
+    neighbours: int = 3  # K of the retention graph.
+    bandwidth: float = 0.3  # sigma of the Gaussian kernel.
+    propagation: float = 0.3  # alpha of the propagation.
     retention: bool = True
     clique_combination: Literal["concat", "mean"] = "concat"
     retained_combination: Literal["concat", "mean"] = "concat"
@@ -54,8 +48,7 @@ class ReferenceSettings:
     member_entropy: bool = False
     mean_concentration: bool = False
     """Over the members of a clique; the squared distance itself is always a sum."""
-    weight_decay: float = 0.0
-    """Of AdamW."""
+    weight_decay: float = 0.0  # Of AdamW.
     raw_keys: bool = False
     best_class_only: bool = False
 

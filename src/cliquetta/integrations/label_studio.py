@@ -37,8 +37,7 @@ class Control:
 
     from_name: str
     to_name: str
-    image: str
-    """Field of a task's data with the image."""
+    image: str  # Field of a task's data with the image.
     labels: tuple[str, ...]
 
     @classmethod

@@ -32,8 +32,7 @@ from cliquetta.model.clip import CLIP
 class CoCoOpConfig(TextTraining):
     """The authors' defaults."""
 
-    epochs: Count | None = 10
-    """Passes over the examples; ``None``: by the number of shots, as CoOp."""
+    epochs: Count | None = 10  # Passes over the examples; ``None``: by number of shots, as CoOp.
     batch_size: Count = 1  # Images per step; each costs a pass of all class texts.
     context_init: str = "a photo of a"
     """Words whose embeddings initialise the context. Empty: ``context_length`` random tokens."""

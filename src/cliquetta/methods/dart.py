@@ -55,10 +55,8 @@ class DARTConfig(SelectiveConfig):
     """Weight decay of AdamW, PyTorch's default in the official code."""
     block: NonNegativeCount = 1  # Visual block, counted from 0, that takes the key/value prompt.
     prompt_length: Count = 1  # Key/value pairs of the visual prompt.
-    retained_weight: Weight = 0.1
-    """Weight of the retained prompts in those that an image starts from."""
-    ema_scale: Positive = 5000.0
-    """Retained prompts move by 1 - exp(-max logit / ema_scale); larger is slower."""
+    retained_weight: Weight = 0.1  # Weight of retained prompts in those that an image starts from.
+    ema_scale: Positive = 5000.0  # Retained prompts move by 1 - exp(-max logit / ema_scale).
     score: Literal["plain", "views", "mixed"] = "plain"
     """Which logits are returned: of the plain view under the learned prompts (the active code), the
     mean of the confident views, or half those before learning and half the plain view after."""

@@ -34,8 +34,7 @@ class OnZetaConfig(MethodConfig):
     """Online labels and proxies with the authors' constants."""
 
     dual_lr: NonNegative = 20.0  # c_r: step of the dual at the first image; it falls with √t.
-    proxy_lr: NonNegative = 0.5
-    """c_w: step of the vision proxies at the first image; it falls with √t."""
+    proxy_lr: NonNegative = 0.5  # c_w: step of the proxies at the first image; it falls with √t.
     balance: NonNegative = 1.0
     """α: share of an even distribution that each class is to get at least; 0 switches it off."""
     vision_weight: Weight = 0.8  # β: weight of the vision label at the end of the stream.

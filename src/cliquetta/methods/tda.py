@@ -44,8 +44,7 @@ class TDAConfig(SelectiveConfig):
     positive_beta: NonNegative = 5.0  # β₊: how fast an entry's weight falls with its distance.
     positive_capacity: Count = 3  # Entries per class of the positive cache.
     negative_alpha: NonNegative = 0.117  # α₋: weight of the negative cache; 0 switches it off.
-    negative_beta: NonNegative = 1.0
-    """β₋: how fast a negative entry's weight falls with its distance."""
+    negative_beta: NonNegative = 1.0  # β₋: how fast a negative entry's weight falls.
     negative_capacity: Count = 2  # Entries per class of the negative cache.
     entropy_window: Interval = (0.2, 0.5)
     """Entropy (nats, divided by log2 of the number of classes) between which an image enters the
@@ -58,8 +57,7 @@ class TDAConfig(SelectiveConfig):
 class Seen:
     """The features and predictions that TDA takes from the views of B images."""
 
-    features: Tensor
-    """(B, E) mean of the confident views' unit features, shorter than one if they differ."""
+    features: Tensor  # (B, E) mean of the confident views' unit features; shorter if they differ.
     logits: Tensor  # (B, N) mean of the confident views' logits.
     entropy: Tensor  # (B,) entropy of the mean probability, in nats.
     probabilities: Tensor  # (B, N) mean probability.

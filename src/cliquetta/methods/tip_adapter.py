@@ -54,8 +54,7 @@ class TipAdapterConfig(MethodConfig):
     beta: NonNegative = 1.0  # Sharpness: how fast the weight of a key falls with its distance.
     augmentations: Count = 10  # Random crops whose mean feature makes a key.
     crop_scale: CropScale = (0.5, 1.0)  # Fraction of the image's area that a crop covers.
-    search: bool = False
-    """Choose alpha and beta by accuracy on the validation split, which must then be given."""
+    search: bool = False  # Choose alpha and beta by accuracy on a validation split.
     search_beta: SearchEnd = 7.0  # Upper end of the search for beta, which starts at 0.1.
     search_alpha: SearchEnd = 3.0  # Upper end of the search for alpha, which starts at 0.1.
     search_steps: tuple[Count, Count] = (200, 20)  # Number of values tried for beta and for alpha.

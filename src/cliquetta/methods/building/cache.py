@@ -26,12 +26,9 @@ from cliquetta.methods.building.memory import NON_NEGATIVE, UNIT, Memory, Range
 class CacheOccupancy:
     """The entries of a cache while a batch of B images arrives one by one."""
 
-    old: Tensor
-    """(B, N, K) bool: the entry of this slot at the start is present once image b has arrived."""
-    new: Tensor
-    """(B, B) bool: image e is present once image b has arrived (itself included, if inserted)."""
-    source: Tensor
-    """(N, K): what each slot holds in the end, as a row of the old slots with the batch behind."""
+    old: Tensor  # (B, N, K) bool: entry of the slot at the start, present once image b has arrived.
+    new: Tensor  # (B, B) bool: image e, itself included, is present once image b has arrived.
+    source: Tensor  # (N, K): content of each slot in the end, a row of the old slots and the batch.
 
 
 def simulate_insertions(entropy: Tensor, classes: Tensor, offered: Tensor) -> CacheOccupancy:

@@ -64,8 +64,7 @@ class DomainNormConfig(MethodConfig):
     evenness_slope: NonNegative = 0.5
     """... its rise with confidence: the more confident, the less uneven they need to be ..."""
     evenness_cap: Weight = 0.92  # ... and the most that it rises to.
-    evenness_band: Positive = 0.1
-    """Width, centred on the limit, over which belief falls from 1 to 0."""
+    evenness_band: Positive = 0.1  # Width, centred on the limit, over which belief falls to 0.
     frequency_power: Weight = 1 / 3
     """Power of the estimated frequencies that weights predictions where they are believed."""
     recent_images: NonNegative = 16.0
@@ -86,8 +85,7 @@ class DomainNormConfig(MethodConfig):
     and nothing can be learned from them. 0 never abstains."""
 
     # --- domains
-    domains: Count = 4
-    """Domains that are remembered; 1 distinguishes none. The least recently used one goes."""
+    domains: Count = 4  # Domains that are remembered; the least recently used one goes.
     domain_threshold: NonNegative = 0.6
     """Distance of a batch from all known domains from which it opens a new one."""
 

@@ -46,21 +46,18 @@ class SCAPConfig(MethodConfig):
     capacity: Count = 6  # L, prompts kept per class.
     neighbours: Count = 3  # K, edges kept per key of the retention graph.
     bandwidth: Positive = 0.3  # sigma of Eq. 12, the graph's Gaussian kernel.
-    propagation: Decay = 0.3
-    """alpha of the propagation; not stated in the paper, the released code's constant."""
+    propagation: Decay = 0.3  # alpha of the propagation; the released code's constant.
     clique_combination: Literal["concat", "mean"] = "concat"
     """How the prompts of an image's cliques are joined (Eq. 15)."""
     retained_combination: Literal["concat", "mean"] = "concat"
     """How the retained prompt joins them (Eq. 17)."""
 
     # --- not in the paper's method; all published figures use views
-    views: Count = 1
-    """Views whose predictions are aggregated; 64 for figures comparable with the paper's."""
+    views: Count = 1  # Views that are aggregated; 64 for figures comparable with the paper's.
     view_kind: ViewKind = "zoom-crop"  # How views are made; the released code takes zoom crops.
     view_zoom: Zoom = 410 / 224
     """Shorter side, in input sizes, that zoom crops are taken from (410 of 224 for ImageNet-A)."""
-    selection_fraction: Fraction = 0.1
-    """Share of most confident views that are averaged (mean of logits)."""
+    selection_fraction: Fraction = 0.1  # Share of most confident views, whose logits are averaged.
     variant: Literal["paper", "released"] = "paper"
     """Whose rules hold where the two differ; see ``cliquetta.methods.scap.released``."""
 
