@@ -14,7 +14,8 @@ from cliquetta.methods.building.feature_level import FeatureLevel
 from cliquetta.methods.registry import create_method
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from tests._helpers.tolerance import LOGIT
+from tests._helpers.clusters import make_clusters
+from tests._helpers.tolerance import LOGIT, STEP
 
 Array = npt.NDArray[np.float64]
 
@@ -63,3 +64,15 @@ def assert_stream(
     np.testing.assert_allclose(torch.cat(parts).numpy(), expected, atol=atol)
     plain = stream if stream.ndim == 2 else stream[:, 0]
     assert np.abs(softmax((scale * plain @ text.T).numpy()) - expected).max() > moved
+
+
+def assert_batch(
+    literal: Callable[..., Array], transduce: Callable[..., Tensor], images: int, config: Any
+) -> None:
+    """Assignments of a batch are a literal version's, and not the zero-shot ones."""
+    features, _, text = (x.double() if x.is_floating_point() else x for x in make_clusters(images))
+    prior = (10 * features @ text.T).softmax(dim=-1)
+    expected = literal(features.numpy(), prior.numpy(), text.numpy(), config)
+    actual = transduce(features, prior.log(), text, config).exp()
+    np.testing.assert_allclose(actual.numpy(), expected, atol=STEP)
+    assert np.abs(expected - prior.numpy()).max() > 0.02
