@@ -115,6 +115,21 @@ class Validation:
     text_logits: Tensor
     labels: Tensor
 
+    @classmethod
+    @torch.no_grad()
+    def encode(cls, model: CLIP, few_shot: FewShot, classifier: Tensor) -> Validation:
+        """The validation split of the examples; an error says so if there is none."""
+        split = few_shot.validation
+        if split is None:
+            raise UserError(
+                "search=True chooses numbers by accuracy and needs a validation split for it: give "
+                "FewShot(validation=...), and never the test set"
+            )
+        parts = np.array_split(np.arange(len(split)), math.ceil(len(split) / VIEWS_AT_ONCE))
+        pixels = (split.pixels(rows, model) for rows in parts)
+        features = torch.cat([model.encode_image(part, normalize=True) for part in pixels])
+        return cls(features, model.scale * features @ classifier.T, split.labels.to(model.device))
+
     def accuracy(self, logits: Tensor) -> Tensor:
         """Accuracy of logits (..., n, N)."""
         return (logits.argmax(dim=-1) == self.labels).float().mean(dim=-1)
@@ -122,22 +137,6 @@ class Validation:
     def accuracy_of(self, cache: TipCache) -> float:
         """Accuracy with a cache beside the text."""
         return float(self.accuracy(cache.logits(self.features, self.text_logits)))
-
-
-@torch.no_grad()
-def validation_of(model: CLIP, few_shot: FewShot, classifier: Tensor) -> Validation:
-    """The validation split of the examples, encoded; an error says so if there is none."""
-    held = few_shot.validation
-    if held is None:
-        raise UserError(
-            "search=True chooses numbers by accuracy and needs a validation split for it: give "
-            "FewShot(validation=...), and never the test set"
-        )
-    parts = np.array_split(np.arange(len(held)), math.ceil(len(held) / VIEWS_AT_ONCE))
-    features = torch.cat(
-        [model.encode_image(held.pixels(rows, model), normalize=True) for rows in parts]
-    )
-    return Validation(features, model.scale * features @ classifier.T, held.labels.to(model.device))
 
 
 @torch.no_grad()
@@ -165,7 +164,7 @@ def fit_tip_adapter(task: FitTask, config: TipAdapterConfig) -> dict[str, Tensor
     """``keys`` (n, E), ``labels`` (n,) and, after a search, ``alpha`` and ``beta``."""
     model, few_shot = task.model, task.few_shot
     classifier = model.classifier(task.prompts)
-    validation = validation_of(model, few_shot, classifier) if config.search else None
+    validation = Validation.encode(model, few_shot, classifier) if config.search else None
     generator = np.random.default_rng([task.seed, 0x71])
     labels = few_shot.labels.to(model.device)
     values = F.one_hot(labels, len(task.prompts)).float()
