@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -11,11 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+import torch
 from PIL import Image
+from safetensors.torch import load
 from starlette.testclient import TestClient
 
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import create_method, method_config
+from cliquetta.methods.state import pack_state
+from cliquetta.methods.tent import Tent
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.serve.asgi import create_app
@@ -24,11 +30,21 @@ from cliquetta.serve.server import make_server, open_port
 from cliquetta.serve.service import Service
 from cliquetta.serve.settings import Limits, Settings
 from cliquetta.serve.store import Store
+from cliquetta.types import Batch, Prediction
 
 CLASSES = ["airplane", "cat", "frog", "ship", "truck"]
 STATEFUL = "tent"
-"""A method whose every answer depends on all batches before, and on their order."""
-FREE = Limits(rate=1e6, burst=10**6)
+"""A method whose every prediction depends on all batches before, and on their order."""
+MANY: dict[str, Any] = {"rate": 1e6, "burst": 10**6}
+"""Limits without one on the number of requests."""
+FREE = Limits(**MANY)
+ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
+"""Tokens."""
+
+
+def bearer(token: str) -> dict[str, str]:
+    """Headers of a client with a token."""
+    return {"Authorization": f"Bearer {token}"}
 
 
 def picture(seed: int, *, size: int = 32, format: str = "PNG") -> bytes:
@@ -67,6 +83,13 @@ class Local:
         assert answer.status_code == 200, answer.text
         body: dict[str, Any] = answer.json()
         return body
+
+    def state(self, id: str) -> bytes:
+        return self.http.get(f"/v1/sessions/{id}/state").content
+
+    def check_state(self, id: str, alone: Alone) -> None:
+        """Check that a session learned, bit for bit, what a method did that nobody disturbed."""
+        check_equal(self.state(id), pack_state(alone.adapter))
 
     def metric(self, name: str) -> float:
         lines = self.http.get("/metrics").text.splitlines()
@@ -130,6 +153,57 @@ def probabilities(answer: dict[str, Any]) -> list[dict[str, float]]:
         {entry["label"]: float(np.float32(entry["probability"])) for entry in one["top"]}
         for one in answer["predictions"]
     ]
+
+
+def check_equal(state: bytes, other: bytes) -> None:
+    """Check that two states hold the same bits."""
+    one, two = load(state), load(other)
+    assert one.keys() == two.keys()
+    for name in one:
+        bits = (v.contiguous().view(-1).view(torch.uint8) for v in (one[name], two[name]))
+        assert torch.equal(*bits), name
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Nothing can be saved inside the block."""
+
+    def fail(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on secret", str(path))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cliquetta.serve.store_files.create_atomically", fail)
+        yield
+
+
+class Gate:
+    """Holds predictions of Tent until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.images = threading.Semaphore(0), list[int]()
+        self._opened, real = threading.Event(), Tent._predict
+
+        def held(method: Tent, batch: Batch) -> Prediction:
+            self.begun.release()
+            self._opened.wait(30)
+            self.images.append(len(batch))
+            return real(method, batch)
+
+        monkeypatch.setattr(Tent, "_predict", held)
+
+    def open(self) -> None:
+        self._opened.set()
+
+
+def last_file(folder: Path, session: str) -> Path:
+    """The file of a session's present version."""
+    return max((folder / session).glob("*.safetensors"))
+
+
+def make_older(folder: Path, session: str, days: float) -> None:
+    """Let a session be unused for so many days."""
+    then = time.time() - 86400 * days
+    os.utime(last_file(folder, session), (then, then))
 
 
 class Load:

@@ -10,15 +10,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load
 from torch import Tensor
 
-from cliquetta.methods.state import pack_state
 from cliquetta.model.clip import CLIP
 from cliquetta.serve import changes
 from cliquetta.serve.changes import apply_changes, find_changes
 from cliquetta.serve.settings import Limits
-from tests._helpers.serve_setup import Alone, Local, batch_of, local_service, probabilities
+from tests._helpers.serve_setup import (
+    Alone,
+    batch_of,
+    check_equal,
+    local_service,
+    probabilities,
+)
 
 METHOD = "domain_norm"
 
@@ -30,13 +34,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def version_files(folder: Path, session: str) -> list[Path]:
     return sorted((folder / session).iterdir())
-
-
-def check_state(service: Local, session: str, alone: Alone) -> None:
-    found = load(service.http.get(f"/v1/sessions/{session}/state").content)
-    expected = load(pack_state(alone.adapter))
-    assert expected.keys() == found.keys()
-    assert all(_bits(expected[name]) == _bits(found[name]) for name in expected)
 
 
 def _bits(value: Tensor) -> bytes:
@@ -89,7 +86,7 @@ def test_a_stream_of_single_images_is_written_as_changes(tmp_path: Path, tiny_cl
                 shutil.copytree(tmp_path / "kept", tmp_path / "copy", dirs_exist_ok=True)
                 (tmp_path / "copy" / ".lock").unlink(missing_ok=True)
                 with local_service(tmp_path / "copy", tiny_clip) as restored:
-                    check_state(restored, session, alone)
+                    restored.check_state(session, alone)
                     repeat = restored.predict(session, image, sequence=number + 1)
                     assert probabilities(repeat) == expected
                 shutil.rmtree(tmp_path / "copy")
@@ -97,11 +94,11 @@ def test_a_stream_of_single_images_is_written_as_changes(tmp_path: Path, tiny_cl
         sizes = [file.stat().st_size for file in files]
         assert len(files) > 1 and sum(sizes) <= 2 * len(first)
         assert sorted(sizes)[len(sizes) // 2] < len(first) / 4
-        check_state(kept, session, alone)
+        kept.check_state(session, alone)
     with local_service(tmp_path / "kept", tiny_clip) as restored:
         restored.predict(session, batch_of(20, 1), sequence=21)
         alone.predict(batch_of(20, 1))
-        check_state(restored, session, alone)
+        restored.check_state(session, alone)
         assert len(version_files(tmp_path / "kept", session)) == 1  # written whole again
 
 
@@ -116,16 +113,14 @@ def test_other_requests_between_changes(tmp_path: Path, tiny_clip: CLIP, what: s
         if what == "reset":
             answer = service.http.post(f"{path}/reset")
         elif what == "import":
-            state = service.http.get(f"/v1/sessions/{other}/state").content
-            answer = service.http.put(f"{path}/state", content=state)
+            answer = service.http.put(f"{path}/state", content=service.state(other))
         else:
             answer = service.http.put(f"{path}/classes", json={"classes": ["x", "y"]})
         assert answer.status_code == 200
         last = service.predict(session, batch_of(5, 1))
-        state = service.http.get(f"{path}/state").content
+        state = service.state(session)
     with local_service(tmp_path, tiny_clip) as service:
-        found = load(service.http.get(f"{path}/state").content)
-        assert all(_bits(value) == _bits(found[name]) for name, value in load(state).items())
+        check_equal(service.state(session), state)
         assert service.predict(session, batch_of(5, 1), sequence=4) == last
         assert service.http.delete(path).status_code == 204
         assert [path.stat().st_size for path in version_files(tmp_path, session)] == [0]

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from safetensors.torch import load
 
 from cliquetta.methods.state import pack_state
 from cliquetta.model.checkpoints.native import save_model
@@ -22,7 +21,7 @@ from cliquetta.model.clip import CLIP
 from cliquetta.serve import changes
 from cliquetta.serve.client import Client
 from cliquetta.serve.store import Store
-from tests._helpers.serve_setup import CLASSES, Alone, Load, probabilities
+from tests._helpers.serve_setup import CLASSES, Alone, Load, check_equal, probabilities
 
 CLIENTS = 3  # one more than the server keeps in memory
 
@@ -121,6 +120,4 @@ def _check_stream(sent: Load, state: bytes, model: CLIP) -> None:
     ]
     for place, answer in enumerate(sent.answers):
         assert probabilities(answer) == alone.predict(sent.batch(place)), place
-    expected, found = load(pack_state(alone.adapter)), load(state)
-    assert expected.keys() == found.keys()
-    assert all(expected[name].equal(found[name]) for name in expected)
+    check_equal(state, pack_state(alone.adapter))

@@ -16,7 +16,6 @@ from typing import Any
 
 import httpx
 import pytest
-from safetensors.torch import load
 from typer.testing import CliRunner
 
 from benchmarks.serve_load import replica_pids
@@ -26,10 +25,9 @@ from cliquetta.methods.state import pack_state
 from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.client import Client
-from cliquetta.serve.metrics import Board
 from cliquetta.serve.replicas import ReplicaPlan
 from cliquetta.serve.settings import Limits, Settings
-from tests._helpers.serve_setup import CLASSES, Alone, Load, probabilities
+from tests._helpers.serve_setup import CLASSES, Alone, Load, check_equal, probabilities
 
 
 def test_a_plan_in_the_words_of_serve() -> None:
@@ -50,18 +48,6 @@ def test_a_plan_in_the_words_of_serve() -> None:
     for least, most in ((0, 1), (3, 2)):
         with pytest.raises(UserError, match="MIN:MAX"):
             ReplicaPlan(least, most)
-
-
-def test_metrics_of_replicas_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr("cliquetta.serve.metrics.time.monotonic", lambda: now)
-    board = Board()
-    board.post("a", [])
-    now = 110.0
-    board.post("b", [])
-    assert set(board.read()) == {"a", "b"}
-    now = 125.0
-    assert set(board.read()) == {"b"}
 
 
 @pytest.mark.parametrize(
@@ -95,9 +81,7 @@ class LoneLoad(Load):
         for place, answer in enumerate(self.answers):
             assert answer["sequence"] == place + 1
             assert probabilities(answer) == alone.predict(self.batch(place)), place
-        found, expected = load(self.session.export_state()), load(pack_state(alone.adapter))
-        assert expected.keys() == found.keys()
-        assert all(expected[name].equal(found[name]) for name in expected)
+        check_equal(self.session.export_state(), pack_state(alone.adapter))
         self.client.close()
 
 

@@ -14,12 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load
 from typer.testing import CliRunner
 
 from cliquetta.cli.main import app
-from cliquetta.errors import BusyError, UserError
-from cliquetta.methods.state import pack_state
 from cliquetta.model.clip import CLIP
 from cliquetta.serve import changes
 from cliquetta.serve.schema import BatchRequest, SessionRequest, Upload
@@ -66,13 +63,6 @@ def pair(where: str, tiny_clip: CLIP) -> Iterator[Pair]:
         )
 
 
-def check_state(service: Local, session: str, alone: Alone) -> None:
-    found = load(service.http.get(f"/v1/sessions/{session}/state").content)
-    expected = load(pack_state(alone.adapter))
-    assert expected.keys() == found.keys()
-    assert all(expected[name].equal(found[name]) for name in expected)
-
-
 def test_any_replica_continues_bit_equally(pair: Pair, tiny_clip: CLIP) -> None:
     first, second = pair
     session, alone = first.create(), Alone(tiny_clip)
@@ -81,9 +71,9 @@ def test_any_replica_continues_bit_equally(pair: Pair, tiny_clip: CLIP) -> None:
         assert probabilities(answer) == alone.predict(batch_of(number))
         repeat = pair[(number + 1) % 2].predict(session, batch_of(number), sequence=number + 1)
         assert repeat == answer
-    check_state(first, session, alone)
+    first.check_state(session, alone)
     assert first.http.post(f"/v1/sessions/{session}/reset").status_code == 200
-    check_state(second, session, Alone(tiny_clip))
+    second.check_state(session, Alone(tiny_clip))
     for service in pair:
         (info,) = service.http.get("/v1/sessions").json()["sessions"]
         assert (info["id"], info["sequence"], info["images"]) == (session, 6, 24)
@@ -185,8 +175,8 @@ def test_a_slow_replica_changes_nothing_twice(
     assert replayed == (not after or more > 0)  # else it was the one that wrote the answer
     for number in range(1, 2 + more):
         alone.predict(batch_of(number))
-    check_state(first, session, alone)
-    check_state(second, session, alone)
+    first.check_state(session, alone)
+    second.check_state(session, alone)
     assert first.http.get(f"/v1/sessions/{session}").json()["sequence"] == 2 + more
 
 
@@ -206,7 +196,7 @@ def test_a_replica_that_is_far_too_late_says_so(pair: Pair, tiny_clip: CLIP, aft
     refused = held.result(60)
     assert (refused.status_code, refused.json()["code"]) == (503, "session_moved")
     assert "retry-after" in refused.headers
-    check_state(first, session, alone)
+    first.check_state(session, alone)
 
 
 def test_a_deleted_session_stays_deleted(pair: Pair, where: str) -> None:
@@ -259,7 +249,7 @@ def test_both_replicas_at_once_with_every_batch(pair: Pair, tiny_clip: CLIP) -> 
         alone = Alone(tiny_clip)
         for number, answer in enumerate(answers):
             assert probabilities(answer) == alone.predict(batch_of(100 * seed + number, 2))
-        check_state(pair[0], session, alone)
+        pair[0].check_state(session, alone)
     # versions are not kept: the present one of each session, and those that it needs
     store, most = pair[0].service.sessions._store, 3 if changes.SMALLEST == 0 else 1
     assert len(clients) <= len(store.files.sizes()) <= most * len(clients)
@@ -277,25 +267,6 @@ def test_a_session_is_made_once_for_one_key(pair: Pair) -> None:
     late = pair[1].service.sessions.create(other, "local", request)
     slow.go_on.set()
     assert held.result(60) == late
-
-
-def test_a_folder_has_one_service(tmp_path: Path) -> None:
-    with Store.open(tmp_path), pytest.raises(BusyError), Store.open(tmp_path):
-        pass
-
-
-def test_stores_that_cannot_fence_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match=r"through ftp://: use a mounted folder"):
-        Store("ftp://host/x")
-    with Store.open("memory://probed") as store:
-        assert store.scan() == []
-
-    def overwrite(self: _Bucket, name: str, data: bytes) -> None:
-        self._fs.pipe_file(f"{self._root}/{name}", data)
-
-    monkeypatch.setattr(_Bucket, "create", overwrite)
-    with pytest.raises(UserError, match="only if there is none"), Store.open("memory://y"):
-        pass
 
 
 def test_operators_list_and_delete(pair: Pair, where: str) -> None:

@@ -185,7 +185,13 @@ class AppSession:
         if start >= len(files):
             raise invalid("all of these images were predicted: add others, or reset")
         part = files[start : start + batch_size]
-        uploads = self._read(part)
+        size, most = sum(file.stat().st_size for file in part), self.limits.body_bytes
+        if size > most:
+            raise too_large(
+                f"this batch has {size:,} bytes, at most {most:,} are read: use fewer images per "
+                "batch"
+            )
+        uploads = [Upload(name=file.name, data=file.read_bytes()) for file in part]
         with self._undone_on_error():
             decoded, prediction = predict_images(self.adapter, uploads, self.limits)
             names = [uploads[index].name for index in decoded.positions]
@@ -197,15 +203,6 @@ class AppSession:
     def _check_count(self, images: int) -> None:
         if images > self.limits.images:
             raise too_large(f"{images} images, at most {self.limits.images} are accepted")
-
-    def _read(self, files: Sequence[Path]) -> list[Upload]:
-        size, most = sum(file.stat().st_size for file in files), self.limits.body_bytes
-        if size > most:
-            raise too_large(
-                f"this batch has {size:,} bytes, at most {most:,} are read: use fewer images per "
-                "batch"
-            )
-        return [Upload(name=file.name, data=file.read_bytes()) for file in files]
 
     def _shown(
         self,

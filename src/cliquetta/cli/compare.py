@@ -83,8 +83,11 @@ def present(table: Comparison, terminal: Terminal, format: Format = "terminal") 
     tables = [t for t in (main_table(table), overall_table(table), paired_table(table)) if t.rows]
     notes = footnotes(table)
     if format == "csv":
-        columns = list(entries[0])
-        text = to_csv(columns, [[_flat(entry[c]) for c in columns] for entry in entries])
+        rows = [
+            [" ".join(map(str, v)) if isinstance(v, list) else v for v in entry.values()]
+            for entry in entries
+        ]
+        text = to_csv(list(entries[0]), rows)
     elif format == "markdown":
         text = "\n".join([*map(to_markdown, tables), "\n".join(notes)]) + "\n"
     elif format == "latex":
@@ -209,7 +212,3 @@ def _plain(cell: Cell) -> dict[str, Any]:
             for run in cell.runs
         ],
     }
-
-
-def _flat(value: Any) -> Any:
-    return " ".join(map(str, value)) if isinstance(value, list) else value

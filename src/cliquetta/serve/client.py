@@ -53,6 +53,15 @@ class RemoteError(RuntimeError):
         self.code = code
         super().__init__(f"{message} ({code}, HTTP {status})")
 
+    @classmethod
+    def of(cls, response: httpx.Response) -> RemoteError:
+        """The error that a response states."""
+        try:
+            problem = Problem.model_validate_json(response.content)
+        except ValueError:
+            problem = Problem(code="unknown", message=response.reason_phrase)
+        return cls(response.status_code, problem.code, problem.message)
+
 
 class UnreachableError(ConnectionError):
     """No server answered within the time to retry."""
@@ -178,7 +187,7 @@ class Client:
                 response = self._http.request(method, path, **content)
                 if response.is_success:
                     return response
-                pause, failed = _pause(response, growing), _error(response)
+                pause, failed = _pause(response, growing), RemoteError.of(response)
             except httpx.TransportError as error:
                 reason = str(error) or type(error).__name__
                 failed = UnreachableError(
@@ -289,11 +298,3 @@ def _file(index: int, image: ImageLike) -> tuple[str, bytes]:
     buffer = io.BytesIO()
     to_picture(image)[1].save(buffer, format="PNG")
     return f"{index}.png", buffer.getvalue()
-
-
-def _error(response: httpx.Response) -> RemoteError:
-    try:
-        problem = Problem.model_validate_json(response.content)
-    except ValueError:
-        return RemoteError(response.status_code, "unknown", response.reason_phrase)
-    return RemoteError(response.status_code, problem.code, problem.message)

@@ -182,7 +182,12 @@ def serve_replicas(
         serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
         try:
             handle = deploy()
-            _on_hangup(deploy)
+            if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
+
+                def restart(*_: Any) -> None:  # one by one; requests are answered meanwhile
+                    threading.Thread(target=deploy, daemon=True).start()
+
+                signal.signal(signal.SIGHUP, restart)
             app = create_router(settings, _ask_by(handle), board.read.remote)
             on_ready()
             make_server(app, settings.limits).run(sockets=[opened])
@@ -207,11 +212,3 @@ def _ask_by(handle: Any) -> Callable[[str, Forwarded], Any]:
             raise LostError from error
 
     return ask
-
-
-def _on_hangup(restart: Callable[[], Any]) -> None:
-    """Restart replicas one by one at SIGHUP; requests are answered meanwhile."""
-    if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
-        signal.signal(
-            signal.SIGHUP, lambda *_: threading.Thread(target=restart, daemon=True).start()
-        )

@@ -157,15 +157,11 @@ def name_models(given: Sequence[str]) -> dict[str, str]:
 
 
 def load_models(sources: Mapping[str, str], load: Callable[[str], CLIP]) -> dict[str, CLIP]:
-    """``load`` every model once, whatever the number of names it has."""
-    loaded = {source: _make_shareable(load(source)) for source in dict.fromkeys(sources.values())}
-    return {name: loaded[source] for name, source in sources.items()}
-
-
-def _make_shareable(model: CLIP) -> CLIP:
-    """Compute what a model caches now, before several threads may do so at once."""
-    model.requires_grad_(False).eval()
-    _ = model.fingerprint
-    if model.text is not None:
-        _ = model.tokenizer
-    return model
+    """``load`` every model once, whatever the number of names it has, to be shared by threads."""
+    models = {source: load(source) for source in dict.fromkeys(sources.values())}
+    for model in models.values():
+        model.requires_grad_(False).eval()
+        _ = model.fingerprint  # cached now, before several threads compute it at once
+        if model.text is not None:
+            _ = model.tokenizer
+    return {name: models[source] for name, source in sources.items()}

@@ -1,4 +1,4 @@
-"""``cliquetta export`` and ``predict --frozen``: one answer in both, and clear refusals."""
+"""``cliquetta export`` and ``predict --frozen``: one result in both, and clear refusals."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def state(run: Run, photos: Path, tiny_file: Path, tmp_path: Path) -> Path:
     """What ``domain_norm`` has learned from the photos."""
     path = tmp_path / "photos.safetensors"
     words = ("--classes", CLASSES, "--model", tiny_file, "--set", "step_every=3")
-    answer = run("predict", photos, *words, "--state", path, "--out", tmp_path / "learning.csv")
-    assert answer.code == 0, answer.text
+    result = run("predict", photos, *words, "--state", path, "--out", tmp_path / "learning.csv")
+    assert result.code == 0, result.text
     return path
 
 
@@ -34,12 +34,12 @@ def test_exported_and_frozen_answers_agree(
     before = state.read_bytes()
     table, model = tmp_path / "frozen.csv", tmp_path / "model.pt2"
     words = ("--classes", CLASSES, "--model", tiny_file, "--set", "step_every=3", "--frozen")
-    answer = run("predict", photos, *words, "--state", state, "--probabilities", "--out", table)
-    assert answer.code == 0, answer.text
+    result = run("predict", photos, *words, "--state", state, "--probabilities", "--out", table)
+    assert result.code == 0, result.text
     assert state.read_bytes() == before  # nothing was learned
-    answer = run("export", "--state", state, "--model", tiny_file, "--out", model, "--json")
-    written = json.loads(answer.stdout)
-    assert answer.code == 0 and written["bytes"] == model.stat().st_size
+    result = run("export", "--state", state, "--model", tiny_file, "--out", model, "--json")
+    written = json.loads(result.stdout)
+    assert result.code == 0 and written["bytes"] == model.stat().st_size
     assert written["metadata"]["classes"] == CLASSES.split(",")
     rows = table_rows(table)
     pixels = torch.stack([tiny_clip.preprocess(open_image(row["path"])) for row in rows])
@@ -48,10 +48,10 @@ def test_exported_and_frozen_answers_agree(
     np.testing.assert_allclose(logits.softmax(dim=1).numpy(), found, atol=FEATURE)
 
 
-def refused(answer: Answer, sentence: str, folder: Path) -> bool:
+def refused(result: Answer, sentence: str, folder: Path) -> bool:
     """Whether a command ended with this sentence and wrote no model."""
     written = [path for path in folder.rglob("*") if path.suffix in (".onnx", ".pt2", ".tmp")]
-    return answer.code == 2 and sentence in " ".join(answer.stderr.split()) and not written
+    return result.code == 2 and sentence in " ".join(result.stderr.split()) and not written
 
 
 def test_bad_input_is_one_sentence_and_writes_nothing(
@@ -59,34 +59,34 @@ def test_bad_input_is_one_sentence_and_writes_nothing(
 ) -> None:
     model = ("--model", tiny_file)
     out = ("--out", tmp_path / "model.onnx")
-    answer = run("export", "--method", "tda", "--classes", CLASSES, *model, *out)
-    assert refused(answer, "tda has nothing to freeze or export", tmp_path)
-    answer = run("export", "--state", state, *model, "--out", tmp_path / "model.bin")
-    assert refused(answer, "the suffix says the format", tmp_path)
-    answer = run("export", "--state", state, *model, "--out", state / "model.onnx")
-    assert refused(answer, "cannot write", tmp_path)
+    result = run("export", "--method", "tda", "--classes", CLASSES, *model, *out)
+    assert refused(result, "tda has nothing to freeze or export", tmp_path)
+    result = run("export", "--state", state, *model, "--out", tmp_path / "model.bin")
+    assert refused(result, "the suffix says the format", tmp_path)
+    result = run("export", "--state", state, *model, "--out", state / "model.onnx")
+    assert refused(result, "cannot write", tmp_path)
     half = tmp_path / "half.safetensors"
     half.write_bytes(state.read_bytes()[: state.stat().st_size // 2])
     assert refused(
         run("export", "--state", half, *model, *out), "not a readable state file", tmp_path
     )
-    answer = run("export", "--classes", CLASSES, "--fitted", half, *model, *out)
-    assert refused(answer, "not a readable state file", tmp_path)
+    result = run("export", "--classes", CLASSES, "--fitted", half, *model, *out)
+    assert refused(result, "not a readable state file", tmp_path)
 
 
 def test_an_existing_file_is_kept(run: Run, state: Path, tiny_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "model.pt2"
     out.write_text("mine")
-    answer = run("export", "--state", state, "--model", tiny_file, "--out", out)
-    assert answer.code == 2 and "--overwrite" in answer.stderr and out.read_text() == "mine"
+    result = run("export", "--state", state, "--model", tiny_file, "--out", out)
+    assert result.code == 2 and "--overwrite" in result.stderr and out.read_text() == "mine"
 
 
 def test_frozen_needs_what_was_learned(run: Run, photos: Path, tiny_file: Path) -> None:
     words = ("predict", photos, "--classes", CLASSES, "--model", tiny_file, "--out", "-")
-    answer = run(*words, "--frozen")
-    assert answer.code == 2 and "give --state" in answer.stderr
-    answer = run(*words, "--frozen", "--method", "tda")
-    assert answer.code == 2
-    answer = run(*words, "--frozen", "--method", "tent,zero_shot")
-    assert answer.code == 2 and "one method" in answer.stderr
+    result = run(*words, "--frozen")
+    assert result.code == 2 and "give --state" in result.stderr
+    result = run(*words, "--frozen", "--method", "tda")
+    assert result.code == 2
+    result = run(*words, "--frozen", "--method", "tent,zero_shot")
+    assert result.code == 2 and "one method" in result.stderr
     assert run(*words, "--frozen", "--method", "zero_shot").code == 0

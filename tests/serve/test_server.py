@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpcore
 import httpx
 import pytest
 
-from cliquetta.methods.tent import Tent
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.client import Client
 from cliquetta.serve.server import BoundedProtocol, make_server
 from cliquetta.serve.settings import Limits
-from cliquetta.types import Batch, Prediction
-from tests._helpers.serve_setup import CLASSES, Local, batch_of, live_service
-
-MANY: dict[str, Any] = {"rate": 1e6, "burst": 10**6}
+from tests._helpers.serve_setup import CLASSES, MANY, Gate, batch_of, live_service
 
 
 def connect(address: str) -> socket.socket:
@@ -104,25 +98,18 @@ def test_silent_connections_make_room_for_others(tmp_path: Path, tiny_clip: CLIP
 def test_connections_at_work_are_not_closed_for_others(
     tmp_path: Path, tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, begun, real = threading.Event(), threading.Semaphore(0), Tent._predict
-
-    def held(self: Tent, batch: Batch) -> Prediction:
-        begun.release()
-        gate.wait(30)
-        return real(self, batch)
-
     with live_service(tmp_path, tiny_clip, limits=Limits(connections=2, **MANY)) as address:
         with Client(address) as client:
             sessions = [client.create_session(CLASSES, method="tent").id for _ in range(2)]
-        monkeypatch.setattr(Tent, "_predict", held)
+        gate = Gate(monkeypatch)
         with ThreadPoolExecutor(2) as clients:
             files = {"images": ("a.png", batch_of(0, 1)[0])}
             paths = [f"{address}/v1/sessions/{id}/batches" for id in sessions]
             waiting = [clients.submit(httpx.post, path, files=files, timeout=60) for path in paths]
-            assert begun.acquire(timeout=30) and begun.acquire(timeout=30)
+            assert gate.begun.acquire(timeout=30) and gate.begun.acquire(timeout=30)
             with connect(address) as beyond:
                 refused = beyond.recv(100)
-            gate.set()
+            gate.open()
             assert [one.result().status_code for one in waiting] == [200, 200]
         assert refused.startswith(b"HTTP/1.1 503")
 
@@ -158,19 +145,3 @@ def test_answers_that_nobody_reads_are_counted_and_dropped(tmp_path: Path, tiny_
         assert again.status_code == 200 and len(again.content) == len(state.content)
         for reader in readers:
             reader.close()
-
-
-def test_the_pages_of_the_service_load_nothing_from_elsewhere(service: Local) -> None:
-    for path, kind in (
-        ("/", "text/html"),
-        ("/docs", "text/html"),
-        ("/docs.js", "text/javascript"),
-        ("/style.css", "text/css"),
-    ):
-        page = service.http.get(path)
-        assert page.status_code == 200 and page.headers["Content-Type"].startswith(kind)
-        policy = page.headers["Content-Security-Policy"]
-        assert "default-src 'none'" in policy and "unsafe" not in policy
-        assert "http://" not in page.text and "https://" not in page.text
-        assert "<style" not in page.text and "onclick" not in page.text
-    assert "Content-Security-Policy" in service.http.get("/v1/models").headers

@@ -232,9 +232,9 @@ def test_the_commands(run: Any, images: Tensor, text: Tensor, tmp_path: Path) ->
     assert run("predict", photos, "--features", photos).code == 2
 
     ask = ("evaluate", "--dataset", f"features:{photos}", "--text-features", classes)
-    answer = run(*map(str, ask), "--method", "moon", "--out", tmp_path / "runs", "--json")
-    assert answer.code == 0
-    assert [entry["images"] for entry in json.loads(answer.stdout)] == [10, 10]
+    result = run(*map(str, ask), "--method", "moon", "--out", tmp_path / "runs", "--json")
+    assert result.code == 0
+    assert [entry["images"] for entry in json.loads(result.stdout)] == [10, 10]
     for more, sentence in (
         (("--method", "tent"), "tent needs images and a model"),
         (("--method", "tda", "--evidence"), "leave out --evidence"),
