@@ -68,9 +68,11 @@ class Local:
         self.http, self.service = http, service
 
     def create(self, method: str = STATEFUL, **more: Any) -> str:
-        answer = self.http.post("/v1/sessions", json={"classes": CLASSES, "method": method, **more})
-        assert answer.status_code == 201, answer.text
-        id: str = answer.json()["id"]
+        response = self.http.post(
+            "/v1/sessions", json={"classes": CLASSES, "method": method, **more}
+        )
+        assert response.status_code == 201, response.text
+        id: str = response.json()["id"]
         return id
 
     def send(self, id: str, images: list[bytes], **fields: Any) -> Any:
@@ -79,9 +81,9 @@ class Local:
         return self.http.post(f"/v1/sessions/{id}/batches", files=files, data=data)
 
     def predict(self, id: str, images: list[bytes], **fields: Any) -> dict[str, Any]:
-        answer = self.send(id, images, top_k=len(CLASSES), **fields)
-        assert answer.status_code == 200, answer.text
-        body: dict[str, Any] = answer.json()
+        response = self.send(id, images, top_k=len(CLASSES), **fields)
+        assert response.status_code == 200, response.text
+        body: dict[str, Any] = response.json()
         return body
 
     def state(self, id: str) -> bytes:
@@ -147,11 +149,11 @@ class Alone:
         return [dict(zip(CLASSES, row.tolist(), strict=True)) for row in rows]
 
 
-def probabilities(answer: dict[str, Any]) -> list[dict[str, float]]:
+def probabilities(response: dict[str, Any]) -> list[dict[str, float]]:
     """Probability by class of every prediction of an answer, as float32 numbers."""
     return [
         {entry["label"]: float(np.float32(entry["probability"])) for entry in one["top"]}
-        for one in answer["predictions"]
+        for one in response["predictions"]
     ]
 
 
@@ -214,20 +216,20 @@ class Load:
 
     def __init__(self, number: int, session: RemoteSession) -> None:
         self.number, self.session = number, session
-        self.answers: list[dict[str, Any]] = []
+        self.responses: list[dict[str, Any]] = []
         self.error: BaseException | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def batch(self, place: int) -> list[bytes]:
-        return batch_of(100 * self.number + place, 2)
+    def batch(self, index: int) -> list[bytes]:
+        return batch_of(100 * self.number + index, 2)
 
     def _run(self) -> None:
         try:
-            while not self._stop.is_set() and len(self.answers) < 5000:
-                answer = self.session.predict(self.batch(len(self.answers)), top_k=len(CLASSES))
-                self.answers.append(answer.model_dump())
+            while not self._stop.is_set() and len(self.responses) < 5000:
+                response = self.session.predict(self.batch(len(self.responses)), top_k=len(CLASSES))
+                self.responses.append(response.model_dump())
                 self._stop.wait(self.pause)
         except BaseException as error:
             self.error = error

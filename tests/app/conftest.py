@@ -45,7 +45,7 @@ def photos(folder: Path, seeds: range) -> list[Path]:
     return paths
 
 
-def answers(shown: Any) -> list[tuple[str, float]]:
+def predicted(shown: Any) -> list[tuple[str, float]]:
     return [(row.after, row.after_probability) for row in shown.rows]
 
 

@@ -105,9 +105,9 @@ def test_refusals_keep_what_was_shown_and_learned(controller: Controller) -> Non
         (replace(FORM, stream=replace(FOG, shift="rain")), "unknown shift"),
         (replace(FORM, stream=replace(FOG, batch_size=999)), "at most 256"),
     ):
-        again, told = controller.next_batch(session, form, "class")
-        assert words in told.notice and "alert" in told.notice
-        assert again is session and told.predictions == pages.predictions
+        again, refusal = controller.next_batch(session, form, "class")
+        assert words in refusal.notice and "alert" in refusal.notice
+        assert again is session and refusal.predictions == pages.predictions
         assert session.info.classes == list(NAMES) and session.batches == 1
         assert all(torch.equal(v, learned[n]) for n, v in session.adapter.state_dict().items())
 
@@ -128,14 +128,16 @@ def test_files_come_and_go(controller: Controller, tmp_path: Path) -> None:
     assert "run a batch first" in controller.files(None)[1]
     session, _ = controller.next_batch(None, FORM, "class")
     assert session is not None
-    (table, state), told = controller.files(session)
-    assert "ready" in told and Path(table).read_bytes() == session.predictions_csv()
+    (table, state), refusal = controller.files(session)
+    assert "ready" in refusal and Path(table).read_bytes() == session.predictions_csv()
     fresh, pages = controller.load_state(None, FORM, Path(state), "class")
     assert fresh is not None and "has seen 6 images" in pages.notice
     for name, value in session.adapter.state_dict().items():
         torch.testing.assert_close(fresh.adapter.state_dict()[name], value, rtol=0, atol=0)
-    kept, pages = controller.load_state(fresh, replace(FORM, method="tda"), Path(state), "class")
-    assert kept is fresh and "another method" in pages.notice
+    unchanged, pages = controller.load_state(
+        fresh, replace(FORM, method="tda"), Path(state), "class"
+    )
+    assert unchanged is fresh and "another method" in pages.notice
     controller.forget(session)
     assert not Path(state).exists()
 

@@ -32,14 +32,14 @@ def test_attention_is_that_of_the_passes_that_were_scored(make: Make, kind: Any)
     evidence = shown.prediction.evidence
     width = evidence["passes"].width
     assert evidence["prompt_mask"].any()
-    for place in range(len(shown.rows)):
-        maps = app_pages.attention_maps(adapter, shown.pixels, shown.prediction, place, kind)
-        masks = evidence["prompt_mask"][place * width : (place + 1) * width]
-        prompts = evidence["prompts"][place * width : (place + 1) * width]
+    for index in range(len(shown.rows)):
+        maps = app_pages.attention_maps(adapter, shown.pixels, shown.prediction, index, kind)
+        masks = evidence["prompt_mask"][index * width : (index + 1) * width]
+        prompts = evidence["prompts"][index * width : (index + 1) * width]
         passes = [(p, m) for p, m in zip(prompts, masks, strict=True) if m.any()]
         assert len(maps) == 1 + len(passes) and maps[0].to_prompts == maps[0].moved == 0
-        image = shown.pixels[place : place + 1]
-        for entry, found in zip([None, *passes], maps, strict=True):
+        image = shown.pixels[index : index + 1]
+        for entry, shown_map in zip([None, *passes], maps, strict=True):
             prefix = None
             if entry is not None:
                 own = entry[0][entry[1]]  # prompts of this pass alone, nothing masked
@@ -49,8 +49,8 @@ def test_attention_is_that_of_the_passes_that_were_scored(make: Make, kind: Any)
             row = weights.mean(dim=1)[0, 0]
             if kind == "rollout":  # one prompted block, the last: half stays where it was
                 row = row / 2
-            np.testing.assert_allclose(found.grid.ravel(), row[-16:], atol=SUM)
-            assert found.to_prompts == pytest.approx(float(row[:-17].sum()), abs=SUM)
+            np.testing.assert_allclose(shown_map.grid.ravel(), row[-16:], atol=SUM)
+            assert shown_map.to_prompts == pytest.approx(float(row[:-17].sum()), abs=SUM)
 
 
 def test_methods_without_evidence_say_so(make: Make) -> None:
@@ -95,6 +95,6 @@ def test_pages_mark_changes_and_hold_no_markup_of_a_visitor(
     page = app_pages.predictions_page(session)
     assert page.count("cq-changed") == 1 and "changed</span>" in page
     assert "cq-changed" not in app_pages._card(replace(changed, after=evil[0]), "", "tent")
-    told = app_pages.notice("<u>", bad=True, items=["<s>"])
-    for text in (page, told, app_pages.attention_page(session, 0, "class")):
+    notice = app_pages.notice("<u>", bad=True, items=["<s>"])
+    for text in (page, notice, app_pages.attention_page(session, 0, "class")):
         assert not re.search(r"<(script|b>x|u>|s>)", text) and "='b" not in text

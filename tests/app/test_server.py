@@ -40,8 +40,8 @@ def visit(tiny_clip: CLIP) -> Callable[..., TestClient]:
 
 def test_only_known_hosts_and_own_pages_are_answered(visit: Callable[..., TestClient]) -> None:
     http = visit()
-    answer = http.get("/", headers={"Origin": "http://127.0.0.1:7860"})
-    assert answer.status_code == 200 and answer.headers["Content-Security-Policy"] == POLICY
+    response = http.get("/", headers={"Origin": "http://127.0.0.1:7860"})
+    assert response.status_code == 200 and response.headers["Content-Security-Policy"] == POLICY
     assert http.get("/openapi.json").status_code == 404
     assert visit(host="evil.example").get("/").status_code == 403
     for headers in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
@@ -55,8 +55,8 @@ def test_logins_are_slowed_and_uploads_are_bounded(visit: Callable[..., TestClie
     path = "/gradio_api/upload"
     sent = [http.post(path, content=b"x" * 4000).status_code for _ in range(3)]
     assert sent == [200, 200, 429]
-    told = http.post(path, content=b"x" * 4000)
-    assert "within an hour" in told.text and "Retry-After" in told.headers
+    refused = http.post(path, content=b"x" * 4000)
+    assert "within an hour" in refused.text and "Retry-After" in refused.headers
     assert http.get("/").status_code == 200
 
 
@@ -100,9 +100,9 @@ def test_uploads_are_deleted_when_the_app_stops_and_after_it_was_killed(
     assert running.returncode == 0 and not folder.exists()
 
 
-def test_a_port_in_use_is_said_before_any_address(tiny_clip: CLIP) -> None:
-    with open_port("127.0.0.1", 0) as taken, pytest.raises(UserError, match="in use"):
-        port = taken.getsockname()[1]
+def test_a_port_in_use_is_refused_before_any_address(tiny_clip: CLIP) -> None:
+    with open_port("127.0.0.1", 0) as occupied, pytest.raises(UserError, match="in use"):
+        port = occupied.getsockname()[1]
         app_server.serve(Settings({"tiny": tiny_clip}), host="127.0.0.1", port=port)
 
 

@@ -22,10 +22,10 @@ from cliquetta.serve.errors import ServiceError
 from cliquetta.serve.settings import Limits
 from cliquetta.types import Batch, Prediction
 from tests._helpers.serve_setup import picture
-from tests.app.conftest import FOG, NAMES, Make, answers, photos
+from tests.app.conftest import FOG, NAMES, Make, photos, predicted
 
 
-def test_answers_are_those_of_the_library(make: Make, tiny_clip: CLIP) -> None:
+def test_predictions_are_those_of_the_library(make: Make, tiny_clip: CLIP) -> None:
     session = make("tent")
     prompts = ClassPrompts(NAMES)
     adapter = create_method("tent", tiny_clip, prompts)
@@ -44,7 +44,7 @@ def test_answers_are_those_of_the_library(make: Make, tiny_clip: CLIP) -> None:
         assert [row.truth for row in shown.rows] == expected
 
 
-def test_labels_are_counted_and_never_change_an_answer(
+def test_labels_are_counted_and_never_change_a_prediction(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest = make("tda")
@@ -64,7 +64,7 @@ def test_labels_are_counted_and_never_change_an_answer(
     misled = make("tda")
     second = [misled.next_of_stream(replace(FOG, shift="none")) for _ in range(2)]
     for one, other in zip(first, second, strict=True):
-        assert answers(one) == answers(other)
+        assert predicted(one) == predicted(other)
         assert [row.truth for row in one.rows] != [row.truth for row in other.rows]
 
 
@@ -89,7 +89,7 @@ def test_bad_files_are_named_and_the_others_predicted(make: Make, tmp_path: Path
     large.write_bytes(picture(1, size=64))
     mixed, alone = make(limits=Limits(image_pixels=32 * 32)), make()
     shown = mixed.next_of_files([good[0], text, *good[1:], cut, large], 16)
-    assert answers(shown) == answers(alone.next_of_files(good, 16))
+    assert predicted(shown) == predicted(alone.next_of_files(good, 16))
     reasons = {entry.name: entry.reason for entry in shown.refused}
     assert "not an image" in reasons["notes.txt"] and "truncated" in reasons["cut.png"]
     assert "too large" in reasons["large.png"]
@@ -97,11 +97,11 @@ def test_bad_files_are_named_and_the_others_predicted(make: Make, tmp_path: Path
     assert len(table) == 7
     assert [row["image"] for row in table if row["error"]] == list(reasons)
     fine = [row for row in table if not row["error"]]
-    assert [row["prediction"] for row in fine] == [label for label, _ in answers(shown)]
+    assert [row["prediction"] for row in fine] == [label for label, _ in predicted(shown)]
     assert all(0 < float(row["probability"]) <= 1 for row in fine)
 
 
-def test_files_are_taken_in_rounds(make: Make, tmp_path: Path) -> None:
+def test_files_are_predicted_in_rounds(make: Make, tmp_path: Path) -> None:
     files = photos(tmp_path, range(5))
     session = make()
     sizes = [len(session.next_of_files(files, 2).rows) for _ in range(3)]
@@ -136,7 +136,7 @@ def test_a_failing_batch_leaves_everything_as_it_was(
 ) -> None:
     session, untroubled = make(), make()
     first = session.next_of_stream(FOG), untroubled.next_of_stream(FOG)
-    assert answers(first[0]) == answers(first[1])
+    assert predicted(first[0]) == predicted(first[1])
     predict = session.adapter._predict
 
     def fail(batch: Batch) -> Prediction:
@@ -147,19 +147,19 @@ def test_a_failing_batch_leaves_everything_as_it_was(
         patched.setattr(session.adapter, "_predict", fail)
         with pytest.raises(ServiceError, match="not enough memory"):
             session.next_of_stream(FOG)
-    assert answers(session.next_of_stream(FOG)) == answers(untroubled.next_of_stream(FOG))
+    assert predicted(session.next_of_stream(FOG)) == predicted(untroubled.next_of_stream(FOG))
 
 
 def test_a_state_goes_on_in_another_session(make: Make, tmp_path: Path) -> None:
     files = photos(tmp_path, range(8))
-    whole, later = make("tent"), make("tent")
-    whole.next_of_files(files[:4], 4)
-    assert later.load_state(whole.state()) == 4
-    fresh = answers(make("tent").next_of_files(files[4:], 4))
-    continued = answers(later.next_of_files(files[4:], 4))
-    assert continued == answers(whole.next_of_files(files[4:], 4)) != fresh
+    uninterrupted, later = make("tent"), make("tent")
+    uninterrupted.next_of_files(files[:4], 4)
+    assert later.load_state(uninterrupted.state()) == 4
+    fresh = predicted(make("tent").next_of_files(files[4:], 4))
+    continued = predicted(later.next_of_files(files[4:], 4))
+    assert continued == predicted(uninterrupted.next_of_files(files[4:], 4)) != fresh
     with pytest.raises(ValueError, match="another method"):
-        make("tda").load_state(whole.state())
+        make("tda").load_state(uninterrupted.state())
     with pytest.raises(ValueError, match="readable state"):
         later.load_state(b"0123456789")
 

@@ -40,5 +40,5 @@ def photos(tmp_path: Path) -> Path:
     """Six readable images, two of them in a sub-folder."""
     folder = tmp_path / "photos"
     (folder / "more").mkdir(parents=True)
-    noise(folder, [f"{'more/' if place > 3 else ''}image{place}.png" for place in range(6)])
+    noise(folder, [f"{'more/' if index > 3 else ''}image{index}.png" for index in range(6)])
     return folder

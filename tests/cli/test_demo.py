@@ -51,14 +51,14 @@ def test_summary_is_plain_about_what_changed() -> None:
     def changes(images: int, changed: int, repaired: int, broken: int, p: float) -> Changes:
         return Changes(images, images, changed, PairedTest(images, repaired, broken, p))
 
-    def said(images: int, *counts: float) -> str:
+    def words(images: int, *counts: float) -> str:
         return " ".join(summary({"scap": changes(images, *counts)}, 4 * images // 10))  # type: ignore[arg-type]
 
-    nothing = said(100, 0, 0, 0, 1.0)
+    nothing = words(100, 0, 0, 0, 1.0)
     assert "40.00 % right and scap 40.00 %" in nothing and "changed none of 100 ans" in nothing
-    small = said(100, 10, 4, 3, 1.0)
+    small = words(100, 10, 4, 3, 1.0)
     assert "scap 41.00 %" in small and "may be chance (p = 1)" in small
-    assert said(1000, 100, 10, 80, 1e-9).endswith("a loss of 7.00 points (p = 1e-09).")
+    assert words(1000, 100, 10, 80, 1e-9).endswith("a loss of 7.00 points (p = 1e-09).")
     both = {"scap": changes(100, 0, 0, 0, 1.0), "tent": changes(100, 40, 5, 30, 1e-5)}
     assert summary(both, 40) == [
         "Of 100 shifted images, zero_shot gets 40.00 % right, scap 40.00 % and tent 15.00 %.",
@@ -84,9 +84,9 @@ def test_demo_compares_and_records(run: Run, tmp_path: Path) -> None:
     assert f"Records: 10 runs in {tmp_path / 'demo'}" in result.text
     shown = json.loads(run("demo", "--out", tmp_path / "demo", "--json", *words).stdout)
     assert {path: path.stat().st_mtime_ns for path in written} == written  # none is run again
-    found = [(e["shift"], e["batch_size"], [r["method"] for r in e["runs"]]) for e in shown]
+    rows = [(e["shift"], e["batch_size"], [r["method"] for r in e["runs"]]) for e in shown]
     both = ["zero_shot", "tent", "domain_norm"]
-    assert found == [
+    assert rows == [
         *(("fog:3", 6, both), ("clean", 6, both), ("fog:3, singly", 1, both[:2])),
         ("fog:3", 6, ["zero_shot", "scap"]),
     ]
@@ -103,18 +103,18 @@ def test_demo_compares_and_records(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("repaired", "broken", "said"), [(20, 2, "a gain of"), (3, 1, "chance")])
 def test_demo_states_a_gain_only_where_chance_would_not_give_it(
-    repaired: int, broken: int, said: str
+    repaired: int, broken: int, words: str
 ) -> None:
     before = predictions(*[1] * repaired, *[0] * (100 - repaired))
     after = predictions(*[0] * repaired, *[1] * broken, *[0] * (100 - repaired - broken))
     records = tuple(Record("run", {"method": m}, metrics={"top1": 0.0}) for m in ("zero_shot", "a"))
     stream = DemoStream("fog:3", (), records, (before, after))
     p = scipy.stats.binomtest(broken, repaired + broken).pvalue  # McNemar's exact test
-    assert (p < SIGNIFICANT) == (said == "a gain of")
+    assert (p < SIGNIFICANT) == (words == "a gain of")
     assert tabulate([stream])[1][0][3] == (
         f"+{repaired - broken}.00" if p < SIGNIFICANT else "none"
     )
-    assert said in summary(count_by_method([stream]), 100 - repaired)[1]
+    assert words in summary(count_by_method([stream]), 100 - repaired)[1]
 
 
 def test_demo_of_zero_shot_alone(run: Run, tmp_path: Path) -> None:

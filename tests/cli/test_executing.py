@@ -32,13 +32,13 @@ def test_features_are_encoded_once_and_change_nothing(
 ) -> None:
     methods = ("--method", "tda,scap")
     pixels = run(*words(tiny_file, tmp_path / "pixels", *methods))
-    kept = ("--features", tmp_path / "features")
-    first = run(*words(tiny_file, tmp_path / "first", *methods, *kept))
+    cached = ("--features", tmp_path / "features")
+    first = run(*words(tiny_file, tmp_path / "first", *methods, *cached))
     assert first.code == 0
     assert scores(first.stdout) == pytest.approx(scores(pixels.stdout), abs=LOGIT)
     (table,) = (tmp_path / "features").glob("*/features.npy")  # shared by zero_shot and TDA
     written = table.stat().st_mtime_ns
-    run(*words(tiny_file, tmp_path / "second", *methods, *kept, "--seeds", "1"))
+    run(*words(tiny_file, tmp_path / "second", *methods, *cached, "--seeds", "1"))
     assert table.stat().st_mtime_ns == written
     how = {r.method: r.environment["features"] for r in list_records(tmp_path / "second")}
     assert how == {"zero_shot": "kept", "tda": "kept", "scap": "encoded"}

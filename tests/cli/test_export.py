@@ -28,7 +28,7 @@ def state(run: Run, photos: Path, tiny_file: Path, tmp_path: Path) -> Path:
     return path
 
 
-def test_exported_and_frozen_answers_agree(
+def test_exported_and_frozen_predictions_agree(
     run: Run, state: Path, photos: Path, tiny_file: Path, tiny_clip: CLIP, tmp_path: Path
 ) -> None:
     before = state.read_bytes()
@@ -44,8 +44,8 @@ def test_exported_and_frozen_answers_agree(
     rows = table_rows(table)
     pixels = torch.stack([tiny_clip.preprocess(open_image(row["path"])) for row in rows])
     logits = torch.export.load(model).module()(pixels)
-    found = [[float(row[f"p_{name}"]) for name in CLASSES.split(",")] for row in rows]
-    np.testing.assert_allclose(logits.softmax(dim=1).numpy(), found, atol=FEATURE)
+    frozen = [[float(row[f"p_{name}"]) for name in CLASSES.split(",")] for row in rows]
+    np.testing.assert_allclose(logits.softmax(dim=1).numpy(), frozen, atol=FEATURE)
 
 
 def refused(result: Answer, sentence: str, folder: Path) -> bool:
@@ -74,7 +74,9 @@ def test_bad_input_is_one_sentence_and_writes_nothing(
     assert refused(result, "not a readable state file", tmp_path)
 
 
-def test_an_existing_file_is_kept(run: Run, state: Path, tiny_file: Path, tmp_path: Path) -> None:
+def test_an_existing_file_is_not_replaced(
+    run: Run, state: Path, tiny_file: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "model.pt2"
     out.write_text("mine")
     result = run("export", "--state", state, "--model", tiny_file, "--out", out)

@@ -33,9 +33,9 @@ def test_shifted_shots_have_other_noise_than_test_images(
         keys[noise_seed] = fit_method("tip_adapter", clip, images.prompts, few_shot, config).fitted[
             "keys"
         ]
-    found = load_file(out)["fitted.keys"]
-    torch.testing.assert_close(found, keys[1])
-    assert not torch.allclose(found, keys[0], atol=1e-3)
+    learned = load_file(out)["fitted.keys"]
+    torch.testing.assert_close(learned, keys[1])
+    assert not torch.allclose(learned, keys[0], atol=1e-3)
 
 
 def test_fit_refuses_a_method_that_learns_nothing(

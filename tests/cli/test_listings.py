@@ -72,8 +72,8 @@ class Child(Parent):
 
 
 def test_field_documents_are_read_from_source() -> None:
-    found = {field.name: (field.default, field.doc) for field in config_fields(Child)}
-    assert found == {
+    fields = {field.name: (field.default, field.doc) for field in config_fields(Child)}
+    assert fields == {
         "steps": (2, "More steps."),
         "rate": (0.5, "of each step"),
         "names": (("a", "b"), ""),

@@ -48,7 +48,7 @@ def test_version(run: Run) -> None:
 
 
 @pytest.mark.parametrize("given", [None, "ACTIVE"])
-def test_threads_of_commands_wait_asleep_unless_told_otherwise(given: str | None) -> None:
+def test_threads_of_commands_wait_asleep_by_default(given: str | None) -> None:
     program = (
         "import os, sys, cliquetta.cli.main\n"
         "assert 'torch' not in sys.modules  # which reads it when it is loaded\n"
@@ -82,8 +82,8 @@ def test_python_example_runs(
 
 def commands() -> list[str]:
     texts = [README, *(p.read_text(encoding="utf-8") for p in sorted(ROOT.glob("docs/**/*.md")))]
-    found = [line for text in texts for line in re.findall(r"^cliquetta .*$", text, re.M)]
-    return sorted({line.split("  #")[0].strip() for line in found})
+    lines = [line for text in texts for line in re.findall(r"^cliquetta .*$", text, re.M)]
+    return sorted({line.split("  #")[0].strip() for line in lines})
 
 
 @pytest.mark.parametrize("line", commands())

@@ -58,8 +58,8 @@ def test_json_is_all_of_stdout(predict: Any, photos: Path) -> None:
     assert document["images"] == 6
     assert document["out"] == str(out)
     assert sum(document["predicted"]["zero_shot"].values()) == 6
-    found = [(row["path"], row["prediction"]) for row in document["predictions"]]
-    assert found == [(row["path"], row["prediction"]) for row in table_rows(out)]
+    printed = [(row["path"], row["prediction"]) for row in document["predictions"]]
+    assert printed == [(row["path"], row["prediction"]) for row in table_rows(out)]
 
 
 def test_json_writes_no_table_that_was_not_asked_for(
@@ -140,9 +140,7 @@ def test_images_of_no_class_are_named(predict: Any, photos: Path) -> None:
     assert f"{sum(rejected)} of them look like none of the classes" in result.text
 
 
-def test_calibrated_probabilities_are_others_of_the_same_answers(
-    predict: Any, photos: Path
-) -> None:
+def test_calibration_changes_probabilities_and_no_prediction(predict: Any, photos: Path) -> None:
     words = (photos, "--method", "tda", "--probabilities")
     before = table_rows(predict(*words)[1])
     result, out = predict(*words, "--calibrate")
@@ -228,7 +226,7 @@ def test_state_of_other_classes_is_refused(predict: Any, photos: Path, tmp_path:
     assert "tda learns about its classes only" in result.text
 
 
-def test_domains_of_a_state_are_kept_for_other_classes(
+def test_domains_of_a_state_go_on_with_other_classes(
     predict: Any, photos: Path, tmp_path: Path
 ) -> None:
     state = tmp_path / "state.safetensors"
@@ -296,9 +294,9 @@ def test_files_that_are_not_images_are_counted(predict: Any, photos: Path) -> No
 
 
 def test_unreadable_images_are_named_and_skipped(predict: Any, photos: Path) -> None:
-    whole = (photos / "image0.png").read_bytes()
-    (photos / "bad_corrupt.png").write_bytes(whole[:60] + b"\0" * 200 + whole[260:])
-    (photos / "bad_truncated.png").write_bytes(whole[: len(whole) // 2])
+    intact = (photos / "image0.png").read_bytes()
+    (photos / "bad_corrupt.png").write_bytes(intact[:60] + b"\0" * 200 + intact[260:])
+    (photos / "bad_truncated.png").write_bytes(intact[: len(intact) // 2])
     (photos / "bad_empty.jpg").write_bytes(b"")
     (photos / "bad_text.jpg").write_text("these are words, not pixels")
     (photos / "bad_large.png").write_bytes(bombs()["png claims 50,000 x 50,000"])
@@ -326,7 +324,7 @@ def test_nothing_readable_is_bad_input(predict: Any, tmp_path: Path) -> None:
     assert "nothing could be predicted" in result.text
 
 
-def test_fitted_file_takes_the_place_of_a_method(
+def test_a_fitted_file_replaces_a_method(
     run: Run, predict: Any, photos: Path, tiny_file: Path, tmp_path: Path
 ) -> None:
     fitted = tmp_path / "tip.safetensors"

@@ -106,9 +106,9 @@ def test_a_token_of_the_environment(
     assert started[1]["settings"].tokens.owner(f"Bearer {TOKEN}")
 
 
-def test_a_port_in_use_is_said_before_any_address(tmp_path: Path) -> None:
-    with server.open_port("127.0.0.1", 0) as taken:
-        port = str(taken.getsockname()[1])
+def test_a_port_in_use_is_refused_before_any_address(tmp_path: Path) -> None:
+    with server.open_port("127.0.0.1", 0) as occupied:
+        port = str(occupied.getsockname()[1])
         where = ["--port", port, "--state-dir", str(tmp_path), "--device", "cpu"]
         result = CliRunner().invoke(app, ["serve", *where])
     assert result.exit_code == 2

@@ -94,8 +94,8 @@ def test_nothing_that_a_client_names_is_opened(tmp_path: Path, tiny_clip: CLIP) 
                 for path in (f"/v1/sessions/{name}", f"/v1/sessions/%2e%2e%2f{session}"):
                     assert service.http.get(path).status_code in {404, 405}
                 body = {"images": [{"name": name, "data": ""}]}
-                answer = service.http.post(f"/v1/sessions/{session}/batches", json=body)
-                assert "empty" in answer.json()["errors"][0]["reason"]
+                response = service.http.post(f"/v1/sessions/{session}/batches", json=body)
+                assert "empty" in response.json()["errors"][0]["reason"]
             service.send(session, [code, str(bait).encode(), b"%!PS-Adobe-3.0 EPSF-3.0\n" * 9])
             refused = service.http.put(f"/v1/sessions/{session}/state", content=code)
             assert refused.status_code == 422

@@ -47,8 +47,8 @@ def test_only_known_tokens_are_let_in_and_see_their_own_sessions_only(
         ):
             assert http.request(method, where, headers=bearer(BOB)).status_code == 404
         assert http.get("/v1/sessions", headers=bearer(BOB)).json()["sessions"] == [theirs.json()]
-    kept = b"".join(path.read_bytes() for path in tmp_path.glob("*/*.safetensors"))
-    assert kept and ALICE.encode() not in kept
+    stored = b"".join(path.read_bytes() for path in tmp_path.glob("*/*.safetensors"))
+    assert stored and ALICE.encode() not in stored
 
 
 def test_tokens_must_be_long_and_no_open_port_goes_without(tiny_clip: CLIP) -> None:

@@ -23,13 +23,13 @@ from tests._helpers.tolerance import SUM
 
 
 def test_top_k_and_labels(service: Local, tiny_clip: CLIP) -> None:
-    answer = service.send(service.create("zero_shot"), batch_of(1), top_k=2).json()
+    response = service.send(service.create("zero_shot"), batch_of(1), top_k=2).json()
     expected = Alone(tiny_clip, "zero_shot").predict(batch_of(1))
-    for one, row in zip(answer["predictions"], expected, strict=True):
+    for one, row in zip(response["predictions"], expected, strict=True):
         best = sorted(row, key=lambda name: -row[name])
         assert [entry["label"] for entry in one["top"]] == best[:2]
         assert (one["label"], one["probability"]) == tuple(one["top"][0].values())
-    assert [one["name"] for one in answer["predictions"]] == ["0.png", "1.png", "2.png", "3.png"]
+    assert [one["name"] for one in response["predictions"]] == ["0.png", "1.png", "2.png", "3.png"]
 
 
 def test_json_and_form_are_the_same_request(service: Local) -> None:
@@ -50,36 +50,36 @@ def test_json_and_form_are_the_same_request(service: Local) -> None:
 def test_bad_images_are_named_and_the_others_predicted(service: Local, tiny_clip: CLIP) -> None:
     good = batch_of(3, 3)
     images = [good[0], b"not an image", good[1], b"", good[2][:60]]
-    answer = service.predict(service.create(), images)
-    assert [one["index"] for one in answer["predictions"]] == [0, 2]
-    assert [(bad["index"], bad["name"]) for bad in answer["errors"]] == [
+    response = service.predict(service.create(), images)
+    assert [one["index"] for one in response["predictions"]] == [0, 2]
+    assert [(bad["index"], bad["name"]) for bad in response["errors"]] == [
         (1, "1.png"),
         (3, "3.png"),
         (4, "4.png"),
     ]
-    assert "not an image" in answer["errors"][0]["reason"]
-    assert "empty" in answer["errors"][1]["reason"]
-    assert "truncated" in answer["errors"][2]["reason"]
-    assert probabilities(answer) == Alone(tiny_clip).predict(good[:2])
+    assert "not an image" in response["errors"][0]["reason"]
+    assert "empty" in response["errors"][1]["reason"]
+    assert "truncated" in response["errors"][2]["reason"]
+    assert probabilities(response) == Alone(tiny_clip).predict(good[:2])
 
 
 def test_a_batch_without_a_readable_image_teaches_nothing(service: Local, tiny_clip: CLIP) -> None:
     session = service.create()
-    answer = service.predict(session, [b"x", b"y"])
-    assert answer["predictions"] == [] and len(answer["errors"]) == 2
+    response = service.predict(session, [b"x", b"y"])
+    assert response["predictions"] == [] and len(response["errors"]) == 2
     again = service.predict(session, batch_of(1))
     assert again["sequence"] == 2
     assert probabilities(again) == Alone(tiny_clip).predict(batch_of(1))
 
 
-def said(answer: dict[str, Any]) -> list[tuple[bool, float]]:
-    return [(one["rejected"], one["rejection_score"]) for one in answer["predictions"]]
+def rejections(response: dict[str, Any]) -> list[tuple[bool, float]]:
+    return [(one["rejected"], one["rejection_score"]) for one in response["predictions"]]
 
 
 def expected(alone: Alone, images: list[bytes]) -> list[tuple[bool, float]]:
-    found = alone.adapter.predict(images).rejection
-    assert found is not None
-    return list(zip(found.rejected.tolist(), found.score.tolist(), strict=True))
+    summary = alone.adapter.predict(images).rejection
+    assert summary is not None
+    return list(zip(summary.rejected.tolist(), summary.score.tolist(), strict=True))
 
 
 def test_a_session_says_what_the_method_alone_says_also_after_a_restart(
@@ -87,37 +87,37 @@ def test_a_session_says_what_the_method_alone_says_also_after_a_restart(
 ) -> None:
     alone = Alone(tiny_clip)
     alone.adapter.enable_rejection(0.5)
-    answers = []
+    responses = []
     with local_service(tmp_path, tiny_clip) as service:
         id = service.create(reject=0.5)
-        answers += [said(service.predict(id, batch_of(seed))) for seed in range(2)]
+        responses += [rejections(service.predict(id, batch_of(seed))) for seed in range(2)]
     with local_service(tmp_path, tiny_clip) as service:
         assert service.http.get(f"/v1/sessions/{id}").json()["reject"] == 0.5
-        answers += [said(service.predict(id, batch_of(seed))) for seed in range(2, 4)]
-    for seed, answer in enumerate(answers):
+        responses += [rejections(service.predict(id, batch_of(seed))) for seed in range(2, 4)]
+    for seed, response in enumerate(responses):
         wanted = expected(alone, batch_of(seed))
-        assert [rejected for rejected, _ in answer] == [rejected for rejected, _ in wanted]
-        assert [score for _, score in answer] == pytest.approx([score for _, score in wanted])
-    decisions = [rejected for answer in answers for rejected, _ in answer]
+        assert [rejected for rejected, _ in response] == [rejected for rejected, _ in wanted]
+        assert [score for _, score in response] == pytest.approx([score for _, score in wanted])
+    decisions = [rejected for response in responses for rejected, _ in response]
     assert 0 < sum(decisions) < len(decisions)
 
 
-def test_calibrated_answers_are_those_of_the_method_alone_also_after_a_restart(
+def test_calibrated_predictions_are_those_of_the_method_alone_also_after_a_restart(
     tmp_path: Path, tiny_clip: CLIP
 ) -> None:
     alone = Alone(tiny_clip)
     alone.adapter.enable_calibration()
-    answers, name = [], ""
+    responses, name = [], ""
     for seed in range(3):
         with local_service(tmp_path, tiny_clip) as service:
             name = service.create(calibrate=True) if seed == 0 else name
-            answers.append(probabilities(service.predict(name, batch_of(seed))))
-    for seed, answer in enumerate(answers):
-        for found, wanted in zip(answer, alone.predict(batch_of(seed)), strict=True):
-            assert found == pytest.approx(wanted, abs=SUM)
+            responses.append(probabilities(service.predict(name, batch_of(seed))))
+    for seed, response in enumerate(responses):
+        for summary, wanted in zip(response, alone.predict(batch_of(seed)), strict=True):
+            assert summary == pytest.approx(wanted, abs=SUM)
 
 
-def test_without_it_answers_have_no_such_fields(service: Local) -> None:
+def test_without_rejection_responses_have_no_such_fields(service: Local) -> None:
     id = service.create()
     for one in service.predict(id, batch_of(0))["predictions"]:
         assert list(one) == ["index", "name", "label", "probability", "top"]
@@ -129,7 +129,7 @@ def test_evidence_is_json_of_bounded_size() -> None:
         weights: torch.Tensor
         label: str
 
-    found = summarise(
+    summary = summarise(
         {
             "small": torch.tensor([[1.0, float("nan")], [2.0, float("inf")]]),
             "large": torch.arange(1000),
@@ -139,9 +139,9 @@ def test_evidence_is_json_of_bounded_size() -> None:
             "deep": [[[[[1]]]]],
         }
     )
-    assert found["small"] == [[1.0, None], [2.0, None]]
-    assert found["large"] == {"shape": [1000], "mean": 499.5, "min": 0.0, "max": 999.0}
-    assert found["inner"] == {"weights": 3, "label": "x"}
-    assert found["many"]["length"] == 1000 and len(found["many"]["first"]) == 512
-    assert found["object"] == "object"
-    assert found["deep"] == [[["list"]]]
+    assert summary["small"] == [[1.0, None], [2.0, None]]
+    assert summary["large"] == {"shape": [1000], "mean": 499.5, "min": 0.0, "max": 999.0}
+    assert summary["inner"] == {"weights": 3, "label": "x"}
+    assert summary["many"]["length"] == 1000 and len(summary["many"]["first"]) == 512
+    assert summary["object"] == "object"
+    assert summary["deep"] == [[["list"]]]

@@ -31,10 +31,10 @@ def test_the_python_client(tiny_clip: CLIP, tmp_path: Path) -> None:
         session = client.create_session(CLASSES, method="tent")
         (tmp_path / "a.png").write_bytes(picture(1))
         pixels = Image.fromarray(np.zeros((40, 30, 3), np.uint8))
-        answer = session.predict([tmp_path / "a.png", picture(2), pixels, b"?"], evidence=True)
-        assert [one.name for one in answer.predictions] == ["a.png", "1", "2.png"]
-        assert [bad.index for bad in answer.errors] == [3]
-        assert answer.evidence is not None and "loss" in answer.evidence
+        response = session.predict([tmp_path / "a.png", picture(2), pixels, b"?"], evidence=True)
+        assert [one.name for one in response.predictions] == ["a.png", "1", "2.png"]
+        assert [bad.index for bad in response.errors] == [3]
+        assert response.evidence is not None and "loss" in response.evidence
         state = session.export_state()
         session.reset()
         assert load(session.export_state()).keys() == load(state).keys()
@@ -57,11 +57,11 @@ def test_the_python_client(tiny_clip: CLIP, tmp_path: Path) -> None:
 class Flaky:
     """A proxy's answers, one after the other, instead of a server."""
 
-    def __init__(self, *answers: httpx.Response) -> None:
-        self.answers = list(answers)
+    def __init__(self, *responses: httpx.Response) -> None:
+        self.responses = list(responses)
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
-        return self.answers.pop(0)
+        return self.responses.pop(0)
 
 
 def test_the_client_waits_for_dates_and_repeats_what_a_proxy_lost(
@@ -121,10 +121,10 @@ def test_a_session_is_made_once_however_often_it_is_asked_for(
         real, lost = client._http.request, [httpx.ReadTimeout(""), httpx.ReadError("")]
 
         def request(*words: Any, **content: Any) -> httpx.Response:
-            answer = real(*words, **content)
+            response = real(*words, **content)
             if lost:
                 raise lost.pop()
-            return answer
+            return response
 
         monkeypatch.setattr(client._http, "request", request)
         made = [client.create_session(CLASSES, method="tent").id for _ in range(2)]

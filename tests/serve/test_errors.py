@@ -40,9 +40,9 @@ def test_bad_requests_are_refused_with_the_remedy(
     service: Local, change: dict[str, Any], words: str
 ) -> None:
     request = {"classes": CLASSES, "method": "tent", **change}
-    answer = service.http.post("/v1/sessions", json=request)
-    assert answer.status_code == 422
-    assert words in answer.json()["message"]
+    response = service.http.post("/v1/sessions", json=request)
+    assert response.status_code == 422
+    assert words in response.json()["message"]
     assert service.http.get("/v1/sessions").json()["sessions"] == []
 
 
@@ -76,6 +76,6 @@ def test_what_cannot_be_rejected_is_refused(
     service: Local, changes: dict[str, Any], sentence: str
 ) -> None:
     request = {"classes": ["cat", "dog", "ship"], "method": "tent", **changes}
-    answer = service.http.post("/v1/sessions", json=request)
-    assert answer.status_code == 422 and sentence in answer.json()["message"]
+    response = service.http.post("/v1/sessions", json=request)
+    assert response.status_code == 422 and sentence in response.json()["message"]
     assert service.http.get("/v1/sessions").json()["sessions"] == []

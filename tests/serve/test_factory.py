@@ -45,10 +45,10 @@ def test_sessions_of_every_method_go_on_after_a_restart(
     fields = {field.name for field in dataclasses.fields(METHODS[name].config)}
     options = {"views": 3} if "views" in fields else {}
     with local_service(tmp_path, tiny_clip) as service:
-        halted, whole = (service.create(name, options=options) for _ in range(2))
+        halted, running = (service.create(name, options=options) for _ in range(2))
         first = service.predict(halted, batch_of(0, 2), evidence=True)
-        assert probabilities(first) == probabilities(service.predict(whole, batch_of(0, 2)))
-        expected = probabilities(service.predict(whole, batch_of(1, 2)))
+        assert probabilities(first) == probabilities(service.predict(running, batch_of(0, 2)))
+        expected = probabilities(service.predict(running, batch_of(1, 2)))
     with local_service(tmp_path, tiny_clip) as service:
         assert probabilities(service.predict(halted, batch_of(1, 2))) == expected
 
@@ -81,9 +81,9 @@ def test_what_was_learned_is_kept_bit_for_bit(service: Local) -> None:
     for seed in range(3):
         service.predict(id, batch_of(seed))
     before = memory(service, id)
-    answer = put(service, id, OTHERS)
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["classes"] == OTHERS and answer.json()["sequence"] == 3
+    response = put(service, id, OTHERS)
+    assert response.status_code == 200, response.text
+    assert response.json()["classes"] == OTHERS and response.json()["sequence"] == 3
     after = memory(service, id)
     domain = "domains.0"
     for name in before:
@@ -92,13 +92,13 @@ def test_what_was_learned_is_kept_bit_for_bit(service: Local) -> None:
     assert before[f"{domain}.norms.steps"] > 0 and before[f"{domain}.counts.images"] > 0
     assert after[f"{domain}.counts.images"] == 0
     assert after[f"{domain}.counts.marginal"].shape == (len(OTHERS),)
-    said = service.predict(id, batch_of(4))
-    assert said["sequence"] == 4
-    labels = {row["label"] for entry in said["predictions"] for row in entry["top"]}
+    latest = service.predict(id, batch_of(4))
+    assert latest["sequence"] == 4
+    labels = {row["label"] for entry in latest["predictions"] for row in entry["top"]}
     assert labels == set(OTHERS)
 
 
-def test_a_change_is_durable_and_old_answers_stay(tmp_path: Path, tiny_clip: CLIP) -> None:
+def test_a_change_is_durable_and_old_responses_stay(tmp_path: Path, tiny_clip: CLIP) -> None:
     with local_service(tmp_path, tiny_clip) as first:
         id = first.create("tent")
         old = first.predict(id, batch_of(0), sequence=1)
@@ -122,8 +122,8 @@ def test_refusals_leave_the_session_as_it_was(service: Local) -> None:
         (OTHERS, "learns about its classes only"),
         (["cat", "cat"], "must differ"),
     ):
-        answer = put(service, id, classes)
-        assert answer.status_code == 422 and sentence in answer.json()["message"]
+        response = put(service, id, classes)
+        assert response.status_code == 422 and sentence in response.json()["message"]
     domain = service.create(LEARNS)
     assert "at least two" in put(service, domain, ["cat"]).json()["message"]
     assert put(service, domain, []).status_code == 422
@@ -146,11 +146,11 @@ def test_a_disk_that_fails_changes_nothing(service: Local) -> None:
 def test_changes_take_their_turn_among_batches(service: Local) -> None:
     """Of many requests at once, every answer is of one list, and the numbers have no gap."""
     id = service.create("tent")
-    answers: list[dict[str, Any]] = []
+    responses: list[dict[str, Any]] = []
     lists = [CLASSES, OTHERS]
 
     def send(seed: int) -> None:
-        answers.append(service.predict(id, batch_of(seed, 2)))
+        responses.append(service.predict(id, batch_of(seed, 2)))
 
     threads = [threading.Thread(target=send, args=(seed,)) for seed in range(4)]
     threads += [threading.Thread(target=put, args=(service, id, lists[i % 2])) for i in range(3)]
@@ -158,7 +158,7 @@ def test_changes_take_their_turn_among_batches(service: Local) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(answer["sequence"] for answer in answers) == list(range(1, 5))
-    for answer in answers:
-        shown = {frozenset(row["label"] for row in e["top"]) for e in answer["predictions"]}
+    assert sorted(response["sequence"] for response in responses) == list(range(1, 5))
+    for response in responses:
+        shown = {frozenset(row["label"] for row in e["top"]) for e in response["predictions"]}
         assert shown in ({frozenset(CLASSES)}, {frozenset(OTHERS)})

@@ -82,10 +82,10 @@ def servers(model: Path, folder: Path, smallest: int) -> Iterator[Server]:
 
 def _check_disk(folder: Path, loads: list[Load], acknowledged: list[int]) -> None:
     """Every acknowledged batch is on disk, and at most the one under way besides."""
-    kept = {one.info.id: one.info.sequence for one in Store(folder).scan()}
+    stored = {one.info.id: one.info.sequence for one in Store(folder).scan()}
     for one, count in zip(loads, acknowledged, strict=True):
-        now = len(one.answers)  # may have grown by an answer that was in the wire
-        assert count <= kept[one.session.id] <= now + 1
+        now = len(one.responses)  # may have grown by an answer that was in the wire
+        assert count <= stored[one.session.id] <= now + 1
 
 
 @pytest.mark.slow
@@ -97,10 +97,10 @@ def test_killed_servers_lose_nothing(tmp_path: Path, tiny_clip: CLIP, smallest: 
         pid = server.start()
         loads = [Load(i, client.create_session(CLASSES, method="tent")) for i in range(CLIENTS)]
         for more in (1, 2, 3, 8):  # as soon as so many answers have come, others being under way
-            aim = sum(len(one.answers) for one in loads) + more
-            while sum(len(one.answers) for one in loads) < aim:
+            aim = sum(len(one.responses) for one in loads) + more
+            while sum(len(one.responses) for one in loads) < aim:
                 time.sleep(0.005)
-            acknowledged = [len(one.answers) for one in loads]
+            acknowledged = [len(one.responses) for one in loads]
             server.kill(pid)
             _check_disk(folder, loads, acknowledged)
             pid = server.start()
@@ -115,9 +115,9 @@ def test_killed_servers_lose_nothing(tmp_path: Path, tiny_clip: CLIP, smallest: 
 def _check_stream(sent: Load, state: bytes, model: CLIP) -> None:
     """Answers and state are those of a run that nobody killed."""
     alone = Alone(model)
-    assert [answer["sequence"] for answer in sent.answers] == [
-        place + 1 for place in range(len(sent.answers))
+    assert [response["sequence"] for response in sent.responses] == [
+        index + 1 for index in range(len(sent.responses))
     ]
-    for place, answer in enumerate(sent.answers):
-        assert probabilities(answer) == alone.predict(sent.batch(place)), place
+    for index, response in enumerate(sent.responses):
+        assert probabilities(response) == alone.predict(sent.batch(index)), index
     check_equal(state, pack_state(alone.adapter))

@@ -91,9 +91,9 @@ def test_limits_of_a_batch(tmp_path: Path, tiny_clip: CLIP) -> None:
         for count in (4, 9):
             refused = service.send(session, batch_of(0, count))
             assert refused.status_code == 413 and "more than 3 images" in refused.json()["message"]
-        answer = service.predict(session, [picture(1, size=40), picture(1, size=41)])
-        assert [one["index"] for one in answer["predictions"]] == [0]
-        assert "41 x 41" in answer["errors"][0]["reason"]
+        response = service.predict(session, [picture(1, size=40), picture(1, size=41)])
+        assert [one["index"] for one in response["predictions"]] == [0]
+        assert "41 x 41" in response["errors"][0]["reason"]
         views = service.create("mta", options={"views": 10})
         assert service.send(views, batch_of(0, 1)).status_code == 200
         refused = service.send(views, batch_of(0, 2))

@@ -68,8 +68,8 @@ def test_health_of_adaptation() -> None:
     text = metrics.render().decode()
 
     def value(name: str) -> float:
-        (found,) = re.findall(rf"^cliquetta_{re.escape(name)} (\S+)$", text, re.M)
-        return float(found)
+        (shown_value,) = re.findall(rf"^cliquetta_{re.escape(name)} (\S+)$", text, re.M)
+        return float(shown_value)
 
     top = float(logits.softmax(-1)[0, 0])
     assert value('confidence_sum{method="m"}') == pytest.approx(top)

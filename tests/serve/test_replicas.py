@@ -78,9 +78,9 @@ class LoneLoad(Load):
         """Stop, and compare all answers and the state with a run that nobody disturbed."""
         self.stop(300)
         alone = Alone(model, method)
-        for place, answer in enumerate(self.answers):
-            assert answer["sequence"] == place + 1
-            assert probabilities(answer) == alone.predict(self.batch(place)), place
+        for index, response in enumerate(self.responses):
+            assert response["sequence"] == index + 1
+            assert probabilities(response) == alone.predict(self.batch(index)), index
         check_equal(self.session.export_state(), pack_state(alone.adapter))
         self.client.close()
 
@@ -136,10 +136,10 @@ def test_replicas_come_and_go_and_lose_nothing(tmp_path: Path, tiny_clip: CLIP) 
             one.pause = 1.0
 
         def moved_on() -> None:
-            before = [len(one.answers) for one in loads]
+            before = [len(one.responses) for one in loads]
             wait_for(
                 lambda: all(
-                    len(one.answers) > count + 2 or one.error
+                    len(one.responses) > count + 2 or one.error
                     for one, count in zip(loads, before, strict=True)
                 )
             )

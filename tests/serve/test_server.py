@@ -41,10 +41,10 @@ def test_a_head_that_does_not_arrive_is_not_waited_for(
             raise AssertionError("the connection was kept")
         with connect(address) as second:  # also on a connection that was used before
             second.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-            answer = b""
-            while not answer.endswith(b"}"):
-                answer += second.recv(4096)
-            assert answer.startswith(b"HTTP/1.1 200")
+            response = b""
+            while not response.endswith(b"}"):
+                response += second.recv(4096)
+            assert response.startswith(b"HTTP/1.1 200")
             second.sendall(b"GET /healthz")
             with contextlib.suppress(ConnectionResetError):
                 assert second.recv(4096) == b""
@@ -53,23 +53,23 @@ def test_a_head_that_does_not_arrive_is_not_waited_for(
 
 def test_a_connection_is_kept_longer_than_clients_keep_it(tiny_clip: CLIP) -> None:
     # else a request is lost that is sent when the server closes
-    kept = make_server(tiny_clip, Limits()).config.timeout_keep_alive
+    idle_seconds = make_server(tiny_clip, Limits()).config.timeout_keep_alive
     pool = httpx.HTTPTransport()._pool
     assert isinstance(pool, httpcore.ConnectionPool)
-    assert pool._keepalive_expiry is not None and kept > 2 * pool._keepalive_expiry
+    assert pool._keepalive_expiry is not None and idle_seconds > 2 * pool._keepalive_expiry
 
 
 def test_an_idle_connection_is_closed_in_the_end(tmp_path: Path, tiny_clip: CLIP) -> None:
     limits = Limits(idle_seconds=0.3, **MANY)
     with live_service(tmp_path, tiny_clip, limits=limits) as address, connect(address) as idle:
         idle.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-        answer = b""
+        response = b""
         while part := idle.recv(4096):
-            answer += part
-        assert answer.startswith(b"HTTP/1.1 200")
+            response += part
+        assert response.startswith(b"HTTP/1.1 200")
 
 
-def test_answers_are_sent_without_delay(
+def test_responses_are_sent_without_delay(
     tmp_path: Path, tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the body of an answer waits for the acknowledgement of its head: 40 ms each."""
@@ -119,7 +119,9 @@ def body_bytes(address: str) -> float:
     return sum(float(line.split()[1]) for line in lines if line.startswith("cliquetta_body_bytes "))
 
 
-def test_answers_that_nobody_reads_are_counted_and_dropped(tmp_path: Path, tiny_clip: CLIP) -> None:
+def test_responses_that_nobody_reads_are_counted_and_dropped(
+    tmp_path: Path, tiny_clip: CLIP
+) -> None:
     limits = Limits(answer_seconds=1.5, queued_bytes=25_000_000, **MANY)
     request = {"classes": CLASSES, "method": "tda", "options": {"positive_capacity": 20_000}}
     with live_service(tmp_path, tiny_clip, limits=limits) as address:

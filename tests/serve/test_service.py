@@ -147,7 +147,7 @@ def test_what_waited_too_long_is_refused_and_what_was_cancelled_is_not_done() ->
     assert done == []
 
 
-def test_a_refused_owner_is_told_how_long_its_jobs_take() -> None:
+def test_a_refusal_states_how_long_the_jobs_of_its_owner_take() -> None:
     pool = make_pool(queued_per_owner=8)
     pool._mean = 2.0
     gate, _ = held(pool)

@@ -65,27 +65,25 @@ def test_interleaved_sessions_equal_each_alone(
     sessions = [service.create(method) for _ in range(4)]
 
     def stream(number: int) -> list[Any]:
-        answers = [service.predict(sessions[number], batch_of(10 * number + i)) for i in range(4)]
-        return [probabilities(answer) for answer in answers]
+        responses = [service.predict(sessions[number], batch_of(10 * number + i)) for i in range(4)]
+        return [probabilities(response) for response in responses]
 
     with ThreadPoolExecutor(4) as clients:
-        found = list(clients.map(stream, range(4)))
-    for number, answers in enumerate(found):
+        streams = list(clients.map(stream, range(4)))
+    for number, responses in enumerate(streams):
         alone = Alone(tiny_clip, method)
-        assert answers == [alone.predict(batch_of(10 * number + i)) for i in range(4)]
+        assert responses == [alone.predict(batch_of(10 * number + i)) for i in range(4)]
 
 
-def test_batches_of_one_session_are_taken_one_after_the_other(
-    service: Local, tiny_clip: CLIP
-) -> None:
+def test_batches_of_one_session_take_turns(service: Local, tiny_clip: CLIP) -> None:
     session = service.create()
     with ThreadPoolExecutor(6) as clients:
-        answers = list(clients.map(lambda i: service.predict(session, batch_of(i)), range(6)))
-    order = sorted(range(6), key=lambda i: answers[i]["sequence"])
-    assert sorted(answer["sequence"] for answer in answers) == [1, 2, 3, 4, 5, 6]
+        responses = list(clients.map(lambda i: service.predict(session, batch_of(i)), range(6)))
+    order = sorted(range(6), key=lambda i: responses[i]["sequence"])
+    assert sorted(response["sequence"] for response in responses) == [1, 2, 3, 4, 5, 6]
     alone = Alone(tiny_clip)
     for i in order:  # whatever the order was, it was one
-        assert probabilities(answers[i]) == alone.predict(batch_of(i))
+        assert probabilities(responses[i]) == alone.predict(batch_of(i))
 
 
 def test_racing_repeats_are_applied_once(service: Local, tiny_clip: CLIP) -> None:
@@ -115,8 +113,8 @@ def test_wrong_numbers_are_refused_and_change_nothing(
         alone.predict(batch_of(number, 1))
     refused = service.send(session, batch_of(images, 1), sequence=sequence, top_k=5)
     assert (refused.status_code, refused.json()["code"]) == (409, code)
-    answer = service.predict(session, batch_of(6), sequence=7)
-    assert probabilities(answer) == alone.predict(batch_of(6))
+    response = service.predict(session, batch_of(6), sequence=7)
+    assert probabilities(response) == alone.predict(batch_of(6))
 
 
 def test_a_failing_disk_loses_nothing_and_applies_nothing(service: Local, tiny_clip: CLIP) -> None:
@@ -127,8 +125,8 @@ def test_a_failing_disk_loses_nothing_and_applies_nothing(service: Local, tiny_c
         refused = service.send(session, batch_of(1), sequence=2, top_k=5)
     assert (refused.status_code, refused.json()["code"]) == (503, "storage")
     assert "Retry-After" in refused.headers and "space" not in refused.text
-    answer = service.predict(session, batch_of(1), sequence=2)
-    assert probabilities(answer) == alone.predict(batch_of(1))
+    response = service.predict(session, batch_of(1), sequence=2)
+    assert probabilities(response) == alone.predict(batch_of(1))
 
 
 def test_work_beyond_its_time_is_broken_off_and_undone(
@@ -149,8 +147,8 @@ def test_work_beyond_its_time_is_broken_off_and_undone(
         refused = service.send(session, batch_of(0), sequence=1, top_k=5)
         assert (refused.status_code, refused.json()["code"]) == (503, "out_of_time")
         endless.clear()
-        answer = service.predict(session, batch_of(0), sequence=1)
-        assert probabilities(answer) == alone.predict(batch_of(0))
+        response = service.predict(session, batch_of(0), sequence=1)
+        assert probabilities(response) == alone.predict(batch_of(0))
         assert service.metric("cliquetta_restores_total") == 0  # it was never read back from disk
 
 
@@ -180,14 +178,18 @@ def test_sessions_of_a_model_that_is_gone_say_so(tmp_path: Path, tiny_clip: CLIP
         assert len(service.predict(session, batch_of(0))["predictions"][0]["top"]) == len(CLASSES)
 
 
-def test_answers_are_those_of_the_library(
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("zero_shot", {}), ("tent", {}), ("dart", {"views": 4}), ("scap", {})],
+)
+def test_predictions_are_those_of_the_library(
     service: Local, tiny_clip: CLIP, method: str, options: dict[str, int]
 ) -> None:
     session, alone = service.create(method, options=options), Alone(tiny_clip, method, **options)
     for number in range(3):
-        answer = service.predict(session, batch_of(number))
-        assert answer["sequence"] == number + 1
-        assert probabilities(answer) == alone.predict(batch_of(number))
+        response = service.predict(session, batch_of(number))
+        assert response["sequence"] == number + 1
+        assert probabilities(response) == alone.predict(batch_of(number))
 
 
 def test_state_travels_between_sessions_and_to_the_library(
@@ -214,9 +216,9 @@ def test_reset_forgets_and_goes_on_counting(service: Local, tiny_clip: CLIP) -> 
     service.predict(session, batch_of(0))
     info = service.http.post(f"/v1/sessions/{session}/reset").json()
     assert info["sequence"] == 1 and info["images"] == 4
-    answer = service.predict(session, batch_of(1))
-    assert answer["sequence"] == 2
-    assert probabilities(answer) == Alone(tiny_clip).predict(batch_of(1))
+    response = service.predict(session, batch_of(1))
+    assert response["sequence"] == 2
+    assert probabilities(response) == Alone(tiny_clip).predict(batch_of(1))
 
 
 def test_sessions_expire_and_those_in_use_do_not(tmp_path: Path, tiny_clip: CLIP) -> None:
@@ -266,9 +268,9 @@ def test_health_tells_a_full_disk(service: Local, monkeypatch: pytest.MonkeyPatc
     usage = namedtuple("usage", "total used free")
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda folder: usage(10**9, 10**9, 4096))
-        told = service.http.get("/healthz")
-        assert told.status_code == 503 and told.json()["code"] == "storage"
-        assert "full" in told.json()["message"]
+        health = service.http.get("/healthz")
+        assert health.status_code == 503 and health.json()["code"] == "storage"
+        assert "full" in health.json()["message"]
     assert service.http.get("/healthz").status_code == 200
     session = service.create()
     with full_disk():
@@ -300,5 +302,5 @@ def test_bad_states_are_never_a_server_error(service: Local, value: str) -> None
     for number in range(3):
         assert service.send(session, batch_of(number)).status_code in (200, 422)
     assert service.http.post(f"/v1/sessions/{session}/reset").status_code == 200
-    answer = service.predict(session, batch_of(5))
-    assert probabilities(answer) == probabilities(service.predict(fresh, batch_of(5)))
+    response = service.predict(session, batch_of(5))
+    assert probabilities(response) == probabilities(service.predict(fresh, batch_of(5)))

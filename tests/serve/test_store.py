@@ -15,9 +15,9 @@ from tests._helpers.serve_setup import batch_of, last_file, local_service
 
 def restored(folder: Path, model: CLIP, session: str) -> tuple[int, str, str]:
     with local_service(folder, model) as service:
-        answer = service.send(session, batch_of(1))
-        body = answer.json()
-        return answer.status_code, body.get("code", ""), body.get("message", "")
+        response = service.send(session, batch_of(1))
+        body = response.json()
+        return response.status_code, body.get("code", ""), body.get("message", "")
 
 
 def test_every_flipped_bit_is_noticed(tmp_path: Path, tiny_clip: CLIP) -> None:
@@ -26,23 +26,23 @@ def test_every_flipped_bit_is_noticed(tmp_path: Path, tiny_clip: CLIP) -> None:
         session = service.create()
         service.predict(session, batch_of(0))
     path = last_file(folder, session)
-    whole = path.read_bytes()
-    end = 8 + int.from_bytes(whole[:8], "little")
+    intact = path.read_bytes()
+    end = 8 + int.from_bytes(intact[:8], "little")
     draw = random.Random(0)
-    places = [draw.randrange(end, len(whole)) for _ in range(8)]
-    places += [whole.index(b"images", 0, end) + 12, whole.index(b"created", 0, end) + 14]
-    for place in places:
-        damaged = bytearray(whole)  # and nothing is written after it
-        damaged[place] ^= 1 << draw.randrange(3)
+    indices = [draw.randrange(end, len(intact)) for _ in range(8)]
+    indices += [intact.index(b"images", 0, end) + 12, intact.index(b"created", 0, end) + 14]
+    for index in indices:
+        damaged = bytearray(intact)  # and nothing is written after it
+        damaged[index] ^= 1 << draw.randrange(3)
         path.write_bytes(bytes(damaged))
         status, code, message = restored(folder, tiny_clip, session)
-        assert status in (404, 409), place  # 404: not even the head can be read
+        assert status in (404, 409), index  # 404: not even the head can be read
         assert status == 404 or (code == "damaged" and "checksum" in message)
-    path.write_bytes(whole[:-9])
+    path.write_bytes(intact[:-9])
     assert restored(folder, tiny_clip, session)[0] in (404, 409)
 
 
-def test_swapped_copied_and_missing_files_are_told(
+def test_swapped_copied_and_missing_files_are_noticed(
     tmp_path: Path, tiny_clip: CLIP, caplog: pytest.LogCaptureFixture
 ) -> None:
     limits = Limits(resident_sessions=1, rate=1e6, burst=10**6)

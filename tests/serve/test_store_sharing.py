@@ -67,10 +67,10 @@ def test_any_replica_continues_bit_equally(pair: Pair, tiny_clip: CLIP) -> None:
     first, second = pair
     session, alone = first.create(), Alone(tiny_clip)
     for number in range(6):
-        answer = pair[number % 2].predict(session, batch_of(number), sequence=number + 1)
-        assert probabilities(answer) == alone.predict(batch_of(number))
+        response = pair[number % 2].predict(session, batch_of(number), sequence=number + 1)
+        assert probabilities(response) == alone.predict(batch_of(number))
         repeat = pair[(number + 1) % 2].predict(session, batch_of(number), sequence=number + 1)
-        assert repeat == answer
+        assert repeat == response
     first.check_state(session, alone)
     assert first.http.post(f"/v1/sessions/{session}/reset").status_code == 200
     second.check_state(session, Alone(tiny_clip))
@@ -98,8 +98,8 @@ def test_a_listing_may_miss_what_changes_meanwhile(
 
         monkeypatch.setattr(files, "sizes", listing)
     for number in range(4):
-        answer = pair[number % 2].send(session, batch_of(number, 1), sequence=number + 1)
-        assert answer.status_code == 200, answer.text
+        response = pair[number % 2].send(session, batch_of(number, 1), sequence=number + 1)
+        assert response.status_code == 200, response.text
 
 
 def test_limits_count_the_sessions_of_all_replicas(where: str, tiny_clip: CLIP) -> None:
@@ -166,12 +166,12 @@ def test_a_slow_replica_changes_nothing_twice(
     slow = Slow(first, after=after)
     held = in_thread(lambda: ask(first))
     assert slow.reached.wait(60)
-    answer, _ = ask(second)
+    response, _ = ask(second)
     for number in range(2, 2 + more):
         second.predict(session, batch_of(number))
     slow.go_on.set()
     late, replayed = held.result(60)
-    assert late == answer
+    assert late == response
     assert replayed == (not after or more > 0)  # else it was the one that wrote the answer
     for number in range(1, 2 + more):
         alone.predict(batch_of(number))
@@ -214,7 +214,7 @@ def test_a_deleted_session_stays_deleted(pair: Pair, where: str) -> None:
 
 def test_tombstones_are_removed_after_a_day(tmp_path: Path, tiny_clip: CLIP) -> None:
     with local_service(Store(tmp_path), tiny_clip) as service:
-        session, kept = service.create(), service.create()
+        session, other = service.create(), service.create()
         service.http.delete(f"/v1/sessions/{session}")
         (tombstone,) = (tmp_path / session).iterdir()
         service.service.sweep()
@@ -224,14 +224,14 @@ def test_tombstones_are_removed_after_a_day(tmp_path: Path, tiny_clip: CLIP) -> 
             os.utime(path, (then, then))
         service.service.sweep()
         assert not (tmp_path / session).exists()
-        assert service.send(kept, batch_of(0)).status_code == 200
+        assert service.send(other, batch_of(0)).status_code == 200
 
 
 def test_both_replicas_at_once_with_every_batch(pair: Pair, tiny_clip: CLIP) -> None:
     clients = [(pair[number % 2].create(), number) for number in range(3)]
 
     def stream(session: str, seed: int) -> list[dict[str, Any]]:
-        answers = []
+        responses = []
         with ThreadPoolExecutor(2) as pool:
             for number in range(8):
                 batch = batch_of(100 * seed + number, 2)
@@ -240,15 +240,15 @@ def test_both_replicas_at_once_with_every_batch(pair: Pair, tiny_clip: CLIP) -> 
                 ]
                 one, other = (future.result(60) for future in both)
                 assert one == other
-                answers.append(one)
-        return answers
+                responses.append(one)
+        return responses
 
     with ThreadPoolExecutor(len(clients)) as pool:
         streams = list(pool.map(lambda client: stream(*client), clients))
-    for (session, seed), answers in zip(clients, streams, strict=True):
+    for (session, seed), responses in zip(clients, streams, strict=True):
         alone = Alone(tiny_clip)
-        for number, answer in enumerate(answers):
-            assert probabilities(answer) == alone.predict(batch_of(100 * seed + number, 2))
+        for number, response in enumerate(responses):
+            assert probabilities(response) == alone.predict(batch_of(100 * seed + number, 2))
         pair[0].check_state(session, alone)
     # versions are not kept: the present one of each session, and those that it needs
     store, most = pair[0].service.sessions._store, 3 if changes.SMALLEST == 0 else 1
@@ -289,11 +289,11 @@ def test_another_class_list_reaches_all_replicas(pair: Pair) -> None:
     second.predict(session, batch_of(0))  # it has the session in memory with the old classes
     path = f"/v1/sessions/{session}/classes"
     assert first.http.put(path, json={"classes": other}).status_code == 200
-    answer = second.predict(session, batch_of(1))
-    assert {one["label"] for one in answer["predictions"][0]["top"]} == set(other)
+    response = second.predict(session, batch_of(1))
+    assert {one["label"] for one in response["predictions"][0]["top"]} == set(other)
     for service in pair:
         assert service.http.get(f"/v1/sessions/{session}").json()["classes"] == other
-    assert first.predict(session, batch_of(1), sequence=2) == answer
+    assert first.predict(session, batch_of(1), sequence=2) == response
 
 
 def test_deleting_expired_sessions_lists_all_of_them_once(

@@ -1,4 +1,4 @@
-"""The service from Python: sessions as objects, repeats that are safe, answers with types.
+"""The service from Python: sessions as objects, safe repeats, typed responses.
 
 >>> client = Client("http://127.0.0.1:8765")  # doctest: +SKIP
 >>> session = client.create_session(["cat", "dog"], method="domain_norm")  # doctest: +SKIP
@@ -208,7 +208,7 @@ class RemoteSession:
         self.id = info.id
         self.classes = tuple(info.classes)
         self.sequence = info.sequence
-        """Number of the last batch that was answered."""
+        """Number of the last batch that was predicted."""
 
     def predict(self, images: Any, *, top_k: int = 5, evidence: bool = False) -> BatchResponse:
         """Classify a batch, which the session learns from once, however often it is repeated.

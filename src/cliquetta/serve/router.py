@@ -53,7 +53,7 @@ class Forwarded:
 
 
 @dataclass(frozen=True)
-class Answered:
+class Reply:
     """Response of a replica."""
 
     status: int
@@ -62,13 +62,13 @@ class Answered:
     route: str
 
 
-Ask = Callable[[str, Forwarded], Awaitable[Answered]]
+Ask = Callable[[str, Forwarded], Awaitable[Reply]]
 """Send a request to the replica of a session; raises :class:`LostError`."""
 Watch = Callable[[], Awaitable[Mapping[str, list[Metric]]]]
 """Metrics of the replicas by name."""
 
 
-async def run_app(app: ASGIApp, request: Forwarded) -> Answered:
+async def run_app(app: ASGIApp, request: Forwarded) -> Reply:
     """The response of an application in this process."""
     scope: Scope = {
         "type": "http",
@@ -97,7 +97,7 @@ async def run_app(app: ASGIApp, request: Forwarded) -> Answered:
 
     await app(scope, receive, send)
     route = getattr(scope.get("route"), "path", "none")
-    return Answered(status, headers, b"".join(parts), route)
+    return Reply(status, headers, b"".join(parts), route)
 
 
 def create_router(settings: Settings, ask: Ask, watch: Watch) -> ASGIApp:
@@ -146,7 +146,7 @@ class Router:
         response.raw_headers = list(forwarded.headers)
         return response
 
-    async def _forward(self, scope: Scope, receive: Receive) -> Answered:
+    async def _forward(self, scope: Scope, receive: Receive) -> Reply:
         request = Forwarded(
             method=scope["method"],
             path=scope["raw_path"].decode("latin-1").partition("?")[0],
@@ -192,7 +192,7 @@ class Router:
             if not self._waiting[session]:
                 del self._waiting[session], self._turns[session]
 
-    async def _ask_until(self, session: str, request: Forwarded) -> Answered:
+    async def _ask_until(self, session: str, request: Forwarded) -> Reply:
         """The response of the session's replica, or of the one that has the session after it."""
         end = time.monotonic() + self._limits.wait_seconds + self._limits.batch_seconds
         for attempt in itertools.count():

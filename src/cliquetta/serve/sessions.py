@@ -44,7 +44,7 @@ def _repeated(
                 return work(self, id, *given, **named)
             except FencedError as error:
                 if error.ahead >= self._limits.replay:
-                    break  # it may have been applied, and the response is not kept any more
+                    break  # it may have been applied, and its response is gone
         message = "another replica works on this session: look at its sequence, then try again"
         raise ServiceError(503, "session_moved", message, retry_after=1)
 

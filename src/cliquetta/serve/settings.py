@@ -26,7 +26,7 @@ class Limits:
     body_seconds: float = 60.0
     """Time for a request to arrive in full."""
     answer_seconds: float = 60.0
-    """Time for a client to read an answer in full."""
+    """Time for a client to read a response in full."""
     header_seconds: float = 10.0
     """Time for the head of a request to arrive, from the connection or its first byte on."""
     idle_seconds: float = 75.0
@@ -72,9 +72,9 @@ class Limits:
     queued_per_session: int = 8
     """Requests waiting, per session."""
     queued_bytes: int = 256 * _MB
-    """Size of all requests and answers in memory at one time."""
+    """Size of all requests and responses in memory at one time."""
     replay: int = 4
-    """Answers kept with a session, for clients that repeat a batch."""
+    """Responses stored with a session, for clients that repeat a batch."""
     rate: float = 50.0
     """Requests per second per token, or per address without tokens."""
     burst: int = 100
@@ -125,7 +125,7 @@ class Settings:
     tokens: Tokens | None = None
     """Accepted tokens; ``None`` accepts everyone."""
     hosts: frozenset[str] | None = LOCAL_HOSTS
-    """Names in the ``Host`` header that are answered; any if ``None``, which needs tokens."""
+    """Names in the ``Host`` header that are accepted; any if ``None``, which needs tokens."""
     limits: Limits = field(default_factory=Limits)
     """Bounds of what clients may ask for."""
     workers: int = field(default_factory=lambda: os.cpu_count() or 1)

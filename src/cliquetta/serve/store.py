@@ -277,7 +277,7 @@ class Store:
                 self.files.remove(name)
 
     def _read(self, id: str, version: int) -> list[bytes]:
-        """The whole file that a version is based on, and the changes after it."""
+        """The complete file that a version is based on, and the changes after it."""
         try:
             last = _checked(self.files.read(_name(id, version)))
             first = notes_of(last).get("whole", version)
