@@ -55,15 +55,15 @@ def test_summary_is_plain_about_what_changed() -> None:
         return " ".join(summary({"scap": changes(images, *counts)}, 4 * images // 10))  # type: ignore[arg-type]
 
     nothing = words(100, 0, 0, 0, 1.0)
-    assert "40.00 % right and scap 40.00 %" in nothing and "changed none of 100 ans" in nothing
+    assert "40.00 % right and scap 40.00 %" in nothing and "changed none of 100 pre" in nothing
     small = words(100, 10, 4, 3, 1.0)
     assert "scap 41.00 %" in small and "may be chance (p = 1)" in small
     assert words(1000, 100, 10, 80, 1e-9).endswith("a loss of 7.00 points (p = 1e-09).")
     both = {"scap": changes(100, 0, 0, 0, 1.0), "tent": changes(100, 40, 5, 30, 1e-5)}
     assert summary(both, 40) == [
         "Of 100 shifted images, zero_shot gets 40.00 % right, scap 40.00 % and tent 15.00 %.",
-        "scap changed none of 100 answers.",
-        "tent changed 40 of 100 answers: 5 from wrong to right, 30 from right to wrong, "
+        "scap changed none of 100 predictions.",
+        "tent changed 40 of 100 predictions: 5 from wrong to right, 30 from right to wrong, "
         "5 otherwise. That is a loss of 25.00 points (p = 1e-05).",
     ]
 

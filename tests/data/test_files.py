@@ -105,7 +105,7 @@ def test_tables_that_contradict_themselves(tmp_path: Path) -> None:
     write(table, "path,class\n")
     with pytest.raises(ValueError, match="lists no images"):
         get_dataset(f"csv:{table}")
-    with pytest.raises(ValueError, match="no table"):
+    with pytest.raises(ValueError, match="no such file"):
         get_dataset(f"csv:{tmp_path / 'gone.csv'}")
 
 

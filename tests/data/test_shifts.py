@@ -14,7 +14,8 @@ from PIL import Image
 
 from cliquetta.data.catalogue import get_dataset, list_datasets
 from cliquetta.data.corruptions import corrupt_batch
-from cliquetta.data.files import find_images, folder_dataset, natural_key, walk_images
+from cliquetta.data.files import find_images, folder_dataset, walk_images
+from cliquetta.data.images import natural_key
 from cliquetta.data.shifts import Shift, ShiftedDataset, parse_dataset_id
 from cliquetta.errors import UnknownNameError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from cliquetta.data.images import open_image
+from cliquetta.data.remote import Member, open_listed
 from cliquetta.errors import UserError
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE, ClassPrompts
 from cliquetta.prompts.features import FloatArray
@@ -152,44 +152,47 @@ class ArrayDataset(Dataset):
 class FileDataset(Dataset):
     """Images in files, decoded when they are asked for.
 
-    ``keys`` default to the paths as given. ``exif`` turns photographs upright; the loaders of the
-    published benchmarks leave pixels as stored.
+    ``paths`` are local or URLs, ``keys`` by default these as given. ``members`` are for images
+    inside of tar files, which are then only called by their paths. ``exif`` turns photographs
+    upright; the loaders of the published benchmarks leave pixels as stored. ``shorter`` as of
+    :func:`~cliquetta.data.images.open_image`.
     """
 
     def __init__(
         self,
         id: str,
-        paths: Sequence[Path],
+        paths: Sequence[Path | str],
         *,
         names: Sequence[str],
         labels: Sequence[int] | Tensor | None,
         keys: Sequence[str] | None = None,
         templates: Sequence[str] = (DEFAULT_TEMPLATE,),
+        members: Sequence[Member | None] = (),
         exif: bool = True,
+        shorter: int | None = None,
     ) -> None:
-        self.exif = exif
         self.paths = tuple(paths)
-        keys = [path.as_posix() for path in self.paths] if keys is None else keys
+        self.members = tuple(members) or (None,) * len(self.paths)
+        self.exif, self.shorter = exif, shorter
+        if keys is None:
+            keys = [path if isinstance(path, str) else path.as_posix() for path in self.paths]
         super().__init__(id, names=names, keys=keys, labels=labels, templates=templates)
         if len(self.paths) != len(self.keys):
             raise UserError(f"{len(self.paths)} files for {len(self.keys)} keys")
 
     def load(self, index: int) -> Image.Image:
         """Image ``index`` in RGB; raises :class:`ImageError` if it cannot be read."""
-        return open_image(self.paths[index], exif=self.exif)
+        path, member = self.paths[index], self.members[index]
+        return open_listed(path, member, shorter=self.shorter, exif=self.exif)
 
     def contents(self) -> str:
-        """Hash of the sizes and times of the files."""
-        return f"{file_stamps(self.paths)} exif={self.exif}"
-
-
-def file_stamps(paths: Iterable[Path]) -> str:
-    """Hash of sizes and times of change; a missing file has none, and is no error here."""
-    found = hashlib.blake2b(digest_size=8)
-    for path in paths:
-        try:
-            now = path.stat()
-            found.update(f"{now.st_size} {now.st_mtime_ns}\n".encode())
-        except OSError:
-            found.update(b"missing\n")
-    return found.hexdigest()
+        """Hash of sizes and times of change; a missing file has none, and is no error here."""
+        files = [m.archive if m else p for p, m in zip(self.paths, self.members, strict=True)]
+        digest = hashlib.blake2b(digest_size=8)
+        for file in dict.fromkeys(files):
+            try:
+                now = Path(file).stat()
+                digest.update(f"{now.st_size} {now.st_mtime_ns}\n".encode())
+            except OSError:
+                digest.update(b"missing\n")
+        return f"{digest.hexdigest()} exif={self.exif}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from cliquetta.data.benchmarks import BENCHMARKS, Benchmark, DataNotFoundError
-from cliquetta.data.benchmarks.location import Listing, candidate_folders, near_misses, squeeze
+from cliquetta.data.benchmarks.benchmark import Listing, alternatives, candidate_folders, squeeze
 from cliquetta.data.images import ImageError, open_image
 from cliquetta.data.workers import map_ahead
 from cliquetta.errors import UnknownNameError, UserError
@@ -105,7 +105,7 @@ def _examine_one(
         return _absent(benchmark, root)
     folder = str(location.images)
     try:
-        listing = benchmark.list(root)
+        listing = benchmark.read(root)
     except (ValueError, OSError) as error:
         return Finding(
             benchmark.id, "broken", layout.name, folder, problems=(str(error),), get=benchmark.get
@@ -131,7 +131,7 @@ def _examine_one(
 
 def _absent(benchmark: Benchmark, root: Path) -> Finding:
     """Finding of an absent dataset: pictures without their split, archives not extracted."""
-    nearly = near_misses(root, benchmark.folders, benchmark.layouts, benchmark.default_split)
+    nearly = benchmark.near_misses(root, benchmark.default_split)
     names = {squeeze(name.split("/")[0]) for name in benchmark.folders}
     for path in sorted(root.iterdir()):
         ending = next((e for e in _ARCHIVES if path.name.lower().endswith(e)), None)
@@ -146,7 +146,7 @@ def _count_splits(benchmark: Benchmark, root: Path, default: Listing) -> dict[st
     counts = {}
     for split, expected in benchmark.splits.items():
         try:
-            listing = default if split == benchmark.default_split else benchmark.list(root, split)
+            listing = default if split == benchmark.default_split else benchmark.read(root, split)
         except (ValueError, OSError):
             continue
         counts[split] = SplitCount(len(listing.keys), expected, listing.missing)
@@ -213,13 +213,11 @@ def _contradictions(listing: Listing, groups: Iterable[Sequence[int]]) -> Iterab
 def _unknown_folders(root: Path) -> tuple[str, ...]:
     """Folders under the root that belong to no known dataset."""
     names = [
-        name.split("/")[0].format(split=split)
+        name.split("/")[0]
         for benchmark in BENCHMARKS
         for split in benchmark.splits
-        for name in (
-            *benchmark.folders,
-            *(folder for layout in benchmark.layouts for folder in layout.folders),
-        )
+        for one in benchmark.layouts
+        for name in (*benchmark.folders, *alternatives(one.folders, split))
     ]
     if any(root == folder for folder in candidate_folders(root, names)):
         return ()  # the root is itself a dataset

@@ -1,11 +1,10 @@
-"""Your own files as datasets: folders of images, and CSV tables of paths."""
+"""Your own files as datasets: folders of images, and tables of paths."""
 
 from __future__ import annotations
 
 import csv
 import io
 import os
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,31 +14,24 @@ from typing import BinaryIO, Literal
 from PIL import Image
 
 from cliquetta.data.dataset import OUTSIDE, UNKNOWN, Dataset, FileDataset, UInt8Array
+from cliquetta.data.images import EXTENSIONS, natural_key
+from cliquetta.data.remote import open_location, require
 from cliquetta.errors import UserError
 from cliquetta.prompts.catalogue import text_lines
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE
 from cliquetta.prompts.features import FloatArray
 
-EXTENSIONS = frozenset(
-    (
-        *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
-        *(".ppm", ".heic", ".heif", ".avif"),
-    )
-)
 CLASS_FILES = ("classnames.txt", "classes.txt", "class_names.txt", "labels.txt")
 TEMPLATE_FILES = ("zeroshot_classification_templates.txt", "templates.txt")
 PATH_COLUMNS = ("path", "file", "filename", "filepath", "file_name", "image")
 LABEL_COLUMNS = ("class", "label", "class_name", "category", "target")
 
 
+PARQUET = ".parquet"
+
+
 class NoClassNamesError(UserError):
     """Images whose classes have no names."""
-
-
-def natural_key(text: str) -> list[tuple[int, int, str]]:
-    """Sorts "2" before "10": runs of digits count as numbers."""
-    parts = re.split(r"(\d+)", text)
-    return [(1, int(part), "") if part.isdecimal() else (0, 0, part.lower()) for part in parts]
 
 
 def walk_images(folder: Path, unused: Counter[str] | None = None) -> Iterator[Path]:
@@ -80,8 +72,13 @@ def find_images(folder: Path) -> list[Path]:
     """All images under ``folder``; an error if there are none."""
     paths = list(walk_images(folder))
     if not paths:
-        raise UserError(f"no images in {folder} (looked for {', '.join(sorted(EXTENSIONS))})")
+        raise no_images(folder)
     return paths
+
+
+def no_images(source: Path | str) -> UserError:
+    """An error that says what was looked for."""
+    return UserError(f"no images in {source} (looked for {', '.join(sorted(EXTENSIONS))})")
 
 
 def folder_dataset(
@@ -125,26 +122,39 @@ def folder_dataset(
 
 
 @contextmanager
-def open_table(table: Path) -> Iterator[tuple[str, Iterator[Mapping[str, str]]]]:
-    """The column of paths (:data:`PATH_COLUMNS`) of a CSV or TSV file, and rows with a path."""
-    if not table.is_file():
-        raise UserError(f"no table {table}")
-    with table.open("rb") as file, read_table(file, str(table)) as found:
-        yield found
+def open_table(table: Path | str) -> Iterator[tuple[str, Iterator[Mapping[str, str]]]]:
+    """The column of paths of a CSV, TSV or Parquet file or URL, and its rows that have a path."""
+    require(table)
+    name = str(table)
+    with open_location(table) as file:
+        if name.lower().endswith(PARQUET):
+            columns, rows = _parquet_rows(file, name)
+            yield (path := path_column(columns, name)), (row for row in rows if row[path].strip())
+            return
+        delimiter = "\t" if name.lower().endswith((".tsv", ".tab")) else ","
+        try:
+            text = io.TextIOWrapper(file, newline="", encoding="utf-8-sig")
+            lines = (line.replace("\0", "\ufffd") for line in text)  # NUL would end the reader
+            reader = csv.DictReader(lines, delimiter=delimiter, restval="")
+            path = path_column(reader.fieldnames or (), name)
+            yield path, (row for row in reader if row[path].strip())
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise UserError(f"{name} is not a table in UTF-8 ({error})") from None
 
 
-@contextmanager
-def read_table(file: BinaryIO, name: str) -> Iterator[tuple[str, Iterator[Mapping[str, str]]]]:
-    """Path column and rows, as of :func:`open_table`, of an open file."""
-    delimiter = "\t" if name.lower().endswith((".tsv", ".tab")) else ","
+def _parquet_rows(file: BinaryIO, name: str) -> tuple[Sequence[str], Iterator[dict[str, str]]]:
     try:
-        text = io.TextIOWrapper(file, newline="", encoding="utf-8-sig")
-        lines = (line.replace("\0", "\ufffd") for line in text)  # NUL would end the reader
-        rows = csv.DictReader(lines, delimiter=delimiter, restval="")
-        column = path_column(rows.fieldnames or (), name)
-        yield column, (row for row in rows if row[column].strip())
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{name} is not a table in UTF-8 ({error})") from None
+        from pyarrow import ArrowInvalid
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise UserError("Parquet files need an extra: pip install 'cliquetta[parquet]'") from None
+    try:
+        opened = ParquetFile(file)
+    except ArrowInvalid as error:
+        raise UserError(f"{name} is not a Parquet file ({error})") from None
+    rows = (row for batch in opened.iter_batches(10_000) for row in batch.to_pylist())
+    texts = ({k: "" if v is None else str(v) for k, v in row.items()} for row in rows)
+    return opened.schema_arrow.names, texts
 
 
 def path_column(columns: Sequence[str], table: str) -> str:

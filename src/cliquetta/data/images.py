@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 from io import BytesIO
 from pathlib import Path
@@ -29,6 +30,8 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from cliquetta.errors import UserError
 
+_RASTER = (".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".heic", ".heif", ".avif")
+EXTENSIONS = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", *_RASTER))
 MAX_PIXELS = 100_000_000
 """Images of more pixels than this are refused before they are decoded."""
 MAX_BYTES = 2**30
@@ -56,6 +59,12 @@ class ImageError(UserError):
         self.source = source
         self.reason = reason
         super().__init__(f"{source}: {reason}")
+
+
+def natural_key(text: str) -> list[tuple[int, int, str]]:
+    """Sorts "2" before "10": runs of digits count as numbers."""
+    parts = re.split(r"(\d+)", text)
+    return [(1, int(part), "") if part.isdecimal() else (0, 0, part.lower()) for part in parts]
 
 
 def open_image(

@@ -13,30 +13,27 @@ import posixpath
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from PIL import Image
-
-from cliquetta.data.dataset import Dataset
-from cliquetta.data.files import EXTENSIONS, path_column, read_table, walk_images
+from cliquetta.data.dataset import FileDataset
+from cliquetta.data.files import PARQUET, no_images, open_table, path_column, walk_images
 from cliquetta.data.inputs import is_table
 from cliquetta.data.loader import ImageGroup
 from cliquetta.data.remote import (
+    Member,
     find_filesystem,
     is_url,
     join_url,
     naming,
-    open_listed,
     open_location,
+    require,
     walk_urls,
 )
 from cliquetta.data.tar import expand_braces, list_members
 from cliquetta.errors import UserError
 
 STDIN = "-"
-PARQUET = ".parquet"
 TABLES = (".csv", ".tsv", ".tab", PARQUET)
 TAR = ".tar"
 _PACKED = (".zip", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar")
@@ -50,30 +47,15 @@ class Entry(NamedTuple):
     """A local path, a URL, or those of a tar file with the name of one of its members."""
     columns: Mapping[str, str]
     """Its row of a table."""
-    member: tuple[str, int, int] | None = None
-    """Tar file, offset and size of an image in one."""
-
-
-class ListedImages(Dataset):
-    """Images of a list, read when they are asked for."""
-
-    def __init__(self, entries: Sequence[Entry], *, shorter: int | None = None) -> None:
-        super().__init__("list", names=(), keys=[entry.path for entry in entries], labels=None)
-        self.entries = entries
-        self.shorter = shorter
-        """Passed to :func:`open_image`."""
-
-    def load(self, index: int) -> Image.Image:
-        """Image ``index`` in RGB; raises :class:`ImageError` if it cannot be read."""
-        path, _, member = self.entries[index]
-        return open_listed(path, member, shorter=self.shorter)
+    member: Member | None = None
 
 
 def find_listed(entries: Sequence[Entry], *, shorter: int | None) -> list[ImageGroup]:
     """Images of a list, for a loader."""
-    positions = range(len(entries))
-    images = ListedImages(entries, shorter=shorter)
-    return [ImageGroup(images, positions, images.keys, positions)]
+    paths, rows = [entry.path for entry in entries], range(len(entries))
+    members = [entry.member for entry in entries]
+    images = FileDataset("list", paths, names=(), labels=None, members=members, shorter=shorter)
+    return [ImageGroup(images, rows, paths, rows)]
 
 
 class ImageList:
@@ -100,14 +82,18 @@ class ImageList:
 
     def entries(self, start: int, stop: int) -> list[Entry]:
         """The images with numbers from ``start`` up to ``stop``, counted from 0."""
-        found = self._rows.execute(
+        rows = self._rows.execute(
             "SELECT path, columns, member FROM images WHERE number > ? AND number <= ? "
             "ORDER BY number",
             (start, stop),
         )
         return [
-            Entry(os.fsdecode(path), json.loads(columns), tuple(json.loads(member)) or None)
-            for path, columns, member in found
+            Entry(
+                os.fsdecode(path),
+                json.loads(columns),
+                Member(*json.loads(member)) if member else None,
+            )
+            for path, columns, member in rows
         ]
 
     @property
@@ -135,10 +121,14 @@ class ImageList:
         columns: dict[str, None] = {}
         for path, row, member in entries:
             columns |= dict.fromkeys(row)
-            group, position = row.get(group_by or "", ""), json.dumps(member or ())
             added = self._rows.execute(
                 "INSERT OR IGNORE INTO images (path, columns, section, member) VALUES (?, ?, ?, ?)",
-                (os.fsencode(path), json.dumps(dict(row)), group, position),
+                (
+                    os.fsencode(path),
+                    json.dumps(dict(row)),
+                    row.get(group_by or "", ""),
+                    json.dumps(member) if member else None,
+                ),
             )
             self.repeated += added.rowcount == 0
         if group_by is not None:
@@ -151,14 +141,14 @@ class ImageList:
 
     def _sort_groups(self, column: str, known: Sequence[str]) -> None:
         if column not in known:
-            found = f"found {', '.join(known)}" if known else "only tables have columns"
-            raise UserError(f"no column {column!r} to group by in the input: {found}")
+            reason = f"it has {', '.join(known)}" if known else "only tables have columns"
+            raise UserError(f"no column {column!r} to group by in the input: {reason}")
         self._rows.executescript(
-            "CREATE TEMP TABLE found AS SELECT * FROM images; DELETE FROM images;"
+            "CREATE TEMP TABLE unsorted AS SELECT * FROM images; DELETE FROM images;"
             "INSERT INTO images (path, columns, section, member) "
             "SELECT path, columns, section, member FROM "
-            "(SELECT *, MIN(number) OVER (PARTITION BY section) AS first FROM found) "
-            "ORDER BY first, number; DROP TABLE found;"
+            "(SELECT *, MIN(number) OVER (PARTITION BY section) AS first FROM unsorted) "
+            "ORDER BY first, number; DROP TABLE unsorted;"
         )
 
     def close(self) -> None:
@@ -208,50 +198,36 @@ def _expand(source: Source, unused: Counter[str], stdin: Path | None) -> Iterato
         with stdin.open("rb") as file:
             yield from (Entry(os.fsdecode(line), {}) for line in _lines(file))
         return
-    url = is_url(source)
-    suffix = posixpath.splitext(str(source))[1].lower()
+    url, name = is_url(source), str(source)
+    suffix = posixpath.splitext(name)[1].lower()
+    is_folder = find_filesystem(name)[0].isdir if url else os.path.isdir
     if suffix == TAR:
-        for shard in expand_braces(str(source)):
-            yield from _members(shard)
-    elif suffix in TABLES and (url or not Path(source).is_dir()):
-        yield from _listed(str(source))
-    elif find_filesystem(str(source))[0].isdir(source) if url else Path(source).is_dir():
-        images = (
-            walk_urls(str(source), unused) if url else map(str, walk_images(Path(source), unused))
-        )
-        first = next(images, None)
-        if first is None:
-            kinds = ", ".join(sorted(EXTENSIONS))
-            raise UserError(f"no images in {source} (looked for {kinds})")
-        yield Entry(first, {})
-        yield from (Entry(image, {}) for image in images)
+        for shard in expand_braces(name):
+            require(shard)
+            for member_name, member in list_members(shard):
+                yield Entry(f"{shard}/{member_name}", {}, member)
+    elif suffix in TABLES and (url or not is_folder(source)):
+        yield from _listed(name)
+    elif is_folder(source):
+        images = walk_urls(name, unused) if url else map(str, walk_images(Path(source), unused))
+        image = None
+        for image in images:
+            yield Entry(image, {})
+        if image is None:
+            raise no_images(source)
     else:
-        _require(str(source))
+        require(source)
         if suffix in _PACKED:
             raise UserError(
                 f"{source} is compressed: unpack it and name the folder, or make it a .tar file"
             )
-        yield Entry(str(source), {})
-
-
-def _require(source: str) -> None:
-    filesystem = find_filesystem(source)[0] if is_url(source) else None
-    if not (filesystem.exists(source) if filesystem else Path(source).exists()):
-        raise UserError(f"no such file or folder: {source}")
-
-
-def _members(shard: str) -> Iterator[Entry]:
-    """The images in a tar file, named by it and their file names."""
-    _require(shard)
-    for name, offset, size in list_members(shard):
-        yield Entry(f"{shard}/{name}", {}, (shard, offset, size))
+        yield Entry(name, {})
 
 
 def _listed(table: str) -> Iterator[Entry]:
     """The images that a table names; relative paths count from its folder."""
-    _require(table)
     folder = table.rpartition("/")[0] if is_url(table) else os.fspath(Path(table).parent)
-    with open_location(table) as file, _rows_of(file, table) as (column, rows):
+    with open_table(table) as (column, rows):
         for row in rows:
             path = row[column].strip()
             if is_url(table):
@@ -261,35 +237,13 @@ def _listed(table: str) -> Iterator[Entry]:
             yield Entry(path, {name.strip(): value or "" for name, value in row.items() if name})
 
 
-@contextmanager
-def _rows_of(file: BinaryIO, table: str) -> Iterator[tuple[str, Iterator[Mapping[str, str]]]]:
-    """The column of paths and the rows of a table in CSV, TSV or Parquet."""
-    if not table.lower().endswith(PARQUET):
-        with read_table(file, table) as found:
-            yield found
-        return
-    try:
-        from pyarrow import ArrowInvalid
-        from pyarrow.parquet import ParquetFile
-    except ImportError:
-        raise UserError("Parquet files need an extra: pip install 'cliquetta[parquet]'") from None
-    try:
-        opened = ParquetFile(file)
-    except ArrowInvalid as error:
-        raise UserError(f"{table} is not a Parquet file ({error})") from None
-    column = path_column(opened.schema_arrow.names, table)
-    rows = (row for batch in opened.iter_batches(10_000) for row in batch.to_pylist())
-    texts = ({k: "" if v is None else str(v) for k, v in row.items()} for row in rows)
-    yield column, (row for row in texts if row[column].strip())
-
-
 def _lines(file: BinaryIO) -> Iterator[bytes]:
     """Paths of a list, separated by NUL if there is one in its first block, else by line."""
     separator, rest = b"\0" if b"\0" in file.read(_BLOCK) else b"\n", b""
     file.seek(0)
     while block := file.read(_BLOCK):
-        *whole, rest = (rest + block).split(separator)
-        yield from (line for part in whole if (line := part.rstrip(b"\r\n")))
+        *complete, rest = (rest + block).split(separator)
+        yield from (line for part in complete if (line := part.rstrip(b"\r\n")))
     if last := rest.rstrip(b"\r\n"):
         yield last
 
@@ -297,11 +251,11 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
 def digest(sources: Sequence[Source], stdin: Path | None) -> str:
     """Hash of the sources and of the content of lists; the content of folders does not count."""
     names = [s.to_csv() if is_table(s) else os.fspath(s) for s in sources]
-    found = hashlib.sha256(json.dumps(names).encode())
+    total = hashlib.sha256(json.dumps(names).encode())
     tables = [s for s in sources if not is_table(s) and str(s).lower().endswith(TABLES)]
     files = [s for s in tables if is_url(s) or Path(s).is_file()]
     for path in [*files, *([stdin] if stdin else [])]:
         with naming(path), open_location(path) as file:
             while block := file.read(_BLOCK):
-                found.update(block)
-    return found.hexdigest()[:16]
+                total.update(block)
+    return total.hexdigest()[:16]

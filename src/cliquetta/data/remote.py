@@ -13,16 +13,23 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from PIL import Image
 
-from cliquetta.data.files import EXTENSIONS, natural_key
-from cliquetta.data.images import ImageError, open_image
+from cliquetta.data.images import EXTENSIONS, ImageError, natural_key, open_image
 from cliquetta.errors import UserError
 
 TRIES = 3
 """How often a read is tried that fails otherwise than by "no such file"."""
+
+
+class Member(NamedTuple):
+    """A file in an uncompressed tar file."""
+
+    archive: str
+    offset: int
+    size: int
 
 
 def is_url(location: Path | str) -> bool:
@@ -88,11 +95,16 @@ def read_location(location: str, span: tuple[int, int] | None = None) -> bytes:
 
 
 def open_listed(
-    path: str, member: tuple[str, int, int] | None = None, *, shorter: int | None = None
+    path: Path | str,
+    member: Member | None = None,
+    *,
+    shorter: int | None = None,
+    exif: bool = True,
 ) -> Image.Image:
-    """Open the image at a path or URL, or a ``member`` (tar file, offset, size) called ``path``."""
+    """Open the image at a path or URL, or a ``member`` of a tar file that is called ``path``."""
     if member is None and not is_url(path):
-        return open_image(path, shorter=shorter)
+        return open_image(path, shorter=shorter, exif=exif)
+    path = str(path)
     try:
         data = read_location(member[0], member[1:]) if member else read_location(path)
     except FileNotFoundError:
@@ -100,7 +112,7 @@ def open_listed(
     except Exception as error:  # whatever a file system raises
         raise ImageError(path, f"cannot be read ({error})") from error
     try:
-        return open_image(data, shorter=shorter)
+        return open_image(data, shorter=shorter, exif=exif)
     except ImageError as error:
         raise ImageError(path, error.reason) from error
 
@@ -111,14 +123,24 @@ def expand_glob(pattern: str) -> list[str] | None:
         if "*" not in pattern or pattern.startswith(("http:", "https:")):
             return None
         filesystem, path = find_filesystem(pattern)
-        found = [filesystem.unstrip_protocol(name) for name in filesystem.glob(path)]
+        names = [filesystem.unstrip_protocol(name) for name in filesystem.glob(path)]
     elif glob.has_magic(pattern) and not os.path.lexists(pattern):
-        found = glob.glob(pattern, recursive=True)  # noqa: PTH207 - a pattern may be absolute
+        names = glob.glob(pattern, recursive=True)  # noqa: PTH207 - a pattern may be absolute
     else:
         return None
-    if not found:
+    if not names:
         raise UserError(f"no file or folder matches {pattern}")
-    return sorted(found, key=natural_key)
+    return sorted(names, key=natural_key)
+
+
+def require(location: Path | str) -> None:
+    """Refuse a file or folder that does not exist."""
+    if is_url(location):
+        exists = find_filesystem(str(location))[0].exists(location)
+    else:
+        exists = Path(location).exists()
+    if not exists:
+        raise UserError(f"no such file or folder: {location}")
 
 
 def join_url(base: str, path: str) -> str:
@@ -132,13 +154,13 @@ def join_url(base: str, path: str) -> str:
 def walk_urls(url: str, unused: Counter[str]) -> Iterator[str]:
     """All images below a URL in natural order, by suffix; ``unused`` counts the others, by kind."""
     filesystem, path = find_filesystem(url)
-    for found in sorted(filesystem.find(path), key=natural_key):
-        name = found.rpartition("/")[2]
+    for file in sorted(filesystem.find(path), key=natural_key):
+        name = file.rpartition("/")[2]
         suffix = posixpath.splitext(name)[1].lower()
         if name.startswith("."):
             unused["hidden"] += 1
         elif suffix in EXTENSIONS:
-            yield str(filesystem.unstrip_protocol(found))
+            yield str(filesystem.unstrip_protocol(file))
         else:
             unused[suffix or "no suffix"] += 1
 
@@ -173,14 +195,14 @@ def fetch_image(url: str, *, seconds: float = 10.0, max_bytes: int = 2**25) -> b
                 if time.monotonic() > end:
                     raise TimeoutError
     except urllib.error.HTTPError as error:
-        raise ImageError(url, f"the server answers {error.code} {error.reason}") from None
+        raise ImageError(url, f"the server replies {error.code} {error.reason}") from None
     except TimeoutError:
-        raise ImageError(url, f"no whole answer within {seconds:g} seconds") from None
+        raise ImageError(url, f"no complete reply within {seconds:g} seconds") from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         if isinstance(error, ImageError):
             raise
         reason = getattr(error, "reason", None) or error
         if isinstance(reason, TimeoutError):
-            reason = f"no answer within {seconds:g} seconds"
+            reason = f"no reply within {seconds:g} seconds"
         raise ImageError(url, f"cannot be fetched ({reason})") from None
     return b"".join(parts)

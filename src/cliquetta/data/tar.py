@@ -6,21 +6,19 @@ import json
 import re
 import tarfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from PIL import Image
-
-from cliquetta.data.dataset import Dataset, file_stamps
+from cliquetta.data.dataset import FileDataset
 from cliquetta.data.files import (
     CLASS_FILES,
-    EXTENSIONS,
     TEMPLATE_FILES,
-    natural_key,
+    no_images,
     number_labels,
     read_beside,
 )
-from cliquetta.data.remote import open_listed, open_location
+from cliquetta.data.images import EXTENSIONS, natural_key
+from cliquetta.data.remote import Member, open_location
 from cliquetta.errors import UserError
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE
 
@@ -29,46 +27,16 @@ LABEL_KEYS = ("label", "cls", "class", "class_name")
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
-@dataclass
-class TarSample:
-    """The members of one sample: bytes of a shard."""
+class TarSample(NamedTuple):
+    """An image of a shard."""
 
     key: str
-    shard: Path | str
-    image: tuple[int, int]
-    """Offset and size."""
+    member: Member
     stated: str | None = None
     """Class by its ``.cls`` or ``.json`` member."""
 
 
-class TarDataset(Dataset):
-    """Images in uncompressed tar files, each read where it lies."""
-
-    def __init__(
-        self,
-        id: str,
-        samples: Sequence[tuple[Path, int, int]],
-        *,
-        names: Sequence[str],
-        keys: Sequence[str],
-        labels: Sequence[int] | None,
-        templates: Sequence[str] = (DEFAULT_TEMPLATE,),
-    ) -> None:
-        super().__init__(id, names=names, keys=keys, labels=labels, templates=templates)
-        self.samples = tuple(samples)
-        """Shard, offset and size of every image."""
-
-    def load(self, index: int) -> Image.Image:
-        """Image ``index`` in RGB; raises :class:`ImageError` if it cannot be read."""
-        shard, offset, size = self.samples[index]
-        return open_listed(f"{shard.name}/{self.keys[index]}", (str(shard), offset, size))
-
-    def contents(self) -> str:
-        """Hash of the sizes and times of the shards."""
-        return file_stamps(dict.fromkeys(shard for shard, _, _ in self.samples))
-
-
-def tar_dataset(path: Path, names: Sequence[str] | None = None) -> TarDataset:
+def tar_dataset(path: Path, names: Sequence[str] | None = None) -> FileDataset:
     """The samples of one shard, of ``shard-{000..012}.tar``, or of all shards in a folder.
 
     The class of a sample (:func:`index_shard`) is in its ``.cls`` (a number or a name) or ``.json``
@@ -79,18 +47,27 @@ def tar_dataset(path: Path, names: Sequence[str] | None = None) -> TarDataset:
     shards = find_shards(path)
     samples = [sample for shard in shards for sample in index_shard(shard)]
     if not samples:
-        raise UserError(f"no images in {path} (looked for {', '.join(sorted(EXTENSIONS))})")
+        raise no_images(path)
     home = shards[0].parent
-    beside = read_beside(home, CLASS_FILES) or read_beside(home.parent, CLASS_FILES)
-    names, labels = number_labels(_stated(samples), names or beside, str(path))
-    asked = read_beside(home, TEMPLATE_FILES) or read_beside(home.parent, TEMPLATE_FILES)
-    return TarDataset(
+    if names is None:
+        names = read_beside(home, CLASS_FILES) or read_beside(home.parent, CLASS_FILES)
+    stated = [sample.stated for sample in samples]
+    if not any(value is not None for value in stated):
+        stated = [sample.key.rpartition("/")[0].rpartition("/")[2] or None for sample in samples]
+    names, labels = number_labels(stated, names, str(path))
+    templates = read_beside(home, TEMPLATE_FILES) or read_beside(home.parent, TEMPLATE_FILES)
+    keys = [sample.key for sample in samples]
+    shard_names = [Path(sample.member.archive).name for sample in samples]
+    named = [f"{shard}/{key}" for shard, key in zip(shard_names, keys, strict=True)]
+    return FileDataset(
         f"tar:{path.as_posix()}",
-        [(Path(s.shard), *s.image) for s in samples],
+        named,
         names=names,
-        keys=_unique_keys(samples, many=len(shards) > 1),
+        # the shard leads where several shards number their samples alike
+        keys=keys if len(set(keys)) == len(keys) else named,
         labels=labels,
-        templates=[line.replace("{c}", "{}") for line in asked or (DEFAULT_TEMPLATE,)],
+        templates=[line.replace("{c}", "{}") for line in templates or (DEFAULT_TEMPLATE,)],
+        members=[sample.member for sample in samples],
     )
 
 
@@ -120,12 +97,11 @@ def expand_braces(name: str) -> list[str]:
     return [name.replace(braces[0], f"{number:0{len(low)}d}") for number in numbers]
 
 
-def list_members(shard: Path | str) -> Iterator[tuple[str, int, int]]:
-    """Name, offset and size of every image file in a tar file, in the order of the archive."""
-    for archive, member in _files(shard):
-        del archive
-        if Path(member.name).suffix.lower() in EXTENSIONS:
-            yield member.name.removeprefix("./"), member.offset_data, member.size
+def list_members(shard: Path | str) -> Iterator[tuple[str, Member]]:
+    """Name and bytes of every image file in a tar file, in the order of the archive."""
+    for _, info in _files(shard):
+        if Path(info.name).suffix.lower() in EXTENSIONS:
+            yield info.name.removeprefix("./"), Member(str(shard), info.offset_data, info.size)
 
 
 def index_shard(shard: Path | str) -> list[TarSample]:
@@ -135,25 +111,26 @@ def index_shard(shard: Path | str) -> list[TarSample]:
     ``.json``, with its first image; elsewhere every image is a sample, by its file name if several
     share what is before the dot.
     """
-    images: dict[str, dict[str, tuple[int, int]]] = {}
+    images: dict[str, dict[str, Member]] = {}
     stated: dict[str, str | None] = {}
-    for archive, member in _files(shard):
-        name = member.name.removeprefix("./")
+    for archive, info in _files(shard):
+        name = info.name.removeprefix("./")
         folder, slash, base = name.rpartition("/")
         stem, _, ending = base.partition(".")
         # only the last ending counts: "x.left.jpg" is an image of sample x
         key, kind = f"{folder}{slash}{stem}", ending.lower().rpartition(".")[2]
         if f".{kind}" in EXTENSIONS:
-            images.setdefault(key, {})[name] = (member.offset_data, member.size)
+            member = Member(str(shard), info.offset_data, info.size)
+            images.setdefault(key, {})[name] = member
         elif kind in {"cls", "json"}:
-            found = archive.extractfile(member)
-            stated[key] = _class_in(kind, found.read() if found else b"") or stated.get(key)
+            file = archive.extractfile(info)
+            stated[key] = _class_in(kind, file.read() if file else b"") or stated.get(key)
     samples = []
-    for key, spans in images.items():
-        if key in stated or len(spans) == 1:
-            samples.append(TarSample(key, shard, next(iter(spans.values())), stated.get(key)))
+    for key, members in images.items():
+        if key in stated or len(members) == 1:
+            samples.append(TarSample(key, next(iter(members.values())), stated.get(key)))
         else:
-            samples += [TarSample(name, shard, span) for name, span in spans.items()]
+            samples += [TarSample(name, member) for name, member in members.items()]
     return samples
 
 
@@ -179,20 +156,5 @@ def _class_in(kind: str, data: bytes) -> str | None:
         record = json.loads(text)
     except ValueError:
         return None
-    found = [record[key] for key in LABEL_KEYS if isinstance(record, dict) and key in record]
-    return None if not found else str(found[0])
-
-
-def _stated(samples: Sequence[TarSample]) -> list[str | None]:
-    """Class of each sample as stated; its folder where no sample states any."""
-    if any(sample.stated is not None for sample in samples):
-        return [sample.stated for sample in samples]
-    return [sample.key.rpartition("/")[0].rpartition("/")[2] or None for sample in samples]
-
-
-def _unique_keys(samples: Sequence[TarSample], *, many: bool) -> list[str]:
-    """Keys; the shard leads them where several shards number their samples alike."""
-    keys = [sample.key for sample in samples]
-    if many and len(set(keys)) < len(keys):
-        return [f"{Path(sample.shard).name}/{sample.key}" for sample in samples]
-    return keys
+    values = [record[key] for key in LABEL_KEYS if isinstance(record, dict) and key in record]
+    return str(values[0]) if values else None

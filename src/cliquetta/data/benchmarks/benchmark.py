@@ -1,28 +1,144 @@
-"""Known datasets: folders, layouts, splits, classes and counts of each in one entry."""
+"""Known datasets: what each is, in which layouts it comes, and where one lies under a root."""
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cliquetta.data.benchmarks.location import (
-    Layout,
-    Listing,
-    Location,
-    find_locations,
-    near_misses,
-)
-from cliquetta.data.dataset import ArrayDataset, Dataset, FileDataset
+from cliquetta.data.dataset import ArrayDataset, Dataset, FileDataset, UInt8Array
 from cliquetta.data.files import NoClassNamesError
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.prompts.catalogue import class_names, template_choice, templates
 
+COOP = "split_zhou_"
+"""How the names of CoOp's split files begin."""
+_SPLIT_FOLDERS = (".", "splits", "split")
+"""Where side files are looked for, below the folders that may hold them."""
+
 
 class DataNotFoundError(UserError):
     """A dataset that is not under the root; says where it was looked for and how to get it."""
+
+
+@dataclass(frozen=True)
+class Location:
+    """A folder in which a layout has a split."""
+
+    root: Path
+    folder: Path
+    """The dataset's own folder."""
+    images: Path
+    """The folder inside it that holds the pictures."""
+    split: str
+    """Which split is asked for, such as ``test`` or ``sketch``."""
+    file: Path | None = None
+    """The first of the layout's side files."""
+
+
+@dataclass(frozen=True, eq=False)
+class Listing:
+    """The images of one split of a dataset, in order."""
+
+    keys: Sequence[str]
+    """Names that do not depend on the location."""
+    labels: Sequence[int]
+    paths: Sequence[Path] = ()
+    images: UInt8Array | None = None
+    """(N, H, W, 3) for data that come as arrays; ``paths`` is empty then."""
+    missing: int = 0
+    """Files that a list names and that are missing."""
+    notes: tuple[str, ...] = ()
+    """Peculiarities and how they were handled."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way in which copies of a dataset are laid out.
+
+    Alternatives are separated by ``|``. ``{split}`` in a name stands for the split, ``{domain}``
+    for it without ``-test``.
+    """
+
+    name: str
+    """For people: what a folder in this layout looks like."""
+    read: Callable[[Location], Listing]
+    inside: str = "."
+    """Where the images may be in the dataset's folder."""
+    shows: str = ""
+    """Patterns below the pictures' folder of which each must match something."""
+    files: str = ""
+    """Side files, of which one must be there: beside the pictures, above them, or at the root."""
+    splits: str = ""
+    """The splits that this layout can tell apart; all if empty."""
+    folders: str = ""
+    """Names of the dataset's folder in this layout, if not the dataset's own."""
+
+    def locations(
+        self, root: Path, folders: Sequence[str], split: str
+    ) -> Iterator[tuple[Location, str]]:
+        """Folders under ``root`` that look like this layout, and what each lacks, if anything."""
+        files, shows = alternatives(self.files, split), alternatives(self.shows, split)
+        for folder in candidate_folders(root, alternatives(self.folders, split) or folders):
+            for images in (folder / inside for inside in alternatives(self.inside, split)):
+                if not images.is_dir() or not all(any(images.glob(shown)) for shown in shows):
+                    continue
+                beside = (_side_file(root, folder, images, name) for name in files)
+                file = next((path for path in beside if path is not None), None)
+                lack = ""
+                if self.splits and split not in alternatives(self.splits, split):
+                    lack = f"{images} is there, but its layout has no split {split!r}"
+                elif files and file is None:
+                    lack = f"{images} is there, but not {' or '.join(files)}: put it in {folder}"
+                yield Location(root, folder, images, split, file), lack
+
+
+def alternatives(names: str, split: str) -> list[str]:
+    """The names that a field of a layout holds for a split."""
+    named = names.format(split=split, domain=split.removesuffix("-test"))
+    return named.split("|") if named else []
+
+
+def _side_file(root: Path, folder: Path, images: Path, name: str) -> Path | None:
+    homes = [images, *images.parents]
+    homes = homes[: homes.index(root)] if root in homes else homes[:1]
+    # At the root, names like val.txt could be any dataset's.
+    if folder == root or name.startswith(COOP):
+        homes.append(root)
+    paths = (home / below / name for home in homes for below in _SPLIT_FOLDERS)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def squeeze(name: str) -> str:
+    """A name without case, blanks, dashes and underscores: ``Caltech-101`` is ``caltech101``."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def candidate_folders(root: Path, names: Sequence[str]) -> Iterator[Path]:
+    """Folders under ``root`` that are called like one of ``names``, each once.
+
+    A name may have several steps (``imagenet-adversarial/imagenet-a``). The root may also be the
+    folder itself.
+    """
+    seen: set[Path] = set()
+    for name in names:
+        steps = [squeeze(step) for step in name.split("/")]
+        folders = _descend(root, steps)
+        if squeeze(root.absolute().name) == steps[0]:
+            folders += _descend(root, steps[1:])
+        yield from (folder for folder in dict.fromkeys(folders) if folder not in seen)
+        seen.update(folders)
+
+
+def _descend(folder: Path, steps: Sequence[str]) -> list[Path]:
+    if not steps:
+        return [folder]
+    children = (path for path in folder.iterdir() if squeeze(path.name) == steps[0])
+    folders = sorted(path for path in children if path.is_dir())
+    return [below for child in folders for below in _descend(child, steps[1:])]
 
 
 @dataclass(frozen=True)
@@ -56,31 +172,32 @@ class Benchmark:
         """The class list."""
         return class_names(self.class_list) if self.class_list else ()
 
-    @property
-    def templates(self) -> tuple[str, ...]:
+    def _templates(self) -> tuple[str, ...]:
         """CoOp's template for this dataset; the plain one where CoOp has none."""
         try:
             return templates(template_choice("coop", self.id))
         except UnknownNameError:
             return templates("single")
 
-    def check_split(self, split: str | None) -> str:
-        """The name of a split, the default one for ``None``."""
+    def find(self, root: Path, split: str | None = None) -> tuple[Layout, Location]:
+        """The most trusted layout that has ``split`` under ``root``, and where."""
         if split is not None and split not in self.splits:
             raise UnknownNameError(f"split of {self.id}", split, self.splits)
-        return split or self.default_split
-
-    def find(self, root: Path, split: str | None = None) -> tuple[Layout, Location]:
-        """The layout and location of ``split`` under ``root``."""
-        split = self.check_split(split)
         if not root.is_dir():
             raise DataNotFoundError(f"no folder {root}: --root is where your datasets are")
-        found = next(find_locations(root, self.folders, self.layouts, split), None)
-        if found is None:
-            raise DataNotFoundError(self._not_found(root, split))
-        return found
+        split = split or self.default_split
+        for layout in self.layouts:
+            for location, lack in layout.locations(root, self.folders, split):
+                if not lack:
+                    return layout, location
+        raise DataNotFoundError(self._absence(root, split))
 
-    def list(self, root: Path, split: str | None = None) -> Listing:
+    def near_misses(self, root: Path, split: str) -> list[str]:
+        """Messages on folders whose images are there and whose side file or split is not."""
+        looked = [layout.locations(root, self.folders, split) for layout in self.layouts]
+        return list(dict.fromkeys(lack for folders in looked for _, lack in folders if lack))
+
+    def read(self, root: Path, split: str | None = None) -> Listing:
         """The images of ``split`` with their labels."""
         layout, location = self.find(root, split)
         try:
@@ -98,39 +215,40 @@ class Benchmark:
         self, root: Path, split: str | None = None, classes: Sequence[str] | None = None
     ) -> Dataset:
         """The dataset; warns if it is incomplete. ``classes`` are for images without a list."""
-        split = self.check_split(split)
-        listing = self.list(root, split)
+        listing = self.read(root, split)
         if not self.class_list and classes is None:
             raise NoClassNamesError(
                 f"{self.id} has no classes of its own: it is for unknown images (--unknown)"
             )
-        if len(listing.keys) != self.splits[split]:
+        count = self.splits[split or self.default_split]
+        if len(listing.keys) != count:
             warnings.warn(
-                f"{self.id}: {len(listing.keys):,} images found, a complete copy has "
-                f"{self.splits[split]:,}; cliquetta data doctor {root} says more",
+                f"{self.id}: {len(listing.keys):,} images found, a complete copy has {count:,}; "
+                f"cliquetta data doctor {root} says more",
                 stacklevel=1,
             )
-        id = self.id if split == self.default_split else f"{self.id}/{split}"
+        id = self.id if split in (None, self.default_split) else f"{self.id}/{split}"
         facts: dict[str, Any] = {
             "names": self.names or classes,
             "keys": listing.keys,
-            "labels": list(listing.labels) if self.class_list else None,
-            "templates": self.templates,
+            "labels": listing.labels if self.class_list else None,
+            "templates": self._templates(),
         }
         if listing.images is not None:
             return ArrayDataset(id, listing.images, **facts)
         # published numbers were taken on pixels as stored
         return FileDataset(id, listing.paths, **facts, exif=False)
 
-    def _not_found(self, root: Path, split: str) -> str:
+    def _absence(self, root: Path, split: str) -> str:
         """One sentence each: what was looked for, what was nearly there, how to get it."""
         looked = "; ".join(
-            layout.name + (f" with {' or '.join(layout.files)}" if layout.files else "")
+            layout.name + (f" with {' or '.join(files)}" if files else "")
             for layout in self.layouts
+            for files in [alternatives(layout.files, split)]
         )
-        special = [name.format(split=split) for one in self.layouts for name in one.folders]
+        special = [name for one in self.layouts for name in alternatives(one.folders, split)]
         folders = ", ".join([*self.folders, *special])
-        nearly = near_misses(root, self.folders, self.layouts, split)
+        nearly = self.near_misses(root, split)
         close = f" {'. '.join(nearly)}." if nearly else ""
         what = self.id if split == self.default_split else f"{self.id}/{split}"
         return (

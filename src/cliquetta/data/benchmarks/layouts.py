@@ -3,336 +3,111 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
+import re
 from pathlib import Path
 
 import numpy as np
 
-from cliquetta.data.benchmarks.location import COOP, Layout, Listing, Location
+from cliquetta.data.benchmarks.benchmark import COOP, Layout, Listing, Location, squeeze
 from cliquetta.data.benchmarks.readers import (
-    AIRCRAFT_LIST,
-    PETS_LIST,
-    SUN_LIST,
-    UCF_LISTS,
+    Rows,
+    by_file_name,
     by_name,
     by_number,
     by_wnid,
     by_words,
+    cifar_pickles,
+    cifar_records,
     class_folders,
-    coop_split,
+    coop_rows,
     first_of,
-    listed,
-    load_array,
-    read_aircraft,
-    read_cifar10_pickles,
-    read_cifar10_records,
-    read_cifar100_pickles,
-    read_cifar100_records,
-    read_cifar101,
-    read_pets,
-    read_sun,
-    read_ucf,
+    from_list,
+    load_pair,
+    numbered_arrays,
+    numbered_rows,
     several,
 )
 from cliquetta.data.dataset import UNKNOWN
 from cliquetta.data.files import walk_images
 from cliquetta.errors import UserError
-from cliquetta.prompts.catalogue import class_names, text_lines, wnids
+from cliquetta.prompts.catalogue import text_lines
 
-# --- ImageNet, its shifted versions and Tiny-ImageNet -------------------------------------------
+# --- lists: key and class of every line ---------------------------------------------------------
 
-_WNID = "n[0-9]*"
 _SYNSETS = "imagenet_2012_validation_synset_labels.txt"
 _KAGGLE = "LOC_val_solution.csv"
-_CAFFE = "val.txt"
-_TINY = "val_annotations.txt"
-_VAL = (
-    "images/val",
-    "val",
-    "validation",
-    "ILSVRC/Data/CLS-LOC/val",
-    "Data/CLS-LOC/val",
-    "ILSVRC2012_img_val",
-    ".",
-)
 
 
-def _read_flat(location: Location) -> Listing:
-    """Validation images in one folder, their classes in a list."""
-    number = {wnid: label for label, wnid in enumerate(wnids("imagenet"))}
-    rows: list[tuple[str, int]]
-    if path := location.file(_KAGGLE):
-        with path.open(newline="", encoding="utf-8") as file:
-            found = [(row["ImageId"], row["PredictionString"]) for row in csv.DictReader(file)]
-        rows = [(f"{name}.JPEG", number[stated.split()[0]]) for name, stated in found]
-    elif path := location.file(_SYNSETS):
-        rows = [
-            (f"ILSVRC2012_val_{i:08d}.JPEG", number[wnid])
-            for i, wnid in enumerate(text_lines(path), start=1)
-        ]
+def _imagenet_rows(location: Location, file: Path) -> Rows:
+    """WordNet ids by Kaggle or in the order of the images; class numbers by Caffe."""
+    if file.name == _KAGGLE:
+        with file.open(newline="", encoding="utf-8") as opened:
+            for row in csv.DictReader(opened):
+                yield f"{row['ImageId']}.JPEG", row["PredictionString"].split()[0]
+    elif file.name == _SYNSETS:
+        for number, wnid in enumerate(text_lines(file), start=1):
+            yield f"ILSVRC2012_val_{number:08d}.JPEG", wnid
     else:
-        rows = _caffe_list(location)
-    return listed(rows, location.images.joinpath)
+        for line in text_lines(file):
+            name, _, label = line.partition(" ")
+            yield name, label.strip()
 
 
-def _caffe_list(location: Location) -> list[tuple[str, int]]:
-    path = location.need(_CAFFE)
-    pairs = [line.split() for line in text_lines(path)]
-    if any(len(pair) != 2 or not pair[1].isdecimal() for pair in pairs):
-        raise UserError(f"{path} must hold a file name and a class number on each line")
-    rows = [(name, int(label)) for name, label in pairs]
-    # Kaggle's list of the same name counts images instead of naming classes.
-    if max(label for _, label in rows) >= len(wnids("imagenet")):
-        raise UserError(
-            f"{path} numbers the images, not their classes: put {_KAGGLE} or {_SYNSETS} beside it"
-        )
-    return rows
+def _tiny_rows(location: Location, file: Path) -> Rows:
+    """Lines ``val_0.JPEG n03444034 0 32 44 62``."""
+    for line in text_lines(file):
+        name, wnid = line.split()[:2]
+        yield name, wnid
 
 
-def _read_tiny(location: Location) -> Listing:
-    """Validation images in one folder, their classes in ``val_annotations.txt``."""
-    path = location.need(_TINY)
-    number = {wnid: label for label, wnid in enumerate(wnids("tiny-imagenet"))}
-    pairs = (line.split()[:2] for line in text_lines(path))
-    return listed([(name, number[wnid]) for name, wnid in pairs], location.images.joinpath)
+def _pets_rows(location: Location, file: Path) -> Rows:
+    """The class is in the file name, before the number's underscore."""
+    for name in (line.split()[0] for line in text_lines(file)):
+        yield f"{name}.jpg", name.rpartition("_")[0]
 
 
-def _by_folder(id: str, class_list: str) -> Layout:
+def _aircraft_rows(location: Location, file: Path) -> Rows:
+    """A number and a variant on each line."""
+    for line in text_lines(file):
+        number, _, variant = line.partition(" ")
+        yield f"{number}.jpg", variant
+
+
+def _sun_rows(location: Location, file: Path) -> Rows:
+    """Lines ``/a/abbey/sun_x.jpg``; a qualifier comes first in the name."""
+    for key in (line.removeprefix("/") for line in text_lines(file)):
+        yield key, " ".join(reversed(key.split("/")[1:-1]))
+
+
+def _ucf_rows(location: Location, file: Path) -> Rows:
+    """Lines ``YoYo/v_YoYo_g01_c01.avi``, of which the middle frame is there."""
+    folders = {squeeze(folder.name): folder.name for folder in location.images.iterdir()}
+    for line in text_lines(file):
+        action, _, video = line.split()[0].partition("/")
+        folder = folders.get(squeeze(action), "_".join(re.findall("[A-Z][^A-Z]*", action)))
+        yield f"{folder}/{Path(video).stem}.jpg", action
+
+
+# --- layouts that several datasets share --------------------------------------------------------
+
+_WNID = "n[0-9]*"
+
+
+def _by_wnid(id: str, class_list: str) -> Layout:
     """One folder per WordNet id."""
-    hint = f"{id} has {len(wnids(class_list))} of them, named by WordNet id"
-    read = class_folders(by_wnid(class_list), hint=hint)
-    return Layout("one folder per WordNet id", read, shows=(_WNID,))
+    read = class_folders(by_wnid(class_list), hint=f"{id} has them named by WordNet id")
+    return Layout("one folder per WordNet id", read, shows=_WNID)
 
 
-_READ_V2 = class_folders(
-    first_of(by_number(1000), by_wnid("imagenet")), hint="ImageNetV2 has folders 0 to 999"
-)
-IMAGENET: dict[str, tuple[Layout, ...]] = {
-    "imagenet": (
-        Layout(
-            "val/ with one folder per WordNet id (or class number)",
-            class_folders(
-                first_of(by_wnid("imagenet"), by_number(1000)), hint="ImageNet has 1,000"
-            ),
-            inside=_VAL,
-            shows=("[n0-9][0-9]*/*",),
-        ),
-        Layout(
-            "val/ILSVRC2012_val_*.JPEG",
-            _read_flat,
-            inside=_VAL,
-            shows=("ILSVRC2012_val_*",),
-            files=(_KAGGLE, _SYNSETS, _CAFFE),
-        ),
-    ),
-    "imagenet-v2": (
-        Layout(
-            "imagenetv2-SPLIT-format-val/ with folders 0 ... 999",
-            _READ_V2,
-            inside=("imagenetv2-{split}-format-val", "imagenetv2-{split}", "{split}"),
-            shows=("[n0-9]*/*",),
-        ),
-        Layout(
-            "the same without a folder around it",
-            _READ_V2,
-            shows=("[n0-9]*/*",),
-            folders=("imagenetv2-{split}-format-val", "imagenetv2-{split}"),
-        ),
-        Layout("folders 0 ... 999", _READ_V2, shows=("[n0-9]*/*",), splits=("matched-frequency",)),
-    ),
-    "imagenet-a": (_by_folder("imagenet-a", "imagenet-a"),),
-    "imagenet-r": (_by_folder("imagenet-r", "imagenet-r"),),
-    "imagenet-sketch": (_by_folder("imagenet-sketch", "imagenet"),),
-    "tiny-imagenet": (
-        Layout(
-            "val/images/",
-            _read_tiny,
-            inside=("{split}/images",),
-            shows=("*.JPEG",),
-            files=(_TINY,),
-            splits=("val",),
-        ),
-        Layout(
-            "val/ or train/ with one folder per WordNet id",
-            class_folders(by_wnid("tiny-imagenet"), hint="Tiny-ImageNet has 200"),
-            inside=("{split}",),
-            shows=(_WNID,),
-        ),
-    ),
-}
-
-
-# --- the ten cross-domain datasets, on CoOp's test splits ----------------------------------------
-
-
-def _coop(name: str, split: str, list_id: str, *inside: str, shows: str = "*") -> Layout:
-    """CoOp's layout: a folder of images and a split file."""
-    file = f"{COOP}{split}.json"
-    return Layout(name, coop_split(file, list_id), inside, (shows,), (file,))
-
-
-def _by_file_name(location: Location) -> Callable[[str], Path]:
-    """Finds pictures below class folders by file name alone."""
-    paths = {path.name: path for path in walk_images(location.images)}
-    return lambda key: paths.get(Path(key).name, location.images / key)
-
-
-_FLOWERS = f"{COOP}OxfordFlowers.json"
-CROSS_DOMAIN: dict[str, tuple[Layout, ...]] = {
-    "caltech101": (
-        _coop(
-            "101_ObjectCategories/",
-            "Caltech101",
-            "caltech101",
-            "101_ObjectCategories",
-            "caltech-101/101_ObjectCategories",
-            shows="Faces",
-        ),
-    ),
-    "flowers102": (
-        _coop(
-            "jpg/image_*.jpg",
-            "OxfordFlowers",
-            "flowers102",
-            "jpg",
-            "images",
-            ".",
-            shows="image_*.jpg",
-        ),
-        Layout(
-            "train/, valid/, test/ with folders 1 ... 102",
-            coop_split(_FLOWERS, "flowers102", locate=_by_file_name),
-            ("flowers", "dataset", "."),
-            ("*/*/image_*.jpg",),
-            (_FLOWERS,),
-        ),
-    ),
-    "pets": (
-        _coop("images/", "OxfordPets", "pets", "images", shows="*_*.jpg"),
-        Layout("images/", read_pets, ("images",), ("*_*.jpg",), (PETS_LIST,), splits=("test",)),
-    ),
-    "cars": (
-        _coop("cars_test/", "StanfordCars", "cars", ".", shows="cars_test/*.jpg"),
-        Layout(
-            "test/ or train/ with one folder per model",
-            class_folders(by_words("cars"), hint="folders are named by make, model and year"),
-            ("{split}", "car_data/{split}", "car_data/car_data/{split}"),
-            ("* */*.jpg",),
-            splits=("test",),
-        ),
-    ),
-    "sun397": (
-        _coop("SUN397/a ... z", "SUN397", "sun397", "SUN397", ".", shows="a/abbey"),
-        Layout(
-            "SUN397/a ... z", read_sun, ("SUN397", "."), ("a/abbey",), (SUN_LIST,), splits=("test",)
-        ),
-    ),
-    "eurosat": (
-        _coop(
-            "2750/ with one folder per class",
-            "EuroSAT",
-            "eurosat",
-            "2750",
-            "EuroSAT_RGB",
-            ".",
-            shows="AnnualCrop",
-        ),
-    ),
-    "food101": (_coop("images/", "Food101", "food101", "images", shows="apple_pie"),),
-    "dtd": (_coop("images/", "DescribableTextures", "dtd", "images", shows="banded"),),
-    "ucf101": (
-        _coop("UCF-101-midframes/", "UCF101", "ucf101", "UCF-101-midframes", ".", shows="Apply*"),
-        Layout(
-            "UCF-101-midframes/",
-            read_ucf,
-            ("UCF-101-midframes", "."),
-            ("Apply*",),
-            UCF_LISTS,
-            splits=("test",),
-        ),
-    ),
-    "aircraft": (
-        Layout("images/", read_aircraft, ("images", "data/images"), ("*.jpg",), (AIRCRAFT_LIST,)),
-    ),
-}
-
-
-# --- CIFAR, PACS, texture against shape ---------------------------------------------------------
-
-_DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
-_STIMULI = {
-    "edges": ("edges",),
-    "silhouettes": ("filled-silhouettes",),
-    "cue-conflict": ("style-transfer-preprocessed-512",),
-}
+def _coop(name: str, list_id: str, split: str, inside: str, shows: str) -> Layout:
+    """A folder of images and a split file of CoOp."""
+    read = from_list(coop_rows(list_id), by_name(list_id))
+    return Layout(name, read, inside, shows, f"{COOP}{split}.json")
 
 
 def _png_copy(list_id: str) -> Layout:
-    return Layout(
-        "test/ and train/ with one folder per class",
-        class_folders(by_name(list_id)),
-        inside=("{split}",),
-        shows=("*/*.png",),
-    )
-
-
-SMALL: dict[str, tuple[Layout, ...]] = {
-    "cifar10": (
-        Layout(
-            "cifar-10-batches-py/ (pickles)",
-            read_cifar10_pickles,
-            (".", "cifar-10-batches-py"),
-            ("test_batch", "data_batch_1"),
-        ),
-        Layout(
-            "cifar-10-batches-bin/ (binary)",
-            read_cifar10_records,
-            (".", "cifar-10-batches-bin"),
-            ("test_batch.bin", "data_batch_1.bin"),
-        ),
-        _png_copy("cifar10"),
-    ),
-    "cifar100": (
-        Layout(
-            "cifar-100-python/ (pickles)",
-            read_cifar100_pickles,
-            (".", "cifar-100-python"),
-            ("meta", "{split}"),
-        ),
-        Layout(
-            "cifar-100-binary/", read_cifar100_records, (".", "cifar-100-binary"), ("{split}.bin",)
-        ),
-        _png_copy("cifar100"),
-    ),
-    "cifar10.1": (
-        Layout(
-            "cifar10.1_SPLIT_data.npy and cifar10.1_SPLIT_labels.npy",
-            read_cifar101,
-            shows=("cifar10.1_{split}_data.npy", "cifar10.1_{split}_labels.npy"),
-        ),
-    ),
-    "pacs": (
-        Layout(
-            f"{', '.join(_DOMAINS)} with one folder per class each",
-            several({domain: (domain,) for domain in _DOMAINS}, "pacs"),
-            shows=("*/dog",),
-        ),
-    ),
-    "texture-vs-shape": (
-        Layout(
-            "stimuli/ with edges, filled-silhouettes, style-transfer-preprocessed-512",
-            several(_STIMULI, "texture-vs-shape"),
-            (".", "stimuli"),
-            ("*/airplane",),
-        ),
-    ),
-}
-
-
-# --- corrupted copies, several domains, images of no known class ---------------------------------
-
-_GROUPS = ("noise", "blur", "weather", "digital", "extra")
-"""Archives of ImageNet-C, each a folder of corruptions."""
+    name, read = "test/ and train/ with one folder per class", class_folders(by_name(list_id))
+    return Layout(name, read, "{split}", "*/*.png")
 
 
 def _corrupted_arrays(list_id: str) -> Layout:
@@ -340,72 +115,38 @@ def _corrupted_arrays(list_id: str) -> Layout:
 
     def read(location: Location) -> Listing:
         name, _, severity = location.split.partition("/")
-        if not (location.images / f"{name}.npy").is_file():
-            raise UserError(f"no {name}.npy in {location.images}")
-        images = load_array(location.images / f"{name}.npy")
-        labels = load_array(location.images / "labels.npy")
-        if images.shape[1:] != (32, 32, 3) or labels.shape != images.shape[:1] or len(images) % 5:
-            raise UserError(
-                f"{location.images / name}.npy and labels.npy have shapes {images.shape} and "
-                f"{labels.shape}: five severities of the same images are wanted"
-            )
-        size = len(images) // 5
+        file = location.images / f"{name}.npy"
+        images, labels = load_pair(file, location.images / "labels.npy")
+        size, rest = divmod(len(images), 5)
+        if rest:
+            raise UserError(f"{file} has {len(images)} images: five severities of the same")
         rows = slice((int(severity) - 1) * size, int(severity) * size)
-        if labels.max() >= len(class_names(list_id)):
-            raise UserError(f"{location.images / 'labels.npy'} holds no labels of {list_id}")
-        return Listing(
-            keys=[f"{location.split}/{number:05d}" for number in range(size)],
-            labels=labels[rows].astype(int).tolist(),
-            images=np.ascontiguousarray(images[rows], dtype=np.uint8),
-        )
+        return numbered_arrays(location, images[rows], labels[rows], list_id)
 
-    return Layout("CORRUPTION.npy and labels.npy", read, shows=("labels.npy",))
+    return Layout("CORRUPTION.npy and labels.npy", read, shows="labels.npy")
 
 
-def _corrupted_tree(*groups: str) -> Layout:
-    """ImageNet-C: corruption, severity, WordNet id."""
-    inside = ("{split}", *(f"{group}/{{split}}" for group in groups))
+def _corrupted_tree(inside: str) -> Layout:
+    """ImageNet-C: corruption, severity, WordNet id; an archive may be a folder around these."""
     read = class_folders(by_wnid("imagenet"), hint="ImageNet has 1,000, named by WordNet id")
-    return Layout("CORRUPTION/SEVERITY/ with one folder per WordNet id", read, inside, ("n[0-9]*",))
+    return Layout("CORRUPTION/SEVERITY/ with one folder per WordNet id", read, inside, _WNID)
 
 
 def _domains(list_id: str, shows: str, **folders: str) -> Layout:
     """A folder per domain with one folder per class each; a domain may have several names."""
-    named = {split.replace("_", "-"): tuple(names.split("|")) for split, names in folders.items()}
-    read = several(named, list_id)
-    return Layout(
-        f"{', '.join(n[0] for n in named.values())} with one folder per class",
-        read,
-        shows=(shows,),
-        splits=("all", *named),
-    )
+    named = {split.replace("_", "-"): names.split("|") for split, names in folders.items()}
+    name = f"{', '.join(names[0] for names in named.values())} with one folder per class"
+    return Layout(name, several(named, list_id), shows=shows, splits="|".join(["all", *named]))
 
 
-def _listed(file: str, list_id: str, splits: tuple[str, ...]) -> Layout:
-    """Lists of ``domain/class/file label``; the folder's name must be that of the label."""
-    label_of = by_name(list_id)
-
-    def read(location: Location) -> Listing:
-        path = location.need(file.format(split=location.split.removesuffix("-test")))
-        rows: list[tuple[str, int]] = []
-        for line in text_lines(path):
-            key, _, number = line.rpartition(" ")
-            if not number.isdecimal() or label_of(Path(key).parent.name) != int(number):
-                raise UserError(f"{path}: {line!r} contradicts our class list of {list_id}")
-            rows.append((key, int(number)))
-        return listed(rows, location.images.joinpath)
-
-    names = tuple(file.format(split=split.removesuffix("-test")) for split in splits)
-    return Layout(
-        f"domain/class/ with {file.format(split='DOMAIN')}",
-        read,
-        shows=("*/*/*",),
-        files=names,
-        splits=splits,
-    )
+def _listed_domains(file: str, list_id: str, splits: str) -> Layout:
+    """Domains of which each has a list."""
+    name = f"domain/class/ with {file.format(domain='DOMAIN')}"
+    read = from_list(numbered_rows(list_id), by_name(list_id))
+    return Layout(name, read, shows="*/*/*", files=file, splits=splits)
 
 
-def _unlabelled(name: str, *inside: str) -> Layout:
+def _unlabelled(name: str, inside: str) -> Layout:
     """Images of classes that do not matter: unknown ones of an open set."""
 
     def read(location: Location) -> Listing:
@@ -413,7 +154,14 @@ def _unlabelled(name: str, *inside: str) -> Layout:
         keys = [path.relative_to(location.images).as_posix() for path in paths]
         return Listing(keys, [UNKNOWN] * len(keys), paths)
 
-    return Layout(name, read, (*inside, "."), ("*",))
+    return Layout(name, read, f"{inside}|.", "*")
+
+
+def _read_cifar101(location: Location) -> Listing:
+    """CIFAR-10.1: ``cifar10.1_v6_data.npy`` (N, 32, 32, 3) and its labels."""
+    stem = f"cifar10.1_{location.split}"
+    images, labels = (location.images / f"{stem}_{what}.npy" for what in ("data", "labels"))
+    return numbered_arrays(location, *load_pair(images, labels), "cifar10", digits=4)
 
 
 def _read_svhn(location: Location) -> Listing:
@@ -428,17 +176,221 @@ def _read_svhn(location: Location) -> Listing:
         images, labels = content["X"], content["y"].ravel()
     except (ValueError, KeyError, OSError) as error:
         raise UserError(f"{path} is not a file of SVHN ({error})") from None
-    pictures = np.ascontiguousarray(np.moveaxis(images, 3, 0), dtype=np.uint8)
-    keys = [f"{location.split}/{number:05d}" for number in range(len(pictures))]
-    return Listing(keys, (labels % 10).astype(int).tolist(), images=pictures)
+    return numbered_arrays(location, np.moveaxis(images, 3, 0), labels % 10, "svhn")
 
 
+# --- the datasets -------------------------------------------------------------------------------
+
+_VAL = "images/val|val|validation|ILSVRC/Data/CLS-LOC/val|Data/CLS-LOC/val|ILSVRC2012_img_val|."
+_IMAGENET = first_of(by_wnid("imagenet"), by_number(1000))
+_FLAT = from_list(
+    _imagenet_rows,
+    _IMAGENET,  # Kaggle's val.txt counts images instead of naming classes
+    hint=f"if it numbers the images, not their classes, put {_KAGGLE} or {_SYNSETS} beside it",
+)
+_V2_FOLDERS = "imagenetv2-{split}-format-val|imagenetv2-{split}"
+_V2 = class_folders(
+    first_of(by_number(1000), by_wnid("imagenet")), hint="ImageNetV2 has folders 0 to 999"
+)
+_TINY = class_folders(by_wnid("tiny-imagenet"), hint="Tiny-ImageNet has 200")
+_CARS = class_folders(by_words("cars"), hint="folders are named by make, model and year")
+_FLOWERS = from_list(coop_rows("flowers102"), by_name("flowers102"), locate=by_file_name)
+_CIFAR10 = {"test": ["test_batch"], "train": [f"data_batch_{i}" for i in range(1, 6)]}
+_CIFAR100 = {"test": ["test"], "train": ["train"]}
+_DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
+_STIMULI = {
+    "edges": ["edges"],
+    "silhouettes": ["filled-silhouettes"],
+    "cue-conflict": ["style-transfer-preprocessed-512"],
+}
 _DOMAINNET = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
-SHIFTED: dict[str, tuple[Layout, ...]] = {
+
+
+LAYOUTS: dict[str, tuple[Layout, ...]] = {
+    "imagenet": (
+        Layout(
+            "val/ with one folder per WordNet id (or class number)",
+            class_folders(_IMAGENET, hint="ImageNet has 1,000"),
+            _VAL,
+            "[n0-9][0-9]*/*",
+        ),
+        Layout(
+            "val/ILSVRC2012_val_*.JPEG",
+            _FLAT,
+            _VAL,
+            "ILSVRC2012_val_*",
+            f"{_KAGGLE}|{_SYNSETS}|val.txt",
+        ),
+    ),
+    "imagenet-v2": (
+        Layout(
+            "imagenetv2-SPLIT-format-val/ with folders 0 ... 999",
+            _V2,
+            _V2_FOLDERS + "|{split}",
+            "[n0-9]*/*",
+        ),
+        Layout("the same without a folder around it", _V2, ".", "[n0-9]*/*", folders=_V2_FOLDERS),
+        Layout("folders 0 ... 999", _V2, ".", "[n0-9]*/*", splits="matched-frequency"),
+    ),
+    "imagenet-a": (_by_wnid("imagenet-a", "imagenet-a"),),
+    "imagenet-r": (_by_wnid("imagenet-r", "imagenet-r"),),
+    "imagenet-sketch": (_by_wnid("imagenet-sketch", "imagenet"),),
+    "tiny-imagenet": (
+        Layout(
+            "val/images/",
+            from_list(_tiny_rows, by_wnid("tiny-imagenet")),
+            "{split}/images",
+            "*.JPEG",
+            "val_annotations.txt",
+            "val",
+        ),
+        Layout("val/ or train/ with one folder per WordNet id", _TINY, "{split}", _WNID),
+    ),
+    # The ten cross-domain datasets, on CoOp's test splits
+    "caltech101": (
+        _coop(
+            "101_ObjectCategories/",
+            "caltech101",
+            "Caltech101",
+            "101_ObjectCategories|caltech-101/101_ObjectCategories",
+            "Faces",
+        ),
+    ),
+    "flowers102": (
+        _coop("jpg/image_*.jpg", "flowers102", "OxfordFlowers", "jpg|images|.", "image_*.jpg"),
+        Layout(
+            "train/, valid/, test/ with folders 1 ... 102",
+            _FLOWERS,
+            "flowers|dataset|.",
+            "*/*/image_*.jpg",
+            f"{COOP}OxfordFlowers.json",
+        ),
+    ),
+    "pets": (
+        _coop("images/", "pets", "OxfordPets", "images", "*_*.jpg"),
+        Layout(
+            "images/",
+            from_list(_pets_rows, by_name("pets")),
+            "images",
+            "*_*.jpg",
+            "annotations/test.txt",
+            "test",
+        ),
+    ),
+    "cars": (
+        _coop("cars_test/", "cars", "StanfordCars", ".", "cars_test/*.jpg"),
+        Layout(
+            "test/ or train/ with one folder per model",
+            _CARS,
+            "{split}|car_data/{split}|car_data/car_data/{split}",
+            "* */*.jpg",
+            splits="test",
+        ),
+    ),
+    "sun397": (
+        _coop("SUN397/a ... z", "sun397", "SUN397", "SUN397|.", "a/abbey"),
+        Layout(
+            "SUN397/a ... z",
+            from_list(_sun_rows, by_name("sun397")),
+            "SUN397|.",
+            "a/abbey",
+            "Testing_01.txt",
+            "test",
+        ),
+    ),
+    "eurosat": (
+        _coop(
+            "2750/ with one folder per class",
+            "eurosat",
+            "EuroSAT",
+            "2750|EuroSAT_RGB|.",
+            "AnnualCrop",
+        ),
+    ),
+    "food101": (_coop("images/", "food101", "Food101", "images", "apple_pie"),),
+    "dtd": (_coop("images/", "dtd", "DescribableTextures", "images", "banded"),),
+    "ucf101": (
+        _coop("UCF-101-midframes/", "ucf101", "UCF101", "UCF-101-midframes|.", "Apply*"),
+        Layout(
+            "UCF-101-midframes/",
+            from_list(_ucf_rows, by_name("ucf101")),
+            "UCF-101-midframes|.",
+            "Apply*",
+            "testlist01.txt|ucfTrainTestlist/testlist01.txt",
+            "test",
+        ),
+    ),
+    "aircraft": (
+        Layout(
+            "images/",
+            from_list(_aircraft_rows, by_name("aircraft")),
+            "images|data/images",
+            "*.jpg",
+            "images_variant_{split}.txt",
+        ),
+    ),
+    # CIFAR, PACS, texture against shape
+    "cifar10": (
+        Layout(
+            "cifar-10-batches-py/ (pickles)",
+            cifar_pickles("cifar10", "labels", _CIFAR10),
+            ".|cifar-10-batches-py",
+            "test_batch|data_batch_1",
+        ),
+        Layout(
+            "cifar-10-batches-bin/ (binary)",
+            cifar_records("cifar10", 1, _CIFAR10),
+            ".|cifar-10-batches-bin",
+            "test_batch.bin|data_batch_1.bin",
+        ),
+        _png_copy("cifar10"),
+    ),
+    "cifar100": (
+        Layout(
+            "cifar-100-python/ (pickles)",
+            cifar_pickles("cifar100", "fine_labels", _CIFAR100),
+            ".|cifar-100-python",
+            "meta|{split}",
+        ),
+        Layout(
+            "cifar-100-binary/",
+            cifar_records("cifar100", 2, _CIFAR100),
+            ".|cifar-100-binary",
+            "{split}.bin",
+        ),
+        _png_copy("cifar100"),
+    ),
+    "cifar10.1": (
+        Layout(
+            "cifar10.1_SPLIT_data.npy and cifar10.1_SPLIT_labels.npy",
+            _read_cifar101,
+            shows="cifar10.1_{split}_data.npy|cifar10.1_{split}_labels.npy",
+        ),
+    ),
+    "pacs": (
+        Layout(
+            f"{', '.join(_DOMAINS)} with one folder per class each",
+            several({domain: [domain] for domain in _DOMAINS}, "pacs"),
+            shows="*/dog",
+        ),
+    ),
+    "texture-vs-shape": (
+        Layout(
+            "stimuli/ with edges, filled-silhouettes, style-transfer-preprocessed-512",
+            several(_STIMULI, "texture-vs-shape"),
+            ".|stimuli",
+            "*/airplane",
+        ),
+    ),
+    # Corrupted copies, several domains, images of no known class
     "cifar10-c": (_corrupted_arrays("cifar10"),),
     "cifar100-c": (_corrupted_arrays("cifar100"),),
-    "imagenet-c": (_corrupted_tree(*_GROUPS),),
-    "imagenet-c-bar": (_corrupted_tree(),),
+    "imagenet-c": (  # below the folders of its archives, or without them
+        _corrupted_tree(
+            "{split}|noise/{split}|blur/{split}|weather/{split}|digital/{split}|extra/{split}"
+        ),
+    ),
+    "imagenet-c-bar": (_corrupted_tree("{split}"),),
     "vlcs": (
         _domains(
             "vlcs",
@@ -463,39 +415,33 @@ SHIFTED: dict[str, tuple[Layout, ...]] = {
         _domains(
             "terra-incognita",
             "*/bobcat",
-            location_100="location_100",
-            location_38="location_38",
-            location_43="location_43",
-            location_46="location_46",
+            **{f"location_{n}": f"location_{n}" for n in (100, 38, 43, 46)},
         ),
     ),
     "domainnet": (
-        _listed("{split}_test.txt", "domainnet", tuple(f"{d}-test" for d in _DOMAINNET)),
-        _domains("domainnet", "*/aircraft_carrier", **{d: d for d in _DOMAINNET}),
+        _listed_domains(
+            "{domain}_test.txt", "domainnet", "|".join(f"{name}-test" for name in _DOMAINNET)
+        ),
+        _domains("domainnet", "*/aircraft_carrier", **{name: name for name in _DOMAINNET}),
     ),
     "domainnet-126": (
-        _listed("{split}_list.txt", "domainnet-126", ("clipart", "painting", "real", "sketch")),
+        _listed_domains("{domain}_list.txt", "domainnet-126", "clipart|painting|real|sketch"),
     ),
     "visda": (
         Layout(
             "train/ and validation/ with one folder per class",
             class_folders(by_name("visda")),
-            ("{split}",),
-            ("aeroplane",),
+            "{split}",
+            "aeroplane",
         ),
     ),
-    "svhn": (
-        Layout("test_32x32.mat and train_32x32.mat", _read_svhn, shows=("{split}_32x32.mat",)),
-    ),
+    "svhn": (Layout("test_32x32.mat and train_32x32.mat", _read_svhn, shows="{split}_32x32.mat"),),
     "places-unknown": (_unlabelled("images/", "images"),),
     "inaturalist-unknown": (_unlabelled("images/", "images"),),
     "ninco": (
         _unlabelled(
             "NINCO_OOD_classes/ with one folder per class",
-            "NINCO/NINCO_OOD_classes",
-            "NINCO_OOD_classes",
+            "NINCO/NINCO_OOD_classes|NINCO_OOD_classes",
         ),
     ),
 }
-
-LAYOUTS = IMAGENET | CROSS_DOMAIN | SMALL | SHIFTED

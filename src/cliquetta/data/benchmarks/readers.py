@@ -1,10 +1,9 @@
-"""Readers of the layouts of datasets: split files, lists, class folders, CIFAR's own formats."""
+"""Readers of the layouts of datasets: class folders, lists, arrays and CIFAR's own formats."""
 
 from __future__ import annotations
 
 import json
 import pickle
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cliquetta.data.benchmarks.location import Listing, Location, squeeze
-from cliquetta.data.files import natural_key, walk_images
+from cliquetta.data.benchmarks.benchmark import Listing, Location, squeeze
+from cliquetta.data.files import walk_images
+from cliquetta.data.images import natural_key
 from cliquetta.errors import UserError
 from cliquetta.prompts.catalogue import class_names, text_lines, wnids
 
+Read = Callable[[Location], Listing]
 LabelOf = Callable[[str], int | None]
 """The label of a folder or class name, ``None`` if there is none."""
+AnyArray = npt.NDArray[Any]
+Rows = Iterable[tuple[str, str]]
+"""Key and class of the images that a list names."""
 
 
 def by_wnid(list_id: str) -> LabelOf:
@@ -28,11 +32,7 @@ def by_wnid(list_id: str) -> LabelOf:
 
 def by_number(count: int) -> LabelOf:
     """Folders named 0 ... count - 1, read as numbers: sorted as strings, 10 comes before 2."""
-
-    def label_of(name: str) -> int | None:
-        return int(name) if name.isdecimal() and int(name) < count else None
-
-    return label_of
+    return lambda name: int(name) if name.isdecimal() and int(name) < count else None
 
 
 def by_name(list_id: str) -> LabelOf:
@@ -61,108 +61,89 @@ def first_of(*rules: LabelOf) -> LabelOf:
     return label_of
 
 
-def class_folders(label_of: LabelOf, *, hint: str = "") -> Callable[[Location], Listing]:
+def class_folders(label_of: LabelOf, *, hint: str = "") -> Read:
     """One folder per class. A folder that is no class is refused: labels would shift unseen."""
 
     def read(location: Location) -> Listing:
-        pictures: list[tuple[int, str, Path]] = []
+        pictures: list[tuple[int, Path]] = []
         for folder in sorted(location.images.iterdir(), key=lambda path: natural_key(path.name)):
             if not folder.is_dir() or folder.name.startswith((".", "__")):
                 continue
             label = label_of(folder.name)
             if label is None:
                 raise UserError(f"{folder} is not one of the classes{hint and '; '}{hint}")
-            pictures += [
-                (label, path.relative_to(location.images).as_posix(), path)
-                for path in walk_images(folder)
-            ]
+            pictures += [(label, path) for path in walk_images(folder)]
         pictures.sort(key=lambda picture: picture[0])  # stable: natural order within a class
         return Listing(
-            keys=[key for _, key, _ in pictures],
-            labels=[label for label, _, _ in pictures],
-            paths=[path for _, _, path in pictures],
+            keys=[path.relative_to(location.images).as_posix() for _, path in pictures],
+            labels=[label for label, _ in pictures],
+            paths=[path for _, path in pictures],
         )
 
     return read
 
 
-def several(folders: Mapping[str, Sequence[str]], list_id: str) -> Callable[[Location], Listing]:
+def several(folders: Mapping[str, Sequence[str]], list_id: str) -> Read:
     """One of several sets of class folders, or all of them in a row; each may have other names."""
     read_one = class_folders(by_name(list_id))
 
     def read(location: Location) -> Listing:
         wanted = folders if location.split == "all" else {location.split: folders[location.split]}
-        found = {
-            split: read_one(Location(location.root, location.folder, path, split))
-            for split, names in wanted.items()
-            for path in [
-                location.images / name for name in names if (location.images / name).is_dir()
-            ][:1]
-        }
+        sets: dict[str, Listing] = {}
+        for split, names in wanted.items():
+            paths = (location.images / name for name in names)
+            path = next((path for path in paths if path.is_dir()), None)
+            if path is not None:
+                sets[split] = read_one(Location(location.root, location.folder, path, split))
         return Listing(
-            keys=[f"{split}/{key}" for split, one in found.items() for key in one.keys],
-            labels=[label for one in found.values() for label in one.labels],
-            paths=[path for one in found.values() for path in one.paths],
+            keys=[f"{split}/{key}" for split, one in sets.items() for key in one.keys],
+            labels=[label for one in sets.values() for label in one.labels],
+            paths=[path for one in sets.values() for path in one.paths],
         )
 
     return read
 
 
-def coop_split(
-    file: str, list_id: str, *, locate: Callable[[Location], Callable[[str], Path]] | None = None
-) -> Callable[[Location], Listing]:
-    """A split of CoOp: ``{"train" | "val" | "test": [[path, label, class name], ...]}``.
+def from_list(
+    rows_of: Callable[[Location, Path], Rows],
+    label_of: LabelOf,
+    *,
+    hint: str = "",
+    locate: Callable[[Location], Callable[[str], Path]] = lambda location: location.images.joinpath,
+) -> Read:
+    """Pictures that a side file names: those on disk, each once; the rest is counted.
 
-    Every label is checked against our class list. ``locate`` finds a path of the split in copies
-    that are not laid out like the original.
+    ``rows_of`` reads the file. ``locate`` finds a key in copies that are not laid out like the
+    original.
     """
 
     def read(location: Location) -> Listing:
-        path = location.need(file)
-        rows = _read_split(path, location.split)
-        names = class_names(list_id)
-        for _, label, name in rows:
-            if not 0 <= label < len(names) or squeeze(names[label]) != squeeze(name):
-                known = names[label] if 0 <= label < len(names) else "no class"
+        assert location.file is not None, "layouts with a list name its file"
+        labels: dict[str, int] = {}
+        rows = 0
+        for key, stated in rows_of(location, location.file):
+            label = label_of(stated)
+            if label is None:
                 raise UserError(
-                    f"{path} calls class {label} {name!r}, our list calls it {known!r}; "
-                    "is it the split file of another dataset?"
+                    f"{location.file}: {stated!r} of {key} is not one of the "
+                    f"classes{hint and '; '}{hint}"
                 )
-        at = locate(location) if locate else location.images.joinpath
-        return listed([(key, label) for key, label, _ in rows], at)
+            labels[key] = label
+            rows += 1
+        path_of = locate(location)
+        paths = {key: path_of(key) for key in labels}
+        there = _on_disk(paths.values())
+        keys = [key for key, path in paths.items() if path in there]
+        repeated = rows - len(labels)
+        return Listing(
+            keys,
+            labels=[labels[key] for key in keys],
+            paths=[paths[key] for key in keys],
+            missing=len(labels) - len(keys),
+            notes=(f"{repeated} files are listed twice and counted once",) if repeated else (),
+        )
 
     return read
-
-
-def _read_split(path: Path, split: str) -> list[tuple[str, int, str]]:
-    try:
-        listed = json.loads(path.read_text(encoding="utf-8"))[split]
-        return [(str(file), int(label), str(name)) for file, label, name in listed]
-    except KeyError:
-        raise UserError(f"{path} has no split {split!r}") from None
-    except (ValueError, TypeError):
-        raise UserError(
-            f"{path} is not a split file of CoOp (JSON of [path, label, class name]); "
-            "was it downloaded whole?"
-        ) from None
-
-
-def listed(rows: Iterable[tuple[str, int]], locate: Callable[[str], Path]) -> Listing:
-    """Pictures that a list names: those on disk, each once; the rest is counted."""
-    rows = list(rows)
-    unique = dict(rows)
-    paths = {key: locate(key) for key in unique}
-    there = _on_disk(paths.values())
-    kept = [key for key, path in paths.items() if path in there]
-    repeated = len(rows) - len(unique)
-    notes = (f"{repeated} files are listed twice and counted once",) if repeated else ()
-    return Listing(
-        keys=kept,
-        labels=[unique[key] for key in kept],
-        paths=[paths[key] for key in kept],
-        missing=len(unique) - len(kept),
-        notes=notes,
-    )
 
 
 def _on_disk(paths: Iterable[Path]) -> set[Path]:
@@ -174,144 +155,134 @@ def _on_disk(paths: Iterable[Path]) -> set[Path]:
     return {path for path in paths if path.name in content[path.parent]}
 
 
-# --- official lists -----------------------------------------------------------------------------
-
-PETS_LIST = "annotations/test.txt"
-AIRCRAFT_LIST = "images_variant_{split}.txt"
-SUN_LIST = "Testing_01.txt"
-UCF_LISTS = ("testlist01.txt", "ucfTrainTestlist/testlist01.txt")
+def by_file_name(location: Location) -> Callable[[str], Path]:
+    """Finds pictures below class folders by file name alone."""
+    paths = {path.name: path for path in walk_images(location.images)}
+    return lambda key: paths.get(Path(key).name, location.images / key)
 
 
-def read_pets(location: Location) -> Listing:
-    """The official test list; the class is in the file name, after the number's underscore."""
-    path = location.need(PETS_LIST)
-    label_of = by_name("pets")
-    names = [line.split()[0] for line in text_lines(path)]
-    rows = [(f"{name}.jpg", _known(label_of(name.rpartition("_")[0]), name)) for name in names]
-    return listed(rows, location.images.joinpath)
+def coop_rows(list_id: str) -> Callable[[Location, Path], Rows]:
+    """A split of CoOp: ``{"train" | "val" | "test": [[path, label, class name], ...]}``.
+
+    Every label is checked against our class list.
+    """
+    names = class_names(list_id)
+
+    def rows(location: Location, file: Path) -> Rows:
+        for key, label, name in _read_split(file, location.split):
+            known = names[label] if 0 <= label < len(names) else "no class"
+            if squeeze(known) != squeeze(name):
+                raise UserError(
+                    f"{file} calls class {label} {name!r}, our list calls it {known!r}; "
+                    "is it the split file of another dataset?"
+                )
+            yield key, name
+
+    return rows
 
 
-def read_aircraft(location: Location) -> Listing:
-    """``images_variant_SPLIT.txt``: a number and a variant on each line."""
-    path = location.need(AIRCRAFT_LIST.format(split=location.split))
-    label_of = by_name("aircraft")
-    pairs = [line.split(" ", 1) for line in text_lines(path)]
-    rows = [(f"{number}.jpg", _known(label_of(name), name)) for number, name in pairs]
-    return listed(rows, location.images.joinpath)
+def _read_split(path: Path, split: str) -> list[tuple[str, int, str]]:
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))[split]
+        return [(str(file), int(label), str(name)) for file, label, name in rows]
+    except KeyError:
+        raise UserError(f"{path} has no split {split!r}") from None
+    except (ValueError, TypeError):
+        raise UserError(
+            f"{path} is not a split file of CoOp (JSON of [path, label, class name]); "
+            "was it downloaded whole?"
+        ) from None
 
 
-def read_sun(location: Location) -> Listing:
-    """``Testing_01.txt``: lines ``/a/abbey/sun_x.jpg``; a qualifier comes first in the name."""
-    path = location.need(SUN_LIST)
-    label_of = by_name("sun397")
-    rows = []
-    for line in text_lines(path):
-        key = line.removeprefix("/")
-        name = " ".join(reversed(key.split("/")[1:-1]))
-        rows.append((key, _known(label_of(name), key)))
-    return listed(rows, location.images.joinpath)
+def numbered_rows(list_id: str) -> Callable[[Location, Path], Rows]:
+    """Lines ``domain/class/file label``; the folder's name must be that of the label."""
+    label_of = by_name(list_id)
+
+    def rows(location: Location, file: Path) -> Rows:
+        for line in text_lines(file):
+            key, _, number = line.rpartition(" ")
+            name = Path(key).parent.name
+            if not number.isdecimal() or label_of(name) != int(number):
+                raise UserError(f"{file}: {line!r} contradicts our class list of {list_id}")
+            yield key, name
+
+    return rows
 
 
-def read_ucf(location: Location) -> Listing:
-    """``testlist01.txt``: lines ``YoYo/v_YoYo_g01_c01.avi``, of which the middle frame is kept."""
-    path = location.need(*UCF_LISTS)
-    label_of = by_name("ucf101")
-    folders = {squeeze(folder.name): folder.name for folder in location.images.iterdir()}
-    rows = []
-    for line in text_lines(path):
-        action, _, video = line.split()[0].partition("/")
-        folder = folders.get(squeeze(action), "_".join(re.findall("[A-Z][^A-Z]*", action)))
-        rows.append((f"{folder}/{Path(video).stem}.jpg", _known(label_of(action), line)))
-    return listed(rows, location.images.joinpath)
-
-
-def _known(label: int | None, stated: str) -> int:
-    if label is None:
-        raise UserError(f"{stated!r} is not one of the classes")
-    return label
-
-
-# --- CIFAR --------------------------------------------------------------------------------------
+# --- arrays and CIFAR's formats -----------------------------------------------------------------
 
 _SIDE = 32
 _PIXELS = 3 * _SIDE * _SIDE
-_BATCHES = {"test": ("test_batch",), "train": tuple(f"data_batch_{i}" for i in range(1, 6))}
 
 
-def read_cifar10_pickles(location: Location) -> Listing:
-    """``cifar-10-batches-py``: dicts of rows, labels and file names."""
-    batches = [_unpickle(location.images / name) for name in _BATCHES[location.split]]
-    return _from_batches(batches, "labels", class_names("cifar10"))
+def numbered_arrays(
+    location: Location,
+    images: npt.NDArray[Any],
+    labels: npt.NDArray[Any],
+    list_id: str,
+    digits: int = 5,
+) -> Listing:
+    """Images (N, 32, 32, 3) of a split, called by their numbers."""
+    if len(labels) and not 0 <= labels.min() <= labels.max() < len(class_names(list_id)):
+        raise UserError(f"{location.images} holds no labels of {list_id} for {location.split}")
+    keys = [f"{location.split}/{number:0{digits}d}" for number in range(len(images))]
+    pictures = np.ascontiguousarray(images, dtype=np.uint8)
+    return Listing(keys, labels.astype(int).tolist(), images=pictures)
 
 
-def read_cifar100_pickles(location: Location) -> Listing:
-    """``cifar-100-python``: one dict per split, with fine and coarse labels."""
-    return _from_batches(
-        [_unpickle(location.images / location.split)], "fine_labels", _names("cifar100")
-    )
+def cifar_pickles(list_id: str, field: str, parts: Mapping[str, Sequence[str]]) -> Read:
+    """CIFAR for Python: dicts of rows of pixels, labels (called ``field``) and file names."""
+    names = [name.replace(" ", "_") for name in class_names(list_id)]  # as PNG copies spell them
+
+    def read(location: Location) -> Listing:
+        batches = [_unpickle(location.images / name) for name in parts[location.split]]
+        labels = [int(label) for batch in batches for label in batch[field]]
+        files = [str(name) for batch in batches for name in batch["filenames"]]
+        rows = np.concatenate([np.asarray(batch["data"], np.uint8) for batch in batches])
+        keys = [f"{names[label]}/{file}" for label, file in zip(labels, files, strict=True)]
+        return Listing(keys, labels, images=np.ascontiguousarray(_pictures(rows)))
+
+    return read
 
 
-def read_cifar10_records(location: Location) -> Listing:
-    """``cifar-10-batches-bin``: records of one byte of label and 3,072 of pixels."""
-    files = [location.images / f"{name}.bin" for name in _BATCHES[location.split]]
-    return _from_records(files, 1, location.split, "cifar10")
+def cifar_records(list_id: str, lead: int, parts: Mapping[str, Sequence[str]]) -> Read:
+    """CIFAR's binary files: records of ``lead`` bytes, the last the label, and 3,072 of pixels."""
 
+    def read(location: Location) -> Listing:
+        files = [location.images / f"{name}.bin" for name in parts[location.split]]
+        raw = np.concatenate([np.frombuffer(path.read_bytes(), np.uint8) for path in files])
+        if len(raw) % (lead + _PIXELS):
+            raise UserError(f"{files[0]} is cut off: it holds no whole number of records")
+        records = raw.reshape(-1, lead + _PIXELS)
+        pictures = _pictures(records[:, lead:])
+        return numbered_arrays(location, pictures, records[:, lead - 1], list_id)
 
-def read_cifar100_records(location: Location) -> Listing:
-    """``cifar-100-binary``: records of coarse label, fine label and pixels."""
-    return _from_records([location.images / f"{location.split}.bin"], 2, location.split, "cifar100")
-
-
-def read_cifar101(location: Location) -> Listing:
-    """CIFAR-10.1: ``cifar10.1_v6_data.npy`` (N, 32, 32, 3) and its labels."""
-    stem = location.images / f"cifar10.1_{location.split}"
-    images = load_array(stem.with_name(f"{stem.name}_data.npy"))
-    labels = load_array(stem.with_name(f"{stem.name}_labels.npy"))
-    if images.shape[1:] != (_SIDE, _SIDE, 3) or labels.shape != images.shape[:1]:
-        raise UserError(f"{stem}_*.npy have shapes {images.shape} and {labels.shape}")
-    keys = [f"{location.split}/{i:04d}" for i in range(len(images))]
-    return Listing(keys, labels.astype(int).tolist(), images=images.astype(np.uint8))
-
-
-def _names(list_id: str) -> tuple[str, ...]:
-    """Class names as folder names of the PNG copies spell them, for keys."""
-    return tuple(name.replace(" ", "_") for name in class_names(list_id))
-
-
-def _from_batches(batches: list[dict[str, Any]], field: str, names: tuple[str, ...]) -> Listing:
-    labels = [int(label) for batch in batches for label in batch[field]]
-    files = [str(name) for batch in batches for name in batch["filenames"]]
-    rows = np.concatenate([np.asarray(batch["data"], np.uint8) for batch in batches])
-    keys = [f"{names[label]}/{file}" for label, file in zip(labels, files, strict=True)]
-    return Listing(keys, labels, images=_pictures(rows))
-
-
-def _from_records(files: list[Path], lead: int, split: str, list_id: str) -> Listing:
-    raw = np.concatenate([np.frombuffer(path.read_bytes(), np.uint8) for path in files])
-    if len(raw) % (lead + _PIXELS):
-        raise UserError(f"{files[0]} is cut off: it holds no whole number of records")
-    records = raw.reshape(-1, lead + _PIXELS)
-    labels = records[:, lead - 1].astype(int).tolist()
-    if max(labels, default=0) >= len(class_names(list_id)):
-        raise UserError(f"{files[0]} holds no labels of {list_id}")
-    keys = [f"{split}/{i:05d}" for i in range(len(records))]
-    return Listing(keys, labels, images=_pictures(records[:, lead:]))
+    return read
 
 
 def _pictures(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """(N, 32, 32, 3) of rows of 1,024 red, then green, then blue values."""
-    return np.ascontiguousarray(rows.reshape(-1, 3, _SIDE, _SIDE).transpose(0, 2, 3, 1))
+    return rows.reshape(-1, 3, _SIDE, _SIDE).transpose(0, 2, 3, 1)
 
 
-def load_array(path: Path) -> npt.NDArray[Any]:
-    """An array file; nothing in it is executed."""
+def load_pair(images: Path, labels: Path) -> tuple[AnyArray, AnyArray]:
+    """Array files of pictures (N, 32, 32, 3) and their labels; nothing in them is executed."""
+    for path in (images, labels):
+        if not path.is_file():
+            raise UserError(f"no {path.name} in {path.parent}")
     try:
-        return np.asarray(np.load(path, allow_pickle=False))
+        pictures, classes = (np.load(path, allow_pickle=False) for path in (images, labels))
     except ValueError as error:
-        raise UserError(f"{path} is not a whole array file ({error})") from None
+        raise UserError(f"{images} or {labels.name} is not a whole array file ({error})") from None
+    if pictures.shape[1:] != (_SIDE, _SIDE, 3) or classes.shape != pictures.shape[:1]:
+        raise UserError(
+            f"{images} and {labels.name} have shapes {pictures.shape} and {classes.shape}: "
+            f"pictures (N, {_SIDE}, {_SIDE}, 3) and N labels are wanted"
+        )
+    return pictures, classes
 
 
-class _ArraysOnly(pickle.Unpickler):
+class _AnyArrayOnly(pickle.Unpickler):
     """Unpickles dicts, lists and numpy arrays; a file that asks for more is refused."""
 
     def find_class(self, module: str, name: str) -> Any:
@@ -333,6 +304,6 @@ _ALLOWED: dict[tuple[str, str], Any] = {
 def _unpickle(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         try:
-            return dict(_ArraysOnly(file, encoding="latin1").load())
+            return dict(_AnyArrayOnly(file, encoding="latin1").load())
         except Exception as error:  # a damaged pickle raises errors of every kind
             raise UserError(f"{path} is not a batch of CIFAR ({error})") from None
