@@ -101,7 +101,7 @@ def test_demo_compares_and_records(run: Run, tmp_path: Path) -> None:
             assert top1 - plain == pytest.approx(gain, abs=LOGIT)
 
 
-@pytest.mark.parametrize(("repaired", "broken", "said"), [(20, 2, "a gain of"), (3, 1, "chance")])
+@pytest.mark.parametrize(("repaired", "broken", "words"), [(20, 2, "a gain of"), (3, 1, "chance")])
 def test_demo_states_a_gain_only_where_chance_would_not_give_it(
     repaired: int, broken: int, words: str
 ) -> None:
