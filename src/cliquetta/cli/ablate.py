@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from cliquetta.atomic import write_atomically
 from cliquetta.cli.command import Common
 from cliquetta.cli.console import Terminal, number
 from cliquetta.cli.executing import finish, run_grid
@@ -57,7 +58,6 @@ def ablate(
     Every value is a recorded run: completed runs are reused, and `cliquetta compare` reads them.
     The curve is saved as a PNG in the output directory where matplotlib is installed.
     """
-    from cliquetta.atomic import write_atomically
     from cliquetta.evaluation.ablation import ablation, curve
     from cliquetta.evaluation.grid import RunSpec, with_method, with_options
     from cliquetta.evaluation.sweep import RunContext
