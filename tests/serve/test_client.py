@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
 from pathlib import Path
@@ -54,6 +55,14 @@ def test_the_python_client(tiny_clip: CLIP, tmp_path: Path) -> None:
         assert client.sessions() == []
 
 
+def client_of(handler: Callable[[httpx.Request], httpx.Response], **options: Any) -> Client:
+    """A client whose requests are answered by a function."""
+    client = Client("http://server", **options)
+    transport = httpx.MockTransport(handler)
+    client._http = httpx.Client(base_url="http://server", transport=transport)
+    return client
+
+
 class Flaky:
     """A proxy's answers, one after the other, instead of a server."""
 
@@ -80,8 +89,7 @@ def test_the_client_waits_for_dates_and_repeats_what_a_proxy_lost(
         httpx.Response(200, json={"sessions": []}),
         httpx.Response(503, headers={"Retry-After": "soon"}),
     )
-    client = Client("http://server")
-    client._http = httpx.Client(base_url="http://server", transport=httpx.MockTransport(flaky))
+    client = client_of(flaky)
     assert client.sessions() == []
     assert 25 < pauses[0] <= 30 and pauses[2] == 7
     assert all(0 < pauses[n] < 5 for n in (1, 3, 4))  # a busy server is not asked without a pause
@@ -103,8 +111,7 @@ def test_the_client_waits_for_a_server_that_restarts(monkeypatch: pytest.MonkeyP
 
     for seconds, down in ((60.0, 40.0), (30.0, 40.0), (86400.0, 1e6)):
         now[0] = 0.0
-        client = Client("http://server", retry_seconds=seconds)
-        client._http = httpx.Client(base_url="http://server", transport=httpx.MockTransport(server))
+        client = client_of(server, retry_seconds=seconds)
         if seconds > down:
             assert client.sessions() == []
         else:
@@ -141,10 +148,8 @@ def test_the_client_says_what_is_wrong_with_an_address_and_a_token(tmp_path: Pat
 
 
 def test_the_client_has_errors_of_its_own(tmp_path: Path, tiny_clip: CLIP) -> None:
-    client, other = Client("http://server"), Flaky(httpx.Response(200, text="<html>"))
-    client._http = httpx.Client(base_url="http://server", transport=httpx.MockTransport(other))
     with pytest.raises(RemoteError, match="not a response of CliqueTTA"):
-        client.health()
+        client_of(Flaky(httpx.Response(200, text="<html>"))).health()
     with live_service(tmp_path, tiny_clip, limits=Limits(body_bytes=10**6)) as address:
         session = Client(address, retry_seconds=5).create_session(CLASSES, method="tent")
         with pytest.raises(ImageError, match="no such file"):

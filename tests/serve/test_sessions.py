@@ -75,17 +75,6 @@ def test_interleaved_sessions_equal_each_alone(
         assert responses == [alone.predict(batch_of(10 * number + i)) for i in range(4)]
 
 
-def test_batches_of_one_session_take_turns(service: Local, tiny_clip: CLIP) -> None:
-    session = service.create()
-    with ThreadPoolExecutor(6) as clients:
-        responses = list(clients.map(lambda i: service.predict(session, batch_of(i)), range(6)))
-    order = sorted(range(6), key=lambda i: responses[i]["sequence"])
-    assert sorted(response["sequence"] for response in responses) == [1, 2, 3, 4, 5, 6]
-    alone = Alone(tiny_clip)
-    for i in order:  # whatever the order was, it was one
-        assert probabilities(responses[i]) == alone.predict(batch_of(i))
-
-
 def test_racing_repeats_are_applied_once(service: Local, tiny_clip: CLIP) -> None:
     session, alone = service.create(), Alone(tiny_clip)
     with ThreadPoolExecutor(4) as clients:

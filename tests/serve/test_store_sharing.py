@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -269,16 +268,11 @@ def test_a_session_is_made_once_for_one_key(pair: Pair) -> None:
     assert held.result(60) == late
 
 
-def test_operators_list_and_delete(pair: Pair, where: str) -> None:
+def test_operators_delete_what_replicas_have_in_memory(pair: Pair, where: str) -> None:
     session, other = pair[0].create(), pair[1].create()
     pair[1].predict(session, batch_of(0))
-    run = CliRunner().invoke
-    listed = run(app, ["sessions", "list", "--json", "--state-dir", where])
-    assert {one["id"]: one["images"] for one in json.loads(listed.output)} == {
-        session: 4,
-        other: 0,
-    }
-    assert run(app, ["sessions", "delete", session, "--state-dir", where]).exit_code == 0
+    words = ["sessions", "delete", session, "--state-dir", where]
+    assert CliRunner().invoke(app, words).exit_code == 0
     assert [one.send(session, batch_of(1)).status_code for one in pair] == [404, 404]
     assert pair[0].send(other, batch_of(1)).status_code == 200
 
@@ -294,22 +288,3 @@ def test_another_class_list_reaches_all_replicas(pair: Pair) -> None:
     for service in pair:
         assert service.http.get(f"/v1/sessions/{session}").json()["classes"] == other
     assert first.predict(session, batch_of(1), sequence=2) == response
-
-
-def test_deleting_expired_sessions_lists_all_of_them_once(
-    tmp_path: Path, tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = Store(str(tmp_path))
-    with local_service(store, tiny_clip, session_days=7) as service:
-        for id in [service.create() for _ in range(5)]:
-            service.service.sessions.entries[id].used -= 8 * 86400
-        scans, scan = [], store.scan
-
-        def counted(*known: Any) -> Any:
-            scans.append(known)
-            return scan(*known)
-
-        monkeypatch.setattr(store, "scan", counted)
-        for _, id in service.service.sessions.due():
-            service.service.sessions.delete_due(id)
-        assert not service.service.sessions.entries and len(scans) == 1
