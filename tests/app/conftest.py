@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cliquetta.app.controller import STREAM, Controller, Form
-from cliquetta.app.session import AppSession, StreamChoice
+from cliquetta.app.session import AppSession
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.schema import SessionRequest
 from cliquetta.serve.settings import Limits, Settings
@@ -18,7 +18,7 @@ from tests._helpers.serve_setup import picture
 NAMES = ("airplane", "automobile", "bird", "cat", "frog", "truck")
 
 
-FOG = StreamChoice("fog", 3, 6)
+FOG = ("bundled@fog:3", 6)
 
 
 Make = Callable[..., AppSession]
@@ -49,4 +49,4 @@ def predicted(shown: Any) -> list[tuple[str, float]]:
     return [(row.after, row.after_probability) for row in shown.rows]
 
 
-FORM = Form("tiny", "tent", ",".join(NAMES), STREAM, FOG)
+FORM = Form("tiny", "tent", ",".join(NAMES), STREAM, "fog", 3, 6)

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from cliquetta.app import pages as app_pages
-from cliquetta.app.controller import FILES, STREAM, Controller, Form, make_form, read_classes
-from cliquetta.app.session import AppSession, StreamChoice
+from cliquetta.app.controller import FILES, Controller, read_classes
+from cliquetta.app.session import AppSession
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.data.stream import Stream
 from cliquetta.methods.registry import create_method
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.serve.settings import Limits, Settings
-from tests.app.conftest import FOG, FORM, NAMES
+from tests.app.conftest import FORM, NAMES, photos
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_class_names_are_checked(text: str, words: str, tiny_clip: CLIP, tmp_pat
 
 
 def test_visitors_do_not_meet(controller: Controller) -> None:
-    forms = FORM, replace(FORM, stream=replace(FOG, shift="snow"))
+    forms = FORM, replace(FORM, shift="snow")
     alone = []
     for form in forms:
         session, _ = controller.next_batch(None, form, "class")
@@ -47,9 +47,7 @@ def test_visitors_do_not_meet(controller: Controller) -> None:
 
 def test_another_method_starts_over_and_says_so(controller: Controller) -> None:
     session, pages = controller.next_batch(None, FORM, "class")
-    same, _ = controller.next_batch(
-        session, replace(FORM, stream=replace(FOG, shift="snow")), "class"
-    )
+    same, _ = controller.next_batch(session, replace(FORM, shift="snow"), "class")
     assert same is session and same is not None and same.batches == 2
     controller.files(session)
     other, pages = controller.next_batch(session, replace(FORM, method="tda"), "class")
@@ -65,7 +63,7 @@ def test_another_method_starts_over_and_says_so(controller: Controller) -> None:
 def test_other_classes_keep_the_stream_and_what_was_learned(
     controller: Controller, tiny_clip: CLIP
 ) -> None:
-    form = replace(FORM, method="domain_norm", stream=replace(FOG, batch_size=64))
+    form = replace(FORM, method="domain_norm", batch_size=64)
     first, _ = controller.next_batch(None, form, "class")
     assert first is not None
     learned = first.adapter.state_dict()
@@ -102,8 +100,8 @@ def test_refusals_keep_what_was_shown_and_learned(controller: Controller) -> Non
         (replace(FORM, classes="cat,truck", source=FILES), "no images"),  # after the change
         (replace(FORM, model="huge"), "unknown model"),
         (replace(FORM, method="coop"), "unknown method"),
-        (replace(FORM, stream=replace(FOG, shift="rain")), "unknown shift"),
-        (replace(FORM, stream=replace(FOG, batch_size=999)), "at most 256"),
+        (replace(FORM, shift="rain"), "unknown shift"),
+        (replace(FORM, batch_size=999), "at most 256"),
     ):
         again, refusal = controller.next_batch(session, form, "class")
         assert words in refusal.notice and "alert" in refusal.notice
@@ -151,7 +149,8 @@ def test_reset_starts_over(controller: Controller) -> None:
     assert (again.notice, again.predictions) == (first.notice, first.predictions)
 
 
-def test_widgets_become_a_form() -> None:
-    form = make_form("m", "tent", "a,b", FILES, "fog", 3.0, 16.0, ["/x/a.png"])
-    assert form == Form("m", "tent", "a,b", FILES, StreamChoice("fog", 3, 16), (Path("/x/a.png"),))
-    assert make_form("m", "tent", "a", STREAM, "fog", 3, 0, None).stream.batch_size == 1
+def test_widgets_give_paths_and_any_number(controller: Controller, tmp_path: Path) -> None:
+    files = [str(path) for path in photos(tmp_path, range(2))]
+    form = replace(FORM, source=FILES, batch_size=0.0, files=files)
+    session, _ = controller.next_batch(None, form, "class")
+    assert session is not None and [row.name for row in session.rows] == ["photo0.png"]

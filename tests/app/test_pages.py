@@ -25,8 +25,8 @@ from tests.app.conftest import FOG, NAMES, Make
 @pytest.mark.parametrize("kind", ["class", "rollout"])
 def test_attention_is_that_of_the_passes_that_were_scored(make: Make, kind: Any) -> None:
     session = make("scap")
-    session.next_of_stream(FOG)
-    shown = session.next_of_stream(FOG)
+    session.next_of_stream(*FOG)
+    shown = session.next_of_stream(*FOG)
     adapter: Any = session.adapter
     tower, (block,) = adapter.visual.tower, adapter.config.blocks
     evidence = shown.prediction.evidence
@@ -56,7 +56,7 @@ def test_attention_is_that_of_the_passes_that_were_scored(make: Make, kind: Any)
 def test_methods_without_evidence_say_so(make: Make) -> None:
     session = make("tent")
     assert app_pages.cliques_page(session) == app_pages.NOTHING_YET
-    session.next_of_stream(FOG)
+    session.next_of_stream(*FOG)
     assert "forms no cliques" in app_pages.cliques_page(session)
     assert "keeps no cache" in app_pages.memory_page(session)
     assert "plain attention only" in app_pages.attention_page(session, 0, "class")
@@ -64,7 +64,7 @@ def test_methods_without_evidence_say_so(make: Make) -> None:
 
 def test_galleries_show_every_clique_with_class_size_and_loss(make: Make) -> None:
     session = make("scap")
-    shown = session.next_of_stream(FOG)
+    shown = session.next_of_stream(*FOG)
     page = app_pages.cliques_page(session)
     cliques = describe(shown.prediction)["cliques"]
     assert cliques

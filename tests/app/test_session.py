@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from cliquetta.app import session as app_session
-from cliquetta.app.session import StreamChoice
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.data.dataset import ArrayDataset
 from cliquetta.data.stream import Stream
@@ -32,7 +30,7 @@ def test_predictions_are_those_of_the_library(make: Make, tiny_clip: CLIP) -> No
     classifier = tiny_clip.classifier(prompts)
     stream = Stream(get_dataset("bundled@fog:3"), tiny_clip.preprocess, 6)
     for (batch, labels), _ in zip(stream, range(2), strict=False):
-        shown = session.next_of_stream(FOG)
+        shown = session.next_of_stream(*FOG)
         after = adapter.predict(batch).probabilities.max(dim=-1)
         before = (tiny_clip.encode_image(batch.images, normalize=True) @ classifier.T).argmax(-1)
         assert [row.name for row in shown.rows] == list(batch.keys)
@@ -48,7 +46,7 @@ def test_labels_are_counted_and_never_change_a_prediction(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest = make("tda")
-    first = [honest.next_of_stream(replace(FOG, shift="none")) for _ in range(2)]
+    first = [honest.next_of_stream("bundled", 6) for _ in range(2)]
     rows = [row for shown in first for row in shown.rows if row.truth is not None]
     tally = honest.tally
     assert 0 < tally.labelled == len(rows) < tally.images == 12
@@ -62,7 +60,7 @@ def test_labels_are_counted_and_never_change_a_prediction(
     )
     monkeypatch.setattr(app_session, "get_dataset", lambda id: false)
     misled = make("tda")
-    second = [misled.next_of_stream(replace(FOG, shift="none")) for _ in range(2)]
+    second = [misled.next_of_stream("bundled", 6) for _ in range(2)]
     for one, other in zip(first, second, strict=True):
         assert predicted(one) == predicted(other)
         assert [row.truth for row in one.rows] != [row.truth for row in other.rows]
@@ -70,15 +68,15 @@ def test_labels_are_counted_and_never_change_a_prediction(
 
 def test_a_change_of_shift_goes_on_where_the_stream_was(make: Make) -> None:
     session = make("zero_shot")
-    seen = [row.name for row in session.next_of_stream(FOG).rows]
-    seen += [row.name for row in session.next_of_stream(StreamChoice("snow", 5, 9)).rows]
+    seen = [row.name for row in session.next_of_stream(*FOG).rows]
+    seen += [row.name for row in session.next_of_stream("bundled@snow:5", 9).rows]
     assert len(set(seen)) == 15
     session._position = 1999
-    assert len(session.next_of_stream(FOG).rows) == 1
+    assert len(session.next_of_stream(*FOG).rows) == 1
     with pytest.raises(ServiceError, match="reset to begin again"):
-        session.next_of_stream(FOG)
+        session.next_of_stream(*FOG)
     session.reset()
-    assert [row.name for row in session.next_of_stream(FOG).rows] == seen[:6]
+    assert [row.name for row in session.next_of_stream(*FOG).rows] == seen[:6]
 
 
 def test_bad_files_are_named_and_the_others_predicted(make: Make, tmp_path: Path) -> None:
@@ -135,7 +133,7 @@ def test_a_failing_batch_leaves_everything_as_it_was(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session, untroubled = make(), make()
-    first = session.next_of_stream(FOG), untroubled.next_of_stream(FOG)
+    first = session.next_of_stream(*FOG), untroubled.next_of_stream(*FOG)
     assert predicted(first[0]) == predicted(first[1])
     predict = session.adapter._predict
 
@@ -146,8 +144,8 @@ def test_a_failing_batch_leaves_everything_as_it_was(
     with monkeypatch.context() as patched:
         patched.setattr(session.adapter, "_predict", fail)
         with pytest.raises(ServiceError, match="not enough memory"):
-            session.next_of_stream(FOG)
-    assert predicted(session.next_of_stream(FOG)) == predicted(untroubled.next_of_stream(FOG))
+            session.next_of_stream(*FOG)
+    assert predicted(session.next_of_stream(*FOG)) == predicted(untroubled.next_of_stream(*FOG))
 
 
 def test_a_state_goes_on_in_another_session(make: Make, tmp_path: Path) -> None:
@@ -167,7 +165,7 @@ def test_a_state_goes_on_in_another_session(make: Make, tmp_path: Path) -> None:
 def test_caches_are_counted_class_by_class(make: Make) -> None:
     scap, tda, tent = make("scap"), make("tda"), make("tent")
     for session in (scap, tda, tent):
-        session.next_of_stream(FOG)
+        session.next_of_stream(*FOG)
     (retained,) = scap.tally.counts[-1].values()
     assert retained.held == tuple(scap.adapter.memory["count"].tolist())
     assert retained.capacity == scap.adapter.config.capacity and sum(retained.held) > 0
