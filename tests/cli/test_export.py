@@ -11,7 +11,7 @@ import torch
 
 from cliquetta.data.images import open_image
 from cliquetta.model.clip import CLIP
-from tests._helpers.running import Answer, Run
+from tests._helpers.running import Result, Run
 from tests._helpers.tolerance import FEATURE
 from tests._helpers.trees import table_rows
 
@@ -48,7 +48,7 @@ def test_exported_and_frozen_predictions_agree(
     np.testing.assert_allclose(logits.softmax(dim=1).numpy(), frozen, atol=FEATURE)
 
 
-def refused(result: Answer, sentence: str, folder: Path) -> bool:
+def refused(result: Result, sentence: str, folder: Path) -> bool:
     """Whether a command ended with this sentence and wrote no model."""
     written = [path for path in folder.rglob("*") if path.suffix in (".onnx", ".pt2", ".tmp")]
     return result.code == 2 and sentence in " ".join(result.stderr.split()) and not written

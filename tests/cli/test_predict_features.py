@@ -164,34 +164,29 @@ def test_methods_that_need_more_name_those_that_do_not(
     assert not list(tmp_path.iterdir())
 
 
-def bad(images: Tensor, text: Tensor) -> dict[str, tuple[Any, Any, str]]:
+def test_bad_features_are_refused_and_nothing_is_written(
+    images: Tensor, text: Tensor, tmp_path: Path
+) -> None:
     nan, zero, zero_text = images.clone(), images.clone(), text.clone()
     nan[7, 3], zero[2], zero_text[1] = torch.nan, 0, 0
     ragged = pd.DataFrame({"features": [[1.0, 2.0], [1.0]]})
-    return {
-        "width": (images[:, :20], text, "width 20, features-24 works with 24"),
-        "nan": (nan, text, "1 of 10 rows that are not finite .* row 7"),
-        "zero": (zero, text, "all zeros, the first is row 2"),
-        "text": (images, zero_text, "text_features has 1 of 5 rows that are all zeros"),
-        "count": (images, text[:3], "3 text features without names for 5 class names"),
-        "rank": (images[0], text, r"features holds \(24,\) float32"),
-        "ragged": (ragged, text, "differ in width"),
-        "empty": (images[:0], text, r"holds \(0, 24\)"),
-        "one": (images, text[:1], "1 text features without names for 5"),
-        "no file": (Path("gone.npz"), text, "there is no gone.npz"),
-    }
-
-
-@pytest.mark.parametrize(
-    "case", ["width", "nan", "zero", "text", "count", "rank", "ragged", "empty", "one", "no file"]
-)
-def test_bad_features_are_refused_and_nothing_is_written(
-    case: str, images: Tensor, text: Tensor, tmp_path: Path
-) -> None:
-    given, texts, sentence = bad(images, text)[case]
-    with pytest.raises(UserError, match=sentence):
-        predictions(given, texts, out=tmp_path / "out.csv", state=tmp_path / "state.safetensors")
-    assert not list(tmp_path.iterdir())
+    for features, texts, sentence in (
+        (images[:, :20], text, "width 20, features-24 works with 24"),
+        (nan, text, "1 of 10 rows that are not finite .* row 7"),
+        (zero, text, "all zeros, the first is row 2"),
+        (images, zero_text, "text_features has 1 of 5 rows that are all zeros"),
+        (images, text[:3], "3 text features without names for 5 class names"),
+        (images[0], text, r"features holds \(24,\) float32"),
+        (ragged, text, "differ in width"),
+        (images[:0], text, r"holds \(0, 24\)"),
+        (images, text[:1], "1 text features without names for 5"),
+        (Path("gone.npz"), text, "there is no gone.npz"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            predictions(
+                features, texts, out=tmp_path / "out.csv", state=tmp_path / "state.safetensors"
+            )
+        assert not list(tmp_path.iterdir())
 
 
 def test_a_class_list_of_one_is_refused(images: Tensor, text: Tensor) -> None:

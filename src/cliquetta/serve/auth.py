@@ -69,11 +69,7 @@ def check_binding(host: str, tokens: Tokens | None) -> None:
 
 
 def check_origin(headers: Headers, hosts: Collection[str] | None) -> None:
-    """Refuse what a web page of another site made a browser send.
-
-    ``hosts`` are the names under which a server without tokens may be addressed: a page that
-    points a name of its own at this machine is refused.
-    """
+    """Refuse what a web page of another site made a browser send, or sent to none of ``hosts``."""
     host = headers.get("host", "")
     if hosts is not None and (_parse(f"//{host}").hostname or "") not in hosts:
         raise ServiceError(403, "forbidden", "this server is addressed by its local name only")

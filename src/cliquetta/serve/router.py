@@ -1,7 +1,6 @@
 """In front of replicas: admits requests, keeps the order of sessions, sends lost requests again.
 
-The router holds nothing that matters: sessions are in the store. It gives every request a key, so
-that one whose replica was lost (or is only slow) can be sent to another and is applied once.
+It gives every request a key, so that one sent to two replicas is applied once.
 """
 
 from __future__ import annotations

@@ -37,8 +37,7 @@ def serve(
 ) -> None:
     """Serve until the process is stopped; every acknowledged response is in ``folder``.
 
-    ``log_format`` is ``text`` (warnings and errors) or ``json`` (every request, too);
-    ``on_ready`` is called once the port is open.
+    ``log_format`` is ``text`` or ``json``; ``on_ready`` is called once the port is open.
     """
     check_binding(host, settings.tokens)
     # Python remembers every different warning, and a client's file can make any number of them.
@@ -85,11 +84,9 @@ def make_server(app: ASGIApp, limits: Limits) -> uvicorn.Server:
 
 
 class BoundedProtocol(H11Protocol):
-    """HTTP with a cap on connections, and deadlines for heads of requests and stalled readers.
+    """HTTP with bounds for what the middleware does not see: heads of requests, stalled readers.
 
-    The middleware sees a request only once its head is complete, and a response only until it is
-    in the transport's buffer; these bounds are for what comes before and after. At the cap, the
-    connection that has waited longest without a request makes room for a new one.
+    At the cap on connections, the one that has waited longest without a request makes room.
     """
 
     bounds: ClassVar[Limits]
