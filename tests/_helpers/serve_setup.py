@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import os
+import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -45,6 +47,30 @@ ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
 def bearer(token: str) -> dict[str, str]:
     """Headers of a client with a token."""
     return {"Authorization": f"Bearer {token}"}
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
+    """Wait for a condition, which must come true in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(seconds / 1000)
+
+
+def is_up(address: str) -> bool:
+    """Whether a server answers at an address."""
+    try:
+        return httpx.get(f"{address}/healthz", timeout=60).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def picture(seed: int, *, size: int = 32, format: str = "PNG") -> bytes:
@@ -124,10 +150,7 @@ def live_service(folder: Path, model: CLIP, *, limits: Limits = FREE, **more: An
         opened = open_port("127.0.0.1", 0)
         thread = threading.Thread(target=server.run, args=([opened],), daemon=True)
         thread.start()
-        end = time.monotonic() + 30
-        while not server.started:
-            assert time.monotonic() < end, "the server did not start"
-            time.sleep(0.01)
+        wait_until(lambda: server.started)
         port = opened.getsockname()[1]
         try:
             yield f"http://127.0.0.1:{port}"

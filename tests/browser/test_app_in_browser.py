@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from cliquetta.methods.registry import create_method
 from cliquetta.methods.state import load_state
 from cliquetta.model.factory import create_model
 from cliquetta.prompts.classes import ClassPrompts
+from tests._helpers.serve_setup import free_port
 from tests.browser.conftest import OpenPage
 
 if TYPE_CHECKING:  # lives in the browser's environment only; `make test` collects this file too
@@ -40,9 +40,7 @@ def server_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def address(server_log: Path) -> Iterator[str]:
     """The app as a user starts it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     program = "from cliquetta.cli.main import main; main()"
     words = ["app", "--port", str(port), "--device", "cpu", "--threads", "1"]
     environment = {**os.environ, "TMPDIR": str(server_log.parent)}

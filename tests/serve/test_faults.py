@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 
 from cliquetta.methods.state import pack_state
@@ -21,7 +19,16 @@ from cliquetta.model.clip import CLIP
 from cliquetta.serve import changes
 from cliquetta.serve.client import Client
 from cliquetta.serve.store import Store
-from tests._helpers.serve_setup import CLASSES, Alone, Load, check_equal, probabilities
+from tests._helpers.serve_setup import (
+    CLASSES,
+    Alone,
+    Load,
+    check_equal,
+    free_port,
+    is_up,
+    probabilities,
+    wait_until,
+)
 
 CLIENTS = 3  # one more than the server keeps in memory
 
@@ -39,14 +46,8 @@ class Server:
         self._zygote.stdin.write("\n")
         self._zygote.stdin.flush()
         pid = int(self._zygote.stdout.readline())
-        end = time.monotonic() + 60
-        while time.monotonic() < end:
-            try:
-                assert httpx.get(f"{self.address}/healthz").status_code == 200
-                return pid
-            except httpx.TransportError:
-                time.sleep(0.02)
-        raise AssertionError("the server did not start")
+        wait_until(lambda: is_up(self.address))
+        return pid
 
     def kill(self, pid: int) -> None:
         """SIGKILL, and wait until it is gone."""
@@ -57,9 +58,7 @@ class Server:
 
 @contextmanager
 def servers(model: Path, folder: Path, smallest: int) -> Iterator[Server]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "tests._helpers.zygote", model, folder, port, smallest]
     source = str(Path(sys.modules["cliquetta"].__path__[0]).parent)
     environment = {

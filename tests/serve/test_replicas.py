@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -27,7 +25,16 @@ from cliquetta.model.clip import CLIP
 from cliquetta.serve.client import Client
 from cliquetta.serve.replicas import ReplicaPlan
 from cliquetta.serve.settings import Limits, Settings
-from tests._helpers.serve_setup import CLASSES, Alone, Load, check_equal, probabilities
+from tests._helpers.serve_setup import (
+    CLASSES,
+    Alone,
+    Load,
+    check_equal,
+    free_port,
+    is_up,
+    probabilities,
+    wait_until,
+)
 
 
 def test_a_plan_in_the_words_of_serve() -> None:
@@ -89,9 +96,7 @@ class LoneLoad(Load):
 def cluster(folder: Path, model: CLIP, *options: str) -> Iterator[tuple[int, str]]:
     """``cliquetta serve --ray local`` as a process; yields its id and its address."""
     save_model(model, folder / "tiny.safetensors")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     source = str(Path(sys.modules["cliquetta"].__path__[0]).parent)
     code = "from cliquetta.cli.main import main; main()"
     where = ["--port", str(port), "--state-dir", str(folder / "sessions"), "--device", "cpu"]
@@ -101,26 +106,13 @@ def cluster(folder: Path, model: CLIP, *options: str) -> Iterator[tuple[int, str
         [sys.executable, "-c", code, "serve", *where, *offer, *rate],
         env={**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"},
     )
-    address, end = f"http://127.0.0.1:{port}", time.monotonic() + 300
+    address = f"http://127.0.0.1:{port}"
     try:
-        while True:
-            assert time.monotonic() < end and server.poll() is None, "the service did not start"
-            try:
-                assert httpx.get(f"{address}/healthz", timeout=60).status_code == 200
-                break
-            except httpx.TransportError:
-                time.sleep(0.5)
+        wait_until(lambda: is_up(address) or server.poll() is not None, 300)
         yield server.pid, address
     finally:
         server.terminate()
         server.wait(180)
-
-
-def wait_for(condition: Any, seconds: float = 240) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.5)
 
 
 @pytest.mark.slow
@@ -131,18 +123,14 @@ def test_replicas_come_and_go_and_lose_nothing(tmp_path: Path, tiny_clip: CLIP) 
         # a small state, written whole, and a large one, written as changes
         methods = ["tent", "domain_norm"] * 3
         loads = [LoneLoad(address, number, method) for number, method in enumerate(methods)]
-        wait_for(lambda: len(replica_pids(server)) == 2)  # one is added while requests wait
+        wait_until(lambda: len(replica_pids(server)) == 2, 240)  # one is added while requests wait
         for one in loads:
             one.pause = 1.0
 
         def moved_on() -> None:
             before = [len(one.responses) for one in loads]
-            wait_for(
-                lambda: all(
-                    len(one.responses) > count + 2 or one.error
-                    for one, count in zip(loads, before, strict=True)
-                )
-            )
+            counts = list(zip(loads, before, strict=True))
+            wait_until(lambda: all(len(o.responses) > n + 2 or o.error for o, n in counts), 240)
 
         slow, hung = sorted(replica_pids(server))
         os.kill(slow, signal.SIGSTOP)  # one is slow, then comes back
@@ -150,17 +138,17 @@ def test_replicas_come_and_go_and_lose_nothing(tmp_path: Path, tiny_clip: CLIP) 
         os.kill(slow, signal.SIGCONT)
         moved_on()
         os.kill(slow, signal.SIGKILL)  # it dies
-        wait_for(lambda: len(set(replica_pids(server)) - {slow}) == 2)
+        wait_until(lambda: len(set(replica_pids(server)) - {slow}) == 2, 240)
 
         def at_work() -> set[int]:
             return set(replica_pids(server)) - {hung}  # Ray may not be able to end it
 
         os.kill(hung, signal.SIGSTOP)  # the other hangs for good, and is replaced
         moved_on()
-        wait_for(lambda: len(at_work()) == 2)
+        wait_until(lambda: len(at_work()) == 2, 240)
         old = at_work()
         os.kill(server, signal.SIGHUP)  # all replicas are replaced, one after the other
-        wait_for(lambda: len(at_work()) == 2 and not old & at_work())
+        wait_until(lambda: len(at_work()) == 2 and not old & at_work(), 240)
         moved_on()
         for one, method in zip(loads, methods, strict=True):
             one.finish(tiny_clip, method)

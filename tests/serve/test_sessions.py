@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-import time
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,6 +31,7 @@ from tests._helpers.serve_setup import (
     local_service,
     make_older,
     probabilities,
+    wait_until,
 )
 
 
@@ -219,12 +219,11 @@ def test_sessions_expire_and_those_in_use_do_not(tmp_path: Path, tiny_clip: CLIP
         assert service.http.get(f"/v1/sessions/{old}").status_code == 200
     with local_service(tmp_path, tiny_clip, session_days=7) as service:
         service.predict(used, batch_of(0))
-        for _ in range(100):
-            listed = service.http.get("/v1/sessions").json()["sessions"]
-            if len(listed) == 2:
-                break
-            time.sleep(0.05)
-        assert {info["id"] for info in listed} == {used, new}
+
+        def listed() -> set[str]:
+            return {info["id"] for info in service.http.get("/v1/sessions").json()["sessions"]}
+
+        wait_until(lambda: listed() == {used, new}, 20)
         service.service.sessions.entries[used].used -= 6.9 * 86400  # it was used just now
         service.service.sweep()
         service.predict(used, batch_of(1))
@@ -247,10 +246,7 @@ def test_a_disk_that_fails_once_does_not_end_the_sweeps(
         make_older(tmp_path, service.create(), 8)
     monkeypatch.setattr(Store, "collect", failing)
     with local_service(tmp_path, tiny_clip, session_days=7) as service:
-        end = time.monotonic() + 20
-        while service.http.get("/v1/sessions").json()["sessions"]:
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        wait_until(lambda: not service.http.get("/v1/sessions").json()["sessions"])
 
 
 def test_health_tells_a_full_disk(service: Local, monkeypatch: pytest.MonkeyPatch) -> None:
