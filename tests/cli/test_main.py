@@ -1,17 +1,68 @@
-"""What the README and the contributors' guide promise is true."""
+"""The help of all commands, and that what README and documents promise is true."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
+import cliquetta
 from cliquetta.cli.main import app
 from tests._helpers.running import Run
 
+COMMANDS = ("demo", "predict", "evaluate", "fit", "methods", "models", "datasets")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_examples_and_exit_codes(run: Run, command: str) -> None:
+    result = run(command, "--help")
+    assert result.code == 0
+    assert "Examples" in result.text and f"cliquetta {command}" in result.text
+    assert "Exit codes" in result.text
+    assert "--json" in result.text and "--quiet" in result.text
+
+
+def test_help_names_every_command(run: Run) -> None:
+    text = run("--help").text
+    assert all(command in text for command in COMMANDS)
+
+
+def test_help_does_not_load_torch() -> None:
+    program = (
+        "import sys; from cliquetta.cli.main import app; import cliquetta; dir(cliquetta); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    start = time.perf_counter()
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+    assert time.perf_counter() - start < 5  # takes 0.2 s; loading torch on a busy machine, 10
+
+
+def test_version(run: Run) -> None:
+    assert run("--version").stdout == f"cliquetta {cliquetta.__version__}\n"
+
+
+@pytest.mark.parametrize("given", [None, "ACTIVE"])
+def test_threads_of_commands_wait_asleep_by_default(given: str | None) -> None:
+    program = (
+        "import os, sys, cliquetta.cli.main\n"
+        "assert 'torch' not in sys.modules  # which reads it when it is loaded\n"
+        "print(os.environ['OMP_WAIT_POLICY'], os.environ['GOMP_SPINCOUNT'])"
+    )
+    known = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment = known | ({"OMP_WAIT_POLICY": given} if given else {})
+    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True)
+    assert run.stdout.split() == [(given or "PASSIVE").encode(), b"0"], run.stderr
+
+
 ROOT = Path(__file__).parents[2]
+
+
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -31,8 +82,8 @@ def test_python_example_runs(
 
 def commands() -> list[str]:
     texts = [README, *(p.read_text(encoding="utf-8") for p in sorted(ROOT.glob("docs/**/*.md")))]
-    found = [line for text in texts for line in re.findall(r"^cliquetta .*$", text, re.M)]
-    return sorted({line.split("  #")[0].strip() for line in found})
+    lines = [line for text in texts for line in re.findall(r"^cliquetta .*$", text, re.M)]
+    return sorted({line.split("  #")[0].strip() for line in lines})
 
 
 @pytest.mark.parametrize("line", commands())

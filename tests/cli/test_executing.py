@@ -32,22 +32,22 @@ def test_features_are_encoded_once_and_change_nothing(
 ) -> None:
     methods = ("--method", "tda,scap")
     pixels = run(*words(tiny_file, tmp_path / "pixels", *methods))
-    kept = ("--features", tmp_path / "features")
-    first = run(*words(tiny_file, tmp_path / "first", *methods, *kept))
+    cached = ("--features", tmp_path / "features")
+    first = run(*words(tiny_file, tmp_path / "first", *methods, *cached))
     assert first.code == 0
     assert scores(first.stdout) == pytest.approx(scores(pixels.stdout), abs=LOGIT)
     (table,) = (tmp_path / "features").glob("*/features.npy")  # shared by zero_shot and TDA
     written = table.stat().st_mtime_ns
-    run(*words(tiny_file, tmp_path / "second", *methods, *kept, "--seeds", "1"))
+    run(*words(tiny_file, tmp_path / "second", *methods, *cached, "--seeds", "1"))
     assert table.stat().st_mtime_ns == written
     how = {r.method: r.environment["features"] for r in list_records(tmp_path / "second")}
     assert how == {"zero_shot": "kept", "tda": "kept", "scap": "encoded"}
 
 
 def test_a_share_of_a_gpu_is_for_ray(run: Run, tiny_file: Path, tmp_path: Path) -> None:
-    answer = run(*words(tiny_file, tmp_path, "--method", "tda", "--ray-gpus", "0.5"))
-    assert answer.code == 2
-    assert "--ray-gpus is for --ray" in answer.text
+    result = run(*words(tiny_file, tmp_path, "--method", "tda", "--ray-gpus", "0.5"))
+    assert result.code == 2
+    assert "--ray-gpus is for --ray" in result.text
 
 
 def test_bars_come_and_go_with_what_is_under_way() -> None:

@@ -23,7 +23,10 @@ from tests._helpers.serve_setup import (
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL", "ignore::Warning:PIL")
 
+
 COUNT = 2400
+
+
 BATCH = 100
 
 
@@ -40,25 +43,25 @@ def test_every_malformed_image_is_answered(service: Local, tiny_clip: CLIP) -> N
     before, reasons, readable = _peak(), 0, 0
     for first in range(0, COUNT, BATCH):
         part = made[first : first + BATCH]
-        answer = service.predict(session, [data for _, data in part])
-        places = [one["index"] for one in answer["predictions"]]
-        refused = {bad["index"]: bad["reason"] for bad in answer["errors"]}
-        assert sorted([*places, *refused]) == list(range(len(part)))
+        response = service.predict(session, [data for _, data in part])
+        indices = [one["index"] for one in response["predictions"]]
+        refused = {bad["index"]: bad["reason"] for bad in response["errors"]}
+        assert sorted([*indices, *refused]) == list(range(len(part)))
         assert all(reason and "0x" not in reason for reason in refused.values())
-        readable += len(places)
+        readable += len(indices)
         reasons += len(refused)
     assert readable + reasons == COUNT
     assert reasons > COUNT / 2  # a flipped bit may leave a picture that can be read
     assert _peak() - before < 150_000_000
-    answer = service.predict(session, batch_of(1))
-    assert probabilities(answer) == Alone(tiny_clip, "zero_shot").predict(batch_of(1))
+    response = service.predict(session, batch_of(1))
+    assert probabilities(response) == Alone(tiny_clip, "zero_shot").predict(batch_of(1))
 
 
 @pytest.mark.parametrize("kind", sorted(bombs()))
 def test_every_bomb_is_refused_by_name(service: Local, kind: str) -> None:
-    answer = service.predict(service.create("zero_shot"), [picture(1), bombs()[kind]])
-    assert [one["index"] for one in answer["predictions"]] == [0]
-    reason = answer["errors"][0]["reason"]
+    response = service.predict(service.create("zero_shot"), [picture(1), bombs()[kind]])
+    assert [one["index"] for one in response["predictions"]] == [0]
+    reason = response["errors"][0]["reason"]
     if "claims" in kind or "holds" in kind:
         assert "too large" in reason
     else:
@@ -71,7 +74,7 @@ def test_a_sample_over_http(tmp_path: Path, tiny_clip: CLIP) -> None:
         good = batch_of(5)
         for part in range(3):
             files = [data for _, data in islice(malformed(300, seed=part), 250, 300)]
-            answer = session.predict([*good, *files])
-            assert len(answer.predictions) + len(answer.errors) == 54
-            assert [one.index for one in answer.predictions][:4] == [0, 1, 2, 3]
+            response = session.predict([*good, *files])
+            assert len(response.predictions) + len(response.errors) == 54
+            assert [one.index for one in response.predictions][:4] == [0, 1, 2, 3]
         assert client.health().status == "ok"

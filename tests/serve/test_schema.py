@@ -49,8 +49,8 @@ def test_the_document_names_what_is_served_and_its_examples_work(service: Local)
     assert made.status_code == 201
     path = f"/v1/sessions/{made.json()['id']}/batches"
     batch = document["paths"]["/v1/sessions/{session}/batches"]["post"]["requestBody"]["content"]
-    answer = service.http.post(path, json=batch["application/json"]["example"])
-    assert len(answer.json()["predictions"]) == 1
+    response = service.http.post(path, json=batch["application/json"]["example"])
+    assert len(response.json()["predictions"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_odd_names_come_back_harmless(service: Local) -> None:
     assert refused.status_code == 422 and set(refused.json()) == {"code", "message"}
     session = service.create("zero_shot")
     files = [("images", ("../../etc/\x00\x1b[31m" + "x" * 400, batch_of(0, 1)[0]))]
-    answer = service.http.post(f"/v1/sessions/{session}/batches", files=files).json()
-    name = answer["predictions"][0]["name"]
+    response = service.http.post(f"/v1/sessions/{session}/batches", files=files).json()
+    name = response["predictions"][0]["name"]
     assert name.isprintable() and len(name) <= 255
     for field in ({"other": "1"}, {"images": "text"}, {"top_k": "0"}, {"sequence": "x"}):
         files = [("images", ("a.png", batch_of(0, 1)[0]))]

@@ -29,11 +29,11 @@ def test_the_same_numbers_in_every_form(run: Run, runs: Path) -> None:
     }
     shown = [f"{cell['mean']:.2f} ± {cell['sd']:.2f}" for cell in cells]
     for form in ("terminal", "markdown"):
-        answer = run("compare", runs, "--format", form)
-        assert answer.code == 0
-        assert all(text in answer.text for text in shown), answer.text
-        assert "over all datasets" in answer.text and "tda:pets *" in answer.text
-        assert "* constants that the method's authors set" in answer.text
+        result = run("compare", runs, "--format", form)
+        assert result.code == 0
+        assert all(text in result.text for text in shown), result.text
+        assert "over all datasets" in result.text and "tda:pets *" in result.text
+        assert "* constants that the method's authors set" in result.text
     latex = run("compare", runs, "--format", "latex").stdout
     assert all(text.replace("±", r"$\pm$") in latex for text in shown)
     rows = list(csv.DictReader(io.StringIO(run("compare", runs, "--format", "csv").stdout)))
@@ -45,15 +45,15 @@ def test_unlike_runs_are_refused_with_a_reason(run: Run, runs: Path, tiny_file: 
     words = ("--model", tiny_file, "--limit", "24", "--batch-size", "12", "--no-baseline")
     data = ("--dataset", "bundled@fog:3", "--method", "tda", "--templates", "art of a {}.")
     assert run("evaluate", *data, *words, "--out", runs).code == 0
-    answer = run("compare", runs)
-    assert answer.code == 2
-    assert "different templates do not belong in one column" in answer.text
-    assert "art of a {}." in answer.text and "--split" in answer.text
+    result = run("compare", runs)
+    assert result.code == 2
+    assert "different templates do not belong in one column" in result.text
+    assert "art of a {}." in result.text and "--split" in result.text
     assert run("compare", runs, "--split").code == 0
 
 
 def test_nothing_to_compare(run: Run, tmp_path: Path) -> None:
-    answer = run("compare", tmp_path / "nowhere")
-    assert answer.code == 2 and "no such folder" in answer.text
-    answer = run("compare", tmp_path)
-    assert answer.code == 2 and "no runs in" in answer.text
+    result = run("compare", tmp_path / "nowhere")
+    assert result.code == 2 and "no such folder" in result.text
+    result = run("compare", tmp_path)
+    assert result.code == 2 and "no runs in" in result.text

@@ -1,20 +1,24 @@
-"""``cliquetta serve``: what it refuses, and what it hands to the server."""
+"""``cliquetta serve`` and ``app``: what they refuse, and what they hand to the server."""
 
 from __future__ import annotations
 
 import json
 import socket
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from cliquetta.app import server as app_server
 from cliquetta.cli.main import app
 from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.clip import CLIP
 from cliquetta.serve import server
 from cliquetta.serve.errors import ServiceError
+from cliquetta.serve.settings import Limits
 
 TOKEN = "0123456789abcdef0123"
 
@@ -106,10 +110,30 @@ def test_a_token_of_the_environment(
     assert started[1]["settings"].tokens.owner(f"Bearer {TOKEN}")
 
 
-def test_a_port_in_use_is_said_before_any_address(tmp_path: Path) -> None:
-    with server.open_port("127.0.0.1", 0) as taken:
-        port = str(taken.getsockname()[1])
+def test_a_port_in_use_is_refused_before_any_address(tmp_path: Path) -> None:
+    with server.open_port("127.0.0.1", 0) as occupied:
+        port = str(occupied.getsockname()[1])
         where = ["--port", port, "--state-dir", str(tmp_path), "--device", "cpu"]
         result = CliRunner().invoke(app, ["serve", *where])
     assert result.exit_code == 2
     assert f"port {port} is in use" in result.output and "http://" not in result.output
+
+
+def test_photographs_fit_and_every_limit_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Limits] = []
+    monkeypatch.setitem(sys.modules, "cliquetta.app.interface", ModuleType("interface"))
+    monkeypatch.setattr(app_server, "serve", lambda given, **_: started.append(given.limits))
+    run = CliRunner().invoke
+    assert run(app, ["app", "--device", "cpu"]).exit_code == 0
+    assert run(app, ["app", "--device", "cpu", "--limit", "body_bytes=7"]).exit_code == 0
+    assert started[0].body_bytes > Limits().body_bytes and started[1].body_bytes == 7
+    refused = run(app, ["app", "--limit", "image=3"])
+    assert refused.exit_code == 2 and "did you mean 'images'" in refused.output
+
+
+def test_the_app_needs_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "cliquetta.app.interface", raising=False)
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    result = CliRunner().invoke(app, ["app"])
+    assert result.exit_code == 2
+    assert "cliquetta[app]" in " ".join(result.output.split())

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpcore
 import httpx
 import pytest
 
-from cliquetta.methods.tent import Tent
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.client import Client
 from cliquetta.serve.server import BoundedProtocol, make_server
 from cliquetta.serve.settings import Limits
-from cliquetta.types import Batch, Prediction
-from tests._helpers.serve_setup import CLASSES, Local, batch_of, live_service
-
-MANY: dict[str, Any] = {"rate": 1e6, "burst": 10**6}
+from tests._helpers.serve_setup import CLASSES, MANY, Gate, batch_of, live_service
 
 
 def connect(address: str) -> socket.socket:
@@ -47,10 +41,10 @@ def test_a_head_that_does_not_arrive_is_not_waited_for(
             raise AssertionError("the connection was kept")
         with connect(address) as second:  # also on a connection that was used before
             second.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-            answer = b""
-            while not answer.endswith(b"}"):
-                answer += second.recv(4096)
-            assert answer.startswith(b"HTTP/1.1 200")
+            response = b""
+            while not response.endswith(b"}"):
+                response += second.recv(4096)
+            assert response.startswith(b"HTTP/1.1 200")
             second.sendall(b"GET /healthz")
             with contextlib.suppress(ConnectionResetError):
                 assert second.recv(4096) == b""
@@ -59,23 +53,23 @@ def test_a_head_that_does_not_arrive_is_not_waited_for(
 
 def test_a_connection_is_kept_longer_than_clients_keep_it(tiny_clip: CLIP) -> None:
     # else a request is lost that is sent when the server closes
-    kept = make_server(tiny_clip, Limits()).config.timeout_keep_alive
+    idle_seconds = make_server(tiny_clip, Limits()).config.timeout_keep_alive
     pool = httpx.HTTPTransport()._pool
     assert isinstance(pool, httpcore.ConnectionPool)
-    assert pool._keepalive_expiry is not None and kept > 2 * pool._keepalive_expiry
+    assert pool._keepalive_expiry is not None and idle_seconds > 2 * pool._keepalive_expiry
 
 
 def test_an_idle_connection_is_closed_in_the_end(tmp_path: Path, tiny_clip: CLIP) -> None:
     limits = Limits(idle_seconds=0.3, **MANY)
     with live_service(tmp_path, tiny_clip, limits=limits) as address, connect(address) as idle:
         idle.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-        answer = b""
+        response = b""
         while part := idle.recv(4096):
-            answer += part
-        assert answer.startswith(b"HTTP/1.1 200")
+            response += part
+        assert response.startswith(b"HTTP/1.1 200")
 
 
-def test_answers_are_sent_without_delay(
+def test_responses_are_sent_without_delay(
     tmp_path: Path, tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the body of an answer waits for the acknowledgement of its head: 40 ms each."""
@@ -104,25 +98,18 @@ def test_silent_connections_make_room_for_others(tmp_path: Path, tiny_clip: CLIP
 def test_connections_at_work_are_not_closed_for_others(
     tmp_path: Path, tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, begun, real = threading.Event(), threading.Semaphore(0), Tent._predict
-
-    def held(self: Tent, batch: Batch) -> Prediction:
-        begun.release()
-        gate.wait(30)
-        return real(self, batch)
-
     with live_service(tmp_path, tiny_clip, limits=Limits(connections=2, **MANY)) as address:
         with Client(address) as client:
             sessions = [client.create_session(CLASSES, method="tent").id for _ in range(2)]
-        monkeypatch.setattr(Tent, "_predict", held)
+        gate = Gate(monkeypatch)
         with ThreadPoolExecutor(2) as clients:
             files = {"images": ("a.png", batch_of(0, 1)[0])}
             paths = [f"{address}/v1/sessions/{id}/batches" for id in sessions]
             waiting = [clients.submit(httpx.post, path, files=files, timeout=60) for path in paths]
-            assert begun.acquire(timeout=30) and begun.acquire(timeout=30)
+            assert gate.begun.acquire(timeout=30) and gate.begun.acquire(timeout=30)
             with connect(address) as beyond:
                 refused = beyond.recv(100)
-            gate.set()
+            gate.open()
             assert [one.result().status_code for one in waiting] == [200, 200]
         assert refused.startswith(b"HTTP/1.1 503")
 
@@ -132,7 +119,9 @@ def body_bytes(address: str) -> float:
     return sum(float(line.split()[1]) for line in lines if line.startswith("cliquetta_body_bytes "))
 
 
-def test_answers_that_nobody_reads_are_counted_and_dropped(tmp_path: Path, tiny_clip: CLIP) -> None:
+def test_responses_that_nobody_reads_are_counted_and_dropped(
+    tmp_path: Path, tiny_clip: CLIP
+) -> None:
     limits = Limits(answer_seconds=1.5, queued_bytes=25_000_000, **MANY)
     request = {"classes": CLASSES, "method": "tda", "options": {"positive_capacity": 20_000}}
     with live_service(tmp_path, tiny_clip, limits=limits) as address:
@@ -158,19 +147,3 @@ def test_answers_that_nobody_reads_are_counted_and_dropped(tmp_path: Path, tiny_
         assert again.status_code == 200 and len(again.content) == len(state.content)
         for reader in readers:
             reader.close()
-
-
-def test_the_pages_of_the_service_load_nothing_from_elsewhere(service: Local) -> None:
-    for path, kind in (
-        ("/", "text/html"),
-        ("/docs", "text/html"),
-        ("/docs.js", "text/javascript"),
-        ("/style.css", "text/css"),
-    ):
-        page = service.http.get(path)
-        assert page.status_code == 200 and page.headers["Content-Type"].startswith(kind)
-        policy = page.headers["Content-Security-Policy"]
-        assert "default-src 'none'" in policy and "unsafe" not in policy
-        assert "http://" not in page.text and "https://" not in page.text
-        assert "<style" not in page.text and "onclick" not in page.text
-    assert "Content-Security-Policy" in service.http.get("/v1/models").headers

@@ -1,9 +1,8 @@
-"""Metrics, the dashboard that reads them, and logs."""
+"""Metrics, and the dashboard that reads them."""
 
 from __future__ import annotations
 
 import json
-import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from cliquetta.model.clip import CLIP
-from cliquetta.serve.auth import Tokens
-from cliquetta.serve.logs import JSONFormatter, LineFormatter, logging_as
-from cliquetta.serve.metrics import ServiceMetrics
+from cliquetta.serve.metrics import Board, ServiceMetrics
 from cliquetta.types import Prediction
-from tests._helpers.serve_setup import CLASSES, Local, batch_of, local_service
+from tests._helpers.serve_setup import (
+    Local,
+    batch_of,
+)
 from tests._helpers.tolerance import LOGIT
 
 ROOT = Path(__file__).parents[2]
-TOKEN = "secret-0123456789abcdef"
 
 
 def test_the_dashboard_reads_metrics_that_exist(service: Local) -> None:
@@ -70,8 +68,8 @@ def test_health_of_adaptation() -> None:
     text = metrics.render().decode()
 
     def value(name: str) -> float:
-        (found,) = re.findall(rf"^cliquetta_{re.escape(name)} (\S+)$", text, re.M)
-        return float(found)
+        (shown_value,) = re.findall(rf"^cliquetta_{re.escape(name)} (\S+)$", text, re.M)
+        return float(shown_value)
 
     top = float(logits.softmax(-1)[0, 0])
     assert value('confidence_sum{method="m"}') == pytest.approx(top)
@@ -87,26 +85,13 @@ def test_health_of_adaptation() -> None:
     assert len(re.findall("cliquetta_evidence{", metrics.render().decode())) <= 64
 
 
-def test_logs_are_lines_without_secrets(
-    tmp_path: Path, tiny_clip: CLIP, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings: dict[str, Any] = {"tokens": Tokens([TOKEN]), "hosts": None}
-    with logging_as("json"), local_service(tmp_path, tiny_clip, **settings) as service:
-        headers = {"Authorization": f"Bearer {TOKEN}"}
-        request = {"classes": CLASSES, "method": "tent"}
-        service.http.post("/v1/sessions", json=request, headers=headers)
-        service.http.get("/v1/models%0aforged?token=secret", headers={"Authorization": TOKEN})
-    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    first, second = (line for line in lines if line["message"] == "request")
-    assert (first["method"], first["route"], first["status"]) == ("POST", "/v1/sessions", 201)
-    assert first["owner"] and first["seconds"] > 0 and first["bytes"] > 0
-    assert (second["route"], second["status"]) == ("none", 401)
-    text = json.dumps(lines)
-    assert "secret" not in text and "forged" not in text and CLASSES[0] not in text
-
-
-def test_line_breaks_in_messages_are_escaped() -> None:
-    record = logging.LogRecord("x", logging.WARNING, "", 0, "a\nERROR: %s", ("\x1b[31m\r",), None)
-    assert LineFormatter().format(record) == "warning: a\\x0aERROR: \\x1b[31m\\x0d"
-    assert "\n" not in JSONFormatter().format(record)
-    assert json.loads(JSONFormatter().format(record))["message"] == "a\nERROR: \x1b[31m\r"
+def test_metrics_of_replicas_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("cliquetta.serve.metrics.time.monotonic", lambda: now)
+    board = Board()
+    board.post("a", [])
+    now = 110.0
+    board.post("b", [])
+    assert set(board.read()) == {"a", "b"}
+    now = 125.0
+    assert set(board.read()) == {"b"}

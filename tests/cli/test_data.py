@@ -23,8 +23,8 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_the_table_and_what_is_missing(run: Run, root: Path) -> None:
-    answer = run("data", "doctor", root)
-    assert answer.code == 0
+    result = run("data", "doctor", root)
+    assert result.code == 0
     for words in (
         "pacs",
         "incomplete",
@@ -32,24 +32,24 @@ def test_the_table_and_what_is_missing(run: Run, root: Path) -> None:
         f"{len(BENCHMARKS) - 1} datasets not found",
         "other",
     ):
-        assert words in answer.text
+        assert words in result.text
 
 
 def test_deep_names_damaged_files_and_ends_with_three(run: Run, root: Path) -> None:
-    answer = run("data", "doctor", root, "--deep", "--only", "pacs", "--quiet", "--json")
-    assert answer.code == 3
-    finding = json.loads(answer.stdout)["findings"][0]
+    result = run("data", "doctor", root, "--deep", "--only", "pacs", "--quiet", "--json")
+    assert result.code == 3
+    finding = json.loads(result.stdout)["findings"][0]
     assert list(finding["opened"]["unreadable"]) == ["sketch/dog/2.png"]
     assert finding["splits"]["sketch"] == {"found": 2, "expected": 3929, "absent": 0}
 
 
 def test_missing_data_say_how_to_get_them(run: Run, root: Path) -> None:
-    answer = run("data", "doctor", root, "--only", "imagenet-a")
-    assert answer.code == 0 and "natural-adv-examples" in answer.text
+    result = run("data", "doctor", root, "--only", "imagenet-a")
+    assert result.code == 0 and "natural-adv-examples" in result.text
 
 
 def test_refusals_take_one_sentence(run: Run, root: Path) -> None:
-    answer = run("data", "doctor", root / "gone")
-    assert answer.code == 2 and "no folder" in answer.text
-    answer = run("data", "doctor", root, "--only", "pax")
-    assert answer.code == 2 and "did you mean 'pacs'" in answer.text
+    result = run("data", "doctor", root / "gone")
+    assert result.code == 2 and "no folder" in result.text
+    result = run("data", "doctor", root, "--only", "pax")
+    assert result.code == 2 and "did you mean 'pacs'" in result.text

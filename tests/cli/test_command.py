@@ -75,17 +75,17 @@ def test_bad_input_is_one_sentence_and_writes_nothing(
     run: Run, folder: Path, words: tuple[str, ...], sentence: str
 ) -> None:
     before = set(folder.rglob("*"))
-    answer = run(*words)
-    assert answer.code == 2
-    assert sentence in answer.text and "Traceback" not in answer.text
+    result = run(*words)
+    assert result.code == 2
+    assert sentence in result.text and "Traceback" not in result.text
     assert set(folder.rglob("*")) == before
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.usefixtures("folder")
 def test_a_gpu_that_is_missing(run: Run) -> None:
-    answer = run(*TWO, "--device", "cuda")
-    assert answer.code == 2 and "no device cuda" in answer.text and "try cpu" in answer.text
+    result = run(*TWO, "--device", "cuda")
+    assert result.code == 2 and "no device cuda" in result.text and "try cpu" in result.text
 
 
 def test_no_network_is_one_sentence(
@@ -93,18 +93,18 @@ def test_no_network_is_one_sentence(
 ) -> None:
     monkeypatch.setenv("CLIQUETTA_OFFLINE", "1")
     monkeypatch.setenv("CLIQUETTA_CACHE", str(tmp_path / "cache"))
-    answer = run("predict", photos, "--classes", "a,b", "--model", "openai:ViT-B/16")
-    assert answer.code == 1
-    assert "Traceback" not in answer.text and "cache" in answer.text
+    result = run("predict", photos, "--classes", "a,b", "--model", "openai:ViT-B/16")
+    assert result.code == 1
+    assert "Traceback" not in result.text and "cache" in result.text
 
 
 def test_json_says_the_error_too_and_debug_where(run: Run, tmp_path: Path) -> None:
-    answer = run("predict", tmp_path / "gone", *MICRO, "--json")
-    document = json.loads(answer.stdout)
+    result = run("predict", tmp_path / "gone", *MICRO, "--json")
+    document = json.loads(result.stdout)
     assert document["exit_code"] == 2 and "no such file" in document["error"]
-    answer = run("predict", tmp_path / "gone", *MICRO, "--debug")
-    assert answer.code == 2
-    assert "Traceback" in answer.text and "_expand" in answer.text
+    result = run("predict", tmp_path / "gone", *MICRO, "--debug")
+    assert result.code == 2
+    assert "Traceback" in result.text and "_expand" in result.text
 
 
 @pytest.mark.parametrize("kind", [MemoryError, RuntimeError])
@@ -115,6 +115,6 @@ def test_failure_on_the_way_is_code_1(
         raise kind("something")
 
     monkeypatch.setattr("cliquetta.methods.registry.method_entries", fail)
-    answer = run("methods")
-    assert answer.code == 1
-    assert "Traceback" not in answer.text
+    result = run("methods")
+    assert result.code == 1
+    assert "Traceback" not in result.text
