@@ -19,8 +19,7 @@ from cliquetta.cli.demo import (
     summary,
     table_columns,
 )
-from cliquetta.evaluation.paired import PairedTest
-from cliquetta.evaluation.predictions import Predictions, load_predictions
+from cliquetta.evaluation.predictions import PairedTest, Predictions, load_predictions
 from cliquetta.evaluation.record import Record, load_record
 from cliquetta.report.changes import Changes
 from tests._helpers.running import Run

@@ -16,7 +16,7 @@ from cliquetta.cli.main import app
 from cliquetta.evaluation.cluster import RayExecutor
 from cliquetta.evaluation.grid import RunSpec
 from cliquetta.evaluation.predictions import PREDICTIONS
-from cliquetta.evaluation.progress import ProgressBoard, RunReport
+from cliquetta.evaluation.progress import RunReport
 from cliquetta.evaluation.record import list_records
 from cliquetta.evaluation.sweep import RunContext, RunResult, sweep
 from cliquetta.model.checkpoints.native import save_model
@@ -128,15 +128,6 @@ def test_what_the_cluster_cannot_give_is_refused(tmp_path: Path) -> None:
         sweep([spec], RunContext(tmp_path), RayExecutor(gpus=0.5))
     with pytest.raises(ValueError, match="--device cuda"):
         sweep([spec], RunContext(tmp_path, device="cuda:1"), RayExecutor())
-
-
-def test_a_board_keeps_the_latest_report_until_it_is_taken() -> None:
-    board = ProgressBoard()
-    board.post(0, RunReport(1, 9, 4, None))
-    board.post(0, RunReport(2, 9, 8, 50.0))
-    board.post(3, RunReport(1, 5, 4, None))
-    assert board.take() == {0: RunReport(2, 9, 8, 50.0), 3: RunReport(1, 5, 4, None)}
-    assert board.take() == {}
 
 
 @pytest.mark.parametrize("address", ["local", "10.0.0.1:6379"])
