@@ -25,12 +25,14 @@ from cliquetta.data.dataset import OUTSIDE
 from cliquetta.evaluation.grid import RunSpec
 from cliquetta.evaluation.metrics import Metrics, auroc, fpr95
 from cliquetta.evaluation.sweep import RunContext
-from cliquetta.methods._shared.calibration import (
+from cliquetta.methods.zero_shot_reference import (
+    SHARE,
     count_confidences,
+    empty_window,
     find_temperature,
     no_confidences,
+    reject,
 )
-from cliquetta.methods._shared.rejection import SHARE, empty_window, reject
 from cliquetta.types import Batch, Rejection
 
 SHIFTS = ("gaussian_noise", "defocus_blur", "contrast", "jpeg_compression")

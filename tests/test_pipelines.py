@@ -284,7 +284,7 @@ def test_urls_where_they_are_allowed(build: Any, site: str) -> None:
 @pytest.mark.parametrize(
     ("path", "sentence"),
     [
-        ("/gone", "404"),
+        ("/gone", "replies 404"),
         ("/large", "too large"),
         ("/claims", "too large"),
         ("/slow", "within 0.5 seconds"),

@@ -17,6 +17,11 @@ from cliquetta.evaluation.record import Record, digest, run_id
 
 BASE = RunSpec("bundled", "zero_shot", model="tiny", limit=30, batch_size=10)
 """A small run; the fixtures that load its model are where it is used."""
+LABELS = [0, 0, 1, 1, 2, 2, 3, 3]
+PLAIN = [0, 1, 1, 0, 2, 3, 3, 3]
+ADAPTED = [0, 0, 1, 2, 3, 3, 3, 2]
+"""Against plain: image 1 is repaired, 4 and 7 are broken, 3 moves sideways."""
+STREAM = 4 * LABELS, 4 * PLAIN, 4 * ADAPTED
 NAMES = ("cat", "dog", "<b>frog</b> & co", "ship")
 
 
@@ -31,7 +36,7 @@ def logits_of(answers: Sequence[int], confidence: float = 0.8) -> torch.Tensor:
 def predictions(
     labels: Sequence[int], answers: Sequence[int], confidence: float = 0.8
 ) -> Predictions:
-    """Answers in memory; images are named by their place."""
+    """Predictions in memory; images are named by their index."""
     best = logits_of(answers, confidence).softmax(dim=-1).topk(4, dim=-1)
     return Predictions(
         tuple(f"image-{place}" for place in range(len(labels))),
@@ -102,3 +107,9 @@ def make_run(
         finished="2025-01-01T10:00:01+00:00",
     ).save(folder)
     return folder
+
+
+def table_cells(table: str, method: str) -> Sequence[str]:
+    """The cells of a method's row in a table of Markdown."""
+    (line,) = [line for line in table.splitlines() if line.startswith(f"| `{method}`")]
+    return [cell.strip() for cell in line.strip("|").split("|")][1:]

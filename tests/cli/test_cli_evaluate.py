@@ -12,12 +12,12 @@ import scipy.stats
 
 from cliquetta.cli.demo import (
     SIGNIFICANT,
-    StreamComparison,
-    _counts,
-    _row,
+    DemoStream,
+    count_by_method,
+    count_tests,
     read_methods,
     summary,
-    table_columns,
+    tabulate,
 )
 from cliquetta.evaluation.predictions import PairedTest, Predictions, load_predictions
 from cliquetta.evaluation.record import Record, load_record
@@ -183,12 +183,13 @@ def test_change_counts_by_hand() -> None:
     before = predictions(0, 1, 0, 1, 2)
     after, best = predictions(0, 0, 3, 2, 2), predictions(0, 0, 0, 0, 2)
     records = tuple(Record("run", {"method": m}) for m in ("zero_shot", "scap", "tent"))
-    changes = StreamComparison("fog:3", records, (before, after, best)).changes
-    assert {method: _counts(change) for method, change in changes.items()} == {
-        "scap": {"images": 5, "changed": 3, "repaired": 1, "broken": 1, "gain": 0.0, "p": 1.0},
-        "tent": {"images": 5, "changed": 2, "repaired": 2, "broken": 0, "gain": 40.0, "p": 0.5},
-    }
-    assert StreamComparison("fog:3", records[:1], (before,)).changes == {}
+    scap = {"images": 5, "changed": 3, "repaired": 1, "broken": 1, "gain": 0.0, "p": 1.0}
+    tent = {"images": 5, "changed": 2, "repaired": 2, "broken": 0, "gain": 40.0, "p": 0.5}
+    assert count_tests([DemoStream("fog:3", (), records, (before, after, best))]) == [
+        {"method": "scap", **scap},
+        {"method": "tent", **tent},
+    ]
+    assert count_tests([DemoStream("fog:3", (), records[:1], (before,))]) == []
 
 
 def test_summary_is_plain_about_what_changed() -> None:
@@ -199,15 +200,15 @@ def test_summary_is_plain_about_what_changed() -> None:
         return " ".join(summary({"scap": changes(images, *counts)}, 4 * images // 10))  # type: ignore[arg-type]
 
     nothing = said(100, 0, 0, 0, 1.0)
-    assert "40.00 % right and scap 40.00 %" in nothing and "changed none of 100 ans" in nothing
+    assert "40.00 % right and scap 40.00 %" in nothing and "changed none of 100 pre" in nothing
     small = said(100, 10, 4, 3, 1.0)
     assert "scap 41.00 %" in small and "may be chance (p = 1)" in small
     assert said(1000, 100, 10, 80, 1e-9).endswith("a loss of 7.00 points (p = 1e-09).")
     both = {"scap": changes(100, 0, 0, 0, 1.0), "tent": changes(100, 40, 5, 30, 1e-5)}
     assert summary(both, 40) == [
         "Of 100 shifted images, zero_shot gets 40.00 % right, scap 40.00 % and tent 15.00 %.",
-        "scap changed none of 100 answers.",
-        "tent changed 40 of 100 answers: 5 from wrong to right, 30 from right to wrong, "
+        "scap changed none of 100 predictions.",
+        "tent changed 40 of 100 predictions: 5 from wrong to right, 30 from right to wrong, "
         "5 otherwise. That is a loss of 25.00 points (p = 1e-05).",
     ]
 
@@ -252,11 +253,13 @@ def test_demo_states_a_gain_only_where_chance_would_not_give_it(
     before = predictions(*[1] * repaired, *[0] * (100 - repaired))
     after = predictions(*[0] * repaired, *[1] * broken, *[0] * (100 - repaired - broken))
     records = tuple(Record("run", {"method": m}, metrics={"top1": 0.0}) for m in ("zero_shot", "a"))
-    comparison = StreamComparison("fog:3", records, (before, after))
+    stream = DemoStream("fog:3", (), records, (before, after))
     p = scipy.stats.binomtest(broken, repaired + broken).pvalue  # McNemar's exact test
     assert (p < SIGNIFICANT) == (said == "a gain of")
-    assert _row(comparison)[3] == (f"+{repaired - broken}.00" if p < SIGNIFICANT else "none")
-    assert said in summary(comparison.changes, 100 - repaired)[1]
+    assert tabulate([stream])[1][0][3] == (
+        f"+{repaired - broken}.00" if p < SIGNIFICANT else "none"
+    )
+    assert said in summary(count_by_method([stream]), 100 - repaired)[1]
 
 
 def test_demo_of_zero_shot_alone(run: Run, tmp_path: Path) -> None:
@@ -279,10 +282,8 @@ def test_demo_table_fits_a_terminal_of_80_columns(capsys: pytest.CaptureFixture[
     def shown(*methods: str) -> list[str]:
         names = ("zero_shot", *methods)
         records = tuple(Record("run", {"method": m}, metrics={"top1": 76.5}) for m in names)
-        row = _row(
-            StreamComparison("jpeg_compression:3", records, (before, after, worse)[: len(names)])
-        )
-        columns = table_columns(methods)
+        seen = (before, after, worse)[: len(names)]
+        columns, (row,) = tabulate([DemoStream("jpeg_compression:3", (), records, seen)])
         Terminal(out=Console(width=80)).table(columns, [row], right=columns[1:])
         lines = capsys.readouterr().out.splitlines()
         # of the long name the end may stand on a line of its own, of numbers nothing

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from rich.progress import Progress
 
-from cliquetta.cli.executing import Bars
+from cliquetta.cli.console import Bars, Terminal
+from cliquetta.cli.executing import GridBars
 from cliquetta.evaluation.grid import RunSpec
 from cliquetta.evaluation.progress import RunReport
 from cliquetta.evaluation.record import list_records
@@ -51,7 +52,7 @@ def test_a_share_of_a_gpu_is_for_ray(run: Run, tiny_file: Path, tmp_path: Path) 
 
 def test_bars_come_and_go_with_what_is_under_way() -> None:
     progress = Progress(disable=True)
-    bars = Bars(progress, runs=2)
+    bars = GridBars(Bars(progress), 2, Terminal(quiet=True))
     one, two = (RunSpec("bundled", "tda", seed=seed) for seed in (0, 1))
     bars.show("encode bundled", 5, 10)
     bars.show("encode bundled", 10, 10)

@@ -120,11 +120,7 @@ def test_logits_are_log_probabilities_or_on_clips_scale(
 
 @pytest.mark.parametrize(("name", "options"), UNADAPTED.items(), ids=UNADAPTED)
 def test_logits_that_were_not_adapted_are_those_of_zero_shot_clip(
-    name: str,
-    options: dict[str, Any],
-    tiny_clip: CLIP,
-    tiny_prompts: ClassPrompts,
-    batch: Batch,
+    name: str, options: dict[str, Any], tiny_clip: CLIP, tiny_prompts: ClassPrompts, batch: Batch
 ) -> None:
     fitted = None if get_method(name).fit is None else fitted_tensors(name, tiny_prompts.names)
     config = method_config(name, options=options)

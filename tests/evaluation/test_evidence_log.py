@@ -116,7 +116,7 @@ def test_prompted_features_are_those_that_were_scored(
     prompted = torch.from_numpy(np.concatenate([batch.prompted for batch in evidence.batches]))
     plain = np.concatenate([batch.features for batch in evidence.batches])
     assert np.abs(prompted.numpy() - plain).max() > 0.01
-    logits = tiny_clip.scale * prompted @ adapter.learner.model.start_text.T
+    logits = tiny_clip.scale * prompted @ adapter.learner.start_text.T
     found = logits.softmax(dim=-1).topk(5, dim=-1)
     np.testing.assert_allclose(
         found.values.numpy(), answers.probabilities, atol=TINY_SCALE * STORED

@@ -6,11 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.methods.batclip import (
-    BATCLIP,
-    BATCLIPConfig,
-    batclip_loss,
-)
+from cliquetta.methods.batclip import BATCLIP, BATCLIPConfig, batclip_loss
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch

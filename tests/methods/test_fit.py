@@ -241,9 +241,7 @@ def test_a_file_of_other_weights_is_refused_but_another_dtype_is_not(
         load_method(path, half, TWO)
 
 
-def test_tensors_are_needed_where_a_method_is_fitted_and_refused_elsewhere(
-    tiny_clip: CLIP,
-) -> None:
+def test_tensors_are_needed_where_a_method_is_fitted_and_refused_elsewhere(tiny_clip: CLIP) -> None:
     few_shot = [entry.name for entry in method_entries() if entry.fit is not None]
     assert few_shot == ["cocoop", "coop", "maple", "tip_adapter", "tip_adapter_f"]
     for name in few_shot:

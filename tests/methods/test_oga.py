@@ -44,11 +44,7 @@ def numpy_oga(batches: list[Array], text: Array, scale: float, config: OGAConfig
 
 @pytest.mark.parametrize(
     "config",
-    [
-        OGAConfig(),
-        OGAConfig(divisor="entries"),
-        OGAConfig(capacity=3, likelihood_weight=0.5),
-    ],
+    [OGAConfig(), OGAConfig(divisor="entries"), OGAConfig(capacity=3, likelihood_weight=0.5)],
 )
 def test_a_stream_equals_numpy(tiny_clip: CLIP, config: OGAConfig) -> None:
     features, _, text = make_clusters(90)

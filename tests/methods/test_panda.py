@@ -12,13 +12,7 @@ from cliquetta.methods.registry import create_method
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
-from tests._helpers.live_layernorms import (
-    double_clip,
-    flat,
-    literal_entropy,
-    open_norms,
-    unit_rows,
-)
+from tests._helpers.live_layernorms import double_clip, flat, literal_entropy, open_norms, unit_rows
 
 
 def cells(image: Tensor, size: int) -> list[bytes]:

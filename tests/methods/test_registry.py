@@ -125,7 +125,3 @@ def test_an_adapter_without_a_config_is_refused() -> None:
 
     with pytest.raises(TypeError, match="Plain names no config"):
         register("plain")(Plain)
-
-
-def test_shared_modules_register_nothing() -> None:
-    assert all("_shared" not in entry.adapter.__module__ for entry in method_entries())

@@ -9,13 +9,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.registry import method_config
-from cliquetta.methods.zero import (
-    ZeroConfig,
-    count_votes,
-    decide,
-    elect,
-    vote_logits,
-)
+from cliquetta.methods.zero import ZeroConfig, count_votes, decide, elect, vote_logits
 from tests._helpers.tolerance import LOGIT
 
 

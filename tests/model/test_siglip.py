@@ -232,7 +232,7 @@ def test_open_clip_weights_without_a_config(tmp_path: Path) -> None:
     state = load_file(folder / "open_clip_model.safetensors")
     del state["visual.trunk.pos_embed"]
     save_file(state, folder / "open_clip_model.safetensors")
-    with pytest.raises(CheckpointError, match=r"not a whole SigLIP checkpoint: visual.trunk.pos"):
+    with pytest.raises(CheckpointError, match=r"an incomplete checkpoint: visual.trunk.pos"):
         create_model(f"open_clip:ViT-B-16-SigLIP/{folder}")
 
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from cliquetta.model.checkpoints.open_clip_zoo import ARCHITECTURES, siglip_config
-from cliquetta.model.checkpoints.timm_siglip import vision_activation
+from cliquetta.model.checkpoints.openai import siglip_activation
 from cliquetta.model.factory import create_model
 from tests._helpers.siglip import XLM, word_tokenizer
 from tests._helpers.tolerance import FEATURE, SUM
@@ -74,7 +74,7 @@ def test_gelu_of_every_image_tower() -> None:
             with torch.device("meta"):
                 activation = timm.create_model(timm_name).blocks[0].mlp.act
             is_tanh = "tanh" in str(activation).lower()
-            assert vision_activation(timm_name) == ("gelu_tanh" if is_tanh else "gelu"), name
+            assert siglip_activation(timm_name) == ("gelu_tanh" if is_tanh else "gelu"), name
 
 
 @torch.no_grad()

@@ -11,7 +11,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from cliquetta.model.checkpoints.open_clip_zoo import ARCHITECTURES, activation_of, siglip_config
+from cliquetta.model.checkpoints.open_clip_zoo import (
+    ARCHITECTURES,
+    activation_of,
+    preprocess_of,
+    siglip_config,
+)
 from cliquetta.model.checkpoints.openai import NAMES, address, architecture_name
 from cliquetta.model.factory import create_model
 from tests._helpers.tolerance import FEATURE, SUM
@@ -92,7 +97,7 @@ def test_our_table_of_releases_is_theirs() -> None:
             if not is_siglip:
                 expected = "quick_gelu" if release.get("quick_gelu", False) else "gelu"
                 assert activation_of(name, tag, None) == expected, (name, tag)
-            known = architecture.preprocess.get(tag, {})
+            known = preprocess_of(name, tag)
             openai_mean = open_clip.OPENAI_DATASET_MEAN
             assert tuple(known.get("mean", openai_mean)) == tuple(release["mean"]), (name, tag)
             mode = known.get("resize_mode", "shortest")

@@ -127,11 +127,7 @@ def fixed_features(model: CLIP, prompts: ClassPrompts) -> Tensor | None:
 
 
 def text_features(
-    model: CLIP,
-    prompts: ClassPrompts,
-    context: Tensor,
-    u_fix: Tensor | None,
-    text_mix: float,
+    model: CLIP, prompts: ClassPrompts, context: Tensor, u_fix: Tensor | None, text_mix: float
 ) -> Tensor:
     """Unit text features (N, E) with ``context`` in the first template, mixed with ``u_fix``."""
     u_learn = template_features(model, prompts, prompts.templates[0], context)

@@ -8,40 +8,41 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from cliquetta.cli.command import Common
 from cliquetta.cli.console import Terminal, number
-from cliquetta.cli.executing import Limit, Out, Seeds, finish, read_seeds, run_grid
-from cliquetta.cli.options import BatchSize, Model, Root, Settings, Workers
+from cliquetta.cli.executing import finish, run_grid
+from cliquetta.cli.options import (
+    BatchSize,
+    Limit,
+    Model,
+    Out,
+    Root,
+    Seeds,
+    Settings,
+    Workers,
+    read_seeds,
+    read_settings,
+    split_list,
+)
 
 if TYPE_CHECKING:
     from cliquetta.evaluation.ablation import Curve
 
 EXAMPLES = """
 cliquetta ablate --method scap --field threshold --values 0.6,0.7,0.8,0.9 --dataset bundled@fog:3
-
 cliquetta ablate --method scap --field blocks --values '0;1;0,1' --dataset bundled --limit 256
-
 cliquetta ablate --method tda --field positive_alpha --values 1,2,4 --dataset pets --root ~/data \
 --model ViT-B/16 --seeds 0,1,2
-
 cliquetta ablate --method tent --field batch_size --values 8,32,128 --dataset bundled@fog:3
 """
 
 
 def ablate(
     common: Common,
-    field: Annotated[
-        str, typer.Option(help="Config field (see `cliquetta methods NAME`), or batch_size.")
-    ],
-    values: Annotated[
-        str, typer.Option(help="Values, comma-separated; by ; where values contain commas.")
-    ],
-    dataset: Annotated[str, typer.Option(help="Dataset ids, comma-separated; a curve for each.")],
-    method: Annotated[
-        str | None, typer.Option(help="NAME or NAME:PRESET. (default: domain_norm)")
-    ] = None,
+    field: Annotated[str, "Config field (see `cliquetta methods NAME`), or batch_size."],
+    values: Annotated[str, "Values, comma-separated; by ; where values contain commas."],
+    dataset: Annotated[str, "Dataset ids, comma-separated; a curve for each."],
+    method: Annotated[str | None, "NAME or NAME:PRESET. (default: domain_norm)"] = None,
     model: Model = "micro",
     seeds: Seeds = "0",
     out: Out = Path("ablations"),
@@ -56,7 +57,6 @@ def ablate(
     Every value is a recorded run: completed runs are reused, and `cliquetta compare` reads them.
     The curve is saved as a PNG in the output directory where matplotlib is installed.
     """
-    from cliquetta.cli.options import read_settings, split_list
     from cliquetta.evaluation.ablation import ablation, curve
     from cliquetta.evaluation.grid import RunSpec, with_method, with_options
     from cliquetta.evaluation.sweep import RunContext
@@ -68,7 +68,7 @@ def ablate(
     bases = [replace(base, dataset=id) for id in split_list(dataset, "datasets")]
     chosen, own_seeds = split_values(values), read_seeds(seeds)
     ablations = [ablation(each, field, chosen, own_seeds) for each in bases]
-    context = RunContext(out, root, common.place(), workers)
+    context = RunContext(out, root, common.checked_device(), workers)
     specs = [spec for each in ablations for spec in each.specs]
     results = run_grid(specs, context, common.terminal)
     curves = {e.dataset: curve(a, results) for e, a in zip(bases, ablations, strict=True)}

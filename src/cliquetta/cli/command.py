@@ -7,7 +7,8 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -27,39 +28,40 @@ EXIT_CODES = (
     "Exit codes: 0 success; 1 failure at run time (disk, network, memory); 2 invalid command or "
     "input; 3 success, but unreadable images were skipped."
 )
-
-_PANEL = "Common options"
+_COMPUTE = ("device", "dtype", "threads")
 _TYPES: dict[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH", list[str]: "TEXT"}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Common:
     """The options that every command takes, and the terminal configured by them."""
 
-    json: bool = False
-    quiet: bool = False
-    debug: bool = False
-    device: str = "auto"
-    dtype: str = "fp32"
-    threads: int | None = None
-    terminal: Terminal = field(default_factory=Terminal)
+    json: Annotated[bool, "Print one JSON document to stdout."] = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only.")] = (
+        False
+    )
+    debug: Annotated[bool, "Show tracebacks."] = False
+    device: Annotated[str, "Device: auto, cpu, cuda, cuda:N or mps."] = "auto"
+    dtype: Annotated[str, "Precision of the weights: fp32, bf16 or fp16."] = "fp32"
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads. (default: all cores)")
+    ] = None
+
+    def __post_init__(self) -> None:
+        """Configure the terminal."""
+        self.terminal = Terminal(json=self.json, quiet=self.quiet)
 
     def model(self, name: str) -> CLIP:
         """Load a model onto the chosen device, with a progress bar for downloads."""
         from cliquetta.model.factory import create_model
 
-        with self.terminal.progress() as progress:
-            bars: list[Any] = []
+        device = self.checked_device()
+        with self.terminal.bars() as bars:
+            downloaded = partial(bars.show, f"download {name}", note="bytes")
+            return create_model(name, device=device, dtype=self.dtype, on_progress=downloaded)
 
-            def downloaded(done: int, total: int | None) -> None:
-                if not bars:
-                    bars.append(progress.add_task(f"download {name}", note="bytes", total=total))
-                progress.update(bars[0], completed=done, total=total)
-
-            return create_model(name, device=self.place(), dtype=self.dtype, on_progress=downloaded)
-
-    def place(self) -> str:
-        """The device that was asked for, checked."""
+    def checked_device(self) -> str:
+        """The device that was asked for, if it can be used."""
         from cliquetta.model.factory import pick_device
 
         try:
@@ -69,82 +71,57 @@ class Common:
                 f"no device {self.device!r}: use auto, cpu, mps, cuda or cuda:N"
             ) from None
 
-    def settle(self) -> None:
-        """Apply what concerns the whole process; torch is loaded only if needed."""
-        if self.threads is None:
-            return
-        import torch
 
-        torch.set_num_threads(self.threads)
-
-
-def _option(kind: Any, help: str, *flags: str, least: int | None = None) -> Any:
-    return Annotated[kind, typer.Option(*flags, help=help, rich_help_panel=_PANEL, min=least)]
-
-
-_OPTIONS: dict[str, tuple[Any, Any]] = {
-    "json": (_option(bool, "Print one JSON document to stdout.", "--json"), False),
-    "quiet": (_option(bool, "Print results and errors only.", "--quiet", "-q"), False),
-    "debug": (_option(bool, "Show tracebacks.", "--debug"), False),
-}
-_COMPUTE: dict[str, tuple[Any, Any]] = {
-    "device": (_option(str, "Device: auto, cpu, cuda, cuda:N or mps."), "auto"),
-    "dtype": (_option(str, "Precision of the weights: fp32, bf16 or fp16."), "fp32"),
-    "threads": (_option(int | None, "CPU threads. (default: all cores)", least=1), None),
-}
-
-
-def command(
+def add_command(
     app: typer.Typer,
     name: str,
-    *,
+    function: Callable[..., None],
     examples: str,
+    *,
     compute: bool = True,
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a function as a command of ``app``.
+) -> None:
+    """Register ``function``, whose first parameter is a :class:`Common`, as a command of ``app``.
 
-    Its first parameter, a :class:`Common`, is filled from the common options; those that concern
-    computation are left out for a command that loads no model (``compute=False``). A
-    :class:`UserError` ends the command with one sentence and an exit code.
+    ``examples`` holds one per line. Options that concern computation are left out for a command
+    that loads no model (``compute=False``).
     """
-    shared = _OPTIONS | (_COMPUTE if compute else {})
+    own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+    common_options = inspect.signature(Common, eval_str=True).parameters.values()
+    shared = [option for option in common_options if compute or option.name not in _COMPUTE]
 
-    def enter(function: Callable[..., None]) -> Callable[..., None]:
-        own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
-        added = [
-            inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
-            for key, (kind, default) in shared.items()
-        ]
+    @functools.wraps(function)
+    def run(**values: Any) -> None:
+        common = Common(**{option.name: values.pop(option.name) for option in shared})
+        terminal = common.terminal
+        with _errors(common), terminal.logging(debug=common.debug), _warnings(terminal):
+            if common.threads is not None:
+                import torch
 
-        @functools.wraps(function)
-        def run(**values: Any) -> None:
-            chosen = {key: values.pop(key) for key in shared}
-            terminal = Terminal(json=chosen["json"], quiet=chosen["quiet"])
-            common = Common(**chosen, terminal=terminal)
-            with _errors(common), terminal.logging(debug=common.debug), _warnings(terminal):
-                common.settle()
-                function(common, **values)
+                torch.set_num_threads(common.threads)
+            function(common, **values)
 
-        del run.__wrapped__  # typer would look through to the undecorated signature
-        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + added
-        for parameter in parameters:
-            _name_type(parameter.annotation)
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {p.name: p.annotation for p in parameters}
-        epilog = f"Examples:\n\n{examples.strip()}\n\n{EXIT_CODES}"
-        app.command(name, epilog=epilog)(run)
-        return function
-
-    return enter
+    del run.__wrapped__  # typer would look through to the undecorated signature
+    parameters = [_as_option(parameter) for parameter in (*own, *shared)]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    paragraphs = ["Examples:", *examples.strip().splitlines(), EXIT_CODES]
+    app.command(name, epilog="\n\n".join(paragraphs))(run)
 
 
-def _name_type(annotation: Any) -> None:
-    """Name the type of an option in a word: typer's names leave no room for its description."""
-    kind, *notes = get_args(annotation)
-    for option in notes:
-        if isinstance(option, OptionInfo) and option.metavar is None:
-            kinds = (kind, *get_args(kind))
-            option.metavar = next((_TYPES[each] for each in kinds if each in _TYPES), None)
+def _as_option(parameter: inspect.Parameter) -> inspect.Parameter:
+    """A parameter of a command as typer takes it.
+
+    A text beside its type is the help of an option, of a flag without ``--no-`` for a ``bool``.
+    """
+    kind, note = get_args(parameter.annotation)
+    if isinstance(note, str):
+        flags = [f"--{parameter.name.replace('_', '-')}"] if kind is bool else []
+        note = typer.Option(*flags, help=note)
+    if isinstance(note, OptionInfo) and note.metavar is None:
+        # typer's own names of types leave no room for the help
+        kinds = (kind, *get_args(kind))
+        note.metavar = next((_TYPES[each] for each in kinds if each in _TYPES), None)
+    return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[kind, note])
 
 
 @contextmanager
@@ -152,35 +129,29 @@ def _errors(common: Common) -> Iterator[None]:
     """Turn errors into one sentence and an exit code; ``--debug`` shows the trace as well."""
     try:
         yield
-    except (typer.Exit, typer.Abort, KeyboardInterrupt):
+    except (typer.Exit, typer.Abort):
         raise
-    except UserError as error:
-        _stop(common, str(error), BAD_INPUT, error)
-    except BusyError as error:
-        _stop(common, str(error), FAILED, error)
-    except OSError as error:
-        _stop(common, _os_sentence(error), FAILED, error)
     except Exception as error:
-        # Torch's class by its name: importing torch is what `--help` does without.
-        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-            _stop(common, "out of memory: try a smaller --batch-size", FAILED, error)
-        sentence = f"{type(error).__name__}: {error}; this looks like a defect, --debug shows where"
-        _stop(common, sentence, FAILED, error)
+        sentence, code = _explain(error), BAD_INPUT if isinstance(error, UserError) else FAILED
+        if common.debug:
+            common.terminal.err.print_exception()
+        common.terminal.fail(sentence)
+        common.terminal.document({"error": sentence, "exit_code": code})
+        raise typer.Exit(code) from error
 
 
-def _stop(common: Common, sentence: str, code: int, error: BaseException) -> None:
-    if common.debug:
-        common.terminal.err.print_exception()
-    common.terminal.fail(sentence)
-    common.terminal.document({"error": sentence, "exit_code": code})
-    raise typer.Exit(code) from error
-
-
-def _os_sentence(error: OSError) -> str:
-    if error.strerror is None:
-        return str(error)  # ours: a sentence already
-    where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{error.strerror}"
+def _explain(error: Exception) -> str:
+    """One sentence about an error."""
+    if isinstance(error, UserError | BusyError):
+        return str(error)
+    if isinstance(error, OSError):
+        if error.strerror is None:
+            return str(error)  # ours: a sentence already
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    # Torch's class by its name: importing torch is what `--help` does without.
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return "out of memory: try a smaller --batch-size"
+    return f"{type(error).__name__}: {error}; this looks like a defect, --debug shows where"
 
 
 @contextmanager

@@ -28,11 +28,8 @@ _TITLES = {
 }
 EXAMPLES = """
 cliquetta compare runs
-
 cliquetta compare runs --format latex > table.tex
-
 cliquetta compare runs other/runs --baseline tda --metric ece
-
 cliquetta compare runs --split --format csv > everything.csv
 """
 
@@ -43,20 +40,14 @@ def compare(
         list[Path], typer.Argument(help="Directories of runs, or files written by --save.")
     ],
     format: Annotated[
-        Format, typer.Option(help="Output format; csv has one row per method and dataset.")
+        Format, "Output format; csv has one row per method and dataset."
     ] = "terminal",
-    baseline: Annotated[
-        str, typer.Option(help="Method to test against: NAME or NAME:PRESET.")
-    ] = "zero_shot",
-    metric: Annotated[str, typer.Option(help=f"{', '.join(_TITLES)}.")] = "top1",
+    baseline: Annotated[str, "Method to test against: NAME or NAME:PRESET."] = "zero_shot",
+    metric: Annotated[str, f"{', '.join(_TITLES)}."] = "top1",
     save: Annotated[
-        Path | None,
-        typer.Option(help="Write the records to one small file, without predictions per image."),
+        Path | None, "Write the records to one small file, without predictions per image."
     ] = None,
-    split: Annotated[
-        bool,
-        typer.Option("--split", help="Put runs that are not comparable into separate columns."),
-    ] = False,
+    split: Annotated[bool, "Put runs that are not comparable into separate columns."] = False,
 ) -> None:
     """Tabulate recorded runs.
 
@@ -89,33 +80,34 @@ def present(table: Comparison, terminal: Terminal, format: Format = "terminal") 
     terminal.document(entries)
     if terminal.json:
         return
-    tables = [main_table(table), overall_table(table), test_table(table)]
+    tables = [t for t in (main_table(table), overall_table(table), paired_table(table)) if t.rows]
+    notes = footnotes(table)
     if format == "csv":
         columns = list(entries[0])
         text = to_csv(columns, [[_flat(entry[c]) for c in columns] for entry in entries])
-    elif format == "terminal":
-        for shown in (t for t in tables if t.rows):
+    elif format == "markdown":
+        text = "\n".join([*map(to_markdown, tables), "\n".join(notes)]) + "\n"
+    elif format == "latex":
+        comments = "\n".join(f"% {line}" for line in notes)
+        text = "\n".join([*map(to_latex, tables), comments]) + "\n"
+    else:
+        for shown in tables:
             right = shown.columns[shown.labels :]
             terminal.table(shown.columns, shown.rows, title=shown.title, right=right)
-        for line in footnotes(table):
+        for line in notes:
             terminal.say(line)
         return
-    else:
-        render = to_markdown if format == "markdown" else to_latex
-        start = "" if format == "markdown" else "% "
-        notes = "\n".join(start + line for line in footnotes(table))
-        text = "\n".join([*(render(t) for t in tables if t.rows), notes]) + "\n"
     terminal.out.file.write(text)
 
 
 def main_table(table: Comparison) -> TextTable:
-    """Methods by datasets."""
+    """Methods by datasets: means over seeds, with standard deviations where there are several."""
     from cliquetta.evaluation.tables import TextTable
 
     rows = []
     for row in table.rows:
         cells = [table.cells.get((row, column)) for column in table.columns]
-        shown = ["–" if cell is None else f"{spread(cell)}{cell.better}" for cell in cells]
+        shown = ["–" if c is None else f"{number(c.mean, sd=c.sd)}{c.better}" for c in cells]
         marks = "".join(dict.fromkeys(m for cell in cells if cell for m in cell.marks))
         rows.append((f"{row}{' ' if marks else ''}{marks}", *shown))
     return TextTable(("method", *table.columns), tuple(rows), title=_TITLES[table.metric])
@@ -125,31 +117,29 @@ def overall_table(table: Comparison) -> TextTable:
     """Every method over all datasets that it was run on, each dataset counted once."""
     from cliquetta.evaluation.tables import TextTable
 
-    found = [table.overall(row) for row in table.rows]
-    tails = any(row.tail is not None for row in found)
+    summaries = [table.overall(row) for row in table.rows]
+    tails = any(row.tail is not None for row in summaries)
     tail = ("worst tenth",) if tails else ()
     columns = ("method", "datasets", "average", *tail, "gain", "worst", "p", "ECE %", "cost")
-    rows = []
-    for row in found:
-        worst = "–" if row.worst is None else f"{row.worst[0]:+.2f} ({row.worst[1]})"
-        rows.append(
-            (
-                row.row,
-                str(len(row.columns)),
-                number(row.mean),
-                *([number(row.tail)] if tails else []),
-                number(row.gain, signed=True),
-                worst,
-                "–" if row.p is None else p_value(row.p),
-                number(row.ece),
-                "–" if row.cost is None else f"{row.cost:.3g} ×",
-            )
+    rows = tuple(
+        (
+            row.row,
+            str(len(row.columns)),
+            number(row.mean),
+            *([number(row.tail)] if tails else []),
+            number(row.gain, signed=True),
+            "–" if row.worst is None else f"{row.worst[0]:+.2f} ({row.worst[1]})",
+            "–" if row.p is None else p_value(row.p),
+            number(row.ece),
+            "–" if row.cost is None else f"{row.cost:.3g} ×",
         )
-    return TextTable(columns, tuple(rows), title="over all datasets")
+        for row in summaries
+    )
+    return TextTable(columns, rows, title="over all datasets")
 
 
-def test_table(table: Comparison) -> TextTable:
-    """Every method against the baseline; answers that became right, and that became wrong."""
+def paired_table(table: Comparison) -> TextTable:
+    """Every method against the baseline; predictions that became right, and that became wrong."""
     from cliquetta.evaluation.tables import TextTable
 
     columns = ("dataset", "method", "seeds", "images", "gain", "better / worse", "p")
@@ -169,9 +159,6 @@ def test_table(table: Comparison) -> TextTable:
     return TextTable(columns, rows, labels=2, title=f"against {table.baseline}")
 
 
-test_table.__test__ = False  # type: ignore[attr-defined]
-
-
 def footnotes(table: Comparison) -> list[str]:
     """Explain the signs in the table."""
     from cliquetta.evaluation.comparison import MARKS
@@ -188,11 +175,6 @@ def footnotes(table: Comparison) -> list[str]:
     return lines
 
 
-def spread(cell: Cell) -> str:
-    """Mean over seeds, with the standard deviation where there are several."""
-    return number(cell.mean, sd=cell.sd)
-
-
 def p_value(p: float) -> str:
     """A p-value; very small ones by their order."""
     return f"{p:.3f}" if p >= 0.001 else f"{p:.0e}"
@@ -202,6 +184,7 @@ def _plain(cell: Cell) -> dict[str, Any]:
     """A cell as JSON types."""
     first = cell.runs[0].record
     stream, prompts = first.settings["stream"], first.settings["prompts"]
+    test = cell.test
     return {
         "dataset": cell.column,
         "method": cell.row,
@@ -218,9 +201,7 @@ def _plain(cell: Cell) -> dict[str, Any]:
         "sd": cell.sd,
         "tail": cell.tail,
         "gain": cell.gain,
-        "repaired": cell.test.repaired if cell.test else None,
-        "broken": cell.test.broken if cell.test else None,
-        "p": cell.test.p if cell.test else None,
+        **{name: getattr(test, name) if test else None for name in ("repaired", "broken", "p")},
         "ece": cell.ece,
         "cost": cell.cost,
         "records": [

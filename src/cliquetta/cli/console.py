@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,49 +71,38 @@ class Terminal:
         if self.json:
             return
         widths = []
-        for place, column in enumerate(columns):
-            # Names and numbers stay whole; of the rest, and of headers, lines are broken.
-            whole = [row[place] for row in rows] if place == 0 or column in right else []
-            widths.append(max(map(len, [*column.split(), *whole])))
+        for index, column in enumerate(columns):
+            # Names and numbers stay in one piece; of the rest, and of headers, lines are broken.
+            unbroken = [row[index] for row in rows] if index == 0 or column in right else []
+            widths.append(max(map(len, [*column.split(), *unbroken])))
         # Rather break long names than lose columns of numbers at the edge.
         room = self.out.width - sum(widths[1:]) - 3 * len(columns) - 1
         tight, widths[0] = widths[0] > room, min(widths[0], max(12, room))
-        shown, left = [0], self.out.width - widths[0] - 4
-        for place in range(1, len(columns)):
-            if widths[place] + 3 > left and len(shown) > 1:
-                self._part(columns, rows, title, right, {n: widths[n] for n in shown}, tight=tight)
-                title, shown, left = None, [0], self.out.width - widths[0] - 4
-            shown.append(place)
-            left -= widths[place] + 3
-        self._part(columns, rows, title, right, {n: widths[n] for n in shown}, tight=tight)
-
-    def _part(
-        self,
-        columns: Sequence[str],
-        rows: Sequence[Sequence[str]],
-        title: str | None,
-        right: Sequence[str],
-        widths: Mapping[int, int],
-        *,
-        tight: bool,
-    ) -> None:
-        """Some columns of a table, with their least widths."""
-        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-        for place, width in widths.items():
-            figures = columns[place] in right
-            justify: Any = "right" if figures else "left"
-            # Where it is tight, widths are given: rich would first narrow all columns alike.
-            given = width if tight and (place == 0 or figures) else None
-            table.add_column(
-                escape(columns[place]),
-                justify=justify,
-                overflow="fold",
-                min_width=width,
-                width=given,
+        parts, left = [[0]], self.out.width - widths[0] - 4
+        for index in range(1, len(columns)):
+            if widths[index] + 3 > left and len(parts[-1]) > 1:
+                parts.append([0])
+                left = self.out.width - widths[0] - 4
+            parts[-1].append(index)
+            left -= widths[index] + 3
+        for part in parts:
+            heading = title if part is parts[0] else None
+            table = Table(
+                title=heading, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
             )
-        for row in rows:
-            table.add_row(*(escape(row[place]) for place in widths))
-        self.out.print(table)
+            for index in part:
+                figures = columns[index] in right
+                # Where it is tight, widths are given: rich would first narrow all columns alike.
+                table.add_column(
+                    escape(columns[index]),
+                    justify="right" if figures else "left",
+                    overflow="fold",
+                    min_width=widths[index],
+                    width=widths[index] if tight and (index == 0 or figures) else None,
+                )
+            for row in rows:
+                table.add_row(*(escape(row[index]) for index in part))
+            self.out.print(table)
 
     def document(self, value: Any) -> None:
         """The result as one JSON document; only with ``json``."""
@@ -129,7 +118,7 @@ class Terminal:
         self.document(value)
 
     @contextmanager
-    def progress(self) -> Iterator[Progress]:
+    def bars(self) -> Iterator[Bars]:
         """Bars on stderr that do not get into the way of warnings; none when quiet."""
         columns = (
             TextColumn("{task.description}"),
@@ -140,7 +129,7 @@ class Terminal:
         )
         kind = Progress if self.err.is_terminal else _Lines
         with kind(*columns, console=self.err, disable=self.quiet) as progress:
-            yield progress
+            yield Bars(progress)
 
     @contextmanager
     def logging(self, *, debug: bool = False) -> Iterator[None]:
@@ -159,6 +148,25 @@ class Terminal:
             logger.propagate = propagate
 
 
+class Bars:
+    """Bars by name; each appears when it is first shown."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._tasks: dict[str, TaskID] = {}
+
+    def show(self, name: str, done: int, total: int | None, note: str = "") -> None:
+        """Draw the bar ``name`` at ``done``."""
+        if name not in self._tasks:
+            self._tasks[name] = self._progress.add_task(name, total=total, note=note)
+        self._progress.update(self._tasks[name], completed=done, total=total, note=note)
+
+    def remove(self, name: str) -> None:
+        """Remove a bar, if it is there."""
+        if name in self._tasks:
+            self._progress.remove_task(self._tasks.pop(name))
+
+
 def _standard_output() -> Console:
     """Standard output; a pipe that states no width has room for every table."""
     console = Console(highlight=False)
@@ -170,7 +178,7 @@ def _standard_output() -> Console:
 class _Lines(Progress):
     """Progress for a log file: a line every half minute instead of bars."""
 
-    said = float("-inf")
+    printed = float("-inf")
 
     def start(self) -> None:
         """Draw nothing."""
@@ -181,9 +189,9 @@ class _Lines(Progress):
     def update(self, task_id: TaskID, **changes: Any) -> None:
         super().update(task_id, **changes)
         now = time.monotonic()
-        if self.disable or now - self.said < LINE_SECONDS:
+        if self.disable or now - self.printed < LINE_SECONDS:
             return
-        self.said = now
+        self.printed = now
         tasks = (task for task in self.tasks if task.total and not task.finished)
         shown = [f"{t.description.strip()} {t.completed:,.0f}/{t.total:,.0f}" for t in tasks]
         if shown:

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 cliquetta data doctor ~/data
-
 cliquetta data doctor ~/data --only pets,eurosat --deep
-
 cliquetta data doctor ~/data --json
 """
 
@@ -27,12 +25,8 @@ cliquetta data doctor ~/data --json
 def doctor(
     common: Common,
     root: Annotated[Path, typer.Argument(help="Root directory of your datasets, or one of them.")],
-    deep: Annotated[
-        bool, typer.Option("--deep", help="Open every image; slow, finds damaged files.")
-    ] = False,
-    only: Annotated[
-        str | None, typer.Option(help="Datasets to look for, comma-separated. (default: all)")
-    ] = None,
+    deep: Annotated[bool, "Open every image; slow, finds damaged files."] = False,
+    only: Annotated[str | None, "Datasets to look for, comma-separated. (default: all)"] = None,
     workers: Annotated[int, typer.Option(min=0, help="Threads that open images.")] = 4,
 ) -> None:
     """Report which datasets are under ROOT, in which layout, and what is missing or wrong.
@@ -42,13 +36,10 @@ def doctor(
     from cliquetta.data.doctor import examine
 
     ids = None if only is None else split_list(only, "datasets")
-    with common.terminal.progress() as progress:
-        bars = {}
+    with common.terminal.bars() as bars:
 
         def opened(id: str, done: int, total: int) -> None:
-            if id not in bars:
-                bars[id] = progress.add_task(f"open {id}", note="images", total=total)
-            progress.update(bars[id], completed=done)
+            bars.show(f"open {id}", done, total, "images")
 
         report = examine(root.expanduser(), ids=ids, deep=deep, workers=workers, on_image=opened)
     common.terminal.document(asdict(report))
@@ -84,16 +75,11 @@ def _show(common: Common, report: Report, *, named: bool) -> None:
 
 
 def _row(finding: Finding) -> tuple[str, ...]:
-    counts = [f"{split.found:,} / {split.expected:,}" for split in finding.splits.values()]
-    names = list(finding.splits)
-    others = [f"{name} {number}" for name, number in zip(names[1:], counts[1:], strict=True)]
-    return (
-        finding.id,
-        finding.state,
-        counts[0] if counts else "–",
-        ", ".join(others) or "–",
-        f"{finding.folder} ({finding.layout})" if finding.folder else "–",
-    )
+    counts = {name: f"{s.found:,} / {s.expected:,}" for name, s in finding.splits.items()}
+    others = [f"{name} {number}" for name, number in list(counts.items())[1:]]
+    folder = f"{finding.folder} ({finding.layout})" if finding.folder else "–"
+    first = next(iter(counts.values()), "–")
+    return finding.id, finding.state, first, ", ".join(others) or "–", folder
 
 
 def _remarks(finding: Finding) -> list[str]:

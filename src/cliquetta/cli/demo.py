@@ -40,53 +40,43 @@ _BAR = 20
 """Columns of a bar of 100 %."""
 EXAMPLES = """
 cliquetta demo
-
 cliquetta demo --shifts fog:4,contrast:3 --images 128 --method scap,domain_norm
-
 cliquetta demo --method zero_shot
 """
 
 
-@dataclass(frozen=True)
-class StreamComparison:
-    """The runs on one stream, zero-shot first, with their predictions."""
+@dataclass
+class DemoStream:
+    """One row of a table: zero-shot and methods on one stream, and what came out."""
 
-    shift: str
-    """Of what the stream consists, as the table says it."""
-    records: tuple[Record, ...]
-    answers: tuple[Predictions, ...]
+    label: str
+    specs: Sequence[RunSpec]
+    """The runs, zero-shot first."""
+    records: Sequence[Record] = ()
+    """Of all runs, if none has failed."""
+    predictions: Sequence[Predictions] = ()
 
     @property
     def batch_size(self) -> int:
         """Images per batch of the methods."""
-        return int(self.records[-1].settings["stream"]["batch_size"])
-
-    @property
-    def changes(self) -> Mapping[str, Changes]:
-        """Changes of each method's predictions against zero-shot."""
-        return _changes([self])
+        return self.specs[-1].batch_size
 
 
-def _changes(comparisons: Sequence[StreamComparison]) -> dict[str, Changes]:
-    """Over all shifts, by method."""
+def count_by_method(streams: Sequence[DemoStream]) -> dict[str, Changes]:
+    """Changes of each method's predictions against zero-shot, over all streams."""
     from cliquetta.report.changes import count_changes
 
-    methods = [record.method for record in comparisons[0].records]
     return {
-        method: count_changes([(c.answers[0], c.answers[place]) for c in comparisons])
-        for place, method in enumerate(methods)
-        if place
+        record.method: count_changes([(s.predictions[0], s.predictions[i]) for s in streams])
+        for i, record in enumerate(streams[0].records)
+        if i > 0
     }
 
 
 def demo(
     common: Common,
-    method: Annotated[
-        str, typer.Option(help="Methods to show beside zero_shot, comma-separated.")
-    ] = "domain_norm",
-    shifts: Annotated[
-        str, typer.Option(help="Shifts as NAME:SEVERITY or clean, comma-separated.")
-    ] = ",".join(SHIFTS),
+    method: Annotated[str, "Methods to show beside zero_shot, comma-separated."] = "domain_norm",
+    shifts: Annotated[str, "Shifts as NAME:SEVERITY or clean, comma-separated."] = ",".join(SHIFTS),
     images: Annotated[int, typer.Option(min=1, max=2000, help="Images per shift.")] = 256,
     singles: Annotated[
         int,
@@ -98,8 +88,8 @@ def demo(
         int, typer.Option(min=0, max=2000, help="Images for SCAP as printed; 0 for none.")
     ] = 64,
     batch_size: BatchSize = 64,
-    seed: Annotated[int, typer.Option(help="Seed of the order and of the method.")] = 0,
-    out: Annotated[Path, typer.Option(help="Output directory.")] = Path("demo"),
+    seed: Annotated[int, "Seed of the order and of the method."] = 0,
+    out: Annotated[Path, "Output directory."] = Path("demo"),
 ) -> None:
     """Compare plain CLIP and adapting methods on shifted images.
 
@@ -109,83 +99,74 @@ def demo(
     and SCAP as its paper prints it. Every difference is tested; one that may be chance is called
     no change. The report is about the streams in batches.
     """
-    from cliquetta.evaluation.grid import RunSpec
+    from cliquetta.evaluation.grid import RunSpec, grid, with_method
     from cliquetta.evaluation.sweep import RunContext
 
     methods, wanted = read_methods(method), split_list(shifts, "shifts")
     base = RunSpec("", PLAIN, batch_size=batch_size, limit=images, dtype=common.dtype)
-    first = replace(base, limit=max(images, singles))
-    tables = [[DemoPart(wanted[0], wanted[0], first, methods)]]
-    tables.append([DemoPart(s, s, base, methods) for s in wanted[1:] if s != CLEAN])
-    tables.append([DemoPart(s, s, base, methods) for s in wanted[1:] if s == CLEAN])
+
+    def stream(shift: str, limit: int, names: Sequence[str], *, singly: bool = False) -> DemoStream:
+        plain = replace(base, limit=limit)
+        # zero-shot predicts each image by itself, in batches of any size
+        adapting = replace(plain, batch_size=1) if singly else plain
+        dataset = "bundled" if shift == CLEAN else f"bundled@{shift}"
+        cells = [plain, *(with_method(adapting, name) for name in names)]
+        label = f"{shift}, singly" if singly else shift
+        return DemoStream(label, grid(cells, datasets=[dataset], seeds=[seed]))
+
+    first, *others = wanted
+    tables = [
+        [stream(first, max(images, singles), methods)],
+        [stream(shift, images, methods) for shift in others if shift != CLEAN],
+        [stream(shift, images, methods) for shift in others if shift == CLEAN],
+    ]
     if singles and methods:
-        one = replace(base, limit=singles)
-        tables.append([DemoPart(f"{wanted[0]}, singly", wanted[0], one, methods[:1], batch_size=1)])
+        tables.append([stream(first, singles, methods[:1], singly=True)])
     if scap and methods and "scap" not in methods:
-        shift = FEW_CLIQUES if FEW_CLIQUES in wanted else wanted[0]
-        tables.append([DemoPart(shift, shift, replace(base, limit=scap), ["scap"])])
-    tables = [table for table in tables if table]
-    context = RunContext(out, device=common.place(), evidence=True)
-    context.check([spec for table in tables for part in table for spec in part.cells(seed)])
-    comparisons: list[StreamComparison] = []
+        shift = FEW_CLIQUES if FEW_CLIQUES in wanted else first
+        tables.append([stream(shift, scap, ["scap"])])
+    rows = [row for table in tables for row in table]
+    context = RunContext(out, device=common.checked_device(), evidence=True)
+    context.check([spec for row in rows for spec in row.specs])
     results = []
-    for table in tables:
+    for table in filter(None, tables):
         curve = LiveCurve(common.terminal) if table is tables[0] and methods else None
-        ended, compared = _run(table, context, seed, common.terminal, curve)
-        results += ended
-        comparisons += compared
+        results += _run(table, context, common.terminal, curve)
         context.evidence = False  # pictures of one stream are enough for the report
-        if len(compared) == len(table):
-            _show(compared, common.terminal)
+        if all(row.records for row in table):
+            _show(table, common.terminal)
     if all(result.record is not None for result in results):
-        streams = [c for c in comparisons if c.batch_size == batch_size and c.shift in wanted]
-        _finish(comparisons, out, _make_page(streams, out), common.terminal)
+        shown = [row for row in rows if row.batch_size == batch_size and row.label in wanted]
+        page = _make_page([out / r.id for row in shown for r in row.records], out)
+        runs = {record.id for row in rows for record in row.records}
+        common.terminal.say(f"Records: {count(len(runs), 'run')} in {out}, each with record.json")
+        common.terminal.say(
+            f"Report: {page}"
+            if page
+            else "For a report with figures: pip install 'cliquetta[report]' and run again."
+        )
+        report = None if page is None else str(page)
+        common.terminal.document([_plain(row, out) | {"report": report} for row in rows])
     finish(results, common.terminal)
 
 
-@dataclass(frozen=True)
-class DemoPart:
-    """One row of a table: a stream, and the methods that run on it beside zero-shot."""
-
-    label: str
-    shift: str
-    spec: RunSpec
-    methods: Sequence[str]
-    batch_size: int | None = None
-    """Of the methods, if it is not that of zero-shot, which predicts each image by itself."""
-
-    def cells(self, seed: int) -> list[RunSpec]:
-        """The runs, zero-shot first."""
-        from cliquetta.evaluation.grid import grid, with_method
-
-        adapting = replace(self.spec, batch_size=self.batch_size or self.spec.batch_size)
-        cells = [self.spec, *(with_method(adapting, name) for name in self.methods)]
-        return grid(cells, datasets=[_dataset(self.shift)], seeds=[seed])
-
-
 def _run(
-    table: Sequence[DemoPart],
-    context: RunContext,
-    seed: int,
-    terminal: Terminal,
-    curve: LiveCurve | None,
-) -> tuple[list[RunResult], list[StreamComparison]]:
-    """Run the streams of a table; the comparisons of those without failure."""
+    table: Sequence[DemoStream], context: RunContext, terminal: Terminal, curve: LiveCurve | None
+) -> list[RunResult]:
+    """Run the streams of a table; those without failure get their records."""
     from cliquetta.evaluation.predictions import load_predictions
 
     assert context.out is not None
-    grids = [part.cells(seed) for part in table]
-    results = run_grid([spec for cells in grids for spec in cells], context, terminal, watch=curve)
+    specs = [spec for row in table for spec in row.specs]
+    results = run_grid(specs, context, terminal, watch=curve)
     records = {result.spec: result.record for result in results if result.record is not None}
-    comparisons = []
-    for part, cells in zip(table, grids, strict=True):
-        if all(spec in records for spec in cells):
-            own = tuple(records[spec] for spec in cells)
-            answers = tuple(load_predictions(context.out / record.id) for record in own)
-            comparisons.append(StreamComparison(part.label, own, answers))
-    if curve is not None and comparisons:
-        curve.draw(comparisons[0])
-    return results, comparisons
+    for row in table:
+        if all(spec in records for spec in row.specs):
+            row.records = [records[spec] for spec in row.specs]
+            row.predictions = [load_predictions(context.out / record.id) for record in row.records]
+    if curve is not None and table[0].records:
+        curve.draw(table[0])
+    return results
 
 
 class LiveCurve:
@@ -206,13 +187,13 @@ class LiveCurve:
         elif self.drawn < step.number <= len(self.plain):
             self._line(spec.method, step.images, self.plain[step.number - 1], share)
 
-    def draw(self, comparison: StreamComparison) -> None:
+    def draw(self, stream: DemoStream) -> None:
         """Draw the batches that were not run now, from the recorded predictions."""
-        plain, method = (answers.correct for answers in comparison.answers[:2])
-        ends = [*range(comparison.batch_size, len(plain), comparison.batch_size), len(plain)]
+        plain, method = (predictions.correct for predictions in stream.predictions[:2])
+        ends = [*range(stream.batch_size, len(plain), stream.batch_size), len(plain)]
         for end in ends[self.drawn :]:
             shares = (100 * float(correct[:end].mean()) for correct in (plain, method))
-            self._line(comparison.records[1].method, end, *shares)
+            self._line(stream.records[1].method, end, *shares)
 
     def _line(self, method: str, images: int, *shares: float) -> None:
         if not self.drawn:
@@ -221,10 +202,6 @@ class LiveCurve:
         bars = "  ".join(f"{'█' * round(_BAR * s / 100):<{_BAR}} {s:4.1f} %" for s in shares)
         self.terminal.say(f"{images:>6}  {bars}")
         self.drawn += 1
-
-
-def _dataset(shift: str) -> str:
-    return "bundled" if shift == CLEAN else f"bundled@{shift}"
 
 
 def read_methods(given: str) -> list[str]:
@@ -239,8 +216,8 @@ def read_methods(given: str) -> list[str]:
     return [name for name in names if name != PLAIN]
 
 
-def _make_page(comparisons: Sequence[StreamComparison], out: Path) -> Path | None:
-    """The report of all runs, where matplotlib is installed."""
+def _make_page(folders: Sequence[Path], out: Path) -> Path | None:
+    """The report of these runs, where matplotlib is installed."""
     from cliquetta.report.style import can_draw
 
     if not can_draw():
@@ -248,7 +225,6 @@ def _make_page(comparisons: Sequence[StreamComparison], out: Path) -> Path | Non
     from cliquetta.report.page import Choices, build_page, write_page
     from cliquetta.report.runs import load_runs
 
-    folders = [out / record.id for c in comparisons for record in c.records]
     path = out / "report.html"
     write_page(build_page(*load_runs(folders), Choices(title="CliqueTTA demo")), path)
     return path
@@ -274,77 +250,69 @@ def summary(changes: Mapping[str, Changes], plain_right: int, kind: str = "shift
     return lines
 
 
-def _show(table: Sequence[StreamComparison], terminal: Terminal) -> None:
+def _show(table: Sequence[DemoStream], terminal: Terminal) -> None:
     """One table and what it says in words."""
-    changes = _changes(table)
-    columns = table_columns(list(changes))
-    rows = [_row(c) for c in table]
+    columns, rows = tabulate(table)
     terminal.table(columns, rows, right=columns[1:])
     if any(NO_GAIN in row for row in rows):
         terminal.say(f"{NO_GAIN}: the difference may be chance (p >= {SIGNIFICANT:g})")
+    changes = count_by_method(table)
     if changes:
-        right = sum(int(c.answers[0].correct.sum()) for c in table)
-        kind = CLEAN if all(c.shift == CLEAN for c in table) else "shifted"
+        right = sum(int(row.predictions[0].correct.sum()) for row in table)
+        kind = CLEAN if all(row.label == CLEAN for row in table) else "shifted"
         for line in summary(changes, right, kind):
             terminal.say(line)
 
 
-def _finish(
-    comparisons: Sequence[StreamComparison], out: Path, page: Path | None, terminal: Terminal
-) -> None:
-    records = {record.id for c in comparisons for record in c.records}
-    terminal.say(f"Records: {count(len(records), 'run')} in {out}, each with record.json")
-    if page is None:
-        terminal.say("For a report with figures: pip install 'cliquetta[report]' and run again.")
-    else:
-        terminal.say(f"Report: {page}")
-    report = None if page is None else str(page)
-    terminal.document([_plain(c, out) | {"report": report} for c in comparisons])
-
-
-def table_columns(methods: Sequence[str]) -> list[str]:
-    """Headers of the table; ``fixed`` are wrong answers set right, ``broken`` the reverse.
+def tabulate(table: Sequence[DemoStream]) -> tuple[list[str], list[list[str]]]:
+    """Headers and rows; ``fixed`` are wrong predictions set right, ``broken`` the reverse.
 
     These counts are for one method; of several the sentences below the table have them.
     """
+    methods = [record.method for record in table[0].records[1:]]
     columns = ["shift", f"{PLAIN} %"]
     for method in methods:
         columns += [f"{method} %", "gain"]
-    return [*columns, "fixed", "broken"] if len(methods) == 1 else columns
+    if len(methods) == 1:
+        columns += ["fixed", "broken"]
+    rows = []
+    for stream in table:
+        plain, *adapted = (number(record.metrics["top1"]) for record in stream.records)
+        counts = count_tests([stream])
+        row = [stream.label, plain]
+        for top1, change in zip(adapted, counts, strict=True):
+            row += [top1, f"{change['gain']:+.2f}" if change["p"] < SIGNIFICANT else NO_GAIN]
+        if len(counts) == 1:
+            row += [str(counts[0]["repaired"]), str(counts[0]["broken"])]
+        rows.append(row)
+    return columns, rows
 
 
-def _row(comparison: StreamComparison) -> list[str]:
-    plain, *adapted = (number(record.metrics["top1"]) for record in comparison.records)
-    found = [_counts(change) for change in comparison.changes.values()]
-    row = [comparison.shift, plain]
-    for top1, counts in zip(adapted, found, strict=True):
-        row += [top1, f"{counts['gain']:+.2f}" if counts["p"] < SIGNIFICANT else NO_GAIN]
-    if len(found) == 1:
-        row += [str(found[0][key]) for key in ("repaired", "broken")]
-    return row
+def count_tests(streams: Sequence[DemoStream]) -> list[dict[str, Any]]:
+    """The changes by each method as JSON types."""
+    entries = []
+    for method, change in count_by_method(streams).items():
+        assert change.test is not None  # the bundled images have labels
+        entries.append(
+            {
+                "method": method,
+                "images": change.images,
+                "changed": change.changed,
+                "repaired": change.test.repaired,
+                "broken": change.test.broken,
+                "gain": change.gain,
+                "p": change.test.p,
+            }
+        )
+    return entries
 
 
-def _counts(change: Changes) -> dict[str, Any]:
-    """A change as JSON types."""
-    assert change.test is not None  # the bundled images have labels
+def _plain(stream: DemoStream, out: Path) -> dict[str, Any]:
+    """A stream as JSON types: ``change`` has one entry per method, ``runs`` zero-shot too."""
     return {
-        "images": change.images,
-        "changed": change.changed,
-        "repaired": change.test.repaired,
-        "broken": change.test.broken,
-        "gain": change.gain,
-        "p": change.test.p,
-    }
-
-
-def _plain(comparison: StreamComparison, out: Path) -> dict[str, Any]:
-    """A comparison as JSON types: ``change`` has one entry per method, ``runs`` zero-shot too."""
-    return {
-        "shift": comparison.shift,
-        "batch_size": comparison.batch_size,
-        "change": [
-            {"method": method, **_counts(change)} for method, change in comparison.changes.items()
-        ],
+        "shift": stream.label,
+        "batch_size": stream.batch_size,
+        "change": count_tests([stream]),
         "runs": [
             {
                 "method": record.method,
@@ -353,6 +321,6 @@ def _plain(comparison: StreamComparison, out: Path) -> dict[str, Any]:
                 "images_per_second": record.throughput["images_per_second"],
                 "record": str(out / record.id / "record.json"),
             }
-            for record in comparison.records
+            for record in stream.records
         ],
     }

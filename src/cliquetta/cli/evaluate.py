@@ -11,16 +11,21 @@ import typer
 
 from cliquetta.cli.command import Common
 from cliquetta.cli.console import Terminal, count, number
-from cliquetta.cli.executing import RUNS, Limit, Out, Seeds, finish, read_seeds, run_grid
+from cliquetta.cli.executing import finish, run_grid
 from cliquetta.cli.options import (
+    RUNS,
     BatchSize,
     Fitted,
+    Limit,
     Model,
+    Out,
     Root,
+    Seeds,
     Settings,
     Templates,
     Workers,
     read_cells,
+    read_seeds,
     read_shard,
     split_list,
 )
@@ -32,39 +37,24 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 cliquetta evaluate --dataset bundled@fog:3 --method tda,scap --seeds 0,1,2
-
 cliquetta evaluate --dataset 'bundled@fog:3>bundled@contrast:4' --method scap --limit 512
-
 cliquetta evaluate --dataset bundled@fog:3 --method domain_norm --order uneven --present 3
-
 cliquetta evaluate --dataset bundled@fog:3 --order keff --present 1-4 --seeds 0,1,2
-
 cliquetta evaluate --dataset bundled@fog:3 --order long-tail --imbalance 20
-
 cliquetta evaluate --dataset bundled --classes cat,dog,frog,ship --unknown bundled
-
 cliquetta evaluate --dataset bundled --method domain_norm,domain_norm/vote_share=0 --seeds 0,1,2
-
 cliquetta evaluate --dataset folder:photos --method scap:paper-views --model ViT-B/16 --device cuda
-
 cliquetta evaluate --dataset pets,dtd --root ~/data --method zero_shot --templates openai-80
-
 cliquetta evaluate --dataset imagenet --root ~/data --method tda,dmn --features ~/features
-
 cliquetta evaluate --dataset features:photos.npz --text-features classes.npz --method tda,moon
-
 cliquetta evaluate --dataset pets,dtd,cars --method scap --seeds 0,1,2 --ray auto --ray-gpus 0.5
 """
 
 
 def evaluate(
     common: Common,
-    dataset: Annotated[
-        str | None, typer.Option(help="Dataset ids, comma-separated; a>b streams b after a.")
-    ] = None,
-    method: Annotated[
-        str | None, typer.Option(help="NAME, NAME:PRESET or NAME/FIELD=VALUE, comma-separated.")
-    ] = None,
+    dataset: Annotated[str | None, "Dataset ids, comma-separated; a>b streams b after a."] = None,
+    method: Annotated[str | None, "NAME, NAME:PRESET or NAME/FIELD=VALUE, comma-separated."] = None,
     grid_file: Annotated[
         Path | None,
         typer.Option(
@@ -73,9 +63,7 @@ def evaluate(
             "instead of --dataset and --method.",
         ),
     ] = None,
-    shard: Annotated[
-        str, typer.Option(help="With --grid: shard I of N of the streams, written I/N.")
-    ] = "1/1",
+    shard: Annotated[str, "With --grid: shard I of N of the streams, written I/N."] = "1/1",
     model: Model = "micro",
     seeds: Seeds = "0",
     out: Out = RUNS,
@@ -84,21 +72,14 @@ def evaluate(
     batch_size: BatchSize = 64,
     order: Annotated[
         str,
-        typer.Option(
-            help="shuffled, sequential, correlated, separate, uneven, keff, long-tail, "
-            "recurring (a>b>a), long, mixed (a+b)."
-        ),
+        "shuffled, sequential, correlated, separate, uneven, keff, long-tail, "
+        "recurring (a>b>a), long, mixed (a+b).",
     ] = "shuffled",
-    gamma: Annotated[
-        float, typer.Option(help="Order correlated: Dirichlet concentration; small is bursty.")
-    ] = 0.1,
+    gamma: Annotated[float, "Order correlated: Dirichlet concentration; small is bursty."] = 0.1,
     present: Annotated[
-        str,
-        typer.Option(help="Number of classes in the stream (uneven) or in a batch (keff): 3, 1-4."),
+        str, "Number of classes in the stream (uneven) or in a batch (keff): 3, 1-4."
     ] = "3",
-    imbalance: Annotated[
-        float, typer.Option(help="Order long-tail: most frequent class over the rarest.")
-    ] = 10.0,
+    imbalance: Annotated[float, "Order long-tail: most frequent class over the rarest."] = 10.0,
     length: Annotated[int, typer.Option(min=1, help="Order long: images of the stream.")] = 10_000,
     limit: Limit = None,
     view_seed: Annotated[
@@ -106,15 +87,13 @@ def evaluate(
     ] = None,
     templates: Templates = None,
     classes: Annotated[
-        str | None,
-        typer.Option(help="Another class list (file, a,b,c or a known list), matched by name."),
+        str | None, "Another class list (file, a,b,c or a known list), matched by name."
     ] = None,
     unknown: Annotated[
-        str | None, typer.Option(help="Open set: mix in this dataset's images of other classes.")
+        str | None, "Open set: mix in this dataset's images of other classes."
     ] = None,
     text_features: Annotated[
-        Path | None,
-        typer.Option(help="Text embeddings by class name (.npz, .safetensors): text stays fixed."),
+        Path | None, "Text embeddings by class name (.npz, .safetensors): text stays fixed."
     ] = None,
     root: Root = None,
     workers: Workers = None,
@@ -123,8 +102,7 @@ def evaluate(
         bool, typer.Option(help="Keep cliques, attention maps and thumbnails for `report`.")
     ] = False,
     features: Annotated[
-        Path | None,
-        typer.Option(help="Directory of cached features, for methods that need no more."),
+        Path | None, "Directory of cached features, for methods that need no more."
     ] = None,
     hold: Annotated[
         bool | None,
@@ -133,9 +111,7 @@ def evaluate(
             help="Keep pixels on the device for all runs; by default where there is room.",
         ),
     ] = None,
-    ray: Annotated[
-        str | None, typer.Option(help="Run on a Ray cluster: its address, auto, or local.")
-    ] = None,
+    ray: Annotated[str | None, "Run on a Ray cluster: its address, auto, or local."] = None,
     ray_gpus: Annotated[
         float | None, typer.Option(min=0, help="With --ray: share of a GPU for each run.")
     ] = None,
@@ -191,7 +167,7 @@ def evaluate(
         )
     if features is not None and features.is_file():
         raise UserError(f"--features names a folder: evaluate with --dataset features:{features}")
-    device = common.device if ray else common.place()
+    device = common.device if ray else common.checked_device()
     context = RunContext(out, root, device, workers, False, features, evidence, hold)
     results = run_grid(specs, context, common.terminal, ray=ray, gpus=ray_gpus)
     _report(results, out, common.terminal)
@@ -251,7 +227,7 @@ def _difference(records: Sequence[Record], plain: Sequence[Record] | None) -> st
 def _plain(result: RunResult, out: Path) -> dict[str, Any]:
     """A result as JSON types."""
     record = result.record
-    answer: dict[str, Any] = {
+    outcome: dict[str, Any] = {
         "dataset": result.spec.dataset,
         "method": result.spec.method,
         "preset": result.spec.preset,
@@ -259,8 +235,8 @@ def _plain(result: RunResult, out: Path) -> dict[str, Any]:
         "error": result.error or None,
     }
     if record is None:
-        return answer
-    return answer | {
+        return outcome
+    return outcome | {
         "record": str(out / record.id / "record.json"),
         "images": record.images,
         "skipped": len(record.skipped),

@@ -5,47 +5,33 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from cliquetta.cli.command import Common
 from cliquetta.cli.options import Fitted, Preset, Settings, Templates, read_cells
 from cliquetta.errors import UserError
 
 EXAMPLES = """
 cliquetta export --state photos.safetensors --out model.onnx
-
 cliquetta export --state photos.safetensors --out small.onnx --half
-
 cliquetta export --method zero_shot --classes names.txt --model ViT-B/16 --out model.pt2
-
 cliquetta export --fitted tip.safetensors --classes names.txt --out model.onnx
 """
 
 
 def export(
     common: Common,
-    out: Annotated[Path, typer.Option(help="Output file: .onnx, or .pt2 for torch.export.")],
-    state: Annotated[
-        Path | None, typer.Option(help="Adapted state, saved by `predict --state`.")
-    ] = None,
+    out: Annotated[Path, "Output file: .onnx, or .pt2 for torch.export."],
+    state: Annotated[Path | None, "Adapted state, saved by `predict --state`."] = None,
     classes: Annotated[
-        str | None,
-        typer.Option(help="File with one name per line, a,b,c, or a known list. Default: --state."),
+        str | None, "File with one name per line, a,b,c, or a known list. Default: --state."
     ] = None,
-    method: Annotated[
-        str | None, typer.Option(help="Method, NAME or NAME:PRESET, without --state.")
-    ] = None,
+    method: Annotated[str | None, "Method, NAME or NAME:PRESET, without --state."] = None,
     preset: Preset = None,
     settings: Settings = None,
     fitted: Fitted = None,
-    model: Annotated[
-        str | None, typer.Option(help="Model name or path. Default: that of --state, or micro.")
-    ] = None,
+    model: Annotated[str | None, "Model name or path. Default: that of --state, or micro."] = None,
     templates: Templates = None,
-    half: Annotated[bool, typer.Option("--half", help="Image tower in float16.")] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an existing output file.")
-    ] = False,
+    half: Annotated[bool, "Image tower in float16."] = False,
+    overwrite: Annotated[bool, "Replace an existing output file."] = False,
 ) -> None:
     """Write an adapted model as ONNX or torch.export.
 

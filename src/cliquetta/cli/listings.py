@@ -16,17 +16,14 @@ if TYPE_CHECKING:
 
 METHODS = """
 cliquetta methods
-
 cliquetta methods zero_shot
 """
 MODELS = """
 cliquetta models
-
 cliquetta models '*ViT-B-16*'
 """
 DATASETS = """
 cliquetta datasets
-
 cliquetta evaluate --dataset bundled@fog:3 --method zero_shot
 """
 
@@ -173,21 +170,9 @@ def datasets(common: Common) -> None:
         f"A shift is appended to an id, as in bundled@fog:3, with severity {min(SEVERITIES)} to "
         f"{max(SEVERITIES)}: {', '.join(sorted(CORRUPTIONS))}."
     )
+    known = [
+        {name: value for name, value in vars(entry).items() if name != "build"} for entry in entries
+    ]
     common.terminal.document(
-        {
-            "datasets": [
-                {
-                    "id": entry.id,
-                    "summary": entry.summary,
-                    "classes": entry.classes,
-                    "expected": dict(entry.expected),
-                    "splits": dict(entry.splits),
-                    "source": entry.source,
-                    "needs_root": entry.needs_root,
-                }
-                for entry in entries
-            ],
-            "shifts": sorted(CORRUPTIONS),
-            "severities": list(SEVERITIES),
-        }
+        {"datasets": known, "shifts": sorted(CORRUPTIONS), "severities": list(SEVERITIES)}
     )

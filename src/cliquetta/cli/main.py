@@ -22,8 +22,9 @@ from cliquetta.cli import (
     serve,
     sessions,
 )
-from cliquetta.cli.command import command
+from cliquetta.cli.command import add_command
 
+_WITHOUT_MODEL = ("compare", "report", "methods", "models", "datasets")
 app = typer.Typer(
     name="cliquetta",
     no_args_is_help=True,
@@ -34,23 +35,26 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Check datasets.")
 sessions_app = typer.Typer(no_args_is_help=True, help="List and delete the sessions of a service.")
-command(app, "demo", examples=demo.EXAMPLES)(demo.demo)
-command(app, "predict", examples=predict.EXAMPLES)(predict.predict)
-command(app, "evaluate", examples=evaluate.EXAMPLES)(evaluate.evaluate)
-command(app, "compare", examples=compare.EXAMPLES, compute=False)(compare.compare)
-command(app, "report", examples=report.EXAMPLES, compute=False)(report.report)
-command(app, "reproduce", examples=reproduce.EXAMPLES)(reproduce.reproduce)
-command(app, "ablate", examples=ablate.EXAMPLES)(ablate.ablate)
-command(app, "fit", examples=fit.EXAMPLES)(fit.fit)
-command(app, "export", examples=export.EXAMPLES)(export.export)
-command(app, "methods", examples=listings.METHODS, compute=False)(listings.methods)
-command(app, "models", examples=listings.MODELS, compute=False)(listings.models)
-command(app, "datasets", examples=listings.DATASETS, compute=False)(listings.datasets)
-command(data_app, "doctor", examples=data.EXAMPLES, compute=False)(data.doctor)
-command(app, "serve", examples=serve.SERVE)(serve.serve)
-command(sessions_app, "list", examples=sessions.LIST_EXAMPLES, compute=False)(sessions.list_all)
-command(sessions_app, "delete", examples=sessions.DELETE_EXAMPLES, compute=False)(sessions.delete)
-command(app, "app", examples=serve.APP)(serve.show)
+for _name, _function, _examples in (
+    ("demo", demo.demo, demo.EXAMPLES),
+    ("predict", predict.predict, predict.EXAMPLES),
+    ("evaluate", evaluate.evaluate, evaluate.EXAMPLES),
+    ("compare", compare.compare, compare.EXAMPLES),
+    ("report", report.report, report.EXAMPLES),
+    ("reproduce", reproduce.reproduce, reproduce.EXAMPLES),
+    ("ablate", ablate.ablate, ablate.EXAMPLES),
+    ("fit", fit.fit, fit.EXAMPLES),
+    ("export", export.export, export.EXAMPLES),
+    ("methods", listings.methods, listings.METHODS),
+    ("models", listings.models, listings.MODELS),
+    ("datasets", listings.datasets, listings.DATASETS),
+    ("serve", serve.serve, serve.SERVE),
+    ("app", serve.show, serve.APP),
+):
+    add_command(app, _name, _function, _examples, compute=_name not in _WITHOUT_MODEL)
+add_command(data_app, "doctor", data.doctor, data.EXAMPLES, compute=False)
+add_command(sessions_app, "list", sessions.list_all, sessions.LIST_EXAMPLES, compute=False)
+add_command(sessions_app, "delete", sessions.delete, sessions.DELETE_EXAMPLES, compute=False)
 app.add_typer(data_app, name="data")
 app.add_typer(sessions_app, name="sessions")
 

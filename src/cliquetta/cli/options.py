@@ -13,19 +13,16 @@ from cliquetta.errors import UserError
 if TYPE_CHECKING:  # what loads torch is imported when it is needed: `--help` does without
     from cliquetta.evaluation.grid import RunSpec
 
-Model = Annotated[str, typer.Option(help="Model name (see `cliquetta models`) or path.")]
-Preset = Annotated[str | None, typer.Option(help="Preset of the method's config.")]
+Model = Annotated[str, "Model name (see `cliquetta models`) or path."]
+Preset = Annotated[str | None, "Preset of the method's config."]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="Override a config field: KEY=VALUE (repeatable).")
 ]
-Fitted = Annotated[
-    Path | None, typer.Option(help="File written by `cliquetta fit`, instead of --method.")
-]
+Fitted = Annotated[Path | None, "File written by `cliquetta fit`, instead of --method."]
 Templates = Annotated[
-    list[str] | None,
-    typer.Option(help="Prompt with {}, file of prompts, or known set: openai-80 (repeatable)."),
+    list[str] | None, "Prompt with {}, file of prompts, or known set: openai-80 (repeatable)."
 ]
-Root = Annotated[Path | None, typer.Option(help="Root directory of your datasets.")]
+Root = Annotated[Path | None, "Root directory of your datasets."]
 BatchSize = Annotated[int, typer.Option(min=1, help="Images per batch.")]
 Workers = Annotated[
     int | None,
@@ -35,6 +32,12 @@ Workers = Annotated[
         "threads).",
     ),
 ]
+
+
+Seeds = Annotated[str, "Seeds of order, views and methods: 0,1,2."]
+Out = Annotated[Path, "Output directory; completed runs are reused."]
+Limit = Annotated[int | None, typer.Option(min=1, help="Use at most N images per dataset.")]
+RUNS = Path("runs")
 
 
 def read_settings(given: Sequence[str]) -> dict[str, str]:
@@ -75,6 +78,14 @@ def read_cells(
         own = dict(cells[0].options) | read_settings(settings)
         cells = [with_options(cells[0], own)]
     return cells
+
+
+def read_seeds(given: str) -> list[int]:
+    """The integers of ``0,1,2``."""
+    try:
+        return [int(seed) for seed in split_list(given, "seeds")]
+    except ValueError:
+        raise UserError(f"--seeds takes whole numbers such as 0,1,2, got {given!r}") from None
 
 
 def read_shard(given: str) -> tuple[int, int]:

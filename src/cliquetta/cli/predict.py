@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -29,25 +28,15 @@ if TYPE_CHECKING:
 Decode = Literal["exact", "fast"]
 EXAMPLES = """
 cliquetta predict photos/ --classes cat,dog,horse --model ViT-B/16
-
 cliquetta predict photos/ --classes names.txt --model ViT-B/16 --top-k 3 --out answers.jsonl
-
 cliquetta predict s3://bucket/shard-{000..012}.tar --classes names.txt --model ViT-B/16 --out s3://bucket/out.parquet
-
 cliquetta predict list.csv more/*.jpg --classes names.txt --model ViT-B/16 --templates openai-80
-
 find /data -name '*.jpg' -print0 | cliquetta predict - --classes names.txt --model B.pt --shard 2/8
-
 cliquetta predict monday/ --classes names.txt --model ViT-B/16 --state camera.safetensors
-
 cliquetta predict tuesday/ --classes names.txt --model ViT-B/16 --state camera.safetensors --frozen
-
 cliquetta predict photos/ --classes names.txt --model ViT-B/16 --method zero_shot,domain_norm,tda
-
 cliquetta predict photos/ --classes names.txt --model ViT-B/16 --reject 0.9
-
 cliquetta predict --features photos.npz --text-features classes.npz --method tda
-
 cliquetta predict list.csv --classes names.txt --model ViT-B/16 --group-by camera --ray auto
 """
 
@@ -63,53 +52,39 @@ def predict(
     ] = None,
     features: Annotated[
         Path | None,
-        typer.Option(
-            help="Features of images (.npy, .npz, .safetensors) instead of paths, for methods "
-            "that need no more."
-        ),
+        "Features of images (.npy, .npz, .safetensors) instead of paths, for methods "
+        "that need no more.",
     ] = None,
     text_features: Annotated[
-        Path | None,
-        typer.Option(help="With --features: those of the class names; no model is loaded."),
+        Path | None, "With --features: those of the class names; no model is loaded."
     ] = None,
     classes: Annotated[
-        str | None,
-        typer.Option(help="File with one name per line, a,b,c, or a known list (imagenet)."),
+        str | None, "File with one name per line, a,b,c, or a known list (imagenet)."
     ] = None,
     method: Annotated[
         str | None,
-        typer.Option(
-            help="Method, NAME or NAME:PRESET, or several, comma-separated (default: domain_norm)."
-        ),
+        "Method, NAME or NAME:PRESET, or several, comma-separated (default: domain_norm).",
     ] = None,
     preset: Preset = None,
     settings: Settings = None,
     fitted: Fitted = None,
     model: Annotated[
-        str | None,
-        typer.Option(help="Model name (see `cliquetta models`) or path; not with --features."),
+        str | None, "Model name (see `cliquetta models`) or path; not with --features."
     ] = None,
     out: Annotated[
         str | None,
-        typer.Option(
-            help="Output file or URL: .csv, .jsonl or .parquet; - for standard output. (default: "
-            "predictions.csv; none with --json)"
-        ),
+        "Output file or URL: .csv, .jsonl or .parquet; - for standard output. (default: "
+        "predictions.csv; none with --json)",
     ] = None,
     format: Annotated[
-        str | None, typer.Option(help="csv, jsonl or parquet (default: by the suffix of --out).")
+        str | None, "csv, jsonl or parquet (default: by the suffix of --out)."
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an existing output file.")
-    ] = False,
+    overwrite: Annotated[bool, "Replace an existing output file."] = False,
     page: Annotated[
-        Path | None,
-        typer.Option(help="Also write an HTML page of thumbnails with their predictions."),
+        Path | None, "Also write an HTML page of thumbnails with their predictions."
     ] = None,
     top_k: Annotated[int, typer.Option(min=1, help="Predictions per image.")] = 1,
-    probabilities: Annotated[
-        bool, typer.Option("--probabilities", help="Write the probability of every class, too.")
-    ] = False,
+    probabilities: Annotated[bool, "Write the probability of every class, too."] = False,
     multi_label: Annotated[
         float | None,
         typer.Option(
@@ -120,10 +95,8 @@ def predict(
     ] = None,
     reject: Annotated[
         float | None,
-        typer.Option(
-            help="Name images of none of the classes in a column `rejected`: how many of them to "
-            "look for, between 0 and 1, such as 0.9."
-        ),
+        "Name images of none of the classes in a column `rejected`: how many of them to "
+        "look for, between 0 and 1, such as 0.9.",
     ] = None,
     calibrate: Annotated[
         bool | None,
@@ -134,24 +107,15 @@ def predict(
         ),
     ] = None,
     state: Annotated[
-        Path | None,
-        typer.Option(help="File of the adapted state: continued from if it exists, then saved."),
+        Path | None, "File of the adapted state: continued from if it exists, then saved."
     ] = None,
-    frozen: Annotated[
-        bool, typer.Option("--frozen", help="Learn nothing: answer as `export` of --state would.")
-    ] = False,
-    shard: Annotated[
-        str, typer.Option(help="Predict part I of N of the list, into a file of its own: I/N.")
-    ] = "1/1",
+    frozen: Annotated[bool, "Learn nothing: answer as `export` of --state would."] = False,
+    shard: Annotated[str, "Predict part I of N of the list, into a file of its own: I/N."] = "1/1",
     group_by: Annotated[
         str | None,
-        typer.Option(
-            help="Column of the input table: one adapted state per value; --state is then a folder."
-        ),
+        "Column of the input table: one adapted state per value; --state is then a folder.",
     ] = None,
-    ray: Annotated[
-        str | None, typer.Option(help="Run on a Ray cluster: local, auto or an address.")
-    ] = None,
+    ray: Annotated[str | None, "Run on a Ray cluster: local, auto or an address."] = None,
     actors: Annotated[
         int | None,
         typer.Option(
@@ -164,14 +128,11 @@ def predict(
     ] = None,
     templates: Templates = None,
     batch_size: BatchSize = 64,
-    seed: Annotated[int, typer.Option(help="Seed of the method and of views.")] = 0,
+    seed: Annotated[int, "Seed of the method and of views."] = 0,
     workers: Workers = None,
     decode: Annotated[
         Decode,
-        typer.Option(
-            help="exact, or fast: JPEG's own downscaling of large photographs (slightly other "
-            "pixels)."
-        ),
+        "exact, or fast: JPEG's own downscaling of large photographs (slightly other pixels).",
     ] = "exact",
 ) -> None:
     """Predict the class of every image and write a table.
@@ -219,14 +180,14 @@ def predict(
         from cliquetta.inference.ray_driver import RayCluster
 
         cluster = RayCluster(ray, actors, gpus_per_actor, common.threads or 1)
-        common = replace(common, device="cpu")  # actors move the model to theirs
+        common.device = "cpu"  # actors move the model to theirs
     elif actors is not None or gpus_per_actor is not None:
         raise UserError("--actors and --gpus-per-actor are for --ray")
     if text is not None:
         prompts = text.prompts(prompts)
-        clip: CLIP = FeaturesOnly(text.width, scale=text.scale, device=common.place())
+        clip: CLIP = FeaturesOnly(text.width, scale=text.scale, device=common.checked_device())
     else:
-        expect_images(common.place(), workers)
+        expect_images(common.checked_device(), workers)
         clip = common.model(base.model)
     assert prompts is not None
     adapters = [build_adapter(spec, clip, prompts) for spec in specs]
@@ -237,12 +198,11 @@ def predict(
         raise UserError("--frozen takes images: answers from features are not exported")
     if frozen:
         adapters, state = [freeze(adapters, state)], None
-    with common.terminal.progress() as progress:
-        bar = progress.add_task("predict", total=None, note="")
+    with common.terminal.bars() as bars:
+        bars.show("predict", 0, None)
 
         def show(done: int, total: int, skipped: int) -> None:
-            note = f"{skipped} skipped" if skipped else ""
-            progress.update(bar, completed=done, total=total, note=note)
+            bars.show("predict", done, total, f"{skipped} skipped" if skipped else "")
 
         try:
             run = predict_images(

@@ -13,9 +13,7 @@ from cliquetta.cli.options import Root
 
 EXAMPLES = """
 cliquetta report runs --out report.html
-
 cliquetta report runs/RUN-A runs/RUN-B --out two.html --figures figures
-
 cliquetta evaluate --dataset bundled@fog:3 --method scap --evidence && cliquetta report runs
 """
 
@@ -25,17 +23,13 @@ def report(
     runs: Annotated[
         list[Path], typer.Argument(help="Directories of runs, of one run, or record.json files.")
     ],
-    out: Annotated[Path, typer.Option(help="Output file.")] = Path("report.html"),
-    title: Annotated[str, typer.Option(help="Title of the page.")] = "",
+    out: Annotated[Path, "Output file."] = Path("report.html"),
+    title: Annotated[str, "Title of the page."] = "",
     figures: Annotated[
-        Path | None, typer.Option(help="Also save the figures to this directory, as PNG and PDF.")
+        Path | None, "Also save the figures to this directory, as PNG and PDF."
     ] = None,
-    attention: Annotated[
-        str, typer.Option(help="Attention maps: class (of the class token) or rollout.")
-    ] = "class",
-    map: Annotated[
-        str, typer.Option(help="Embedding: pca, tsne, or auto (tsne where installed).")
-    ] = "auto",
+    attention: Annotated[str, "Attention maps: class (of the class token) or rollout."] = "class",
+    map: Annotated[str, "Embedding: pca, tsne, or auto (tsne where installed)."] = "auto",
     root: Root = None,
 ) -> None:
     """Make one HTML page about recorded runs.

@@ -11,8 +11,8 @@ import typer
 
 from cliquetta.cli.command import FAILED, Common
 from cliquetta.cli.console import Terminal, count
-from cliquetta.cli.executing import RUNS, Out, run_grid
-from cliquetta.cli.options import Workers
+from cliquetta.cli.executing import run_grid
+from cliquetta.cli.options import RUNS, Out, Workers, read_shard, split_list
 from cliquetta.errors import UnknownNameError, UserError
 
 if TYPE_CHECKING:
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 cliquetta reproduce headline
-
 cliquetta reproduce methods --overwrite
-
 cliquetta reproduce leaderboard --run --shard 2/8 --device cuda
 """
 
@@ -34,22 +32,16 @@ def reproduce(
     page: Annotated[
         str, typer.Argument(help="Page of results: headline, methods, ablation or leaderboard.")
     ],
-    run: Annotated[bool, typer.Option("--run", help="First run what is missing.")] = False,
+    run: Annotated[bool, "First run what is missing."] = False,
     shard: Annotated[
-        str,
-        typer.Option(help="With --run: only shard I of N of the streams (I/N); records nothing."),
+        str, "With --run: only shard I of N of the streams (I/N); records nothing."
     ] = "1/1",
     again: Annotated[
-        str,
-        typer.Option(help="With --run: run these methods again, though recorded, as NAME,NAME."),
+        str, "With --run: run these methods again, though recorded, as NAME,NAME."
     ] = "",
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Rewrite a page that is not what the records say.")
-    ] = False,
-    results: Annotated[Path, typer.Option(help="Directory of the records.")] = Path("docs/results"),
-    root: Annotated[
-        Path | None, typer.Option(help="Root directory of datasets, for grids that need one.")
-    ] = None,
+    overwrite: Annotated[bool, "Rewrite a page that is not what the records say."] = False,
+    results: Annotated[Path, "Directory of the records."] = Path("docs/results"),
+    root: Annotated[Path | None, "Root directory of datasets, for grids that need one."] = None,
     out: Out = RUNS,
     workers: Workers = None,
 ) -> None:
@@ -59,7 +51,6 @@ def reproduce(
     one records them beside the known ones. The paper's tables are grids for `cliquetta evaluate
     --grid ood --root DATA`.
     """
-    from cliquetta.cli.options import read_shard, split_list
     from cliquetta.evaluation.grid import packaged_grid
     from cliquetta.evaluation.sweep import RunContext
     from cliquetta.methods.registry import get_method
@@ -73,7 +64,7 @@ def reproduce(
     if again and not run:
         raise UserError("--again needs --run")
     if run:
-        context = RunContext(out, None, common.place(), workers)
+        context = RunContext(out, None, common.checked_device(), workers)
         methods = frozenset(split_list(again, "methods") if again else ())
         for name in methods:
             get_method(name)  # a misspelt one would run nothing again

@@ -31,11 +31,10 @@ Models = Annotated[
 Methods = Annotated[
     list[str] | None, typer.Option("--method", help="Method to offer (repeatable). (default: all)")
 ]
-Host = Annotated[str, typer.Option(help="Address to listen on.")]
+Host = Annotated[str, "Address to listen on."]
 Port = Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")]
 TokenFile = Annotated[
-    Path | None,
-    typer.Option(help=f"File of accepted tokens, one per line; or set {TOKEN_VARIABLE}."),
+    Path | None, f"File of accepted tokens, one per line; or set {TOKEN_VARIABLE}."
 ]
 LimitPairs = Annotated[
     list[str] | None,
@@ -44,18 +43,13 @@ LimitPairs = Annotated[
 
 SERVE = """
 cliquetta serve
-
 cliquetta serve --model micro --model b16=/models/ViT-B-16.pt --state-dir sessions
-
 cliquetta serve --host 0.0.0.0 --token-file tokens.txt --limit images=64 --limit rate=10
-
 cliquetta serve --ray auto --replicas 2:8 --state-dir s3://bucket/sessions
 """
 APP = """
 cliquetta app
-
 cliquetta app --model micro --model b16=/models/ViT-B-16.pt --open
-
 cliquetta app --host 0.0.0.0 --token-file tokens.txt --limit images=64
 """
 _APP_BODY_BYTES = 128 * 2**20
@@ -65,7 +59,7 @@ _APP_BODY_BYTES = 128 * 2**20
 def serve(
     common: Common,
     state_dir: Annotated[
-        str, typer.Option(help="Directory of the sessions; with --ray also s3:// or gs://.")
+        str, "Directory of the sessions; with --ray also s3:// or gs://."
     ] = "sessions",
     model: Models = None,
     method: Methods = None,
@@ -84,19 +78,13 @@ def serve(
         typer.Option(min=0, help="Delete sessions unused for N days. [default: never]"),
     ] = None,
     log_format: Annotated[
-        str, typer.Option(help="text, or json: one object per line, every request included.")
+        str, "text, or json: one object per line, every request included."
     ] = "text",
-    traces: Annotated[
-        bool,
-        typer.Option("--traces", help="Send OpenTelemetry traces to OTEL_EXPORTER_OTLP_ENDPOINT."),
-    ] = False,
+    traces: Annotated[bool, "Send OpenTelemetry traces to OTEL_EXPORTER_OTLP_ENDPOINT."] = False,
     ray: Annotated[
-        str | None,
-        typer.Option(help="Serve with replicas on a Ray cluster: its address, auto, or local."),
+        str | None, "Serve with replicas on a Ray cluster: its address, auto, or local."
     ] = None,
-    replicas: Annotated[
-        str, typer.Option(help="With --ray: N, or MIN:MAX by the number of waiting requests.")
-    ] = "2",
+    replicas: Annotated[str, "With --ray: N, or MIN:MAX by the number of waiting requests."] = "2",
     ray_gpus: Annotated[
         float | None, typer.Option(min=0, help="With --ray: share of a GPU for each replica.")
     ] = None,

@@ -18,16 +18,14 @@ if TYPE_CHECKING:
 
 LIST_EXAMPLES = """
 cliquetta sessions list
-
 cliquetta sessions list --state-dir /var/lib/cliquetta --json
 """
 DELETE_EXAMPLES = """
 cliquetta sessions delete 0f3a9c17b2d45e6688aa01b2c3d4e5f6
-
 cliquetta sessions delete --unused-days 30 --state-dir /var/lib/cliquetta
 """
 
-StateDir = Annotated[str, typer.Option(help="Directory of the sessions, or a URL (see serve).")]
+StateDir = Annotated[str, "Directory of the sessions, or a URL (see serve)."]
 
 
 def list_all(common: Common, state_dir: StateDir = "sessions") -> None:

@@ -51,13 +51,18 @@ class Cell:
     """Over seeds; ``None`` for one."""
     tail: float | None
     """Mean over the worst tenth of the seeds; ``None`` with fewer than :data:`DRAWS`."""
-    gain: float | None
-    """Mean difference of the metric to the baseline, over the seeds that both have."""
+    gains: Mapping[int, float]
+    """Difference of the metric to the baseline, by every seed that both have."""
     test: PairedTest | None
     """Of the predictions against the baseline's; ``None`` for the baseline itself."""
     marks: str
     cost: float | None
     """Time per image as a multiple of zero-shot's in the same column."""
+
+    @property
+    def gain(self) -> float | None:
+        """Mean of the gains."""
+        return _mean(self.gains.values())
 
     @property
     def ece(self) -> float | None:
@@ -210,7 +215,7 @@ def _row_labels(runs: Sequence[Run]) -> dict[str, str]:
     first: dict[str, Run] = {}
     for run in runs:
         first.setdefault(run.row, run)
-    conditions = _varying([run.conditions for run in first.values()])
+    conditions = varying([run.conditions for run in first.values()])
     if "model" in conditions or "weights" not in conditions:
         conditions = [name for name in conditions if name != "weights"]
     labels = {}
@@ -218,7 +223,7 @@ def _row_labels(runs: Sequence[Run]) -> dict[str, str]:
         kin = [other.setting for other in first.values() if other.name == run.name]
         usual = _usual(run)
         values = {n: v for n, v in run.setting.items() if n in usual and v != usual[n]}
-        values |= {n: run.setting.get(n) for n in _varying(kin) if n not in usual}
+        values |= {n: run.setting.get(n) for n in varying(kin) if n not in usual}
         values |= {name: run.conditions[name] for name in conditions if name in run.conditions}
         shown = [f"{name}={_brief(value)}" for name, value in values.items()]
         labels[key] = " ".join([run.name, *shown])
@@ -234,7 +239,7 @@ def _usual(run: Run) -> dict[str, Any]:
     return dict(json.loads(json.dumps(plain_config(config))))
 
 
-def _varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+def varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """The names under which settings hold more than one value."""
     names = dict.fromkeys(name for setting in settings for name in setting)
     return [n for n in names if len({json.dumps(s.get(n), default=str) for s in settings}) > 1]
@@ -266,7 +271,7 @@ def _marks(run: Run, column: Sequence[Run]) -> str:
         if run.record.preset in get_method(run.record.method).tuned_by_authors:
             marks += TUNED_BY_AUTHORS
     own = [other.setting for other in column if other.record.method == run.record.method]
-    return marks + (SEVERAL_SETTINGS if _varying(own) else "")
+    return marks + (SEVERAL_SETTINGS if varying(own) else "")
 
 
 def _cell(
@@ -280,13 +285,13 @@ def _cell(
     """The cell of the runs ``own`` among the ``members`` of their column."""
     pairs = [] if _is(baseline, own[0].name) else _pairs(own, members, baseline)
     values = [run.record.metrics[metric] for run in own if metric in run.record.metrics]
-    changes = [
-        run.record.metrics[metric] - before.record.metrics[metric]
+    gains = {
+        run.record.seed: run.record.metrics[metric] - before.record.metrics[metric]
         for before, run in pairs
         if metric in run.record.metrics and metric in before.record.metrics
-    ]
+    }
     test = None
-    if changes and all(run.folder is not None for pair in pairs for run in pair):
+    if gains and all(run.folder is not None for pair in pairs for run in pair):
         test = paired_test([(before.predictions, run.predictions) for before, run in pairs])
     return Cell(
         column,
@@ -296,7 +301,7 @@ def _cell(
         mean=_mean(values),
         sd=statistics.stdev(values) if len(values) > 1 else None,
         tail=worst_tenth(values, lowest=metric not in LOWER_IS_BETTER),
-        gain=_mean(changes),
+        gains=gains,
         test=test,
         marks=_marks(own[0], members),
         cost=_cost(_pairs(own, members, BASELINE)),

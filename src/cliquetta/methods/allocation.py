@@ -19,7 +19,7 @@ class StateTooLargeError(UserError):
 
 
 def half_of_memory() -> int:
-    """Half of this machine's memory in bytes; without end where the system does not tell."""
+    """Half of this machine's memory in bytes; unlimited where the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     except (AttributeError, ValueError, OSError):
@@ -47,25 +47,27 @@ class TorchWatch(TorchFunctionMode, ABC):
 
 
 class AllocationLimit(TorchWatch):
-    """Inside the block, what a method makes for its memory is counted before it exists.
+    """Refuses, inside the block, settings that ask for more bytes than ``most``, untried.
 
-    Sizes come from running the same function on torch's meta device, which allocates nothing. So a
-    setting that asks for gigabytes is refused and not tried. The copies of ``Memory.declare`` add
-    up; other tensors must fit alone.
+    Sizes come from running the same function on torch's meta device, which allocates nothing. The
+    copies of ``Memory.declare`` add up to ``total``; other tensors must fit alone.
     """
 
     def __init__(self, most: int) -> None:
         super().__init__()
-        self._most = most
-        self.total = 0
-        """Bytes of the memory so far, and of its start."""
+        self._most, self.total = most, 0
 
     def before(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
         """Count what ``func`` would allocate."""
         if func not in _MAKERS:
             return
         with torch._C.DisableTorchFunction():
-            meta = [_without_data(value) for value in args]
+            meta = [
+                torch.empty(value.shape, dtype=value.dtype, device="meta")
+                if isinstance(value, Tensor)
+                else value
+                for value in args
+            ]
             named = {k: v for k, v in kwargs.items() if k not in ("device", "generator", "out")}
             made = func(*meta, **named, device="meta") if func in _PLACED else func(*meta)
         if func is torch.clone:
@@ -85,9 +87,3 @@ _PLACED = frozenset(
     }
 )
 _MAKERS = _PLACED | {Tensor.repeat, torch.clone}
-
-
-def _without_data(value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    return torch.empty(value.shape, dtype=value.dtype, device="meta")

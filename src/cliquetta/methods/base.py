@@ -18,11 +18,11 @@ from torch import Tensor
 from cliquetta.atomic import write_atomically
 from cliquetta.data.inputs import Images, as_batch
 from cliquetta.errors import UserError
-from cliquetta.methods._shared.zero_shot_reference import OPTIONAL, ZeroShotReference
 from cliquetta.methods.building.config import MethodConfig
 from cliquetta.methods.building.explanation import CacheCount, Explanation
 from cliquetta.methods.building.memory import Memory, all_finite
 from cliquetta.methods.building.merging import MergeRule, merge_memories
+from cliquetta.methods.zero_shot_reference import OPTIONAL, ZeroShotReference
 from cliquetta.model.clip import CLIP, FrozenModel
 from cliquetta.prompts.classes import ClassPrompts, as_prompts
 from cliquetta.types import Batch, Prediction, ViewSpec
@@ -50,22 +50,17 @@ CHECKED_LATE = frozenset({"cuda"})
 which saves a wait per batch. Elsewhere bad pixels are refused before anything is computed."""
 
 
-def _pixels(batch: Batch) -> Tensor:
-    """The pixels of a batch that are encoded."""
-    return batch.images if batch.views is None else batch.views
-
-
-def _refuse_pixels(batch: Batch) -> None:
-    """Refuse a batch with pixels that are not finite, and name the first image that has them."""
-    pixels = _pixels(batch)
-    if all_finite([pixels]):
+def refuse_non_finite(images: Tensor, keys: Sequence[str] = ()) -> None:
+    """Refuse pixels or features (B, ...) that are not finite, and name the first such image."""
+    if all_finite([images]):
         return
-    bad = (~pixels.isfinite().flatten(1).all(dim=1)).nonzero()[:, 0].tolist()
+    bad = (~images.isfinite().flatten(1).all(dim=1)).nonzero()[:, 0].tolist()
     if bad:
-        name = f" ({batch.keys[bad[0]]})" if batch.keys else ""
+        name = f" ({keys[bad[0]]})" if keys else ""
         raise NonFiniteError(
-            f"{len(bad)} of {len(batch)} images have pixels that are NaN or infinite, the first is "
-            f"number {bad[0]}{name}: leave them out; nothing of this batch was predicted"
+            f"{len(bad)} of {len(images)} images have pixels or features that are NaN or infinite, "
+            f"the first is number {bad[0]}{name}: leave them out; nothing of this batch was "
+            "predicted"
         )
 
 
@@ -145,28 +140,28 @@ class Adapter(ZeroShotReference, ABC):
         if len(batch) == 0:
             return Prediction(torch.zeros(0, len(self.prompts), device=self.model.device))
         batch = batch.to(self.model.device)
-        return self._ask(
-            _pixels(batch),
-            lambda: _refuse_pixels(batch),
+        return self._predict_safely(
+            batch.images if batch.views is None else batch.views,
+            batch.keys,
             lambda: self._predict(batch),
             lambda: self.model.encode_image(batch.images, normalize=True),
         )
 
-    def _ask(
+    def _predict_safely(
         self,
         inputs: Tensor,
-        refuse: Callable[[], None],
+        keys: Sequence[str],
         predict: Callable[[], Prediction],
         encode: Callable[[], Tensor],
     ) -> Prediction:
         """The prediction on the model's scale; whatever is raised, the memory is as it was.
 
-        ``refuse`` raises if ``inputs`` are not finite, which wins over whatever else came of them.
-        ``encode`` gives the unit features (B, E) of plain CLIP where they are needed.
+        Inputs that are not finite are named rather than what came of them. ``encode`` gives the
+        unit features (B, E) of plain CLIP where they are needed.
         """
         late = [inputs] if inputs.device.type in CHECKED_LATE else []
         if not late:
-            refuse()
+            refuse_non_finite(inputs, keys)
         before = self.memory.snapshot()
         try:
             prediction = self._on_model_scale(self._compare(predict(), encode))
@@ -178,15 +173,12 @@ class Adapter(ZeroShotReference, ABC):
         except BaseException as error:
             self.memory.restore(before)
             if late and isinstance(error, Exception):
-                refuse()
+                refuse_non_finite(inputs, keys)
             raise
         return prediction
 
     def _on_model_scale(self, prediction: Prediction) -> Prediction:
-        """Add the bias of a sigmoid model (SigLIP) to the logits; CLIP has none.
-
-        A constant changes no softmax, so that what methods compute inside goes without it.
-        """
+        """Add the bias of a sigmoid model (SigLIP), which no softmax inside a method needs."""
         if not self._bias:
             return prediction
         return replace(prediction, logits=prediction.logits + self._bias)
@@ -218,8 +210,8 @@ class Adapter(ZeroShotReference, ABC):
             )
         other = self._rebuild(as_prompts(classes))
         other.enable(reject=self.reject_share, calibrate=self.calibrated)
-        kept = {name: self.memory[name] for name in self.class_free & set(self.memory)}
-        other.load_state_dict({**other.state_dict(), **kept})
+        shared = {name: self.memory[name] for name in self.class_free & set(self.memory)}
+        other.load_state_dict({**other.state_dict(), **shared})
         return other
 
     def _rebuild(self: A, prompts: ClassPrompts) -> A:
@@ -243,8 +235,8 @@ class Adapter(ZeroShotReference, ABC):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from :meth:`state_dict` of an equally built adapter.
 
-        Where only one of the two rejects images or calibrates answers, what that needs starts
-        again, or is left behind.
+        Where only one of the two rejects images or calibrates, what that needs starts again, or is
+        left behind.
         """
         self.memory.load_state_dict(self._fit_optional(state))
 
@@ -342,10 +334,7 @@ class Adapter(ZeroShotReference, ABC):
         return line
 
     def cache_counts(self) -> dict[str, CacheCount]:
-        """Occupancy of the caches that hold entries per class, by name.
-
-        They are those that :attr:`merge_rules` declare.
-        """
+        """Occupancy, by name, of the caches that :attr:`merge_rules` declare."""
         counts = {}
         for owner in (owner for owner, rule in self.merge_rules if rule == "cache"):
             entropy = self.memory[f"{owner}.entropy" if owner else "entropy"]  # (N, K)

@@ -9,8 +9,6 @@ with m_c the mean image feature of the images predicted as c, taken **before** n
 t_c the unit text feature. The prediction is that of the forward pass before the step; what was
 learned stays. The authors reset at every change of corruption: call ``reset`` where a stream is
 known to change.
-
-What differs from the authors' code, and why: docs/methods/batclip.md.
 """
 
 from __future__ import annotations
@@ -76,9 +74,7 @@ def batclip_loss(logits: Tensor, features: Tensor, text: Tensor) -> Tensor:
 
 @register(
     "batclip",
-    paper="Maharana et al., BATCLIP: Bimodal Online Test-Time Adaptation for CLIP, ICCV 2025",
-    presets={"cifar10": BATCLIPConfig(lr=1e-3)},
-    tuned_by_authors=frozenset({"cifar10"}),
+    tuned={"cifar10": BATCLIPConfig(lr=1e-3)},
     setting="CLIP, ImageNet-C",
     for_batches=True,
 )
@@ -87,10 +83,7 @@ class BATCLIP(Adapter):
 
     batch_dependence = BatchDependence.JOINT
     needs = frozenset({"norm"})
-    merge_rules = (
-        ("image_norms", "mean"),
-        ("text_norms", "mean"),
-    )
+    merge_rules = (("image_norms", "mean"), ("text_norms", "mean"))
     class_free = AdamState.names("image_norms") | AdamState.names("text_norms")
     scaled_cosines = True
     config: BATCLIPConfig

@@ -8,8 +8,6 @@ per class (at first its text) with a prior over labels P(Y | μ_m) (at first one
 With s the class of highest posterior P(Y | f): if that is above τ₁, f enters the running mean μ_s,
 which is normalised again; if it is above τ₂, the posterior enters the running mean P(Y | μ_s).
 Images come one by one, and each is predicted before it is learned from.
-
-What was compared with what: docs/methods/bca.md.
 """
 
 from __future__ import annotations
@@ -40,11 +38,7 @@ class BCAConfig(MethodConfig):
     """Images that the one-hot start counts for in a label prior."""
 
 
-@register(
-    "bca",
-    paper="Zhou et al., Bayesian Test-Time Adaptation for Vision-Language Models, CVPR 2025",
-    setting="TTABC's port",
-)
+@register("bca", setting="TTABC's port")
 class BCA(ImageByImage):
     """Running means of class embeddings and of the labels they stand for; no training."""
 

@@ -6,8 +6,6 @@ every image gets the text ``a photo of a c1 or c2 or c3`` of its three likeliest
 current norms; with unit image features V and features T of these texts the loss is the
 cross-entropy of softmax rows of scale·V·Tᵀ against Qᵀ, Q = softmax of ((V·Vᵀ + T·Tᵀ) / 2) / 0.01
 along its rows. The same batch is then predicted under the adapted norms with the ordinary texts.
-
-What differs from the authors' code, and why: docs/methods/clipartt.md.
 """
 
 from __future__ import annotations
@@ -42,10 +40,7 @@ class CLIPArTTConfig(AdamConfig):
 def transductive_loss(
     images: Tensor, texts: Tensor, scale: float, temperature: float, *, detach: bool = False
 ) -> Tensor:
-    """Cross-entropy between similarities of a batch and those that its members agree on.
-
-    ``images`` and ``texts`` are unit features (B, E), the texts one per image.
-    """
+    """Cross-entropy of a batch's similarities, of unit features (B, E), and those it agrees on."""
     targets = ((images @ images.T + texts @ texts.T) / (2 * temperature)).softmax(dim=-1)
     if detach:
         targets = targets.detach()
@@ -53,11 +48,7 @@ def transductive_loss(
     return -(targets.T * logs).sum(dim=-1).mean()
 
 
-@register(
-    "clipartt",
-    paper="Hakim et al., CLIPArTT: Adaptation of CLIP to New Domains at Test Time, WACV 2025",
-    for_batches=True,
-)
+@register("clipartt", for_batches=True)
 class CLIPArTT(EpisodicLayerNormAdapter):
     """Ten steps per batch on visual LayerNorms, taught by texts of the top three classes."""
 

@@ -9,8 +9,6 @@ batch the loss is the entropy of image-to-text probabilities,
 less λ times the entropy of the mean prediction, summed over the batch and over images drawn from a
 class-wise confident memory. Ten steps of Adam per batch on the LayerNorms of the image tower, which
 are kept; then the batch is predicted.
-
-What differs from the authors' code, and why: docs/methods/cliptta.md.
 """
 
 from __future__ import annotations
@@ -67,10 +65,7 @@ def mean_prediction_entropy(logits: Tensor) -> Tensor:
 
 @register(
     "cliptta",
-    paper="Lafon et al., CLIPTTA: Robust Contrastive Vision-Language Test-Time Adaptation, "
-    "NeurIPS 2025",
-    presets={"cifar100-c": CLIPTTAConfig(memory_shots=16, memory_drawn=128)},
-    tuned_by_authors=frozenset({"cifar100-c"}),
+    tuned={"cifar100-c": CLIPTTAConfig(memory_shots=16, memory_drawn=128)},
     setting="CLIP ViT-B/16, CIFAR-10-C",
     for_batches=True,
 )

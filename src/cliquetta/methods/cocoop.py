@@ -1,6 +1,6 @@
 """CoCoOp: CoOp whose context moves with the image.
 
-Zhou et al., "Conditional Prompt Learning for Vision-Language Models", CVPR 2022. A small network
+Zhou et al., Conditional Prompt Learning for Vision-Language Models, CVPR 2022. A small network
 (linear, ReLU, linear) reads the unit image feature x, and its output pi(x) is added to every
 context token: V_m(x) = V_m + pi(x). Each image therefore has N texts of its own.
 
@@ -107,11 +107,7 @@ def fit_cocoop(task: FitTask, config: CoCoOpConfig) -> dict[str, Tensor]:
     return learn_text(start, logits, task, config)
 
 
-@register(
-    "cocoop",
-    paper="Zhou et al., Conditional Prompt Learning for Vision-Language Models, CVPR 2022",
-    fit=fit_cocoop,
-)
+@register("cocoop", fit=fit_cocoop)
 class CoCoOp(FewShotClassifier):
     """Learned context that a small network shifts for every image."""
 

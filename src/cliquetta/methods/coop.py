@@ -1,10 +1,8 @@
 """CoOp: learned context words in front of the class name, the same for every image.
 
-Zhou et al., "Learning to Prompt for Vision-Language Models", IJCV 2022. The prompt of class n is
+Zhou et al., Learning to Prompt for Vision-Language Models, IJCV 2022. The prompt of class n is
 [start] [V_1] ... [V_M] [name] [.] [end]; V is fitted by cross-entropy of the cosine logits, both
 towers frozen. Once fitted it is a fixed text classifier.
-
-What differs from the authors' code, and why: docs/methods/coop.md.
 """
 
 from __future__ import annotations
@@ -112,11 +110,7 @@ def fit_coop(task: FitTask, config: CoOpConfig) -> dict[str, Tensor]:
 
 
 @register(
-    "coop",
-    paper="Zhou et al., Learning to Prompt for Vision-Language Models, IJCV 2022",
-    presets={"imagenet": CoOpConfig(context_init="a photo of a", epochs=50)},
-    tuned_by_authors=frozenset({"imagenet"}),
-    fit=fit_coop,
+    "coop", tuned={"imagenet": CoOpConfig(context_init="a photo of a", epochs=50)}, fit=fit_coop
 )
 class CoOp(FewShotClassifier):
     """Context words learned from a few labelled images."""

@@ -3,8 +3,6 @@
 Yoon et al., C-TPT: Calibrated Test-Time Prompt Tuning for Vision-Language Models via Text Feature
 Dispersion, ICLR 2024. The loss of TPT minus a weight times the average text feature dispersion
 (ATFD): the mean distance of the unit class features from their centre. One joint step.
-
-What differs from the authors' code, and why: docs/methods/ctpt.md.
 """
 
 from __future__ import annotations
@@ -34,13 +32,7 @@ def text_dispersion(text: Tensor) -> Tensor:
     return distances.mean(dim=-1)
 
 
-@register(
-    "ctpt",
-    paper="Yoon et al., C-TPT: Calibrated Test-Time Prompt Tuning for Vision-Language Models via "
-    "Text Feature Dispersion, ICLR 2024",
-    presets=read_presets("ctpt", CTPTConfig),
-    tuned_by_authors=frozenset({"fine-grained", "shift"}),
-)
+@register("ctpt", tuned=read_presets("ctpt", CTPTConfig))
 class CTPT(TPT):
     """TPT with class texts kept apart, for better calibration."""
 

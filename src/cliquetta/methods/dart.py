@@ -9,8 +9,6 @@ Per image, in order of the stream: (1) context = 0.1 kept + 0.9 start, the visua
 from the last image; (2) one step on both; (3) the confident views under the new prompts name a
 class, whose kept visual prompt is mixed in; (4) the plain view is scored; (5) the kept prompts of
 the predicted class move by 1 - exp(-max logit / 5000).
-
-What differs from the authors' code, and why: docs/methods/dart.md.
 """
 
 from __future__ import annotations
@@ -72,13 +70,7 @@ class DARTConfig(SelectiveConfig):
     """Class texts encoded at once. Bounds memory only."""
 
 
-@register(
-    "dart",
-    paper="Liu et al., DART: Dual-Modal Adaptive Online Prompting and Knowledge Retention for "
-    "Test-Time Adaptation, AAAI 2024",
-    presets=read_presets("dart", DARTConfig),
-    tuned_by_authors=frozenset({"imagenet-a", "imagenet-r", "imagenet-sketch", "imagenet-v2"}),
-)
+@register("dart", tuned=read_presets("dart", DARTConfig))
 class DART(Adapter):
     """Tunes text and visual prompts on each image and remembers them by class."""
 

@@ -9,8 +9,6 @@ shuffled (PLPD); they lower the weighted mean of
 
 by one step on the LayerNorms of the image tower, those of the last quarter of the blocks and the
 final one left out. The prediction is that of the forward pass before the step; the step stays.
-
-What differs from the authors' code, and why: docs/methods/deyo.md.
 """
 
 from __future__ import annotations
@@ -83,21 +81,12 @@ def join_patches(patches: Tensor, size: int) -> Tensor:
 
 
 @register(
-    "deyo",
-    paper="Lee et al., Entropy is not Enough for Test-Time Adaptation: From the Perspective of "
-    "Disentangled Factors, ICLR 2024",
-    presets={"mild": DeYOConfig(plpd_threshold=0.3)},
-    tuned_by_authors=frozenset({"mild"}),
-    setting="ViT-B/16, ImageNet-C, wild",
+    "deyo", tuned={"mild": DeYOConfig(plpd_threshold=0.3)}, setting="ViT-B/16, ImageNet-C, wild"
 )
 class DeYO(MomentumAdapter):
     """Entropy steps on LayerNorms from images whose prediction depends on their shape."""
 
-    merge_rules = (
-        ("norms", "mean"),
-        ("velocity", "mean"),
-        ("generator", "first"),
-    )
+    merge_rules = (("norms", "mean"), ("velocity", "mean"), ("generator", "first"))
     config: DeYOConfig
 
     def _setup(self) -> None:

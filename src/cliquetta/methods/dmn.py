@@ -6,8 +6,6 @@ its predicted class, which holds the 50 of lowest entropy beside the class's tex
 the feature of class n is the mean of its entries m weighted by exp(-β(1 - f·m)), normalised, and
 
     p = (softmax(scale f·text) + β₂ softmax(scale f·class feature)) / (1 + β₂).
-
-What differs from the authors' code, and why: docs/methods/dmn.md.
 """
 
 from __future__ import annotations
@@ -25,11 +23,7 @@ from cliquetta.methods.building.config import Count, Fraction, NonNegative, Posi
 from cliquetta.methods.building.entropy import marginal_entropy
 from cliquetta.methods.building.feature_level import FixedText
 from cliquetta.methods.building.memory import NON_NEGATIVE, UNIT
-from cliquetta.methods.building.views import (
-    SelectiveConfig,
-    confident_views,
-    take_views,
-)
+from cliquetta.methods.building.views import SelectiveConfig, confident_views, take_views
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
@@ -59,22 +53,14 @@ class DMNConfig(SelectiveConfig):
 def class_features(
     queries: Tensor, classes: Tensor, keys: Tensor, weights: Affinity, constant: Tensor
 ) -> Tensor:
-    """Unit feature (B, N, E) of every class as each query (B, E) sees it on arrival.
-
-    ``weights`` are those of the entries, ``constant`` (B, N, E) the weighted texts.
-    """
+    """Unit feature (B, N, E) of every class per query (B, E); ``constant``: weighted texts."""
     total = torch.einsum("bnk,nke->bne", weights.old, keys)
     owner = F.one_hot(classes, len(keys)).to(weights.new.dtype)  # (B, N)
     total = total + torch.einsum("bj,jn,je->bne", weights.new, owner, queries)
     return F.normalize(total + constant, dim=-1)
 
 
-@register(
-    "dmn",
-    paper="Zhang et al., Dual Memory Networks: A Versatile Adaptation Approach for "
-    "Vision-Language Models, CVPR 2024",
-    presets={"fine-grained": DMNConfig(view_kind="augmix")},
-)
+@register("dmn", presets={"fine-grained": DMNConfig(view_kind="augmix")})
 class DMN(FixedText):
     """The text and a memory of 50 confident test features per class classify together."""
 

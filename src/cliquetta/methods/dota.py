@@ -11,8 +11,6 @@ and covariance, from which Gaussian discriminant analysis gives a second predict
 
 Images come one by one, and each is predicted before it is learned from. Every class starts with the
 weight of one image, a mean of 0.001 in all dimensions and the covariance σ²I.
-
-What differs from the authors' code, and why: docs/methods/dota.md.
 """
 
 from __future__ import annotations
@@ -64,17 +62,7 @@ def update_gaussians(
     return (counts[:, None] * means + weights.T @ features) / total[:, None], covariances, total
 
 
-_TUNED = read_presets("dota", DOTAConfig)
-
-
-@register(
-    "dota",
-    paper="Han et al., DOTA: Distributional Test-Time Adaptation of Vision-Language Models, "
-    "NeurIPS 2025",
-    presets=_TUNED,
-    tuned_by_authors=frozenset(_TUNED),
-    setting="CLIP ViT-B/16, ImageNet",
-)
+@register("dota", tuned=read_presets("dota", DOTAConfig), setting="CLIP ViT-B/16, ImageNet")
 class DOTA(FixedText):
     """Running Gaussian estimates of all classes predict beside the text; no training."""
 

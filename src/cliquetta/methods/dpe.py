@@ -11,8 +11,6 @@ where t and v are the prototypes with their residuals, normalised, and the contr
 0.01 pairs the two prototypes of each class that has both. The plain view is scored with them; if
 that prediction is sure, the text prototypes enter the running mean that the next image starts
 from.
-
-What differs from the authors' code, and why: docs/methods/dpe.md.
 """
 
 from __future__ import annotations
@@ -32,12 +30,7 @@ from cliquetta.methods.building.config import Count, NonNegative, read_presets
 from cliquetta.methods.building.entropy import entropy, marginal_entropy
 from cliquetta.methods.building.feature_level import FixedText
 from cliquetta.methods.building.memory import NON_NEGATIVE, SHORT
-from cliquetta.methods.building.views import (
-    SelectiveConfig,
-    ViewKind,
-    confident_views,
-    take_views,
-)
+from cliquetta.methods.building.views import SelectiveConfig, ViewKind, confident_views, take_views
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
@@ -77,17 +70,7 @@ def alignment(visual: Tensor, text: Tensor) -> Tensor:
     )
 
 
-_TUNED = read_presets("dpe", DPEConfig)
-
-
-@register(
-    "dpe",
-    paper="Zhang et al., Dual Prototype Evolving for Test-Time Generalization of Vision-Language "
-    "Models, NeurIPS 2024",
-    presets=_TUNED,
-    tuned_by_authors=frozenset(_TUNED),
-    setting="ImageNet",
-)
+@register("dpe", tuned=read_presets("dpe", DPEConfig), setting="ImageNet")
 class DPE(FixedText):
     """Text and visual prototypes step together on each image; sure text steps are kept."""
 

@@ -10,8 +10,6 @@ which looks where the classes differ; weights are similarities to the power γ =
 symmetric normalisation S = D^-½ (W + Wᵀ) D^-½ three rounds Y ← S Y, the rows of texts held at
 their class, give an image its scores. Images seen earlier start from a fifth of their last best
 score (the label reset), new ones from nothing.
-
-What differs from the authors' code, and why: docs/methods/ecalp.md.
 """
 
 from __future__ import annotations
@@ -79,8 +77,8 @@ def nearest_images(similarity: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def spread(to_texts: Tensor, weights: Tensor, rows: Tensor, scores: Tensor, steps: int) -> Tensor:
     """``steps`` rounds of ``scores`` (M, N) of images ← S Y, with Y those of texts and images.
 
-    Edges lead from images only: to texts with weights ``to_texts`` (M, N), to the images ``rows``
-    (M, k) with ``weights`` (M, k). Scores are multiplied by D^-½ instead of the matrix.
+    Images have edges to texts, ``to_texts`` (M, N), and to images ``rows`` (M, k), ``weights`` (M,
+    k).
     """
     tiny = torch.finfo(weights.dtype).tiny
     ends = rows.flatten()
@@ -97,12 +95,7 @@ def spread(to_texts: Tensor, weights: Tensor, rows: Tensor, scores: Tensor, step
     return scores
 
 
-@register(
-    "ecalp",
-    paper="Li et al., Efficient and Context-Aware Label Propagation for Zero-/Few-Shot "
-    "Training-Free Adaptation of Vision-Language Model, ICLR 2025",
-    setting="all datasets",
-)
+@register("ecalp", setting="all datasets")
 class ECALP(FixedText):
     """Labels spread from the texts over a graph of the images seen; no training."""
 

@@ -8,7 +8,7 @@ from typing import Any
 from cliquetta.errors import UserError
 from cliquetta.methods.building.few_shot import FewShotAdapter, FitTask, OnStep, refuse_fixed_text
 from cliquetta.methods.building.support_set import FewShot
-from cliquetta.methods.registry import MethodEntry, create_method, get_method, method_entries
+from cliquetta.methods.registry import create_method, get_method, method_entries, own_config
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts, as_prompts
 
@@ -41,37 +41,19 @@ def fit_method(
         UserError: Not a few-shot method, or images and classes that do not fit together.
 
     """
-    entry = _few_shot_entry(name)
-    config = _config(entry, config)
-    prompts = as_prompts(classes)
-    model.require(entry.adapter.needs, by=entry.name)
-    refuse_fixed_text(entry.adapter, prompts)
-    _check_examples(few_shot, model, prompts)
-    if few_shot.validation is not None:
-        _check_examples(few_shot.validation, model, prompts)
-    assert entry.fit is not None  # _few_shot_entry saw to it
-    fitted = entry.fit(FitTask(model, prompts, few_shot, seed, on_step), config)
-    adapter = create_method(name, model, prompts, config, seed=seed, fitted=fitted)
-    assert isinstance(adapter, FewShotAdapter)  # no other method is fitted
-    return adapter
-
-
-def _few_shot_entry(name: str) -> MethodEntry:
     entry = get_method(name)
     if entry.fit is None:
         known = ", ".join(other.name for other in method_entries() if other.fit is not None)
         raise UserError(f"{name} needs no fitting; few-shot methods are {known}")
-    return entry
-
-
-def _config(entry: MethodEntry, config: Any) -> Any:
-    if config is None:
-        return entry.config()
-    if not isinstance(config, entry.config):
-        raise TypeError(
-            f"{entry.name} takes a {entry.config.__name__}, got {type(config).__name__}"
-        )
-    return config
+    config = own_config(entry, config)
+    prompts = as_prompts(classes)
+    model.require(entry.adapter.needs, by=entry.name)
+    refuse_fixed_text(entry.adapter, prompts)
+    _check_examples(few_shot, model, prompts)
+    fitted = entry.fit(FitTask(model, prompts, few_shot, seed, on_step), config)
+    adapter = create_method(name, model, prompts, config, seed=seed, fitted=fitted)
+    assert isinstance(adapter, FewShotAdapter)  # no other method is fitted
+    return adapter
 
 
 def _check_examples(few_shot: FewShot, model: CLIP, prompts: ClassPrompts) -> None:
@@ -85,3 +67,5 @@ def _check_examples(few_shot: FewShot, model: CLIP, prompts: ClassPrompts) -> No
         raise UserError(
             f"a few-shot image has label {highest}, the class list holds {len(prompts)} names"
         )
+    if few_shot.validation is not None:
+        _check_examples(few_shot.validation, model, prompts)

@@ -1,11 +1,9 @@
 """MaPLe: learned tokens in both towers and in several blocks, tied to one another.
 
-Khattak et al., "MaPLe: Multi-modal Prompt Learning", CVPR 2023. The text tower has learned tokens
+Khattak et al., MaPLe: Multi-modal Prompt Learning, CVPR 2023. The text tower has learned tokens
 behind its start token, at the input and afresh in blocks 1 ... J-1; the image tower has, at the end
 of its sequence and in the same blocks, linear images of them. Tokens and linear maps are fitted by
 cross-entropy, the towers stay frozen. Words of the start that are not learned ("of a") stay.
-
-What differs from the authors' code, and why: docs/methods/maple.md.
 """
 
 from __future__ import annotations
@@ -63,11 +61,7 @@ class Coupled:
 
 
 def couple(learned: Mapping[str, Tensor]) -> Coupled:
-    """Tokens of both towers: the visual ones are linear maps of the textual ones, block by block.
-
-    ``context`` is (M, D_t), ``deep`` (J-1, M, D_t), ``map.weight`` (J, D_v, D_t) and ``map.bias``
-    (J, D_v).
-    """
+    """Tokens of both towers: visual ones are linear maps ``map.*`` (J, ...) of the textual ones."""
     tokens = torch.cat([learned["context"][None], learned["deep"]])  # (J, M, D_t)
     visual = tokens @ learned["map.weight"].mT + learned["map.bias"][:, None]
     return Coupled(
@@ -93,11 +87,7 @@ def text_tokens(model: CLIP, prompts: ClassPrompts, config: MaPLeConfig) -> tupl
 def text_features(model: CLIP, tokens: tuple[Tensor, Tensor], coupled: Coupled) -> Tensor:
     """Unit features (N, E) of the prompted class texts."""
     return model.encode_text(
-        tokens[0],
-        context=coupled.text,
-        positions=tokens[1],
-        deep=coupled.deep,
-        normalize=True,
+        tokens[0], context=coupled.text, positions=tokens[1], deep=coupled.deep, normalize=True
     )
 
 
@@ -145,7 +135,6 @@ def fit_maple(task: FitTask, config: MaPLeConfig) -> dict[str, Tensor]:
 
 @register(
     "maple",
-    paper="Khattak et al., MaPLe: Multi-modal Prompt Learning, CVPR 2023",
     presets={
         "base_to_novel": MaPLeConfig(),
         "cross_dataset": MaPLeConfig(depth=3, lr=2.6e-3, epochs=2),

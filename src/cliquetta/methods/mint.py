@@ -13,8 +13,6 @@ from the loaded norms along that average gives the norms of the batch. Its featu
 the means m_c of their predicted classes, and it is predicted by texts that are mixed with those
 means once K images were seen: normalised K₀ t_c + K m_c. Norms and optimiser start again with every
 batch; means and average gradient stay.
-
-What differs from the authors' code, and why: docs/methods/mint.md.
 """
 
 from __future__ import annotations
@@ -47,10 +45,7 @@ class MintConfig(AdamConfig):
 def between_class_variance(
     features: Tensor, labels: Tensor, mean: Tensor, class_means: Tensor
 ) -> Tensor:
-    """Mean squared distance of features (B, E) from ``mean`` (E,) minus that from their class's.
-
-    ``class_means`` is (N, E), ``labels`` (B,). Every class among the labels has the same weight.
-    """
+    """Mean squared distance of features (B, E) from ``mean`` minus that from their class's mean."""
     counts = labels.bincount(minlength=len(class_means))
     weights = 1 / ((counts > 0).sum() * counts[labels])
     total = (features - mean).square().sum(dim=-1)
@@ -58,14 +53,7 @@ def between_class_variance(
     return ((total - within) * weights).sum()
 
 
-@register(
-    "mint",
-    paper="Bao et al., Mint: A Simple Test-Time Adaptation of Vision-Language Models against "
-    "Common Corruptions, NeurIPS 2025",
-    presets={"imagenet-c": MintConfig(lr=1.5e-2)},
-    tuned_by_authors=frozenset({"imagenet-c"}),
-    setting="CLIP ViT-B/16, CIFAR-100-C",
-)
+@register("mint", tuned={"imagenet-c": MintConfig(lr=1.5e-2)}, setting="CLIP ViT-B/16, CIFAR-100-C")
 class Mint(LayerNormAdapter):
     """One LayerNorm step per batch up the variance between classes, from running averages."""
 

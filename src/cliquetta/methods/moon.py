@@ -11,8 +11,6 @@ their text; images count by their certainty γ_i. Ten rounds of
 
 with v_k the mean of the images weighted by γ_i z_ik, n_k the certain images assigned to k and ω the
 cosines of the three nearest neighbours. Written from the paper alone, without its code.
-
-What is ours where the paper leaves it open: docs/methods/moon.md.
 """
 
 from __future__ import annotations
@@ -101,13 +99,7 @@ def transduce(features: Tensor, log_prior: Tensor, text: Tensor, config: MOONCon
     return logs
 
 
-@register(
-    "moon",
-    paper="Huang et al., Von Mises-Fisher Mixture Model with Dynamic Shrinkage for Realistic "
-    "Test-Time Transduction, ICML 2026",
-    setting="all datasets",
-    for_batches=True,
-)
+@register("moon", setting="all datasets", for_batches=True)
 class MOON(Transductive):
     """Per batch: von Mises-Fisher classes, held at their text unless present; no training."""
 

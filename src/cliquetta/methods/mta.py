@@ -4,8 +4,6 @@ Zanella and Ben Ayed, On the Test-Time Zero-Shot Generalization of Vision-Langua
 Really Need Prompt Learning?, CVPR 2024. Alternates between inlierness scores y of the views, a
 softmax of their density at the mode plus the agreement of their predictions, and the mode m, their
 weighted mean shift. The mode takes the place of the image feature.
-
-What differs from the authors' code, and why: docs/methods/mta.md.
 """
 
 from __future__ import annotations
@@ -101,11 +99,7 @@ def _advance(old: Tensor, new: Tensor, active: Tensor, tolerance: float) -> tupl
     return torch.where(active, new, old), active & moved
 
 
-@register(
-    "mta",
-    paper="Zanella and Ben Ayed, On the Test-Time Zero-Shot Generalization of Vision-Language "
-    "Models: Do We Really Need Prompt Learning?, CVPR 2024",
-)
+@register("mta")
 class MTA(FixedText):
     """Takes the mode of the views' features, outliers weighed down; no training."""
 

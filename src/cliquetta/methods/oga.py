@@ -11,8 +11,6 @@ with ŷ the zero-shot answer. While the cache has n ≤ 4E entries, Σ⁻¹ is t
 estimate E ((n - 1) M + tr(M) I)⁻¹ of the pooled covariance M of residuals, then M⁻¹; until one
 class has more than two entries it is E·I. As in the official code (MIT) a batch enters the cache
 at once and is predicted with the statistics after it.
-
-What differs from the authors' code, and why: docs/methods/oga.md.
 """
 
 from __future__ import annotations
@@ -71,13 +69,7 @@ def ridge_covariance(keys: Tensor, filled: Tensor, means: Tensor) -> Tensor:
     return torch.where(counts.amax() <= 2, eye / E, covariance)
 
 
-@register(
-    "oga",
-    paper="Fuchs et al., Online Gaussian Test-Time Adaptation of Vision-Language Models, CVPR "
-    "Workshops 2025",
-    presets={"paper": OGAConfig(divisor="entries")},
-    setting="all datasets",
-)
+@register("oga", presets={"paper": OGAConfig(divisor="entries")}, setting="all datasets")
 class OGA(FixedText):
     """Gaussian classes from a cache of sure images, zero-shot answers as prior; no training."""
 

@@ -50,10 +50,7 @@ class OnZetaConfig(MethodConfig):
 def balanced_labels(
     logits: Tensor, dual: Tensor, lrs: Tensor, balance: float
 ) -> tuple[Tensor, Tensor]:
-    """Labels q (B, N) of ``logits`` (B, N), row after row, and the dual ρ (N,) after them.
-
-    Inside, ρ is without the sum of all c_r α / (√t N), which no softmax sees.
-    """
+    """Labels q (B, N) of logits (B, N), row by row, and ρ (N,) less a constant after them."""
     gained = (lrs * balance / logits.shape[1]).cumsum(dim=0)
     labels = []
     for row, lr, least in zip(logits, lrs, -gained, strict=True):
@@ -68,10 +65,8 @@ def vision_labels(
 ) -> tuple[Tensor, Tensor]:
     """Labels r (B, N), row after row, and the ``shares`` (B, N) of images in the proxies.
 
-    A step w_k ← normalised w_k + c_k f needs products only: ``products`` (B, N) of images and
-    proxies at the start, ``gram`` (B, B) of images. Proxies end as normalised start_k +
-    Σ_j shares_jk f_j. Steps are longer than proxies: float64, or the sums would lose what is left
-    of the start.
+    ``products`` (B, N) are of images and proxies at the start, ``gram`` (B, B) of images; proxies
+    end as normalised start_k + Σ_j shares_jk f_j. Steps are longer than proxies: give float64.
     """
     cosines, weighted, one = scale * products, lrs[:, None] * labels, torch.ones_like(labels[0])
     found = []
@@ -86,11 +81,7 @@ def vision_labels(
     return vision, steps * shrinks / shrinks.cumprod(dim=0)
 
 
-@register(
-    "onzeta",
-    paper="Qian and Hu, Online Zero-Shot Classification with CLIP, ECCV 2024",
-    setting="ImageNet",
-)
+@register("onzeta", setting="ImageNet")
 class OnZeta(ImageByImage):
     """Image by image: balanced labels teach vision proxies beside the texts; no training."""
 

@@ -9,8 +9,6 @@ keep the corruption but no object. With n̄ the mean of their unit features
 
 takes the place of every unit image feature v_i in the method that Panda is put around, its learning
 included; d is not normalised again. ``method`` names that method, ``options`` changes its settings.
-
-What differs from the authors' code, and why: docs/methods/panda.md.
 """
 
 from __future__ import annotations
@@ -132,9 +130,7 @@ def with_offset(model: CLIP, offset: float) -> tuple[CLIP, Negatives]:
 
 @register(
     "panda",
-    paper="Deng et al., Panda: Test-Time Adaptation with Negative Data Augmentation, AAAI 2026",
-    presets={"zero_shot": PandaConfig(method="zero_shot", offset=0.6)},
-    tuned_by_authors=frozenset({"zero_shot"}),
+    tuned={"zero_shot": PandaConfig(method="zero_shot", offset=0.6)},
     setting="CLIP, Tent",
     for_batches=True,
 )

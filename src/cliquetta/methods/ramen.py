@@ -11,8 +11,6 @@ give the sign of its step
 from the loaded norms, whose every number moves by the learning rate. The image is predicted under
 them, and they are dropped. Streams of mixed domains are what it is for: no image is adapted to the
 average of them. A batch is remembered before its steps are made.
-
-What differs from the authors' code, and why: docs/methods/ramen.md.
 """
 
 from __future__ import annotations
@@ -64,17 +62,7 @@ def support_weights(
     return chosen * (-entropies - config.distance_weight * distances).exp()
 
 
-_TUNED = read_presets("ramen", RamenConfig)
-
-
-@register(
-    "ramen",
-    paper="Bao et al., Ramen: Robust Test-Time Adaptation of Vision-Language Models with Active "
-    "Sample Selection, CVPR 2026",
-    presets=_TUNED,
-    tuned_by_authors=frozenset(_TUNED),
-    setting="CLIP ViT-B/16, CIFAR-100-C",
-)
+@register("ramen", tuned=read_presets("ramen", RamenConfig), setting="CLIP ViT-B/16, CIFAR-100-C")
 class Ramen(LayerNormAdapter):
     """A LayerNorm step per image, from remembered gradients of similar images of every class."""
 

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import pkgutil
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,8 +49,8 @@ class MethodEntry:
     summary: str
     paper: str
     presets: Mapping[str, Any] = field(default_factory=dict)
+    """By name; those of ``tuned_by_authors`` hold constants that the authors chose per dataset."""
     tuned_by_authors: frozenset[str] = frozenset()
-    """Presets whose constants the method's authors chose per dataset."""
     fit: Callable[..., Mapping[str, Any]] | None = None
     """For few-shot methods: learns the tensors that the adapter is built from."""
     setting: str = ""
@@ -69,15 +71,16 @@ def register(
     summary: str = "",
     paper: str = "",
     presets: Mapping[str, Any] | None = None,
-    tuned_by_authors: frozenset[str] = frozenset(),
+    tuned: Mapping[str, Any] | None = None,
     fit: Callable[..., Mapping[str, Any]] | None = None,
     setting: str = "",
     for_batches: bool = False,
 ) -> Callable[[A], A]:
-    """Class decorator that enters an adapter under ``name``.
+    """Class decorator that enters an adapter under ``name``; for the rest see :class:`MethodEntry`.
 
-    ``config`` is by default what the class annotates as its ``config``, ``summary`` the first line
-    of its docstring.
+    By default ``config`` is what the class annotates as its ``config``, ``summary`` the first line
+    of its docstring and ``paper`` the citation, up to the year, that begins the second paragraph of
+    its module's. ``tuned`` are presets whose constants the authors chose per dataset.
     """
 
     def enter(adapter: A) -> A:
@@ -86,23 +89,30 @@ def register(
         settings = config or get_type_hints(adapter).get("config")
         if settings is None:
             raise TypeError(f"{adapter.__name__} names no config: annotate `config: ItsConfig`")
-        line = summary or (adapter.__doc__ or "").partition("\n")[0].removesuffix(".")
         _ENTRIES[name] = MethodEntry(
-            name=name,
-            adapter=adapter,
-            config=settings,
-            summary=line,
-            paper=paper,
-            presets=dict(presets or {}),
-            tuned_by_authors=tuned_by_authors,
-            fit=fit,
-            setting=setting,
-            for_batches=for_batches,
+            name,
+            adapter,
+            settings,
+            summary or (adapter.__doc__ or "").partition("\n")[0].removesuffix("."),
+            paper or _citation(adapter),
+            {**(tuned or {}), **(presets or {})},
+            frozenset(tuned or ()),
+            fit,
+            setting,
+            for_batches,
         )
         adapter.name = name
         return adapter
 
     return enter
+
+
+def _citation(adapter: type[Adapter]) -> str:
+    """Authors, title, venue and year at the start of the second paragraph of a module."""
+    module = inspect.getdoc(inspect.getmodule(adapter)) or ""
+    paragraph = " ".join(module.partition("\n\n")[2].partition("\n\n")[0].split())
+    citation = re.match(r"[^.,]+( et al\.| and [^.,]+), .*?\b20\d\d\b", paragraph)
+    return citation[0] if citation else ""
 
 
 @cache
@@ -181,6 +191,15 @@ def method_config(
     return dataclasses.replace(config, **changes)
 
 
+def own_config(entry: MethodEntry, config: Any) -> Any:
+    """The config of a method, by default its own; that of another method is refused."""
+    config = entry.config() if config is None else config
+    if not isinstance(config, entry.config):
+        expected = entry.config.__name__
+        raise TypeError(f"{entry.name} takes a {expected}, got {type(config).__name__}")
+    return config
+
+
 def create_method(
     name: str,
     model: CLIP | nn.Module,
@@ -215,9 +234,7 @@ def create_method(
     prompts = as_prompts(classes)
     entry = get_method(name)
     model = from_model(model)
-    config = entry.config() if config is None else config
-    if not isinstance(config, entry.config):
-        raise TypeError(f"{name} takes a {entry.config.__name__}, got {type(config).__name__}")
+    config = own_config(entry, config)
     if isinstance(model, FeaturesOnly):
         require_features_only(entry.adapter, name)
     if entry.fit is None:

@@ -6,8 +6,6 @@ is worst nearby, those that are still below give the gradient of the step. The n
 quarter of the blocks and the final one are left out. If the moving average of the second loss falls
 below 0.2, the model has collapsed: the norms start again. The prediction is that of the first
 forward pass.
-
-What differs from the authors' code, and why: docs/methods/sar.md.
 """
 
 from __future__ import annotations
@@ -40,11 +38,7 @@ class SARConfig(MomentumConfig):
     """Decay of that average."""
 
 
-@register(
-    "sar",
-    paper="Niu et al., Towards Stable Test-Time Adaptation in Dynamic Wild World, ICLR 2023",
-    setting="ViT-B/16, ImageNet-C",
-)
+@register("sar", setting="ViT-B/16, ImageNet-C")
 class SAR(MomentumAdapter):
     """Sharpness-aware entropy steps on LayerNorms from reliable images, reset on collapse."""
 

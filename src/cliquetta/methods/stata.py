@@ -12,8 +12,6 @@ where v_k and T_k are the weighted mean of the images of k and their mean square
 Σ' is the mean squared distance of images from the texts weighted by ŷ, τ = 50. α = 1; five
 assignment updates, then ten rounds of the means, the variances and five assignment updates. Each
 batch by itself; nothing is remembered.
-
-What differs from the authors' code, and why: docs/methods/stata.md.
 """
 
 from __future__ import annotations
@@ -94,12 +92,7 @@ def transduce(features: Tensor, log_prior: Tensor, text: Tensor, config: StatACo
     return logs
 
 
-@register(
-    "stata",
-    paper="Zanella et al., Realistic Test-Time Adaptation of Vision-Language Models, CVPR 2025",
-    setting="all datasets",
-    for_batches=True,
-)
+@register("stata", setting="all datasets", for_batches=True)
 class StatA(Transductive):
     """Per batch: Gaussian classes anchored at the texts; no training."""
 

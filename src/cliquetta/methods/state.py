@@ -26,6 +26,14 @@ from cliquetta.tensor_file import pack, pack_raw, unpack
 FORMAT = "cliquetta-state-1"
 MEMORY, FITTED, EXTRA = "memory.", "fitted.", "extra."
 """Prefixes of the tensors of a file: of the method, of a few-shot fit, of the caller."""
+DIFFERENCES = {
+    "method": "another method",
+    "model": "another model",
+    "weights": "other weights of the model",
+    "classes": "another class list or other templates",
+    "config": "another config",
+    "fitted": "another few-shot fit",
+}
 ROOM = 2**28
 """Bytes that a file may have beyond the method's memory, for its header and what a caller adds."""
 
@@ -42,11 +50,11 @@ class SavedState:
     extra: Mapping[str, Tensor]
     notes: Mapping[str, Any]
     classes_changed: bool = False
-    """The file is of another class list: only what does not depend on the classes was taken."""
+    """The file is of another class list: only what does not depend on the classes was loaded."""
 
 
 def describe(adapter: Adapter) -> dict[str, Any]:
-    """Describe the properties that a state and the adapter that loads it must share."""
+    """The properties that a state and the adapter that loads it must share."""
     return {
         "method": adapter.name,
         "config": plain_config(adapter.config),
@@ -78,10 +86,7 @@ def pack_state(
     notes: Mapping[str, Any] | None = None,
     fitted: bool = False,
 ) -> bytes:
-    """Pack an adapter's memory for :func:`unpack_state`, with what it was ``fitted`` from if asked.
-
-    ``extra`` tensors and ``notes`` (JSON types) of the caller are kept beside it.
-    """
+    """Pack the memory, ``extra`` tensors, JSON ``notes`` and, with ``fitted``, a few-shot fit."""
     tensors = {MEMORY + name: value for name, value in adapter.state_dict().items()}
     if fitted:
         tensors |= {FITTED + name: value for name, value in (adapter.fitted or {}).items()}
@@ -114,13 +119,7 @@ def read_fitted_method(path: Path | str) -> str:
 
 def load_state(adapter: Adapter, path: Path | str, *, other_classes: bool = False) -> SavedState:
     """Let ``adapter`` continue from a file of :meth:`Adapter.save`; refuse one of another kind."""
-    _check_size(adapter, Path(path))
-    data = Path(path).read_bytes()
-    return unpack_state(adapter, data, source=str(path), other_classes=other_classes)
-
-
-def _check_size(adapter: Adapter, path: Path) -> None:
-    """Refuse a file larger than the method's memory can be, before its tensors are read."""
+    path = Path(path)
     size, names = path.stat().st_size, read_header(path).get("names", ())
     memory = sum(adapter.memory[name].nbytes for name in adapter.memory)
     largest = memory * max(1, len(names) // len(adapter.prompts) + 1) + ROOM
@@ -129,6 +128,8 @@ def _check_size(adapter: Adapter, path: Path) -> None:
             f"{path} has {size:,} bytes, where a state of {adapter.name} has at most "
             f"{largest:,}: it is damaged, or was not written by Adapter.save"
         )
+    data = path.read_bytes()
+    return unpack_state(adapter, data, source=str(path), other_classes=other_classes)
 
 
 def load_method(
@@ -149,9 +150,9 @@ def load_method(
     Args:
         path: A file of :meth:`Adapter.save`, ``cliquetta predict --state`` or ``cliquetta fit``.
         model: The model that it was saved with.
-        classes: Class names; those of the file if not given. Other names are taken by methods
-            with memory that does not depend on the classes, and by few-shot methods: those that
-            know their classes one by one (Tip-Adapter, class-specific CoOp) take any selection.
+        classes: Class names; those of the file if not given. Others suit methods with memory that
+            does not depend on the classes, and few-shot methods; of those, Tip-Adapter and
+            class-specific CoOp need a selection of the file's.
         seed: Of the method's own random draws; that of the file if not given.
 
     Returns:
@@ -180,10 +181,9 @@ def load_method(
             f"{model.id} ({model.fingerprint}): what was learned means nothing there; fit again"
         )
     tensors, _ = unpack(Path(path).read_bytes(), source=str(path), kind="state file")
-    fitted = {name[len(FITTED) :]: v for name, v in tensors.items() if name.startswith(FITTED)}
     few_shot = get_method(name).adapter
     assert issubclass(few_shot, FewShotAdapter)  # no other is fitted
-    fitted = few_shot.for_classes(fitted, names, prompts.names)
+    fitted = few_shot.for_classes(_named(tensors, FITTED), names, prompts.names)
     return create_method(name, model, prompts, config, seed=seed, fitted=fitted)
 
 
@@ -192,49 +192,39 @@ def unpack_state(
 ) -> SavedState:
     """Let ``adapter`` continue from :func:`pack_state`; ``source`` names the bytes in errors.
 
-    Bytes of any origin may come in: they are parsed as safetensors and JSON, nothing is executed,
-    and the adapter is as it was if they are refused. With ``other_classes`` a state of another
-    class list is not refused by an adapter with memory that does not depend on the classes
-    (``Adapter.class_free``), which is what it takes of it.
+    Bytes of any origin may come in: nothing is executed, and the adapter is as it was if they are
+    refused. With ``other_classes`` the ``class_free`` memory of another class list is loaded.
     """
     tensors, header = unpack(data, source=source, kind="state file")
     header = _checked(header, source)
     mine = describe(adapter)
-    asked, other_classes = other_classes, other_classes and adapter.outlives_classes
-    other_classes = other_classes and header.get("classes") != mine["classes"]
-    for field, what in (
-        ("method", "another method"),
-        ("model", "another model"),
-        ("weights", "other weights of the model"),
-        ("classes", "another class list or other templates"),
-        ("config", "another config"),
-        ("fitted", "another few-shot fit"),
-    ):
-        if header.get(field) != mine[field] and not (field == "classes" and other_classes):
-            remedy = "build the adapter as it was, or start without the state"
-            if field == "classes" and asked:
-                remedy = (
-                    f"{mine['method']} learns about its classes only, so give it that list, or "
-                    "start without the state"
-                )
-            raise StateMismatchError(
-                f"{source} was saved with {what} ({_difference(header.get(field), mine[field])}); "
-                f"{remedy}"
+    differing = [field for field in DIFFERENCES if header.get(field) != mine[field]]
+    classes_changed = "classes" in differing and other_classes and adapter.outlives_classes
+    if classes_changed:
+        differing.remove("classes")
+    if differing:
+        field = differing[0]
+        remedy = "build the adapter as it was, or start without the state"
+        if field == "classes" and other_classes:
+            remedy = (
+                f"{adapter.name} learns about its classes only, so give it that list, or start "
+                "without the state"
             )
-    memory = {name[len(MEMORY) :]: v for name, v in tensors.items() if name.startswith(MEMORY)}
-    if other_classes:
-        kept = {name: value for name, value in memory.items() if name in adapter.class_free}
+        raise StateMismatchError(
+            f"{source} was saved with {DIFFERENCES[field]} "
+            f"({_difference(header.get(field), mine[field])}); {remedy}"
+        )
+    memory = _named(tensors, MEMORY)
+    if classes_changed:
+        shared = {name: value for name, value in memory.items() if name in adapter.class_free}
         adapter.reset()
-        memory = {**adapter.state_dict(), **kept}
+        memory = {**adapter.state_dict(), **shared}
     adapter.load_state_dict(memory)
-    extra = {name[len(EXTRA) :]: v for name, v in tensors.items() if name.startswith(EXTRA)}
-    return SavedState(header, extra, header["notes"], other_classes)
+    return SavedState(header, _named(tensors, EXTRA), header["notes"], classes_changed)
 
 
 def merge_states(
-    adapter: Adapter,
-    states: Sequence[Path | str | bytes],
-    start: Path | str | bytes | None = None,
+    adapter: Adapter, states: Sequence[Path | str | bytes], start: Path | str | bytes | None = None
 ) -> None:
     """Let ``adapter`` continue from what several equally built ones learned.
 
@@ -262,6 +252,10 @@ def merge_states(
     shared = None if start is None else memories.pop(0)
     if len(memories) > 1:
         adapter.load_state_dict(adapter.merge(memories, shared))
+
+
+def _named(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name[len(prefix) :]: v for name, v in tensors.items() if name.startswith(prefix)}
 
 
 def _checked(header: Mapping[str, Any], source: str) -> dict[str, Any]:

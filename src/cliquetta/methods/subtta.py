@@ -10,8 +10,6 @@ batch one step of AdamW on the LayerNorms of the image tower brings the two span
 the features under the new norms are projected on the texts' span, v B_Tᵀ B_T (eq. 5), normalised
 and labelled by the texts, and a second step raises the variance between the classes of the batch
 (Mint's loss). The batch is predicted after both steps, from plain features. What was learned stays.
-
-What differs from the authors' code, and why: docs/methods/subtta.md.
 """
 
 from __future__ import annotations
@@ -94,12 +92,10 @@ def batch_variance(features: Tensor, labels: Tensor, classes: int) -> Tensor:
 
 @register(
     "subtta",
-    paper="Zeng et al., Subspace Alignment for Vision-Language Model Test-time Adaptation, 2026",
-    presets={
+    tuned={
         "cifar10-c": SubTTAConfig(lr=1e-3, momentum=0.1),
         "cifar100-c": SubTTAConfig(rank=64),  # by Adam, whose decay goes through the moments
     },
-    tuned_by_authors=frozenset({"cifar10-c", "cifar100-c"}),
     setting="CLIP ViT-B/16, ImageNet-C",
     for_batches=True,
 )

@@ -7,8 +7,6 @@ also to the negative one, together with the classes that it could be. Then
     logits = CLIP's + α₊ Σ exp(-β₊(1 - f·k)) [class of k] - α₋ Σ exp(-β₋(1 - f·k)) [p(k) in window]
 
 over the entries k of the two caches. No gradients.
-
-What differs from the authors' code, and why: docs/methods/tda.md.
 """
 
 from __future__ import annotations
@@ -26,12 +24,7 @@ from cliquetta.methods.building.config import Count, Interval, NonNegative, read
 from cliquetta.methods.building.entropy import marginal_entropy
 from cliquetta.methods.building.feature_level import FixedText
 from cliquetta.methods.building.memory import NON_NEGATIVE, UNIT, Range
-from cliquetta.methods.building.views import (
-    SelectiveConfig,
-    ViewKind,
-    confident_views,
-    take_views,
-)
+from cliquetta.methods.building.views import SelectiveConfig, ViewKind, confident_views, take_views
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
@@ -110,10 +103,7 @@ def most_classes(least: float, classes: int) -> int:
 
 
 def classes_within(probabilities: Tensor, window: tuple[float, float], count: int) -> Tensor:
-    """Classes (B, count) whose probability (B, N) is in a window, from 1 on; 0 where no more are.
-
-    ``count`` must be :func:`most_classes` of the window at least.
-    """
+    """Classes (B, count), from 1 on, whose probability (B, N) is in a window; 0 for no more."""
     found = probabilities.topk(count)
     inside = (found.values > window[0]) & (found.values < window[1])
     return torch.where(inside, found.indices + 1, 0)
@@ -122,8 +112,7 @@ def classes_within(probabilities: Tensor, window: tuple[float, float], count: in
 def negative_logits(weights: Affinity, kept: Tensor, arriving: Tensor) -> Tensor:
     """Σ exp(-β(1 - f·k)) over the entries that count against each class, (B, N).
 
-    ``kept`` (N, K, M) are the classes that the entries could be and ``arriving`` (B, M) those that
-    the images could be, as of :func:`classes_within`.
+    ``kept`` (N, K, M) and ``arriving`` (B, M) are the classes of entries and of images.
     """
     entries = torch.cat([weights.old.flatten(1), weights.new], dim=1)
     classes = torch.cat([kept.flatten(0, 1), arriving])
@@ -136,23 +125,12 @@ def negative_logits(weights: Affinity, kept: Tensor, arriving: Tensor) -> Tensor
     return sums[:, 1:]
 
 
-_TUNED = read_presets("tda", TDAConfig)
-
-
-@register(
-    "tda",
-    paper="Karmanov et al., Efficient Test-Time Adaptation of Vision-Language Models, CVPR 2024",
-    presets={**_TUNED, "views": TDAConfig(views=64)},
-    tuned_by_authors=frozenset(_TUNED),
-)
+@register("tda", tuned=read_presets("tda", TDAConfig), presets={"views": TDAConfig(views=64)})
 class TDA(FixedText):
     """Caches of confident and of uncertain test features correct CLIP's logits; no training."""
 
     batch_dependence = BatchDependence.SEQUENTIAL
-    merge_rules = (
-        ("positive", "cache"),
-        ("negative", "cache"),
-    )
+    merge_rules = (("positive", "cache"), ("negative", "cache"))
     config: TDAConfig
 
     def _setup(self) -> None:

@@ -4,8 +4,6 @@ Wang et al., Tent: Fully Test-Time Adaptation by Entropy Minimization, ICLR 2021
 the mean entropy of the predictions is lowered by one step of Adam on the gains and biases of all
 LayerNorms of the image tower; the prediction is that of the forward pass before the step, and what
 was learned stays for the next batch.
-
-What differs from the authors' code, and why: docs/methods/tent.md.
 """
 
 from __future__ import annotations
@@ -30,11 +28,7 @@ class TentConfig(AdamConfig):
     """Learning rate of Adam; LayerNorms drift above 1e-3, long streams may need less."""
 
 
-@register(
-    "tent",
-    paper="Wang et al., Tent: Fully Test-Time Adaptation by Entropy Minimization, ICLR 2021",
-    for_batches=True,
-)
+@register("tent", for_batches=True)
 class Tent(LayerNormAdapter):
     """One entropy step per batch on the image tower's LayerNorms, kept for the next batch."""
 

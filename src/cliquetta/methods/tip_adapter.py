@@ -1,14 +1,12 @@
 """Tip-Adapter and Tip-Adapter-F: a cache of labelled features beside the text classifier.
 
-Zhang et al., "Tip-Adapter: Training-free Adaption of CLIP for Few-shot Classification", ECCV 2022.
+Zhang et al., Tip-Adapter: Training-free Adaption of CLIP for Few-shot Classification, ECCV 2022.
 Keys F are the features of the labelled images (mean of ten augmentations, then unit length), values
 L their one-hot labels, W the text classifier. With a unit image feature f,
 
     logits = scale * f W^T + alpha * exp(-beta (1 - f F^T)) L.
 
 Tip-Adapter-F goes on to train the keys by cross-entropy; W and L stay.
-
-What differs from the authors' code, and why: docs/methods/tip_adapter.md.
 """
 
 from __future__ import annotations
@@ -46,7 +44,6 @@ from cliquetta.methods.building.support_set import VIEWS_AT_ONCE, FewShot, crop_
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP, FrozenModel, l2_normalize
 
-PAPER = "Zhang et al., Tip-Adapter: Training-free Adaption of CLIP, ECCV 2022"
 SearchEnd = Annotated[float, Rule("above 0.1, where the search starts", lambda value: value > 0.1)]
 
 
@@ -229,13 +226,7 @@ def train_keys(
         yield replace(cache, keys=state.values)
 
 
-@register(
-    "tip_adapter",
-    paper=PAPER,
-    presets=PRESETS,
-    tuned_by_authors=frozenset(PRESETS),
-    fit=fit_tip_adapter,
-)
+@register("tip_adapter", tuned=PRESETS, fit=fit_tip_adapter)
 class TipAdapter(FewShotClassifier):
     """A cache of labelled features beside the text classifier; no training."""
 
@@ -277,13 +268,7 @@ class TipAdapter(FewShotClassifier):
         return {**fitted, "keys": keys, "labels": labels[kept]}
 
 
-@register(
-    "tip_adapter_f",
-    fit=fit_tip_adapter,
-    presets=PRESETS_F,
-    tuned_by_authors=frozenset(PRESETS_F),
-    paper=PAPER,
-)
+@register("tip_adapter_f", fit=fit_tip_adapter, tuned=PRESETS_F)
 class TipAdapterF(TipAdapter):
     """Tip-Adapter with trained keys."""
 

@@ -6,8 +6,6 @@ each class, outside the text tower: the classifier normalised(t_k + s_k) starts 
 AdamW step down the marginal entropy of the tenth of the image's views that it is surest of (chosen
 again before each of several steps), and scores the plain view. Nothing is kept from one image to
 the next.
-
-What differs from the authors' code, and why: docs/methods/tps.md.
 """
 
 from __future__ import annotations
@@ -23,11 +21,7 @@ from cliquetta.methods.building.adam import Adam, AdamState, minimize
 from cliquetta.methods.building.config import Count, NonNegative
 from cliquetta.methods.building.entropy import marginal_entropy
 from cliquetta.methods.building.feature_level import FixedText
-from cliquetta.methods.building.views import (
-    SelectiveConfig,
-    confident_views,
-    take_views,
-)
+from cliquetta.methods.building.views import SelectiveConfig, confident_views, take_views
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
@@ -54,10 +48,7 @@ def shifted_text(text: Tensor, shift: Tensor) -> Tensor:
 
 @register(
     "tps",
-    paper="Sui et al., Just Shift It: Test-Time Prototype Shifting for Zero-Shot Generalization "
-    "with Vision-Language Models, WACV 2025",
-    presets={"fine-grained": TPSConfig(view_kind="augmix")},
-    tuned_by_authors=frozenset({"fine-grained"}),
+    tuned={"fine-grained": TPSConfig(view_kind="augmix")},
     setting="CLIP ViT-B/16, ImageNet variants",
 )
 class TPS(FixedText):

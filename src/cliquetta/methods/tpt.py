@@ -28,11 +28,7 @@ from cliquetta.methods.building.config import Count, NonNegative, read_presets
 from cliquetta.methods.building.entropy import marginal_entropy
 from cliquetta.methods.building.feature_level import FeatureLevel
 from cliquetta.methods.building.template import LearnableTemplate
-from cliquetta.methods.building.views import (
-    SelectiveConfig,
-    confident_views,
-    take_views,
-)
+from cliquetta.methods.building.views import SelectiveConfig, confident_views, take_views
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
@@ -51,13 +47,7 @@ class TPTConfig(SelectiveConfig):
     """Texts (images x classes) encoded at once. Bounds memory only."""
 
 
-@register(
-    "tpt",
-    paper="Shu et al., Test-Time Prompt Tuning for Zero-Shot Generalization in Vision-Language "
-    "Models, NeurIPS 2022",
-    presets=read_presets("tpt", TPTConfig),
-    tuned_by_authors=frozenset({"fine-grained"}),
-)
+@register("tpt", tuned=read_presets("tpt", TPTConfig))
 class TPT(FeatureLevel):
     """Tunes the context words on each image so that its confident views agree."""
 

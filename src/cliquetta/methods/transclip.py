@@ -1,7 +1,7 @@
 """TransCLIP: explain a batch by one Gaussian per class, neighbours and the zero-shot predictions.
 
-Zanella, Gérin, Ben Ayed, Boosting Vision-Language Models with Transduction, NeurIPS 2024, the
-zero-shot variant. Of unit features f_i it seeks assignments z_i on the simplex, unit class means
+Zanella et al., Boosting Vision-Language Models with Transduction, NeurIPS 2024; the zero-shot
+variant. Of unit features f_i it seeks assignments z_i on the simplex, unit class means
 μ_k and one diagonal covariance σ² for all, which trade off Gaussian likelihood, agreement with
 the nearest neighbours and closeness to the zero-shot predictions ŷ_i:
 
@@ -9,8 +9,6 @@ the nearest neighbours and closeness to the zero-shot predictions ŷ_i:
 
 five times over, then μ_k = normalised mean of f weighted by z_k, σ² = mean squared residual; ten
 rounds. τ is 50; w_ij is the cosine of the three nearest neighbours of i, else 0.
-
-What differs from the authors' code, and why: docs/methods/transclip.md.
 """
 
 from __future__ import annotations
@@ -95,11 +93,7 @@ def transduce(features: Tensor, log_prior: Tensor, config: TransCLIPConfig) -> T
     return logs
 
 
-@register(
-    "transclip",
-    paper="Zanella et al., Boosting Vision-Language Models with Transduction, NeurIPS 2024",
-    for_batches=True,
-)
+@register("transclip", for_batches=True)
 class TransCLIP(Transductive):
     """Per batch: Gaussian classes, nearest neighbours and zero-shot predictions combined."""
 

@@ -1,14 +1,12 @@
 """WATT: adapt visual LayerNorms under several templates and average the weights.
 
-Osowiechi, Noori et al., WATT: Weight Average Test-Time Adaptation of CLIP, NeurIPS 2024. The loss
+Osowiechi et al., WATT: Weight Average Test-Time Adaptation of CLIP, NeurIPS 2024. The loss
 is CLIPArTT's with the text of each image's likeliest class, in one of eight templates at a time.
 For every batch the norms start from the loaded ones. ``sequential`` (WATT-S): two steps of Adam
 under each template after the other, then the average of the eight results is the start of the
 next of five rounds. ``parallel`` (WATT-P, preset): each template starts from the round's common
 weights, fifty rounds. The batch is predicted under the last average, with the mean text of all
 eight templates.
-
-What differs from the authors' code, and why: docs/methods/watt.md.
 """
 
 from __future__ import annotations
@@ -64,7 +62,6 @@ class WATTConfig(AdamConfig):
 
 @register(
     "watt",
-    paper="Osowiechi et al., WATT: Weight Average Test-Time Adaptation of CLIP, NeurIPS 2024",
     presets={
         "parallel": WATTConfig(mode="parallel", rounds=50),
         # The authors' rate on everything but the CIFAR sets.

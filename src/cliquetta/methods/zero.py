@@ -5,8 +5,6 @@ Softmax at temperature zero is one vote per view for its first class; the votes 
 views with the lowest entropy are summed, and the class with most of them wins. Among tied classes
 the remaining views decide: the most confident one whose own prediction is tied, or, if there is
 none, the most confident one restricted to the tied classes.
-
-What differs from the authors' code, and why: docs/methods/zero.md.
 """
 
 from __future__ import annotations
@@ -52,10 +50,7 @@ def count_votes(cosines: Tensor, vote: Vote) -> Tensor:
 
 
 def decide(votes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """Winners (B,) of votes (B, N), and which classes (B, N) had the most.
-
-    ``others`` (B, R, N) are the cosines of the views that decide a tie, most confident first.
-    """
+    """Winners (B,) of votes (B, N), ties by cosines ``others`` (B, R, N); classes in a tie."""
     top = votes == votes.amax(dim=-1, keepdim=True)
     predicted = others.argmax(dim=-1)  # (B, R)
     allowed = top.gather(1, predicted)
@@ -82,11 +77,7 @@ def elect(cosines: Tensor, scale: float, config: ZeroConfig) -> tuple[Tensor, Te
     return vote_logits(votes, winner, top), votes
 
 
-@register(
-    "zero",
-    paper="Farina et al., Frustratingly Easy Test-Time Adaptation of Vision-Language Models, "
-    "NeurIPS 2024",
-)
+@register("zero")
 class Zero(FixedText):
     """Lets the confident views of an image vote; no training."""
 

@@ -30,10 +30,8 @@ class Prefix:
         if self.tokens.ndim != 4 or self.tokens.shape[2] != 2:
             raise UserError(f"prefix tokens are (R, P, 2, D), got {tuple(self.tokens.shape)}")
         if self.mask is not None and self.mask.shape != self.tokens.shape[:2]:
-            raise UserError(
-                f"prefix mask {tuple(self.mask.shape)} does not fit tokens "
-                f"{tuple(self.tokens.shape)}"
-            )
+            shapes = tuple(self.mask.shape), tuple(self.tokens.shape)
+            raise UserError("prefix mask {} does not fit tokens {}".format(*shapes))
 
 
 QUICK = 1.702
@@ -138,19 +136,24 @@ class Block(nn.Module):
         """Keys and values with those of the prefix in front, and the mask that goes with them."""
         B, H, T, _ = k.shape
         R, P, _, D = prefix.tokens.shape
-        tokens = prefix.tokens.to(k.dtype)
-        weight, bias = self.qkv.weight, self.qkv.bias
-        pk = F.linear(tokens[:, :, 0], weight[D : 2 * D], bias[D : 2 * D])
-        pv = F.linear(tokens[:, :, 1], weight[2 * D :], bias[2 * D :])
-        pk = pk.view(R, P, H, D // H).transpose(1, 2).expand(B, -1, -1, -1)
-        pv = pv.view(R, P, H, D // H).transpose(1, 2).expand(B, -1, -1, -1)
         if mask is not None:
             raise UserError("a prefix and an attention mask cannot be combined")
+        pk, pv = (
+            part.view(R, P, H, D // H).transpose(1, 2).expand(B, -1, -1, -1)
+            for part in self.project_prefix(prefix, k.dtype)
+        )
         if prefix.mask is not None:
             seen = torch.ones(B, P + T, dtype=torch.bool, device=k.device)
             seen[:, :P] = prefix.mask
             mask = seen[:, None, None, :]
         return torch.cat([pk, k], dim=2), torch.cat([pv, v], dim=2), mask
+
+    def project_prefix(self, prefix: Prefix, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys and values (R, P, D) of prefix tokens, heads side by side."""
+        D, tokens = prefix.tokens.shape[-1], prefix.tokens.to(dtype)
+        weight, bias = self.qkv.weight, self.qkv.bias
+        keys = F.linear(tokens[:, :, 0], weight[D : 2 * D], bias[D : 2 * D])
+        return keys, F.linear(tokens[:, :, 1], weight[2 * D :], bias[2 * D :])
 
     def _rest(self, x: Tensor, attended: Tensor) -> Tensor:
         """Output projection, residuals and MLP after the attention."""

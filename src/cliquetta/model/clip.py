@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -66,9 +67,7 @@ class CLIP(nn.Module):
             self.visual = VisionTower(config.vision, config.embed_dim)
         else:
             self.visual = ModifiedResNet(config.vision, config.embed_dim)
-        self.text: TextTower | None = None
-        if config.text is not None:
-            self.text = TextTower(config.text, config.embed_dim)
+        self.text = None if config.text is None else TextTower(config.text, config.embed_dim)
         self.logit_scale = nn.Parameter(torch.full((), math.log(100.0)))
         self.logit_bias = nn.Parameter(torch.full((), -10.0)) if config.sigmoid else None
         self.requires_grad_(False)
@@ -120,16 +119,14 @@ class CLIP(nn.Module):
     @property
     def capabilities(self) -> frozenset[str]:
         """Abilities that methods may ask for (keys of ``CAPABILITIES``)."""
-        found = set()
-        if self.text is not None:
-            found |= {"text", "text-prompts"}
+        names = {"text", "text-prompts"} if self.text is not None else set()
         if isinstance(self.visual, VisionTower):
-            found |= {"visual-blocks", "visual-prefix", "visual-tokens", "attention", "norm"}
-        return frozenset(found)
+            names |= {"visual-blocks", "visual-prefix", "visual-tokens", "attention", "norm"}
+        return frozenset(names)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of all weights, as loaded."""
+        """Hash of all weights."""
         digest = hashlib.sha256()
         for name, tensor in sorted(self.state_dict().items()):
             digest.update(name.encode())
@@ -230,10 +227,7 @@ def to_float32(features: Tensor) -> Tensor:
 
 @torch.no_grad()
 def encode_views(model: CLIP, views: Tensor, *, chunk: int) -> Tensor:
-    """Unit features (B, V, E) of views (B, V, 3, S, S), the views of all images in one batch.
-
-    At most ``chunk`` views are in the tower at once.
-    """
+    """Unit features (B, V, E) of views (B, V, 3, S, S), ``chunk`` views in the tower at once."""
     flat = views.flatten(0, 1)
     features = [model.encode_image(part, normalize=True) for part in torch.split(flat, chunk)]
     return torch.cat(features).view(*views.shape[:2], -1)
@@ -249,9 +243,8 @@ Head = Callable[[Tensor, Tensor], Tensor]
 class FrozenModel(nn.Module):
     """Preprocessed pixels (B, 3, S, S) to logits (B, N), float32; every image by itself.
 
-    ``text`` (N, E) are unit class features. ``visual`` replaces the model's image tower, ``scale``
-    its scale, ``head`` changes the text logits, where a method does so. Weights are shared with
-    the model.
+    ``text`` (N, E) are unit class features; ``visual`` and ``scale`` replace those of the model,
+    with which all other weights are shared.
     """
 
     text: Tensor
@@ -298,14 +291,10 @@ class PromptedTower(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         """Features (B, E), not normalised."""
         tokens = TokenPrompts(tuple(self.layers), self.position)
-        features: Tensor = self.tower(pixels, tokens=tokens)
-        return features
+        return cast(Tensor, self.tower(pixels, tokens=tokens))
 
 
 # --- random weights ------------------------------------------------------------------------------
-
-
-Normal = Callable[[Tensor, float], None]
 
 
 @torch.no_grad()
@@ -317,45 +306,33 @@ def initialise(model: CLIP, seed: int = 0) -> CLIP:
         draw = torch.empty(tensor.shape).normal_(0.0, std, generator=generator)
         tensor.copy_(draw.to(tensor.device, tensor.dtype))
 
-    if isinstance(model.visual, VisionTower):
-        _initialise_vision(model.visual, normal)
+    def draw_blocks(blocks: Iterable[nn.Module], width: int, layers: int) -> None:
+        shrunk = width**-0.5 * (2 * layers) ** -0.5  # so that the residual sum keeps its size
+        for block in blocks:
+            assert isinstance(block, Block)
+            stds = {block.qkv: width**-0.5, block.out: shrunk, block.fc: (2 * width) ** -0.5}
+            for linear, std in {**stds, block.proj: shrunk}.items():
+                normal(linear.weight, std)
+                linear.bias.zero_()
+
+    if isinstance(visual := model.visual, VisionTower):
+        width, layers = visual.config.width, visual.config.layers
+        draw_blocks(visual.blocks, width, layers)
+        if visual.head is None:
+            normal(visual.projection, width**-0.5)
+            normal(visual.class_token, width**-0.5)
+        else:
+            draw_blocks([visual.head], width, layers)
+            normal(visual.head.probe, width**-0.5)
+        normal(visual.position, 0.02)
+        normal(visual.patch.weight, visual.patch.weight[0].numel() ** -0.5)
     else:
-        for parameter in model.visual.parameters():
+        for parameter in visual.parameters():
             if parameter.ndim > 1:
                 normal(parameter, parameter[0].numel() ** -0.5)
-    if model.text is not None:
-        _initialise_text(model.text, normal)
+    if (text := model.text) is not None:
+        draw_blocks(text.blocks, text.config.width, text.config.layers)
+        normal(text.projection, text.config.width**-0.5)
+        normal(text.position, 0.01)
+        normal(text.tokens.weight, 0.02)
     return model
-
-
-def _initialise_vision(tower: VisionTower, normal: Normal) -> None:
-    width, layers = tower.config.width, tower.config.layers
-    for index in range(layers):
-        _initialise_block(tower.block(index), width, layers, normal)
-    if tower.head is None:
-        normal(tower.projection, width**-0.5)
-        normal(tower.class_token, width**-0.5)
-    else:
-        _initialise_block(tower.head, width, layers, normal)
-        normal(tower.head.probe, width**-0.5)
-    normal(tower.position, 0.02)
-    normal(tower.patch.weight, tower.patch.weight[0].numel() ** -0.5)
-
-
-def _initialise_text(tower: TextTower, normal: Normal) -> None:
-    width, layers = tower.config.width, tower.config.layers
-    for index in range(layers):
-        _initialise_block(tower.block(index), width, layers, normal)
-    normal(tower.projection, width**-0.5)
-    normal(tower.position, 0.01)
-    normal(tower.tokens.weight, 0.02)
-
-
-def _initialise_block(block: Block, width: int, layers: int, normal: Normal) -> None:
-    """Residual branches shrink with depth, so that their sum does not grow with it."""
-    normal(block.qkv.weight, width**-0.5)
-    normal(block.out.weight, width**-0.5 * (2 * layers) ** -0.5)
-    normal(block.fc.weight, (2 * width) ** -0.5)
-    normal(block.proj.weight, width**-0.5 * (2 * layers) ** -0.5)
-    for linear in (block.qkv, block.out, block.fc, block.proj):
-        linear.bias.zero_()

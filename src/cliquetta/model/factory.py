@@ -8,7 +8,7 @@ import logging
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import get_args
@@ -16,20 +16,17 @@ from typing import get_args
 import torch
 
 from cliquetta.errors import UnknownNameError, UserError
-from cliquetta.model.checkpoints import huggingface, open_clip, open_clip_zoo, openai
+from cliquetta.model.checkpoints import huggingface, open_clip, openai
+from cliquetta.model.checkpoints import open_clip_zoo as zoo
 from cliquetta.model.checkpoints.hub import DownloadError, Fetcher
-from cliquetta.model.checkpoints.local import (
-    PICKLED,
-    from_files,
-    read_json,
-    read_tensors,
-    shard_names,
-)
+from cliquetta.model.checkpoints.local import PICKLED, from_files, read_tensors
 from cliquetta.model.checkpoints.state import (
     Checkpoint,
     CheckpointError,
+    Find,
     State,
     build,
+    read_json,
     read_safetensors,
     with_activation,
 )
@@ -70,24 +67,20 @@ class ModelEntry:
 
 def list_models(pattern: str = "*") -> list[ModelEntry]:
     """The known names that match a shell pattern, such as ``*B-16*``; any path or hub id loads."""
-    openai_architectures = {
-        name: open_clip_zoo.architecture(openai.architecture_name(name)) for name in openai.NAMES
-    }
     entries = [ModelEntry(MICRO, "bundled", 32, is_vit=True, is_bundled=True)]
-    entries += [
-        ModelEntry(f"openai:{name}", "OpenAI", arch.image_size, arch.patch_size is not None)
-        for name, arch in openai_architectures.items()
-    ]
-    hub = {repo: openai_architectures[name].image_size for name, repo in openai.HUB.items()}
-    entries += [
-        ModelEntry(f"hf:{repo}", "Hugging Face", size, is_vit=True)
-        for repo, size in {**hub, **huggingface.RELEASES}.items()
-    ]
-    entries += [
-        ModelEntry(f"open_clip:{name}/{tag}", repo, arch.image_size, arch.patch_size is not None)
-        for name, arch in open_clip_zoo.ARCHITECTURES.items()
-        for tag, repo in sorted(arch.tags.items())
-    ]
+    hub = {}
+    for name in openai.NAMES:
+        arch = zoo.architecture(openai.architecture_name(name))
+        is_vit = arch.patch_size is not None
+        entries.append(ModelEntry(f"openai:{name}", "OpenAI", arch.image_size, is_vit))
+        if name in openai.HUB:
+            hub[openai.HUB[name]] = arch.image_size
+    for repo, size in {**hub, **huggingface.RELEASES}.items():
+        entries.append(ModelEntry(f"hf:{repo}", "Hugging Face", size, is_vit=True))
+    for name, arch in zoo.ARCHITECTURES.items():
+        for tag, repo in sorted(arch.tags.items()):
+            is_vit = arch.patch_size is not None
+            entries.append(ModelEntry(f"open_clip:{name}/{tag}", repo, arch.image_size, is_vit))
     return [entry for entry in entries if fnmatch.fnmatchcase(entry.name, pattern)]
 
 
@@ -95,7 +88,7 @@ NO_MODEL = (
     "no model: name one, such as ViT-B/16 for photographs; micro, which comes with the package, is "
     "a toy for images of 32 pixels"
 )
-"""Says so where a model is needed and none was named: there is no default to predict with."""
+"""The error where a model is needed and none was named: there is no default to predict with."""
 
 
 def create_model(
@@ -119,7 +112,7 @@ def create_model(
 
     ``device`` may be ``auto``; ``dtype`` a torch dtype or ``fp32``, ``bf16``, ``fp16``.
     ``image_size`` loads at another resolution, its positions interpolated. ``activation``
-    overrules what the checkpoint is taken for: a bare state dict does not tell (see
+    overrules the guess from the checkpoint, which a bare state dict leaves open (see
     ``checkpoints.local.guess_activation``). ``on_progress`` sees the bytes of a download.
     """
     target, kind = pick_device(device), pick_dtype(dtype)
@@ -170,8 +163,8 @@ def _by_name(name: str, activation: Activation | None, fetcher: Fetcher) -> Chec
         _note_micro()
         with as_file(files("cliquetta.model") / "data" / "micro.safetensors") as path:
             return from_files([path])
-    if family == "openai":
-        return _openai(rest, activation or "quick_gelu", fetcher)
+    if family == "openai" or name in openai.NAMES:
+        return _openai(name.removeprefix("openai:"), activation or "quick_gelu", fetcher)
     if family == "hf":
         return _hugging_face(rest, fetcher)
     if family == "hf-hub":
@@ -180,10 +173,7 @@ def _by_name(name: str, activation: Activation | None, fetcher: Fetcher) -> Chec
         return _open_clip(rest, activation, fetcher)
     if family == "local-dir":
         return from_files([Path(rest)], activation=activation)
-    if name in openai.NAMES:
-        return _openai(name, activation or "quick_gelu", fetcher)
-    paths = _existing(name)
-    if paths:
+    if paths := _existing(name):
         return from_files(paths, activation=activation)
     if name.startswith(("/", "./", "../", "~")) or name.endswith((".safetensors", *PICKLED)):
         raise CheckpointError(f"no such file or folder: {name}")
@@ -193,7 +183,7 @@ def _by_name(name: str, activation: Activation | None, fetcher: Fetcher) -> Chec
 
 @cache
 def _note_micro() -> None:
-    """Say once per process what the bundled model is for."""
+    """Log once per process what the bundled model is for."""
     _log.warning(MICRO_NOTE)
 
 
@@ -206,36 +196,37 @@ def _existing(name: str) -> list[Path]:
 
 
 def _openai(name: str, activation: Activation, fetcher: Fetcher) -> Checkpoint:
-    """One of OpenAI's models, or a local file that is one."""
-    if name in openai.NAMES:
-        return _openai_release(name, activation, fetcher)
-    paths = _existing(name)
-    if paths:
-        return from_files(paths, activation=activation)
-    raise UnknownNameError("OpenAI model", name, [*openai.NAMES, "a path"])
+    """One of OpenAI's models, or a local file that is one.
 
-
-def _openai_release(name: str, activation: Activation, fetcher: Fetcher) -> Checkpoint:
-    """One of OpenAI's models, from the first source that has it.
-
-    An archive that was downloaded before needs no network. OpenAI's own address has gone
-    (openai/CLIP#516), so that the copies on the hub come before it.
+    A release comes from the first source that has it. An archive that was downloaded before needs
+    no network; OpenAI's own address has gone (openai/CLIP#516), so that copies on the hub come
+    before it.
     """
+    if name not in openai.NAMES:
+        if paths := _existing(name):
+            return from_files(paths, activation=activation)
+        raise UnknownNameError("OpenAI model", name, [*openai.NAMES, "a path"])
     id, (url, sha256) = f"openai:{name}", openai.address(name)
+    arch = openai.architecture_name(name)
+    copy, original = zoo.architecture(arch).tags["openai"], openai.HUB.get(name)
 
     def from_archive(path: Path) -> Checkpoint:
-        return open_clip.from_open_clip(read_tensors([path])[0], id=id, activation=activation)
+        state = read_tensors([path])[0]
+        return open_clip.from_open_clip(state, id=id, activation=activation, find=lambda _: None)
+
+    def from_transformers() -> Checkpoint:
+        checkpoint = _hugging_face(str(original), fetcher)
+        size = checkpoint.config.vision.image_size
+        return replace(checkpoint, id=id, preprocess=Preprocess.openai(size))
 
     cached = fetcher.cached_file(url, sha256)
     if cached is not None:
         return from_archive(cached)
-    arch = openai.architecture_name(name)
-    copy = open_clip_zoo.architecture(arch).tags["openai"]
     sources: dict[str, Callable[[], Checkpoint]] = {
         copy: lambda: _open_clip_repo(copy, id, activation, fetcher, arch, "openai")
     }
-    if name in openai.HUB:
-        sources[openai.HUB[name]] = lambda: _as_openai(_hugging_face(openai.HUB[name], fetcher), id)
+    if original is not None:
+        sources[original] = from_transformers
     sources[url] = lambda: from_archive(fetcher.file(url, sha256))
     failures = []
     for source, load in sources.items():
@@ -252,54 +243,37 @@ def _openai_release(name: str, activation: Activation, fetcher: Fetcher) -> Chec
     )
 
 
-def _as_openai(checkpoint: Checkpoint, id: str) -> Checkpoint:
-    """A copy in another format under its own name, with OpenAI's preprocessing."""
-    size = checkpoint.config.vision.image_size
-    return replace(checkpoint, id=id, preprocess=Preprocess.openai(size))
-
-
 def _hugging_face(name: str, fetcher: Fetcher) -> Checkpoint:
     """A ``CLIPModel`` on the hub, or a local folder of one."""
-    if _existing(name):
-        return from_files(_existing(name))
+    if paths := _existing(name):
+        return from_files(paths)
     repo, _, revision = name.partition("@")
-    config = fetcher.hub_file(repo, huggingface.CONFIG_FILE, revision or None)
-    if config is None:
+    find = partial(fetcher.hub_file, repo, revision=revision or None)
+    path = find(huggingface.CONFIG_FILE)
+    if path is None:
         raise CheckpointError(f"{repo} has no {huggingface.CONFIG_FILE}: try hf-hub:{repo}")
-    values = read_json(config)
-    huggingface.config_from(values)  # refuse another model before its weights arrive
-    if huggingface.has_own_vocabulary(values):
+    config = read_json(path)
+    huggingface.config_from(config)  # refuse another model before its weights arrive
+    if huggingface.has_own_vocabulary(config):
         require_tokenizers()
-
-    def find(name: str) -> Path | None:
-        return fetcher.hub_file(repo, name, revision or None)
-
-    preprocessor, index = find(huggingface.PREPROCESS_FILE), find(huggingface.INDEX_FILE)
-    if index is not None:
-        found = [find(shard) for shard in shard_names(index)]
-        state = read_safetensors([path for path in found if path is not None])[0]
+    index = find(huggingface.INDEX_FILE)
+    if index is None:
+        state = _first_weights(repo, huggingface.WEIGHT_FILES, find)
     else:
-        state = _first_weights(repo, huggingface.WEIGHT_FILES, revision or None, fetcher)
-    return huggingface.from_huggingface(
-        state,
-        values,
-        id=f"hf:{name}",
-        preprocessor=None if preprocessor is None else read_json(preprocessor),
-        find=find,
-    )
+        shards = [find(shard) for shard in huggingface.shard_names(index)]
+        state = read_safetensors(path for path in shards if path is not None)[0]
+    return huggingface.from_huggingface(state, config, id=f"hf:{name}", find=find)
 
 
 def _open_clip(name: str, activation: Activation | None, fetcher: Fetcher) -> Checkpoint:
     """``ARCHITECTURE/TAG``, or ``ARCHITECTURE/PATH`` for a local file of that architecture."""
     arch, _, rest = name.partition("/")
-    open_clip_zoo.architecture(arch)
-    paths = _existing(rest) if rest else []
-    if paths:
+    zoo.architecture(arch)
+    if rest and (paths := _existing(rest)):
         id = f"open_clip:{arch}/{paths[0].name}"
         return from_files(paths, activation=activation, id=id, arch=arch)
-    arch, tag = open_clip_zoo.split_name(name)
-    repo = open_clip_zoo.architecture(arch).tags[tag]
-    return _open_clip_repo(repo, f"open_clip:{name}", activation, fetcher, arch, tag)
+    repo = zoo.repository(arch, rest)
+    return _open_clip_repo(repo, f"open_clip:{name}", activation, fetcher, arch, rest)
 
 
 def _open_clip_repo(
@@ -316,28 +290,25 @@ def _open_clip_repo(
     if config is None and arch is None:
         raise CheckpointError(f"{repo} has no {open_clip.CONFIG_FILE}: try hf:{repo}")
     if activation is None and arch is not None:
-        activation = open_clip_zoo.activation_of(arch, tag, config)
-    if open_clip.tokenizer_name(config) is not None:
+        activation = zoo.activation_of(arch, tag, config)
+    other = open_clip.tokenizer_name(config)
+    if other is not None:
         require_tokenizers()
-    state = _first_weights(repo, open_clip.WEIGHT_FILES, None, fetcher)
 
     def find(name: str) -> Path | None:
-        other = open_clip.tokenizer_name(config)
-        found = fetcher.hub_file(repo, name)
-        return fetcher.hub_file(other, name) if found is None and other else found
+        path = fetcher.hub_file(repo, name)
+        return fetcher.hub_file(other, name) if path is None and other else path
 
+    state = _first_weights(repo, open_clip.WEIGHT_FILES, partial(fetcher.hub_file, repo))
     return open_clip.from_open_clip(
         state, id=id, activation=activation, arch=arch, tag=tag, config=config, find=find
     )
 
 
-def _first_weights(
-    repo: str, names: Sequence[str], revision: str | None, fetcher: Fetcher
-) -> State:
+def _first_weights(repo: str, names: Sequence[str], find: Find) -> State:
     """The weights of a repository, from the first of the files that it has."""
     for name in names:
-        path = fetcher.hub_file(repo, name, revision)
-        if path is not None:
+        if path := find(name):
             return read_tensors([path])[0]
     raise CheckpointError(f"{repo} has no weights that can be read: none of {', '.join(names)}")
 

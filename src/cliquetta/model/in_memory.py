@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from cliquetta.errors import UserError
-from cliquetta.model.checkpoints import huggingface, open_clip, openai, timm_siglip
+from cliquetta.model.checkpoints import huggingface, open_clip, openai
 from cliquetta.model.checkpoints.open_clip_zoo import SIGLIP_PREPROCESS
 from cliquetta.model.checkpoints.openai import Conventions
 from cliquetta.model.checkpoints.state import Checkpoint, CheckpointError, build
@@ -85,11 +85,17 @@ def from_model(
     if native is None:
         return _wrap(model, name, preprocess, tokenizer)
     if preprocess is not None:
-        native.preprocess = _fitting(preprocess_from(preprocess), native.image_size, name)
-    text = native.config.text
-    if tokenizer is not None and text is not None and native.text is not None:
-        given = RowTokenizer(tokenizer, text.context_length, text.vocab_size)
-        native.set_tokenizer(given.simplest())
+        given = preprocess_from(preprocess)
+        if given.size != native.image_size:
+            raise UserError(
+                f"the preprocessing makes images of {given.size} pixels, {name} takes "
+                f"{native.image_size}"
+            )
+        native.preprocess = given
+    if tokenizer is not None and native.text is not None:
+        text = native.text.config
+        rows = RowTokenizer(tokenizer, text.context_length, text.vocab_size)
+        native.set_tokenizer(rows.simplest())
     return native
 
 
@@ -121,26 +127,23 @@ def _of_transformers(model: nn.Module, name: str) -> Checkpoint | None:
     if not hasattr(config, "to_dict") or not hasattr(model, "get_image_features"):
         return None
     values = cast(Any, config).to_dict()
-    shapes = huggingface.config_from(values)
-    preprocess = huggingface.preprocess_from(values, {})
-    return Checkpoint(shapes, huggingface.rename(model.state_dict()), name, preprocess)
+    return huggingface.from_huggingface(model.state_dict(), values, id=name)
 
 
 def _of_open_clip(model: nn.Module, name: str) -> Checkpoint | None:
     weights = openai.clean(model.state_dict())
     open_clip.refuse_other_models(weights)
-    is_siglip = timm_siglip.SIGN in weights
-    family = timm_siglip if is_siglip else openai
+    is_siglip = openai.is_siglip_state(weights)
     try:
         conventions = _conventions_of(model, is_siglip=is_siglip)
     except (AttributeError, KeyError, IndexError, TypeError):  # built of other modules
         return None
-    shapes = family.config_from(weights, conventions)
+    shapes = openai.config_from(weights, conventions)
     stated = getattr(model.visual, "preprocess_cfg", None)
     if stated is None:
         stated = SIGLIP_PREPROCESS if is_siglip else {}
     preprocess = open_clip.preprocess_from(shapes.vision.image_size, stated)
-    return Checkpoint(shapes, family.rename(weights), name, preprocess)
+    return Checkpoint(shapes, openai.rename(weights), name, preprocess)
 
 
 def _conventions_of(model: Any, *, is_siglip: bool) -> Conventions:
@@ -166,19 +169,15 @@ def _conventions_of(model: Any, *, is_siglip: bool) -> Conventions:
         activation, eps = block.mlp.gelu, block.ln_1.eps
     else:  # a ResNet
         return conventions
+    heads = block.attn.num_heads
     return replace(
-        conventions,
-        activation=_activation(activation),
-        vision_heads=block.attn.num_heads,
-        vision_eps=eps,
+        conventions, activation=_activation(activation), vision_heads=heads, vision_eps=eps
     )
 
 
 def _activation(module: nn.Module) -> Activation:
     known: Mapping[str, Activation] = {"QuickGELU": "quick_gelu", "GELU": "gelu"}
-    if "tanh" in repr(module).lower():
-        return "gelu_tanh"
-    return known[type(module).__name__]
+    return "gelu_tanh" if "tanh" in repr(module).lower() else known[type(module).__name__]
 
 
 @torch.no_grad()
@@ -187,17 +186,16 @@ def _agree(native: CLIP, model: nn.Module) -> bool:
     draw = torch.Generator().manual_seed(0)
     size, text = native.image_size, native.config.text
     pixels = torch.randn(1, 3, size, size, generator=draw).to(native.device, native.dtype)
-    image = _function(model, _IMAGE)
-    assert image is not None
-    pairs = [(native.encode_image(pixels), image(pixels))]
-    encode = _function(model, _TEXT)
-    if text is not None and encode is not None:
+    encode_image, encode_text = _function(model, _IMAGE), _function(model, _TEXT)
+    assert encode_image is not None
+    pairs = [(native.encode_image(pixels), encode_image(pixels))]
+    if text is not None and encode_text is not None:
         highest = min(CLIP_END, text.vocab_size - 1)
         ids = torch.randint(8, highest, (1, text.context_length), generator=draw)
         if text.causal:
             ids[:, text.context_length // 2] = highest if text.end is None else text.end
         ids = ids.to(native.device)
-        pairs.append((native.encode_text(ids), encode(ids)))
+        pairs.append((native.encode_text(ids), encode_text(ids)))
     allowed = 1e-4 if native.dtype in (torch.float32, torch.float64) else 3e-2
     return all(
         ours.shape == theirs.shape
@@ -227,19 +225,19 @@ class ImageEncoder(nn.Module):
 
     def watch(self, pixels: Tensor) -> Tensor:
         """Features of an image, noting the LayerNorms on its way."""
-        passed: list[str] = []
+        passed: dict[str, None] = {}
         handles = [
-            module.register_forward_hook(lambda *_, name=name: passed.append(name))
+            module.register_forward_hook(lambda *_, name=name: passed.setdefault(name))
             for name, module in self.named_modules()
             if isinstance(module, nn.LayerNorm) and module.weight is not None
         ]
         try:
-            features = self(pixels)
+            features: Tensor = self(pixels)
         finally:
             for handle in handles:
                 handle.remove()
-        self.layer_norms = tuple(dict.fromkeys(passed))
-        return cast(Tensor, features)
+        self.layer_norms = tuple(passed)
+        return features
 
 
 class WrappedCLIP(CLIP):
@@ -283,8 +281,8 @@ class WrappedCLIP(CLIP):
     def capabilities(self) -> frozenset[str]:
         """Text if it can be tokenised, LayerNorms if there are any; no prompts."""
         has_text = self._tokenizer is not None and self._text is not None
-        found = {"text": has_text, "norm": bool(self.visual.layer_norms)}
-        return frozenset(name for name, is_there in found.items() if is_there)
+        available = {"text": has_text, "norm": bool(self.visual.layer_norms)}
+        return frozenset(name for name, is_there in available.items() if is_there)
 
     def encode_text(
         self,
@@ -318,17 +316,15 @@ def _wrap(model: nn.Module, name: str, preprocess: Any, tokenizer: Any) -> Wrapp
         prepared = preprocess_from(preprocess)
     elif cfg is not None:
         size = cfg.get("size", 224)
-        side = size if isinstance(size, int) else size[0]
-        prepared = open_clip.preprocess_from(side, cfg)
+        prepared = open_clip.preprocess_from(size if isinstance(size, int) else size[0], cfg)
     else:
         raise UserError(
             f"{name} does not say how its images are prepared: pass "
             "from_model(..., preprocess=Preprocess(size, mean, std, ...))"
         )
     visual = ImageEncoder(model)
-    pixels = torch.zeros(1, 3, prepared.size, prepared.size)
     try:
-        features = visual.watch(pixels)
+        features = visual.watch(torch.zeros(1, 3, prepared.size, prepared.size))
     except Exception as error:  # whatever a foreign module raises on a wrong size
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
@@ -336,20 +332,15 @@ def _wrap(model: nn.Module, name: str, preprocess: Any, tokenizer: Any) -> Wrapp
         ) from error
     if features.ndim != 2 or len(features) != 1:
         raise UserError(f"{name} gives {tuple(features.shape)} for one image, not (1, width)")
-    given = _given_tokenizer(model, tokenizer)
-    return WrappedCLIP(visual, features.shape[1], id=name, preprocess=prepared, tokenizer=given)
-
-
-def _given_tokenizer(model: nn.Module, tokenizer: Any) -> TextTokenizer | None:
-    """The tokenizer of a wrapped model; CLIP's where its vocabulary is."""
-    embedding = next(
-        (w for n, w in model.named_parameters() if n.endswith("token_embedding.weight")), None
-    )
-    words = None if embedding is None else len(embedding)
+    embeddings = (w for n, w in model.named_parameters() if n.endswith("token_embedding.weight"))
+    vocab_size = next(map(len, embeddings), None)
     length = int(getattr(model, "context_length", 0) or 77)
+    rows: TextTokenizer | None = None
     if tokenizer is not None:
-        return RowTokenizer(tokenizer, length, words)
-    return Tokenizer(length) if words is not None and is_clip_vocabulary(words) else None
+        rows = RowTokenizer(tokenizer, length, vocab_size)
+    elif vocab_size is not None and is_clip_vocabulary(vocab_size):
+        rows = Tokenizer(length)
+    return WrappedCLIP(visual, features.shape[1], id=name, preprocess=prepared, tokenizer=rows)
 
 
 def _function(
@@ -365,20 +356,12 @@ def _function(
 
 def _features(output: Any) -> Tensor:
     """The features in what a model returns: newer transformers wrap them."""
-    for found in (output, getattr(output, "pooler_output", None)):
-        if isinstance(found, Tensor):
-            return found
+    for value in (output, getattr(output, "pooler_output", None)):
+        if isinstance(value, Tensor):
+            return value
     if isinstance(output, Sequence) and output and isinstance(output[0], Tensor):
         return output[0]
     raise UserError(f"features are expected as a tensor, the model gives {type(output).__name__}")
-
-
-def _fitting(preprocess: Preprocess, size: int, name: str) -> Preprocess:
-    if preprocess.size != size:
-        raise UserError(
-            f"the preprocessing makes images of {preprocess.size} pixels, {name} takes {size}"
-        )
-    return preprocess
 
 
 # --- no model at all -----------------------------------------------------------------------------

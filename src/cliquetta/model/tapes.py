@@ -38,12 +38,12 @@ class VisualTape:
         self.replayed = replayed or Replayed(shapes=0)
         self.tapes: list[BlockTape] = []
         last = len(tower.blocks) - 1
-        for at in range(start, last + 1):
+        for number in range(start, last + 1):
             rows = None
-            if at == last and tower.head is None:
+            if number == last and tower.head is None:
                 rows = torch.zeros(len(hidden), dtype=torch.long, device=hidden.device)
-            block = tower.block(at)
-            hidden, tape = record_block(block, hidden, prefix=prefix.get(at), rows=rows)
+            block, own = tower.block(number), prefix.get(number)
+            hidden, tape = record_block(block, hidden, prefix=own, rows=rows)
             self.tapes.append(tape)
         if tower.head is None:
             normed, self.post = record_norm(tower.ln_post, hidden[:, 0])
@@ -63,8 +63,8 @@ class VisualTape:
         if index is None:
             return dict(zip(self.blocks, self._pull(cotangents, index), strict=True))
         order = index.argsort()  # rows of one image, one behind the other, are read from a cache
-        found = self.replayed.by_rows(self._pull, cotangents[order], index[order])
-        back = [torch.empty_like(rows).index_copy(0, order, rows) for rows in found]
+        sorted_rows = self.replayed.by_rows(self._pull, cotangents[order], index[order])
+        back = [torch.empty_like(rows).index_copy(0, order, rows) for rows in sorted_rows]
         return dict(zip(self.blocks, back, strict=True))
 
     @torch.no_grad()
@@ -73,24 +73,24 @@ class VisualTape:
         tower = self.tower
         unit, size = _unit_rows(cotangents)
         direction = unit.to(self.features.dtype)
+        grad: Tensor | None
         if tower.head is None:
             grad = direction @ tower.projection.t()
             grad = norm_vjp(tower.ln_post, self.post, grad, index)[:, None]
         else:
-            back, _ = block_vjp(tower.head, self.pooling, direction[:, None], index, through=True)
-            assert back is not None
-            grad = back
-        found: dict[int, Tensor] = {}
-        for offset in range(len(self.tapes) - 1, -1, -1):
-            at = self.start + offset
-            back, prefix = block_vjp(
-                tower.block(at), self.tapes[offset], grad, index, through=offset > 0
+            grad, _ = block_vjp(tower.head, self.pooling, direction[:, None], index, through=True)
+        gradients: list[Tensor] = []
+        for number in range(len(tower.blocks) - 1, self.start - 1, -1):
+            assert grad is not None
+            block, tape, through = (
+                tower.block(number),
+                self.tapes[number - self.start],
+                number > self.start,
             )
+            grad, prefix = block_vjp(block, tape, grad, index, through=through)
             if prefix is not None:
-                found[at] = prefix.to(size.dtype) * size[:, None, None, None]
-            if back is not None:
-                grad = back
-        return tuple(found[at] for at in self.blocks)
+                gradients.insert(0, prefix.to(size.dtype) * size[:, None, None, None])
+        return tuple(gradients)
 
 
 class VisualTapes:
@@ -143,13 +143,12 @@ class TextTape:
         L = embeddings.shape[1]
         x = embeddings + tower.position[:L]
         self.tapes: list[BlockTape] = []
-        last = len(tower.blocks) - 1
-        for at in range(last + 1):
-            if at < last:
-                x, tape = record_block(tower.block(at), x, causal=tower.config.causal)
-            else:
-                x, tape = record_block(tower.block(at), x, mask=tower.seen(ends, L), rows=ends)
+        for number in range(len(tower.blocks) - 1):
+            x, tape = record_block(tower.block(number), x, causal=tower.config.causal)
             self.tapes.append(tape)
+        last = tower.block(len(tower.blocks) - 1)
+        x, tape = record_block(last, x, mask=tower.seen(ends, L), rows=ends)
+        self.tapes.append(tape)
         normed, self.final = record_norm(tower.ln_final, x[:, 0])
         self.features = tower.project(normed)
         """Features (n, E), not normalised, in the tower's dtype."""
@@ -161,12 +160,11 @@ class TextTape:
         unit, size = _unit_rows(cotangents)
         grad = unit.to(tower.projection.dtype) @ tower.projection.t()
         grad = norm_vjp(tower.ln_final, self.final, grad, index)[:, None]
-        for at in range(len(self.tapes) - 1, -1, -1):
-            back, _ = block_vjp(tower.block(at), self.tapes[at], grad, index, through=True)
+        for number in range(len(self.tapes) - 1, -1, -1):
+            back, _ = block_vjp(tower.block(number), self.tapes[number], grad, index, through=True)
             assert back is not None
             grad = back
-        D = grad.shape[-1]
-        grad = grad.gather(1, positions[:, :, None].expand(-1, -1, D))
+        grad = grad.gather(1, positions[:, :, None].expand(-1, -1, grad.shape[-1]))
         return grad.to(size.dtype) * size[:, None, None]
 
 

@@ -10,6 +10,7 @@ the other; attention alone needs them in rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -46,9 +47,7 @@ class TextTower(nn.Module):
 
     def block(self, index: int) -> Block:
         """Block ``index``, typed."""
-        block = self.blocks[index]
-        assert isinstance(block, Block)
-        return block
+        return cast(Block, self.blocks[index])
 
     def forward(
         self,
@@ -79,13 +78,12 @@ class TextTower(nn.Module):
         order = ends.argsort(stable=True)
         parts = []
         by_length = torch.split(ends[order], chunk)
-        for own_ends, rows in zip(
-            by_length, torch.split(send(order, ids.device), chunk), strict=True
-        ):
+        by_row = torch.split(send(order, ids.device), chunk)
+        for own_ends, rows in zip(by_length, by_row, strict=True):
             length = int(own_ends[-1]) + 1
             own = context if context is None or context.ndim == 2 else context[rows]
-            at = None if positions is None else positions[rows]
-            parts.append(self._run_rows(ids[rows, :length], own_ends, own, at, deep))
+            where = None if positions is None else positions[rows]
+            parts.append(self._run_rows(ids[rows, :length], own_ends, own, where, deep))
         return torch.cat(parts)[send(order.argsort(), ids.device)]
 
     def ends(self, ids: Tensor) -> Tensor:
@@ -142,9 +140,8 @@ class TextTower(nn.Module):
         x = (embeddings + self.position[:L]).flatten(0, 1).index_select(0, slots)
         for index in range(len(self.blocks) - 1):
             x = self.block(index).packed(x, slots, tokens, L)
-        return self._read_ends(
-            x.index_select(0, tokens).view(R, L, D), send(ends, embeddings.device)
-        )
+        padded = x.index_select(0, tokens).view(R, L, D)
+        return self._read_ends(padded, send(ends, embeddings.device))
 
     def _read_ends(self, x: Tensor, ends: Tensor) -> Tensor:
         """Features (R, E) of the input (R, L, D) of the last block, at ``ends`` only."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -54,9 +54,7 @@ class VisionTower(nn.Module):
 
     def block(self, index: int) -> Block:
         """Block ``index``, typed."""
-        block = self.blocks[index]
-        assert isinstance(block, Block)
-        return block
+        return cast(Block, self.blocks[index])
 
     def embed(self, pixels: Tensor, tokens: TokenPrompts | None = None) -> Tensor:
         """Hidden states (B, T, D) at the input of block 0."""
@@ -68,8 +66,7 @@ class VisionTower(nn.Module):
         x: Tensor = patches + self.position
         if tokens is not None:
             span = tokens.span(self.config)
-            prompt = _per_row(tokens.layers[0], B, x.dtype)
-            x = torch.cat([x[:, : span.start], prompt, x[:, span.start :]], dim=1)
+            x = _with_prompt(x, tokens.layers[0], slice(span.start, span.start))
         return self.ln_pre(x) if self.head is None else x
 
     def run(
@@ -89,7 +86,8 @@ class VisionTower(nn.Module):
         self._check(prefix, start, stop)
         last = len(self.blocks) - 1
         for index in range(start, len(self.blocks) if stop is None else stop):
-            hidden = self._replace(hidden, index, tokens)
+            if tokens is not None and 0 < index < len(tokens.layers):
+                hidden = _with_prompt(hidden, tokens.layers[index], tokens.span(self.config))
             entry = None if prefix is None else prefix.get(index)
             rows = None
             if stop is None and index == last and self.head is None:
@@ -100,10 +98,8 @@ class VisionTower(nn.Module):
     def pool(self, hidden: Tensor) -> Tensor:
         """Features (B, E) of what :meth:`run` leaves at the end; not normalised."""
         if self.head is not None:
-            pooled: Tensor = self.head(hidden)
-            return pooled[:, 0]
-        normed: Tensor = self.ln_post(hidden[:, 0])
-        return normed @ self.projection
+            return cast(Tensor, self.head(hidden))[:, 0]
+        return cast(Tensor, self.ln_post(hidden[:, 0])) @ self.projection
 
     def forward(
         self,
@@ -124,33 +120,26 @@ class VisionTower(nn.Module):
     ) -> dict[int, Tensor]:
         """Attention (B, heads, T, P + T) of blocks, prefix first; a pooling head comes last."""
         self._check(prefix, 0, None)
-        found = {}
+        weights = {}
         hidden = self.embed(pixels)
         for index in range(max(blocks) + 1):
             entry = None if prefix is None else prefix.get(index)
             block = self.head if index == len(self.blocks) and self.head else self.block(index)
             if index in blocks:
-                hidden, found[index] = block.with_weights(hidden, prefix=entry)
+                hidden, weights[index] = block.with_weights(hidden, prefix=entry)
             else:
                 hidden = block(hidden, prefix=entry)
-        return found
-
-    def _replace(self, hidden: Tensor, index: int, tokens: TokenPrompts | None) -> Tensor:
-        """Fresh prompt tokens at the input of block ``index``, where there are any."""
-        if tokens is None or index == 0 or index >= len(tokens.layers):
-            return hidden
-        span = tokens.span(self.config)
-        prompt = _per_row(tokens.layers[index], hidden.shape[0], hidden.dtype)
-        return torch.cat([hidden[:, : span.start], prompt, hidden[:, span.stop :]], dim=1)
+        return weights
 
     def _check(self, prefix: Mapping[int, Prefix] | None, start: int, stop: int | None) -> None:
-        """A prefix outside the blocks that run would be dropped in silence: refuse it."""
+        """Refuse a prefix outside the blocks that run: it would be dropped in silence."""
         end = len(self.blocks) if stop is None else stop
         outside = [index for index in prefix or {} if not start <= index < end]
         if outside:
             raise UserError(f"prefix at block {outside[0]}, but blocks {start} to {end - 1} run")
 
 
-def _per_row(prompt: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
-    """A prompt (p, D) or (B, p, D) for every row."""
-    return prompt.to(dtype).expand(rows, -1, -1)
+def _with_prompt(hidden: Tensor, prompt: Tensor, span: slice) -> Tensor:
+    """Hidden states (B, T, D) with a prompt (p, D) or (B, p, D) in place of positions ``span``."""
+    rows = prompt.to(hidden.dtype).expand(len(hidden), -1, -1)
+    return torch.cat([hidden[:, : span.start], rows, hidden[:, span.stop :]], dim=1)

@@ -1,11 +1,9 @@
-"""Many vector-Jacobian products of a block from one forward pass.
+"""Many vector-Jacobian products of a block from one recorded forward pass.
 
-Autograd runs one backward pass per forward pass. Where many gradients start from the same point
-(every clique of a batch starts from the same prompts; a Jacobian has hundreds of rows), that means
-the same forward pass over and over. Here a forward pass is recorded once per image or text, and
-multiplied by any number of cotangents, each naming the row that it belongs to. The weights are
-frozen, so that linear layers need nothing of the forward pass; norms, activations and attention
-gather what they need by row. Whole towers are recorded in :mod:`cliquetta.model.tapes`.
+Where many gradients start from the same point (cliques from the same prompts, rows of a Jacobian),
+autograd would run the forward pass over and over. Each cotangent names the recorded row that it
+belongs to; weights are frozen, so only norms, activations and attention gather anything by row.
+Whole towers are recorded in :mod:`cliquetta.model.tapes`.
 """
 
 from __future__ import annotations
@@ -72,8 +70,7 @@ def norm_vjp(
     fused = _fused(grad)
     if fused is not None and index is not None and residual is not None:
         forward = tape.x, tape.mean, tape.rstd
-        found: Tensor = fused.norm_backward(residual, grad, forward, layer.weight, index)
-        return found
+        return fused.norm_backward(residual, grad, forward, layer.weight, index)  # type: ignore[no-any-return]
     back: Tensor = torch.ops.aten.native_layer_norm_backward(
         grad,
         _rows(tape.x, index),
@@ -90,9 +87,8 @@ def norm_vjp(
 def _activation_back(block: Block, grad: Tensor, hidden: Tensor, index: Tensor | None) -> Tensor:
     """Gradient with respect to what :meth:`Block.expand` gives."""
     if block.activation != "quick_gelu":
-        hidden = _rows(hidden, index)
-        approximate = block.approximation
-        return torch.ops.aten.gelu_backward(grad, hidden, approximate=approximate)  # type: ignore[no-any-return]
+        inputs = grad, _rows(hidden, index)
+        return torch.ops.aten.gelu_backward(*inputs, approximate=block.approximation)  # type: ignore[no-any-return]
     # The factor 1.702 inside silu and the one outside cancel in the derivative.
     fused = _fused(grad)
     if fused is not None and index is not None:
@@ -135,18 +131,15 @@ def record_block(
     """The block's output, as :meth:`Block.forward` gives it, and the tape of it."""
     D = x.shape[-1]
     normed, first = record_norm(block.ln_1, x)
-    weight, bias = block.qkv.weight, block.qkv.bias
     query = block.single_query(normed, rows)
     first_row = 0 if query is None else D
-    packed = F.linear(normed, weight[first_row:], bias[first_row:])
+    packed = F.linear(normed, block.qkv.weight[first_row:], block.qkv.bias[first_row:])
     extra = None
     if prefix is not None:
-        tokens = prefix.tokens.to(packed.dtype)
-        key = F.linear(tokens[:, :, 0], weight[D : 2 * D], bias[D : 2 * D])
-        value = F.linear(tokens[:, :, 1], weight[2 * D :], bias[2 * D :])
-        extra = torch.cat([key, value], dim=-1).expand(len(x), -1, -1)
         if mask is not None or prefix.mask is not None:
             raise UserError("a recorded prefix takes no mask")
+        extra = torch.cat(block.project_prefix(prefix, packed.dtype), dim=-1)
+        extra = extra.expand(len(x), -1, -1)
     causal = causal and mask is None and rows is None
     attended = _attention(block, packed, query, extra, mask, causal)
     y = block.residual(x, rows) + block.out(attended)
@@ -188,57 +181,51 @@ def block_vjp(
     D = grad.shape[-1]
     inner = _activation_back(block, grad @ block.proj.weight, tape.hidden, index)
     mid = norm_vjp(block.ln_2, tape.second, inner @ block.fc.weight, index, residual=grad)
-    back = _attention_vjp(block, tape, mid @ block.out.weight, index, through=through)
+    grad = mid @ block.out.weight
+    packed, query, extra = _attention_vjp(block, tape, grad, index, through=through)
     weight = block.qkv.weight
     prefix = None
-    if back.extra is not None:
-        key, value = back.extra[..., :D] @ weight[D : 2 * D], back.extra[..., D:] @ weight[2 * D :]
+    if extra is not None:
+        key, value = extra[..., :D] @ weight[D : 2 * D], extra[..., D:] @ weight[2 * D :]
         prefix = torch.stack([key, value], dim=2)
-    if back.packed is None:
+    if packed is None:
         return None, prefix
-    if back.query is None:
-        hidden = norm_vjp(block.ln_1, tape.first, back.packed @ weight, index, residual=mid)
+    if query is None:
+        hidden = norm_vjp(block.ln_1, tape.first, packed @ weight, index, residual=mid)
         return hidden, prefix
     if tape.rows is None:  # a pooling head: its query and its output owe nothing to one position
-        return norm_vjp(block.ln_1, tape.first, back.packed @ weight[D:], index), prefix
+        return norm_vjp(block.ln_1, tape.first, packed @ weight[D:], index), prefix
     column = _rows(tape.rows, index)[:, None, None].expand(-1, 1, D)
-    normed = (back.packed @ weight[D:]).scatter_add(1, column, back.query @ weight[:D])
+    normed = (packed @ weight[D:]).scatter_add(1, column, query @ weight[:D])
     hidden = norm_vjp(block.ln_1, tape.first, normed, index)
     return hidden.scatter_add(1, column, mid), prefix
 
 
-@dataclass(frozen=True)
-class AttentionGradients:
-    """Gradients of what :func:`_attention` takes; ``None`` where nothing was asked."""
-
-    packed: Tensor | None
-    query: Tensor | None
-    extra: Tensor | None
-
-
 def _attention_vjp(
     block: Block, tape: BlockTape, grad: Tensor, index: Tensor | None, *, through: bool
-) -> AttentionGradients:
-    """Gradients of the projections, or of the prefix alone unless ``through``.
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of the projections and the query (if ``through``), and of the prefix.
 
     The attention itself is done again: its fused kernels are cheaper than keeping the weights.
     """
     fused, free = _fused(grad), tape.mask is None and not tape.causal and index is not None
     if free and fused is not None and fused.attends(grad, block.heads, tape.packed, tape.extra):
         given = grad, tape.packed, tape.query, tape.extra, block.heads, index
-        return AttentionGradients(*fused.attention_backward(*given, through=through))
-    packed = _rows(tape.packed, index).detach().requires_grad_(through)
-    query = (
-        None if tape.query is None else _rows(tape.query, index).detach().requires_grad_(through)
-    )
-    extra = None if tape.extra is None else _rows(tape.extra, index).detach().requires_grad_()
+        return fused.attention_backward(*given, through=through)  # type: ignore[no-any-return]
+
+    def leaf(x: Tensor, wanted: bool) -> Tensor:
+        return _rows(x, index).detach().requires_grad_(wanted)
+
+    packed = leaf(tape.packed, through)
+    query = None if tape.query is None else leaf(tape.query, through)
+    extra = None if tape.extra is None else leaf(tape.extra, True)
     mask = None if tape.mask is None else _rows(tape.mask, index)
     with torch.enable_grad():
         out = _attention(block, packed, query, extra, mask, tape.causal)
-    wanted = [x for x in (packed, query, extra) if x is not None and x.requires_grad]
-    found = iter(torch.autograd.grad(out, wanted, grad.to(out.dtype)))
-    return AttentionGradients(
-        next(found) if through else None,
-        next(found) if through and query is not None else None,
-        next(found) if extra is not None else None,
+    leaves = [x for x in (packed, query, extra) if x is not None and x.requires_grad]
+    gradients = iter(torch.autograd.grad(out, leaves, grad.to(out.dtype)))
+    return (
+        next(gradients) if through else None,
+        next(gradients) if through and query is not None else None,
+        next(gradients) if extra is not None else None,
     )

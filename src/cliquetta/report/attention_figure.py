@@ -42,7 +42,7 @@ class ImageMaps:
 def image_maps(
     evidence: Evidence, names: Sequence[str], limit: int, kind: Kind = "class"
 ) -> list[ImageMaps]:
-    """The first ``limit`` images with maps, taken from the batches in turn."""
+    """The first ``limit`` images with maps, from the batches in turn."""
     queues = [[(batch, entry) for entry in batch.maps] for batch in evidence.batches]
     order = sorted(
         (
@@ -52,22 +52,22 @@ def image_maps(
         ),
         key=lambda entry: entry[:2],
     )
-    found = []
+    images = []
     for _, _, (batch, entry) in order[:limit]:
         cliques = [] if batch.description is None else batch.description["cliques"]
         before, after = names[batch.before[entry.place]], names[batch.after[entry.place]]
         label = batch.labels[entry.place]
-        answer = before if before == after else f"{before} → {after}"
+        prediction = before if before == after else f"{before} → {after}"
         truth = f"{names[label]}\n" if label >= 0 else ""
-        found.append(
+        images.append(
             ImageMaps(
                 batch.pictures[entry.place],
-                f"{truth}{answer}",
+                f"{truth}{prediction}",
                 entry.maps[kind],
                 tuple((names[cliques[id]["class"]], cliques[id]["size"]) for id in entry.cliques),
             )
         )
-    return found
+    return images
 
 
 def attention_figure(images: Sequence[ImageMaps]) -> Figure:
@@ -89,9 +89,9 @@ def _draw(axes: Axes, top: float, image: ImageMaps) -> None:
     brightest = float(grids.max())
     titles = ["plain CLIP", *(f"{name} ×{size}" for name, size in image.cliques), "all prompts"]
     # "all prompts" stands in the last column, whatever the number of cliques.
-    places = [*range(1, len(grids)), _COLUMNS]
+    columns = [*range(1, len(grids)), _COLUMNS]
     upper, lower = top + 0.36, top + 1.62
-    _place(axes, 0, upper, image.picture, image.title)
+    _show_picture(axes, 0, upper, image.picture, image.title)
     axes.text(
         1.0,
         lower + 0.5,
@@ -101,16 +101,16 @@ def _draw(axes: Axes, top: float, image: ImageMaps) -> None:
         fontsize=7.5,
         color=FAINT,
     )
-    for place, grid, title in zip(places, grids, titles, strict=True):
-        _place(axes, place, upper, overlay(image.picture, grid / brightest), title)
-        if place > 1:
+    for column, grid, title in zip(columns, grids, titles, strict=True):
+        _show_picture(axes, column, upper, overlay(image.picture, grid / brightest), title)
+        if column > 1:
             shift = grid - grids[0]
             most = max(float(np.abs(shift).max()), 1e-12)
             moved = f"{100 * np.abs(shift).sum() / 2:.2g} % moved"
-            _place(axes, place, lower, shift, moved, cmap=DIVERGING, vmin=-most, vmax=most)
+            _show_picture(axes, column, lower, shift, moved, cmap=DIVERGING, vmin=-most, vmax=most)
 
 
-def _place(
+def _show_picture(
     axes: Axes, column: int, top: float, picture: npt.NDArray[Any], title: str, **look: Any
 ) -> None:
     """A picture of side 1 in a column, with its title above it."""

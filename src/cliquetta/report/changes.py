@@ -10,12 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from cliquetta.errors import UserError
-from cliquetta.evaluation.predictions import PairedTest, paired_test
-from cliquetta.evaluation.predictions import Predictions
+from cliquetta.evaluation.predictions import PairedTest, Predictions, paired_test
 from cliquetta.report.markup import count, number
 
 Pair = tuple[Predictions, Predictions]
-"""Answers of zero-shot and of a method over one stream."""
+"""Predictions of zero-shot and of a method over one stream."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Changes:
     """In all streams: a picture under two shifts counts twice."""
     labelled: int
     changed: int
-    """Images whose first answer differs."""
+    """Images whose first prediction differs."""
     test: PairedTest | None
 
     @property
@@ -39,7 +38,7 @@ class Changes:
 
 @dataclass(frozen=True)
 class Move:
-    """Answers that went from one class to another."""
+    """Predictions that went from one class to another."""
 
     before: int
     after: int
@@ -65,8 +64,8 @@ def count_changes(pairs: Sequence[Pair]) -> Changes:
 def in_words(changes: Changes, label: str) -> str:
     """Describe what a method did to the predictions, good or bad."""
     if not changes.changed:
-        return f"{label} changed none of {count(changes.images, 'answer')}."
-    text = f"{label} changed {changes.changed:,} of {count(changes.images, 'answer')}"
+        return f"{label} changed none of {count(changes.images, 'prediction')}."
+    text = f"{label} changed {changes.changed:,} of {count(changes.images, 'prediction')}"
     test = changes.test
     if test is None or changes.gain is None:
         return text + "; without labels nobody can say which are right."
@@ -89,19 +88,17 @@ def moves(plain: Predictions, adapted: Predictions) -> list[Move]:
     _same(plain, adapted)
     before, after = plain.classes[:, 0], adapted.classes[:, 0]
     differs = before != after
-    pairs = list(zip(before[differs].tolist(), after[differs].tolist(), strict=True))
-    labels = plain.labels[differs].tolist()
-    count = Counter(pairs)
-    repaired = Counter(p for p, label in zip(pairs, labels, strict=True) if p[1] == label)
-    broken = Counter(p for p, label in zip(pairs, labels, strict=True) if p[0] == label)
+    changed = np.stack([before, after, plain.labels], axis=1)[differs].tolist()
+    triples = Counter(map(tuple, changed))
+    pairs = Counter((old, new) for old, new, _ in triples.elements())
     return [
-        Move(*pair, number, repaired[pair], broken[pair])
-        for pair, number in sorted(count.items(), key=lambda item: (-item[1], item[0]))
+        Move(old, new, number, triples[old, new, new], triples[old, new, old])
+        for (old, new), number in sorted(pairs.items(), key=lambda item: (-item[1], item[0]))
     ]
 
 
 def net_gain(plain: Predictions, adapted: Predictions) -> npt.NDArray[np.int64]:
-    """Answers gained over ``plain`` up to each image of the stream, (n,)."""
+    """Predictions gained over ``plain`` up to each image of the stream, (n,)."""
     _same(plain, adapted)
     steps = adapted.correct.astype(np.int64) - plain.correct.astype(np.int64)
     total: npt.NDArray[np.int64] = steps.cumsum()

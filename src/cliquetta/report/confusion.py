@@ -21,7 +21,7 @@ CLASSES = 12
 
 @dataclass(frozen=True, eq=False)
 class ChangedConfusion:
-    """Answers by label (rows) and answer (columns), before and after; last is everything else."""
+    """Images by label (row) and prediction (column), before and after; the last is all else."""
 
     classes: tuple[int, ...]
     before: npt.NDArray[np.int64]
@@ -30,14 +30,14 @@ class ChangedConfusion:
 
     @property
     def difference(self) -> npt.NDArray[np.int64]:
-        """Answers that a cell gained."""
+        """Predictions that a cell gained."""
         return self.after - self.before
 
 
 def changed_confusion(
     plain: Predictions, adapted: Predictions, limit: int = CLASSES
 ) -> ChangedConfusion:
-    """Confusions over the classes that most answers moved between, by class."""
+    """Confusions over the classes that most predictions moved between, by class."""
     weight: dict[int, int] = {}
     for move in moves(plain, adapted):
         for label in (move.before, move.after):
@@ -48,43 +48,34 @@ def changed_confusion(
     busiest = sorted(weight, key=lambda label: (-weight[label], label))[:limit]
     classes = tuple(sorted(busiest))
     known = plain.labels >= 0
-    rows = _index(plain.labels[known], classes)
-    return ChangedConfusion(
-        classes,
-        _count(rows, _index(plain.classes[known, 0], classes), len(classes)),
-        _count(rows, _index(adapted.classes[known, 0], classes), len(classes)),
+    before, after = (
+        _confusion(plain.labels[known], some.classes[known, 0], classes)
+        for some in (plain, adapted)
     )
+    return ChangedConfusion(classes, before, after)
 
 
-def _index(labels: npt.NDArray[np.int64], classes: tuple[int, ...]) -> npt.NDArray[np.int64]:
-    """Place of each label among ``classes``, their number where it is none of them."""
-    if not classes:
-        return np.zeros(len(labels), np.int64)
-    place = np.searchsorted(classes, labels)
-    place = np.minimum(place, len(classes) - 1)
-    found: npt.NDArray[np.int64] = np.where(
-        np.asarray(classes)[place] == labels, place, len(classes)
-    )
-    return found
-
-
-def _count(
-    rows: npt.NDArray[np.int64], columns: npt.NDArray[np.int64], classes: int
+def _confusion(
+    labels: npt.NDArray[np.int64], predicted: npt.NDArray[np.int64], classes: tuple[int, ...]
 ) -> npt.NDArray[np.int64]:
-    side = classes + 1
-    return np.bincount(rows * side + columns, minlength=side * side).reshape(side, side)
+    """Images by label and prediction, (C + 1, C + 1); all other classes share the last index."""
+    index = {label: number for number, label in enumerate(classes)}
+    counts = np.zeros((len(classes) + 1, len(classes) + 1), np.int64)
+    for pair in zip(labels.tolist(), predicted.tolist(), strict=True):
+        counts[tuple(index.get(label, len(classes)) for label in pair)] += 1
+    return counts
 
 
-def confusion_figure(found: ChangedConfusion, names: tuple[str, ...]) -> Figure:
-    """Cells that gained answers and cells that lost some, with their numbers."""
+def confusion_figure(confusion: ChangedConfusion, names: tuple[str, ...]) -> Figure:
+    """Cells that gained predictions and cells that lost some, with their numbers."""
     from matplotlib.patches import Rectangle
 
-    shown = [names[label] for label in found.classes]
+    shown = [names[label] for label in confusion.classes]
     size = len(shown)
     # The row and column of all other classes are drawn only where something happened.
-    rows = size + int(found.difference[-1].any())
-    columns = size + int(found.difference[:, -1].any())
-    cells = found.difference[:rows, :columns]
+    rows = size + int(confusion.difference[-1].any())
+    columns = size + int(confusion.difference[:, -1].any())
+    cells = confusion.difference[:rows, :columns]
     most = max(1, int(np.abs(cells).max(initial=0)))
     with new_figure(2.0 + 0.46 * columns, 1.5 + 0.36 * rows) as figure:
         axes = figure.subplots()
@@ -93,14 +84,14 @@ def confusion_figure(found: ChangedConfusion, names: tuple[str, ...]) -> Figure:
         for row, column in zip(*cells.nonzero(), strict=True):
             text = f"{cells[row, column]:+d}".replace("-", "−")
             axes.text(column, row, text, ha="center", va="center", color="#101418")
-        for place in range(size):  # the diagonal: right answers
+        for index in range(size):  # the diagonal: correct predictions
             outline = Rectangle(
-                (place - 0.5, place - 0.5), 1, 1, fill=False, edgecolor=FAINT, linewidth=1.1
+                (index - 0.5, index - 0.5), 1, 1, fill=False, edgecolor=FAINT, linewidth=1.1
             )
             axes.add_patch(outline)
         axes.set_xticks(range(columns), [*shown, "other"][:columns], rotation=40, ha="right")
         axes.set_yticks(range(rows), [*shown, "other"][:rows])
-        axes.set_xlabel("answer")
+        axes.set_xlabel("prediction")
         axes.set_ylabel("label")
         for spine in axes.spines.values():
             spine.set_visible(True)

@@ -1,4 +1,4 @@
-"""Predictions to look at: a page of thumbnails, each with its answer."""
+"""Predictions to look at: a page of thumbnails, with class and probability."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def contact_sheet(rows: Sequence[Mapping[str, Any]], methods: Sequence[str] = ("
     """A page of the images of :attr:`PredictionRun.rows`, to be filtered by class.
 
     Args:
-        rows: Path, answers and error of every image. The first :data:`MOST` that could be read are
-            shown; all others are listed.
+        rows: Path, predictions and error of every image. The first :data:`MOST` that could be read
+            are shown; all others are listed.
         methods: Names of the methods where there are several; the first one's classes are filtered.
 
     Returns:
@@ -33,10 +33,10 @@ def contact_sheet(rows: Sequence[Mapping[str, Any]], methods: Sequence[str] = ("
     heads = [f"{name}_" if name else "" for name in methods]
     read = [row for row in rows if not row["error"]]
     shown, classes = read[:MOST], Counter(row[f"{heads[0]}prediction"] for row in read[:MOST])
-    places = {name: place for place, (name, _) in enumerate(classes.most_common())}
-    tiles = "".join(_tile(row, heads, places[row[f"{heads[0]}prediction"]]) for row in shown)
+    indices = {name: index for index, (name, _) in enumerate(classes.most_common())}
+    tiles = "".join(_tile(row, heads, indices[row[f"{heads[0]}prediction"]]) for row in shown)
     choices = [("all", f"all ({len(shown):,})")]
-    choices += [(str(place), f"{name} ({classes[name]:,})") for name, place in places.items()]
+    choices += [(str(index), f"{name} ({classes[name]:,})") for name, index in indices.items()]
     buttons = "".join(
         f'<label><input type="radio" name="class" id="show-{id}"{" checked" * (id == "all")}> '
         f"{esc(words)}</label>"
@@ -44,8 +44,8 @@ def contact_sheet(rows: Sequence[Mapping[str, Any]], methods: Sequence[str] = ("
     )
     # the choice is made by style rules, one per class: the page needs no script
     rules = "".join(
-        f"body:has(#show-{place}:checked) .tile:not(.c{place}){{display:none}}\n"
-        for place in places.values()
+        f"body:has(#show-{index}:checked) .tile:not(.c{index}){{display:none}}\n"
+        for index in indices.values()
     )
     sections = [("Predictions", f'<p class="choices">{buttons}</p><ul class="tiles">{tiles}</ul>')]
     notes = []
@@ -61,12 +61,12 @@ def contact_sheet(rows: Sequence[Mapping[str, Any]], methods: Sequence[str] = ("
     )
 
 
-def _tile(row: Mapping[str, Any], heads: Sequence[str], place: int) -> str:
+def _tile(row: Mapping[str, Any], heads: Sequence[str], index: int) -> str:
     lines = []
     for head in heads:
         who = f"{head[:-1]}: " if head else ""
-        said, sure = row[f"{head}prediction"], 100 * float(row[f"{head}probability"])
-        lines.append(f'<span class="answer">{esc(f"{who}{said} {sure:.0f} %")}</span>')
+        prediction, percent = row[f"{head}prediction"], 100 * float(row[f"{head}probability"])
+        lines.append(f'<span class="prediction">{esc(f"{who}{prediction} {percent:.0f} %")}</span>')
     path = str(row["path"])
     try:
         picture = open_listed(path, shorter=_SIDE)
@@ -76,6 +76,6 @@ def _tile(row: Mapping[str, Any], heads: Sequence[str], place: int) -> str:
         drawn = '<span class="note">no picture</span>'
     name = path.replace("\\", "/").rpartition("/")[2]
     return (
-        f'<li class="tile c{place}" title="{esc(path)}">{drawn}{"".join(lines)}'
+        f'<li class="tile c{index}" title="{esc(path)}">{drawn}{"".join(lines)}'
         f"<span>{esc(name)}</span></li>"
     )

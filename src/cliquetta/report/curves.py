@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cliquetta.evaluation.ablation import Curve, Point, label
-from cliquetta.report.runs import ReportedRun, flat_settings, most_common, varied
+from cliquetta.evaluation.comparison import varying
+from cliquetta.report.runs import ReportedRun, flat_settings, most_common
 from cliquetta.report.style import BASELINE_LOOK, FAINT, line_look, new_figure
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COMPONENTS = ("modalities", "retention")
-_NOT_A_SETTING = frozenset({"seed", "model"})
+_NOT_A_SETTING = frozenset({"seed", "model", "weights"})
 _BASELINE = {key: value for key, value in BASELINE_LOOK.items() if key != "marker"}
 
 
@@ -33,17 +34,17 @@ def find_curves(runs: Sequence[ReportedRun]) -> list[Curve]:
     for run in scored:
         model = str(run.record.settings["model"]["id"])
         groups.setdefault((run.record.dataset, run.record.method, model), []).append(run)
-    found = []
+    curves = []
     for (dataset, method, model), members in groups.items():
         zero = [run.metric("top1") or 0.0 for run in groups.get((dataset, "zero_shot", model), [])]
         baseline = statistics.mean(zero) if zero and method != "zero_shot" else None
-        settings = [flat_settings(run.record) for run in members]
-        keys = [key for key in varied(settings) if key not in _NOT_A_SETTING]
+        settings = [flat_settings(run.run) for run in members]
+        keys = [key for key in varying(settings) if key not in _NOT_A_SETTING]
         common = {key: most_common([each.get(key) for each in settings]) for key in keys}
         together = all(key in keys for key in COMPONENTS)
         if together:
             points = _component_points(members, settings, common)
-            found.append(Curve("components", None, points, baseline))
+            curves.append(Curve("components", None, points, baseline))
         for key in keys:
             if key in COMPONENTS and together:
                 continue
@@ -55,8 +56,8 @@ def find_curves(runs: Sequence[ReportedRun]) -> list[Curve]:
             ]
             points = _points(own)
             if len(points) > 1:
-                found.append(Curve(key, common[key], points, baseline))
-    return [curve for curve in found if len(curve.points) > 1]
+                curves.append(Curve(key, common[key], points, baseline))
+    return [curve for curve in curves if len(curve.points) > 1]
 
 
 def _points(own: Sequence[tuple[Any, ReportedRun]]) -> tuple[Point, ...]:
@@ -117,8 +118,8 @@ def curve_figure(curve: Curve) -> Figure:
         axes = figure.subplots(1, 2 if wide else 1, squeeze=False)[0]
         _draw(axes[0], curve)
         if wide:
-            places = _axis(axes[1], curve.field, [point.value for point in curve.points])
-            axes[1].plot(places, sizes, **line_look(1))
+            positions = _axis(axes[1], curve.field, [point.value for point in curve.points])
+            axes[1].plot(positions, sizes, **line_look(1))
             axes[1].set_ylabel("largest clique, images")
             axes[1].set_ylim(bottom=0)
     return figure
@@ -131,11 +132,11 @@ def curves_figure(curves: Mapping[str, Curve]) -> Figure:
     with new_figure(4.6 * columns, 3.2 * rows) as figure:
         panels = list(figure.subplots(rows, columns, squeeze=False).flat)
         for axes, (name, curve) in zip(panels, curves.items(), strict=False):
-            places = _draw(axes, curve)
+            positions = _draw(axes, curve)
             axes.set_xlabel(name)
-            other = axes.twinx()  # shows what a method does where no answer changes
+            other = axes.twinx()  # shows what a method does where no prediction changes
             likelihood = np.array([point.nll for point in _known(curve)], dtype=float)
-            other.plot(places, likelihood, marker=".", color=FAINT, alpha=0.5, linewidth=1)
+            other.plot(positions, likelihood, marker=".", color=FAINT, alpha=0.5, linewidth=1)
             other.set_ylabel("NLL (grey)", color=FAINT)
             other.tick_params(colors=FAINT)
             other.grid(False)
@@ -149,9 +150,9 @@ def curves_figure(curves: Mapping[str, Curve]) -> Figure:
 def _draw(axes: Axes, curve: Curve) -> Sequence[float]:
     """Accuracy with error bars, the default and zero-shot; returns where the points are."""
     known = _known(curve)
-    places = _axis(axes, curve.field, [point.value for point in known])
+    positions = _axis(axes, curve.field, [point.value for point in known])
     axes.errorbar(
-        places,
+        positions,
         np.array([point.mean for point in known], dtype=float),
         [point.sd or 0.0 for point in known] if _several(curve) else None,
         capsize=3,
@@ -159,14 +160,16 @@ def _draw(axes: Axes, curve: Curve) -> Sequence[float]:
         **line_look(0),
     )
     axes.set_ylabel("top-1, %")
-    defaults = [x for x, point in zip(places, known, strict=True) if point.value == curve.default]
-    for place in defaults:
-        axes.axvline(place, color=FAINT, linewidth=0.8, linestyle=":", label="default")
+    defaults = [
+        x for x, point in zip(positions, known, strict=True) if point.value == curve.default
+    ]
+    for position in defaults:
+        axes.axvline(position, color=FAINT, linewidth=0.8, linestyle=":", label="default")
     if curve.baseline is not None:
         axes.axhline(curve.baseline, label="zero_shot", **_BASELINE)
     if defaults or curve.baseline is not None:
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), borderpad=0, ncols=2)
-    return places
+    return positions
 
 
 def _known(curve: Curve) -> list[Point]:
@@ -182,7 +185,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _axis(axes: Axes, field: str, values: Sequence[Any]) -> Sequence[float]:
-    """Places of the values, which are the ticks.
+    """Positions of the values on the axis, which are the ticks.
 
     Numbers that multiply are on a logarithm; words, and such numbers with a zero, evenly spaced.
     """
@@ -190,15 +193,15 @@ def _axis(axes: Axes, field: str, values: Sequence[Any]) -> Sequence[float]:
     numbers = all(map(_is_number, values))
     sizes = [abs(value) for value in values if value] if numbers else []
     multiply = bool(sizes) and max(sizes) / min(sizes) >= 16
-    places: Sequence[float] = range(len(values))
+    positions: Sequence[float] = range(len(values))
     if numbers and not (multiply and min(values) <= 0):
-        places = values
+        positions = values
         if multiply:
             axes.set_xscale("log", base=2 if field == "batch_size" else 10)
     step = -(-len(values) // 9)
-    axes.set_xticks(places[::step], [label(value) for value in values[::step]])
+    axes.set_xticks(positions[::step], [label(value) for value in values[::step]])
     axes.minorticks_off()
-    return places
+    return positions
 
 
 def _widen(axes: Axes, span: float) -> None:
@@ -212,14 +215,14 @@ def _choices(curve: Curve) -> Figure:
     """Dots in rows: the scale need not begin at 0, as that of bars would have to."""
     with new_figure(5.6, 1.0 + 0.36 * len(curve.points)) as figure:
         axes = figure.subplots()
-        for place, point in enumerate(curve.points):
+        for position, point in enumerate(curve.points):
             mean = statistics.mean(point.top1)
-            look = line_look(place) | {"linestyle": "none", "markersize": 7}
+            look = line_look(position) | {"linestyle": "none", "markersize": 7}
             error = (point.sd or 0.0) if _several(curve) else None
-            axes.errorbar(mean, place, xerr=error, capsize=3, elinewidth=1.2, **look)
+            axes.errorbar(mean, position, xerr=error, capsize=3, elinewidth=1.2, **look)
             axes.annotate(
                 f"{mean:.1f}",
-                (mean, place),
+                (mean, position),
                 (0, 6),
                 textcoords="offset points",
                 ha="center",

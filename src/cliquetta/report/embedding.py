@@ -86,16 +86,16 @@ def embed(evidence: Evidence, how: How = "auto") -> Embedding | None:
     """
     if how not in MAPS:
         raise UnknownNameError("map", how, MAPS)
-    found = [batch for batch in evidence.batches if batch.prompted is not None]
-    if not found:
+    batches = [batch for batch in evidence.batches if batch.prompted is not None]
+    if not batches:
         return None
-    plain = np.concatenate([batch.features for batch in found]).astype(np.float64)
+    plain = np.concatenate([batch.features for batch in batches]).astype(np.float64)
     prompted = np.concatenate(
-        [batch.prompted for batch in found if batch.prompted is not None]
+        [batch.prompted for batch in batches if batch.prompted is not None]
     ).astype(np.float64)
-    labels = np.array([label for batch in found for label in batch.labels], np.int64)
+    labels = np.array([label for batch in batches for label in batch.labels], np.int64)
     if (labels < 0).all():
-        labels = np.array([label for batch in found for label in batch.after], np.int64)
+        labels = np.array([label for batch in batches for label in batch.after], np.int64)
     both = np.concatenate([plain, prompted])
     available = importlib.util.find_spec("openTSNE") is not None
     if how == "tsne" and not available:
@@ -117,20 +117,20 @@ def embed(evidence: Evidence, how: How = "auto") -> Embedding | None:
     )
 
 
-def embedding_figure(found: Embedding, names: tuple[str, ...]) -> Figure:
+def embedding_figure(embedding: Embedding, names: tuple[str, ...]) -> Figure:
     """Two panels in the same axes, a marker and a colour per class."""
-    most = [label for label, _ in Counter(found.labels.tolist()).most_common(CLASSES)]
+    most = [label for label, _ in Counter(embedding.labels.tolist()).most_common(CLASSES)]
     shown = sorted(label for label in most if label >= 0)
     with new_figure(7.2, 3.9) as figure:
         axes = figure.subplots(1, 2, sharex=True, sharey=True)
-        panels = (("plain CLIP", found.plain), ("with attribute prompts", found.prompted))
-        for place, (title, points) in enumerate(panels):
-            own = axes[place]
-            rest = ~np.isin(found.labels, shown)
+        panels = (("plain CLIP", embedding.plain), ("with attribute prompts", embedding.prompted))
+        for panel, (title, points) in enumerate(panels):
+            own = axes[panel]
+            rest = ~np.isin(embedding.labels, shown)
             if rest.any():
                 own.scatter(*points[rest].T, s=8, color=FAINT, alpha=0.5, linewidths=0)
             for turn, label in enumerate(shown):
-                rows = found.labels == label
+                rows = embedding.labels == label
                 own.scatter(
                     *points[rows].T,
                     s=26,
@@ -138,10 +138,10 @@ def embedding_figure(found: Embedding, names: tuple[str, ...]) -> Figure:
                     marker=MARKERS[turn % len(MARKERS)],
                     edgecolors=PAPER,
                     linewidths=0.4,
-                    label=names[label] if place == 0 else None,
+                    label=names[label] if panel == 0 else None,
                 )
             own.set_title(title)
-            own.set_xlabel(f"cohesion {found.cohesion[place]:.4f}")
+            own.set_xlabel(f"cohesion {embedding.cohesion[panel]:.4f}")
             own.set_xticks([])
             own.set_yticks([])
             own.grid(False)

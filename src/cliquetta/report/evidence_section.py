@@ -19,7 +19,7 @@ from cliquetta.report.gallery import (
 from cliquetta.report.markup import PageFigures, count, esc, number
 from cliquetta.report.runs import ReportedRun
 
-_SIGNS = {"repaired": "✓ ", "broken": "✗ ", "moved": "", "same": "answer "}
+_SIGNS = {"repaired": "✓ ", "broken": "✗ ", "moved": "", "same": "prediction "}
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def _counts(evidence: Evidence) -> str:
     inside = 100 * sum(line["images_with_clique"] for line in lines) / images
     retained = 100 * sum(line["images_with_retained"] for line in lines) / images
     text = (
-        f"{_batches(len(lines))}: on average "
+        f"Of {count(len(lines), 'batch', 'batches')}: on average "
         f"{mean('cliques'):.1f} cliques in {mean('distinct_sets'):.1f} different sets of images, "
         f"{mean('mean_size'):.1f} images each, the largest {mean('max_size'):.1f}. "
         f"{inside:.0f} % of the images were in a clique; {retained:.0f} % were scored with a "
@@ -80,28 +80,25 @@ def _domains(evidence: Evidence) -> str:
         for key in ("step_size", "belief", "changed")
     )
     domains = len({line["domain"] for line in lines})
+    batches = count(len(lines), "batch", "batches")
     text = (
-        f"{_batches(len(lines))} with the LayerNorms of {count(domains, 'domain')}. On average, "
-        f"plain CLIP's uncertainty allowed {size:.0f} % of a full step of learning, its shares of "
-        f"the classes were believed to {believed:.0f} %; the rest was taken for bias. "
-        f"{changed:.0f} % of its answers were changed. Collapsed LayerNorms restarted: "
+        f"{batches} with the LayerNorms of {count(domains, 'domain')}. On average, plain "
+        f"CLIP's uncertainty allowed {size:.0f} % of a full step of learning, its shares of the "
+        f"classes were believed to {believed:.0f} %; the rest was attributed to bias. "
+        f"{changed:.0f} % of its predictions were changed. Collapsed LayerNorms restarted: "
         f"{lines[-1]['restarts']}. Images left to zero-shot CLIP (abstained): "
         f"{lines[-1].get('abstained', 0)}. Verdict without labels: {lines[-1]['verdict']}."
     )
     return f"<p>{esc(text)}</p>"
 
 
-def _batches(amount: int) -> str:
-    return f"{amount:,} batch{'' if amount == 1 else 'es'}"
-
-
 def _changed(run: ReportedRun, evidence: Evidence, limit: int) -> str:
-    found = changed_tiles(evidence, limit)
-    if not found:
+    tiles = changed_tiles(evidence, limit)
+    if not tiles:
         return ""
     shown = sum(len(batch.keys) for batch in evidence.batches)
     return (
-        f"<h3>Images whose answer changed</h3>{_tiles(run, found)}"
+        f"<h3>Images whose prediction changed</h3>{_tiles(run, tiles)}"
         f'<p class="note">Out of {count(shown, "image")} that the run kept to show, against plain '
         "CLIP on the same image. ✓ and a full frame: now right; ✗ and a dashed frame: now "
         "wrong.</p>"
@@ -109,14 +106,15 @@ def _changed(run: ReportedRun, evidence: Evidence, limit: int) -> str:
 
 
 def _gallery(run: ReportedRun, evidence: Evidence, limit: int) -> str:
-    found = clique_cards(evidence, limit)
-    if not found:
+    cards = clique_cards(evidence, limit)
+    if not cards:
         return ""
     return (
         "<h3>Cliques</h3>"
-        '<p class="note">Images that were found to resemble one another among those with the same '
-        "class in their best answers. Under each: its label, its mean cosine to the other members, "
-        "and its answer before and after.</p>" + "".join(_card(run, card) for card in found)
+        '<p class="note">Images that resemble one another among those with the same '
+        "class in their best predictions. Under each: its label, its mean cosine to the other "
+        "members, and its prediction before and after.</p>"
+        + "".join(_card(run, card) for card in cards)
     )
 
 
@@ -141,15 +139,15 @@ def _tiles(run: ReportedRun, tiles: list[Tile] | tuple[Tile, ...]) -> str:
 
 def _tile(run: ReportedRun, tile: Tile) -> str:
     before, after = run.name(tile.before), run.name(tile.after)
-    answer = after if tile.change == "same" else f"{before} → {after}"
+    prediction = after if tile.change == "same" else f"{before} → {after}"
     label = "" if tile.label < 0 else run.name(tile.label)
     lines = [f"<span>is {esc(label)}</span>" if label else ""]
     if tile.similarity is not None:
         lines.append(f"<span>cosine {tile.similarity:.2f}</span>")
     sign = _SIGNS[tile.change]
-    lines.append(f'<span class="answer">{sign}{esc(answer)}</span>')
+    lines.append(f'<span class="prediction">{sign}{esc(prediction)}</span>')
     small = " small-pictures" if len(tile.picture) <= 64 else ""
-    alt = f"{label or 'image'}, answered {answer}"
+    alt = f"{label or 'image'}, predicted {prediction}"
     return (
         f'<li class="tile {tile.change}{small}" title="{esc(tile.key)}">'
         f'<img src="{data_uri(tile.picture)}" alt="{esc(alt)}">{"".join(lines)}</li>'
@@ -167,13 +165,13 @@ def _attention(
     caption = (
         f"Mean over heads of the {what} from block {block} on, the first with a prompt; "
         "brighter is more, one scale per image. From the left: the image with its label and its "
-        "answer, plain CLIP, prompts of single cliques (class and size), all prompts of the "
+        "prediction, plain CLIP, prompts of single cliques (class and size), all prompts of the "
         "image's cliques together. Below each map, what it has more (violet) and less (brown) "
         "than plain CLIP, and the share of attention that moved."
     )
     alt = f"Attention maps of {count(len(images), 'image')} for {label}"
     title = f"attention-{run.id}-{kind}-{len(images)}"
-    figure = figures.known(title) or figures.add(title, attention_figure(images), alt, caption)
+    figure = figures.add(title, lambda: attention_figure(images), alt, caption)
     return f"<h3>Attention</h3>{figure}"
 
 
@@ -181,20 +179,19 @@ def _embedding(
     run: ReportedRun, label: str, evidence: Evidence, how: How, figures: PageFigures
 ) -> str:
     title = f"features-{run.id}"
-    known = figures.known(title)
-    if known is None:
-        found = embed(evidence, how)
-        if found is None:
+    if title not in figures.rendered:  # t-SNE takes seconds
+        embedding = embed(evidence, how)
+        if embedding is None:
             return ""
-        before, after = found.cohesion
+        before, after = embedding.cohesion
         caption = (
-            f"Features of {count(len(found.labels), 'image')} by {found.how}, both panels in the "
-            "same axes. Cohesion is measured on the features themselves: mean cosine to the own "
-            "class's centre less that to the nearest other one."
+            f"Features of {count(len(embedding.labels), 'image')} by {embedding.how}, both panels "
+            "in the same axes. Cohesion is measured on the features themselves: mean cosine to the "
+            "own class's centre less that to the nearest other one."
         )
         alt = (
             f"Map of image features, plain and with the prompts of {label}; cohesion "
             f"{before:.4f} and {after:.4f}"
         )
-        known = figures.add(title, embedding_figure(found, run.names), alt, caption)
-    return f"<h3>Features</h3>{known}"
+        figures.add(title, lambda: embedding_figure(embedding, run.names), alt, caption)
+    return f"<h3>Features</h3>{figures.rendered[title]}"

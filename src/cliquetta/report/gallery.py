@@ -1,4 +1,4 @@
-"""Pictures worth showing: members of cliques, and images whose answer changed."""
+"""Pictures worth showing: members of cliques, and images whose prediction changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MEMBERS = 10
 
 @dataclass(frozen=True, eq=False)
 class Tile:
-    """One image: what it is, what plain CLIP said, what the method says."""
+    """One image: what it is, its predictions by plain CLIP and by the method."""
 
     picture: npt.NDArray[np.uint8]
     key: str
@@ -47,7 +47,7 @@ class CliqueCard:
 
     batch: int
     label: int
-    """Class of the candidate set that it was found in."""
+    """Class of the candidate set that it was mined from."""
     size: int
     before: Mapping[str, float] | None
     """Losses before learning: entropy, concentration, total."""
@@ -56,25 +56,25 @@ class CliqueCard:
 
 
 def clique_cards(evidence: Evidence, limit: int) -> list[CliqueCard]:
-    """Up to ``limit`` cliques, those with most changed answers first, none like one before it."""
+    """Up to ``limit`` cliques, those with most changed images first, none like one before it."""
     ranked: list[tuple[tuple[int, ...], BatchEvidence, Mapping[str, Any], frozenset[int]]] = []
     for batch in evidence.batches:
         if batch.description is None:
             continue
         for clique in batch.description["cliques"]:
-            members = frozenset(place for place in clique["members"] if place < len(batch.keys))
-            changed = sum(batch.before[place] != batch.after[place] for place in members)
+            members = frozenset(index for index in clique["members"] if index < len(batch.keys))
+            changed = sum(batch.before[index] != batch.after[index] for index in members)
             rank = (-min(changed, 3), -min(len(members), 6), batch.number, clique["id"])
             ranked.append((rank, batch, clique, members))
     chosen: list[CliqueCard] = []
-    taken: list[tuple[int, frozenset[int]]] = []
+    shown: list[tuple[int, frozenset[int]]] = []
     for _, batch, clique, members in sorted(ranked, key=lambda entry: entry[0]):
         if len(chosen) == limit:
             break
-        known = [other for number, other in taken if number == batch.number]
+        known = [other for number, other in shown if number == batch.number]
         if any(2 * len(members & other) > min(len(members), len(other)) for other in known):
             continue
-        taken.append((batch.number, members))
+        shown.append((batch.number, members))
         chosen.append(_card(batch, clique, sorted(members)))
     return chosen
 
@@ -83,7 +83,7 @@ def _card(batch: BatchEvidence, clique: Mapping[str, Any], members: list[int]) -
     cosines = batch.features[members] @ batch.features[members].T
     others = max(1, len(members) - 1)
     mean = (cosines.sum(axis=1) - cosines.diagonal()) / others
-    tiles = [_tile(batch, place, float(value)) for place, value in zip(members, mean, strict=True)]
+    tiles = [_tile(batch, index, float(value)) for index, value in zip(members, mean, strict=True)]
     order = {"repaired": 0, "broken": 1, "moved": 2, "same": 3}
     tiles.sort(key=lambda tile: (order[tile.change], -(tile.similarity or 0)))
     return CliqueCard(
@@ -97,24 +97,24 @@ def _card(batch: BatchEvidence, clique: Mapping[str, Any], members: list[int]) -
 
 
 def changed_tiles(evidence: Evidence, limit: int) -> list[Tile]:
-    """The first images whose answer changed: repaired ones, then broken ones, then the rest."""
+    """The first images whose prediction changed: repaired ones, then broken ones, then the rest."""
     order = {"repaired": 0, "broken": 1, "moved": 2}
-    found = [
-        _tile(batch, place)
+    tiles = [
+        _tile(batch, index)
         for batch in evidence.batches
-        for place in range(len(batch.keys))
-        if batch.before[place] != batch.after[place]
+        for index in range(len(batch.keys))
+        if batch.before[index] != batch.after[index]
     ]
-    return sorted(found[:limit], key=lambda tile: order[tile.change])
+    return sorted(tiles[:limit], key=lambda tile: order[tile.change])
 
 
-def _tile(batch: BatchEvidence, place: int, similarity: float | None = None) -> Tile:
+def _tile(batch: BatchEvidence, index: int, similarity: float | None = None) -> Tile:
     return Tile(
-        batch.pictures[place],
-        batch.keys[place],
-        batch.labels[place],
-        batch.before[place],
-        batch.after[place],
+        batch.pictures[index],
+        batch.keys[index],
+        batch.labels[index],
+        batch.before[index],
+        batch.after[index],
         similarity,
     )
 

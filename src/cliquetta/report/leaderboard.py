@@ -7,7 +7,6 @@ import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 
 from cliquetta.data.corruptions import CORRUPTIONS
@@ -107,61 +106,45 @@ def stream_kind(record: Record, roles: Mapping[str, str] | None = None) -> str:
     return role if role in {kind for kind, _ in COLUMNS.values()} else CLEAN
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """A method on one set of a column."""
-
-    dataset: str
-    images: int
-    level: float
-    gains: Mapping[int, float]
-    """Over zero-shot by seed; empty for zero-shot itself."""
-    cost: float | None
-
-    @cached_property
-    def gain(self) -> float:
-        return statistics.mean(self.gains.values())
-
-
 @dataclass
 class BoardRow:
     """A method, as far as it was run."""
 
-    entries: dict[str, list[_Entry]] = field(default_factory=dict)
-    """By column."""
+    cells: dict[str, list[Cell]] = field(default_factory=dict)
+    """The sets of every column."""
 
-    def measured(self, column: str) -> list[_Entry]:
-        """The entries of a column with a gain."""
-        return [entry for entry in self.entries.get(column, ()) if entry.gains]
+    def measured(self, column: str) -> list[Cell]:
+        """The sets of a column with a gain."""
+        return [cell for cell in self.cells.get(column, ()) if cell.gains]
 
     def gain(self, column: str) -> float | None:
         """The mean over the sets of a column."""
-        found = [entry.gain for entry in self.measured(column)]
-        return statistics.mean(found) if found else None
+        gains = [statistics.mean(cell.gains.values()) for cell in self.measured(column)]
+        return statistics.mean(gains) if gains else None
 
     def worst(self, column: str) -> tuple[float, str]:
         """The lowest gain among the sets of a column, and the set."""
-        return min((entry.gain, short_id(entry.dataset)) for entry in self.measured(column))
+        return min((cell.gain or 0.0, short_id(cell.column)) for cell in self.measured(column))
 
     def shown(self, column: str) -> dict[str, int]:
         """Images of every set of a column."""
-        return {entry.dataset: entry.images for entry in self.measured(column)}
+        return {cell.column: _images(cell) for cell in self.measured(column)}
 
     def runs(self, column: str) -> Runs:
         """Gains by set and seed."""
-        return {(e.dataset, seed): g for e in self.measured(column) for seed, g in e.gains.items()}
+        return {(c.column, seed): g for c in self.measured(column) for seed, g in c.gains.items()}
 
     @property
     def cost(self) -> float | None:
         """Time per image as a multiple of zero-shot's, usually."""
-        costs = [e.cost for some in self.entries.values() for e in some if e.cost is not None]
+        costs = [c.cost for some in self.cells.values() for c in some if c.cost is not None]
         return statistics.median(costs) if costs else None
 
     @property
     def size(self) -> str:
         """Sets and images of a run, usually."""
-        metrics = [some for (c, some) in self.entries.items() if COLUMNS[c][1] != "auroc"]
-        sizes = [entry.images for some in metrics for entry in some]
+        metrics = [some for (c, some) in self.cells.items() if COLUMNS[c][1] != "auroc"]
+        sizes = [_images(cell) for some in metrics for cell in some]
         return f"{len(sizes)} × {round(statistics.median(sizes)):,}"
 
 
@@ -213,12 +196,9 @@ def board_rows(records: Iterable[Record], roles: Mapping[str, str]) -> dict[str,
     rows: dict[str, BoardRow] = {}
     for column, (kind, metric) in COLUMNS.items():
         for setting in read_settings(kinds.get(kind, []), {}):
-            cells = compare(setting.runs, metric=metric).cells
-            for (name, dataset), cell in cells.items():
+            for (name, _), cell in compare(setting.runs, metric=metric).cells.items():
                 if cell.mean is not None and not (column == SINGLE and for_batches(name)):
-                    plain = None if name == BASELINE else cells.get((BASELINE, dataset))
-                    row = rows.setdefault(name, BoardRow())
-                    row.entries.setdefault(column, []).append(_entry(cell, plain))
+                    rows.setdefault(name, BoardRow()).cells.setdefault(column, []).append(cell)
 
     def rank(name: str) -> tuple[bool, float]:
         gains = [gain for column in COLUMNS if (gain := rows[name].gain(column)) is not None]
@@ -248,23 +228,16 @@ def method_sentence(rows: Mapping[str, BoardRow], method: str) -> str:
         "gains over zero-shot": [c for c in sorted(gains, key=lambda c: -gains[c]) if gains[c] > 0],
         "does not": [c for c in sorted(gains, key=lambda c: gains[c]) if gains[c] <= 0],
     }
-    said = [
+    sentences = [
         f"{what} on {', '.join(f'{c} ({_points(gains[c])})' for c in columns)}"
         for what, columns in sides.items()
         if columns
     ]
-    return f"`{label}` {' and '.join(said)}."
+    return f"`{label}` {' and '.join(sentences)}."
 
 
-def _entry(cell: Cell, plain: Cell | None) -> _Entry:
-    """A cell with its gains over zero-shot, seed by seed."""
-    own, before = (
-        {run.record.seed: run.record.metrics[cell.metric] for run in (some.runs if some else ())}
-        for some in (cell, plain)
-    )
-    gains = {seed: value - before[seed] for seed, value in own.items() if seed in before}
-    assert cell.mean is not None
-    return _Entry(cell.column, cell.runs[0].record.images, cell.mean, gains, cell.cost)
+def _images(cell: Cell) -> int:
+    return cell.runs[0].record.images
 
 
 def _in_full(rows: Mapping[str, BoardRow], column: str) -> list[str]:
@@ -297,9 +270,9 @@ def _cell(row: BoardRow, column: str, name: str, full: Sequence[str]) -> str:
     if column == SINGLE and for_batches(name):
         return "for batches"
     if gain is None:  # zero-shot may have been run on fewer images as well: the most count
-        levels = {e.dataset: e for e in sorted(row.entries.get(column, ()), key=lambda e: e.images)}
-        found = [entry.level for entry in levels.values()]
-        return f"{statistics.mean(found):.1f}" if found else BLANK
+        most = {cell.column: cell for cell in sorted(row.cells.get(column, ()), key=_images)}
+        means = [cell.mean for cell in most.values() if cell.mean is not None]
+        return f"{statistics.mean(means):.1f}" if means else BLANK
     shown = _points(gain) + ("" if name in full else "°")
     shown = f"**{shown}**" if full[:1] == [name] and gain > 0 else shown
     lowest, where = row.worst(column)
@@ -352,7 +325,7 @@ def _some(gains: Mapping[str, float], names: Sequence[str]) -> str:
 
 
 def _standing(rows: Mapping[str, BoardRow], name: str) -> str:
-    """The gain and the place of one method, and how far the best of each column is from it."""
+    """The gain and the rank of one method, and how far the best of each column is from it."""
     name = next((label for label in rows if label.split()[0] == name), name)
     lines = []
     for column in COLUMNS:
@@ -360,8 +333,8 @@ def _standing(rows: Mapping[str, BoardRow], name: str) -> str:
         if name in full:
             own, best = rows[name].gain(column) or 0.0, rows[full[0]].gain(column) or 0.0
             lowest, where = rows[name].worst(column)
-            place = f"{full.index(name) + 1} of {len(full)}"
+            rank = f"{full.index(name) + 1} of {len(full)}"
             behind = BLANK if full[0] == name else f"{_points(own - best)} (`{full[0]}`)"
-            lines.append((column, _points(own), f"{_points(lowest)} ({where})", place, behind))
-    head = ("column", "gain", "lowest gain", "place", "against the best")
+            lines.append((column, _points(own), f"{_points(lowest)} ({where})", rank, behind))
+    head = ("column", "gain", "lowest gain", "rank", "against the best")
     return to_markdown(TextTable(head, tuple(lines))).rstrip() if lines else "Not recorded."

@@ -77,10 +77,10 @@ def _legend(methods: Sequence[str]) -> str:
         "for batches.</text>",
     ]
     at = LEFT
-    for place, name in enumerate(methods):
-        weight = ' font-weight="bold"' if place == 0 else ""
+    for index, name in enumerate(methods):
+        weight = ' font-weight="bold"' if index == 0 else ""
         lines += [
-            f'<rect x="{at}" y="58" width="12" height="12" fill="{COLOURS[place]}"/>',
+            f'<rect x="{at}" y="58" width="12" height="12" fill="{COLOURS[index]}"/>',
             f'<text x="{at + 17}" y="69"{weight}>{escape(name)}</text>',
         ]
         at += 48 + 8 * len(name)
@@ -120,20 +120,20 @@ def _panel(
         parts.append(
             f'<text x="{middle:g}" y="{bottom + 18:g}" text-anchor="middle">{escape(kind)}</text>'
         )
-        for place, name in enumerate(methods):
-            row, x = rows.get(name), left + place * BAR
+        for index, name in enumerate(methods):
+            row, x = rows.get(name), left + index * BAR
             gain = None if row is None else row.gain(kind)
             if row is None or gain is None:
                 parts.append(
                     f'<text x="{x + BAR / 2:g}" y="{zero - 3:g}" text-anchor="middle" '
-                    f'fill="{COLOURS[place]}">×</text>'
+                    f'fill="{COLOURS[index]}">×</text>'
                 )
                 continue
             ends = sorted([height_of(gain), zero])
             worst, about = height_of(row.worst(kind)[0]), f"{name}, {kind}: {gain:+.1f}"
             parts.append(
                 f'<rect x="{x + 1}" y="{ends[0]:.1f}" width="{BAR - 2}" '
-                f'height="{ends[1] - ends[0]:.1f}" fill="{COLOURS[place]}">'
+                f'height="{ends[1] - ends[0]:.1f}" fill="{COLOURS[index]}">'
                 f"<title>{escape(about)}, lowest {row.worst(kind)[0]:+.1f}</title></rect>"
             )
             parts.append(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
@@ -26,9 +26,9 @@ def number(value: float | None, digits: int = 2, *, signed: bool = False) -> str
     return f"{value:{'+' if signed else ''}.{digits}f}".replace("-", "−")
 
 
-def count(amount: int, noun: str) -> str:
+def count(amount: int, noun: str, plural: str = "") -> str:
     """An amount with its noun: ``1 image``, ``2,000 images``."""
-    return f"{amount:,} {noun}{'' if amount == 1 else 's'}"
+    return f"{amount:,} {noun if amount == 1 else plural or f'{noun}s'}"
 
 
 def table(
@@ -40,19 +40,19 @@ def table(
 ) -> str:
     """A table; the first ``labels`` columns name the row, the others hold numbers."""
 
-    def side(place: int) -> str:
-        return "" if place < labels else ' class="number"'
+    def side(index: int) -> str:
+        return "" if index < labels else ' class="number"'
 
     head = "".join(
-        f'<th scope="col"{side(place)}>{esc(name)}</th>' for place, name in enumerate(columns)
+        f'<th scope="col"{side(index)}>{esc(name)}</th>' for index, name in enumerate(columns)
     )
 
-    def cell(place: int, text: str) -> str:
-        if place == 0:
+    def cell(index: int, text: str) -> str:
+        if index == 0:
             return f'<th scope="row">{esc(text)}</th>'
-        return f'<td{side(place)} data-column="{esc(columns[place])}">{esc(text)}</td>'
+        return f'<td{side(index)} data-column="{esc(columns[index])}">{esc(text)}</td>'
 
-    lines = ("".join(cell(place, text) for place, text in enumerate(row)) for row in rows)
+    lines = ("".join(cell(index, text) for index, text in enumerate(row)) for row in rows)
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     title = f"<caption>{esc(caption)}</caption>" if caption else ""
     return (
@@ -86,13 +86,13 @@ def frame(
     """A page of sections of HTML, with further rules of ``style``; other texts are plain."""
     css = files("cliquetta.report").joinpath("page.css").read_text(encoding="utf-8")
     links = "".join(
-        f'<li><a href="#part-{place}">{esc(name)}</a></li>'
-        for place, (name, _) in enumerate(sections)
+        f'<li><a href="#part-{index}">{esc(name)}</a></li>'
+        for index, (name, _) in enumerate(sections)
     )
     body = "".join(
-        f'<section id="part-{place}" aria-labelledby="title-{place}">'
-        f'<h2 id="title-{place}">{esc(name)}</h2>{content}</section>'
-        for place, (name, content) in enumerate(sections)
+        f'<section id="part-{index}" aria-labelledby="title-{index}">'
+        f'<h2 id="title-{index}">{esc(name)}</h2>{content}</section>'
+        for index, (name, content) in enumerate(sections)
     )
     remarks = "".join(f'<p class="note">{esc(note)}</p>' for note in notes)
     # The policy forbids the page to fetch anything: what is not in the file is not shown.
@@ -122,22 +122,18 @@ def frame(
 class PageFigures:
     """The figures of a page by name; each is rendered once."""
 
-    found: dict[str, Figure] = field(default_factory=dict)
-    _rendered: dict[str, str] = field(default_factory=dict)
+    drawn: dict[str, Figure] = field(default_factory=dict)
+    rendered: dict[str, str] = field(default_factory=dict)
 
-    def add(self, name: str, figure: Figure, alt: str, caption: str) -> str:
-        """Keep a figure and return it as HTML; ``caption`` is plain text."""
-        if name not in self._rendered:
-            self.found[name] = figure
+    def add(self, name: str, draw: Callable[[], Figure], alt: str, caption: str) -> str:
+        """The figure of this name as HTML, drawn the first time; ``caption`` is plain text."""
+        if name not in self.rendered:
+            figure = self.drawn[name] = draw()
             width = figure.get_size_inches()[0]
             wide = ' class="wide"' if width > 5 else ""
-            svg = to_svg(figure, alt, f"f{len(self._rendered)}")
-            self._rendered[name] = (
+            svg = to_svg(figure, alt, f"f{len(self.rendered)}")
+            self.rendered[name] = (
                 f'<figure{wide} style="max-width:{width * 7.4:.0f}rem">{svg}'
                 f"<figcaption>{esc(caption)}</figcaption></figure>"
             )
-        return self._rendered[name]
-
-    def known(self, name: str) -> str | None:
-        """A figure that was rendered before."""
-        return self._rendered.get(name)
+        return self.rendered[name]

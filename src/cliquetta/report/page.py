@@ -85,7 +85,7 @@ def build_page(
         html = _document(runs, groups, unfinished, choices, figures, level)
         if len(html.encode()) <= choices.limit:
             break
-    return Page(html, figures.found)
+    return Page(html, figures.drawn)
 
 
 def write_page(page: Page, path: Path | str) -> int:
@@ -119,8 +119,8 @@ def _document(
     """The page at one level of detail."""
     sections: list[tuple[str, str]] = [("Results", headline(runs) + results(runs))]
     shown = left_out = 0
-    for place, group in enumerate(groups):
-        body = group_section(group, figures, draw=place < level.drawn)
+    for index, group in enumerate(groups):
+        body = group_section(group, figures, draw=index < level.drawn)
         for run in group.runs:
             if run.evidence is None or not run.evidence.batches or run.plain:
                 continue
@@ -129,7 +129,7 @@ def _document(
                 continue
             shown += 1
             label = group.labels[run.id]
-            found = evidence_section(
+            section = evidence_section(
                 run,
                 label,
                 run.evidence,
@@ -138,8 +138,8 @@ def _document(
                 kind=choices.attention,
                 how=choices.map,
             )
-            if found:
-                body += f"<h3>Inside {esc(label)}</h3>{found}"
+            if section:
+                body += f"<h3>Inside {esc(label)}</h3>{section}"
         hidden = sum(run.record.dataset == group.dataset for run in runs) - len(group.runs)
         if hidden:
             words = f"One run per method is shown here; {hidden:,} more are among the results."
@@ -180,14 +180,14 @@ def _lead(runs: Sequence[ReportedRun]) -> str:
 
 def unlearned_text(records: Sequence[Record]) -> list[str]:
     """The remark on runs that were to learn text prompts and could not."""
-    told = {"learned", "not asked for"}
-    found = {
+    fine = {"learned", "not asked for"}
+    remarks = {
         f"{record.method} learned no text prompt on {record.dataset}: "
         f"{record.notes['text_prompts']}."
         for record in records
-        if record.notes.get("text_prompts", "learned") not in told
+        if record.notes.get("text_prompts", "learned") not in fine
     }
-    return sorted(found)
+    return sorted(remarks)
 
 
 def _notes(unfinished: Sequence[Run], evidence: int, undrawn: int) -> list[str]:

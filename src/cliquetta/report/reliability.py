@@ -1,4 +1,4 @@
-"""Reliability diagrams: how often an answer is right, by its confidence."""
+"""Reliability diagrams: how often a prediction is right, by its confidence."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PANELS = 8
 
 @dataclass(frozen=True, eq=False)
 class Reliability:
-    """Answers by confidence, in bins of equal width."""
+    """Predictions by confidence, in bins of equal width."""
 
     edges: npt.NDArray[np.float64]
     """(bins + 1,)."""
@@ -42,7 +42,7 @@ class Reliability:
 
 
 def reliability(predictions: Predictions, bins: int = BINS) -> Reliability:
-    """Bins of the labelled answers; a bin holds its lower edge, the last one both.
+    """Bins of the labelled predictions; a bin holds its lower edge, the last one both.
 
     The edges are torchmetrics' own, so that the error is the one of the record; there, only
     confidences of exactly 1 have a bin to themselves.
@@ -51,11 +51,11 @@ def reliability(predictions: Predictions, bins: int = BINS) -> Reliability:
     confidence = predictions.probabilities[known, 0]
     right = predictions.correct[known].astype(np.float64)
     edges = torch.linspace(0, 1, bins + 1).numpy()
-    place = np.clip(np.digitize(confidence, edges) - 1, 0, bins - 1)
-    count = np.bincount(place, minlength=bins)
+    slot = np.clip(np.digitize(confidence, edges) - 1, 0, bins - 1)
+    count = np.bincount(slot, minlength=bins)
     with np.errstate(invalid="ignore"):
-        mean = np.bincount(place, confidence, bins) / count
-        accuracy = np.bincount(place, right, bins) / count
+        mean = np.bincount(slot, confidence, bins) / count
+        accuracy = np.bincount(slot, right, bins) / count
     return Reliability(edges.astype(np.float64), count, mean, accuracy)
 
 
@@ -74,7 +74,7 @@ def reliability_figure(group: RunGroup) -> Figure:
             _panel(upper, lower, run, group.labels[run.id])
             if column == 0:
                 upper.set_ylabel("right, %")
-                lower.set_ylabel("answers, %")
+                lower.set_ylabel("predictions, %")
         for turn in range(len(runs), rows * columns):
             row, column = divmod(turn, columns)
             grid[2 * row, column].set_axis_off()
@@ -83,10 +83,10 @@ def reliability_figure(group: RunGroup) -> Figure:
 
 
 def _panel(upper: Axes, lower: Axes, run: ReportedRun, label: str) -> None:
-    found = reliability(run.predictions)
-    width = 100 / len(found.count)
-    centres = 100 * (found.edges[:-1] + found.edges[1:]) / 2
-    accuracy, confidence = 100 * found.accuracy, 100 * found.confidence
+    bins = reliability(run.predictions)
+    width = 100 / len(bins.count)
+    centres = 100 * (bins.edges[:-1] + bins.edges[1:]) / 2
+    accuracy, confidence = 100 * bins.accuracy, 100 * bins.confidence
     upper.bar(centres, accuracy, width * 0.94, color=COLOURS[0])
     gap = np.nan_to_num(confidence - accuracy)
     upper.bar(
@@ -101,10 +101,10 @@ def _panel(upper: Axes, lower: Axes, run: ReportedRun, label: str) -> None:
     )
     upper.plot([0, 100], [0, 100], color=FAINT, linewidth=1, linestyle=(0, (3, 3)))
     upper.set_title(label if len(label) < 24 else label[:22] + "…")
-    error = run.metric("ece") or 100 * found.error
+    error = run.metric("ece") or 100 * bins.error
     box = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
     upper.text(4, 97, f"ECE {error:.1f} %", va="top", color=INK, bbox=box)
     upper.set(xlim=(0, 100), ylim=(0, 102), yticks=[0, 25, 50, 75, 100])
-    lower.bar(centres, 100 * found.count / max(1, found.count.sum()), width * 0.94, color=FAINT)
+    lower.bar(centres, 100 * bins.count / max(1, bins.count.sum()), width * 0.94, color=FAINT)
     lower.set(xlim=(0, 100), xticks=[0, 50, 100])
     lower.set_xlabel("confidence, %")

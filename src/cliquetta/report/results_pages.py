@@ -53,7 +53,7 @@ class Setting:
     title: str
     runs: tuple[Run, ...]
     roles: Mapping[str, str]
-    """``dev``, ``clean`` or ``report`` by dataset; the last where it is not said."""
+    """``dev``, ``clean`` or ``report`` by dataset; the last by default."""
 
     @cached_property
     def table(self) -> Comparison:
@@ -72,8 +72,8 @@ class Setting:
     @cached_property
     def rows(self) -> list[Overall]:
         """Every method over the shifted datasets: zero-shot first, then by gain."""
-        found = [self.table.overall(row, self.shifted) for row in self.table.rows]
-        return sorted(found, key=lambda row: (row.row != BASELINE, -(row.gain or 0.0)))
+        rows = [self.table.overall(row, self.shifted) for row in self.table.rows]
+        return sorted(rows, key=lambda row: (row.row != BASELINE, -(row.gain or 0.0)))
 
 
 def read_settings(records: Iterable[Record], roles: Mapping[str, str]) -> list[Setting]:
@@ -81,8 +81,8 @@ def read_settings(records: Iterable[Record], roles: Mapping[str, str]) -> list[S
     groups: dict[str, list[Run]] = {}
     for record in records:
         groups.setdefault(_title(record), []).append(Run(record, None))
-    found = [Setting(title, tuple(runs), roles) for title, runs in groups.items()]
-    return sorted(found, key=lambda s: (-len(s.table.columns), -len(s.table.rows)))
+    settings = [Setting(title, tuple(runs), roles) for title, runs in groups.items()]
+    return sorted(settings, key=lambda s: (-len(s.table.columns), -len(s.table.rows)))
 
 
 def _title(record: Record) -> str:
@@ -101,11 +101,11 @@ def headline(bundled: Sequence[Setting], real: Sequence[Setting]) -> str:
     """One row per method of the first setting of each; of ``real`` only what is not ``dev``."""
     sides = [
         (name, setting, setting.columns(*roles))
-        for name, found, roles in (
+        for name, settings, roles in (
             ("bundled set", bundled, (REPORT, DEVELOPMENT)),
             ("real tower", real, (REPORT,)),
         )
-        for setting in found[:1]
+        for setting in settings[:1]
     ]
     head = ["method"]
     for name, _, columns in sides:
@@ -132,8 +132,8 @@ def _headline_cells(setting: Setting, columns: Sequence[str], method: str) -> li
     clean = setting.table.overall(method, setting.columns(CLEAN))
     if row.gain is None or row.worst is None:
         return [f"{row.mean:.2f}", BLANK, BLANK if clean.mean is None else f"{clean.mean:.1f}"]
-    kept = BLANK if clean.gain is None else f"{round(clean.gain, 1) + 0.0:+.1f}"
-    return [f"{row.mean:.2f} ({row.gain:+.2f})", f"{row.worst[0]:+.2f}", kept]
+    left = BLANK if clean.gain is None else f"{round(clean.gain, 1) + 0.0:+.1f}"
+    return [f"{row.mean:.2f} ({row.gain:+.2f})", f"{row.worst[0]:+.2f}", left]
 
 
 def insert_headline(text: str, table: str) -> str:
@@ -209,12 +209,12 @@ def sources(settings: Iterable[Setting]) -> str:
 def _every_method(settings: Sequence[Setting], folder: Path) -> str:
     """One row per method, wherever it was run; slow ones may have a setting of their own."""
     head = ("method", "images of a batch", "accuracy", "gain", "gain, not dev", "worst", "ECE")
-    found: dict[str, tuple[Setting, Overall]] = {}
+    first: dict[str, tuple[Setting, Overall]] = {}
     for setting in settings:
         for row in setting.rows:
-            found.setdefault(row.row, (setting, row))
+            first.setdefault(row.row, (setting, row))
     ordered = sorted(
-        found.values(), key=lambda pair: (pair[1].row != BASELINE, -(pair[1].gain or 0.0))
+        first.values(), key=lambda pair: (pair[1].row != BASELINE, -(pair[1].gain or 0.0))
     )
     rows = []
     for setting, row in ordered:
@@ -352,24 +352,24 @@ class ResultsPages:
                 self.results / "leaderboard.md": leaderboard_page(boards, self.methods.parent),
                 self.results.parent / "images/leaderboard.svg": figure,
             }
-        found = {
+        recorded = {
             grid: read_settings(some, grid_roles(packaged_grid(grid)))
             for grid, some in records.items()
         }
         first = GRIDS[page][0]
-        if not found[first]:
+        if not recorded[first]:
             raise UserError(
                 f"no records in {self.records(first)}: `cliquetta reproduce {page} --run` makes "
                 "them; start it in a clone of the repository"
             )
         if page == "headline":
-            table = headline(found["bundled"], found["real"])
+            table = headline(recorded["bundled"], recorded["real"])
             readme = self.readme.read_text(encoding="utf-8")
             return {self.readme: insert_headline(readme, table)}
         if page == "ablation":
-            text = ablation_page([s for settings in found.values() for s in settings])
+            text = ablation_page([s for settings in recorded.values() for s in settings])
             return {self.results / "ablation.md": text}
-        streams = [*found["streams"], *found["streams-real"]]
-        bundled = [*found["bundled"], *found["methods"]]
-        text = methods_page(bundled, found["real"], streams, self.methods.parent)
+        streams = [*recorded["streams"], *recorded["streams-real"]]
+        bundled = [*recorded["bundled"], *recorded["methods"]]
+        text = methods_page(bundled, recorded["real"], streams, self.methods.parent)
         return {self.methods: text}

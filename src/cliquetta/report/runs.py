@@ -11,6 +11,7 @@ from typing import Any
 
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.errors import UserError
+from cliquetta.evaluation.comparison import varying
 from cliquetta.evaluation.evidence_log import Evidence, load_evidence
 from cliquetta.evaluation.predictions import Predictions
 from cliquetta.evaluation.record import Record, Run, digest, find_runs
@@ -39,7 +40,7 @@ class ReportedRun:
 
     @property
     def predictions(self) -> Predictions:
-        """The answers for every image."""
+        """The predictions for every image."""
         return self.run.predictions
 
     @property
@@ -49,7 +50,7 @@ class ReportedRun:
 
     @property
     def labelled(self) -> bool:
-        """Whether the answers can be scored."""
+        """Whether the predictions can be scored."""
         return bool((self.predictions.labels >= 0).any())
 
     def metric(self, name: str) -> float | None:
@@ -81,7 +82,7 @@ class RunGroup:
 
     @property
     def labelled(self) -> bool:
-        """Whether the answers can be scored."""
+        """Whether the predictions can be scored."""
         return self.runs[0].labelled
 
     @cached_property
@@ -168,8 +169,10 @@ def _one_per_method(runs: Sequence[ReportedRun]) -> tuple[ReportedRun, ...]:
         by_name.setdefault(run.run.name, []).append(run)
     chosen = []
     for members in by_name.values():
-        settings = [flat_settings(run.record) for run in members]
-        usual = {key: most_common([each.get(key) for each in settings]) for key in varied(settings)}
+        settings = [flat_settings(run.run) for run in members]
+        usual = {
+            key: most_common([each.get(key) for each in settings]) for key in varying(settings)
+        }
         usual.pop("seed", None)
         fit = [sum(each.get(key) == value for key, value in usual.items()) for each in settings]
         chosen.append(members[fit.index(max(fit))])
@@ -182,22 +185,9 @@ def most_common(values: Sequence[Any]) -> Any:
     return next(value for value in values if repr(value) == best)
 
 
-def flat_settings(record: Record) -> dict[str, Any]:
-    """Settings in which runs of one method may differ: config, batch size, order, model, seed."""
-    stream = record.settings["stream"]
-    return {
-        **record.settings["config"],
-        "batch_size": stream["batch_size"],
-        "order": stream["order"],
-        "model": record.settings["model"]["id"],
-        "seed": record.seed,
-    }
-
-
-def varied(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The keys in which settings differ."""
-    keys = dict.fromkeys(key for each in settings for key in each)
-    return [key for key in keys if len({repr(each.get(key)) for each in settings}) > 1]
+def flat_settings(run: Run) -> dict[str, Any]:
+    """Settings in which runs of one method may differ: config, conditions and seed."""
+    return {**run.setting, **run.conditions, "seed": run.record.seed}
 
 
 def tell_apart(runs: Sequence[ReportedRun]) -> dict[str, str]:
@@ -205,11 +195,11 @@ def tell_apart(runs: Sequence[ReportedRun]) -> dict[str, str]:
     by_name: dict[str, list[ReportedRun]] = {}
     for run in runs:
         by_name.setdefault(run.run.name, []).append(run)
-    found = {}
+    labels = {}
     for name, members in by_name.items():
-        settings = [flat_settings(run.record) for run in members]
-        keys = varied(settings)
+        settings = [flat_settings(run.run) for run in members]
+        keys = varying(settings)
         for run, own in zip(members, settings, strict=True):
             extra = ", ".join(f"{key} {own.get(key)}" for key in keys)
-            found[run.id] = f"{name} ({extra})" if extra else name
-    return found
+            labels[run.id] = f"{name} ({extra})" if extra else name
+    return labels

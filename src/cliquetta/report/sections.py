@@ -6,6 +6,7 @@ import json
 import re
 import statistics
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from cliquetta.evaluation.ablation import Curve
 from cliquetta.evaluation.comparison import MARKS, Cell, compare
@@ -34,16 +35,16 @@ def slug(text: str) -> str:
 
 def results(runs: Sequence[ReportedRun]) -> str:
     """One row per dataset and method, seeds together."""
-    found = compare([run.run for run in runs], split=True)
+    comparison = compare([run.run for run in runs], split=True)
     rows = []
-    for column in found.columns:
-        for row in found.rows:
-            if (row, column) in found.cells:
-                rows.append(_result_row(column, row, found.cells[row, column]))
+    for column in comparison.columns:
+        for row in comparison.rows:
+            if (row, column) in comparison.cells:
+                rows.append(_result_row(column, row, comparison.cells[row, column]))
     columns = ("dataset", "method", "seeds", "top-1 %", "vs zero_shot", "wrong → right",
                "right → wrong", "p", "ECE %", "images/s")  # fmt: skip
-    notes = [f"{mark} {MARKS[mark]}" for mark in found.marks]
-    if any(cell.better for cell in found.cells.values()):
+    notes = [f"{mark} {MARKS[mark]}" for mark in comparison.marks]
+    if any(cell.better for cell in comparison.cells.values()):
         notes.append("▲ ▼ differs from zero_shot beyond chance (exact paired test, p < 0.05)")
     note = f'<p class="note">{esc("; ".join(notes))}.</p>' if notes else ""
     return table(columns, rows, labels=2, caption="All runs, seeds taken together") + note
@@ -78,36 +79,36 @@ def headline(runs: Sequence[ReportedRun]) -> str:
     for run in runs:
         by_seed.setdefault(run.record.seed, []).append(run)
     groups = [group for members in by_seed.values() for group in shown_groups(members)]
-    answers = [_answers(group) for group in groups if group.baseline and group.adapted]
-    plain, *methods = answers[0] if answers else (BASELINE,)
-    if not 1 <= len(methods) <= _CARDS or any(each.keys() != answers[0].keys() for each in answers):
+    streams = [_predictions(group) for group in groups if group.baseline and group.adapted]
+    plain, *methods = streams[0] if streams else (BASELINE,)
+    if not 1 <= len(methods) <= _CARDS or any(each.keys() != streams[0].keys() for each in streams):
         return ""
-    if not all((run.labels >= 0).any() for each in answers for run in each.values()):
+    if not all((run.labels >= 0).any() for each in streams for run in each.values()):
         return ""
-    entries = [(_right([each[m] for each in answers]), f"right with {m}") for m in answers[0]]
-    pairs = [[(each[plain], each[method]) for each in answers] for method in methods]
+    entries = [(_right([each[m] for each in streams]), f"right with {m}") for m in streams[0]]
+    pairs = [[(each[plain], each[method]) for each in streams] for method in methods]
     changes = [count_changes(pair) for pair in pairs]
     if len(changes) > 1:
         # On one stream of images its own section says the same.
-        words = map(in_words, changes, methods) if len(answers) > 1 else ()
+        words = map(in_words, changes, methods) if len(streams) > 1 else ()
         return cards(entries) + "".join(f"<p>{esc(sentence)}</p>" for sentence in words)
     test = changes[0].test
     assert test is not None
     entries += [
-        (f"{changes[0].changed:,}", f"of {changes[0].images:,} answers changed"),
+        (f"{changes[0].changed:,}", f"of {changes[0].images:,} predictions changed"),
         (f"{test.repaired:,}", "from wrong to right"),
         (f"{test.broken:,}", "from right to wrong"),
     ]
     return cards(entries)
 
 
-def _answers(group: RunGroup) -> dict[str, Predictions]:
+def _predictions(group: RunGroup) -> dict[str, Predictions]:
     """By method, zero-shot first."""
     return {run.run.name: run.predictions for run in group.runs}
 
 
 def _right(streams: Sequence[Predictions]) -> str:
-    """Share of right answers among the labelled images of all streams."""
+    """Share of correct predictions among the labelled images of all streams."""
     known = sum(int((each.labels >= 0).sum()) for each in streams)
     return f"{100 * sum(int(each.correct.sum()) for each in streams) / known:.1f} %"
 
@@ -123,7 +124,7 @@ def group_section(group: RunGroup, figures: PageFigures, *, draw: bool) -> str:
     elif group.adapted:
         parts.append(
             '<p class="note">No zero_shot run over these images was given, so nothing is said '
-            "about gains.</p>"
+            "unknown.</p>"
         )
     if not draw or not len(group.runs[0].predictions):
         return "".join(parts)
@@ -142,14 +143,13 @@ def _stream(group: RunGroup, figures: PageFigures, name: str) -> str:
     alt = "Accuracy over the stream; at its end " + ", ".join(
         f"{label} {value:.1f} %" for label, value in ends.items()
     )
-    caption = "Share of right answers up to each image."
+    caption = "Share of correct predictions up to each image."
     if group.baseline is not None and group.adapted:
-        caption += " Below, right answers more (or fewer) than zero_shot so far."
+        caption += " Below, correct predictions more (or fewer) than zero_shot so far."
     if len(group.runs[0].record.settings["stream"]["datasets"]) > 1:
         caption += " Dotted lines: another dataset begins."
     title = f"stream-{name}-{group.runs[0].id[-10:]}"
-    known = figures.known(title)
-    figure = known or figures.add(title, stream_figure(group), alt, caption)
+    figure = figures.add(title, lambda: stream_figure(group), alt, caption)
     return f"<h3>Accuracy over the stream</h3>{figure}"
 
 
@@ -159,20 +159,19 @@ def _reliability(group: RunGroup, figures: PageFigures, name: str) -> str:
         f"{group.labels[run.id]} {number(run.metric('ece'), 1)} %" for run in shown
     )
     caption = (
-        "How often answers of a confidence are right; on the dashed line they would be calibrated. "
-        "Hatched: the gap. Below, how many answers have that confidence."
+        "How often predictions of a confidence are right; on the dashed line they would be "
+        "calibrated. Hatched: the gap. Below, how many predictions have that confidence."
     )
     if len(group.runs) > PANELS:
         caption += f" The first {PANELS} of {len(group.runs)} runs."
     title = f"reliability-{name}-{group.runs[0].id[-10:]}"
-    known = figures.known(title)
-    figure = known or figures.add(title, reliability_figure(group), alt, caption)
+    figure = figures.add(title, lambda: reliability_figure(group), alt, caption)
     return f"<h3>Calibration</h3>{figure}"
 
 
 def _changed(base: ReportedRun, run: ReportedRun, label: str, figures: PageFigures) -> str:
-    found = moves(base.predictions, run.predictions)
-    if not found:
+    most_frequent = moves(base.predictions, run.predictions)
+    if not most_frequent:
         return ""
     rows = [
         (
@@ -181,24 +180,23 @@ def _changed(base: ReportedRun, run: ReportedRun, label: str, figures: PageFigur
             f"{move.repaired:,}" if run.labelled else "–",
             f"{move.broken:,}" if run.labelled else "–",
         )
-        for move in found[:_MOVES]
+        for move in most_frequent[:_MOVES]
     ]
-    columns = ("answer, before → after", "images", "now right", "now wrong")
-    listed = table(columns, rows, caption=f"Most frequent of {count(len(found), 'move')}")
+    columns = ("prediction, before → after", "images", "now right", "now wrong")
+    listed = table(columns, rows, caption=f"Most frequent of {count(len(most_frequent), 'move')}")
     if not run.labelled:
-        return f"<h3>Answers that {esc(label)} changed</h3>{listed}"
+        return f"<h3>Predictions that {esc(label)} changed</h3>{listed}"
     matrix = changed_confusion(base.predictions, run.predictions)
     title = f"confusion-{run.id}"
     caption = (
-        "Answers that a cell gained (+, violet) or lost (−, brown) against zero_shot, by label and "
-        "answer, for the classes whose answers changed. Framed: right answers."
+        "Images that a cell gained (+, violet) or lost (−, brown) against zero_shot, by label and "
+        "prediction, for the classes whose predictions changed. Framed: correct predictions."
     )
     gained = int(matrix.difference.diagonal()[: len(matrix.classes)].sum())
-    alt = f"Change of the confusion matrix by {label}: {gained:+d} right answers"
-    known = figures.known(title)
-    figure = known or figures.add(title, confusion_figure(matrix, run.names), alt, caption)
+    alt = f"Change of the confusion matrix by {label}: {gained:+d} correct predictions"
+    figure = figures.add(title, lambda: confusion_figure(matrix, run.names), alt, caption)
     return (
-        f'<h3>Answers that {esc(label)} changed</h3><div class="pair">{figure}'
+        f'<h3>Predictions that {esc(label)} changed</h3><div class="pair">{figure}'
         f"<div>{listed}</div></div>"
     )
 
@@ -218,8 +216,7 @@ def curves_section(curves: Sequence[Curve], figures: PageFigures) -> str:
         if curve.field == "batch_size":
             caption += " Largest clique: mean over batches."
         title = f"curve-{slug(about.dataset)}-{slug(about.method)}-{slug(curve.field)}"
-        figure = figures.known(title) or figures.add(title, curve_figure(curve), alt, caption)
-        parts.append(figure)
+        parts.append(figures.add(title, partial(curve_figure, curve), alt, caption))
     return f'<div class="pair">{"".join(parts)}</div>'
 
 
@@ -234,9 +231,9 @@ def repeat_section(runs: Sequence[ReportedRun]) -> str:
 
 
 def _command(run: ReportedRun) -> str:
-    found = repeat_command(run.record)
-    remarks = "".join(f'<p class="note">{esc(remark)}</p>' for remark in found.remarks)
-    return f"<pre><code>{esc(found.command)}</code></pre>{remarks}"
+    repeat = repeat_command(run.record)
+    remarks = "".join(f'<p class="note">{esc(remark)}</p>' for remark in repeat.remarks)
+    return f"<pre><code>{esc(repeat.command)}</code></pre>{remarks}"
 
 
 def _settings(run: ReportedRun) -> str:

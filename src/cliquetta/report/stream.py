@@ -21,7 +21,7 @@ _POINTS = 240
 
 
 def accuracy_so_far(predictions: Predictions) -> npt.NDArray[np.float64]:
-    """Percent right among the labelled images up to each place, (n,); NaN before the first."""
+    """Percent right among the labelled images up to each image, (n,); NaN before the first."""
     known = predictions.labels >= 0
     seen = known.cumsum()
     right = (predictions.correct & known).cumsum()
@@ -37,39 +37,39 @@ def domain_starts(keys: tuple[str, ...], datasets: list[str]) -> list[tuple[int,
     by_length = sorted(set(datasets), key=len, reverse=True)
     owners = [next((id for id in by_length if key.startswith(f"{id}/")), "") for key in keys]
     return [
-        (place, owner)
-        for place, owner in enumerate(owners)
-        if place == 0 or owners[place - 1] != owner
+        (index, owner)
+        for index, owner in enumerate(owners)
+        if index == 0 or owners[index - 1] != owner
     ]
 
 
 def stream_figure(group: RunGroup) -> Figure:
-    """Accuracy so far of every run, and below it the answers gained over zero-shot."""
+    """Accuracy so far of every run, and below it the predictions gained over zero-shot."""
     base = group.baseline
     both = base is not None and bool(group.adapted)
     with new_figure(6.8, 4.6 if both else 3.0) as figure:
         axes = figure.subplots(
             2 if both else 1, 1, sharex=True, squeeze=False, height_ratios=[3, 2][: 1 + both]
         )[:, 0]
-        places = _places(len(group.runs[0].predictions))
+        drawn = _spread(len(group.runs[0].predictions))
         for turn, run in enumerate(group.adapted):
             look = line_look(turn) | {"marker": ""}
             label = group.labels[run.id]
-            values = accuracy_so_far(run.predictions)[places]
-            axes[0].plot(places + 1, values, label=f"{label}  {values[-1]:.1f} %", **look)
+            values = accuracy_so_far(run.predictions)[drawn]
+            axes[0].plot(drawn + 1, values, label=f"{label}  {values[-1]:.1f} %", **look)
             if base is not None:
-                gain = net_gain(base.predictions, run.predictions)[places]
-                axes[1].step(places + 1, gain, where="post", **look)
+                gain = net_gain(base.predictions, run.predictions)[drawn]
+                axes[1].step(drawn + 1, gain, where="post", **look)
         if base is not None:
-            values = accuracy_so_far(base.predictions)[places]
+            values = accuracy_so_far(base.predictions)[drawn]
             label = f"{group.labels[base.id]}  {values[-1]:.1f} %"
-            axes[0].plot(places + 1, values, label=label, **BASELINE_LOOK)
+            axes[0].plot(drawn + 1, values, label=label, **BASELINE_LOOK)
         _finish(axes[0], group, "right so far, %")
         _leave_the_start_out(axes[0])
         axes[0].legend(loc="best", ncols=1 if len(group.runs) < 7 else 2)
         if both:
             axes[1].axhline(0, color=FAINT, linewidth=1)
-            _finish(axes[1], group, "answers gained")
+            _finish(axes[1], group, "predictions gained")
             low, high = axes[1].get_ylim()
             axes[1].set_ylim(min(low, -1.3), max(high, 1.3))
             axes[1].yaxis.get_major_locator().set_params(integer=True)
@@ -77,19 +77,19 @@ def stream_figure(group: RunGroup) -> Figure:
     return figure
 
 
-def _places(images: int) -> npt.NDArray[np.int64]:
-    """Evenly spread places, the last one included."""
+def _spread(images: int) -> npt.NDArray[np.int64]:
+    """Evenly spread indices, the last one included."""
     count = min(images, _POINTS)
     return np.unique(np.linspace(0, images - 1, count).round().astype(np.int64))
 
 
 def _leave_the_start_out(axes: Axes) -> None:
-    """Scale to what comes after the first tenth: the mean of a few answers jumps from 0 to 100."""
-    kept: list[float] = []
+    """Scale to what comes after the first tenth: the mean of a few images jumps from 0 to 100."""
+    heights: list[float] = []
     for line in axes.get_lines():
         values = np.asarray(line.get_ydata(), dtype=np.float64)
-        kept += values[len(values) // 10 :].tolist()
-    known = [value for value in kept if value == value]
+        heights += values[len(values) // 10 :].tolist()
+    known = [value for value in heights if value == value]
     if known:
         room = max(2.0, 0.15 * (max(known) - min(known)))
         axes.set_ylim(max(-1.0, min(known) - room), min(101.0, max(known) + room))
@@ -102,5 +102,5 @@ def _finish(axes: Axes, group: RunGroup, label: str) -> None:
     ids = [entry["id"] for entry in first.record.settings["stream"]["datasets"]]
     if first.record.settings["stream"]["order"] == "mixed":
         return
-    for place, _ in domain_starts(first.predictions.keys, ids)[1:]:
-        axes.axvline(place + 1, color=FAINT, linewidth=1, linestyle=(0, (1, 2)))
+    for start, _ in domain_starts(first.predictions.keys, ids)[1:]:
+        axes.axvline(start + 1, color=FAINT, linewidth=1, linestyle=(0, (1, 2)))

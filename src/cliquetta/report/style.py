@@ -35,12 +35,12 @@ SEQUENTIAL = "viridis"
 DIVERGING = "PuOr"
 
 
-def line_look(place: int) -> dict[str, Any]:
-    """Colour, dash and marker of the line at a place; no two of the first 35 are alike."""
+def line_look(index: int) -> dict[str, Any]:
+    """Colour, dash and marker of the line at an index; no two of the first 35 are alike."""
     return {
-        "color": COLOURS[place % len(COLOURS)],
-        "linestyle": DASHES[place % len(DASHES)],
-        "marker": MARKERS[place % len(MARKERS)],
+        "color": COLOURS[index % len(COLOURS)],
+        "linestyle": DASHES[index % len(DASHES)],
+        "marker": MARKERS[index % len(MARKERS)],
     }
 
 

@@ -13,12 +13,7 @@ from torch import Tensor
 
 from cliquetta.data.views import attach_views
 from cliquetta.methods.building.entropy import entropy, marginal_entropy
-from cliquetta.methods.building.views import (
-    ViewsConfig,
-    confident_views,
-    kept_count,
-    near_one,
-)
+from cliquetta.methods.building.views import ViewsConfig, confident_views, kept_count, near_one
 from cliquetta.model.clip import CLIP, encode_views
 from cliquetta.types import Batch, ViewSpec
 from tests._helpers.tolerance import FEATURE, SUM

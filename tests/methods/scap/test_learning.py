@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.scap.config import SCAPConfig
-from cliquetta.methods.scap.learning import Frozen, Learned, Learner, Task
+from cliquetta.methods.scap.learning import Learned, Learner, Task
 from cliquetta.methods.scap.text import PromptedText
 from cliquetta.model.block import Prefix
 from cliquetta.prompts.classes import ClassPrompts
@@ -27,7 +27,7 @@ SETS = ((0, 1, 4), (2, 3), (1, 2, 3, 5), (4,))
 def make_learner(config: SCAPConfig, rows: int = 10_000) -> Learner:
     text = PromptedText(MODEL, PROMPTS, config.text_mix)
     tower = MODEL.require_vit()
-    return Learner(Frozen(tower, text, MODEL.classifier(PROMPTS), MODEL.scale), config, rows)
+    return Learner(tower, text, MODEL.classifier(PROMPTS), MODEL.scale, config, rows)
 
 
 def make_task(config: SCAPConfig, sets: tuple[tuple[int, ...], ...] = SETS) -> Task:
@@ -169,8 +169,6 @@ def test_start_features_are_those_under_the_start_prompt() -> None:
     expected = torch.nn.functional.normalize(
         MODEL.require_vit()(IMAGES, prefix={1: Prefix(start)}), dim=1
     )
-    torch.testing.assert_close(
-        learner.start_features(task.hidden, start), expected, rtol=0, atol=DOUBLE
-    )
-    found = learner.learn(task, start).start_features
-    torch.testing.assert_close(found, expected, rtol=0, atol=DOUBLE)
+    learned = learner.learn(task, start).start_features
+    for features in (learner.prompted(task.hidden, start[None]), learned):
+        torch.testing.assert_close(features, expected, rtol=0, atol=DOUBLE)

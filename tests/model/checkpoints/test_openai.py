@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from cliquetta.errors import UnknownNameError
-from cliquetta.model.checkpoints.open_clip_zoo import activation_of, split_name
+from cliquetta.model.checkpoints.open_clip_zoo import activation_of, repository
 from cliquetta.model.checkpoints.state import CheckpointError
 from cliquetta.model.factory import create_model
 from tests._helpers.openai_module import OpenAIModule, bare_state
@@ -194,7 +194,7 @@ def test_activation_of_open_clip_releases() -> None:
     assert activation_of("ViT-L-14", "dfn2b_s39b", None) == "gelu"
     assert activation_of("ViT-H-14", None, {"model_cfg": {"quick_gelu": True}}) == "quick_gelu"
     with pytest.raises(UnknownNameError, match="laion2b_s34b_b88k"):
-        split_name("ViT-B-16/laion2b_s34b_b8k")
+        repository("ViT-B-16", "laion2b_s34b_b8k")
 
 
 @pytest.mark.usefixtures("no_warnings")

@@ -24,16 +24,7 @@ import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.types import ViewSpec
@@ -165,11 +156,7 @@ def _present(alternatives: tuple[Any, ...]) -> Any:
 
 
 def read_presets(method: str, config: type[Config]) -> dict[str, Config]:
-    """Configs by preset name, of constants that a method's authors chose per dataset.
-
-    ``data/<method>.json`` holds the fields that differ from the defaults and where they were
-    published. A run that uses one says so by name.
-    """
+    """Presets from ``data/<method>.json``: fields that its authors chose per dataset."""
     text = files("cliquetta.methods").joinpath(f"data/{method}.json").read_text(encoding="utf-8")
     entries: dict[str, dict[str, Any]] = json.loads(text)["presets"]
     return {name: config(**entry["options"]) for name, entry in entries.items()}
@@ -195,10 +182,7 @@ def config_fields(config: type[Any]) -> list[ConfigField]:
     kinds = field_types(config)
     return [
         ConfigField(
-            field.name,
-            describe(kinds[field.name]),
-            _default(field),
-            docs.get(field.name, ""),
+            field.name, describe(kinds[field.name]), _default(field), docs.get(field.name, "")
         )
         for field in dataclasses.fields(config)
     ]

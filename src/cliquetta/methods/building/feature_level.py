@@ -13,37 +13,24 @@ import torch
 from torch import Tensor
 
 from cliquetta.errors import UserError
-from cliquetta.methods._shared.zero_shot_reference import OPTIONAL
-from cliquetta.methods.base import Adapter, BatchDependence, NonFiniteError
-from cliquetta.methods.building.memory import all_finite
+from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.building.views import ViewsConfig
+from cliquetta.methods.zero_shot_reference import OPTIONAL
 from cliquetta.model.clip import encode_views
 from cliquetta.model.cuda import Replayed
 from cliquetta.types import Batch, Prediction
 
 GROUP = 64
-"""Images that an :class:`ImageByImage` takes at once; answers do not depend on it, memory grows
-with its square."""
-
-
-def _refuse_features(features: Tensor) -> None:
-    if not all_finite([features]):
-        raise NonFiniteError("features hold NaN or infinity: encode finite images only")
+"""Images that an :class:`ImageByImage` takes at once; memory grows with its square."""
 
 
 class FeatureLevel(Adapter):
-    """An adapter that reads features only: :meth:`predict` is encoding, then the same.
-
-    Independent of the batch unless a subclass says otherwise.
-    """
+    """An adapter that reads features only: :meth:`predict` is encoding, then the same."""
 
     batch_dependence = BatchDependence.INDEPENDENT
 
     def predict_features(self, features: Tensor) -> Prediction:
-        """Answer images whose views have the unit features (B, V, E), in order.
-
-        V is that of :attr:`views`, or 1 without; (B, E) is taken as one view each.
-        """
+        """Predict images whose views have the unit features (B, V, E), or (B, E), in order."""
         if features.ndim == 2:
             features = features[:, None]
         E = self.model.embed_dim
@@ -55,11 +42,8 @@ class FeatureLevel(Adapter):
             return Prediction(torch.zeros(0, len(self.prompts), device=self.model.device))
         with torch.no_grad():
             features = features.to(self.model.device, non_blocking=True)
-            return self._ask(
-                features,
-                lambda: _refuse_features(features),
-                lambda: self._predict_features(features),
-                lambda: features[:, 0],
+            return self._predict_safely(
+                features, (), lambda: self._predict_features(features), lambda: features[:, 0]
             )
 
     @torch.no_grad()
@@ -71,7 +55,7 @@ class FeatureLevel(Adapter):
 
     @abstractmethod
     def _predict_features(self, features: Tensor) -> Prediction:
-        """Answer unit features (B, V, E) of at least one image; no gradients are recorded."""
+        """Predict unit features (B, V, E) of at least one image; no gradients are recorded."""
 
 
 class FixedText(FeatureLevel):
@@ -91,14 +75,14 @@ class FixedText(FeatureLevel):
         def function(features: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
             for name, value in zip(names, state, strict=True):
                 memory[name] = value
-            found = step(features)
-            return *(memory[name] for name in names), *found
+            results = step(features)
+            return *(memory[name] for name in names), *results
 
-        function.__name__ = step.__name__  # recordings are told apart by it
-        found = self._replayed(function, features, *(memory[name] for name in names))
-        for name, value in zip(names, found, strict=False):
+        function.__name__ = step.__name__  # distinguishes recordings
+        results = self._replayed(function, features, *(memory[name] for name in names))
+        for name, value in zip(names, results, strict=False):
             memory[name] = value
-        return found[len(names) :]
+        return results[len(names) :]
 
 
 class ImageByImage(FixedText):
@@ -108,8 +92,8 @@ class ImageByImage(FixedText):
 
     def _predict_features(self, features: Tensor) -> Prediction:
         groups = torch.split(features[:, 0], GROUP)
-        answers = torch.cat([self.predict_group(group) for group in groups])
-        return Prediction(answers.clamp_min(torch.finfo(torch.float32).tiny).log().float())
+        p = torch.cat([self.predict_group(group) for group in groups])
+        return Prediction(p.clamp_min(torch.finfo(torch.float32).tiny).log().float())
 
     @abstractmethod
     def predict_group(self, features: Tensor) -> Tensor:

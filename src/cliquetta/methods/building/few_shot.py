@@ -84,10 +84,7 @@ class FewShotAdapter(Adapter):
     def for_classes(
         cls, fitted: Mapping[str, Tensor], known: Sequence[str], wanted: Sequence[str]
     ) -> dict[str, Tensor]:
-        """Tensors for the class list ``wanted`` from those fitted on ``known``.
-
-        What is learned does not depend on the classes unless a subclass says so.
-        """
+        """Tensors for classes ``wanted`` from those fitted on ``known``: the same by default."""
         del known, wanted
         return dict(fitted)
 
@@ -225,10 +222,7 @@ def learn(
     *,
     draw: Draw | None = None,
 ) -> dict[str, Tensor]:
-    """The parameters after SGD on the examples, from ``start``.
-
-    The loss sees what ``draw`` gives, by default pixels of a random crop of each image.
-    """
+    """The parameters after SGD on what ``draw`` gives, by default a crop of each image."""
     few_shot = task.few_shot
     draw = draw or crop_draw(task, config)
     learned = {name: value.detach().clone().requires_grad_() for name, value in start.items()}

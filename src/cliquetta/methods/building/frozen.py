@@ -6,33 +6,28 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from cliquetta.errors import UserError
-from cliquetta.methods._shared.calibration import CONFIDENCES, find_temperature
-from cliquetta.methods._shared.rejection import LEFT_OUT, reject
 from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.state import load_state
-from cliquetta.types import Batch, Prediction, Rejection
+from cliquetta.methods.zero_shot_reference import CONFIDENCES, LEFT_OUT
+from cliquetta.types import Batch, Prediction
 
 
 class FrozenAdapter(Adapter):
-    """Predicts with :meth:`Adapter.frozen_model` of another adapter, every image by itself.
-
-    It answers as that adapter was when this one was made; what the other learns later does not
-    reach it.
-    """
+    """Predicts with :meth:`Adapter.frozen_model` of an adapter as it was when this was made."""
 
     batch_dependence = BatchDependence.INDEPENDENT
+    frozen = True
 
     def __init__(self, source: Adapter) -> None:
-        self.frozen = source.frozen_model()
+        self._model = source.frozen_model()
         self.name = source.name
         super().__init__(source.model, source.prompts, source.config, seed=source.seed)
         self._bias = 0.0  # the frozen model adds it
         self.scaled_cosines = source.scaled_cosines
         self.fitted = {**(source.fitted or {}), **source.state_dict()}
-        """What its answers come from, so that two states are told apart."""
+        """What its predictions come from, which distinguishes two states."""
         if source.reject_share is not None:
             self.enable_rejection(source.reject_share)
             self._take(source, LEFT_OUT, "--reject")
@@ -49,24 +44,13 @@ class FrozenAdapter(Adapter):
             )
         self.memory[name] = source.memory[name]
 
-    def _reject(self, logits: Tensor, zero_shot: Tensor, share: float) -> Rejection:
-        return reject(logits, zero_shot, self.memory[LEFT_OUT], share, learn=False)[0]
-
-    def _calibrate(self, logits: Tensor, zero_shot: Tensor | None) -> Tensor:
-        return logits / find_temperature(self.memory[CONFIDENCES]).to(logits)
-
     @torch.no_grad()
     def _predict(self, batch: Batch) -> Prediction:
-        return Prediction(self.frozen(batch.images))
+        return Prediction(self._model(batch.images))
 
 
 def freeze(adapters: Sequence[Adapter], state: Path | None) -> FrozenAdapter:
-    """The one adapter, with what a state file holds, without learning.
-
-    Raises:
-        UserError: Several adapters, no state where the method learns, or nothing to freeze.
-
-    """
+    """The one adapter, with what a state file holds; refused where that is not enough to freeze."""
     if len(adapters) > 1:
         raise UserError("one method at a time can be frozen")
     (adapter,) = adapters

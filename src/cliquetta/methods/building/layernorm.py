@@ -27,10 +27,7 @@ from cliquetta.types import Batch, Prediction
 
 
 class Float32LayerNorm(nn.Module):
-    """LayerNorm computed in the precision of its gain, returned in that of its input.
-
-    A step of 1e-3 on a gain near one is below the resolution of bfloat16.
-    """
+    """LayerNorm in the precision of its gain: steps of 1e-3 are below bfloat16's resolution."""
 
     def __init__(self, norm: nn.LayerNorm) -> None:
         super().__init__()
@@ -54,13 +51,10 @@ class LayerNormTower:
     """A tower as a function of its LayerNorm parameters; all other weights are shared with it."""
 
     def __init__(self, tower: nn.Module, *, precise: bool = True) -> None:
-        """Wrap ``tower``.
+        """Wrap a tower; its ``layer_norms``, if it has some, name those that are passed in.
 
-        Args:
-            tower: Whose LayerNorms are passed in; an attribute ``layer_norms`` of it may name some.
-            precise: Compute them in at least float32, for steps that half precision would round
-                away; otherwise in the precision of the tower, which is faster.
-
+        Without ``precise`` they are computed in the precision of the tower: faster, but half
+        precision rounds small steps away.
         """
         self._tower = _copy_sharing_weights(tower)
         self._names: list[str] = []
@@ -86,10 +80,7 @@ class LayerNormTower:
         """(P,) the parameters as loaded, at least float32."""
 
     def early(self) -> Tensor:
-        """(P,) 1 for parameters before the last quarter of the blocks, 0 from there on.
-
-        A name's first number is its block's; what has none stands before the blocks or after them.
-        """
+        """(P,) 1 for parameters before the last quarter of the blocks, 0 from there on."""
         found = [re.search(r"(?:^|\.)(\d+)\.", name) for name in self._names]
         blocks = [int(match[1]) if match else None for match in found]
         depth = 1 + max((block for block in blocks if block is not None), default=-1)

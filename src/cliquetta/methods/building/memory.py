@@ -42,10 +42,7 @@ _UNIT_ROUNDING = 2**-6
 
 
 def all_finite(values: Iterable[Tensor]) -> bool:
-    """Whether all numbers of some tensors are finite.
-
-    A sum tells of one tensor, the largest magnitudes of several; a GPU is asked once for all on it.
-    """
+    """Whether all numbers of some tensors are finite; a GPU is asked once for all on it."""
     on: dict[torch.device, list[Tensor]] = {}
     for value in values:
         if value.is_floating_point() and value.numel() > 0:
@@ -81,9 +78,8 @@ class Memory:
     def declare(self, name: str, start: Tensor, values: Range = ANY) -> None:
         """Add a tensor; its shape, dtype and device stay fixed from here on.
 
-        A state from elsewhere may hold anything: one with numbers outside of ``values`` is
-        refused. Integers are not negative unless the start is. Where the start is infinite, later
-        values may be.
+        A loaded state with numbers outside of ``values`` is refused. Integers are not negative
+        unless the start is, and only where the start is infinite may later values be.
         """
         if name in self._start:
             raise KeyError(f"memory already holds {name!r}")

@@ -46,11 +46,7 @@ def _average(states: States) -> dict[str, Tensor]:
 
 
 def merge_caches(states: States) -> dict[str, Tensor]:
-    """The cache of one method that saw all images that were offered to several.
-
-    Tensors (N, K, ...), one of them ``entropy``, infinite where empty. An entry that several
-    caches hold, because they had it at the start, is kept once.
-    """
+    """The K entries of lowest ``entropy`` of caches (N, K, ...); equal ones count once."""
     stacked = {name: torch.cat([state[name] for state in states], dim=1) for name in states[0]}
     name = next(name for name in stacked if name.rpartition(".")[2] == "entropy")
     stacked = _sorted(stacked, stacked[name])

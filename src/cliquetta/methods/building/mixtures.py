@@ -11,11 +11,7 @@ from torch import Tensor
 
 
 def nearest_affinity(similarity: Tensor, neighbours: int, *, power: float = 1.0) -> Tensor:
-    """W (B, B): similarity of each row with its nearest others, zero elsewhere and if negative.
-
-    Fewer than ``neighbours`` + 1 rows use as many neighbours as there are. Similarities are raised
-    to ``power``.
-    """
+    """W (B, B): similarity, to ``power``, of each row with its nearest others; 0 elsewhere."""
     others = similarity.clone().fill_diagonal_(-float("inf"))
     nearest = others.topk(min(neighbours, len(similarity) - 1), dim=-1, sorted=False)
     weights = nearest.values.clamp_min(0)
@@ -38,10 +34,7 @@ def weighted_means(features: Tensor, log_weights: Tensor) -> Tensor:
 
 
 def linear_discriminant(features: Tensor, means: Tensor, covariance: Tensor) -> Tensor:
-    """xᵀΣ⁻¹μ_k - ½ μ_kᵀΣ⁻¹μ_k, (B, N): Gaussian log-likelihood up to what all classes share.
-
-    ``covariance`` Σ (E, E) is common to all classes and positive definite.
-    """
+    """xᵀΣ⁻¹μ_k - ½ μ_kᵀΣ⁻¹μ_k, (B, N): Gaussian log-likelihood up to what all classes share."""
     factor = torch.linalg.cholesky_ex(covariance).L
     weights = torch.cholesky_solve(means.T, factor)  # (E, N)
     return features @ weights - 0.5 * (weights * means.T).sum(dim=0)

@@ -26,8 +26,7 @@ class FewShot:
     """Labelled images of the model's input size.
 
     ``images`` (n, 3, S, S) are pictures (uint8) or preprocessed pixels (float); ``labels`` (n,)
-    index the class names. ``validation`` is a split of its own for methods that choose numbers by
-    accuracy; nothing else is ever chosen on it, and nothing is ever chosen on a test set.
+    index the class names; ``validation`` is a split for methods that choose numbers by accuracy.
     """
 
     images: Tensor
@@ -70,10 +69,7 @@ class FewShot:
         *,
         validation: Dataset | None = None,
     ) -> FewShot:
-        """``shots`` images of every class, drawn by ``seed``; all labelled ones of ``validation``.
-
-        Pictures are kept as the model would see them (resized, centre-cropped), in 8 bits.
-        """
+        """``shots`` images of every class, drawn by ``seed``, as the model sees them, in 8 bits."""
         rows = choose_shots(dataset, shots, seed)
         held = None
         if validation is not None:

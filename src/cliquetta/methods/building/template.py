@@ -15,18 +15,10 @@ class LearnableTemplate:
     """Text classifiers under contexts that replace the words of the first template.
 
     A context is (M, D), shared by all classes, or (N, M, D), one per class. The feature of a class
-    is its prompted template's, combined with the fixed features of the other templates if there
-    are any: averaged, as zero-shot CLIP does it, or with ``mix`` the unit vector of
-    (1 - mix) u_learn + mix u_fix, where u_fix is the unit mean of the others.
-
-    Args:
-        model: The CLIP whose text tower is used.
-        prompts: The classes and templates.
-        by: Name of the method, for errors.
-        mix: See above.
-        chunk: Texts encoded at once; bounds memory. All by default, as the tower divides them.
-        bare: Accept a first template without words before the class name: M is 0.
-
+    is its prompted template's, averaged with those of the other templates if there are any, or with
+    ``mix`` the unit vector of (1 - mix) u_learn + mix u_fix, where u_fix is their unit mean.
+    ``chunk`` texts are encoded at once. With ``bare`` the first template needs no words before the
+    class name.
     """
 
     @torch.no_grad()
@@ -96,11 +88,7 @@ class LearnableTemplate:
         return found
 
     def gradient(self, contexts: Tensor, cotangent: Tensor) -> Tensor:
-        """Gradient, shaped as ``contexts``, of a loss whose gradient by the features is given.
-
-        Texts of all contexts go through together, forward and back, chunk by chunk, so that
-        memory does not grow with the number of classes.
-        """
+        """Gradient, shaped as ``contexts``, of a loss whose gradient by the features is given."""
         cotangent, factor = near_one(cotangent)
         total = torch.zeros_like(contexts)
         with torch.enable_grad():

@@ -72,10 +72,9 @@ def mean_logits(logits: Tensor, index: Tensor) -> Tensor:
 
 
 def near_one(cotangent: Tensor) -> tuple[Tensor, Tensor]:
-    """``cotangent`` (B, ...) with each row's largest value in [0.5, 1), and the factors used.
+    """Scale rows (B, ...) by powers of two to a largest value in [0.5, 1); also the factors.
 
-    Factors are powers of two: a backward pass in float32 gives the same bits, one in half
-    precision neither overflows nor loses small gradients. Divide its result by the factors.
+    A backward pass in half precision then neither overflows nor loses small gradients.
     """
     largest = cotangent.abs().flatten(1).amax(dim=1)
     exponent = torch.frexp(largest).exponent

@@ -81,11 +81,9 @@ class DomainNorm(Adapter):
 
 
 class FrozenDomain(FrozenModel):
-    """The prediction of single images by the domain in use, as logarithms of probabilities.
+    """Log-probabilities of single images by the domain in use: its norms, weights and voters.
 
-    The domain's LayerNorms, its share of the zero-shot prediction, its class weights and the votes
-    of the remembered images are built in. Assigning domains and the votes of other images of a
-    batch need more than one image and are left out.
+    Assigning domains and the votes of other images of a batch need more than one image.
     """
 
     voters: Tensor

@@ -27,11 +27,7 @@ from cliquetta.model.cuda import Fetched, Replayed
 
 
 class Ahead:
-    """Starts the run of a step with results that are likely to be asked for.
-
-    Where not ``enabled`` (without a GPU there is nothing to wait for) the step computes them
-    itself, to the same bits.
-    """
+    """Starts a step's run with results likely to be asked for; none unless ``enabled``."""
 
     def __init__(self, network: Network, config: DomainNormConfig, *, enabled: bool) -> None:
         self.network, self.config, self.enabled = network, config, enabled

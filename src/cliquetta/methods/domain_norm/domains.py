@@ -66,10 +66,7 @@ def _permutation(count: int, device: torch.device) -> Tensor:
 
 
 def assign_domain(state: State, s: Tensor, setup: Setup) -> tuple[State, list[tuple[int, Tensor]]]:
-    """Assign a batch with signatures s (b, F) to domains, Eq. 4 and 6; number and rows by part.
-
-    A part that is far from all domains opens one in place of the least recently used.
-    """
+    """Assign signatures s (b, F) to domains, known or new, Eq. 4 and 6; number and rows by part."""
     group, _ = write(state.group, signatures=s[:GROUP])
     state, parts = state._replace(group=group), []
     for known, rows in choose_domains(state, s, setup):

@@ -62,9 +62,9 @@ def merge_states(
 ) -> State:
     """One state from several that began with ``start``, or with nothing.
 
-    Counts are those of the start and what each copy added. LayerNorms move from those of the start
-    by the mean displacement, weighted by images and carried on as far as one copy would have come.
-    Of the recent images every copy keeps its newest.
+    Counts are those of the start and what each copy added. LayerNorms move by the mean
+    displacement, carried on as far as one copy would have come. Every copy keeps its newest recent
+    images.
     """
     matched = match_domains(states, config.domain_threshold, config.domains)
     start_of_all = start_state(network, config)
@@ -82,11 +82,7 @@ def merge_states(
 
 
 def match_domains(states: Sequence[State], threshold: float, most: int) -> list[Members]:
-    """Match domains across states, those of most images first.
-
-    From the largest on, a domain joins the nearest one, if that is within ``threshold`` as for a
-    batch of the stream. Of more than ``most`` domains the smallest are forgotten.
-    """
+    """Match domains across states: each, the largest first, joins the nearest in ``threshold``."""
     known = [
         (i, k, domain.key)
         for i, state in enumerate(states)

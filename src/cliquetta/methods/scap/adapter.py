@@ -17,10 +17,15 @@ from cliquetta.methods.building.views import confident_views, mean_logits
 from cliquetta.methods.registry import register
 from cliquetta.methods.scap import evidence
 from cliquetta.methods.scap.cliques import Cliques, mine_cliques, similar_images, top_classes
-from cliquetta.methods.scap.composition import Composed, gather_prompts, merge_passes, plan_passes
+from cliquetta.methods.scap.composition import (
+    Composed,
+    PrefixedTower,
+    gather_prompts,
+    merge_passes,
+    plan_passes,
+)
 from cliquetta.methods.scap.config import PRESETS, SCAPConfig
-from cliquetta.methods.scap.inference import PrefixedTower
-from cliquetta.methods.scap.learning import Frozen, Learned, Learner, Task
+from cliquetta.methods.scap.learning import Learned, Learner, Task
 from cliquetta.methods.scap.retention import Cache, retain, running_mean
 from cliquetta.methods.scap.text import PromptedText
 from cliquetta.model.cuda import Fetched, Replayed, send
@@ -36,10 +41,7 @@ from cliquetta.types import Batch, Prediction
     presets=PRESETS,
 )
 class SCAP(Adapter):
-    """Supportive cliques, attribute prompts in both modalities, retention.
-
-    Supportive Clique-based Attribute Prompting.
-    """
+    """Supportive cliques, attribute prompts in both modalities, retention."""
 
     batch_dependence = BatchDependence.JOINT
     config: SCAPConfig
@@ -63,28 +65,24 @@ class SCAP(Adapter):
                 raise UserError(f"scap.blocks {config.blocks}: {model.id} has {layers} blocks")
         self.classifier = model.classifier(prompts)
         self.text = PromptedText(model, prompts, config.text_mix) if config.learns_text else None
-        tower = None if self.visual is None else self.visual.tower
-        frozen = Frozen(tower, self.text, self.classifier, model.scale)
-        rows = 1 if self.visual is None else self.visual.rows
-        self.learner = Learner(frozen, config, rows, self._replayed)
+        tower, rows = (self.visual.tower, self.visual.rows) if self.visual else (None, 1)
+        self.learner = Learner(
+            tower, self.text, self.classifier, model.scale, config, rows, self._replayed
+        )
         if config.modalities == "text" and not self.learner.learns_text:
             raise UserError(
                 f"nothing to learn: template {prompts.templates[0]!r} has no words before the "
                 "class name; put another first, or set scap.modalities=image"
             )
-        self._warn()
-        self._declare()
-
-    def _warn(self) -> None:
-        """Tell of what was asked for and cannot have an effect."""
-        for name in self.config.without_effect():
+        for name in config.without_effect():
             warnings.warn(f"scap.{name} has no effect beside the other settings", stacklevel=2)
-        if self.config.learns_text and not self.learner.learns_text:
+        if config.learns_text and not self.learner.learns_text:
             warnings.warn(
                 f"no text prompt is learned: {self._text_prompts()}; put a template with words in "
                 "front of the class name first, or set scap.modalities=image",
                 stacklevel=2,
             )
+        self._declare()
 
     def _text_prompts(self) -> str:
         """Whether text prompts are learned, and why not."""
@@ -119,14 +117,16 @@ class SCAP(Adapter):
             self.memory.declare(name, torch.tensor(0))
 
     def reset(self) -> None:
-        """Forget the stream: the next batch is treated like the first."""
+        """Forget the stream, and let the tally of learned sets decide anew on the Jacobian."""
         super().reset()
-        self.learner.reset()
+        if self.text is not None:
+            self.text.jacobian = None
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from :meth:`state_dict` of an equally built adapter."""
+        """Continue from :meth:`state_dict`; its tally decides on the Jacobian."""
         super().load_state_dict(state)
-        self.learner.reset()
+        if self.text is not None:
+            self.text.jacobian = None
 
     @torch.no_grad()
     def _predict(self, batch: Batch) -> Prediction:
@@ -189,11 +189,7 @@ class SCAP(Adapter):
         return self.learner.record(hidden, self.memory["start_prompt"])
 
     def _mine(self, related: Fetched) -> tuple[Tensor, Cliques]:
-        """Top classes and cliques of the batch (step 1), on the CPU.
-
-        This is the one synchronisation per batch: what follows is bookkeeping over small index
-        tensors, which are sent to the device.
-        """
+        """Top classes and cliques of the batch, on the CPU: the one synchronisation per batch."""
         top, similar = related.wait()
         rules = self.config.rules
         cliques = mine_cliques(
@@ -203,8 +199,9 @@ class SCAP(Adapter):
 
     def _start_features(self, hidden: Tensor, plain: Tensor) -> Tensor:
         """Unit features under the start prompt."""
-        start = self.memory["start_prompt"] if self.visual is not None else None
-        return plain if start is None else self.learner.start_features(hidden, start)
+        if self.visual is None:
+            return plain
+        return self.learner.prompted(hidden, self.memory["start_prompt"][None])
 
     def _learn(
         self, cliques: Cliques, hidden: Tensor, plain: Tensor, tape: VisualTape | None
@@ -213,7 +210,8 @@ class SCAP(Adapter):
         clique, image = (send(index, plain.device) for index in cliques.memberships())
         count = len(cliques.sets)
         self.memory["sets_learned"] = self.memory["sets_learned"] + count
-        self.learner.choose_text_gradient(int(self.memory["sets_learned"]))
+        if self.text is not None and self.learner.learns_text:
+            self.text.choose_gradient(int(self.memory["sets_learned"]))
         task = Task(hidden, plain, clique, image, count)
         start = self.memory["start_prompt"] if self.config.learns_visual else None
         return self.learner.learn(task, start, tape=tape, explain=self.collect_evidence)
@@ -231,9 +229,8 @@ class SCAP(Adapter):
             self.memory["text_seen"] = torch.tensor(seen + len(cliques))
         cache = self._cache()
         if learned.visual is not None and cache is not None:
-            values = learned.visual.flatten(1)
-            keys = learned.attributes[index]
-            cache = retain(cache, cliques.classes, keys, values[index], self.config, self._replayed)
+            pairs = learned.attributes[index], learned.visual.flatten(1)[index]
+            cache = retain(cache, cliques.classes, *pairs, self.config, self._replayed)
             self.memory["keys"], self.memory["values"] = cache.keys, cache.values
             self.memory["count"] = cache.count
 
@@ -251,11 +248,7 @@ class SCAP(Adapter):
         cache: Cache | None,
         query: Tensor,
     ) -> Composed:
-        """Prompts and texts that every pass is scored with (step 4).
-
-        As long as no context was learned, text is plain CLIP's; then it is under the running mean
-        (Eq. 18 with alpha_r = 1, as printed).
-        """
+        """Prompts that every pass is scored with, and texts, under the running mean if any."""
         passes = plan_passes(cliques, top, self.memory["count"], self.config)
         size = self.memory["start_prompt"].numel() if "start_prompt" in self.memory else 0
         own = query.new_zeros(0, size)
@@ -291,7 +284,9 @@ class SCAP(Adapter):
             "top": top,
             "text_prompts": self._text_prompts(),
             "visual_prompts": visual if self.config.learns_visual else "none",
-            "text_gradient": self.learner.text_gradient(),
+            "text_gradient": "vjp"
+            if self.text is None or self.text.jacobian is None
+            else "jacobian",
         }
 
     @torch.no_grad()

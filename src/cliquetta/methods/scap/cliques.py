@@ -12,9 +12,8 @@ from torch import Tensor
 class Cliques:
     """All cliques of a batch, in mining order; index tensors on the CPU.
 
-    The loss of a clique does not depend on its class, so that equal member sets are learned once:
-    ``sets`` (U, b) holds the distinct ones, clique g has class ``classes[g]`` and members
-    ``sets[set_of[g]]``.
+    Equal member sets are learned once: clique g has class ``classes[g]`` and members
+    ``sets[set_of[g]]`` out of the distinct ones (U, b).
     """
 
     classes: Tensor
@@ -52,12 +51,10 @@ def mine_cliques(
 ) -> Cliques:
     """Row neighbourhoods inside every candidate set, without singletons and repeats (Eq. 3).
 
-    ``similar`` is (b, b) bool and ``top`` (b, k); both on the CPU. Classes ascend and rows of a
-    set are in batch order. ``whole_sets`` puts every candidate set in front of its rows,
-    ``repeats`` keeps equal rows.
-
-    Rows are taken by ``index_select``: plain indexing wakes all threads of the CPU for a few
-    thousand numbers, which takes longer than the rest of the mining, and much longer on a busy one.
+    ``similar`` (b, b) and ``top`` (b, k) are on the CPU. Classes ascend and rows of a set are in
+    batch order. ``whole_sets`` puts every candidate set in front of its rows, ``repeats`` keeps
+    equal rows. Plain indexing instead of ``index_select`` would wake all threads for a few thousand
+    numbers.
     """
     b, k = top.shape
     image = torch.arange(b).repeat_interleave(k)

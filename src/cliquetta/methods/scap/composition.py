@@ -1,9 +1,9 @@
-"""Composition: which prompts an image is scored with, and how its passes become one prediction."""
+"""Composition: which prompts an image is scored with, its features under them, one prediction."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -11,16 +11,22 @@ from torch import Tensor
 from cliquetta.methods.scap.cliques import Cliques
 from cliquetta.methods.scap.config import SCAPConfig
 from cliquetta.methods.scap.retention import Cache, best_entries
-from cliquetta.model.cuda import send
+from cliquetta.model.block import Prefix
+from cliquetta.model.clip import l2_normalize
+from cliquetta.model.cuda import Replayed, send
+from cliquetta.model.tapes import chunks
+from cliquetta.model.vision import VisionTower
+
+MEMORY = {"cuda": 6 * 2**30, "cpu": 2**30}
+"""Bytes of activations that one chunk of prompted images may take, by device type."""
 
 
 @dataclass(frozen=True)
 class Passes:
-    """The prompted passes of a batch: R rows of (image, candidate set); all on the CPU.
+    """R prompted passes, ``width`` per image, over (image, candidate set); all on the CPU.
 
-    ``sets`` (R, G) are distinct sets whose prompts the pass takes and ``own`` (R, G) is true where
-    there is one; ``labels`` (R,) is the class whose retained prompt it takes and ``held`` (R,)
-    whether that class holds one. There are ``width`` passes per image.
+    A pass takes the prompts of distinct ``sets`` (R, G) where ``own``, and a retained prompt of the
+    class ``labels`` (R,) if that has one (``held``).
     """
 
     image: Tensor
@@ -91,8 +97,8 @@ def gather_prompts(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Composed prompts (R, S, V) of every pass, their mask, and the retained slots (R,) used.
 
-    ``learned`` (U, V) are the prompts of the distinct cliques, none if there is no row; ``query``
-    (b, E) are the features that are matched against the keys of the cache.
+    ``learned`` (U, V) are those of the distinct sets; ``query`` (b, E) is matched with the cache's
+    keys.
     """
     device, R = query.device, len(passes.labels)
     none = torch.zeros(R, 0, learned.shape[1], dtype=query.dtype, device=device)
@@ -112,11 +118,7 @@ def gather_prompts(
 def compose_prompts(
     own: Tensor, own_mask: Tensor, retained: Tensor, retained_mask: Tensor, config: SCAPConfig
 ) -> tuple[Tensor, Tensor]:
-    """Prompts (R, S, V) of every pass and their mask, from its cliques' and a retained one.
-
-    Concatenation keeps every prompt whole, keys with keys and values with values (Eq. 15, 17);
-    ``mean`` averages instead, the retained prompt half and half into each that is left.
-    """
+    """Prompts (R, S, V) of every pass: its cliques' and a retained one; their mask (Eq. 15, 17)."""
     if config.clique_combination == "mean" and own.shape[1]:
         own, own_mask = _masked_mean(own, own_mask)
     if config.retained_combination == "mean" and retained.shape[1]:
@@ -139,3 +141,64 @@ def merge_passes(logits: Tensor) -> Tensor:
     if logits.shape[1] == 1:
         return logits[:, 0]
     return logits.log_softmax(dim=-1).logsumexp(dim=1) - math.log(logits.shape[1])
+
+
+@dataclass(frozen=True)
+class PrefixedTower:
+    """The image tower from its first prompted block on."""
+
+    tower: VisionTower
+    blocks: tuple[int, ...]
+    """Blocks that take a prompt, ascending."""
+    length: int
+    """Tokens of a prompt per block."""
+    replayed: Replayed = field(default_factory=Replayed)
+    """Calls the blocks behind the last prompt, whose shapes do not depend on how many there are."""
+
+    @property
+    def rows(self) -> int:
+        """Prompted images in memory at once."""
+        config, position = self.tower.config, self.tower.position
+        budget = MEMORY.get(position.device.type, MEMORY["cpu"])
+        width = 8 * config.width + 2 * config.hidden
+        return max(1, budget // ((config.patches + 1) * width * position.element_size()))
+
+    def hidden(self, images: Tensor) -> Tensor:
+        """Hidden states (b, T, D) at the first prompted block, which no prompt changes."""
+        return self.tower.run(self.tower.embed(images), 0, self.blocks[0])
+
+    def plain(self, hidden: Tensor) -> Tensor:
+        """Unit features (b, E) without prompts."""
+        return l2_normalize(self.tower.pool(self.tower.run(hidden, self.blocks[0])))
+
+    def encode(self, hidden: Tensor, prompts: Tensor, mask: Tensor) -> Tensor:
+        """Unit features of rows under their composed prompts (R, S, V); each has at least one."""
+        R, S, _ = prompts.shape
+        P = self.length
+        tokens = prompts.view(R, S, len(self.blocks), P, 2, -1)
+        seen = None if S == 1 else mask.repeat_interleave(P, dim=1)
+        prefix = {
+            block: Prefix(tokens[:, :, at].reshape(R, S * P, 2, -1), seen)
+            for at, block in enumerate(self.blocks)
+        }
+        after = self.blocks[-1] + 1
+        if after == len(self.tower.blocks):
+            hidden = self.tower.run(hidden, self.blocks[0], prefix=prefix)
+            return l2_normalize(self.tower.pool(hidden))
+
+        def finish(hidden: Tensor) -> tuple[Tensor]:
+            return (l2_normalize(self.tower.pool(self.tower.run(hidden, after))),)
+
+        hidden = self.tower.run(hidden, self.blocks[0], after, prefix=prefix)
+        return self.replayed.by_rows(finish, hidden)[0]
+
+    def pass_features(self, hidden: Tensor, plain: Tensor, composed: Composed) -> Tensor:
+        """Unit features (R, E) of all passes from the images' states (b, T, D) and ``plain``."""
+        image = send(composed.passes.image, plain.device)
+        features = plain[image]
+        chosen = send(composed.passes.prompted.nonzero()[:, 0], plain.device)
+        for part in chunks(len(chosen), self.rows):
+            own = chosen[part]
+            prompts, mask = composed.prompts[own], composed.mask[own]
+            features[own] = self.encode(hidden[image[own]], prompts, mask)
+        return features

@@ -57,12 +57,7 @@ def describe(prediction: Prediction) -> dict[str, Any]:
 
 
 def summary(prediction: Prediction) -> dict[str, int | float | str]:
-    """Counts over the batch.
-
-    ``memberships`` are those of the distinct sets, which is what learning costs; ``mean_size`` is
-    over all cliques. Images count as ``with_clique`` if they are a member of any clique of the
-    batch, and as ``with_retained`` if they were scored with a retained prompt.
-    """
+    """Counts over the batch; ``memberships`` are those of the distinct sets, which are learned."""
     counts: dict[str, int | float | str] = {
         "images": len(prediction.logits),
         "cliques": 0,
@@ -104,30 +99,28 @@ def _check(prediction: Prediction) -> None:
 def _cliques(cliques: Cliques, learned: Learned | None) -> list[dict[str, Any]]:
     if learned is None:
         return []
-    before, after = _losses(learned.before), _losses(learned.after)
-    found = []
-    for g, (label, u) in enumerate(
-        zip(cliques.classes.tolist(), cliques.set_of.tolist(), strict=True)
-    ):
-        members = cliques.sets[u].nonzero()[:, 0].tolist()
-        found.append(
-            {
-                "id": g,
-                "class": label,
-                "members": members,
-                "size": len(members),
-                "set": u,
-                "before": None if before is None else before[u],
-                "after": None if after is None else after[u],
-            }
+    before, after = (_losses(one, len(cliques.sets)) for one in (learned.before, learned.after))
+    members = [row.nonzero()[:, 0].tolist() for row in cliques.sets]
+    return [
+        {
+            "id": g,
+            "class": label,
+            "members": members[u],
+            "size": len(members[u]),
+            "set": u,
+            "before": before[u],
+            "after": after[u],
+        }
+        for g, (label, u) in enumerate(
+            zip(cliques.classes.tolist(), cliques.set_of.tolist(), strict=True)
         )
-    return found
+    ]
 
 
-def _losses(losses: CliqueLosses | None) -> list[dict[str, float]] | None:
-    """The losses of every distinct set."""
+def _losses(losses: CliqueLosses | None, count: int) -> Sequence[dict[str, float] | None]:
+    """The losses of every distinct set, ``None`` where they were not evaluated."""
     if losses is None:
-        return None
+        return [None] * count
     names = ("entropy", "concentration", "total")
     rows = zip(*(getattr(losses, name).tolist() for name in names), strict=True)
     return [dict(zip(names, row, strict=True)) for row in rows]
@@ -179,14 +172,12 @@ def explain(
         learned = prediction.evidence["learned"].visual[sets]
         retained = prediction.evidence["retained_prompts"]
         used = learned[:0] if retained is None else _used(retained, description, index)
-        found = _maps(adapter, images[index], learned, used.view(-1, *learned.shape[1:]))
-        images_shown.append(
-            {"place": index, "cliques": ids[:_CLIQUES], "rows": len(found["class"])}
-        )
-        rows.append(found)
+        own = _maps(adapter, images[index], learned, used.view(-1, *learned.shape[1:]))
+        images_shown.append({"place": index, "cliques": ids[:_CLIQUES], "rows": len(own["class"])})
+        rows.append(own)
     joined: dict[Kind, Tensor] | None = None
     if rows:
-        joined = {kind: torch.cat([found[kind] for found in rows]) for kind in rows[0]}
+        joined = {kind: torch.cat([own[kind] for own in rows]) for kind in rows[0]}
     prompted = _prompted_features(adapter, images, plain.features, prediction)
     return Explanation(
         plain.features, plain.before, prompted, description, tuple(images_shown), joined
@@ -214,18 +205,17 @@ def _prompted_features(
 
 
 def _cliques_of(description: Mapping[str, Any], index: int) -> list[int]:
-    """Ids of the cliques that an image belongs to, of equal sets the first."""
+    """Ids of an image's cliques, of equal sets the first; those much like a larger one last."""
     own = [clique for clique in description["cliques"] if index in clique["members"]]
     distinct = {clique["set"]: clique for clique in reversed(own)}
-    ordered = sorted(distinct.values(), key=lambda clique: (-clique["size"], clique["id"]))
-    fresh: list[dict[str, Any]] = []
-    copies: list[dict[str, Any]] = []
-    for clique in ordered:
+    fresh: list[set[int]] = []
+    ids: dict[bool, list[int]] = {False: [], True: []}
+    for clique in sorted(distinct.values(), key=lambda clique: (-clique["size"], clique["id"])):
         members = set(clique["members"])
-        known = (set(other["members"]) for other in fresh)
-        alike = any(2 * len(members & other) > len(members | other) for other in known)
-        (copies if alike else fresh).append(clique)
-    return [clique["id"] for clique in fresh + copies]
+        alike = any(2 * len(members & other) > len(members | other) for other in fresh)
+        fresh += [] if alike else [members]
+        ids[alike].append(clique["id"])
+    return ids[False] + ids[True]
 
 
 def _worth_a_map(description: Mapping[str, Any], changed: Sequence[bool], count: int) -> list[int]:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from cliquetta.methods.building.adam import AdamState, adam_step
 from cliquetta.methods.scap.config import SCAPConfig
-from cliquetta.methods.scap.inference import MEMORY
 from cliquetta.methods.scap.losses import (
     CliqueLosses,
     Members,
@@ -32,9 +31,8 @@ from cliquetta.model.vision import VisionTower
 class Task:
     """The cliques of a batch, ready to be learned.
 
-    Row r of the memberships says that image ``image[r]`` is in distinct set ``clique[r]``.
-    ``hidden`` (b, T, D) are the states at the first prompted block, ``plain`` (b, E) unit features
-    without prompts.
+    Row r of the memberships: image ``image[r]`` is in distinct set ``clique[r]``. ``hidden`` (b, T,
+    D) are the states at the first prompted block, ``plain`` (b, E) unit features without prompts.
     """
 
     hidden: Tensor
@@ -60,39 +58,28 @@ class Learned:
     """Unit features (b, E) of the images under the start prompt; plain ones without a prompt."""
 
 
-@dataclass(frozen=True)
-class Frozen:
-    """The frozen model as SCAP prompts it: image tower, text, plain classifier (N, E) and scale."""
-
-    tower: VisionTower | None
-    text: PromptedText | None
-    classifier: Tensor
-    scale: float
-
-    @property
-    def start_text(self) -> Tensor:
-        """Text features (N, E) at the start."""
-        return self.classifier if self.text is None else self.text.start_features
-
-
 class Learner:
-    """Learns the cliques of one batch after another from the same start.
-
-    ``rows`` bounds the number of prompted images whose gradients are taken at once; autograd, which
-    keeps every block, gets a part of that.
-    """
+    """Learns the cliques of one batch after another; ``rows`` prompted images at once, or fewer."""
 
     def __init__(
-        self, model: Frozen, config: SCAPConfig, rows: int, replayed: Replayed | None = None
+        self,
+        tower: VisionTower | None,
+        text: PromptedText | None,
+        classifier: Tensor,
+        scale: float,
+        config: SCAPConfig,
+        rows: int,
+        replayed: Replayed | None = None,
     ) -> None:
-        self.model, self.config, self.rows = model, config, rows
-        self.tower, self.text = model.tower, model.text
-        self.graph_rows = max(1, rows // (1 if self.tower is None else len(self.tower.blocks)))
-        self.tapes = None
-        if self.tower is not None:
+        self.tower, self.text, self.scale = tower, text, scale
+        self.config, self.rows = config, rows
+        self.start_text = classifier if text is None else text.start_features  # (N, E)
+        self.learns_text = text is not None and len(text.start) > 0
+        self.graph_rows, self.tapes = rows, None
+        if tower is not None:
+            self.graph_rows = max(1, rows // len(tower.blocks))
             replayed = replayed or Replayed()
-            self.tapes = VisualTapes(self.tower, config.blocks, replayed, self.graph_rows)
-        self.learns_text = self.text is not None and len(self.text.start) > 0
+            self.tapes = VisualTapes(tower, config.blocks, replayed, self.graph_rows)
 
     def record(self, hidden: Tensor, start: Tensor) -> VisualTape:
         """The pass over images with these hidden states under the shared start prompt."""
@@ -107,10 +94,10 @@ class Learner:
         tape: VisualTape | None = None,
         explain: bool = False,
     ) -> Learned:
-        """Prompts of all sets. ``start`` is (B, P, 2, D) or ``None`` (no image prompt).
+        """Prompts of all sets from ``start`` (B, P, 2, D), if images take one, and the context.
 
-        ``tape`` is what :meth:`record` gave, if that ran already. ``explain`` evaluates the losses
-        again afterwards, one more forward pass per membership.
+        ``tape`` is what :meth:`record` gave, if that ran. ``explain`` evaluates the losses
+        afterwards.
         """
         config, adam = self.config, self.config.adam
         visual = text = None
@@ -134,10 +121,6 @@ class Learner:
         after = self._losses(task, *learned) if explain else None
         return Learned(*learned, before.attributes, before, after, start_features)
 
-    def start_features(self, hidden: Tensor, start: Tensor) -> Tensor:
-        """Unit features (b, E) of images with these hidden states under the shared start prompt."""
-        return self._prompted(hidden, start[None])
-
     # --- the first step, from the shared start --------------------------------------------------
 
     def _start_gradients(
@@ -150,17 +133,15 @@ class Learner:
             rows = raw[task.image].detach().requires_grad_()
             members = Members(l2_normalize(rows), task.clique, task.count)
             query_features, owner = queries(members, config.rules)
-            text_features, scale = self.model.start_text, self.model.scale
-            logits = query_logits(query_features, owner, text_features, scale)
+            logits = query_logits(query_features, owner, self.start_text, self.scale)
             losses = clique_losses(members, logits, owner, config)
             grad_rows, grad_logits = torch.autograd.grad(losses.total.sum(), [rows, logits])
-        grad_v = None
+        grad_v = grad_t = None
         if tape is not None:
             grad_v = self._visual_gradient(tape, task, grad_rows)
-        grad_t = None
         if self.learns_text:
             rows_t = Members(query_features.detach(), owner, task.count)
-            grad_t = self._text_gradient(grad_logits * scale, rows_t)
+            grad_t = self._text_gradient(grad_logits * self.scale, rows_t)
         return losses.detach(), grad_v, grad_t, l2_normalize(raw)
 
     def _visual_gradient(self, tape: VisualTape, task: Task, grad: Tensor) -> Tensor:
@@ -169,8 +150,8 @@ class Learner:
         shape = len(self.config.blocks), self.config.prompt_length, 2, width
         total = grad.new_zeros(task.count, *shape)
         for part in chunks(len(grad), self.rows):
-            found = tape.vjp(grad[part], task.image[part])
-            stacked = torch.stack([found[block] for block in self.config.blocks], dim=1)
+            by_block = tape.vjp(grad[part], task.image[part])
+            stacked = torch.stack([by_block[block] for block in self.config.blocks], dim=1)
             total += clique_sum(stacked, task.clique[part], task.count)
         return total
 
@@ -189,48 +170,24 @@ class Learner:
             total += clique_sum(outer, owner[part], count)
         return self.text.vjp(total)
 
-    def choose_text_gradient(self, sets_learned: int) -> None:
-        """Build the text Jacobian once the products that it saves would have cost as much.
-
-        Building takes as many backward passes per class as a feature has entries; from then on
-        cliques are free. The tally ``sets_learned`` is part of the adapter's state, so that a
-        resumed stream changes over at the same batch.
-        """
-        text, classifier = self.text, self.model.classifier
-        if text is None or not self.learns_text or sets_learned <= classifier.shape[1]:
-            return
-        budget = MEMORY.get(classifier.device.type, MEMORY["cpu"])
-        if text.jacobian is None and text.jacobian_bytes() <= budget:
-            text.build_jacobian()
-
-    def reset(self) -> None:
-        """Let the tally decide again: the Jacobian rounds differently from single products."""
-        if self.text is not None:
-            self.text.drop_jacobian()
-
-    def text_gradient(self) -> str:
-        """The way that text gradients are taken: ``vjp`` or ``jacobian``."""
-        return "jacobian" if self.text is not None and self.text.jacobian is not None else "vjp"
-
     # --- later steps, where every clique stands elsewhere ---------------------------------------
 
     def _gradients(
         self, task: Task, visual: Tensor | None, text: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None]:
         """Gradients by autograd, over as many whole cliques at a time as fit."""
-        found: list[list[Tensor]] = [[], []]
+        learned = [prompts for prompts in (visual, text) if prompts is not None]
+        parts = []
         for sets, own in self._whole_cliques(task):
-            given = [
-                None if x is None else x[sets].detach().requires_grad_() for x in (visual, text)
-            ]
+            leaves = [prompts[sets].detach().requires_grad_() for prompts in learned]
+            left = iter(leaves)
             with torch.enable_grad():
-                total = self._losses_of(own, *given).total.sum()
-            leaves = [leaf for leaf in given if leaf is not None]
-            gradients = iter(torch.autograd.grad(total, leaves))
-            for leaf, parts in zip(given, found, strict=True):
-                if leaf is not None:
-                    parts.append(next(gradients))
-        grad_v, grad_t = (torch.cat(parts) if parts else None for parts in found)
+                losses = self._losses_of(
+                    own, *(None if prompts is None else next(left) for prompts in (visual, text))
+                )
+                parts.append(torch.autograd.grad(losses.total.sum(), leaves))
+        joined = iter([torch.cat(part) for part in zip(*parts, strict=True)])
+        grad_v, grad_t = (None if prompts is None else next(joined) for prompts in (visual, text))
         return grad_v, grad_t
 
     @torch.no_grad()
@@ -250,41 +207,34 @@ class Learner:
         if visual is None:
             features = task.plain[task.image]
         else:
-            features = self._prompted(task.hidden[task.image], visual[task.clique])
+            features = self.prompted(task.hidden[task.image], visual[task.clique])
         members = Members(features, task.clique, task.count)
         query_features, owner = queries(members, self.config.rules)
-        text_features = self.model.start_text
+        text_features = self.start_text
         if text is not None and self.text is not None:
             text_features = self.text.features(text)
-        logits = query_logits(query_features, owner, text_features, self.model.scale)
+        logits = query_logits(query_features, owner, text_features, self.scale)
         return clique_losses(members, logits, owner, self.config)
 
-    def _prompted(self, hidden: Tensor, visual: Tensor) -> Tensor:
+    def prompted(self, hidden: Tensor, visual: Tensor) -> Tensor:
         """Unit features of hidden states (R, T, D) under prompts (R or 1, B, P, 2, D)."""
         assert self.tower is not None
-        first = self.config.blocks[0]
-        out = self.tower.run(hidden, first, prefix=prefixes(visual, self.config))
-        return l2_normalize(self.tower.pool(out))
+        blocks = self.config.blocks
+        prefix = {block: Prefix(visual[:, at]) for at, block in enumerate(blocks)}
+        return l2_normalize(self.tower.pool(self.tower.run(hidden, blocks[0], prefix=prefix)))
 
     def _whole_cliques(self, task: Task) -> Iterator[tuple[slice, Task]]:
         """The task in parts of at most ``graph_rows`` memberships; none splits a set."""
         ends = torch.bincount(task.clique.cpu(), minlength=task.count).cumsum(0).tolist()
         texts = 1 if self.text is None else self.text.classes
         first, begun = 0, 0
-        for index, end in enumerate(ends):
-            last = index + 1 == len(ends)
-            following = ends[index if last else index + 1]
+        for index, (end, following) in enumerate(zip(ends, [*ends[1:], math.inf], strict=True)):
             texts_full = (index + 2 - first) * texts > 4 * self.graph_rows
-            if last or following - begun > self.graph_rows or texts_full:
+            if following - begun > self.graph_rows or texts_full:
                 rows, sets = slice(begun, end), slice(first, index + 1)
                 clique, image = task.clique[rows] - first, task.image[rows]
                 yield sets, replace(task, clique=clique, image=image, count=index + 1 - first)
                 first, begun = index + 1, end
-
-
-def prefixes(visual: Tensor, config: SCAPConfig) -> dict[int, Prefix]:
-    """Prompts (R, B, P, 2, D) as the prefix of every prompted block."""
-    return {block: Prefix(visual[:, at]) for at, block in enumerate(config.blocks)}
 
 
 def _values(state: AdamState | None) -> Tensor | None:

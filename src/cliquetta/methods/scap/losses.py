@@ -44,8 +44,7 @@ class Members(NamedTuple):
 def clique_sum(rows: Tensor, clique: Tensor, count: int) -> Tensor:
     """Sum (U, ...) of the rows of every clique; row r is of clique ``clique[r]``.
 
-    A matrix product, because scattered additions have no fixed order on a GPU; some cliques at a
-    time, so that the matrix of who belongs where stays small.
+    A matrix product, because scattered additions have no fixed order on a GPU.
     """
     flat, parts = rows.flatten(1), []
     for some in torch.split(torch.arange(count, device=rows.device), max(1, CELLS // len(rows))):
@@ -65,11 +64,7 @@ def clique_sizes(clique: Tensor, count: int) -> Tensor:
 
 
 def queries(members: Members, rules: Rules) -> tuple[Tensor, Tensor]:
-    """Features that are classified, and the clique of each: mean features, or all members.
-
-    The entropies are functions of ``scale * queries @ text.T`` alone, which is what makes the
-    gradient of the text cheap: it is a product of this and of the logits' gradient.
-    """
+    """Features that are classified, and the clique of each: mean features, or all members."""
     features, clique, count = members
     if rules.member_entropy:
         return features, clique

@@ -28,11 +28,7 @@ class Cache:
 
 
 def running_mean(mean: Tensor, seen: int, total: Tensor, new: int) -> Tensor:
-    """Mean of ``seen`` earlier prompts and ``new`` more that sum to ``total`` (Eq. 11, repeated).
-
-    alpha_tau = tau / (1 + tau) makes the recursion the arithmetic mean, so that a whole batch of
-    prompts is one sum.
-    """
+    """Mean of ``seen`` earlier prompts and ``new`` more that sum to ``total`` (Eq. 11)."""
     return (mean * seen + total) / (seen + new)
 
 
@@ -51,10 +47,7 @@ def retention_graph(keys: Tensor, bandwidth: float, neighbours: int) -> Tensor:
 
 
 def propagate(keys: Tensor, config: SCAPConfig) -> Tensor:
-    """Keys (C, n, E) after propagation over their graph (Zhou et al. 2003; no number).
-
-    (1 - alpha) (I - alpha S)^-1 A with S = D^-1/2 W D^-1/2.
-    """
+    """Keys (C, n, E) after propagation: (1 - alpha) (I - alpha S)^-1 A, S = D^-1/2 W D^-1/2."""
     if config.rules.isolated_keys:
         return keys / (1 - config.propagation)
     weights = retention_graph(keys, config.bandwidth, config.neighbours)
@@ -65,11 +58,7 @@ def propagate(keys: Tensor, config: SCAPConfig) -> Tensor:
 
 
 def resolvent(smooth: Tensor, alpha: float) -> Tensor:
-    """(I - alpha S)^-1 of symmetric S (C, n, n) with eigenvalues in [-1, 1], alpha < 1.
-
-    The product of (I + (alpha S)^(2^k)): exact once alpha^(2^k) is less than rounding, and a few
-    small products where a solver would stop the device to look for errors.
-    """
+    """(I - alpha S)^-1 of symmetric S (C, n, n), as a product: a solver would stop the device."""
     power = alpha * smooth
     identity = torch.eye(smooth.shape[-1], dtype=smooth.dtype, device=smooth.device)
     total = identity + power
@@ -117,8 +106,7 @@ def retain(
 ) -> Cache:
     """The cache after m cliques in mining order: classes (m,) on the CPU, keys (m, E), values.
 
-    Classes do not touch each other: the r-th cliques of all classes enter together, and all
-    classes that are then too full are fused in one batched solve, which is ``replayed``.
+    The r-th cliques of all classes enter together, and full classes are fused in one batched solve.
     """
 
     def fuse(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.building.template import LearnableTemplate
+from cliquetta.methods.scap.composition import MEMORY
 from cliquetta.model.clip import CLIP, to_float32
 from cliquetta.model.tapes import TextTape, chunks
 from cliquetta.model.text import with_context
@@ -27,7 +28,7 @@ class PromptedText(LearnableTemplate):
     def __init__(self, model: CLIP, prompts: ClassPrompts, mix: float) -> None:
         super().__init__(model, prompts, by="SCAP", mix=mix, bare=True)
         self.jacobian: Tensor | None = None
-        """In use if not ``None``."""
+        """Used for gradients if not ``None``; it rounds differently from single products."""
         self._built: Tensor | None = None
         self._raw = to_float32(self.tower(self.ids, context=self.start))
         self.start_features = self.combine(self._raw)
@@ -56,11 +57,7 @@ class PromptedText(LearnableTemplate):
 
     @torch.no_grad()
     def vjp_shared(self, grad_logits: Tensor, query_features: Tensor) -> Tensor:
-        """Gradients (U, M, D) of a context that all classes share.
-
-        The cotangent of class n and clique u is ``grad_logits[u, n] * query_features[u]``; with
-        the Jacobian everything is one matrix product.
-        """
+        """Gradients (U, M, D) of a shared context, from those of the queries' logits (U, N)."""
         if self.jacobian is None:
             out = []
             for part in chunks(len(grad_logits), max(1, ROWS // self.classes)):
@@ -104,9 +101,15 @@ class PromptedText(LearnableTemplate):
                 jacobian[classes] = back.view(E, n, -1).transpose(0, 1).to(dtype)
         self.jacobian = self._built = jacobian
 
-    def drop_jacobian(self) -> None:
-        """Take gradients by vector-Jacobian products until :meth:`build_jacobian`."""
-        self.jacobian = None
+    def choose_gradient(self, sets_learned: int) -> None:
+        """Build the Jacobian once the products that it saves would have cost as much.
+
+        The tally is part of the method's state: a resumed stream changes over at the same batch.
+        """
+        budget = MEMORY.get(self.ids.device.type, MEMORY["cpu"])
+        affordable = self.jacobian_bytes() <= budget
+        if sets_learned > self.start_features.shape[1] and self.jacobian is None and affordable:
+            self.build_jacobian()
 
     def _through_mixing(self, cotangents: Tensor, classes: Tensor | None = None) -> Tensor:
         """Cotangents of the tower's output from those (..., n, E) of the mixed unit features."""
@@ -124,11 +127,9 @@ class PromptedText(LearnableTemplate):
     def _tape(self, classes: Tensor) -> TextTape:
         """The forward pass of some classes at the start context, cut at their longest end."""
         ends = self.ends[classes]
-        length = int(ends.max()) + 1
-        x = self.tower.tokens(self.ids[classes, :length])
-        return TextTape(
-            self.tower, with_context(x, self.start, self._positions(len(classes))), ends
-        )
+        tokens = self.tower.tokens(self.ids[classes, : int(ends.max()) + 1])
+        tokens = with_context(tokens, self.start, self._positions(len(classes)))
+        return TextTape(self.tower, tokens, ends)
 
     def _length_groups(self) -> list[Tensor]:
         """Classes with equally long texts, so that none is padded."""

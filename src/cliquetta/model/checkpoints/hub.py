@@ -87,7 +87,8 @@ class Fetcher:
                 repo, name, revision=revision, cache_dir=self.cache_dir, local_files_only=local
             )
         except errors.LocalEntryNotFoundError:
-            if local and self._holds(repo):
+            cache = Path(self.cache_dir or constants.HF_HUB_CACHE)
+            if local and (cache / f"models--{repo.replace('/', '--')}").exists():
                 return None  # the repository is cached, so it is this file that it lacks
             if self.is_offline:
                 raise DownloadError(f"{repo} is not in the cache and {_OFFLINE}") from None
@@ -113,22 +114,10 @@ class Fetcher:
             ) from None
         return Path(path)
 
-    def _holds(self, repo: str) -> bool:
-        """Whether the hub's cache has anything of a repository."""
-        from huggingface_hub import constants
-
-        folder = Path(self.cache_dir or constants.HF_HUB_CACHE)
-        return (folder / f"models--{repo.replace('/', '--')}").exists()
-
-    def _folder(self) -> Path:
-        if self.cache_dir is not None:
-            return self.cache_dir
-        stated = os.environ.get("CLIQUETTA_CACHE")
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        return Path(stated) if stated else Path(base) / "cliquetta"
-
     def _path(self, url: str, sha256: str) -> Path:
-        return self._folder() / sha256[:12] / url.rsplit("/", 1)[1]
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        folder = self.cache_dir or os.environ.get("CLIQUETTA_CACHE") or Path(base) / "cliquetta"
+        return Path(folder) / sha256[:12] / url.rsplit("/", 1)[1]
 
     @property
     def is_offline(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -13,10 +13,13 @@ from torch import Tensor
 from cliquetta.model.checkpoints.state import (
     Checkpoint,
     CheckpointError,
+    Find,
     State,
     check_vocabulary,
     dequantise,
     finish_scalars,
+    read_json,
+    rename_key,
     with_tokenizer,
 )
 from cliquetta.model.config import Activation, CLIPConfig, TextConfig, VisionConfig
@@ -56,64 +59,38 @@ _LEGACY_END = 2
 """Early configs name 2; transformers then pools at the highest id, which is the end token."""
 
 # transformers' defaults, for configs that state only what differs.
-_TEXT = {
-    "vocab_size": 49408,
-    "hidden_size": 512,
-    "intermediate_size": 2048,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 8,
-    "max_position_embeddings": 77,
-    "hidden_act": "quick_gelu",
-    "layer_norm_eps": 1e-5,
-    "eos_token_id": CLIP_END,
-}
-_VISION = {
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "num_channels": 3,
-    "image_size": 224,
-    "patch_size": 32,
-    "hidden_act": "quick_gelu",
-    "layer_norm_eps": 1e-5,
-    "projection_dim": 512,
-}
-_SIGLIP = {
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "hidden_act": "gelu_pytorch_tanh",
-    "layer_norm_eps": 1e-6,
-}
-_SIGLIP_TEXT = {**_SIGLIP, "vocab_size": 32000, "max_position_embeddings": 64}
-_SIGLIP_VISION = {**_SIGLIP, "image_size": 224, "patch_size": 16}
+_TEXT = {"vocab_size": 49408, "max_position_embeddings": 77, "eos_token_id": CLIP_END}
+_TEXT |= {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8}
+_VISION = {"image_size": 224, "patch_size": 32, "projection_dim": 512}
+_VISION |= {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12}
+_CLIP = {"num_hidden_layers": 12, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}
+_SIGLIP = {"num_hidden_layers": 12, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
+_SIGLIP |= {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12}
+_SIGLIP_TEXT = {"vocab_size": 32000, "max_position_embeddings": 64}
+_SIGLIP_VISION = {"image_size": 224, "patch_size": 16}
 
-_NAMES = {
-    "vision_model.embeddings.class_embedding": "visual.class_token",
-    "vision_model.embeddings.patch_embedding.weight": "visual.patch.weight",
-    "vision_model.embeddings.patch_embedding.bias": "visual.patch.bias",
-    "vision_model.embeddings.position_embedding.weight": "visual.position",
-    "text_model.embeddings.token_embedding.weight": "text.tokens.weight",
-    "text_model.embeddings.position_embedding.weight": "text.position",
-    "text_model.head.bias": "text.projection_bias",
-}
-_PARTS = (
-    ("vision_model.encoder.layers.", "visual.blocks."),
-    ("vision_model.pre_layrnorm.", "visual.ln_pre."),  # spelt so over there
-    ("vision_model.post_layernorm.", "visual.ln_post."),
-    ("text_model.encoder.layers.", "text.blocks."),
-    ("text_model.final_layer_norm.", "text.ln_final."),
-    (".layer_norm1.", ".ln_1."),
-    (".layer_norm2.", ".ln_2."),
-    ("vision_model.head.", "visual.head."),
-    (".head.layernorm.", ".head.ln_2."),
-    (".attention.in_proj_", ".qkv."),
-    (".attention.out_proj.", ".out."),
-    (".self_attn.out_proj.", ".out."),
-    (".mlp.fc1.", ".fc."),
-    (".mlp.fc2.", ".proj."),
+_RENAMES = (
+    (r"^vision_model\.embeddings\.class_embedding$", "visual.class_token"),
+    (r"^vision_model\.embeddings\.patch_embedding\.", "visual.patch."),
+    (r"^vision_model\.embeddings\.position_embedding\.weight$", "visual.position"),
+    (r"^vision_model\.encoder\.layers\.", "visual.blocks."),
+    (r"^vision_model\.pre_layrnorm\.", "visual.ln_pre."),  # spelt so over there
+    (r"^vision_model\.post_layernorm\.", "visual.ln_post."),
+    (r"^vision_model\.head\.layernorm\.", "visual.head.ln_2."),
+    (r"^vision_model\.head\.", "visual.head."),
+    (r"^visual_projection\.weight$", "visual.projection"),
+    (r"^text_model\.embeddings\.token_embedding\.", "text.tokens."),
+    (r"^text_model\.embeddings\.position_embedding\.weight$", "text.position"),
+    (r"^text_model\.encoder\.layers\.", "text.blocks."),
+    (r"^text_model\.final_layer_norm\.", "text.ln_final."),
+    (r"^(text_projection|text_model\.head)\.weight$", "text.projection"),
+    (r"^text_model\.head\.bias$", "text.projection_bias"),
+    (r"\.layer_norm([12])\.", r".ln_\1."),
+    (r"\.self_attn\.q_proj\.", ".qkv."),
+    (r"\.attention\.in_proj_", ".qkv."),
+    (r"\.(attention|self_attn)\.out_proj\.", ".out."),
+    (r"\.mlp\.fc1\.", ".fc."),
+    (r"\.mlp\.fc2\.", ".proj."),
 )
 
 
@@ -122,20 +99,27 @@ def from_huggingface(
     config: Mapping[str, Any],
     *,
     id: str,
-    preprocessor: Mapping[str, Any] | None = None,
-    find: Callable[[str], Path | None] = lambda name: None,
+    find: Find = lambda name: None,
 ) -> Checkpoint:
     """The checkpoint of one of these models, or of a ``CLIPVisionModelWithProjection``.
 
-    ``find`` looks beside the weights for the tokenizer of a model with a vocabulary of its own.
+    ``find`` looks for the preprocessing, and for the tokenizer of a vocabulary of its own.
     """
-    shapes = config_from(config)
-    preprocess = preprocess_from(config, preprocessor or {})
+    shapes, path = config_from(config), find(PREPROCESS_FILE)
+    preprocess = preprocess_from(config, {} if path is None else read_json(path))
     checkpoint = Checkpoint(shapes, rename(dequantise(state)), id, preprocess)
     if has_own_vocabulary(config):
         return with_tokenizer(checkpoint, find)
     check_vocabulary(shapes.text)
     return checkpoint
+
+
+def shard_names(index: Path) -> list[str]:
+    """The files that a ``model.safetensors.index.json`` names."""
+    file_of = read_json(index).get("weight_map")
+    if not isinstance(file_of, dict) or not all(isinstance(v, str) for v in file_of.values()):
+        raise CheckpointError(f"{index} has no 'weight_map' with the file of every weight")
+    return sorted(set(file_of.values()))
 
 
 def has_own_vocabulary(config: Mapping[str, Any]) -> bool:
@@ -147,78 +131,71 @@ def config_from(config: Mapping[str, Any]) -> CLIPConfig:
     """Our shapes of a ``config.json``."""
     kind = config.get("model_type")
     if kind == "clip_vision_model":
-        vision = {**_VISION, **config}
+        vision = {**_CLIP, **_VISION, **config}
         return CLIPConfig(vision["projection_dim"], _vision_config(vision), None)
-    if kind == "siglip":
-        return _siglip_config(config)
     if kind == "siglip2":
         raise CheckpointError(
             "not supported: SigLIP 2 with variable resolution (NaFlex); use one of fixed "
             "resolution, such as hf:google/siglip2-base-patch16-256"
         )
-    if kind not in ("clip", "metaclip_2"):
+    if kind not in ("clip", "metaclip_2", "siglip"):
         raise CheckpointError(
             f"not supported: a Hugging Face model of type {kind!r} (only 'clip', 'metaclip_2' and "
             "'siglip' are); load it with its own library and pass it to cliquetta.from_model"
         )
+    given_text, given_vision = (_section(config, f"{tower}_config") for tower in ("text", "vision"))
+    if kind == "siglip":
+        vision = {**_SIGLIP, **_SIGLIP_VISION, **given_vision}
+        if not vision.get("vision_use_head", True):
+            raise CheckpointError("not supported: a SigLIP image tower without its pooling head")
+        tower = _text_config({**_SIGLIP, **_SIGLIP_TEXT, **given_text}, end=None)
+        return CLIPConfig(
+            embed_dim=vision["hidden_size"],
+            vision=replace(_vision_config(vision), pooling="attention"),
+            text=replace(tower, causal=False, start_tokens=0, projection_bias=True),
+            sigmoid=True,
+        )
     # Early configs keep what was really set in a second dictionary.
-    text = {**_TEXT, **_section(config, "text_config"), **_section(config, "text_config_dict")}
-    vision = {**_VISION, **_section(config, "vision_config")}
-    vision |= _section(config, "vision_config_dict")
+    text = {**_CLIP, **_TEXT, **given_text, **_section(config, "text_config_dict")}
+    vision = {**_CLIP, **_VISION, **given_vision, **_section(config, "vision_config_dict")}
+    end = text["eos_token_id"]
+    if kind == "clip" and end not in (_LEGACY_END, CLIP_END, None):
+        raise CheckpointError(
+            f"not supported: text that ends with token {end}; CLIP's end token is {CLIP_END}"
+        )
     return CLIPConfig(
         embed_dim=config.get("projection_dim", 512),
         vision=_vision_config(vision),
-        text=_text_config(text, end=text["eos_token_id"] if kind == "metaclip_2" else None),
+        text=_text_config(text, end=end if kind == "metaclip_2" else None),
     )
 
 
 def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """One of the objects in a config; empty if it is missing or ``null``."""
-    found = config.get(name)
-    if found is None:
-        return {}
-    if not isinstance(found, Mapping):
+    values = config.get(name)
+    if values is not None and not isinstance(values, Mapping):
         raise CheckpointError(
             f"{CONFIG_FILE} is not a config of transformers: its {name!r} is a "
-            f"{type(found).__name__}, expected an object"
+            f"{type(values).__name__}, expected an object"
         )
-    return found
-
-
-def _siglip_config(config: Mapping[str, Any]) -> CLIPConfig:
-    """The shapes of a ``SiglipModel``; SigLIP 2 of fixed resolution is one."""
-    text = {**_SIGLIP_TEXT, **_section(config, "text_config"), "eos_token_id": None}
-    vision = {**_SIGLIP_VISION, **_section(config, "vision_config")}
-    if not vision.get("vision_use_head", True):
-        raise CheckpointError("not supported: a SigLIP image tower without its pooling head")
-    tower = _text_config(text, end=None)
-    return CLIPConfig(
-        embed_dim=vision["hidden_size"],
-        vision=replace(_vision_config(vision), pooling="attention"),
-        text=replace(tower, causal=False, start_tokens=0, projection_bias=True),
-        sigmoid=True,
-    )
+    return values or {}
 
 
 def rename(state: Mapping[str, Tensor]) -> State:
     """The weights under our key names: projections fused and turned, buffers dropped."""
     out: State = {}
     for key, tensor in state.items():
-        if key.endswith(".position_ids"):
+        if key.endswith(".position_ids") or ".k_proj." in key or ".v_proj." in key:
             continue
-        if ".self_attn.q_proj." in key:
-            out[_name(key.replace(".self_attn.q_proj.", ".qkv."))] = _fused(state, key)
-        elif ".self_attn.k_proj." in key or ".self_attn.v_proj." in key:
-            continue
-        elif key in (
-            "visual_projection.weight",
-            "text_projection.weight",
-            "text_model.head.weight",
-        ):
-            tower = key.partition("_")[0]
-            out[f"{tower}.projection"] = tensor.T
+        name = rename_key(key, _RENAMES)
+        if ".q_proj." in key:
+            names = [key.replace(".q_proj.", f".{letter}_proj.") for letter in "qkv"]
+            missing = [name for name in names if name not in state]
+            if missing:
+                raise CheckpointError(f"an incomplete checkpoint: {missing[0]} is missing")
+            out[name] = torch.cat([state[name] for name in names])
         else:
-            out[_name(key)] = tensor
+            out[name] = tensor.T if name.endswith(".projection") else tensor
     if "visual.head.probe" in out:
         out["visual.head.probe"] = out["visual.head.probe"].flatten()
         for kind in ("weight", "bias"):
@@ -227,61 +204,30 @@ def rename(state: Mapping[str, Tensor]) -> State:
     return finish_scalars(out)
 
 
-def _name(key: str) -> str:
-    if key in _NAMES:
-        return _NAMES[key]
-    for theirs, ours in _PARTS:
-        key = key.replace(theirs, ours)
-    return key
-
-
-def _fused(state: Mapping[str, Tensor], key: str) -> Tensor:
-    """Query, key and value projections in one."""
-    names = [key.replace(".q_proj.", f".{letter}_proj.") for letter in "qkv"]
-    missing = [name for name in names if name not in state]
-    if missing:
-        raise CheckpointError(f"not a whole CLIP checkpoint: {missing[0]} is missing")
-    return torch.cat([state[name] for name in names])
-
-
 def _tower(values: Mapping[str, Any]) -> dict[str, Any]:
     """Fields that both towers have."""
+    name = values["hidden_act"]
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
+        known = ", ".join(_ACTIVATIONS)
+        raise CheckpointError(f"not supported: hidden_act {name!r}, only {known}")
     return {
         "width": values["hidden_size"],
         "layers": values["num_hidden_layers"],
         "heads": values["num_attention_heads"],
         "hidden": values["intermediate_size"],
-        "activation": _activation(values),
+        "activation": _ACTIVATIONS[name],
         "eps": values["layer_norm_eps"],
     }
 
 
 def _vision_config(values: Mapping[str, Any]) -> VisionConfig:
-    return VisionConfig(
-        image_size=values["image_size"], patch_size=values["patch_size"], **_tower(values)
-    )
+    image_size, patch_size = values["image_size"], values["patch_size"]
+    return VisionConfig(image_size=image_size, patch_size=patch_size, **_tower(values))
 
 
 def _text_config(values: Mapping[str, Any], *, end: int | None) -> TextConfig:
-    if end is None and values["eos_token_id"] not in (_LEGACY_END, CLIP_END, None):
-        raise CheckpointError(
-            f"not supported: text that ends with token {values['eos_token_id']}; CLIP's end token "
-            f"is {CLIP_END}"
-        )
-    return TextConfig(
-        context_length=values["max_position_embeddings"],
-        vocab_size=values["vocab_size"],
-        **_tower(values),
-        end=end,
-    )
-
-
-def _activation(values: Mapping[str, Any]) -> Activation:
-    name = values["hidden_act"]
-    if not isinstance(name, str) or name not in _ACTIVATIONS:
-        known = ", ".join(_ACTIVATIONS)
-        raise CheckpointError(f"not supported: hidden_act {name!r}, only {known}")
-    return _ACTIVATIONS[name]
+    length, vocab_size = values["max_position_embeddings"], values["vocab_size"]
+    return TextConfig(context_length=length, vocab_size=vocab_size, end=end, **_tower(values))
 
 
 def preprocess_from(config: Mapping[str, Any], values: Mapping[str, Any]) -> Preprocess:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
-from cliquetta.model.checkpoints import huggingface, native, open_clip, openai, timm_siglip
+from cliquetta.model.checkpoints import huggingface, native, open_clip, openai
 from cliquetta.model.checkpoints.open_clip_zoo import activation_of
 from cliquetta.model.checkpoints.pickled import read_pt
-from cliquetta.model.checkpoints.state import Checkpoint, CheckpointError, State, read_safetensors
+from cliquetta.model.checkpoints.state import (
+    Checkpoint,
+    CheckpointError,
+    State,
+    read_json,
+    read_safetensors,
+)
 from cliquetta.model.config import Activation
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt")
@@ -48,20 +52,18 @@ def from_files(
     if metadata.get("format") == native.FORMAT:
         return native.from_native(state, metadata)
     if any(key.startswith(("vision_model.", "text_model.")) for key in state):
-        config = _json_beside(folder, huggingface.CONFIG_FILE)
-        if config is None:
+        path = find(huggingface.CONFIG_FILE)
+        if path is None:
             raise CheckpointError(
                 f"{paths[0].name} has the key names of transformers: put its "
                 f"{huggingface.CONFIG_FILE} beside it"
             )
-        preprocessor = _json_beside(folder, huggingface.PREPROCESS_FILE)
-        return huggingface.from_huggingface(
-            state, config, id=id, preprocessor=preprocessor, find=find
-        )
-    config = _json_beside(folder, open_clip.CONFIG_FILE)
+        return huggingface.from_huggingface(state, read_json(path), id=id, find=find)
+    path = find(open_clip.CONFIG_FILE)
+    config = None if path is None else read_json(path)
     if activation is None and arch is not None:
         activation = activation_of(arch, None, config)
-    elif activation is None and config is None and timm_siglip.SIGN not in state:
+    elif activation is None and config is None and not openai.is_siglip_state(state):
         activation = guess_activation(state, metadata, paths[0].name, is_archive=is_archive)
     return open_clip.from_open_clip(
         state, id=id, activation=activation, arch=arch, config=config, find=find
@@ -75,18 +77,19 @@ def guess_activation(
 
     OpenAI and open_clip use the same names for weights that need QuickGELU or GELU. QuickGELU is
     certain for OpenAI's TorchScript archives, for state dicts that still hold their settings
-    (``input_resolution``), and for files whose header or name says OpenAI or quickgelu. Anything
-    else is taken for QuickGELU with a warning.
+    (``input_resolution``), and for files whose header or name says OpenAI or quickgelu. For
+    anything else it is assumed with a warning.
     """
     words = " ".join([name, *metadata.values()]).lower().replace("_", "")
-    if is_archive or openai.is_openai_state(state) or "openai" in words or "quickgelu" in words:
-        return "quick_gelu"
-    warnings.warn(
-        f"{name} does not say whether it needs QuickGELU (OpenAI) or GELU (most open_clip models); "
-        "QuickGELU is assumed. Say which with activation='gelu' or 'quick_gelu', or name the "
-        f"family: open_clip:ARCHITECTURE/{name}",
-        stacklevel=5,
-    )
+    if not (
+        is_archive or openai.is_openai_state(state) or "openai" in words or "quickgelu" in words
+    ):
+        warnings.warn(
+            f"{name} does not say whether it needs QuickGELU (OpenAI) or GELU (most open_clip "
+            "models); QuickGELU is assumed. Say which with activation='gelu' or 'quick_gelu', or "
+            f"name the family: open_clip:ARCHITECTURE/{name}",
+            stacklevel=5,
+        )
     return "quick_gelu"
 
 
@@ -94,26 +97,17 @@ def _weights_in(folder: Path) -> list[Path]:
     """The files of the one checkpoint in a folder; transformers' and open_clip's names first."""
     index = folder / huggingface.INDEX_FILE
     if index.exists():
-        return [folder / name for name in shard_names(index)]
-    for name in (*huggingface.WEIGHT_FILES[:1], *open_clip.WEIGHT_FILES[:1]):
+        return [folder / name for name in huggingface.shard_names(index)]
+    for name in (huggingface.WEIGHT_FILES[0], open_clip.WEIGHT_FILES[0]):
         if (folder / name).exists():
             return [folder / name]
-    shards = sorted(folder.glob("*.safetensors"))
-    pickled = sorted(path for path in folder.iterdir() if path.suffix in PICKLED)
-    if shards:
+    if shards := sorted(folder.glob("*.safetensors")):
         return shards
+    pickled = [path for path in folder.iterdir() if path.suffix in PICKLED]
     if len(pickled) == 1:
         return pickled
-    found = f"{len(pickled)} pickled files: name one" if pickled else "no .safetensors or .pt file"
-    raise CheckpointError(f"{folder} holds {found}")
-
-
-def shard_names(index: Path) -> list[str]:
-    """The files that a ``model.safetensors.index.json`` names."""
-    file_of = read_json(index).get("weight_map")
-    if not isinstance(file_of, dict) or not all(isinstance(v, str) for v in file_of.values()):
-        raise CheckpointError(f"{index} has no 'weight_map' that tells which file holds a weight")
-    return sorted(set(file_of.values()))
+    held = f"{len(pickled)} pickled files: name one" if pickled else "no .safetensors or .pt file"
+    raise CheckpointError(f"{folder} holds {held}")
 
 
 def read_tensors(paths: Sequence[Path]) -> tuple[State, dict[str, str], bool]:
@@ -125,18 +119,3 @@ def read_tensors(paths: Sequence[Path]) -> tuple[State, dict[str, str], bool]:
         return state, {}, is_archive
     names = ", ".join(path.name for path in paths[:3])
     raise CheckpointError(f"{names}: give one .pt file, or .safetensors files of one checkpoint")
-
-
-def _json_beside(folder: Path, name: str) -> dict[str, Any] | None:
-    return read_json(folder / name) if (folder / name).exists() else None
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path} holds a {type(values).__name__}, expected an object")
-    return values

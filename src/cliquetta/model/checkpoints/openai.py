@@ -1,6 +1,6 @@
 """OpenAI's checkpoints: names, addresses, key names, and what their shapes tell.
 
-open_clip kept these key names, so its checkpoints pass through here as well.
+open_clip kept the key names; the image towers of its SigLIPs have those of timm.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
+import torch
 from torch import Tensor
 
-from cliquetta.model.checkpoints.state import CheckpointError, State, finish_scalars
+from cliquetta.model.checkpoints.state import CheckpointError, State, finish_scalars, rename_key
 from cliquetta.model.config import Activation, CLIPConfig, ResNetConfig, TextConfig, VisionConfig
 
 _BASE = "https://openaipublic.azureedge.net/clip/models"
@@ -42,7 +44,7 @@ NAMES = tuple(_FILES)
 _SETTINGS = ("input_resolution", "context_length", "vocab_size")
 """Scalars that OpenAI's archives carry beside the weights."""
 
-_NAMES = (
+_RENAMES = (
     (r"^visual\.conv1\.weight$", "visual.patch.weight"),
     (r"^visual\.class_embedding$", "visual.class_token"),
     (r"^visual\.positional_embedding$", "visual.position"),
@@ -52,11 +54,30 @@ _NAMES = (
     (r"^token_embedding\.", "text.tokens."),
     (r"^positional_embedding$", "text.position"),
     (r"^ln_final\.", "text.ln_final."),
-    (r"^text_projection$", "text.projection"),
+    (r"^text_projection(\.weight)?$", "text.projection"),
+    (r"^text_projection\.bias$", "text.projection_bias"),
     (r"\.attn\.in_proj_(weight|bias)$", r".qkv.\1"),
     (r"\.attn\.out_proj\.", ".out."),
     (r"\.mlp\.c_fc\.", ".fc."),
     (r"\.mlp\.c_proj\.", ".proj."),
+    (r"^visual\.trunk\.patch_embed\.proj\.", "visual.patch."),
+    (r"^visual\.trunk\.pos_embed$", "visual.position"),
+    (r"^visual\.trunk\.norm\.", "visual.head.ln_1."),
+    (r"^visual\.trunk\.attn_pool\.latent$", "visual.head.probe"),
+    (r"^visual\.trunk\.attn_pool\.proj\.", "visual.head.out."),
+    (r"^visual\.trunk\.attn_pool\.norm\.", "visual.head.ln_2."),
+    (r"^visual\.trunk\.attn_pool\.", "visual.head."),
+    (r"^visual\.trunk\.blocks\.", "visual.blocks."),
+    (r"\.norm([12])\.", r".ln_\1."),
+    (r"\.attn\.qkv\.", ".qkv."),
+    (r"\.attn\.proj\.", ".out."),
+    (r"\.mlp\.fc1\.", ".fc."),
+    (r"\.mlp\.fc2\.", ".proj."),
+)
+_TURNED = ("visual.proj_t", "text_projection.weight")
+"""Projections that are stored with outputs first."""
+_EXACT_GELU = re.compile(
+    r"vit_(base_patch16_siglip_\d+|large_patch16_siglip_(256|384)|so400m_patch14_siglip_\d+)$"
 )
 
 
@@ -88,9 +109,19 @@ def architecture_name(name: str) -> str:
     return name.replace("/", "-").replace("@336px", "-336")
 
 
+def siglip_activation(timm_name: str) -> Activation:
+    """The GELU of a timm image tower: exact in the first ports, the trained one in others."""
+    return "gelu" if _EXACT_GELU.match(timm_name) else "gelu_tanh"
+
+
 def is_openai_state(state: Mapping[str, Tensor]) -> bool:
-    """Whether a state dict was taken from one of OpenAI's archives: it carries its settings."""
+    """Whether a state dict comes from one of OpenAI's archives: it carries its settings."""
     return all(key in state for key in _SETTINGS)
+
+
+def is_siglip_state(state: Mapping[str, Tensor]) -> bool:
+    """Whether a state dict has the pooling head of timm's SigLIP."""
+    return "visual.trunk.attn_pool.latent" in state
 
 
 def clean(state: Mapping[str, Tensor]) -> State:
@@ -101,96 +132,120 @@ def clean(state: Mapping[str, Tensor]) -> State:
         name = key.removeprefix("text.") if custom else key
         if name in _SETTINGS or name.split(".")[-1] in ("attn_mask", "position_ids"):
             continue
-        if name == "visual.proj_t":
-            name, tensor = "visual.proj", tensor.T
-        out[name] = tensor
+        turned = tensor.T if name in _TURNED else tensor
+        out["visual.proj" if name == "visual.proj_t" else name] = turned
     return out
 
 
 def rename(state: Mapping[str, Tensor]) -> State:
-    """Cleaned OpenAI weights under our key names; those of a ResNet are the same."""
-    is_vit = "visual.class_embedding" in state
+    """Cleaned weights under our key names; those of a ResNet are the same."""
+    state = dict(state)
+    for kind in ("weight", "bias"):
+        q, kv = (f"visual.trunk.attn_pool.{part}.{kind}" for part in ("q", "kv"))
+        if q in state and kv in state:
+            state[f"visual.head.qkv.{kind}"] = torch.cat([state.pop(q), state.pop(kv)])
+    is_resnet = "visual.attnpool.c_proj.weight" in state
     out: State = {}
     for key, tensor in state.items():
-        name = key
-        if is_vit or not key.startswith("visual."):
-            for pattern, ours in _NAMES:
-                name = re.sub(pattern, ours, name)
-        out[name] = tensor
+        same = is_resnet and key.startswith("visual.")
+        out[key if same else rename_key(key, _RENAMES)] = tensor
+    if is_siglip_state(state):
+        out["visual.position"] = out["visual.position"].flatten(0, 1)
+        out["visual.head.probe"] = out["visual.head.probe"].flatten()
     return finish_scalars(out)
 
 
 def config_from(state: Mapping[str, Tensor], conventions: Conventions) -> CLIPConfig:
-    """The shapes of cleaned OpenAI weights."""
+    """The shapes of cleaned weights."""
+    vision: VisionConfig | ResNetConfig
     try:
-        text = text_config(state, conventions) if "token_embedding.weight" in state else None
-        sigmoid = "logit_bias" in state
-        if "visual.class_embedding" in state:
+        text = _text_config(state, conventions) if "token_embedding.weight" in state else None
+        if is_siglip_state(state):
+            vision = _vision_config(state, conventions, pooling="attention")
+            embed_dim = vision.width
+        elif "visual.class_embedding" in state:
+            vision = _vision_config(state, conventions)
             embed_dim = state["visual.proj"].shape[1]
-            return CLIPConfig(embed_dim, _vision_config(state, conventions), text, sigmoid)
-        if "visual.attnpool.c_proj.weight" in state:
+        elif "visual.attnpool.c_proj.weight" in state:
+            vision = _resnet_config(state)
             embed_dim = state["visual.attnpool.c_proj.weight"].shape[0]
-            return CLIPConfig(embed_dim, _resnet_config(state), text, sigmoid)
+        else:
+            parts = ", ".join(sorted({key.split(".")[0] for key in state})[:6])
+            raise CheckpointError(f"no image tower of a CLIP in this checkpoint; it holds {parts}")
     except KeyError as error:
-        raise CheckpointError(f"not a whole CLIP checkpoint: {error.args[0]} is missing") from None
-    found = ", ".join(sorted({key.split(".")[0] for key in state})[:6])
-    raise CheckpointError(f"no image tower of a CLIP in this checkpoint; it holds {found}")
+        raise CheckpointError(f"an incomplete checkpoint: {error.args[0]} is missing") from None
+    sigmoid = is_siglip_state(state) or "logit_bias" in state
+    return CLIPConfig(embed_dim, vision, text, sigmoid)
 
 
-def _vision_config(state: Mapping[str, Tensor], conventions: Conventions) -> VisionConfig:
-    kernel = state["visual.conv1.weight"]
+def _vision_config(
+    state: Mapping[str, Tensor],
+    conventions: Conventions,
+    pooling: Literal["class", "attention"] = "class",
+) -> VisionConfig:
+    if pooling == "class":
+        kernel, blocks = state["visual.conv1.weight"], "visual.transformer.resblocks."
+        patches, hidden = len(state["visual.positional_embedding"]) - 1, "mlp.c_fc.weight"
+    else:
+        kernel, blocks = state["visual.trunk.patch_embed.proj.weight"], "visual.trunk.blocks."
+        patches, hidden = state["visual.trunk.pos_embed"].shape[1], "mlp.fc1.weight"
     width, patch = kernel.shape[0], kernel.shape[-1]
-    blocks = "visual.transformer.resblocks."
+    side, stated = _square_side(patches), conventions.image_size or 0
     return VisionConfig(
-        image_size=square_side(len(state["visual.positional_embedding"]) - 1) * patch,
+        image_size=stated if stated // patch == side else side * patch,
         patch_size=patch,
         width=width,
-        layers=count(state, blocks),
-        heads=conventions.vision_heads or default_heads(width),
-        hidden=state[f"{blocks}0.mlp.c_fc.weight"].shape[0],
+        layers=_count(state, blocks),
+        heads=conventions.vision_heads or _default_heads(width),
+        hidden=state[f"{blocks}0.{hidden}"].shape[0],
         activation=conventions.activation,
         eps=conventions.vision_eps,
+        pooling=pooling,
     )
 
 
 def _resnet_config(state: Mapping[str, Tensor]) -> ResNetConfig:
     width = state["visual.layer1.0.conv1.weight"].shape[0]
-    stages = [count(state, f"visual.layer{stage}.") for stage in range(1, 5)]
+    a, b, c, d = (_count(state, f"visual.layer{stage}.") for stage in range(1, 5))
     return ResNetConfig(
-        image_size=square_side(len(state["visual.attnpool.positional_embedding"]) - 1) * 32,
+        image_size=_square_side(len(state["visual.attnpool.positional_embedding"]) - 1) * 32,
         width=width,
-        layers=(stages[0], stages[1], stages[2], stages[3]),
+        layers=(a, b, c, d),
         heads=width * 32 // 64,
     )
 
 
-def text_config(state: Mapping[str, Tensor], conventions: Conventions) -> TextConfig:
-    """The shapes of the text tower."""
+def _text_config(state: Mapping[str, Tensor], conventions: Conventions) -> TextConfig:
     vocab_size, width = state["token_embedding.weight"].shape
+    is_siglip = is_siglip_state(state)
     return TextConfig(
         context_length=state["positional_embedding"].shape[0],
         vocab_size=vocab_size,
         width=width,
-        layers=count(state, "transformer.resblocks."),
-        heads=conventions.text_heads or max(1, width // 64),
+        layers=_count(state, "transformer.resblocks."),
+        heads=conventions.text_heads
+        or (_default_heads(width) if is_siglip else max(1, width // 64)),
         hidden=state["transformer.resblocks.0.mlp.c_fc.weight"].shape[0],
         activation=conventions.text_activation or conventions.activation,
         eps=conventions.text_eps,
         end=conventions.text_end,
+        causal=not is_siglip,
+        start_tokens=0 if is_siglip else 1,
+        projection_bias=is_siglip,
     )
 
 
-def default_heads(width: int) -> int:
+def _default_heads(width: int) -> int:
     """A head per 64 channels, and 16 beyond 1024, as every release has it."""
     return max(1, width // 64) if width <= 1024 else 16
 
 
-def count(state: Mapping[str, Tensor], prefix: str) -> int:
+def _count(state: Mapping[str, Tensor], prefix: str) -> int:
     """Count the numbered modules behind ``prefix``."""
     return len({k[len(prefix) :].split(".")[0] for k in state if k.startswith(prefix)})
 
 
-def square_side(patches: int) -> int:
+def _square_side(patches: int) -> int:
     """Side of a square grid of patches."""
     side = math.isqrt(patches)
     if side * side != patches:

@@ -49,17 +49,18 @@ _LEGACY_PICKLES = 5
 def read_pt(path: Path) -> tuple[State, bool]:
     """Named tensors of a ``.pt`` file, and whether it is a TorchScript archive."""
     try:
-        size = path.stat().st_size
+        size, root = path.stat().st_size, None
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 _weigh_archive(archive, size)
                 root = _torchscript_root(archive)
-                if root is not None:
-                    return _sized(_flatten(_Unpickler(archive, root).load()), size), True
+                state = {} if root is None else _flatten(_Unpickler(archive, root).load())
         else:
             with path.open("rb") as file:
                 _weigh_legacy(file, size)
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
+        if root is None:
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
+            state = _state_dict(loaded, path)
     except CheckpointError:
         raise
     except pickle.UnpicklingError as error:
@@ -72,7 +73,9 @@ def read_pt(path: Path) -> tuple[State, bool]:
         raise CheckpointError(
             f"{path} is not a readable checkpoint: {_first_sentence(error)}"
         ) from None
-    return _sized(_state_dict(loaded, path), size), False
+    if sum(tensor.nbytes for tensor in state.values()) > 2 * size:  # twice: weights may be tied
+        raise CheckpointError("refused: the tensors of the file claim to be larger than it is")
+    return state, root is not None
 
 
 def _weigh_archive(archive: zipfile.ZipFile, size: int) -> None:
@@ -120,19 +123,11 @@ def _weigh(file: IO[bytes], size: int) -> None:
             first = len(stack) - len(code.stack_before)
             if pickletools.stackslice in code.stack_before or name == "POP_MARK":
                 first = marks.pop() - code.stack_before.index(pickletools.markobject)
-            taken = stack[max(0, first) :]
+            weight = 1 + sum(stack[max(0, first) :])
             del stack[max(0, first) :]
-            weight = 1 + sum(taken)
             if weight > _MOST_OBJECTS:
                 raise CheckpointError("refused: a pickle that names the same objects without end")
             stack += [weight] * len(code.stack_after)
-
-
-def _sized(state: State, size: int) -> State:
-    """The same, if the tensors are no larger than the file, or twice: weights may be tied."""
-    if sum(tensor.nbytes for tensor in state.values()) > 2 * size:
-        raise CheckpointError("refused: the tensors of the file claim to be larger than it is")
-    return state
 
 
 def _first_sentence(error: Exception) -> str:
@@ -145,17 +140,16 @@ def _first_sentence(error: Exception) -> str:
 def _state_dict(loaded: object, path: Path) -> State:
     """The state dict itself, out of the containers and prefixes of training programs."""
     for _ in range(_NESTED):
-        if not isinstance(loaded, Mapping):
+        inner = loaded if isinstance(loaded, Mapping) else {}
+        name = next((k for k in _CONTAINERS if isinstance(inner.get(k), Mapping)), None)
+        if name is None:
             break
-        inner = next((k for k in _CONTAINERS if isinstance(loaded.get(k), Mapping)), None)
-        if inner is None:
-            break
-        loaded = loaded[inner]
+        loaded = inner[name]
     if not isinstance(loaded, Mapping):
         raise CheckpointError(f"{path} holds a {type(loaded).__name__}, expected a state dict")
     state = {str(key): value for key, value in loaded.items() if isinstance(value, Tensor)}
     for prefix in _PREFIXES:
-        if state and all(key.startswith(prefix) for key in state):
+        if all(key.startswith(prefix) for key in state):
             state = {key.removeprefix(prefix): value for key, value in state.items()}
     if not state:
         raise CheckpointError(f"{path} holds no tensors")
@@ -175,8 +169,10 @@ def _torchscript_root(archive: zipfile.ZipFile) -> str | None:
 class _Record:
     """Stand-in for a scripted module: its attributes, and nothing that could act."""
 
+    attributes: Mapping[str, object] = {}
+
     def __setstate__(self, state: object) -> None:
-        self.attributes: dict[str, object] = dict(state) if isinstance(state, dict) else {}
+        self.attributes = dict(state) if isinstance(state, dict) else {}
 
 
 def _first(value: object, *_: object) -> object:
@@ -191,6 +187,14 @@ def _tensor(storage: Tensor, offset: int, size: Any, stride: Any, *_: object) ->
     return torch.as_strided(storage, tuple(size), tuple(stride), int(offset))
 
 
+_KNOWN = {
+    "collections.OrderedDict": OrderedDict,
+    "torch._utils._rebuild_tensor_v2": _tensor,
+    **{f"torch.{name}": dtype for name, dtype in _DTYPES.items()},
+}
+"""The harmless names that an archive of weights refers to, beside those of modules and lists."""
+
+
 class _Unpickler(pickle.Unpickler):
     """Reads ``data.pkl`` of a TorchScript archive; any name but those below is refused."""
 
@@ -201,17 +205,13 @@ class _Unpickler(pickle.Unpickler):
         self._storages: dict[str, Tensor] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        """The few harmless things that an archive of weights refers to."""
+        """What stands for a name of the archive."""
         if module == "__torch__" or module.startswith("__torch__."):
             return _Record
-        if (module, name) == ("collections", "OrderedDict"):
-            return OrderedDict
-        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
-            return _tensor
         if module == "torch.jit._pickle":
             return _first
-        if module == "torch" and name in _DTYPES:
-            return _DTYPES[name]
+        if f"{module}.{name}" in _KNOWN:
+            return _KNOWN[f"{module}.{name}"]
         raise pickle.UnpicklingError(f"GLOBAL {module}.{name}")
 
     def persistent_load(self, pid: Any) -> Tensor:
@@ -221,10 +221,9 @@ class _Unpickler(pickle.Unpickler):
             raise CheckpointError(f"the archive refers to a {kind!r}, expected a storage")
         if key not in self._storages:
             data = bytearray(self._archive.read(f"{self._root}data/{key}"))
+            empty = torch.empty(0, dtype=dtype)
             self._storages[key] = (
-                torch.frombuffer(data, dtype=dtype, count=int(count))
-                if count
-                else torch.empty(0, dtype=dtype)
+                torch.frombuffer(data, dtype=dtype, count=int(count)) if count else empty
             )
         return self._storages[key]
 
@@ -240,7 +239,7 @@ def _flatten(record: object) -> State:
         modules += 1
         if modules > _MOST_MODULES:
             raise CheckpointError("refused: the modules of the archive contain each other")
-        for name, value in getattr(module, "attributes", {}).items():
+        for name, value in module.attributes.items():
             if isinstance(value, Tensor):
                 state[f"{prefix}{name}"] = value
             elif isinstance(value, _Record):

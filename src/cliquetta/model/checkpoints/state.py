@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +22,8 @@ from cliquetta.model.pretrained_tokenizer import find_tokenizer
 from cliquetta.model.tokenizer import TextTokenizer, is_clip_vocabulary
 
 State = dict[str, Tensor]
+Find = Callable[[str], Path | None]
+"""Looks for a file of a checkpoint by its name, in a folder or in a hub repository."""
 
 _CODES = ".int8"
 _SCALES = ".scale"
@@ -26,10 +31,10 @@ _LEVELS = 127
 
 
 class CheckpointError(UserError):
-    """A checkpoint that cannot be used; the message says what was found and what to do."""
+    """A checkpoint that cannot be used; the message names the cause and the remedy."""
 
 
-def read_safetensors(paths: Sequence[Path]) -> tuple[State, dict[str, str]]:
+def read_safetensors(paths: Iterable[Path]) -> tuple[State, dict[str, str]]:
     """Tensors and metadata of one file, or of the shards of one checkpoint."""
     state: State = {}
     metadata: dict[str, str] = {}
@@ -47,6 +52,24 @@ def read_safetensors(paths: Sequence[Path]) -> tuple[State, dict[str, str]]:
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path} is not a readable safetensors file: {error}") from None
     return state, metadata
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} holds a {type(values).__name__}, expected an object")
+    return values
+
+
+def rename_key(key: str, table: Iterable[tuple[str, str]]) -> str:
+    """A key after all substitutions of a table of patterns, in order."""
+    for pattern, ours in table:
+        key = re.sub(pattern, ours, key)
+    return key
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,12 +128,9 @@ def build(
     image_size: int | None = None,
     share: bool = False,
 ) -> CLIP:
-    """The model of a checkpoint, at another resolution if ``image_size`` says so.
-
-    ``share`` leaves the weights where they are if device and dtype allow.
-    """
+    """The model of a checkpoint; ``share`` uses its tensors in place if device and dtype allow."""
     if image_size is not None and image_size != checkpoint.config.vision.image_size:
-        checkpoint = at_size(checkpoint, image_size)
+        checkpoint = _at_size(checkpoint, image_size)
     with torch.device("meta"):  # nothing is initialised: every weight comes from the checkpoint
         model = CLIP(
             checkpoint.config,
@@ -119,12 +139,20 @@ def build(
             tokenizer=checkpoint.tokenizer,
         )
     wanted, state = model.state_dict(), checkpoint.state
-    check_fit(state, {key: tuple(tensor.shape) for key, tensor in wanted.items()}, checkpoint.id)
+    _check_fit(state, wanted, checkpoint.id)
     weights = {}
     for key in wanted:
-        _refuse_non_finite(key, state[key], checkpoint.id)
-        kind = dtype if state[key].is_floating_point() else None
-        weights[key] = state[key].to(device=device, dtype=kind, copy=not share)
+        weight = state[key]
+        is_float = weight.is_floating_point()
+        # the sum is a cheap first look; it may overflow where no weight is infinite
+        suspect = is_float and not weight.sum(dtype=torch.float32).isfinite()
+        if suspect and not weight.isfinite().all():
+            raise CheckpointError(
+                f"{checkpoint.id} is damaged or its training diverged: {key} holds numbers that "
+                "are not finite"
+            )
+        kind = dtype if is_float else None
+        weights[key] = weight.to(device=device, dtype=kind, copy=not share)
         if not share:
             weights[key] = weights[key].contiguous()
     # exp(logit_scale) is the temperature of all logits: 16 bits would shift it by up to 1 %.
@@ -134,27 +162,17 @@ def build(
     return model.requires_grad_(False).eval()
 
 
-def _refuse_non_finite(key: str, weight: Tensor, name: str) -> None:
-    """Refuse a weight that holds NaN or infinity, after a look at its sum, which is cheap."""
-    if weight.is_floating_point() and not bool(weight.sum(dtype=torch.float32).isfinite()):
-        if bool(weight.isfinite().all()):
-            return
-        raise CheckpointError(
-            f"{name} is damaged or its training diverged: {key} holds numbers that are not finite"
-        )
-
-
-def at_size(checkpoint: Checkpoint, image_size: int) -> Checkpoint:
+def _at_size(checkpoint: Checkpoint, image_size: int) -> Checkpoint:
     """The checkpoint for images of another side: its grid of positions resampled (bicubic)."""
     vision = checkpoint.config.vision
-    is_vit = isinstance(vision, VisionConfig)
-    step = vision.patch_size if isinstance(vision, VisionConfig) else 32
+    if isinstance(vision, VisionConfig):
+        step, first, key = vision.patch_size, vision.class_tokens, "visual.position"
+    else:
+        step, first, key = 32, 1, "visual.attnpool.positional_embedding"
     if image_size < step or image_size % step:
         raise UserError(f"image_size is a multiple of {step} for {checkpoint.id}: {image_size}")
-    key = "visual.position" if is_vit else "visual.attnpool.positional_embedding"
     positions = checkpoint.state[key].float()
     old, new = vision.image_size // step, image_size // step
-    first = vision.class_tokens if isinstance(vision, VisionConfig) else 1
     grid = positions[first:].T.reshape(1, -1, old, old)
     grid = F.interpolate(grid, size=(new, new), mode="bicubic", antialias=True)
     resized = torch.cat([positions[:first], grid.reshape(positions.shape[1], -1).T])
@@ -176,7 +194,7 @@ def with_activation(checkpoint: Checkpoint, activation: Activation) -> Checkpoin
     return replace(checkpoint, config=config)
 
 
-def with_tokenizer(checkpoint: Checkpoint, find: Callable[[str], Path | None]) -> Checkpoint:
+def with_tokenizer(checkpoint: Checkpoint, find: Find) -> Checkpoint:
     """The checkpoint with the tokenizer that ``find`` finds beside it, if there is one."""
     text = checkpoint.config.text
     tokenizer = None if text is None else find_tokenizer(find, text)
@@ -203,18 +221,15 @@ def check_vocabulary(text: TextConfig | None) -> None:
         )
 
 
-def check_fit(
-    state: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]], name: str
-) -> None:
-    """Every wanted weight is there, in its shape, and nothing else; or say what is not."""
-    shapes = [
-        f"{key} is {tuple(state[key].shape)}, expected {shape}"
-        for key, shape in wanted.items()
-        if key in state and tuple(state[key].shape) != shape
+def _check_fit(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], name: str) -> None:
+    """Refuse weights that are missing, of another shape, or too many, by name."""
+    problems = [
+        f"{key} is {tuple(state[key].shape)}, expected {tuple(weight.shape)}"
+        for key, weight in wanted.items()
+        if key in state and state[key].shape != weight.shape
     ]
-    missing = [f"{key} is missing" for key in wanted if key not in state]
-    extra = [f"{key} is unexpected" for key in state if key not in wanted]
-    problems = shapes + missing + extra
+    problems += [f"{key} is missing" for key in wanted if key not in state]
+    problems += [f"{key} is unexpected" for key in state if key not in wanted]
     if problems:
         more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
         raise CheckpointError(

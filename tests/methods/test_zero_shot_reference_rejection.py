@@ -10,7 +10,11 @@ import torch
 from torch import Tensor
 
 from cliquetta.errors import UserError
-from cliquetta.methods._shared.rejection import (
+from cliquetta.methods.base import Adapter
+from cliquetta.methods.building.frozen import FrozenAdapter, freeze
+from cliquetta.methods.registry import create_method
+from cliquetta.methods.state import load_state, merge_states, pack_state
+from cliquetta.methods.zero_shot_reference import (
     LEFT_OUT,
     SOFTENING,
     WINDOW,
@@ -21,10 +25,6 @@ from cliquetta.methods._shared.rejection import (
     rejection_limit,
     rejection_score,
 )
-from cliquetta.methods.base import Adapter
-from cliquetta.methods.building.frozen import FrozenAdapter, freeze
-from cliquetta.methods.registry import create_method
-from cliquetta.methods.state import load_state, merge_states, pack_state
 from cliquetta.model.clip import CLIP
 from cliquetta.types import Prediction
 from tests._helpers.scenes import NAMES, build_model, make_batches

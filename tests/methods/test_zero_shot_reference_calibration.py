@@ -9,7 +9,11 @@ import pytest
 import torch
 
 from cliquetta.errors import UserError
-from cliquetta.methods._shared.calibration import (
+from cliquetta.methods.base import Adapter
+from cliquetta.methods.building.frozen import FrozenAdapter, freeze
+from cliquetta.methods.registry import create_method
+from cliquetta.methods.state import load_state, merge_states, pack_state
+from cliquetta.methods.zero_shot_reference import (
     CONFIDENCES,
     HALF_LIFE,
     TEMPERATURES,
@@ -17,10 +21,6 @@ from cliquetta.methods._shared.calibration import (
     find_temperature,
     no_confidences,
 )
-from cliquetta.methods.base import Adapter
-from cliquetta.methods.building.frozen import FrozenAdapter, freeze
-from cliquetta.methods.registry import create_method
-from cliquetta.methods.state import load_state, merge_states, pack_state
 from cliquetta.model.clip import CLIP
 from tests._helpers.scenes import NAMES, build_model, make_batches
 from tests._helpers.tolerance import LOGIT

@@ -1,1 +1,0 @@
-"""Private parts of the base class: rejection and calibration beside zero-shot CLIP."""

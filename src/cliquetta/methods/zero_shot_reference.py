@@ -1,0 +1,228 @@
+"""Rejection and calibration: comparing predictions with those of plain CLIP.
+
+Both learn from the stream, so that what they need is a part of a method's state while they are on.
+
+Rejection: which images are of none of the classes. Both the method and zero-shot CLIP say how
+unsure they are, and the mean counts: adaptation draws images of no class to the classes, zero-shot
+CLIP does not follow the domain. The limit needs no labels. Leave an image's class out of the list:
+what remains does not name it, so that its score among the remaining classes is one that an image of
+no class has. The limit is the score that a wanted share of these exceeds.
+
+Calibration: a temperature at which predictions are, on average, as sure as zero-shot CLIP finds the
+same classes probable. Learning from its own predictions makes a method surer of them; zero-shot
+CLIP is not taught by the stream.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from cliquetta.errors import UserError
+from cliquetta.methods.building.entropy import entropy
+from cliquetta.methods.building.memory import Memory
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Prediction, Rejection
+
+SOFTENING = 10.0
+"""Logits are divided by it: which classes come second and third then counts, too, not only how far
+the first one is ahead."""
+SHARE = 0.9
+"""Share of the left-out scores that exceed the limit."""
+WINDOW = 1024
+"""Images that the limit is taken from, the latest ones."""
+LEFT_OUT = "left_out_scores"
+"""The window in a method's memory."""
+
+
+def rejection_score(logits: Tensor) -> Tensor:
+    """Uncertainty (B,) of logits (B, N): entropy when softened, 1 for a mere guess."""
+    return entropy(logits.float() / SOFTENING) / math.log(logits.shape[1])
+
+
+def left_out_score(logits: Tensor) -> Tensor:
+    """The scores (B,) with the answer of each image left out of the class list."""
+    return rejection_score(logits.sort(dim=1, descending=True).values[:, 1:])
+
+
+def empty_window() -> Tensor:
+    """Left-out scores (WINDOW,) before the first image: infinite where there is none."""
+    return torch.full((WINDOW,), torch.inf)
+
+
+def reject(
+    logits: Tensor, zero_shot: Tensor, window: Tensor, share: float, *, learn: bool = True
+) -> tuple[Rejection, Tensor]:
+    """Images of none of the classes, by logits and plain CLIP's (B, N); also the new window."""
+    score = (rejection_score(logits) + rejection_score(zero_shot)) / 2
+    if learn:
+        left_out = (left_out_score(logits) + left_out_score(zero_shot)) / 2
+        window = torch.cat([window, left_out])[-WINDOW:]
+    return Rejection(score, score > rejection_limit(window, share)), window
+
+
+def rejection_limit(window: Tensor, share: float) -> Tensor:
+    """The score () that ``share`` of a window's scores exceed."""
+    return window[window.isfinite()].quantile(1 - share)
+
+
+def merge_windows(windows: Sequence[Tensor]) -> Tensor:
+    """One window from several: all scores, or evenly spaced ones of them in order."""
+    pooled = torch.cat([window[window.isfinite()] for window in windows]).sort().values
+    ranks = torch.linspace(0, len(pooled) - 1, min(WINDOW, len(pooled))).long()
+    return torch.cat([empty_window().to(pooled), pooled[ranks]])[-WINDOW:]
+
+
+TEMPERATURES = tuple(float(t) for t in torch.logspace(math.log10(0.2), math.log10(5), 33))
+"""At which confidences are counted; the temperature is between the first and the last."""
+HALF_LIFE = 16
+"""Images after which an image counts half: methods change their answers as fast as they learn."""
+CONFIDENCES = "confidences"
+"""The sums in a method's memory."""
+
+
+def no_confidences() -> Tensor:
+    """Sums (1 + len(TEMPERATURES),) before the first image; see :func:`count_confidences`."""
+    return torch.zeros(1 + len(TEMPERATURES))
+
+
+def count_confidences(sums: Tensor, logits: Tensor, zero_shot: Tensor) -> Tensor:
+    """Add a batch's probabilities of its classes: ``zero_shot`` (B, N), then per temperature."""
+    logits = logits.float()
+    backing = zero_shot.gather(1, logits.argmax(dim=1, keepdim=True)).sum()
+    sure = [(logits / t).softmax(dim=1).amax(dim=1).sum() for t in TEMPERATURES]
+    return sums * math.pow(0.5, len(logits) / HALF_LIFE) + torch.stack([backing, *sure]).to(sums)
+
+
+def find_temperature(sums: Tensor) -> Tensor:
+    """The temperature () at which answers are as sure as zero-shot CLIP backs them; 1 of none."""
+    backing, sure = sums[0], sums[1:]
+    high = (sure > backing).sum().clamp(1, len(sure) - 1)
+    fall = (sure[high - 1] - sure[high]).clamp_min(torch.finfo(sums.dtype).tiny)
+    weight = ((sure[high - 1] - backing) / fall).clamp(0, 1)
+    scale = torch.tensor(TEMPERATURES).log().to(sums)
+    found = scale[high - 1].lerp(scale[high], weight).exp()
+    return torch.where(sums.sum() > 0, found, torch.ones_like(found))
+
+
+OPTIONAL = {LEFT_OUT: empty_window, CONFIDENCES: no_confidences}
+"""What the memory holds where it was asked for, and how that starts."""
+
+
+class ZeroShotReference:
+    """The part of an adapter that compares its predictions with plain CLIP's."""
+
+    model: CLIP
+    prompts: ClassPrompts
+    memory: Memory
+    frozen: bool = False
+    """Whether nothing is learned from the stream any more."""
+    reject_share: float | None = None
+    """See :meth:`enable_rejection`."""
+    calibrated: bool = False
+    """See :meth:`enable_calibration`."""
+    lends_zero_shot: ClassVar[bool] = False
+    """Whether evidence holds plain CLIP's probabilities, ``zero_shot`` (B, N), wherever the method
+    computes them: it is calibrated at no cost, and so by default."""
+
+    @cached_property
+    def zero_shot_classifier(self) -> Tensor:
+        """Unit class features (N, E) of plain CLIP."""
+        return self.model.classifier(self.prompts)
+
+    def enable(self, *, reject: float | None, calibrate: bool | None) -> None:
+        """Turn on rejection, and calibration; by default where a method lends zero-shot."""
+        if reject is not None:
+            self.enable_rejection(reject)
+        if self.lends_zero_shot if calibrate is None else calibrate:
+            self.enable_calibration()
+
+    def enable_rejection(self, share: float = SHARE) -> None:
+        """Mark with every prediction from now on which images are of none of the classes.
+
+        The limit comes from the images of the stream and is a part of the state. A plain forward
+        pass per image is added.
+
+        Args:
+            share: Share of the images of no class to reject, above 0 and below 1; the higher it is,
+                the more images of the classes are rejected as well.
+
+        Raises:
+            UserError: Another share, or fewer than three classes.
+
+        """
+        if not 0 < share < 1:
+            raise UserError(
+                f"the share of images of no class to reject is above 0 and below 1, got {share}: "
+                f"{SHARE} is a good start"
+            )
+        if len(self.prompts) < 3:
+            raise UserError(
+                "rejection compares classes with one of them left out: give at least three, got "
+                f"{len(self.prompts)}"
+            )
+        self._remember_optional(LEFT_OUT)
+        self.reject_share = share
+
+    def enable_calibration(self) -> None:
+        """Divide logits by a temperature from now on, so that probabilities can be trusted more.
+
+        Predictions become on average as sure as zero-shot CLIP finds them probable; the best class
+        of an image stays the best. A plain forward pass per image is added, except to methods that
+        lend zero-shot.
+        """
+        self._remember_optional(CONFIDENCES)
+        self.calibrated = True
+
+    def _remember_optional(self, name: str) -> None:
+        if name not in self.memory:
+            self.memory.declare(name, OPTIONAL[name]().to(self.model.device))
+
+    @torch.no_grad()
+    def _compare(self, prediction: Prediction, encode: Callable[[], Tensor]) -> Prediction:
+        """The prediction with rejections and another temperature, by what plain CLIP encodes."""
+        if self.reject_share is None and not self.calibrated:
+            return prediction
+        logits, plain = prediction.logits, prediction.evidence.get("zero_shot")
+        memory, learns = self.memory, not self.frozen
+        if self.reject_share is not None or not self.lends_zero_shot:
+            zero_shot = self.model.scale * encode() @ self.zero_shot_classifier.T
+            plain = zero_shot.softmax(dim=1)
+            if self.reject_share is not None:
+                window, share = memory[LEFT_OUT], self.reject_share
+                rejection, window = reject(logits, zero_shot, window, share, learn=learns)
+                memory[LEFT_OUT] = window
+                prediction = replace(prediction, rejection=rejection)
+        if self.calibrated:
+            if plain is not None and learns:
+                sums = count_confidences(memory[CONFIDENCES], logits, plain)
+                memory[CONFIDENCES] = sums
+            logits = logits / find_temperature(memory[CONFIDENCES]).to(logits)
+            prediction = replace(prediction, logits=logits)
+        return prediction
+
+    def _without_optional(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The state without what rejection and calibration need."""
+        return {name: value for name, value in state.items() if name not in OPTIONAL}
+
+    def _fit_optional(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A state with what this adapter needs beside its own: from its start where missing."""
+        mine = {name: start() for name, start in OPTIONAL.items() if name in self.memory}
+        given = {name: value for name, value in state.items() if name in mine}
+        return self._without_optional(state) | mine | given
+
+    def _merge_optional(self, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Merge what rejection and calibration learned on several parts of a stream."""
+        merged = {}
+        if LEFT_OUT in self.memory:
+            merged[LEFT_OUT] = merge_windows([state[LEFT_OUT] for state in states])
+        if CONFIDENCES in self.memory:
+            merged[CONFIDENCES] = torch.stack([state[CONFIDENCES] for state in states]).sum(dim=0)
+        return merged

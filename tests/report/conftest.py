@@ -1,0 +1,114 @@
+"""Runs to report on: made by hand, and evaluated with evidence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cliquetta.evaluation.evidence_log import BatchEvidence, Evidence
+from cliquetta.evaluation.grid import RunSpec
+from cliquetta.evaluation.record import Record, load_record
+from cliquetta.evaluation.sweep import RunContext
+from cliquetta.model.checkpoints.native import save_model
+from cliquetta.model.clip import CLIP
+from cliquetta.report.page import build_page
+from cliquetta.report.runs import load_runs
+from tests._helpers.made_runs import LABELS, NAMES, make_run
+
+
+@pytest.fixture
+def ablation(tmp_path: Path) -> Any:
+    """One-at-a-time runs around threshold 0.8, lambda 1, batch size 4; two seeds at the centre."""
+    base = {"threshold": 0.8, "concentration": 1.0, "modalities": "both", "retention": True}
+    right = [LABELS[:keep] + [(label + 1) % 4 for label in LABELS[keep:]] for keep in range(9)]
+    make_run(tmp_path, "zero_shot", LABELS, right[3])
+    make_run(tmp_path, "scap", LABELS, right[6], config=base)
+    make_run(tmp_path, "scap", LABELS, right[4], config=base, seed=1)
+    make_run(tmp_path, "scap", LABELS, right[2], config=base | {"threshold": 0.6})
+    make_run(tmp_path, "scap", LABELS, right[5], config=base | {"threshold": 0.9})
+    make_run(tmp_path, "scap", LABELS, right[7], config=base, batch_size=8)
+    make_run(tmp_path, "scap", LABELS, right[1], config=base | {"modalities": "text"})
+    make_run(tmp_path, "scap", LABELS, right[2], config=base | {"retention": False})
+    # differs in two fields, so that it belongs on no curve
+    both = base | {"threshold": 0.7, "concentration": 3.0}
+    make_run(tmp_path, "scap", LABELS, right[8], config=both)
+    return load_runs([tmp_path])[0]
+
+
+@pytest.fixture(scope="session")
+def evaluated(tiny_clip: CLIP, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Zero-shot and SCAP with evidence on 40 bundled images, by the tiny model."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    model = folder / "tiny.safetensors"
+    save_model(tiny_clip, model)
+    context = RunContext(folder / "runs", device="cpu", evidence=True)
+    for method in ("zero_shot", "scap"):
+        options = (("lr", 0.3), ("threshold", 0.6)) if method == "scap" else ()
+        context.run(
+            RunSpec("bundled@fog:3", method, str(model), limit=40, batch_size=20, options=options)
+        )
+    return folder / "runs"
+
+
+@pytest.fixture(scope="session")
+def page(evaluated: Any) -> Any:
+    return build_page(*load_runs([evaluated]))
+
+
+@pytest.fixture
+def evidence() -> Evidence:
+    """Six images and four cliques of one batch."""
+    cliques = [
+        {"id": 0, "class": 1, "members": [0, 1, 2], "size": 3, "set": 0},
+        {"id": 1, "class": 2, "members": [0, 1, 2], "size": 3, "set": 0},
+        {"id": 2, "class": 1, "members": [3, 4], "size": 2, "set": 1},
+        {"id": 3, "class": 3, "members": [4, 5], "size": 2, "set": 2},
+    ]
+    cliques = [clique | {"before": {"total": 1.5}, "after": None} for clique in cliques]
+    features = np.eye(6, dtype=np.float32)
+    features[1] = features[2] = [0.6, 0.8, 0, 0, 0, 0]
+    batch = BatchEvidence(
+        number=2,
+        keys=tuple("abcdef"),
+        labels=(0, 0, 1, 1, 2, -1),
+        before=(1, 0, 1, 1, 2, 3),
+        after=(0, 0, 0, 1, 3, 2),
+        confidence=(0.5,) * 6,
+        description={"cliques": cliques},
+        features=features,
+        prompted=None,
+        pictures=np.zeros((6, 8, 8, 3), np.uint8),
+        maps=(),
+    )
+    return Evidence(NAMES, (), (batch,))
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> list[Record]:
+    """Zero-shot and two methods on three datasets with two seeds; TDA takes twice the time."""
+    right = {
+        ("zero_shot", "toy@fog:3"): (10, 10),
+        ("zero_shot", "toy@contrast:3"): (12, 12),
+        ("zero_shot", "toy"): (18, 18),
+        ("tda", "toy@fog:3"): (12, 14),
+        ("tda", "toy@contrast:3"): (11, 11),
+        ("tda", "toy"): (18, 18),
+        ("tent", "toy@fog:3"): (9, 9),
+        ("tent", "toy@contrast:3"): (8, 8),
+        ("tent", "toy"): (16, 18),
+    }
+    labels, records = (0, 1, 2, 3) * 5, []
+    for (method, dataset), counts in right.items():
+        for seed, count in enumerate(counts):
+            classes = [(label + (index >= count)) % 4 for index, label in enumerate(labels)]
+            folder = make_run(tmp_path, method, labels, classes, dataset=dataset, seed=seed)
+            rate = {"images_per_second": 50.0 if method == "tda" else 100.0, "seconds": 1.0}
+            about = {"device_name": "toaster", "versions": {"torch": "9.9"}}
+            record = replace(load_record(folder), throughput=rate, environment=about)
+            record.save(folder)
+            records.append(record)
+    return records

@@ -1,0 +1,30 @@
+"""Images chosen for the figure of attention maps, and pictures under a map."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from cliquetta.evaluation.evidence_log import Evidence, MapEvidence
+from cliquetta.report.attention_figure import grids_of, image_maps, overlay
+
+
+def test_images_come_from_the_batches_in_turn(evidence: Evidence) -> None:
+    maps = {"class": np.arange(3 * 6, dtype=np.float32).reshape(3, 6)}
+    (batch,) = evidence.batches
+    first = replace(batch, maps=tuple(MapEvidence(index, (0,), maps) for index in (0, 2, 3)))
+    second = replace(batch, maps=(MapEvidence(5, (3, 2), maps),))
+    images = image_maps(replace(evidence, batches=(first, second)), "pqrs", 3)
+    # label, then prediction before and after; the sixth image has no label
+    assert [image.title for image in images] == ["p\nq → p", "s → r", "q\nq → p"]
+    assert [image.cliques for image in images] == [(("q", 3),), (("s", 2), ("q", 2)), (("q", 3),)]
+    # a map begins with the prompts and the class token
+    assert grids_of(images[0].maps)[1].tolist() == [[8, 9], [10, 11]]
+
+
+def test_more_attention_is_brighter() -> None:
+    grey = np.full((8, 8, 3), 100, np.uint8)
+    heat = np.array([[0, 0, 1, 1]] * 4, np.float32)
+    shown = overlay(grey, heat).astype(int).sum(axis=2)
+    assert shown[:, -1].min() > shown[:, 0].max()

@@ -1,0 +1,46 @@
+"""Changes between predictions, counted by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from cliquetta.report.changes import count_changes, moves, net_gain
+from tests._helpers.made_runs import ADAPTED, LABELS, PLAIN, predictions
+
+
+def test_changes_are_counted_by_what_became_of_them() -> None:
+    pair = predictions(LABELS, PLAIN), predictions(LABELS, ADAPTED)
+    changes = count_changes([pair])
+    assert (changes.images, changes.changed) == (8, 4)
+    assert (changes.test.repaired, changes.test.broken) == (1, 2)
+    assert changes.gain == pytest.approx(-12.5)
+    unknown = predictions([-1] * 8, PLAIN), predictions([-1] * 8, ADAPTED)
+    both = count_changes([pair, unknown])
+    assert (both.images, both.labelled, both.changed) == (16, 8, 8)
+    assert both.gain == pytest.approx(-12.5)
+    twice = count_changes([pair, pair])
+    assert (twice.test.repaired, twice.test.broken, twice.gain) == (2, 4, pytest.approx(-12.5))  # type: ignore[comparison-overlap]
+    assert twice.test.p == changes.test.p  # the same pictures again are no new evidence
+    nothing = count_changes([unknown])
+    assert (nothing.changed, nothing.test, nothing.gain) == (4, None, None)
+
+
+def test_moves_name_both_classes() -> None:
+    found = {
+        (move.before, move.after): move
+        for move in moves(predictions(LABELS, PLAIN), predictions(LABELS, ADAPTED))
+    }
+    assert set(found) == {(1, 0), (0, 2), (2, 3), (3, 2)}
+    assert (found[1, 0].repaired, found[1, 0].broken) == (1, 0)
+    assert (found[0, 2].repaired, found[0, 2].broken) == (0, 0)
+    assert (found[2, 3].repaired, found[2, 3].broken) == (0, 1)
+
+
+def test_gain_runs_along_the_stream() -> None:
+    gain = net_gain(predictions(LABELS, PLAIN), predictions(LABELS, ADAPTED))
+    assert gain.tolist() == [0, 1, 1, 1, 0, 0, 0, -1]
+
+
+def test_other_images_are_refused() -> None:
+    with pytest.raises(ValueError, match="same images"):
+        count_changes([(predictions(LABELS, PLAIN), predictions(LABELS[:4], PLAIN[:4]))])

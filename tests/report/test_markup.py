@@ -1,0 +1,60 @@
+"""The HTML of a page: self-contained, accessible, escaped."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from cliquetta.report.page import Choices, build_page
+from cliquetta.report.runs import load_runs
+from tests._helpers.html_reader import Reader
+from tests._helpers.made_runs import NAMES, STREAM, make_run
+
+LABELS, PLAIN, ADAPTED = STREAM
+
+
+def test_nothing_is_fetched_from_outside(page: Any) -> None:
+    reader = Reader(page.html)
+    assert not reader.all("script") and not reader.all("iframe")
+    for attributes in (attributes for _, attributes in reader.tags):
+        for name in ("src", "href", "xlink:href"):
+            value = attributes.get(name)
+            assert value is None or value.startswith(("data:", "#")), value
+    styles = re.findall(r"<style>(.*?)</style>", page.html, re.DOTALL)
+    assert not any("@import" in style or "http" in style for style in styles)
+    assert "default-src 'none'" in page.html
+
+
+def test_every_picture_has_words(page: Any) -> None:
+    reader = Reader(page.html)
+    assert len(reader.all("img")) > 10
+    assert all(attributes["alt"] for attributes in reader.all("img"))
+    svgs = [attributes for attributes in reader.all("svg") if "role" in attributes]
+    assert len(svgs) == len(reader.all("figure")) >= 4
+    assert all(svg["role"] == "img" and svg["aria-label"] for svg in svgs)
+
+
+def test_links_and_ids_lead_somewhere_and_are_unique(page: Any) -> None:
+    reader = Reader(page.html)
+    ids = [attributes["id"] for _, attributes in reader.tags if attributes.get("id")]
+    assert len(ids) == len(set(ids))
+    targets = [a.get("href") or a.get("xlink:href") for _, a in reader.tags]
+    targets += [f"#{name}" for name in re.findall(r"url\(#([^)]+)\)", page.html)]
+    inside = {target[1:] for target in targets if target and target.startswith("#")}
+    assert inside and inside <= set(ids)
+
+
+def test_names_and_titles_cannot_become_markup(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    make_run(folder, "zero_shot", LABELS, PLAIN, names=NAMES)
+    scap = make_run(folder, "scap", LABELS, ADAPTED, config={"note": "<script>alert(1)</script>"})
+    (scap / "evidence").mkdir()
+    about = {"format": "cliquetta-evidence-1", "names": list(NAMES)}
+    (scap / "evidence" / "about.json").write_text(json.dumps(about))
+    runs, _ = load_runs([folder])
+    html = build_page(runs, (), Choices(title="<img src=x>")).html
+    assert not Reader(html).all("script")
+    assert "<b>frog</b>" not in html and "&lt;b&gt;frog&lt;/b&gt; &amp; co" in html
+    assert "<img src=x>" not in html

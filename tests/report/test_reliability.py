@@ -1,0 +1,32 @@
+"""Reliability beside torchmetrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchmetrics.classification import MulticlassCalibrationError
+
+from cliquetta.report.reliability import reliability
+from tests._helpers.made_runs import predictions
+from tests._helpers.tolerance import FEATURE
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.floats(0.26, 0.999)), min_size=1, max_size=60))
+def test_calibration_error_is_that_of_torchmetrics(rows: Any) -> None:
+    labels = [label for label, _ in rows]
+    logits = torch.zeros(len(rows), 4)
+    logits[:, 1] = torch.tensor([3 * p / (1 - p) for _, p in rows]).log()
+    made = predictions(labels, [1] * len(rows))
+    probabilities = logits.softmax(dim=-1)
+    found = reliability(
+        type(made)(made.keys, made.labels, made.classes, probabilities[:, [1]].numpy())
+    )
+    metric = MulticlassCalibrationError(4, n_bins=15, norm="l1")
+    wanted = float(metric(probabilities, torch.tensor(labels)))
+    assert found.error == pytest.approx(wanted, abs=FEATURE)
+    assert found.count.sum() == len(rows)
