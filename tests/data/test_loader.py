@@ -99,13 +99,6 @@ def test_processes_threads_and_the_caller_give_the_same_bits(
     assert sorted(entry.key for entry in skipped) == ["007.png", "040.png", "041.png"]
 
 
-def test_pixels_are_those_of_the_preprocessing(photos: Path) -> None:
-    data = folder_dataset(photos, TINY_NAMES)
-    for batch, _ in Stream(data, PREPROCESS, 20, order="sequential", workers=2):
-        for key, pixels in zip(batch.keys, batch.images, strict=True):
-            assert torch.equal(pixels, PREPROCESS(data.load(data.keys.index(key))))
-
-
 def test_arrays_and_several_datasets_go_through_processes(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     parts = [made_up_dataset(20, id="a"), made_up_dataset(12, seed=1, id="b")]

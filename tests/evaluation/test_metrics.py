@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.evaluation.metrics import Metrics, auroc, fpr95
+from cliquetta.evaluation.metrics import Metrics, auroc, fpr95, near_chance
 from tests._helpers.tolerance import SUM
 
 
@@ -53,27 +53,20 @@ def by_hand(logits: Tensor, labels: Tensor, bins: int = 15) -> dict[str, float]:
     }
 
 
-def test_scores_equal_their_definitions() -> None:
+@pytest.mark.parametrize("bins", [15, 20])
+def test_scores_equal_their_definitions(bins: int) -> None:
     logits, labels = made_up()
-    metrics = Metrics(7)
+    metrics = Metrics(7, bins=bins)
     for rows in torch.arange(200).split(32):
         metrics.update(logits[rows], labels[rows])
     found = metrics.compute()
-    for name, value in by_hand(logits, labels).items():
+    for name, value in by_hand(logits, labels, bins).items():
         assert found[name] == pytest.approx(value, abs=100 * SUM), name
-    assert found["labelled"] == 200
-    assert metrics.accuracy == pytest.approx(found["top1"])
-
-
-def test_accuracy_per_class_leaves_absent_classes_out() -> None:
-    logits, labels = made_up()
-    metrics = Metrics(7)
-    metrics.update(logits, labels)
-    per_class = metrics.compute()["per_class"]
+    assert (found["labelled"], found["ece_bins"]) == (200, bins)
     right = logits.argmax(1) == labels
-    assert per_class[6] is None
-    for c in range(6):
-        assert per_class[c] == pytest.approx(100 * right[labels == c].float().mean().item())
+    recall = [100 * right[labels == c].float().mean().item() for c in range(6)]
+    assert found["per_class"] == [*(pytest.approx(value) for value in recall), None]  # absent
+    assert metrics.accuracy == pytest.approx(found["top1"])
 
 
 def test_unknown_labels_do_not_count() -> None:
@@ -161,16 +154,6 @@ def test_few_classes_are_scored_too(classes: int) -> None:
     assert found["per_class"] == [100] * classes
 
 
-def test_the_number_of_bins_is_stated_and_used() -> None:
-    logits, labels = made_up()
-    metrics = Metrics(7, bins=20)
-    metrics.update(logits, labels)
-    assert metrics.compute()["ece_bins"] == 20
-    assert metrics.compute()["ece"] == pytest.approx(
-        by_hand(logits, labels, 20)["ece"], abs=100 * SUM
-    )
-
-
 def test_logits_of_another_shape_are_refused() -> None:
     with pytest.raises(ValueError, match="do not fit"):
         Metrics(4).update(torch.zeros(2, 3), torch.zeros(2, dtype=torch.long))
@@ -199,3 +182,32 @@ def test_a_broken_torchvision_does_not_take_the_scores_down(tmp_path: Path) -> N
     environment = {**os.environ, "PYTHONPATH": paths}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "classes"),
+    [(0.005, 200), (0.001, 1000), (0.1, 10), (0.5, 2), (0.04, 101)],
+)
+def test_shuffled_labels_are_noticed(accuracy: float, classes: int) -> None:
+    message = near_chance(accuracy, classes=classes, images=1000)
+    assert message is not None and "near chance" in message and "data doctor" in message
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "classes"),
+    # published zero-shot accuracies of CLIP ViT-B/16 that are low, but real
+    [(0.4201, 10), (0.2367, 100), (0.4427, 47), (0.4787, 200), (0.75, 2)],
+)
+def test_hard_data_are_not_taken_for_shuffled_ones(accuracy: float, classes: int) -> None:
+    assert near_chance(accuracy, classes=classes, images=1000) is None
+
+
+def test_a_handful_of_images_says_nothing() -> None:
+    assert near_chance(0.0, classes=1000, images=29) is None
+    assert near_chance(0.0, classes=1000, images=30) is not None
+    assert near_chance(0.0, classes=1, images=1000) is None
+
+
+def test_percent_is_refused() -> None:
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        near_chance(61.5, classes=10, images=100)

@@ -76,6 +76,8 @@ def test_a_run_is_recorded_whole(drift: Drift, stream: Stream, tmp_path: Path) -
     assert record.peak_memory["host"] > 1e6
     assert record.notes == {"path": "drift"}
     assert record.started <= record.finished
+    header = read_header(tmp_path / record.id / STATE)
+    assert (header["method"], header["notes"]["batches"]) == ("Drift", len(stream))
 
 
 def test_predictions_and_scores_come_from_the_logits(
@@ -208,13 +210,6 @@ def test_the_id_depends_on_every_setting(
     assert identity().startswith("made-up--Drift--0--")
 
 
-def test_a_saved_state_says_what_it_is(drift: Drift, stream: Stream, tmp_path: Path) -> None:
-    record = evaluate(drift, stream, out=tmp_path)
-    header = read_header(tmp_path / record.id / STATE)
-    assert header["method"] == "Drift"
-    assert header["notes"]["batches"] == len(stream)
-
-
 def test_two_processes_cannot_share_a_run(drift: Drift, stream: Stream, tmp_path: Path) -> None:
     record = evaluate(drift, stream, out=tmp_path)
     with exclusive(tmp_path / record.id), pytest.raises(BusyError, match="another process"):
@@ -222,18 +217,13 @@ def test_two_processes_cannot_share_a_run(drift: Drift, stream: Stream, tmp_path
     assert evaluate(drift, stream, out=tmp_path) == record
 
 
-def test_a_stream_without_the_wanted_views_is_refused(
+def test_a_stream_and_a_method_that_do_not_fit_are_refused(
     tiny_clip: CLIP, tiny_prompts: ClassPrompts, stream: Stream
 ) -> None:
-    adapter = Drift(tiny_clip, tiny_prompts, DriftConfig(views=4))
     with pytest.raises(ValueError, match=r"views=adapter\.views"):
-        evaluate(adapter, stream)
-
-
-def test_a_stream_of_other_classes_is_refused(tiny_clip: CLIP, stream: Stream) -> None:
-    adapter = ZeroShot(tiny_clip, ClassPrompts(("cat", "dog")), ZeroShotConfig())
+        evaluate(Drift(tiny_clip, tiny_prompts, DriftConfig(views=4)), stream)
     with pytest.raises(ValueError, match="labels 5 classes, the method tells 2"):
-        evaluate(adapter, stream)
+        evaluate(ZeroShot(tiny_clip, ClassPrompts(("cat", "dog")), ZeroShotConfig()), stream)
 
 
 def test_an_unlabelled_stream_is_predicted_without_scores(
