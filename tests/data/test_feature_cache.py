@@ -136,7 +136,7 @@ def test_two_processes_share_one_table(tmp_path: Path) -> None:
     both = [context.Process(target=build_and_count, args=(tmp_path, asked)) for _ in range(2)]
     for process in both:
         process.start()
-    answers = sorted(asked.get(timeout=20) for _ in both)
+    replies = sorted(asked.get(timeout=20) for _ in both)
     for process in both:
         process.join()
-    assert answers == [(0, True), (7, True)]
+    assert replies == [(0, True), (7, True)]

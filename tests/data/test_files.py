@@ -160,9 +160,9 @@ def test_a_flat_folder_needs_names(tmp_path: Path) -> None:
 def test_walking_sorts_like_whole_paths(names: set[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         plant(Path(folder), *names)
-        found = [path.relative_to(folder).as_posix() for path in walk_images(Path(folder))]
-    assert sorted(found) == sorted(names)
-    assert [natural_key(f) for f in found] == sorted(natural_key(name) for name in names)
+        result = [path.relative_to(folder).as_posix() for path in walk_images(Path(folder))]
+    assert sorted(result) == sorted(names)
+    assert [natural_key(f) for f in result] == sorted(natural_key(name) for name in names)
 
 
 def test_links_are_followed_once_and_the_rest_is_counted(tmp_path: Path) -> None:
@@ -173,8 +173,8 @@ def test_links_are_followed_once_and_the_rest_is_counted(tmp_path: Path) -> None
     (tmp_path / "in/linked").symlink_to(tmp_path / "out")
     (tmp_path / "in/gone.png").symlink_to(tmp_path / "nowhere.png")
     unused: Counter[str] = Counter()
-    found = [path.relative_to(tmp_path / "in") for path in walk_images(tmp_path / "in", unused)]
-    assert [path.as_posix() for path in found] == ["a.png", "linked/c.png", "sub/b.png"]
+    result = [path.relative_to(tmp_path / "in") for path in walk_images(tmp_path / "in", unused)]
+    assert [path.as_posix() for path in result] == ["a.png", "linked/c.png", "sub/b.png"]
     assert unused == {"hidden": 1, ".txt": 1, ".png": 1, "folders reached twice by links": 1}
 
 

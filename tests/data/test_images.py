@@ -188,18 +188,18 @@ def test_heif_is_read_as_pillow_heif_wrote_it() -> None:
     pixels[:, :30], pixels[:, 30:] = (200, 30, 40), (20, 160, 220)
     data = io.BytesIO()
     pillow_heif.from_pillow(Image.fromarray(pixels)).save(data, quality=95)
-    found = np.asarray(open_image(data.getvalue())).astype(float)
-    assert found.shape == pixels.shape and np.abs(found - pixels).mean() < 2
+    result = np.asarray(open_image(data.getvalue())).astype(float)
+    assert result.shape == pixels.shape and np.abs(result - pixels).mean() < 2
     served = open_image(data.getvalue(), untrusted=True)
-    assert np.array_equal(np.asarray(served), found)
+    assert np.array_equal(np.asarray(served), result)
 
 
 @pytest.mark.skipif(not features.check("avif"), reason="this Pillow reads no AVIF")
 def test_avif_is_read_as_pillow_wrote_it() -> None:
     pixels = np.zeros((40, 60, 3), np.uint8)
     pixels[:, :30], pixels[:, 30:] = (200, 30, 40), (20, 160, 220)
-    found = np.asarray(open_image(saved(Image.fromarray(pixels), "AVIF"))).astype(float)
-    assert found.shape == pixels.shape and np.abs(found - pixels).mean() < 3
+    result = np.asarray(open_image(saved(Image.fromarray(pixels), "AVIF"))).astype(float)
+    assert result.shape == pixels.shape and np.abs(result - pixels).mean() < 3
 
 
 @pytest.mark.parametrize(

@@ -197,12 +197,12 @@ def children(root: int) -> set[int]:
         except OSError:
             continue
         parents.setdefault(int(fields[1]), []).append(int(path.parent.name))
-    found: set[int] = set()
+    result: set[int] = set()
     waiting = [root]
     while waiting:
         waiting += (new := parents.get(waiting.pop(), []))
-        found |= set(new)
-    return found
+        result |= set(new)
+    return result
 
 
 def gone(identities: set[int], within: float = 60.0) -> bool:
@@ -270,18 +270,18 @@ def test_a_run_continues_after_a_worker_was_killed(running: Any, tmp_path: Path)
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 1801
 
 
-def in_daemon(photos: Path, answers: Any) -> None:
+def in_daemon(photos: Path, replies: Any) -> None:
     loader.PROCESSES_FROM = 1
     stream = Stream(folder_dataset(photos, TINY_NAMES), PREPROCESS, 20, workers=2)
-    answers.put(sum(len(batch) for batch, _ in stream))
+    replies.put(sum(len(batch) for batch, _ in stream))
 
 
 def test_a_daemonic_process_reads_by_threads(photos: Path) -> None:
     context = multiprocessing.get_context("spawn")
-    answers = context.Queue()
-    process = context.Process(target=in_daemon, args=(photos, answers), daemon=True)
+    replies = context.Queue()
+    process = context.Process(target=in_daemon, args=(photos, replies), daemon=True)
     process.start()
-    assert answers.get(timeout=120) == 87
+    assert replies.get(timeout=120) == 87
     process.join(60)
 
 

@@ -57,8 +57,8 @@ def test_methods_answer_from_features_as_from_pixels(
     for domains in (data[:1], data):
         stream = stream_for(adapter, domains, tiny_clip)  # type: ignore[arg-type]
         pixels = evaluate(adapter, stream, out=tmp_path / "pixels")
-        kept = FeatureStream(stream, tiny_clip, tmp_path / "cache")
-        features = evaluate(adapter, kept, out=tmp_path / "features")
+        stored = FeatureStream(stream, tiny_clip, tmp_path / "cache")
+        features = evaluate(adapter, stored, out=tmp_path / "features")
         assert features.id == pixels.id
         assert features.environment["features"] == "kept"
         ours = load_predictions(tmp_path / "features" / features.id)
@@ -160,8 +160,8 @@ def test_unreadable_files_are_remembered_and_counted(
     pixels = evaluate(adapter, stream)
     caplog.clear()
     for _ in range(2):
-        kept = FeatureStream(Stream(photos, tiny_clip.preprocess, 4, seed=1), tiny_clip, tmp_path)
-        record = evaluate(adapter, kept)
+        stored = FeatureStream(Stream(photos, tiny_clip.preprocess, 4, seed=1), tiny_clip, tmp_path)
+        record = evaluate(adapter, stored)
         assert record.skipped == pixels.skipped
         assert record.images == 9
         assert record.metrics["top1"] == pixels.metrics["top1"]
@@ -183,16 +183,16 @@ def test_a_run_on_features_can_be_taken_up_again(
     tiny_clip: CLIP, tiny_prompts: ClassPrompts, tmp_path: Path
 ) -> None:
     adapter = build("tda", tiny_clip, tiny_prompts)
-    kept = FeatureStream(stream_for(adapter, made_up_dataset(), tiny_clip), tiny_clip, tmp_path)
-    whole = evaluate(adapter, kept, out=tmp_path / "whole")
+    stored = FeatureStream(stream_for(adapter, made_up_dataset(), tiny_clip), tiny_clip, tmp_path)
+    complete = evaluate(adapter, stored, out=tmp_path / "whole")
 
     def die(step: Step) -> None:
         if step.number == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        evaluate(adapter, kept, out=tmp_path / "broken", on_step=die, save_every=1)
-    again = evaluate(adapter, kept, out=tmp_path / "broken")
+        evaluate(adapter, stored, out=tmp_path / "broken", on_step=die, save_every=1)
+    again = evaluate(adapter, stored, out=tmp_path / "broken")
     assert again.resumed == 1
-    paths = [tmp_path / name / whole.id / "predictions.jsonl" for name in ("whole", "broken")]
+    paths = [tmp_path / name / complete.id / "predictions.jsonl" for name in ("whole", "broken")]
     assert paths[0].read_bytes() == paths[1].read_bytes()

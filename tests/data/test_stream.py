@@ -61,9 +61,9 @@ def test_the_seed_decides_the_order() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stream_can_start_anywhere(start: int, workers: int) -> None:
     stream = Stream(made_up_dataset(50), PREPROCESS, batch_size=8, workers=workers)
-    whole, part = list(stream), list(stream.batches(start))
-    assert len(part) == len(whole) - start
-    for (left, a), (right, b) in zip(whole[start:], part, strict=True):
+    complete, part = list(stream), list(stream.batches(start))
+    assert len(part) == len(complete) - start
+    for (left, a), (right, b) in zip(complete[start:], part, strict=True):
         assert left.keys == right.keys
         assert torch.equal(left.images, right.images)
         assert torch.equal(a, b)

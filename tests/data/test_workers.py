@@ -21,8 +21,8 @@ def test_results_come_in_order(workers: int) -> None:
         time.sleep(0.002 * (x % 3))
         return x * x
 
-    found = list(map_ahead(slow_square, range(20), workers=workers, ahead=5))
-    assert found == [x * x for x in range(20)]
+    result = list(map_ahead(slow_square, range(20), workers=workers, ahead=5))
+    assert result == [x * x for x in range(20)]
 
 
 def test_no_more_than_the_bound_waits() -> None:
@@ -86,9 +86,9 @@ def test_processes_start_again_after_runs_that_were_left_early(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    for taken in (1, 0, 7, 50, 3, 50):
+    for count in (1, 0, 7, 50, 3, 50):
         rows = map_in_processes(squares, range(50), workers=4, room=100)
-        assert [note for _, note in islice(rows, taken)] == list(range(taken))
+        assert [note for _, note in islice(rows, count)] == list(range(count))
         rows.close()
     assert not multiprocessing.active_children()
     assert "threads read images" not in caplog.text

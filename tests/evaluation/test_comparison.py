@@ -118,8 +118,8 @@ def test_protocols_are_columns_and_words_of_a_row(made: Any) -> None:
     rates = {run.record.method: run.record.metrics.get("fpr95") for run in runs[:4]}
     assert row.gain == pytest.approx((rates["tda"] or 0) - (rates["zero_shot"] or 0))
     labels = {run.row: run.predictions.labels for run in runs if "unknown" in run.record.dataset}
-    for found in labels.values():
-        assert (found == -2).sum() == (found >= 0).sum() == 30 and found.max() == 2
+    for result in labels.values():
+        assert (result == -2).sum() == (result >= 0).sum() == 30 and result.max() == 2
 
 
 def test_the_worst_tenth_of_many_draws() -> None:

@@ -42,7 +42,7 @@ def test_many_images_are_approximated(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sign_flip_p(values) == pytest.approx(exact, rel=0.01)
 
 
-def answers(right: dict[str, bool], unknown: tuple[str, ...] = ()) -> Predictions:
+def replies(right: dict[str, bool], unknown: tuple[str, ...] = ()) -> Predictions:
     keys = (*right, *unknown)
     labels = np.array([0] * len(right) + [-1] * len(unknown))
     classes = np.array([[0 if good else 1] for good in right.values()] + [[0]] * len(unknown))
@@ -50,15 +50,15 @@ def answers(right: dict[str, bool], unknown: tuple[str, ...] = ()) -> Prediction
 
 
 def test_answers_are_paired_by_image_not_by_place() -> None:
-    before = answers({"a": True, "b": False, "c": False}, unknown=("d",))
-    after = answers({"c": True, "b": True, "a": True}, unknown=("d",))
+    before = replies({"a": True, "b": False, "c": False}, unknown=("d",))
+    after = replies({"c": True, "b": True, "a": True}, unknown=("d",))
     test = paired_test([(before, after)])
     assert (test.images, test.repaired, test.broken) == (3, 2, 0)
     assert test.p == pytest.approx(0.5)  # two discordant pairs on one side
     twice = paired_test([(before, after), (before, before)])
     assert (twice.images, twice.repaired) == (3, 2)
     with pytest.raises(ValueError, match="same images"):
-        paired_test([(before, answers({"a": True, "b": False}))])
+        paired_test([(before, replies({"a": True, "b": False}))])
 
 
 def test_differences_need_not_be_whole_numbers() -> None:

@@ -61,11 +61,11 @@ def test_shape_and_texture_are_in_the_file_name() -> None:
 
 
 def test_shares_count_both_cues_and_the_bias_only_where_they_differ() -> None:
-    found = [
+    result = [
         ("bear", "clock", "bear"),
         ("bear", "clock", "clock"),
         ("bear", "clock", "clock"),
         ("bear", "clock", "oven"),
         ("bear", "bear", "bear"),
     ]
-    assert shares(found) == pytest.approx((40, 60, 80, 100 / 3))
+    assert shares(result) == pytest.approx((40, 60, 80, 100 / 3))

@@ -138,7 +138,7 @@ def test_a_failing_cell_does_not_stop_the_others(tmp_path: Path, loads: list[str
 
 def test_a_broken_off_grid_continues(tmp_path: Path, loads: list[str]) -> None:
     cells = grid([with_method(BASE, "tda")], datasets=["bundled"], seeds=[0, 1])
-    whole = sweep(cells, RunContext(tmp_path / "whole"))
+    complete = sweep(cells, RunContext(tmp_path / "whole"))
 
     def die(spec: RunSpec, step: Step) -> None:
         if spec == cells[2] and step.number == 2:
@@ -148,7 +148,7 @@ def test_a_broken_off_grid_continues(tmp_path: Path, loads: list[str]) -> None:
         sweep(cells, RunContext(tmp_path / "broken"), on_step=die)
     assert len(list_records(tmp_path / "broken")) == 3
     resumed = sweep(cells, RunContext(tmp_path / "broken"))
-    for left, right in zip(whole, resumed, strict=True):
+    for left, right in zip(complete, resumed, strict=True):
         assert left.record is not None
         assert right.record is not None
         assert left.record.id == right.record.id
@@ -201,7 +201,7 @@ def test_another_executor_gives_the_same_records(tmp_path: Path, loads: list[str
 
 
 def test_a_spec_becomes_the_stream_and_method_it_describes(loads: list[str]) -> None:
-    place = RunContext(None)
+    machine = RunContext(None)
     spec = RunSpec(
         "bundled>bundled@fog:1>bundled",
         "zero_shot",
@@ -212,15 +212,15 @@ def test_a_spec_becomes_the_stream_and_method_it_describes(loads: list[str]) -> 
         limit=5,
         batch_size=4,
     )
-    adapter, stream = place.prepare(spec)
+    adapter, stream = machine.prepare(spec)
     assert stream.id == spec.dataset
     assert (stream.images, stream.batch_size, stream.seed, stream.view_seed) == (15, 4, 7, 7)
     assert adapter.config.temperature == 2.0
     assert adapter.prompts.templates == ("{}", "a {}")
     assert adapter.seed == 7
     mixed = RunSpec("bundled+bundled@fog:1", "zero_shot", model="tiny", order="mixed", limit=5)
-    assert place.prepare(mixed)[1].id == "bundled+bundled@fog:1"
-    assert place.run(mixed).images == 10
+    assert machine.prepare(mixed)[1].id == "bundled+bundled@fog:1"
+    assert machine.run(mixed).images == 10
     assert len(loads) == 1
 
 
@@ -234,9 +234,9 @@ def test_methods_with_views_get_them(tmp_path: Path, loads: list[str]) -> None:
 
 
 def test_another_model_takes_the_place_of_the_last(loads: list[str]) -> None:
-    place = RunContext(None)
-    first = place.prepare(BASE)[0].model
-    assert place.prepare(BASE)[0].model is first
-    other = place.prepare(RunSpec("bundled", "zero_shot", model="other", limit=3))[0].model
+    machine = RunContext(None)
+    first = machine.prepare(BASE)[0].model
+    assert machine.prepare(BASE)[0].model is first
+    other = machine.prepare(RunSpec("bundled", "zero_shot", model="other", limit=3))[0].model
     assert loads == ["tiny", "other"]
     assert not torch.equal(first.visual.projection, other.visual.projection)  # type: ignore[arg-type]

@@ -190,7 +190,7 @@ def _read_split(path: Path, split: str) -> list[tuple[str, int, str]]:
     except (ValueError, TypeError):
         raise UserError(
             f"{path} is not a split file of CoOp (JSON of [path, label, class name]); "
-            "was it downloaded whole?"
+            "was it downloaded completely?"
         ) from None
 
 
@@ -252,7 +252,7 @@ def cifar_records(list_id: str, lead: int, parts: Mapping[str, Sequence[str]]) -
         files = [location.images / f"{name}.bin" for name in parts[location.split]]
         raw = np.concatenate([np.frombuffer(path.read_bytes(), np.uint8) for path in files])
         if len(raw) % (lead + _PIXELS):
-            raise UserError(f"{files[0]} is cut off: it holds no whole number of records")
+            raise UserError(f"{files[0]} is cut off: its records are not complete")
         records = raw.reshape(-1, lead + _PIXELS)
         pictures = _pictures(records[:, lead:])
         return numbered_arrays(location, pictures, records[:, lead - 1], list_id)
@@ -273,7 +273,7 @@ def load_pair(images: Path, labels: Path) -> tuple[AnyArray, AnyArray]:
     try:
         pictures, classes = (np.load(path, allow_pickle=False) for path in (images, labels))
     except ValueError as error:
-        raise UserError(f"{images} or {labels.name} is not a whole array file ({error})") from None
+        raise UserError(f"{images} or {labels.name} is no array file ({error})") from None
     if pictures.shape[1:] != (_SIDE, _SIDE, 3) or classes.shape != pictures.shape[:1]:
         raise UserError(
             f"{images} and {labels.name} have shapes {pictures.shape} and {classes.shape}: "
