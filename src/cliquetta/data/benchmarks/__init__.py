@@ -19,7 +19,8 @@ def _load() -> tuple[Benchmark, ...]:
         if corruptions := facts.pop("corruptions", None):  # 5 severities each, of as many images
             pairs = product(corruptions, (5, 4, 3, 2, 1))
             lists["splits"] = {f"{name}/{n}": facts["splits"] for name, n in pairs}
-        benchmarks.append(Benchmark(id, layouts=LAYOUTS[id], **facts | lists))
+        lists["layouts"] = tuple(layout for layout in LAYOUTS if layout.dataset == id)
+        benchmarks.append(Benchmark(id, **facts | lists))
     return tuple(benchmarks)
 
 

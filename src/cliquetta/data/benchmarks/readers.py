@@ -23,6 +23,8 @@ LabelOf = Callable[[str], int | None]
 AnyArray = npt.NDArray[Any]
 Rows = Iterable[tuple[str, str]]
 """Key and class of the images that a list names."""
+RowsOf = Callable[[Location, Path], Rows]
+"""Reads the list of a location."""
 
 
 def by_wnid(list_id: str) -> LabelOf:
@@ -105,7 +107,7 @@ def several(folders: Mapping[str, Sequence[str]], list_id: str) -> Read:
 
 
 def from_list(
-    rows_of: Callable[[Location, Path], Rows],
+    rows_of: RowsOf,
     label_of: LabelOf,
     *,
     hint: str = "",
@@ -113,8 +115,7 @@ def from_list(
 ) -> Read:
     """Pictures that a side file names: those on disk, each once; the rest is counted.
 
-    ``rows_of`` reads the file. ``locate`` finds a key in copies that are not laid out like the
-    original.
+    ``locate`` finds a key in copies that are not laid out like the original.
     """
 
     def read(location: Location) -> Listing:
@@ -161,7 +162,7 @@ def by_file_name(location: Location) -> Callable[[str], Path]:
     return lambda key: paths.get(Path(key).name, location.images / key)
 
 
-def coop_rows(list_id: str) -> Callable[[Location, Path], Rows]:
+def coop_rows(list_id: str) -> RowsOf:
     """A split of CoOp: ``{"train" | "val" | "test": [[path, label, class name], ...]}``.
 
     Every label is checked against our class list.
@@ -194,7 +195,7 @@ def _read_split(path: Path, split: str) -> list[tuple[str, int, str]]:
         ) from None
 
 
-def numbered_rows(list_id: str) -> Callable[[Location, Path], Rows]:
+def numbered_rows(list_id: str) -> RowsOf:
     """Lines ``domain/class/file label``; the folder's name must be that of the label."""
     label_of = by_name(list_id)
 
