@@ -85,6 +85,7 @@ def test_tables_at_urls_and_of_urls(
 def test_parquet_lists(outcomes: Outcomes, photos: Path, bucket: str, tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
+    (tmp_path / "photos").symlink_to(photos)
     paths = [f"photos/{number}.png" for number in range(IMAGES)]
     table = pyarrow.table({"image": paths, "hour": list(range(IMAGES)), "note": [None] * IMAGES})
     parquet.write_table(table, tmp_path / "list.parquet")
