@@ -20,8 +20,8 @@ from cliquetta.model.clip import CLIP
 from cliquetta.model.in_memory import from_model
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.prompts.classes import ClassPrompts
-from tests._helpers.siglip import tiny_siglip
 from tests._helpers.tolerance import SUM
+from tests._helpers.transformers_models import tiny_siglip
 from tests._helpers.trees import table_rows
 from tests.inference.conftest import IMAGES, NAMES, Predict
 

@@ -14,8 +14,8 @@ from cliquetta.methods.registry import create_method
 from cliquetta.model.factory import create_model
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
-from tests._helpers.siglip import XLM, randomise, word_tokenizer
 from tests._helpers.tolerance import FEATURE, LOGIT
+from tests._helpers.transformers_models import XLM, randomise, word_tokenizer
 
 pytest.importorskip("transformers", minversion="5")
 

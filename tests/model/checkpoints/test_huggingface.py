@@ -16,29 +16,9 @@ from cliquetta.errors import UserError
 from cliquetta.model.checkpoints.state import CheckpointError
 from cliquetta.model.factory import create_model
 from tests._helpers.tolerance import FEATURE, LOGIT, SUM
+from tests._helpers.transformers_models import rewrite, tiny_transformers
 
 TEXTS = ["cat", "a photo of a small green frog.", "a bad photo of the truck, and of ☃ on ice"]
-
-
-def tiny_transformers(activation: Any, seed: int = 0) -> Any:
-    """A random ``CLIPModel`` whose features depend on the input; whole vocabulary."""
-    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
-    shape |= {"num_attention_heads": 4, "hidden_act": activation}
-    torch.manual_seed(seed)
-    model = transformers.CLIPModel(
-        transformers.CLIPConfig(
-            text_config={**shape, "layer_norm_eps": 1e-6},
-            vision_config={**shape, "image_size": 32, "patch_size": 8},
-            projection_dim=24,
-        )
-    ).eval()
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if weight.ndim == 1:
-                weight += 0.1 * torch.randn_like(weight)
-            elif weight.ndim > 1:
-                weight.normal_(0, 0.3 if "embedding" in name else weight[0].numel() ** -0.5)
-    return model
 
 
 def features(output: Any) -> Any:
@@ -54,11 +34,6 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     ours = create_model(f"hf:{folder}")
     assert ours.config.vision.activation == request.param
     return ours, theirs
-
-
-@pytest.fixture(scope="module")
-def pixels() -> Any:
-    return torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
 
 @torch.no_grad()
@@ -138,17 +113,6 @@ def test_shards_and_processor(tmp_path: Path, pixels: Tensor) -> None:
     assert ours.preprocess.crop_rounding == "floor"
 
 
-def rewrite(folder: Path, **changes: Any) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    for key, value in changes.items():
-        section, _, field = key.partition("__")
-        if field:
-            config[section][field] = value
-        else:
-            config[key] = value
-    (folder / "config.json").write_text(json.dumps(config))
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -167,49 +131,6 @@ def test_configs_that_do_not_fit(tmp_path: Path, changes: Any, message: str) -> 
     rewrite(tmp_path, **changes)
     with pytest.raises(CheckpointError, match=message):
         create_model(f"hf:{tmp_path}")
-
-
-ODD: list[tuple[dict[str, Any], str]] = [
-    ({"model_type": None}, "not supported.*type None"),
-    ({"model_type": ["clip"]}, r"not supported.*\['clip'\]"),
-    ({"text_config": "gpt"}, "'text_config' is a str, expected an object"),
-    ({"vision_config": [1]}, "'vision_config' is a list"),
-    ({"vision_config": None}, "another shape"),
-    ({"projection_dim": None}, "embed_dim = None"),
-    ({"projection_dim": 0}, "embed_dim = 0"),
-    ({"vision_config__hidden_size": "64"}, "width = '64'"),
-    ({"vision_config__hidden_size": -64}, "width = -64"),
-    ({"vision_config__num_attention_heads": 5}, "heads = 5, which does not divide its width of 64"),
-    ({"vision_config__num_attention_heads": 0}, "heads = 0"),
-    ({"vision_config__num_hidden_layers": 10**9}, "layers = 1000000000"),
-    ({"vision_config__num_hidden_layers": 2.5}, r"layers = 2\.5"),
-    ({"vision_config__patch_size": [8, 8]}, r"patch_size = \[8, 8\]"),
-    ({"vision_config__patch_size": 64}, "patch_size = 64, more than its image_size"),
-    ({"vision_config__image_size": 10**12}, "image_size = 1000000000000"),
-    ({"vision_config__layer_norm_eps": "tiny"}, "eps = 'tiny'"),
-    ({"vision_config__hidden_act": ["gelu"]}, "hidden_act"),
-    ({"text_config__max_position_embeddings": True}, "context_length = True"),
-    ({"text_config__vocab_size": 10**18}, "vocab_size = 1000000000000000000"),
-    ({"text_config__intermediate_size": None}, "hidden = None"),
-]
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("odd")
-    tiny_transformers("gelu").save_pretrained(folder)
-    return folder
-
-
-@pytest.mark.parametrize(("changes", "message"), ODD, ids=[str(case[0]) for case in ODD])
-def test_odd_configs_are_refused_with_a_sentence(saved: Path, changes: Any, message: str) -> None:
-    text = (saved / "config.json").read_text()
-    try:
-        rewrite(saved, **changes)
-        with pytest.raises(UserError, match=message):
-            create_model(f"hf:{saved}")
-    finally:
-        (saved / "config.json").write_text(text)
 
 
 @pytest.mark.parametrize(
@@ -246,10 +167,3 @@ def test_early_configs(tmp_path: Path) -> None:
     again = create_model(tmp_path)
     assert again.config == ours.config
     assert again.fingerprint == ours.fingerprint
-
-
-def test_a_missing_config_is_named(tmp_path: Path) -> None:
-    tiny_transformers("gelu").save_pretrained(tmp_path)
-    (tmp_path / "config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"config.json beside it"):
-        create_model(tmp_path)
