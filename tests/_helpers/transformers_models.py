@@ -63,6 +63,19 @@ def tiny_transformers(activation: str = "quick_gelu") -> Any:
     return model
 
 
+def tiny_metaclip2(end: int = 2) -> Any:
+    """A random ``MetaClip2Model`` that reads texts at token ``end``."""
+    shape: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    shape |= {"num_attention_heads": 4, "hidden_act": "gelu"}
+    text = {"vocab_size": 64, "eos_token_id": end, "bos_token_id": None, "pad_token_id": None}
+    config = transformers.MetaClip2Config(
+        text_config=shape | text,
+        vision_config=shape | {"image_size": 32, "patch_size": 8},
+        projection_dim=24,
+    )
+    return randomise(transformers.MetaClip2Model(config))
+
+
 def tiny_siglip(
     seed: int = 0, *, text_width: int = 48, vocab_size: int = 64, sharpness: float = 1.0
 ) -> Any:

@@ -54,37 +54,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return create_model(f"hf:{folder}"), theirs
 
 
-@torch.no_grad()
-def test_features_and_logits(pair: Any, pixels: Tensor) -> None:
-    ours, theirs = pair
-    ids = ours.tokenizer(TEXTS)
-    assert ids.shape == (3, 64)
-    close(ours.encode_image(pixels), theirs.get_image_features(pixels).pooler_output)
-    close(ours.encode_text(TEXTS), theirs.get_text_features(ids).pooler_output)
-    wanted = theirs(input_ids=ids, pixel_values=pixels).logits_per_image
-    cosines = ours.encode_image(pixels, normalize=True) @ ours.encode_text(TEXTS, normalize=True).T
-    close(ours.scale * cosines + ours.bias, wanted)
-
-
-@torch.no_grad()
-def test_hidden_states_and_attention(pair: Any, pixels: Tensor) -> None:
-    ours, theirs = pair
-    theirs = copy.deepcopy(theirs)
-    theirs.vision_model.config._attn_implementation = "eager"
-    output = theirs.vision_model(pixels, output_hidden_states=True, output_attentions=True)
-    tower = ours.require_vit()
-    hidden = tower.embed(pixels)
-    for boundary, wanted in enumerate(output.hidden_states):
-        close(tower.run(hidden, 0, boundary), wanted)
-    found = tower.attention(pixels, [0, 2, 3])
-    for index in (0, 2):
-        torch.testing.assert_close(found[index], output.attentions[index], atol=SUM, rtol=FEATURE)
-    head, states = theirs.vision_model.head, output.last_hidden_state
-    probe = head.probe.expand(len(pixels), -1, -1)
-    _, weights = head.attention(probe, states, states, average_attn_weights=False)
-    torch.testing.assert_close(found[3], weights, atol=SUM, rtol=FEATURE)
-
-
 @pytest.mark.parametrize("position", ["after-class", "end"])
 def test_prompt_tokens_stand_beside_the_patches(pair: Any, pixels: Tensor, position: Any) -> None:
     ours, theirs = pair

@@ -1,7 +1,8 @@
-"""Our towers against ``transformers.CLIPModel``, with its random weights read by our loader."""
+"""Our towers against those of transformers, with random weights that our loader reads."""
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -13,12 +14,53 @@ import transformers
 from torch import Tensor
 
 from cliquetta.errors import UserError
+from cliquetta.methods.registry import create_method
 from cliquetta.model.checkpoints.state import CheckpointError
 from cliquetta.model.factory import create_model
+from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch
 from tests._helpers.tolerance import FEATURE, LOGIT, SUM
-from tests._helpers.transformers_models import rewrite, tiny_transformers
+from tests._helpers.transformers_models import (
+    XLM,
+    assert_features,
+    rewrite,
+    save_siglip,
+    tiny_metaclip2,
+    tiny_siglip,
+    tiny_transformers,
+    word_tokenizer,
+)
 
-TEXTS = ["cat", "a photo of a small green frog.", "a bad photo of the truck, and of ☃ on ice"]
+FAMILIES = ("quick_gelu", "gelu", "xlm", "mt5", "siglip")
+"""CLIP with either activation, MetaCLIP 2 with its own vocabulary or SigLIP's, SigLIP 2."""
+TEXTS = ["a photo of a cat", "the frog", "a sketch of a green truck"]
+
+
+def save_family(family: str, folder: Path) -> Any:
+    """A model of transformers, saved with its tokenizer as its repositories hold it."""
+    if family in ("quick_gelu", "gelu"):
+        theirs = tiny_transformers(family)
+    else:
+        pytest.importorskip("transformers", minversion="5")
+    if family == "siglip":
+        theirs = tiny_siglip()
+        save_siglip(theirs, folder)
+    if family in ("xlm", "mt5"):  # MT5's has no start token, and 1 as its end
+        theirs = tiny_metaclip2(end=2 if family == "xlm" else 1)
+        specials = XLM if family == "xlm" else ("<pad>", "</s>", "<unk>", "<extra>")
+        word_tokenizer(folder / "tokenizer.json", specials=specials)
+    theirs.save_pretrained(folder)
+    return theirs
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("hf")
+    theirs = save_family(request.param, folder)
+    ours = create_model(f"hf:{folder}")
+    if request.param in ("quick_gelu", "gelu"):
+        assert ours.config.vision.activation == request.param
+    return ours, theirs
 
 
 def features(output: Any) -> Any:
@@ -26,62 +68,56 @@ def features(output: Any) -> Any:
     return output if isinstance(output, torch.Tensor) else output.pooler_output
 
 
-@pytest.fixture(scope="module", params=["quick_gelu", "gelu"])
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    theirs = tiny_transformers(request.param)
-    folder = tmp_path_factory.mktemp("hf")
-    theirs.save_pretrained(folder)
-    ours = create_model(f"hf:{folder}")
-    assert ours.config.vision.activation == request.param
-    return ours, theirs
-
-
 @torch.no_grad()
-def test_image_features(pair: Any, pixels: Tensor) -> None:
-    ours, theirs = pair
-    wanted = features(theirs.get_image_features(pixel_values=pixels))
-    assert wanted.std() > 0.1
-    torch.testing.assert_close(ours.encode_image(pixels), wanted, atol=FEATURE, rtol=FEATURE)
-
-
-@torch.no_grad()
-def test_text_features(pair: Any) -> None:
+def test_features_and_logits(pair: Any, pixels: Tensor) -> None:
     ours, theirs = pair
     ids = ours.tokenizer(TEXTS)
-    assert ids.shape[1] == 77
-    wanted = features(theirs.get_text_features(input_ids=ids))
-    assert wanted.std() > 0.1
-    torch.testing.assert_close(ours.encode_text(TEXTS), wanted, atol=FEATURE, rtol=FEATURE)
-
-
-@torch.no_grad()
-def test_logits(pair: Any, pixels: Tensor) -> None:
-    ours, theirs = pair
-    wanted = theirs(input_ids=ours.tokenizer(TEXTS), pixel_values=pixels).logits_per_image
+    siglip = ours.config.sigmoid
+    image = features(theirs.get_image_features(pixel_values=pixels))
+    text = features(theirs.get_text_features(input_ids=ids))
+    logits = theirs(input_ids=ids, pixel_values=pixels).logits_per_image
+    assert_features(ours.encode_image(pixels), image, 1e-5 if siglip else FEATURE)
+    assert_features(ours.encode_text(TEXTS), text, 1e-5 if siglip else FEATURE)
     cosines = ours.encode_image(pixels, normalize=True) @ ours.encode_text(TEXTS, normalize=True).T
-    torch.testing.assert_close(ours.scale * cosines, wanted, atol=LOGIT, rtol=FEATURE)
+    assert_features(ours.scale * cosines + ours.bias, logits, 1e-5 if siglip else LOGIT)
 
 
 @torch.no_grad()
-def test_hidden_states_at_every_boundary(pair: Any, pixels: Tensor) -> None:
+def test_hidden_states_and_attention(pair: Any, pixels: Tensor) -> None:
     ours, theirs = pair
-    states = theirs.vision_model(pixels, output_hidden_states=True).hidden_states
+    theirs = copy.deepcopy(theirs)
+    theirs.vision_model.config._attn_implementation = "eager"
+    output = theirs.vision_model(pixels, output_hidden_states=True, output_attentions=True)
     tower = ours.require_vit()
     hidden = tower.embed(pixels)
-    for boundary, wanted in enumerate(states):
-        found = tower.run(hidden, 0, boundary)
-        torch.testing.assert_close(found, wanted, atol=FEATURE, rtol=FEATURE)
+    for boundary, wanted in enumerate(output.hidden_states):
+        close = 1e-5 if ours.config.sigmoid else FEATURE
+        assert_features(tower.run(hidden, 0, boundary), wanted, close)
+    weights = tower.attention(pixels, range(len(tower.blocks)))
+    for index, wanted in enumerate(output.attentions):
+        torch.testing.assert_close(weights[index], wanted, atol=SUM, rtol=FEATURE)
+    if tower.head is not None:
+        head, states = theirs.vision_model.head, output.last_hidden_state
+        probe = head.probe.expand(len(pixels), -1, -1)
+        _, wanted = head.attention(probe, states, states, average_attn_weights=False)
+        last = len(tower.blocks)
+        pooled = tower.attention(pixels, [last])[last]
+        torch.testing.assert_close(pooled, wanted, atol=SUM, rtol=FEATURE)
 
 
-@torch.no_grad()
-def test_attention(pair: Any, pixels: Tensor) -> None:
+def test_tokens(pair: Any) -> None:
+    """One per word, under the special tokens of each vocabulary; 77 of CLIP, 64 of SigLIP."""
     ours, theirs = pair
-    theirs.vision_model.config._attn_implementation = "eager"
-    wanted = theirs.vision_model(pixels, output_attentions=True).attentions
-    found = ours.require_vit().attention(pixels, [0, 2])
-    assert sorted(found) == [0, 2]
-    for index, weights in found.items():
-        torch.testing.assert_close(weights, wanted[index], atol=SUM, rtol=FEATURE)
+    ids, start = ours.tokenizer(["the cat"])[0].tolist(), ours.config.text.start_tokens
+    end = theirs.config.text_config.eos_token_id
+    if ours.config.sigmoid:
+        assert ids == [14, 9, 1, *[0] * 61] and start == 0
+    elif end == 1:
+        assert ids == [14, 9, *[1] * 75] and start == 0
+    elif end == 2:
+        assert ids == [0, 14, 9, 2, *[1] * 73] and start == 1
+    else:
+        assert ids[0] == 49406 and ids[3] == 49407 and len(ids) == 77 and start == 1
 
 
 @torch.no_grad()
@@ -167,3 +203,26 @@ def test_early_configs(tmp_path: Path) -> None:
     again = create_model(tmp_path)
     assert again.config == ours.config
     assert again.fingerprint == ours.fingerprint
+
+
+@pytest.mark.parametrize("method", ["scap", "tpt"])
+@pytest.mark.parametrize("family", ["xlm", "mt5"])
+def test_context_is_learned(tmp_path: Path, family: str, method: str) -> None:
+    """In MetaCLIP 2, whose first word is not always the second token."""
+    save_family(family, tmp_path)
+    ours = create_model(tmp_path)
+    prompts = ClassPrompts(("cat", "frog", "truck"), ("a photo of a {}",))
+    adapter = create_method(method, ours, prompts)
+    images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(2))
+    views = (
+        None if adapter.views is None else images[:, None].repeat(1, adapter.views.count, 1, 1, 1)
+    )
+    logits = adapter.predict(Batch(images, tuple("abcd"), views)).logits
+    assert logits.shape == (4, 3) and logits.isfinite().all()
+
+
+def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:
+    tiny_metaclip2().save_pretrained(tmp_path)
+    word_tokenizer(tmp_path / "tokenizer.json")  # Gemma's special tokens, no end
+    with pytest.raises(UserError, match="does not end a text with token 2"):
+        create_model(tmp_path)
