@@ -273,6 +273,3 @@ def test_a_siglip_without_a_tokenizer_says_so() -> None:
     ours = from_model(tiny_siglip())
     with pytest.raises(UserError, match=r"from_model\(..., tokenizer=...\)"):
         create_method("zero_shot", ours, PROMPTS)
-
-
-# Tokenizers and preprocessing

@@ -159,9 +159,6 @@ def test_positions_interpolate_without_a_class_token(pair: Any, tmp_path: Path) 
     assert large.encode_image(torch.zeros(1, 3, 64, 64)).shape == (1, 64)
 
 
-# open_clip's format
-
-
 # Preprocessing
 
 
@@ -255,9 +252,6 @@ def test_a_folder_with_a_sentencepiece_model(sentencepiece_file: Any, tmp_path: 
     (tmp_path / "spiece.model").write_bytes(sentencepiece_file.read_bytes()[:200])
     with pytest.raises(UserError, match="not a readable tokenizer"):
         create_model(tmp_path)
-
-
-# Refusals
 
 
 def test_half_a_checkpoint(tmp_path: Path) -> None:
