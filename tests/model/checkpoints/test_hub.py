@@ -146,7 +146,7 @@ def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for proxy in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.delenv(proxy, raising=False)
     monkeypatch.setattr(openai, "address", lambda name: (f"{NOWHERE}/ViT-B-16.pt", "0" * 64))
-    with pytest.raises(DownloadError, match="none of its sources answers") as error:
+    with pytest.raises(DownloadError, match="none of its sources has it") as error:
         create_model("ViT-B/16", cache_dir=tmp_path)
     one_sentence(error)
     for source in ("timm/vit_base_patch16_clip_224.openai (", "openai/clip-vit-base-patch16 ("):
@@ -177,7 +177,7 @@ def test_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, var
 @pytest.fixture
 def hub_server(server: Any, address: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The Hugging Face client pointed at the local server."""
-    hub._answers.cache_clear()
+    hub._is_reachable.cache_clear()
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
     for module in ("constants", "file_download"):  # older releases keep a copy in the second
         monkeypatch.setattr(
