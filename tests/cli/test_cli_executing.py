@@ -11,7 +11,7 @@ from rich.progress import Progress
 from cliquetta.cli.console import Bars, Terminal
 from cliquetta.cli.executing import GridBars
 from cliquetta.evaluation.grid import RunSpec
-from cliquetta.evaluation.progress_actor import RunReport
+from cliquetta.evaluation.progress import RunReport
 from cliquetta.evaluation.record import list_records
 from cliquetta.evaluation.sweep import RunResult
 from tests._helpers.running import Run

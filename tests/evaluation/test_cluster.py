@@ -16,7 +16,7 @@ from cliquetta.cli.main import app
 from cliquetta.evaluation.cluster import RayExecutor
 from cliquetta.evaluation.grid import RunSpec
 from cliquetta.evaluation.predictions import PREDICTIONS
-from cliquetta.evaluation.progress_actor import ProgressBoard, RunReport
+from cliquetta.evaluation.progress import ProgressBoard, RunReport
 from cliquetta.evaluation.record import list_records
 from cliquetta.evaluation.sweep import RunContext, RunResult, sweep
 from cliquetta.model.checkpoints.native import save_model

@@ -18,17 +18,15 @@ from cliquetta.evaluation.predictions import (
     PREDICTIONS,
     DamagedRunError,
     load_predictions,
-    read_predictions,
 )
 from cliquetta.evaluation.progress import Step
 from cliquetta.evaluation.record import (
     STATE,
     Run,
-    describe_run,
     find_runs,
     list_records,
     load_record,
-    run_id,
+    plan,
 )
 from cliquetta.evaluation.runner import evaluate
 from cliquetta.methods.state import read_header
@@ -186,22 +184,15 @@ def test_predictions_can_be_read_while_they_are_written(
     assert lengths == [8, 16, 24, 32, 40, 48, 50]
     path = tmp_path / record.id / PREDICTIONS
     path.write_bytes(path.read_bytes()[:-10])
-    assert len(read_predictions(path)) == 49
+    assert len(load_predictions(path.parent)) == 49
 
 
 def test_the_id_depends_on_every_setting(
     tiny_clip: CLIP, tiny_prompts: ClassPrompts, tmp_path: Path
 ) -> None:
     def identity(config: DriftConfig | None = None, seed: int = 0, **stream: Any) -> str:
-        settings = describe_run(
-            method="drift",
-            config=config or DriftConfig(),
-            seed=seed,
-            model=tiny_clip,
-            prompts=tiny_prompts,
-            stream=Stream(made_up_dataset(), tiny_clip.preprocess, **stream),
-        )
-        return run_id(settings)
+        adapter = Drift(tiny_clip, tiny_prompts, config or DriftConfig(), seed=seed)
+        return plan(adapter, Stream(made_up_dataset(), tiny_clip.preprocess, **stream)).id
 
     same = {identity(), identity(workers=2), identity(gamma=0.5)}
     other = {
@@ -214,7 +205,7 @@ def test_the_id_depends_on_every_setting(
     assert len(same) == 1
     assert len(other) == 5
     assert not same & other
-    assert identity().startswith("made-up--drift--0--")
+    assert identity().startswith("made-up--Drift--0--")
 
 
 def test_a_saved_state_says_what_it_is(drift: Drift, stream: Stream, tmp_path: Path) -> None:

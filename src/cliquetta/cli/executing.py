@@ -16,8 +16,7 @@ from cliquetta.errors import UserError
 
 if TYPE_CHECKING:
     from cliquetta.evaluation.grid import RunSpec
-    from cliquetta.evaluation.progress import Step
-    from cliquetta.evaluation.progress_actor import RunReport
+    from cliquetta.evaluation.progress import RunReport, Step
     from cliquetta.evaluation.sweep import Executor, RunContext, RunResult
 
 REDRAW_SECONDS = 0.2

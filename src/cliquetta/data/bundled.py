@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
 import json
 from dataclasses import dataclass
 from importlib import resources
@@ -11,8 +10,9 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, features
+from PIL import features
 
+from cliquetta.data.images import cut_mosaic, open_image
 from cliquetta.errors import UnknownNameError
 
 BundledSplit = Literal["test", "few-shot"]
@@ -48,20 +48,12 @@ def load_bundled(split: BundledSplit = "test") -> BundledImages:
     folder = resources.files("cliquetta.data") / "bundled"
     record = json.loads((folder / f"{split}.json").read_text(encoding="utf-8"))
     labels = np.asarray(record["labels"], np.int64)
-    images = _cut_mosaic((folder / f"{split}.webp").read_bytes(), len(labels))
-    images.flags.writeable = labels.flags.writeable = False
-    return BundledImages(images, labels, tuple(record["names"]), tuple(record["keys"]))
-
-
-def _cut_mosaic(data: bytes, count: int) -> NDArray[np.uint8]:
-    """The first ``count`` tiles of a mosaic that was filled row by row."""
     if not features.check("webp"):
         raise RuntimeError(
             "this build of Pillow cannot read WebP, in which the bundled pictures are stored: "
             "install Pillow from its wheels (pip install --force-reinstall pillow)"
         )
-    with Image.open(io.BytesIO(data)) as picture:
-        pixels = np.asarray(picture.convert("RGB"))
-    rows, columns = pixels.shape[0] // _SIDE, pixels.shape[1] // _SIDE
-    tiles = pixels.reshape(rows, _SIDE, columns, _SIDE, 3).swapaxes(1, 2)
-    return tiles.reshape(-1, _SIDE, _SIDE, 3)[:count].copy()
+    sheet = open_image((folder / f"{split}.webp").read_bytes())
+    images = cut_mosaic(sheet, _SIDE, len(labels))
+    images.flags.writeable = labels.flags.writeable = False
+    return BundledImages(images, labels, tuple(record["names"]), tuple(record["keys"]))

@@ -24,25 +24,28 @@ from cliquetta.errors import UnknownNameError, UserError
 
 FOLDER = "folder:"
 Names = Sequence[str] | None
-YOURS: dict[str, tuple[Callable[[str, Names], Dataset], str]] = {
-    FOLDER: (
-        lambda at, names: _folder(_path(at), names),
-        "a folder of images, one sub-folder per class",
-    ),
-    "csv:": (
-        lambda at, names: table_dataset(_path(at), names),
-        "a CSV or TSV file of paths and classes",
-    ),
-    "tar:": (
-        lambda at, names: tar_dataset(_path(at), names),
-        "tar shards (WebDataset), one or a folder of them",
-    ),
+Build = Callable[[str, Names], Dataset]
+
+
+def _of_path(build: Callable[[Path, Names], Dataset]) -> Build:
+    return lambda rest, names: build(Path(rest).expanduser(), names)
+
+
+def _folder(path: Path, names: Names) -> Dataset:
+    """Sub-folders are labels here; a flat folder takes its class names from a file in it."""
+    return folder_dataset(path, names or read_beside(path, CLASS_FILES), labelled=True)
+
+
+YOURS: dict[str, tuple[Build, str]] = {
+    FOLDER: (_of_path(_folder), "a folder of images, one sub-folder per class"),
+    "csv:": (_of_path(table_dataset), "a CSV or TSV file of paths and classes"),
+    "tar:": (_of_path(tar_dataset), "tar shards (WebDataset), one or a folder of them"),
     "hf:": (
-        lambda at, names: hugging_face_dataset(at),
+        lambda rest, names: hugging_face_dataset(rest),
         "a dataset of the Hugging Face hub, or one saved to disk",
     ),
     "features:": (
-        lambda at, names: feature_dataset(_path(at), names),
+        _of_path(feature_dataset),
         "features of images (.npy, .npz, .safetensors), for methods that need no more",
     ),
 }
@@ -72,7 +75,6 @@ class DatasetEntry:
 
 def _bundled(id: str, which: BundledSplit, images: int, summary: str) -> DatasetEntry:
     def build(root: Path | None, split: str | None, classes: Names) -> Dataset:
-        del root, classes  # comes with the package
         if split is not None:
             raise UserError(f"{id} has no splits, got {split!r}")
         data = load_bundled(which)
@@ -137,13 +139,13 @@ def get_dataset(
     shift.
     """
     base, shift = parse_dataset_id(id)
-    root = None if root is None else _path(root)
+    folder = None if root is None else Path(root).expanduser()
     try:
-        dataset = _plain_dataset(base, root, None)
+        dataset = _plain_dataset(base, folder, None)
     except NoClassNamesError:
         if classes is None:
             raise
-        dataset = _plain_dataset(base, root, classes)
+        dataset = _plain_dataset(base, folder, classes)
     return dataset if shift is None else ShiftedDataset(dataset, shift, seed=noise_seed)
 
 
@@ -155,12 +157,3 @@ def _plain_dataset(id: str, root: Path | None, classes: Names) -> Dataset:
     if name not in _ENTRIES:
         raise UnknownNameError("dataset", id, [*_ENTRIES, f"{FOLDER}PATH"])
     return _ENTRIES[name].build(root, split if slash else None, classes)
-
-
-def _folder(path: Path, names: Names) -> Dataset:
-    """Sub-folders are labels here; a flat folder takes its class names from a file in it."""
-    return folder_dataset(path, names or read_beside(path, CLASS_FILES), labelled=True)
-
-
-def _path(given: Path | str) -> Path:
-    return Path(given).expanduser()

@@ -50,25 +50,19 @@ class Dataset(ABC):
         self.keys = tuple(keys)
         self.templates = tuple(templates)
         self.labels = None if labels is None else torch.as_tensor(labels, dtype=torch.int64)
-        self._check()
-
-    def _check(self) -> None:
-        """Validate keys and labels."""
         if not self.keys:
-            raise UserError(f"dataset {self.id} holds no images")
+            raise UserError(f"dataset {id} holds no images")
         if len(set(self.keys)) != len(self.keys):
-            raise UserError(f"keys of dataset {self.id} must differ from one another")
+            raise UserError(f"keys of dataset {id} must differ from one another")
         if self.labels is None:
             return
         if self.labels.shape != (len(self.keys),):
-            raise UserError(
-                f"dataset {self.id} has {len(self.keys)} images and labels of shape "
-                f"{tuple(self.labels.shape)}"
-            )
+            shape = tuple(self.labels.shape)
+            raise UserError(f"dataset {id} has {len(self.keys)} images and labels of shape {shape}")
         low, high = int(self.labels.min()), int(self.labels.max())
         if low < OUTSIDE or high >= len(self.names):
             raise UserError(
-                f"labels of dataset {self.id} run from {low} to {high}, its class list holds "
+                f"labels of dataset {id} run from {low} to {high}, its class list holds "
                 f"{len(self.names)} names"
             )
 
@@ -86,17 +80,14 @@ class Dataset(ABC):
 
     def arrays(self, indices: Sequence[int]) -> UInt8Array | None:
         """Images (n, H, W, 3) at once where all are in memory with one size, else ``None``."""
-        del indices
         return None
 
     def features(self, indices: Sequence[int]) -> FloatArray | None:
         """Unit features (n, V, E) where the dataset holds these instead of images."""
-        del indices
         return None
 
     def redrawn(self, round: int) -> Dataset:
         """The dataset as it is shown in a later round: what is random about it drawn anew."""
-        del round
         return self
 
     @property

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -110,7 +111,12 @@ def _examine_one(
         return Finding(
             benchmark.id, "broken", layout.name, folder, problems=(str(error),), get=benchmark.get
         )
-    splits = _count_splits(benchmark, root, listing)
+    splits = {}
+    for split, expected in benchmark.splits.items():
+        # splits beside the default one may be missing
+        with suppress(ValueError, OSError):
+            one = listing if split == benchmark.default_split else benchmark.read(root, split)
+            splits[split] = SplitCount(len(one.keys), expected, one.missing)
     opened = _open_all(benchmark.id, listing, workers, on_image) if deep else None
     seen = set(listing.labels)
     empty = tuple(name for label, name in enumerate(benchmark.names) if label not in seen)
@@ -141,32 +147,21 @@ def _absent(benchmark: Benchmark, root: Path) -> Finding:
     return Finding(benchmark.id, state, problems=tuple(nearly), get=benchmark.get)
 
 
-def _count_splits(benchmark: Benchmark, root: Path, default: Listing) -> dict[str, SplitCount]:
-    """Counts of every split that is there; splits beside the default one may be missing."""
-    counts = {}
-    for split, expected in benchmark.splits.items():
-        try:
-            listing = default if split == benchmark.default_split else benchmark.read(root, split)
-        except (ValueError, OSError):
-            continue
-        counts[split] = SplitCount(len(listing.keys), expected, listing.missing)
-    return counts
-
-
 def _problems(
     count: SplitCount, empty: Sequence[str], classes: int, opened: Opened | None
 ) -> tuple[str, ...]:
-    found = []
+    problems = []
     if count.found != count.expected:
         absent = f"; {count.absent:,} listed files are missing" if count.absent else ""
-        found.append(f"{count.found:,} images, a complete copy has {count.expected:,}{absent}")
+        problems.append(f"{count.found:,} images, a complete copy has {count.expected:,}{absent}")
     if empty:
         shown = ", ".join(empty[:5]) + (", ..." if len(empty) > 5 else "")
-        found.append(f"{len(empty):,} of {classes:,} classes have no images: {shown}")
+        problems.append(f"{len(empty):,} of {classes:,} classes have no images: {shown}")
     if opened is not None and opened.unreadable:
         key, reason = next(iter(opened.unreadable.items()))
-        found.append(f"{len(opened.unreadable):,} images cannot be read, such as {key}: {reason}")
-    return tuple(found)
+        unread = len(opened.unreadable)
+        problems.append(f"{unread:,} images cannot be read, such as {key}: {reason}")
+    return tuple(problems)
 
 
 def _open_all(id: str, listing: Listing, workers: int, on_image: OnImage | None) -> Opened | None:
@@ -183,12 +178,14 @@ def _open_all(id: str, listing: Listing, workers: int, on_image: OnImage | None)
             same[digest].append(row)
         if on_image is not None:
             on_image(id, row + 1, len(listing.paths))
-    return Opened(
-        len(listing.paths),
-        unreadable,
-        duplicates=sum(len(rows) - 1 for rows in same.values()),
-        contradictions=tuple(_contradictions(listing, same.values())),
-    )
+    contradictions = [
+        (listing.keys[first], listing.keys[other])
+        for first, *others in same.values()
+        for other in others
+        if listing.labels[first] != listing.labels[other]
+    ]
+    duplicates = sum(len(rows) - 1 for rows in same.values())
+    return Opened(len(listing.paths), unreadable, duplicates, tuple(contradictions))
 
 
 def _try(path: Path) -> tuple[str, str]:
@@ -203,13 +200,6 @@ def _try(path: Path) -> tuple[str, str]:
     return hashlib.sha256(data).hexdigest(), ""
 
 
-def _contradictions(listing: Listing, groups: Iterable[Sequence[int]]) -> Iterable[tuple[str, str]]:
-    for first, *others in groups:
-        for other in others:
-            if listing.labels[first] != listing.labels[other]:
-                yield listing.keys[first], listing.keys[other]
-
-
 def _unknown_folders(root: Path) -> tuple[str, ...]:
     """Folders under the root that belong to no known dataset."""
     names = [
@@ -222,10 +212,6 @@ def _unknown_folders(root: Path) -> tuple[str, ...]:
     if any(root == folder for folder in candidate_folders(root, names)):
         return ()  # the root is itself a dataset
     ours = {*map(squeeze, names), "splits", "split"}
-    return tuple(
-        sorted(
-            path.name
-            for path in root.iterdir()
-            if path.is_dir() and not path.name.startswith(".") and squeeze(path.name) not in ours
-        )
-    )
+    folders = (path.name for path in root.iterdir() if path.is_dir())
+    unknown = (n for n in folders if not n.startswith(".") and squeeze(n) not in ours)
+    return tuple(sorted(unknown))

@@ -89,15 +89,15 @@ class FeatureTable:
 
     def take(self, rows: npt.NDArray[np.int64]) -> FloatArray:
         """Copies of some rows (n, V, E); a pass over a large table stays small in memory."""
-        found = self.features[rows]
-        self._touched += found.nbytes
+        values = self.features[rows]
+        self._touched += values.nbytes
         if self._touched > RESIDENT:
-            let_go(self.features)
+            _let_go(self.features)
             self._touched = 0
-        return found
+        return values
 
 
-def let_go(mapped: FloatArray) -> None:
+def _let_go(mapped: FloatArray) -> None:
     """Tell the system that this process needs no page of the file at present."""
     source: object = mapped.base
     if isinstance(source, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
@@ -153,13 +153,12 @@ class _Store:
         step = max(1, RESIDENT // (mapped[:1].nbytes * self.layout.rows))
         for number, rows in enumerate(self.layout.blocks()):
             if number % step == 0:
-                let_go(mapped)
-            found = self.known.get(rows.start)
-            if found is None:
+                _let_go(mapped)
+            checksum, unreadable = self.known.get(rows.start, (None, {}))
+            block = FeatureBlock(mapped[rows.start : rows.stop], unreadable)
+            if checksum is None or block.checksum() != checksum:
                 wanted.append(rows)
-            elif FeatureBlock(mapped[rows.start : rows.stop], found[1]).checksum() != found[0]:
-                wanted.append(rows)
-                damaged += 1
+                damaged += checksum is not None
         if damaged:
             _log.warning(
                 "%d of %d blocks of %s in %s are damaged: encoding them again",
@@ -174,8 +173,10 @@ class _Store:
         on_progress: Callable[[int, int], None] | None,
     ) -> None:
         """Write the blocks, and every so often down which are there; needs the lock."""
-        if self._map() is None:
-            self._create()
+        if self._map() is None:  # those who mapped an old file keep it
+            self.path.unlink(missing_ok=True)
+            shape = self.layout.shape
+            np.lib.format.open_memmap(self.path, mode="w+", dtype=np.float32, shape=shape)
         for rows in missing:
             self.known.pop(rows.start, None)
         images, saved = self.layout.shape[0], time.monotonic()
@@ -217,11 +218,6 @@ class _Store:
             return None
         fits = mapped.shape == self.layout.shape and mapped.dtype == np.float32
         return mapped if fits and not np.isfortran(mapped) else None
-
-    def _create(self) -> None:
-        """An empty file of full length; those who mapped an old one keep it."""
-        self.path.unlink(missing_ok=True)
-        np.lib.format.open_memmap(self.path, mode="w+", dtype=np.float32, shape=self.layout.shape)
 
     def _write(self, file: BinaryIO, rows: range, block: FeatureBlock) -> None:
         _, views, width = self.layout.shape

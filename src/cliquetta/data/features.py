@@ -108,12 +108,12 @@ def feature_dataset(
     features = pick_features(arrays, id)
     keys = _listed(arrays, _KEYS)
     labels = _listed(arrays, _LABELS) if labelled else None
-    stated: list[str | None] = [None] * len(features)
-    if labels is not None:
-        if len(labels) != len(features):
-            raise UserError(f"{id} has {len(features)} features and {len(labels)} labels")
-        stated = [None if value in ("-1", "-1.0", "", "nan", "None") else value for value in labels]
-        stated = [value and value.removesuffix(".0") for value in stated]
+    if labels is not None and len(labels) != len(features):
+        raise UserError(f"{id} has {len(features)} features and {len(labels)} labels")
+    stated = [
+        None if value in ("-1", "-1.0", "", "nan", "None") else value.removesuffix(".0")
+        for value in labels or [""] * len(features)
+    ]
     class_names = _listed(arrays, ("names",))
     class_list, numbers = number_labels(stated, class_names if names is None else names, id)
     return FeatureDataset(id, features, names=class_list, keys=keys, labels=numbers)
@@ -138,7 +138,6 @@ def _from_frame(frame: Any) -> dict[str, Any]:
     column = vectors[0] if named is None else named
     rows = [np.asarray(value) for value in frame[column]]
     others = {str(n): np.asarray(frame[n].astype(str)) for n in frame.columns if n not in vectors}
-    found = {**others, FEATURE_NAMES[0]: as_array(rows, "the DataFrame")}
     if find_column(list(others), _KEYS) is None:
-        found["keys"] = np.asarray(frame.index.astype(str))
-    return found
+        others["keys"] = np.asarray(frame.index.astype(str))
+    return {**others, FEATURE_NAMES[0]: as_array(rows, "the DataFrame")}

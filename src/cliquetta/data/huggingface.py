@@ -17,8 +17,8 @@ from cliquetta.errors import UnknownNameError, UserError
 _OPTIONS = {
     "split": "part of the dataset, test if not given",
     "config": "name of a configuration",
-    "image": "column of images, found by its type if not given",
-    "label": "column of classes, found by its type if not given",
+    "image": "column of images, by its type if not given",
+    "label": "column of classes, by its type if not given",
 }
 
 
@@ -104,13 +104,13 @@ def parse_name(name: str) -> tuple[str, dict[str, str]]:
 
 
 def _column(table: Table, kind: type, option: str, base: str) -> str | None:
-    found = [name for name, feature in table.features.items() if isinstance(feature, kind)]
-    if len(found) > 1:
+    names = [name for name, feature in table.features.items() if isinstance(feature, kind)]
+    if len(names) > 1:
         raise UserError(
             f"{base} has several columns that could be the {option}: choose with "
-            f"?{option}= one of {', '.join(found)}"
+            f"?{option}= one of {', '.join(names)}"
         )
-    return found[0] if found else None
+    return names[0] if names else None
 
 
 def _labels(id: str, table: Table, column: str | None) -> tuple[tuple[str, ...], list[int] | None]:

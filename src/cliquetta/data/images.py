@@ -185,6 +185,15 @@ def _grey(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> Image.Im
     return Image.fromarray(levels).convert("RGB")
 
 
+def cut_mosaic(
+    sheet: Image.Image, side: int, count: int
+) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    """The first ``count`` tiles (n, side, side, 3) of a picture that was filled row by row."""
+    pixels = np.asarray(sheet)
+    tiles = pixels.reshape(-1, side, pixels.shape[1] // side, side, 3).swapaxes(1, 2)
+    return tiles.reshape(-1, side, side, 3)[:count].copy()
+
+
 def _name(source: Source) -> str:
     if isinstance(source, bytes):
         return f"image of {len(source)} bytes"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from itertools import repeat
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -43,10 +43,11 @@ _THREADS = 2
 """Readers beside a model on the CPU, which needs the cores itself."""
 
 Job = TypeVar("Job")
+Chunk = tuple[Sequence[Job], int, int]
+"""Consecutive jobs of a batch, the number of the first in it, and how many jobs it has."""
 
 
-@dataclass(frozen=True)
-class ImageGroup:
+class ImageGroup(NamedTuple):
     """Images of one dataset among those of a chunk."""
 
     dataset: Dataset
@@ -95,17 +96,6 @@ def expect_images(device: torch.device | str, workers: int | None) -> None:
 
 
 @dataclass(frozen=True)
-class Chunk(Generic[Job]):
-    """Consecutive jobs of a batch."""
-
-    jobs: Sequence[Job]
-    first: int
-    """Number of the first in the batch."""
-    size: int
-    """Jobs of the batch."""
-
-
-@dataclass(frozen=True)
 class Loader(Generic[Job]):
     """Loads images into batches."""
 
@@ -142,49 +132,47 @@ class Loader(Generic[Job]):
         """Results of :meth:`read` for all chunks, in order."""
         step = max(1, CHUNK // max(1 if kind is None else kind.count for kind in self.views))
         chunks = (
-            Chunk(batch[first : first + step], first, len(batch))
+            (batch[first : first + step], first, len(batch))
             for batch in batches
             for first in range(0, len(batch), step)
         )
         # Threads are enough beside a model on the CPU, unless a number of workers is given.
         processes = self.workers is not None or _is_cuda(self.device)
         if workers and processes and count >= PROCESSES_FROM and not self.local:
-            room = step * sum(map(self._bytes, self.views))
+            bytes_of = [
+                1 if kind is None else kind.count * (4 if kind.kind == "augmix" else 1)
+                for kind in self.views
+            ]
+            room = step * sum(bytes_of) * 3 * self.preprocess.size**2
             return map_in_processes(self.read, chunks, workers=workers, room=room)
         # Of views, which make batches large, threads read no more than they hold in their hands.
         ahead = workers + (0 if any(self.views) else _AHEAD)
         return map_ahead(self.read, chunks, workers=workers, ahead=max(1, ahead))
 
-    def _bytes(self, kind: ViewSpec | None) -> int:
-        """Bytes of one image with its views."""
-        pixels = 3 * self.preprocess.size**2
-        if kind is None:
-            return pixels
-        return kind.count * pixels * (4 if kind.kind == "augmix" else 1)
-
     def read(self, chunk: Chunk[Job]) -> Made:
         """Decode, resize and crop; runs in a worker."""
-        found: dict[int, list[Array]] = {}
+        jobs, first, size = chunk
+        made: dict[int, list[Array]] = {}
         unreadable: list[tuple[int, str]] = []
-        for group in self.find(chunk.jobs):
-            dataset, arrays = group.dataset, group.dataset.arrays(group.indices)
-            rows = zip(group.positions, group.indices, group.keys, strict=True)
+        for dataset, indices, keys, positions in self.find(jobs):
+            arrays = dataset.arrays(indices)
+            rows = zip(positions, indices, keys, strict=True)
             for row, (position, index, key) in enumerate(rows):
                 try:
                     image = dataset.load(index) if arrays is None else Image.fromarray(arrays[row])
                 except ImageError as error:
-                    unreadable.append((chunk.first + position, error.reason))
+                    unreadable.append((first + position, error.reason))
                     continue
-                found[position] = [self._of_image(image, key, kind) for kind in self.views]
-        made = [found[position] for position in sorted(found)]
-        stacked = tuple(map(np.stack, zip(*made, strict=True))) if made else ()
-        positions = [chunk.first + position for position in sorted(found)]
-        return stacked, (positions, unreadable, (chunk.first, len(chunk.jobs), chunk.size))
-
-    def _of_image(self, image: Image.Image, key: str, kind: ViewSpec | None) -> Array:
-        if kind is None:
-            return np.asarray(self.preprocess.picture(image))
-        return image_views(image, key, kind, self.seed, self.preprocess).numpy()
+                made[position] = [
+                    np.asarray(self.preprocess.picture(image))
+                    if kind is None
+                    else image_views(image, key, kind, self.seed, self.preprocess).numpy()
+                    for kind in self.views
+                ]
+        readable = sorted(made)
+        stacked = tuple(map(np.stack, zip(*(made[position] for position in readable), strict=True)))
+        numbers = [first + position for position in readable]
+        return stacked, (numbers, unreadable, (first, len(jobs), size))
 
     def _gather(self, reading: Iterator[Made]) -> Loaded | None:
         """The next batch, of the chunks that it was read in, on its way to the device."""
@@ -192,8 +180,11 @@ class Loader(Generic[Job]):
         positions: list[int] = []
         unreadable: list[tuple[int, str]] = []
         for arrays, (own, missing, (first, count, size)) in reading:
-            buffers = buffers or [self._buffer(size, array) for array in arrays]
-            for buffer, array in zip(buffers, arrays, strict=bool(arrays)):
+            if arrays and not buffers:
+                kinds = [(array.shape[1:], torch.from_numpy(array[:0]).dtype) for array in arrays]
+                pin = _is_cuda(self.device)
+                buffers = [torch.empty(size, *s, dtype=kind, pin_memory=pin) for s, kind in kinds]
+            for buffer, array in zip(buffers, arrays, strict=False):
                 buffer.numpy()[len(positions) : len(positions) + len(own)] = array
             positions += own
             unreadable += missing
@@ -201,10 +192,6 @@ class Loader(Generic[Job]):
                 images = [buffer[: len(positions)] for buffer in buffers]
                 return self._send(Loaded(positions, images or self._nothing(), unreadable))
         return None
-
-    def _buffer(self, size: int, array: Array) -> Tensor:
-        kind = torch.from_numpy(array[:0]).dtype
-        return torch.empty(size, *array.shape[1:], dtype=kind, pin_memory=_is_cuda(self.device))
 
     def _nothing(self) -> list[Tensor]:
         """Batches in which no file could be read."""
@@ -219,15 +206,16 @@ class Loader(Generic[Job]):
         device = self.device
         if device is None:
             return loaded
+
+        def pixels() -> list[Tensor]:
+            sent = (images.to(device, non_blocking=_is_cuda(device)) for images in loaded.images)
+            return [to_pixels(images, self.preprocess) for images in sent]
+
         if not _is_cuda(device):
-            images = [to_pixels(images.to(device), self.preprocess) for images in loaded.images]
-            return replace(loaded, images=images)
+            return replace(loaded, images=pixels())
         side = side_stream(device)
         with torch.cuda.stream(side):
-            images = [
-                to_pixels(images.to(device, non_blocking=True), self.preprocess)
-                for images in loaded.images
-            ]
+            images = pixels()
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record(side)
         return replace(loaded, images=images, arrived=arrived)

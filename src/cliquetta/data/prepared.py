@@ -7,10 +7,10 @@ Predictions are those from a plain :class:`Stream`; from features, up to roundin
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -45,18 +45,25 @@ class FeatureBatch:
         return len(self.keys)
 
 
-class _Table(Protocol):
-    """All images of a part, and those that could not be read."""
+class PixelTable(NamedTuple):
+    """Preprocessed images of a part on the model's device, with their views if there are any."""
 
-    @property
-    def unreadable(self) -> Mapping[int, str]: ...
+    pixels: Tensor
+    """(n, 3, S, S), or (n, V, 3, S, S) with views."""
+    rows: Indices
+    """(n,) which images of the part, in ascending order."""
+    unreadable: dict[int, str]
+
+    def take(self, rows: Indices) -> Tensor:
+        """The pixels of some images of the part."""
+        positions = torch.from_numpy(np.searchsorted(self.rows, rows))
+        return self.pixels[positions.to(self.pixels.device)]
 
 
-T = TypeVar("T", bound=_Table)
 B = TypeVar("B", Batch, FeatureBatch)
 
 
-class PreparedStream(ABC, Generic[T, B]):
+class PreparedStream(ABC, Generic[B]):
     """``stream``, image for image, from tables."""
 
     def __init__(self, stream: Stream, model: CLIP, on_prepare: OnPrepare | None = None) -> None:
@@ -105,27 +112,26 @@ class PreparedStream(ABC, Generic[T, B]):
             positions = range(first, min(first + size, stream.images))
             parts, rows = stream.origin(positions)
             read = np.ones(len(positions), dtype=bool)
-            for at, position in enumerate(positions):
+            for row, position in enumerate(positions):
                 # an unreadable image leaves its position empty
-                reason = tables[parts[at]].unreadable.get(int(rows[at]))
+                reason = tables[parts[row]].unreadable.get(int(rows[row]))
                 if reason is not None:
-                    read[at] = False
+                    read[row] = False
                     self.skipped.append(Skipped(stream.key(position), reason))
             readable = [position for position, there in zip(positions, read, strict=True) if there]
             keys = tuple(stream.key(position) for position in readable)
-            yield self._gather(keys, parts[read], rows[read], tables), stream.labels(readable)
+            values = _gather(tables, parts[read], rows[read])
+            yield self._batch(values, keys), stream.labels(readable)
 
     @abstractmethod
-    def _table(self, number: int) -> T:
+    def _table(self, number: int) -> FeatureTable | PixelTable:
         """The table of one part of the stream."""
 
     @abstractmethod
-    def _gather(
-        self, keys: tuple[str, ...], parts: Indices, rows: Indices, tables: Sequence[T]
-    ) -> B:
+    def _batch(self, values: Tensor, keys: tuple[str, ...]) -> B:
         """The batch of some rows of the tables."""
 
-    def _tell(self, what: str, done: int, total: int) -> None:
+    def _report(self, what: str, done: int, total: int) -> None:
         if self.on_prepare is not None:
             self.on_prepare(what, done, total)
 
@@ -150,21 +156,34 @@ class PreparedStream(ABC, Generic[T, B]):
         before = sum(map(len, (self.stream.parts if rows is None else rows)[:number]))
         positions = [range(before + rows.start, before + rows.stop) for rows in blocks]
         for block, (batch, _) in zip(positions, listing.read(positions), strict=True):
-            row = {listing.key(position): at for at, position in enumerate(block)}
+            row_of = {listing.key(position): row for row, position in enumerate(block)}
             first = block.start - before
             unreadable = {
-                first + row[entry.key]: entry.reason
+                first + row_of[entry.key]: entry.reason
                 for entry in listing.skipped
-                if entry.key in row
+                if entry.key in row_of
             }
-            yield batch, np.array([row[key] for key in batch.keys], dtype=np.int64), unreadable
+            yield batch, np.array([row_of[key] for key in batch.keys], dtype=np.int64), unreadable
 
 
-AnyStream = Stream | PreparedStream[Any, Any]
+def _gather(tables: Sequence[FeatureTable | PixelTable], parts: Indices, rows: Indices) -> Tensor:
+    """Rows of the tables that ``parts`` numbers."""
+    numbers = np.unique(parts).tolist() or [0]
+    pieces = [torch.as_tensor(tables[number].take(rows[parts == number])) for number in numbers]
+    if len(pieces) == 1:
+        return pieces[0]
+    first = pieces[0]
+    values = first.new_empty((len(parts), *first.shape[1:]))
+    for number, piece in zip(numbers, pieces, strict=True):
+        values[torch.from_numpy(parts == number).to(first.device)] = piece
+    return values
+
+
+AnyStream = Stream | PreparedStream[Any]
 AnyBatch = Batch | FeatureBatch
 
 
-class FeatureStream(PreparedStream[FeatureTable, FeatureBatch]):
+class FeatureStream(PreparedStream[FeatureBatch]):
     """Features instead of pixels; they are encoded when first asked for.
 
     Tables (:mod:`cliquetta.data.feature_cache`) are tied to the model's weights, the preprocessing,
@@ -202,43 +221,35 @@ class FeatureStream(PreparedStream[FeatureTable, FeatureBatch]):
             )
         return FeatureTable(features[:, :count], {})
 
-    def _gather(
-        self, keys: tuple[str, ...], parts: Indices, rows: Indices, tables: Sequence[FeatureTable]
-    ) -> FeatureBatch:
-        features = np.empty((len(keys), *tables[0].features.shape[1:]), dtype=np.float32)
-        for number in np.unique(parts):
-            own = parts == number
-            features[own] = tables[number].take(rows[own])
-        return FeatureBatch(torch.from_numpy(features), keys)
+    def _batch(self, values: Tensor, keys: tuple[str, ...]) -> FeatureBatch:
+        return FeatureBatch(values, keys)
 
     def _table(self, number: int) -> FeatureTable:
         part = self.stream.parts[number]
         if number not in self._tables:
             assert self.root is not None, "features that are encoded need a folder"
+            count = 1 if self.views is None else self.views.count
+            model = {"model": self.model.fingerprint, "dtype": str(self.model.dtype)}
+            shape = (len(part), count, self.model.embed_dim)
             self._tables[number] = open_table(
                 self.root,
-                self._layout(part),
+                TableLayout({**model, **self._shape(part)}, shape, max(1, VIEWS_AT_ONCE // count)),
                 lambda blocks: self._encode(number, blocks),
                 title=part.id,
-                on_progress=lambda done, all: self._tell(f"encode {part.id}", done, all),
+                on_progress=lambda done, all: self._report(f"encode {part.id}", done, all),
             )
         return self._tables[number]
 
-    def _layout(self, part: Dataset) -> TableLayout:
-        count = 1 if self.views is None else self.views.count
-        model = {"model": self.model.fingerprint, "dtype": str(self.model.dtype)}
-        shape = (len(part), count, self.model.embed_dim)
-        return TableLayout({**model, **self._shape(part)}, shape, max(1, VIEWS_AT_ONCE // count))
-
     def _encode(self, number: int, blocks: Sequence[range]) -> Iterator[FeatureBlock]:
         """Features of rows of one part."""
-        for block, (batch, at, unreadable) in zip(blocks, self._read(number, blocks), strict=True):
+        read = self._read(number, blocks)
+        for block, (batch, rows, unreadable) in zip(blocks, read, strict=True):
             views = batch.images[:, None] if batch.views is None else batch.views
             features = np.zeros((len(block), views.shape[1], self.model.embed_dim), np.float32)
             if len(batch):
                 views = views.to(self.model.device, non_blocking=True)
                 encoded = encode_views(self.model, views, chunk=VIEWS_AT_ONCE)
-                features[at] = encoded.float().cpu().numpy()
+                features[rows] = encoded.float().cpu().numpy()
             yield FeatureBlock(features, unreadable)
 
 
@@ -259,22 +270,6 @@ def held_rows(stream: Stream) -> list[Indices]:
         rows if 2 * len(rows) < len(part) else np.arange(len(part), dtype=np.int64)
         for part, rows in pairs
     ]
-
-
-@dataclass(frozen=True, eq=False)
-class PixelTable:
-    """Preprocessed images of a part on the model's device, with their views if there are any."""
-
-    pixels: Tensor
-    """(n, 3, S, S), or (n, V, 3, S, S) with views."""
-    rows: Indices
-    """(n,) which images of the part, in ascending order."""
-    unreadable: dict[int, str]
-
-    def take(self, rows: Indices) -> Tensor:
-        """The pixels of some images of the part."""
-        at = torch.from_numpy(np.searchsorted(self.rows, rows))
-        return self.pixels[at.to(self.pixels.device)]
 
 
 @dataclass
@@ -304,17 +299,16 @@ class PixelStore:
         """The table of a key, made if there is none; used last, it is let go of last."""
         table = self._tables.pop(key, None)
         if table is None:
-            while self._tables and self._used() + size > self.room:
+            while self._tables and sum(t.pixels.nbytes for t in self._tables.values()) > (
+                self.room - size
+            ):
                 self._tables.pop(next(iter(self._tables)))
             table = make()
         self._tables[key] = table
         return table
 
-    def _used(self) -> int:
-        return sum(t.pixels.numel() * t.pixels.itemsize for t in self._tables.values())
 
-
-class HeldStream(PreparedStream[PixelTable, Batch]):
+class HeldStream(PreparedStream[Batch]):
     """Pixels (and views) that are read, corrupted and preprocessed once for all runs of a grid."""
 
     def __init__(
@@ -337,30 +331,16 @@ class HeldStream(PreparedStream[PixelTable, Batch]):
         shape = (len(rows), *([] if self.views is None else [count]), 3, size, size)
         pixels = torch.zeros(shape, dtype=self.model.dtype, device=self.model.device)
         step, unreadable = max(1, VIEWS_AT_ONCE // count), dict[int, str]()
-        blocks = [range(at, min(at + step, len(rows))) for at in range(0, len(rows), step)]
+        blocks = [range(i, min(i + step, len(rows))) for i in range(0, len(rows), step)]
         read = self._read(number, blocks, self._rows)
-        for block, (batch, at, missing) in zip(blocks, read, strict=True):
+        for block, (batch, own, missing) in zip(blocks, read, strict=True):
             unreadable |= {int(rows[position]): reason for position, reason in missing.items()}
             if len(batch):
                 made = batch.images if batch.views is None else batch.views
-                positions = torch.from_numpy(at + block.start).to(pixels.device)
+                positions = torch.from_numpy(own + block.start).to(pixels.device)
                 pixels[positions] = made.to(pixels.device, pixels.dtype)
-            self._tell(f"read {self.stream.parts[number].id}", block.stop, len(rows))
+            self._report(f"read {self.stream.parts[number].id}", block.stop, len(rows))
         return PixelTable(pixels, rows, unreadable)
 
-    def _gather(
-        self, keys: tuple[str, ...], parts: Indices, rows: Indices, tables: Sequence[PixelTable]
-    ) -> Batch:
-        first = tables[0].pixels
-        if len(tables) == 1:
-            made = tables[0].take(rows)
-        else:
-            made = torch.empty(
-                (len(keys), *first.shape[1:]), dtype=first.dtype, device=first.device
-            )
-            for number in np.unique(parts):
-                own = parts == number
-                made[torch.from_numpy(np.flatnonzero(own)).to(first.device)] = tables[number].take(
-                    rows[own]
-                )
-        return Batch(made, keys) if self.views is None else Batch(made[:, 0], keys, made)
+    def _batch(self, values: Tensor, keys: tuple[str, ...]) -> Batch:
+        return Batch(values, keys) if self.views is None else Batch(values[:, 0], keys, values)

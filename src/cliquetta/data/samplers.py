@@ -49,7 +49,7 @@ class SamplerOptions:
     imbalance: float = 10.0
     """Images of the most frequent class for each of the rarest."""
     length: int = 10_000
-    """Images of the whole stream."""
+    """Images of the stream."""
     limit: int | None = None
     """Images per dataset, at most."""
     batch_size: int = 64
@@ -73,13 +73,11 @@ Order = Callable[[LabelledSet, SamplerOptions, Rng], Indices]
 
 def sequential(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indices:
     """All images as the dataset lists them."""
-    del options, rng
     return np.arange(len(domain.labels), dtype=np.int64)
 
 
 def shuffled(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indices:
     """All images in random order."""
-    del options
     return rng.permutation(len(domain.labels))
 
 
@@ -103,7 +101,7 @@ def correlated(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indice
 
 
 def uneven(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indices:
-    """The images of a few classes in random order; the class list stays whole."""
+    """The images of a few classes in random order; the class list is that of the dataset."""
     order = shuffled(domain, options, rng)
     classes = rng.permutation(np.unique(domain.labels))
     low, high = options.present
@@ -168,8 +166,8 @@ def long_tail(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indices
     classes, counts = np.unique(domain.labels, return_counts=True)
     rank = rng.permutation(len(classes))
     shares = options.imbalance ** (-rank / max(1, len(classes) - 1))
-    kept = np.maximum(1, np.floor((counts / shares).min() * shares + 1e-9)).astype(np.int64)
-    chosen = [order[domain.labels[order] == c][:n] for c, n in zip(classes, kept, strict=True)]
+    sizes = np.maximum(1, np.floor((counts / shares).min() * shares + 1e-9)).astype(np.int64)
+    chosen = [order[domain.labels[order] == c][:n] for c, n in zip(classes, sizes, strict=True)]
     return order[np.isin(order, np.concatenate(chosen))]
 
 
@@ -263,7 +261,7 @@ SAMPLERS: dict[str, Sampler] = {
         "classes thinned out exponentially (--imbalance)", in_turn(long_tail), ("imbalance",), True
     ),
     "uneven": Sampler(
-        "images of --present classes only; the class list stays whole",
+        "images of --present classes only; the class list is that of the dataset",
         in_turn(uneven),
         ("present",),
         True,

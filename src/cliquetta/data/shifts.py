@@ -46,14 +46,14 @@ def parse_dataset_id(id: str) -> tuple[str, Shift | None]:
     ('bundled', None)
     """
     base, at, after = id.rpartition("@")
-    found = _SHIFT.fullmatch(after)
+    shift = _SHIFT.fullmatch(after)
     # A path may hold an @ of its own; after any other id it can only mean a shift.
-    is_path = ":" in base and (found is None or found["name"] not in CORRUPTIONS)
+    is_path = ":" in base and (shift is None or shift["name"] not in CORRUPTIONS)
     if not at or is_path:
         return id, None
-    if found is None:
+    if shift is None:
         raise UserError(f"a shift is written name:severity, got {after!r} in {id!r}")
-    return base, Shift(found["name"], int(found["severity"] or DEFAULT_SEVERITY))
+    return base, Shift(shift["name"], int(shift["severity"] or DEFAULT_SEVERITY))
 
 
 class ShiftedDataset(Dataset):
@@ -75,22 +75,20 @@ class ShiftedDataset(Dataset):
 
     def load(self, index: int) -> Image.Image:
         """Image ``index``, corrupted at its own size."""
-        picture = np.asarray(self.base.load(index))[None]
-        return Image.fromarray(self._corrupt(picture, [index])[0])
+        return Image.fromarray(self._corrupt(np.asarray(self.base.load(index))[None], [index])[0])
 
     def arrays(self, indices: Sequence[int]) -> UInt8Array | None:
         """Corrupted images (n, H, W, 3) of a base that is in memory."""
         pictures = self.base.arrays(indices)
         return None if pictures is None else self._corrupt(pictures, indices)
 
+    def _corrupt(self, pictures: UInt8Array, indices: Sequence[int]) -> UInt8Array:
+        name, severity = self.shift.name, self.shift.severity
+        return corrupt_batch(pictures, name, severity, self.seed, indices=indices)
+
     def redrawn(self, round: int) -> ShiftedDataset:
         """A copy with noise of its own for another round."""
         return ShiftedDataset(self.base, self.shift, seed=self.seed + round) if round else self
-
-    def _corrupt(self, pictures: UInt8Array, indices: Sequence[int]) -> UInt8Array:
-        return corrupt_batch(
-            pictures, self.shift.name, self.shift.severity, self.seed, indices=indices
-        )
 
     def contents(self) -> str:
         """Contents of the base, and the shift."""

@@ -9,7 +9,7 @@ import copy
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,6 @@ from cliquetta.data.loader import ImageGroup, Loader
 from cliquetta.data.samplers import (
     Indices,
     LabelledSet,
-    Positions,
     SamplerOptions,
     get_sampler,
     interleave,
@@ -110,13 +109,15 @@ class Stream:
         """Unreadable files met since the last start, in order."""
         self._reported: set[str] = set()
         rng = np.random.default_rng(seed)
-        positions = self.sampler.draw(
-            [LabelledSet(domain.id, _labels(domain)) for domain in shown], self.options, rng
-        )
+        sets = [LabelledSet(domain.id, _labels(domain)) for domain in self.domains]
+        positions = self.sampler.draw(sets[: len(shown)], self.options, rng)
         if unknown is not None:
-            extra = LabelledSet(unknown.id, _labels(unknown))
-            positions = interleave(positions, extra, len(shown), rng)
-        self._arrange(positions)
+            positions = interleave(positions, sets[-1], len(shown), rng)
+        rounds = np.stack([positions.round, positions.domain])
+        kinds, part_of = np.unique(rounds, axis=1, return_inverse=True)
+        parts = tuple(self.domains[domain].redrawn(round) for round, domain in kinds.T)
+        several = len(self.domains) > 1
+        self._shown = _Shown(parts, kinds[0], several, part_of.reshape(-1), positions.image)
 
     def _check(self) -> None:
         """Refuse what cannot be streamed."""
@@ -145,32 +146,19 @@ class Stream:
         if self.sampler.needs_labels and unlabelled:
             raise UserError(f"order {self.order!r} needs labels, {unlabelled[0]} has none")
 
-    def _arrange(self, positions: Positions) -> None:
-        """Lay out the positions: which image of which part, a dataset in one round, is where."""
-        pairs = np.stack([positions.round, positions.domain])
-        kinds, part_of = np.unique(pairs, axis=1, return_inverse=True)
-        self.parts = tuple(self.domains[domain].redrawn(round) for round, domain in kinds.T)
+    @property
+    def parts(self) -> Sequence[Dataset]:
         """The datasets as they are shown: one for every dataset and round."""
-        self._rounds = kinds[0]
-        self._lay_out(part_of.reshape(-1), positions.image)
-
-    def _lay_out(self, part_of: Indices, index_of: Indices) -> None:
-        self._part_of, self._index_of = part_of, index_of
-        several = len(self.domains) > 1
-        self._shown = _Shown(self.parts, self._rounds, several, part_of, index_of)
-        self._label_of = np.empty_like(index_of)
-        for number, part in enumerate(self.parts):
-            own = part_of == number
-            self._label_of[own] = _labels(part)[index_of[own]]
+        return self._shown.parts
 
     def listing(self, rows: Sequence[Indices] | None = None) -> Stream:
         """All images of all parts, or some ``rows`` of each, as they are listed; keys as here."""
         rows = [np.arange(len(part)) for part in self.parts] if rows is None else rows
-        found = copy.copy(self)
-        lengths = [len(some) for some in rows]
-        found._lay_out(np.repeat(np.arange(len(lengths)), lengths), np.concatenate(rows))
-        found.skipped, found._reported = [], set()
-        return found
+        part_of = np.repeat(np.arange(len(rows)), [len(some) for some in rows])
+        listed = copy.copy(self)
+        listed._shown = replace(self._shown, part_of=part_of, index_of=np.concatenate(rows))
+        listed.skipped, listed._reported = [], set()
+        return listed
 
     def __len__(self) -> int:
         """Number of batches."""
@@ -179,7 +167,7 @@ class Stream:
     @property
     def images(self) -> int:
         """Number of images, unreadable ones included."""
-        return len(self._index_of)
+        return len(self._shown.index_of)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -232,18 +220,23 @@ class Stream:
         with closing(loaded):  # type: ignore[type-var]
             for part, read in zip(parts, loaded, strict=True):
                 keys = [self.key(position) for position in part]
-                self._report([Skipped(keys[at], reason) for at, reason in read.unreadable])
+                for row, reason in read.unreadable:
+                    self.skipped.append(Skipped(keys[row], reason))
+                    if keys[row] not in self._reported:
+                        self._reported.add(keys[row])
+                        _log.warning("skipped %s: %s", keys[row], reason)
                 (batch,) = read.batches(keys, (self.views,))
-                yield batch, self.labels([part[at] for at in read.positions])
+                yield batch, self.labels([part[row] for row in read.positions])
 
     def origin(self, positions: range) -> tuple[Indices, Indices]:
         """Number of the part, and index of the image in it, at positions of the stream."""
         where = slice(positions.start, positions.stop)
-        return self._part_of[where], self._index_of[where]
+        return self._shown.part_of[where], self._shown.index_of[where]
 
     def shown(self) -> list[Indices]:
         """The images of every part that have a position in the stream, in ascending order."""
-        return [np.unique(self._index_of[self._part_of == n]) for n in range(len(self.parts))]
+        part_of, index_of = self._shown.part_of, self._shown.index_of
+        return [np.unique(index_of[part_of == number]) for number in range(len(self.parts))]
 
     def key(self, position: int) -> str:
         """Name of the image at a position; several datasets: led by the id, ``#n`` if again."""
@@ -251,15 +244,14 @@ class Stream:
 
     def labels(self, positions: Sequence[int]) -> Tensor:
         """Labels of the images at positions of the stream, -1 where unknown."""
-        return torch.from_numpy(self._label_of[np.asarray(positions, dtype=np.int64)])
-
-    def _report(self, skipped: Sequence[Skipped]) -> None:
-        """Count unreadable files, and tell of each once."""
-        for entry in skipped:
-            self.skipped.append(entry)
-            if entry.key not in self._reported:
-                self._reported.add(entry.key)
-                _log.warning("skipped %s: %s", entry.key, entry.reason)
+        rows = np.asarray(positions, dtype=np.int64)
+        part_of, index_of = self._shown.part_of[rows], self._shown.index_of[rows]
+        labels = torch.full((len(rows),), UNKNOWN)
+        for number in np.unique(part_of):
+            own, known = part_of == number, self.parts[number].labels
+            if known is not None:
+                labels[torch.from_numpy(own)] = known[torch.from_numpy(index_of[own])]
+        return labels
 
 
 @dataclass(frozen=True, eq=False)

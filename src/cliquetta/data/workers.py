@@ -22,7 +22,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, count, islice
 from pathlib import Path
@@ -130,21 +129,21 @@ def map_in_processes(
         rest = (item for _, item in chain(first, jobs))
         yield from map_ahead(function, rest, workers=workers, ahead=workers + 1)
         return
-    pool, waiting = started
+    executor, ring, waiting = started
     try:
         for slot in count():
             if not waiting:
                 return
             shapes, note = waiting.popleft().result()
-            waiting.extend(pool.submit(*job) for job in islice(jobs, 1))
-            yield tuple(pool.ring.arrays(slot, shapes)), note
+            waiting.extend(_submit(executor, *job) for job in islice(jobs, 1))
+            yield tuple(ring.arrays(slot, shapes)), note
     except BrokenProcessPool as error:
         raise WorkerError(
             "a process that decodes images was killed, most likely for want of memory: use fewer "
             "(--workers), or decode in this process (--workers 0)"
         ) from error
     finally:
-        pool.executor.shutdown(wait=True, cancel_futures=True)
+        executor.shutdown(wait=True, cancel_futures=True)
 
 
 @dataclass(frozen=True)
@@ -165,17 +164,17 @@ class _Ring:
             first += size * np.dtype(kind).itemsize
 
 
-@dataclass(frozen=True)
-class _Pool:
-    """Worker processes and the memory that they share with this one."""
+def _submit(executor: ProcessPoolExecutor, slot: int, item: Any) -> _Result:
+    """Give an item to the next free worker; starts a process while there are too few.
 
-    executor: ProcessPoolExecutor
-    ring: _Ring
-
-    def submit(self, slot: int, item: Any) -> _Result:
-        """Give an item to the next free worker; starts a process while there are too few."""
-        with _without_main():
-            return self.executor.submit(_work, slot, item)
+    These do not see the main script: without a guard they would run it again.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        return executor.submit(_work, slot, item)
+    finally:
+        sys.modules["__main__"] = main
 
 
 _here: tuple[Callable[[Any], Made], _Ring] | None = None
@@ -206,25 +205,23 @@ def _work(slot: int, item: Any) -> tuple[_Shapes, Any]:
 def _pickled(function: Callable[[Any], Made]) -> bytes | None:
     """The function as worker processes can take it; ``None`` where there can be none."""
     process = multiprocessing.current_process()
-    reason = ""
     pickled = b""
+    try:
+        pickled = pickle.dumps(function, pickle.HIGHEST_PROTOCOL)
+        reason = ""
+    except Exception as error:  # whatever a dataset of the caller's raises
+        reason = f"they cannot be sent what to read ({error})"
     if process.daemon:
         reason = "a daemonic process may not start others"
     elif getattr(process, "_inheriting", False):
         reason = "this process is itself just starting"
-    else:
-        try:
-            pickled = pickle.dumps(function, pickle.HIGHEST_PROTOCOL)
-        except Exception as error:  # whatever a dataset of the caller's raises
-            reason = f"they cannot be sent what to read ({error})"
-    if b"__main__" in pickled:
+    elif b"__main__" in pickled:
         reason = "they cannot import what was defined in the main script"
     elif len(pickled) > _LARGEST:
         reason = f"they would each hold {len(pickled) / 2**20:,.0f} MB of images"
     if reason:
         _log.info("threads read images, not processes: %s", reason)
-        return None
-    return pickled
+    return None if reason else pickled
 
 
 def start_server() -> Any:
@@ -241,7 +238,7 @@ def start_server() -> Any:
 
 def _start(
     pickled: bytes, jobs: Sequence[tuple[int, Any]], workers: int, room: int
-) -> tuple[_Pool, deque[_Result]] | None:
+) -> tuple[ProcessPoolExecutor, _Ring, deque[_Result]] | None:
     """Worker processes and the results of their first jobs; ``None`` if the system grants none."""
     slots, executor = len(jobs) + 1, None
     try:
@@ -249,24 +246,12 @@ def _start(
         ring = _Ring(context.RawArray("B", slots * room), room, slots)
         pillow = (ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS)
         executor = ProcessPoolExecutor(workers, context, _settle, (pickled, ring, pillow))
-        pool = _Pool(executor, ring)
-        return pool, deque(pool.submit(*job) for job in jobs)
+        return executor, ring, deque(_submit(executor, *job) for job in jobs)
     except OSError as error:
         _log.warning("threads read images: no worker processes can be started (%s)", error)
         if executor is not None:
             executor.shutdown(wait=True, cancel_futures=True)
         return None
-
-
-@contextmanager
-def _without_main() -> Iterator[None]:
-    """Hide the main script from processes that start: without a guard they would run it again."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
 
 
 def _end_with_parent() -> None:

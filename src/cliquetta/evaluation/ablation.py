@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cliquetta.errors import UnknownNameError, UserError
-from cliquetta.evaluation.grid import RunSpec, zero_shot
+from cliquetta.evaluation.grid import RunSpec, with_options, zero_shot
 from cliquetta.evaluation.record import Record
 from cliquetta.evaluation.sweep import RunResult
 from cliquetta.methods.registry import get_method, method_config
@@ -47,38 +47,28 @@ def ablation(
         raise UnknownNameError(f"option of {base.method}", field, [*fields, BATCH_SIZE])
     if not values:
         raise UserError(f"no values of {field} given")
-    options = dict(base.options)
-    default: Any = base.batch_size
-    if field in fields:
-        default = getattr(method_config(base.method, base.preset, options), field)
     cells: dict[Any, RunSpec] = {}
     for value in values:
-        if field in fields:
-            changed = method_config(base.method, base.preset, {**options, field: value})
-            value = getattr(changed, field)
-            spec = replace(base, options=_with(base.options, field, value, default))
+        if field == BATCH_SIZE:
+            spec = replace(base, batch_size=_batch_size(value))
         else:
-            value = _whole(value)
-            spec = replace(base, batch_size=value)
-        cells[value] = spec
+            spec = with_options(base, {**dict(base.options), field: value})
+        cells[_value(spec, field)] = spec
     return Ablation(
         field,
-        default,
+        _value(base, field),
         tuple((v, tuple(replace(spec, seed=s) for s in seeds)) for v, spec in cells.items()),
         tuple(replace(zero_shot(base), seed=seed) for seed in seeds),
     )
 
 
-def _with(
-    options: tuple[tuple[str, Any], ...], field: str, value: Any, default: Any
-) -> tuple[tuple[str, Any], ...]:
-    """Options with one more; none for the default, so that curves share its run."""
-    if value == default:
-        return options
-    return (*((name, kept) for name, kept in options if name != field), (field, value))
+def _value(spec: RunSpec, field: str) -> Any:
+    if field == BATCH_SIZE:
+        return spec.batch_size
+    return getattr(method_config(spec.method, spec.preset, dict(spec.options)), field)
 
 
-def _whole(value: Any) -> int:
+def _batch_size(value: Any) -> int:
     try:
         number = int(value)
     except ValueError:
@@ -116,7 +106,7 @@ class Point:
 
     @property
     def nll(self) -> float | None:
-        """Negative log-likelihood over seeds: moves where no answer changes."""
+        """Negative log-likelihood over seeds: moves where no prediction changes."""
         values = [record.metrics["nll"] for record in self.records]
         return statistics.mean(values) if values else None
 
@@ -160,17 +150,14 @@ class Curve:
 
 def curve(ablation: Ablation, results: Sequence[RunResult]) -> Curve:
     """Make the curve from the results of an ablation's runs."""
-    records_of = {result.spec: result.record for result in results}
-    before = [record for record in map(records_of.get, ablation.baselines) if record is not None]
-    plain = {r.seed: r.metrics["top1"] for r in before if "top1" in r.metrics}
+    records = {r.spec: r.record for r in results if r.record and "top1" in r.record.metrics}
+    plain = {spec.seed: records[spec] for spec in ablation.baselines if spec in records}
     points = []
     for value, specs in ablation.cells:
-        records = tuple(
-            r for r in map(records_of.get, specs) if r is not None and "top1" in r.metrics
-        )
-        gains = [r.metrics["top1"] - plain[r.seed] for r in records if r.seed in plain]
-        points.append(Point(value, records, statistics.mean(gains) if gains else None))
-    mean = statistics.mean(plain.values()) if plain else None
+        own = [records[spec] for spec in specs if spec in records]
+        gains = [r.metrics["top1"] - plain[r.seed].metrics["top1"] for r in own if r.seed in plain]
+        points.append(Point(value, tuple(own), statistics.mean(gains) if gains else None))
+    mean = statistics.mean(r.metrics["top1"] for r in plain.values()) if plain else None
     return Curve(ablation.field, ablation.default, tuple(points), mean)
 
 

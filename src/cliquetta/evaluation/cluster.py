@@ -21,9 +21,7 @@ import torch
 
 from cliquetta.errors import UserError
 from cliquetta.evaluation.grid import RunSpec
-from cliquetta.evaluation.progress import Step
-from cliquetta.evaluation.progress_actor import ProgressBoard, RunReport
-from cliquetta.evaluation.record import Record
+from cliquetta.evaluation.progress import ProgressBoard, RunReport, Step
 from cliquetta.evaluation.sweep import RunContext, RunResult
 from cliquetta.ray_connection import LOCAL, connected
 
@@ -72,12 +70,14 @@ class _Grid:
     def __init__(
         self, ray: Any, settings: RayExecutor, context: RunContext, specs: Sequence[RunSpec]
     ) -> None:
-        self.ray = ray
-        self.settings = settings
-        self.specs = specs
-        self.context = ray.put(pickle.dumps(context))
-        self.folder = str(Path.cwd())
-        share = self._gpu_share(context)
+        self.ray, self.settings, self.specs = ray, settings, specs
+        self.context, self.folder = ray.put(pickle.dumps(context)), str(Path.cwd())
+        present = ray.cluster_resources().get("GPU", 0)
+        share = settings.gpus
+        if share is None:
+            share = 1.0 if present and context.device != "cpu" else 0.0
+        elif share > present:
+            raise UserError(f"a run is to have {share} GPUs, the cluster has {present:.0f}")
         self.task = ray.remote(num_cpus=settings.cpus, num_gpus=share, max_retries=0)(_run_there)
         self.board = ray.remote(num_cpus=0)(ProgressBoard).remote()
         self.reports = self.board.take.remote()
@@ -87,19 +87,15 @@ class _Grid:
         self.later: list[tuple[float, int]] = [(0.0, run) for run in range(len(specs))]
         """When to send which run."""
 
-    def _gpu_share(self, context: RunContext) -> float:
-        present = self.ray.cluster_resources().get("GPU", 0)
-        wanted = self.settings.gpus
-        if wanted is None:
-            return 1.0 if present and context.device != "cpu" else 0.0
-        if wanted > present:
-            raise UserError(f"a run is to have {wanted} GPUs, the cluster has {present:.0f}")
-        return wanted
-
     def run(self) -> Iterator[RunResult]:
         """Send what is due and settle what has ended, until nothing is left."""
+        threads = max(1, int(self.settings.cpus))
         while self.running or self.later:
-            self._send_due()
+            due = [run for when, run in self.later if when <= time.monotonic()]
+            self.later = [entry for entry in self.later if entry[1] not in due]
+            for run in due:
+                given = (self.context, self.specs[run], run, self.board, self.folder, threads)
+                self.running[self.task.remote(*given)] = run
             ready: list[Any] = []
             if self.running:
                 ready, _ = self.ray.wait(list(self.running), timeout=REPORT_SECONDS)
@@ -117,37 +113,26 @@ class _Grid:
             self.ray.cancel(task, force=True)
         self.ray.kill(self.board)
 
-    def _send_due(self) -> None:
-        now = time.monotonic()
-        due = [run for when, run in self.later if when <= now]
-        self.later = [(when, run) for when, run in self.later if when > now]
-        threads = max(1, int(self.settings.cpus))
-        for run in due:
-            spec = self.specs[run]
-            task = self.task.remote(self.context, spec, run, self.board, self.folder, threads)
-            self.running[task] = run
-
     def _settle(self, task: Any) -> RunResult | None:
         """The result of a task that ended, or ``None`` if its run will be sent again."""
         run = self.running.pop(task)
-        spec = self.specs[run]
+        final = False
+        result: RunResult
         try:
-            answer: Record | _Failure = self.ray.get(task)
+            result, final = self.ray.get(task)
         except self.ray.exceptions.RayError as error:  # the worker or its machine is gone
             reason = next(iter(str(error).splitlines()), "")
-            answer = _Failure(f"{type(error).__name__}: {reason}", final=False)
-        if isinstance(answer, Record):
-            return RunResult(spec, answer)
-        if answer.final or self.attempts[run] >= self.settings.retries:
-            return RunResult(spec, error=answer.error)
+            result = RunResult(self.specs[run], error=f"{type(error).__name__}: {reason}")
+        if final or self.attempts[run] >= self.settings.retries:
+            return result
         # Not at once: a lost machine may hold the lock of the run's folder a little longer.
         self.later.append((time.monotonic() + 2.0 ** self.attempts[run], run))
         self.attempts[run] += 1
-        _log.warning("%s is sent again: %s", spec, answer.error)
+        _log.warning("%s is sent again: %s", result.spec, result.error)
         return None
 
     def _pass_on_reports(self) -> None:
-        """Tell what is new; runs never wait for the board, nor do we."""
+        """Hand on what is new; runs never wait for the board, nor do we."""
         ready, _ = self.ray.wait([self.reports], timeout=0)
         if not ready:
             return
@@ -161,19 +146,13 @@ class _Grid:
                 self.settings.on_report(self.specs[run], report)
 
 
-@dataclass(frozen=True)
-class _Failure:
-    """Why a run ended without a record."""
-
-    error: str
-    final: bool
-    """Whether another attempt would only repeat it."""
-
-
 def _run_there(
     context: bytes, spec: RunSpec, run: int, board: Any, folder: str, threads: int
-) -> Record | _Failure:
-    """Run one cell in a worker process; errors travel as text: not every one can be sent."""
+) -> tuple[RunResult, bool]:
+    """Run one cell in a worker process; with whether another attempt would only repeat the result.
+
+    Errors travel as text: not every one can be sent.
+    """
     last = 0.0
 
     def report(step: Step) -> None:
@@ -181,15 +160,16 @@ def _run_there(
         now = time.monotonic()
         if now - last >= REPORT_SECONDS or step.number == step.batches:
             last = now
-            said = RunReport(step.number, step.batches, step.images, step.accuracy)
-            board.post.remote(run, said)
+            now_at = RunReport(step.number, step.batches, step.images, step.accuracy)
+            board.post.remote(run, now_at)
 
     try:
         os.chdir(folder)  # paths were given as seen from there
         torch.set_num_threads(threads)
-        return _context(context).run(spec, report)
+        return RunResult(spec, _context(context).run(spec, report)), True
     except Exception as error:
-        return _Failure(f"{type(error).__name__}: {error}", isinstance(error, FINAL))
+        final = isinstance(error, FINAL)
+        return RunResult(spec, error=f"{type(error).__name__}: {error}"), final
 
 
 @lru_cache(maxsize=1)

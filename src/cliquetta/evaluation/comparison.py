@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ ENOUGH = 6
 METRICS = ("top1", "top5", "mean_class", "macro_f1", "ece", "nll", "auroc", "fpr95")
 LOWER_IS_BETTER = frozenset({"ece", "nll", "fpr95"})
 DRAWS = 10
-"""Seeds from which on the worst tenth of them is told."""
+"""Seeds from which on the mean over the worst tenth of them is shown."""
 TUNED_BY_AUTHORS = "*"
 SEVERAL_SETTINGS = "‡"
 MARKS = {
@@ -53,7 +54,7 @@ class Cell:
     gains: Mapping[int, float]
     """Difference of the metric to the baseline, by every seed that both have."""
     test: PairedTest | None
-    """Of the answers against the baseline's; ``None`` for the baseline itself."""
+    """Of the predictions against the baseline's; ``None`` for the baseline itself."""
     marks: str
     cost: float | None
     """Time per image as a multiple of zero-shot's in the same column."""
@@ -70,7 +71,7 @@ class Cell:
 
     @property
     def better(self) -> str:
-        """▲ or ▼ where the answers differ from the baseline's beyond chance (p < 0.05)."""
+        """▲ or ▼ where predictions differ from the baseline's beyond chance (p < 0.05)."""
         if self.test is None or self.test.p >= 0.05:
             return ""
         return "▲" if self.test.repaired > self.test.broken else "▼"
@@ -105,7 +106,7 @@ class Overall:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A table of cells: the baseline first, then rows by name; columns as they were found."""
+    """A table of cells: the baseline first, then rows by name; columns as they were given."""
 
     rows: tuple[str, ...]
     columns: tuple[str, ...]
@@ -169,12 +170,8 @@ def compare(
         for key in ordered:
             own = tuple(run for run in members if run.row == key)
             if own:
-                pairs = [] if _is(baseline, own[0].name) else _pairs(own, members, baseline)
-                marks = _marks(own[0], members)
-                cost = _cost(_pairs(own, members, BASELINE))
-                cells[labels[key], column] = _cell(
-                    column, labels[key], own, pairs, metric, marks, cost
-                )
+                cell = _cell(column, labels[key], own, members, baseline, metric)
+                cells[labels[key], column] = cell
     names = tuple(labels[key] for key in ordered)
     return Comparison(names, tuple(columns), cells, metric, baseline)
 
@@ -185,32 +182,27 @@ def _is(baseline: str, name: str) -> bool:
 
 def _columns(runs: Sequence[Run], *, split: bool) -> dict[str, list[Run]]:
     """Runs by dataset; groups that cannot be compared apart, or refused."""
-    by_dataset: dict[str, list[Run]] = {}
+    groups: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
-        by_dataset.setdefault(run.record.dataset, []).append(run)
+        alike = groups.setdefault(run.record.dataset, {})
+        alike.setdefault(json.dumps(run.protocol, sort_keys=True), []).append(run)
     columns: dict[str, list[Run]] = {}
-    for dataset, members in by_dataset.items():
-        groups: dict[str, list[Run]] = {}
-        for run in members:
-            groups.setdefault(json.dumps(run.protocol, sort_keys=True), []).append(run)
-        if len(groups) > 1 and not split:
-            raise IncomparableError(_why(dataset, [group[0] for group in groups.values()]))
-        for number, group in enumerate(groups.values(), start=1):
-            columns[dataset if len(groups) == 1 else f"{dataset} #{number}"] = group
+    for dataset, alike in groups.items():
+        if len(alike) > 1 and not split:
+            raise IncomparableError(_why(dataset, [members[0] for members in alike.values()]))
+        for number, members in enumerate(alike.values(), start=1):
+            columns[dataset if len(alike) == 1 else f"{dataset} #{number}"] = members
     return columns
 
 
 def _why(dataset: str, firsts: Sequence[Run]) -> str:
     """In one sentence what keeps runs apart, with an example of each side."""
-    aspects = [
-        aspect for aspect in firsts[0].protocol if len({run.protocol[aspect] for run in firsts}) > 1
-    ]
-    first, other = firsts[0], firsts[1]
-    shown = [a for a in aspects if first.protocol[a] != other.protocol[a]] or aspects
+    first, other = firsts[0].protocol, firsts[1].protocol
+    aspects = [aspect for aspect in first if len({run.protocol[aspect] for run in firsts}) > 1]
     details = "; ".join(
-        f"{aspect}: {first.protocol[aspect]} in {first.record.id}, {other.protocol[aspect]} in "
-        f"{other.record.id}"
-        for aspect in shown
+        f"{aspect}: {first[aspect]} in {firsts[0].record.id}, {other[aspect]} in "
+        f"{firsts[1].record.id}"
+        for aspect in [a for a in aspects if first[a] != other[a]] or aspects
     )
     return (
         f"runs on {dataset} with different {' and '.join(aspects)} do not belong in one column "
@@ -244,8 +236,7 @@ def _usual(run: Run) -> dict[str, Any]:
         config = method_config(run.record.method, run.record.preset)
     except UnknownNameError:
         return {}
-    usual: dict[str, Any] = json.loads(json.dumps(plain_config(config)))
-    return usual
+    return dict(json.loads(json.dumps(plain_config(config))))
 
 
 def varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -262,46 +253,37 @@ def _brief(value: Any) -> str:
 
 def _pairs(own: Sequence[Run], column: Sequence[Run], baseline: str) -> list[tuple[Run, Run]]:
     """``(baseline run, run)`` for every seed that both have, on the same weights."""
+    plain = [other for other in column if _is(baseline, other.name)]
     pairs = []
     for run in own:
-        weights = run.record.settings["model"]
-        partners = [
-            other
-            for other in column
-            if _is(baseline, other.name)
-            and other.record.seed == run.record.seed
-            and other.record.settings["model"] == weights
-        ]
+        wanted = (run.record.seed, run.record.settings["model"])
+        partners = [p for p in plain if (p.record.seed, p.record.settings["model"]) == wanted]
         if partners:  # batch size and order may differ: take the likest
-            same = [other for other in partners if other.conditions == run.conditions]
-            pairs.append(((same or partners)[0], run))
+            alike = [partner for partner in partners if partner.conditions == run.conditions]
+            pairs.append(((alike or partners)[0], run))
     return pairs
 
 
 def _marks(run: Run, column: Sequence[Run]) -> str:
     marks = ""
-    try:
+    # else a method of a plug-in that is not installed here
+    with suppress(UnknownNameError):
         if run.record.preset in get_method(run.record.method).tuned_by_authors:
             marks += TUNED_BY_AUTHORS
-    except UnknownNameError:
-        pass  # a method of a plug-in that is not installed here
-    settings = {
-        json.dumps(other.setting, sort_keys=True)
-        for other in column
-        if other.record.method == run.record.method
-    }
-    return marks + (SEVERAL_SETTINGS if len(settings) > 1 else "")
+    own = [other.setting for other in column if other.record.method == run.record.method]
+    return marks + (SEVERAL_SETTINGS if varying(own) else "")
 
 
 def _cell(
     column: str,
     row: str,
     own: tuple[Run, ...],
-    pairs: Sequence[tuple[Run, Run]],
+    members: Sequence[Run],
+    baseline: str,
     metric: str,
-    marks: str,
-    cost: float | None,
 ) -> Cell:
+    """The cell of the runs ``own`` among the ``members`` of their column."""
+    pairs = [] if _is(baseline, own[0].name) else _pairs(own, members, baseline)
     values = [run.record.metrics[metric] for run in own if metric in run.record.metrics]
     gains = {
         run.record.seed: run.record.metrics[metric] - before.record.metrics[metric]
@@ -316,13 +298,13 @@ def _cell(
         row,
         own,
         metric,
-        statistics.mean(values) if values else None,
-        statistics.stdev(values) if len(values) > 1 else None,
-        worst_tenth(values, lowest=metric not in LOWER_IS_BETTER),
-        gains,
-        test,
-        marks,
-        cost,
+        mean=_mean(values),
+        sd=statistics.stdev(values) if len(values) > 1 else None,
+        tail=worst_tenth(values, lowest=metric not in LOWER_IS_BETTER),
+        gains=gains,
+        test=test,
+        marks=_marks(own[0], members),
+        cost=_cost(_pairs(own, members, BASELINE)),
     )
 
 

@@ -21,6 +21,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from cliquetta.atomic import write_atomically
+from cliquetta.data.images import cut_mosaic, open_image
 from cliquetta.data.stream import Stream
 from cliquetta.errors import UserError
 from cliquetta.evaluation.progress import Step
@@ -133,10 +134,14 @@ def small_pictures(
     return np.asarray(levels.permute(0, 2, 3, 1).contiguous().numpy())
 
 
+def _columns(count: int) -> int:
+    return int(np.ceil(np.sqrt(count)))
+
+
 def _mosaic(pictures: Pictures) -> bytes:
     """Pictures in one WebP file, row by row."""
     n, side = pictures.shape[:2]
-    columns = int(np.ceil(np.sqrt(n)))
+    columns = _columns(n)
     rows = -(-n // columns)
     padded = np.zeros((rows * columns, side, side, 3), np.uint8)
     padded[:n] = pictures
@@ -146,16 +151,6 @@ def _mosaic(pictures: Pictures) -> bytes:
     # Small pictures have no detail to spare, and their tiles would bleed into each other.
     picture.save(file, "WEBP", lossless=side <= 48, quality=90)
     return file.getvalue()
-
-
-def _tiles(data: bytes, count: int) -> Pictures:
-    """The pictures of a mosaic."""
-    with Image.open(io.BytesIO(data)) as picture:
-        sheet = np.asarray(picture.convert("RGB"))
-    columns = int(np.ceil(np.sqrt(count)))
-    side = sheet.shape[1] // columns
-    tiles = sheet.reshape(-1, side, columns, side, 3).swapaxes(1, 2)
-    return tiles.reshape(-1, side, side, 3)[:count]
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,16 +215,13 @@ def load_evidence(run: Path | str) -> Evidence | None:
             f"{folder} holds evidence of format {about.get('format')!r}, this version reads "
             f"{FORMAT}: run again with --evidence"
         )
-    lines = []
-    if (folder / _COUNTS).exists():
-        data = (folder / _COUNTS).read_bytes()
-        lines = [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
+    data = (folder / _COUNTS).read_bytes() if (folder / _COUNTS).exists() else b""
+    lines = [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
     counts = {line["batch"]: line for line in lines}  # of a batch that was repeated, the last one
-    entries = sorted(folder.glob("[0-9]*.json"))
     return Evidence(
         tuple(about["names"]),
         tuple(counts[number] for number in sorted(counts)),
-        tuple(_read_batch(path) for path in entries),
+        tuple(_read_batch(path) for path in sorted(folder.glob("[0-9]*.json"))),
     )
 
 
@@ -237,25 +229,27 @@ def _read_batch(path: Path) -> BatchEvidence:
     entry = json.loads(path.read_text(encoding="utf-8"))
     tensors = load(path.with_suffix(".safetensors").read_bytes())
     arrays = {name: value.float().numpy() for name, value in tensors.items()}
-    maps = []
-    start = 0
-    for place in entry["maps"]:
-        stop = start + place["rows"]
-        kinds = {
-            name.partition(".")[2]: value[start:stop]
-            for name, value in arrays.items()
-            if name.startswith(Explanation.MAPS)
-        }
-        maps.append(MapEvidence(place["place"], tuple(place["cliques"]), kinds))
-        start = stop
-    lists = {name: tuple(entry[name]) for name in ("keys", "labels", "before", "after")}
+    kinds = {
+        name.partition(".")[2]: value
+        for name, value in arrays.items()
+        if name.startswith(Explanation.MAPS)
+    }
+    maps, start = [], 0
+    for image in entry["maps"]:
+        rows = slice(start, start + image["rows"])
+        own = {kind: value[rows] for kind, value in kinds.items()}
+        maps.append(MapEvidence(image["place"], tuple(image["cliques"]), own))
+        start = rows.stop
+    names = ("keys", "labels", "before", "after", "confidence")
+    lists: dict[str, Any] = {name: tuple(entry[name]) for name in names}
+    count = len(entry["keys"])
+    sheet = open_image(path.with_suffix(".webp"))
     return BatchEvidence(
-        number=entry["batch"],
+        entry["batch"],
         **lists,
-        confidence=tuple(entry["confidence"]),
         description=entry["description"],
         features=arrays["features"],
         prompted=arrays.get("prompted"),
-        pictures=_tiles(path.with_suffix(".webp").read_bytes(), len(entry["keys"])),
+        pictures=cut_mosaic(sheet, sheet.width // _columns(count), count),
         maps=tuple(maps),
     )

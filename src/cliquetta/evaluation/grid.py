@@ -132,38 +132,39 @@ def read_grid(path: Path | str, *, root: str = "", **changes: Any) -> list[RunSp
     whose authors chose one per dataset. ``{root}`` in a value stands for a folder. ``changes``
     overrule the fields of all blocks.
     """
-    known = {f.name for f in fields(RunSpec)}
+    known = sorted(f.name for f in fields(RunSpec))
     specs: list[RunSpec] = []
     for _, datasets, block in _blocks(path, root):
         methods = _expand(block.pop("methods"), text="text_features" not in block)
         seeds, baseline = block.pop("seeds", [0]), block.pop("baseline", True)
+        limits, texts = block.pop("limits", {}), block.get("templates")
         if isinstance(block.get("classes"), str):
             block["classes"] = class_names(block["classes"])
-        limits, texts = block.pop("limits", {}), block.get("templates")
         if isinstance(texts, str):
             del block["templates"]
-        for name in set(block) - known:
-            raise UnknownNameError(f"field of {path}", name, sorted(known))
-        plain: dict[str, Any] = {
+        for name in block:
+            if name not in known:
+                raise UnknownNameError(f"field of {path}", name, known)
+        shared: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in {**block, **changes}.items()
         }
-        base = RunSpec("", BASELINE, **plain)
+        base = RunSpec("", BASELINE, **shared)
         by_limit: dict[int | None, list[RunSpec]] = {}
         for cell in (with_method(base, method) for method in methods):
-            known_limits = [n for n in (base.limit, limits.get(cell.method)) if n is not None]
-            limit = min(known_limits, default=None)
+            stated = [n for n in (base.limit, limits.get(cell.method)) if n is not None]
+            limit = min(stated, default=None)
             if limit != 0:
                 by_limit.setdefault(limit, []).append(replace(cell, limit=limit))
         for cells in by_limit.values():
             made = grid(cells, datasets=datasets, seeds=seeds, baseline=baseline)
             if isinstance(texts, str):
-                made = [replace(s, templates=named_templates(texts, s.dataset)) for s in made]
+                made = [replace(s, templates=_named_templates(texts, s.dataset)) for s in made]
             specs += made
     return list(dict.fromkeys(specs))
 
 
-def named_templates(name: str, dataset: str) -> tuple[str, ...]:
+def _named_templates(name: str, dataset: str) -> tuple[str, ...]:
     """The templates of a set, or those that a method's authors chose for a dataset."""
     return templates(name if name in list_templates() else template_choice(name, dataset))
 

@@ -2,18 +2,56 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
+import logging
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
+from unittest.mock import patch
 
-import cliquetta.evaluation.torchmetrics_import  # noqa: F401  # isort: skip
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics import CatMetric, MeanMetric, Metric
-from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError
 
 from cliquetta.data.dataset import OUTSIDE
 from cliquetta.errors import UserError
+
+
+def _import_torchmetrics() -> None:
+    """Import torchmetrics although a torchvision may be installed that does not fit this torch.
+
+    It imports torchvision wherever its metadata are; we need none of what it is for.
+    """
+    try:
+        importlib.import_module("torchmetrics")
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:
+        logging.getLogger(__name__).warning("ignoring a broken torchvision (%s)", error)
+        broken = ("torchmetrics", "lightning_utilities", "torchvision")
+        for name in [name for name in sys.modules if name.partition(".")[0] in broken]:
+            del sys.modules[name]
+        real = importlib.metadata.version
+
+        def version(name: str) -> str:
+            if name == "torchvision":
+                raise importlib.metadata.PackageNotFoundError(name)
+            return real(name)
+
+        with patch("importlib.metadata.version", version):
+            sys.modules["torchvision"] = None  # type: ignore[assignment]  # "there is none"
+            importlib.import_module("torchmetrics")
+        del sys.modules["torchvision"]
+
+
+_import_torchmetrics()
+
+from torchmetrics import CatMetric, MeanMetric, Metric  # noqa: E402
+from torchmetrics.classification import (  # noqa: E402
+    MulticlassAccuracy,
+    MulticlassCalibrationError,
+)
 
 BINS = 15
 """Bins of equal width for the calibration error, as in Guo et al. (2017); C-TPT takes 20."""

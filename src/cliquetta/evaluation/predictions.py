@@ -8,7 +8,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
@@ -29,18 +28,13 @@ def fingerprint_predictions(folder: Path) -> dict[str, int | str]:
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
-def load_predictions(folder: Path | str) -> Predictions:
-    """The per-sample predictions in a run's folder, complete or so far."""
-    return read_predictions(Path(folder) / PREDICTIONS)
-
-
 TOP = 5
-"""Answers kept per image."""
+"""Classes per image that are written."""
 
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """The answers of a run in the order of its stream."""
+    """The predictions of a run in the order of its stream."""
 
     keys: tuple[str, ...]
     labels: npt.NDArray[np.int64]
@@ -56,7 +50,7 @@ class Predictions:
 
     @property
     def correct(self) -> npt.NDArray[np.bool_]:
-        """(n,) whether the best answer is the label."""
+        """(n,) whether the best class is the label."""
         correct: npt.NDArray[np.bool_] = self.classes[:, 0] == self.labels
         return correct
 
@@ -76,19 +70,8 @@ class PredictionLog:
         self._file.truncate(length)
         self._file.seek(length)
 
-    def __enter__(self) -> PredictionLog:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._file.close()
-
     def append(self, keys: Sequence[str], labels: Tensor, logits: Tensor) -> None:
-        """Add the answers for one batch and hand them to the system."""
+        """Add the predictions of some images and hand them to the system."""
         best = logits.float().softmax(dim=-1).topk(min(TOP, logits.shape[-1]), dim=-1)
         rows = zip(
             keys, labels.tolist(), best.indices.tolist(), best.values.cpu().numpy(), strict=True
@@ -105,10 +88,14 @@ class PredictionLog:
         os.fsync(self._file.fileno())
         return self._file.tell()
 
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
-def read_predictions(path: Path | str) -> Predictions:
-    """The predictions in a file, also while it is being written: a torn last line is left out."""
-    data = Path(path).read_bytes()
+
+def load_predictions(folder: Path | str) -> Predictions:
+    """The predictions in a run's folder, also while they are being written, without a torn line."""
+    data = (Path(folder) / PREDICTIONS).read_bytes()
     rows = [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
     width = len(rows[0]["top"]) if rows else 0
     return Predictions(

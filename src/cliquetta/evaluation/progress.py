@@ -1,17 +1,16 @@
-"""Progress of a run: the step that observers get, and the counters saved with the state."""
+"""Progress of runs, here and on a cluster; imports nothing large, so that actors start fast."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime, timezone
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-from cliquetta.data.prepared import AnyBatch
-from cliquetta.data.stream import Skipped
-from cliquetta.types import Prediction
+    from cliquetta.data.prepared import AnyBatch
+    from cliquetta.types import Prediction
 
 
 @dataclass(frozen=True)
@@ -34,39 +33,27 @@ class Step:
         return self.score()
 
 
-def now() -> str:
-    """The time in UTC, as records write it."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+@dataclass(frozen=True)
+class RunReport:
+    """A step of a run on another machine: batches done and in all, images done, top-1 so far."""
+
+    number: int
+    batches: int
+    images: int
+    accuracy: float | None
 
 
-@dataclass
-class RunProgress:
-    """Counters of a run; all of them are saved with the method's memory."""
+class ProgressBoard:
+    """The latest report of every run, by the run's number in the grid; lives in an actor."""
 
-    batches: int = 0
-    images: int = 0
-    seconds: float = 0.0
-    """Spent predicting."""
-    timed: tuple[int, float] = (0, 0.0)
-    """Images and seconds without the first batch of a process, in which kernels are chosen."""
-    recalled: int = 0
-    """Images that the prediction cache knew."""
-    written: int = 0
-    """Length of the prediction file in bytes."""
-    resumed: int = 0
-    started: str = field(default_factory=now)
-    skipped: tuple[Skipped, ...] = ()
-    evidence: Mapping[str, Any] = field(default_factory=dict)
-    """Plain values of the last prediction's evidence."""
+    def __init__(self) -> None:
+        self.reports: dict[int, RunReport] = {}
 
-    @classmethod
-    def from_notes(cls, notes: Mapping[str, Any]) -> RunProgress:
-        """Counters as they were saved."""
-        skipped = tuple(Skipped(**entry) for entry in notes["skipped"])
-        return cls(**{**notes, "skipped": skipped})
+    def post(self, run: int, report: RunReport) -> None:
+        """Replace the last report of a run."""
+        self.reports[run] = report
 
-    @property
-    def images_per_second(self) -> float:
-        """Throughput, without the first batch where there are others."""
-        images, seconds = self.timed if self.timed[0] else (self.images, self.seconds)
-        return images / seconds if seconds else 0.0
+    def take(self) -> dict[int, RunReport]:
+        """Return the reports since the last call."""
+        reports, self.reports = self.reports, {}
+        return reports

@@ -27,9 +27,8 @@ from cliquetta.evaluation.predictions import (
     fingerprint_predictions,
     load_predictions,
 )
-from cliquetta.methods.state import plain_config
-from cliquetta.model.clip import CLIP
-from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.methods.base import Adapter
+from cliquetta.methods.state import fitted_fingerprint, plain_config
 from cliquetta.version import installed_version
 
 try:
@@ -92,27 +91,15 @@ class Record:
         write_atomically(folder / RECORD, text.encode())
 
 
-def describe_run(
-    *,
-    method: str,
-    config: Any,
-    seed: int,
-    model: CLIP,
-    prompts: ClassPrompts,
-    stream: AnyStream,
-    fitted: str | None = None,
-) -> dict[str, Any]:
-    """All settings on which the predictions of a run depend, as JSON types.
-
-    ``fitted`` is the hash of what a few-shot method was built from.
-    """
-    preprocess = stream.preprocess
-    return {
+def plan(adapter: Adapter, stream: AnyStream, preset: str | None = None) -> Record:
+    """The record of a run before it runs: its id and all that its predictions depend on."""
+    model, prompts, preprocess = adapter.model, adapter.prompts, stream.preprocess
+    settings = {
         "dataset": stream.id,
-        "method": method,
-        "config": plain_config(config),
-        "fitted": fitted,
-        "seed": seed,
+        "method": adapter.name,
+        "config": plain_config(adapter.config),
+        "fitted": fitted_fingerprint(adapter),
+        "seed": adapter.seed,
         "model": {
             "id": model.id,
             "fingerprint": model.fingerprint,
@@ -127,6 +114,7 @@ def describe_run(
         },
         "stream": stream.settings(),
     }
+    return Record(run_id(settings), settings, preset=preset)
 
 
 def run_id(settings: Mapping[str, Any]) -> str:
@@ -171,15 +159,14 @@ def load_record(folder: Path | str) -> Record:
     """The record in a run's folder."""
     path = Path(folder) / RECORD
     try:
-        return parse_record(json.loads(path.read_text(encoding="utf-8")))
+        return _parse(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise UserError(f"{folder} is not the folder of a run: it has no {RECORD}") from None
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise UserError(f"{path} is not a record that this version can read ({error})") from error
 
 
-def parse_record(values: Mapping[str, Any]) -> Record:
-    """The record that :meth:`Record.save` wrote as these JSON values."""
+def _parse(values: Mapping[str, Any]) -> Record:
     return Record(**{**values, "skipped": tuple(values["skipped"])})
 
 
@@ -249,7 +236,7 @@ def unpack_records(path: Path | str) -> list[Record]:
                 value = document["shared"][value[_SHARED]]
             return {k: restore(v) for k, v in value.items()} if isinstance(value, dict) else value
 
-        return [parse_record(restore(entry)) for entry in document["records"]]
+        return [_parse(restore(entry)) for entry in document["records"]]
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise UserError(f"{path} holds no records that this version can read ({error})") from error
 

@@ -11,8 +11,9 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -37,22 +38,21 @@ from cliquetta.evaluation.predictions import (
     PredictionLog,
     fingerprint_predictions,
 )
-from cliquetta.evaluation.progress import RunProgress, Step, now
+from cliquetta.evaluation.progress import Step
 from cliquetta.evaluation.record import (
     RECORD,
     STATE,
     Record,
-    describe_run,
     environment,
     load_record,
     peak_memory,
-    run_id,
+    plan,
     verify_predictions,
 )
 from cliquetta.inference.predictor import predict_batch
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import require_features_only
-from cliquetta.methods.state import fitted_fingerprint, unpack_state
+from cliquetta.methods.state import unpack_state
 from cliquetta.types import Batch, Prediction
 
 SCORE_SECONDS = 0.2
@@ -98,37 +98,19 @@ def evaluate(
     stream = from_given_features(stream, adapter.model)
     _check(adapter, stream)
     run = Execution(adapter, stream, plan(adapter, stream, preset), cache)
-    with run.opened(out, again, evidence) as known:
-        if known is not None:
-            return known
+    with run.opened(out, again, evidence) as finished:
+        if finished is not None:
+            return finished
         saved_at, saved_batch = time.monotonic(), run.progress.batches
         for batch, labels in stream.batches(run.progress.batches):
-            prediction = run.predict(batch)
-            run.keep(batch, labels, prediction)
-            step = run.step(batch, labels, prediction)
-            if run.evidence is not None:
-                run.evidence(step)
+            step = run.advance(batch, labels)
             late = time.monotonic() - saved_at >= save_seconds
-            if late or run.progress.batches - saved_batch >= save_every:
+            if late or step.number - saved_batch >= save_every:
                 run.save()
-                saved_at, saved_batch = time.monotonic(), run.progress.batches
+                saved_at, saved_batch = time.monotonic(), step.number
             if on_step is not None:
                 on_step(step)
-    return run.summary("finished", save=True)
-
-
-def plan(adapter: Adapter, stream: AnyStream, preset: str | None = None) -> Record:
-    """The record of a run before it runs: its id and its settings."""
-    settings = describe_run(
-        method=adapter.name,
-        config=adapter.config,
-        seed=adapter.seed,
-        model=adapter.model,
-        prompts=adapter.prompts,
-        stream=stream,
-        fitted=fitted_fingerprint(adapter),
-    )
-    return Record(run_id(settings), settings, preset=preset)
+    return run.write_record("finished")
 
 
 def _check(adapter: Adapter, stream: AnyStream) -> None:
@@ -147,38 +129,6 @@ def _check(adapter: Adapter, stream: AnyStream) -> None:
         )
 
 
-class Scorer:
-    """The metrics of a run and, where it has a folder, the file of its predictions."""
-
-    def __init__(self, classes: int) -> None:
-        self.metrics = Metrics(classes)
-        self.log: PredictionLog | None = None
-        self._waiting: list[tuple[Sequence[str], Tensor, Tensor]] = []
-        self._flushed_at = time.monotonic()
-
-    def add(self, keys: Sequence[str], labels: Tensor, logits: Tensor) -> None:
-        """Take a batch; it is scored and written at once if the last time was long ago."""
-        self._waiting.append((keys, labels, logits))
-        if time.monotonic() - self._flushed_at >= SCORE_SECONDS:
-            self.flush()
-
-    def flush(self) -> None:
-        """Score and write what is waiting."""
-        if self._waiting:
-            keys, labels, logits = zip(*self._waiting, strict=True)
-            self._waiting = []
-            known, scores = torch.cat(labels), torch.cat([part.cpu() for part in logits])
-            self.metrics.update(scores, known, [len(part) for part in labels])
-            if self.log is not None:
-                self.log.append([key for part in keys for key in part], known, scores)
-        self._flushed_at = time.monotonic()
-
-    def accuracy(self) -> float | None:
-        """Top-1 so far in percent."""
-        self.flush()
-        return self.metrics.accuracy
-
-
 class PredictionCache:
     """The predictions of an independent method, by image.
 
@@ -194,44 +144,67 @@ class PredictionCache:
 
     def predict(self, adapter: Adapter, batch: Batch, *, first: bool) -> tuple[Prediction, int]:
         """The prediction of a batch, and how many of its images came from the cache."""
-        rows = [at for at, key in enumerate(batch.keys) if first or key not in self.logits]
+        rows = [row for row, key in enumerate(batch.keys) if first or key not in self.logits]
         if rows:
             keys = tuple(batch.keys[row] for row in rows)
             views = None if batch.views is None else batch.views[rows]
             some = batch if len(rows) == len(batch) else Batch(batch.images[rows], keys, views)
-            said = adapter.predict(some)
-            logits, self.evidence = said.logits.cpu(), said.evidence
+            computed = adapter.predict(some)
+            logits, self.evidence = computed.logits.cpu(), computed.evidence
+            tolerance = 1e-3 if adapter.model.dtype == torch.float32 else 2e-2
+            tolerance *= float(adapter.model.scale)  # rounding in another batch
             for key, row in zip(keys, logits, strict=True):
-                if not _agree(self.logits.get(key), row, adapter):
+                before = self.logits.get(key, row)
+                if not torch.allclose(before, row, rtol=0, atol=tolerance):
                     self.logits.clear()
             self.logits.update(zip(keys, logits, strict=True))
-        return (
-            Prediction(torch.stack([self.logits[key] for key in batch.keys]), self.evidence),
-            len(batch) - len(rows),
-        )
+        logits = torch.stack([self.logits[key] for key in batch.keys])
+        return Prediction(logits, self.evidence), len(batch) - len(rows)
 
 
-def _agree(before: Tensor | None, now: Tensor, adapter: Adapter) -> bool:
-    """Whether logits are the old ones up to rounding."""
-    share = 1e-3 if adapter.model.dtype == torch.float32 else 2e-2
-    tolerance = share * float(adapter.model.scale)
-    return before is None or torch.allclose(before, now, rtol=0, atol=tolerance)
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+@dataclass
+class RunProgress:
+    """Counters of a run; all of them are saved with the method's memory."""
+
+    batches: int = 0
+    images: int = 0
+    seconds: float = 0.0
+    """Spent predicting."""
+    timed: tuple[int, float] = (0, 0.0)
+    """Images and seconds without the first batch of a process, in which kernels are chosen."""
+    recalled: int = 0
+    """Images that the prediction cache knew."""
+    written: int = 0
+    """Length of the prediction file in bytes."""
+    resumed: int = 0
+    started: str = field(default_factory=_now)
+    skipped: tuple[Skipped, ...] = ()
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    """Plain values of the last prediction's evidence."""
 
 
 class Execution:
-    """One execution of a run, fresh or resumed."""
+    """One execution of a run, fresh or resumed: predicts, scores and writes."""
 
     def __init__(
         self, adapter: Adapter, stream: AnyStream, record: Record, cache: PredictionCache | None
     ) -> None:
         self.adapter, self.stream, self.record, self.cache = adapter, stream, record, cache
         self.folder: Path | None = None
+        self.log: PredictionLog | None = None
         self.evidence: EvidenceLog | None = None
-        self.scorer = Scorer(len(adapter.prompts))
+        self.metrics = Metrics(len(adapter.prompts))
         self.progress = RunProgress()
-        self._skipped: tuple[Skipped, ...] = ()
+        self._earlier: tuple[Skipped, ...] = ()
+        """Files skipped before the run was taken up again."""
+        self._waiting: list[tuple[Sequence[str], Tensor, Tensor]] = []
+        self._flushed_at = time.monotonic()
         self._first = True
-        self._cuda = adapter.model.device.type == "cuda"
+        self._device = adapter.model.device
 
     @contextmanager
     def opened(
@@ -246,28 +219,27 @@ class Execution:
             if out is not None:
                 self.folder = Path(out) / self.record.id
                 stack.enter_context(exclusive(self.folder))
-                known = _found(self.folder, again=again, with_evidence=evidence is not None)
+                known = _earlier(self.folder, again=again, with_evidence=evidence is not None)
             if isinstance(known, Record):
                 yield known
                 return
             self._begin(known)
             if self.folder is not None:
-                log = PredictionLog(self.folder / PREDICTIONS, self.progress.written)
-                self.scorer.log = stack.enter_context(log)
+                self.log = PredictionLog(self.folder / PREDICTIONS, self.progress.written)
+                stack.enter_context(closing(self.log))
                 if evidence is not None:
                     assert isinstance(self.stream, Stream)  # features have nothing to show
-                    shown = EvidenceLog(
-                        *(self.folder / FOLDER, self.adapter, self.stream, evidence),
-                        done=self.progress.batches,
+                    folder, done = self.folder / FOLDER, self.progress.batches
+                    self.evidence = EvidenceLog(
+                        folder, self.adapter, self.stream, evidence, done=done
                     )
                     stack.callback(setattr, self.adapter, "collect_evidence", False)
-                    self.evidence = shown
             try:
-                self.summary("running", save=True)
+                self.write_record("running")
                 yield None
                 self.save()
             except Exception as error:
-                self.summary("failed", save=True, error=f"{type(error).__name__}: {error}")
+                self.write_record("failed", error=f"{type(error).__name__}: {error}")
                 raise
 
     def _begin(self, state: bytes | None) -> None:
@@ -276,22 +248,37 @@ class Execution:
         if state is not None:
             source = "the state" if self.folder is None else str(self.folder / STATE)
             saved = unpack_state(self.adapter, state, source=source)
-            self.scorer.metrics.load_state_dict(saved.extra)
-            self.progress = RunProgress.from_notes(saved.notes)
+            self.metrics.load_state_dict(saved.extra)
+            self._earlier = tuple(Skipped(**entry) for entry in saved.notes["skipped"])
+            self.progress = RunProgress(**{**saved.notes, "skipped": self._earlier})
             self.progress.resumed += 1
-        self._skipped = self.progress.skipped
-        if self._cuda:
-            torch.cuda.reset_peak_memory_stats(self.adapter.model.device)
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
 
-    def predict(self, batch: AnyBatch) -> Prediction:
-        """The method's answer, timed; only the batch goes in, never a label."""
+    def advance(self, batch: AnyBatch, labels: Tensor) -> Step:
+        """Predict a batch and count it; labels are for the scores only."""
+        prediction, progress = self._predict(batch), self.progress
+        progress.batches += 1
+        progress.images += len(batch)
+        progress.skipped = self._earlier + tuple(self.stream.skipped)
+        self._waiting.append((batch.keys, labels, prediction.logits))
+        if time.monotonic() - self._flushed_at >= SCORE_SECONDS:
+            self._flush()
+        done = (progress.batches, len(self.stream), progress.images)
+        step = Step(*done, batch, labels, prediction, self._accuracy)
+        if self.evidence is not None:
+            self.evidence(step)
+        return step
+
+    def _predict(self, batch: AnyBatch) -> Prediction:
+        """The method's prediction, timed; only the batch goes in, never a label."""
         start, recalled = time.perf_counter(), 0
         if self.cache is not None and isinstance(batch, Batch) and len(batch):
             prediction, recalled = self.cache.predict(self.adapter, batch, first=self._first)
         else:
             prediction = predict_batch(self.adapter, batch)
-        if self._cuda:
-            torch.cuda.synchronize(self.adapter.model.device)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
         took, progress = time.perf_counter() - start, self.progress
         progress.seconds += took
         progress.recalled += recalled
@@ -303,82 +290,83 @@ class Execution:
         progress.evidence = plain or progress.evidence
         return prediction
 
-    def keep(self, batch: AnyBatch, labels: Tensor, prediction: Prediction) -> None:
-        """Count a batch and hand it to the scorer."""
-        self.progress.batches += 1
-        self.progress.images += len(batch)
-        self.progress.skipped = self._skipped + tuple(self.stream.skipped)
-        self.scorer.add(batch.keys, labels, prediction.logits)
+    def _flush(self) -> None:
+        """Score and write what is waiting."""
+        if self._waiting:
+            keys, labels, logits = zip(*self._waiting, strict=True)
+            self._waiting = []
+            known, scores = torch.cat(labels), torch.cat([part.cpu() for part in logits])
+            self.metrics.update(scores, known, [len(part) for part in labels])
+            if self.log is not None:
+                self.log.append([key for part in keys for key in part], known, scores)
+        self._flushed_at = time.monotonic()
 
-    def step(self, batch: AnyBatch, labels: Tensor, prediction: Prediction) -> Step:
-        """The step that observers get."""
-        done, total, score = self.progress, len(self.stream), self.scorer.accuracy
-        return Step(done.batches, total, done.images, batch, labels, prediction, score)
+    def _accuracy(self) -> float | None:
+        self._flush()
+        return self.metrics.accuracy
 
     def save(self) -> None:
         """Predictions first, then the state that says how many of them count."""
-        self.scorer.flush()
-        if self.folder is None or self.scorer.log is None:
-            return
-        self.progress.written = self.scorer.log.sync()
-        extra, notes = self.scorer.metrics.state_dict(), asdict(self.progress)
-        self.adapter.save(self.folder / STATE, extra=extra, notes=notes)
+        self._flush()
+        if self.folder is not None and self.log is not None:
+            self.progress.written = self.log.sync()
+            extra, notes = self.metrics.state_dict(), asdict(self.progress)
+            self.adapter.save(self.folder / STATE, extra=extra, notes=notes)
 
-    def summary(self, status: Any, *, save: bool = False, error: str = "") -> Record:
-        """The record as things stand."""
-        self.scorer.flush()
-        done = self.progress
-        rate = done.images_per_second
+    def write_record(self, status: Any, *, error: str = "") -> Record:
+        """The record as things stand, written if there is a folder."""
+        self._flush()
+        done, finished = self.progress, status == "finished"
+        images, seconds = done.timed if done.timed[0] else (done.images, done.seconds)
+        rate = images / seconds if seconds else 0.0
         if self.cache is not None and done.recalled:
             rate = self.cache.rate
-        elif self.cache is not None and status == "finished":
+        elif self.cache is not None and finished:
             self.cache.rate = rate
-        throughput = {"images_per_second": rate, "seconds": done.seconds}
-        kept = "kept" if isinstance(self.stream, FeatureStream) else "encoded"
-        where = {**environment(self.adapter.model.device), "features": kept}
-        where["pixels"] = "held" if isinstance(self.stream, HeldStream) else "read"
+        features = "kept" if isinstance(self.stream, FeatureStream) else "encoded"
+        pixels = "held" if isinstance(self.stream, HeldStream) else "read"
         record = replace(
             self.record,
             status=status,
-            environment=where,
-            metrics=self.scorer.metrics.compute(),
+            environment=environment(self._device) | {"features": features, "pixels": pixels},
+            metrics=self.metrics.compute(),
             images=done.images,
             skipped=tuple(asdict(entry) for entry in done.skipped),
-            throughput=throughput | ({"recalled": done.recalled} if done.recalled else {}),
-            peak_memory=peak_memory(self.adapter.model.device),
+            throughput={"images_per_second": rate, "seconds": done.seconds}
+            | ({"recalled": done.recalled} if done.recalled else {}),
+            peak_memory=peak_memory(self._device),
             notes=done.evidence,
             started=done.started,
-            finished=now() if status == "finished" else "",
+            finished=_now() if finished else "",
             resumed=done.resumed,
             error=error,
         )
-        if status == "finished" and self.folder is not None:
-            record = replace(record, predictions=fingerprint_predictions(self.folder))
-        if save and self.folder is not None:
+        if self.folder is not None:
+            if finished:
+                record = replace(record, predictions=fingerprint_predictions(self.folder))
             record.save(self.folder)
         return record
 
 
-def _found(folder: Path, *, again: bool, with_evidence: bool) -> Record | bytes | None:
+def _earlier(folder: Path, *, again: bool, with_evidence: bool) -> Record | bytes | None:
     """The record of a finished run, or the state of a broken-off one.
 
     The traces of a run that is to be run again are removed.
     """
     known = load_record(folder) if (folder / RECORD).exists() else None
-    done = known is not None and known.status == "finished"
-    lacking = with_evidence and not has_evidence(folder)
-    if known is not None and done:
+    if known is not None and known.status == "finished":
         try:
             verify_predictions(known, folder)
         except DamagedRunError as error:
             warnings.warn(f"{error}; running it again", stacklevel=2)
             again = True
-    if again or (done and lacking):
+        if not again and (has_evidence(folder) or not with_evidence):
+            return known
+        again = True
+    if again:
         for name in (RECORD, STATE, PREDICTIONS):
             (folder / name).unlink(missing_ok=True)
         shutil.rmtree(folder / FOLDER, ignore_errors=True)
         return None
-    if done:
-        return known
     state = folder / STATE
     return state.read_bytes() if state.exists() else None

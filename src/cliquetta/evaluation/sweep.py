@@ -32,8 +32,8 @@ from cliquetta.errors import UserError
 from cliquetta.evaluation.evidence_log import EvidenceLimits
 from cliquetta.evaluation.grid import BASELINE, RunSpec
 from cliquetta.evaluation.progress import Step
-from cliquetta.evaluation.record import Record, digest
-from cliquetta.evaluation.runner import PredictionCache, evaluate, plan
+from cliquetta.evaluation.record import Record, digest, plan
+from cliquetta.evaluation.runner import PredictionCache, evaluate
 from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.building.feature_level import FeatureLevel
 from cliquetta.methods.registry import create_method, method_config
@@ -42,7 +42,7 @@ from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model, pick_device
 from cliquetta.model.in_memory import FeaturesOnly
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.prompts.features import TextFeatures, as_text_features
+from cliquetta.prompts.features import as_text_features
 
 HOST_ROOM = 2**30
 """Bytes of pixels that are held in memory where there is no GPU."""
@@ -72,9 +72,9 @@ class RunContext:
     recorded: Callable[[Record], Record | None] | None = None
     """Finds the record of a planned run where that is known from elsewhere than ``out``."""
     on_prepare: OnPrepare | None = None
-    """Is told how far encoding or reading is; stays behind when the context is sent elsewhere."""
+    """Called as encoding or reading proceeds; stays behind when the context is sent elsewhere."""
     on_download: Callable[[int, int | None], None] | None = None
-    """Is told of the bytes of a checkpoint that arrive; stays behind, too."""
+    """Called with the bytes of a checkpoint that have arrived; stays behind, too."""
     _model: tuple[object, CLIP] | None = field(default=None, init=False, repr=False)
     _data: dict[str, Dataset] = field(default_factory=dict, init=False, repr=False)
     _pixels: PixelStore | None = field(default=None, init=False, repr=False)
@@ -83,8 +83,8 @@ class RunContext:
 
     def __getstate__(self) -> dict[str, Any]:
         """Send settings to another process, not what was loaded."""
-        kept_here = ("on_prepare", "on_download", "recorded", "_model", "_pixels")
-        return {**self.__dict__, **dict.fromkeys(kept_here), "_data": {}, "_cached": {}}
+        local = ("on_prepare", "on_download", "recorded", "_model", "_pixels")
+        return {**self.__dict__, **dict.fromkeys(local), "_data": {}, "_cached": {}}
 
     def expect(self, specs: Sequence[RunSpec]) -> None:
         """Note which datasets will be run more than once: they are worth holding."""
@@ -99,13 +99,15 @@ class RunContext:
             self.prepare(spec)
 
     def run(self, spec: RunSpec, on_step: Callable[[Step], None] | None = None) -> Record:
-        """The record of one cell: run now, continued, or found finished."""
+        """The record of one cell: run now, continued, or finished before."""
         adapter, stream = self.prepare(spec)
         if self.recorded is not None:
-            given = from_given_features(stream, adapter.model)
-            if (known := self.recorded(plan(adapter, given, spec.preset))) is not None:
+            shown = from_given_features(stream, adapter.model)
+            known = self.recorded(plan(adapter, shown, spec.preset))
+            if known is not None:
                 return known
-        shown = self.evidence and spec.method != BASELINE  # plain CLIP has nothing to explain
+        # plain CLIP has nothing to explain
+        explained = self.evidence and spec.method != BASELINE and self.out is not None
         return evaluate(
             adapter,
             stream,
@@ -113,7 +115,7 @@ class RunContext:
             preset=spec.preset,
             on_step=on_step,
             again=self.again,
-            evidence=EvidenceLimits() if shown and self.out is not None else None,
+            evidence=EvidenceLimits() if explained else None,
             cache=None if spec.view_seed is None else self._cache(adapter, stream),
         )
 
@@ -127,7 +129,10 @@ class RunContext:
             model: CLIP = FeaturesOnly(text.width, scale=text.scale, device=device)
         else:
             model = self._load_model(spec)
-        adapter = build_adapter(spec, model, _prompts(spec, domains[0], text))
+        names, templates = domains[0].names, spec.templates or domains[0].templates
+        features = None if text is None else text.select(names)
+        prompts = ClassPrompts(names, templates, features, allow_duplicates=True)
+        adapter = build_adapter(spec, model, prompts)
         stream = Stream(
             domains,
             model.preprocess,
@@ -145,9 +150,10 @@ class RunContext:
             workers=self.workers,
             device=model.device,
         )
-        if self.evidence and given:
-            raise UserError(f"{stream.id} holds features, no images to show: leave out --evidence")
         if given:
+            if self.evidence:
+                reason = "holds features, no images to show: leave out --evidence"
+                raise UserError(f"{stream.id} {reason}")
             return adapter, from_given_features(stream, model)
         if self.evidence:
             return adapter, stream
@@ -155,7 +161,9 @@ class RunContext:
             return adapter, FeatureStream(stream, model, self.features, self.on_prepare)
         if self.hold or (self.hold is None and spec.dataset in self._repeated):
             if self._pixels is None:
-                self._pixels = PixelStore(_room(model.device))
+                on_gpu = model.device.type == "cuda"
+                room = torch.cuda.mem_get_info(model.device)[0] // 2 if on_gpu else HOST_ROOM
+                self._pixels = PixelStore(room)
             if self._pixels.fits(stream, model):
                 return adapter, HeldStream(stream, model, self._pixels, self.on_prepare)
             if self.hold:
@@ -165,9 +173,8 @@ class RunContext:
 
     def _cache(self, adapter: Adapter, stream: AnyStream) -> PredictionCache | None:
         """Predictions of an independent method on a held stream; of the last dataset."""
-        if not isinstance(stream, HeldStream):
-            return None
-        if adapter.batch_dependence is not BatchDependence.INDEPENDENT:
+        independent = adapter.batch_dependence is BatchDependence.INDEPENDENT
+        if not isinstance(stream, HeldStream) or not independent:
             return None
         about = {**plan(adapter, stream).settings}
         about["stream"] = [about["stream"][name] for name in ("datasets", "views", "view_seed")]
@@ -214,19 +221,6 @@ class RunContext:
 
     def _open(self, id: str, classes: Sequence[str] | None) -> Dataset:
         return self._data.get(id) or get_dataset(id, self.root, classes=classes)
-
-
-def _room(device: torch.device) -> int:
-    """Bytes that pixels may take."""
-    return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else HOST_ROOM
-
-
-def _prompts(spec: RunSpec, dataset: Dataset, text: TextFeatures | None) -> ClassPrompts:
-    """The class list of a run, as text or as fixed features."""
-    prompts = dataset.prompts
-    texts = prompts.templates if spec.templates is None else spec.templates
-    features = None if text is None else text.select(prompts.names)
-    return ClassPrompts(prompts.names, texts, features, allow_duplicates=True)
 
 
 def build_adapter(spec: RunSpec, model: CLIP, prompts: ClassPrompts) -> Adapter:
@@ -281,8 +275,8 @@ def sweep(
             settle(result)
     for spec in cells if executor is None else ():
         try:
-            tell = None if on_step is None else partial(on_step, spec)
-            settle(RunResult(spec, context.run(spec, tell)))
+            observe = None if on_step is None else partial(on_step, spec)
+            settle(RunResult(spec, context.run(spec, observe)))
         except Exception as error:  # a grid of a hundred runs goes on without the one that failed
             settle(RunResult(spec, error=f"{type(error).__name__}: {error}"))
     lost = "the executor returned nothing for this run"

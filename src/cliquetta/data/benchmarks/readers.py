@@ -282,7 +282,7 @@ def load_pair(images: Path, labels: Path) -> tuple[AnyArray, AnyArray]:
     return pictures, classes
 
 
-class _AnyArrayOnly(pickle.Unpickler):
+class _ArraysOnly(pickle.Unpickler):
     """Unpickles dicts, lists and numpy arrays; a file that asks for more is refused."""
 
     def find_class(self, module: str, name: str) -> Any:
@@ -304,6 +304,6 @@ _ALLOWED: dict[tuple[str, str], Any] = {
 def _unpickle(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         try:
-            return dict(_AnyArrayOnly(file, encoding="latin1").load())
+            return dict(_ArraysOnly(file, encoding="latin1").load())
         except Exception as error:  # a damaged pickle raises errors of every kind
             raise UserError(f"{path} is not a batch of CIFAR ({error})") from None
