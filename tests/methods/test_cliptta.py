@@ -42,10 +42,10 @@ def test_a_stream_equals_a_training_loop(tiny_prompts: ClassPrompts, tiny_images
             best, label = float(p.max()), int(p.argmax())
             if best > remembered.get(label, (0.0, image))[0]:
                 remembered[label] = (best, image)
-        selected = torch.stack([image for _, image in remembered.values()])
+        drawn = torch.stack([image for _, image in remembered.values()])
         for _ in range(3):  # at most one image per class: all of them are drawn
             optimiser.zero_grad()
-            (whole_loss(images) + whole_loss(selected)).backward()
+            (whole_loss(images) + whole_loss(drawn)).backward()
             optimiser.step()
         with torch.no_grad():
             logits = live.scale * unit_rows(live.encode_image(images)) @ text.T

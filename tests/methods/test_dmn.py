@@ -23,8 +23,8 @@ def numpy_dmn(
     predictions = []
     for views in stream:
         p = softmax(scale * views @ text.T)
-        selected = max(1, int(config.selection_fraction * len(views)))
-        order = np.argsort(-(p * np.log(p)).sum(axis=1))[:selected]
+        count = max(1, int(config.selection_fraction * len(views)))
+        order = np.argsort(-(p * np.log(p)).sum(axis=1))[:count]
         mean = p[order].mean(axis=0)
         label = int(mean.argmax())
         entropy = -(mean * np.log(mean)).sum()

@@ -252,13 +252,13 @@ def retention_graph(keys: Tensor, s: ReferenceSettings) -> Tensor:
         for m in range(n):
             if k != m:
                 W[k, m] = torch.exp(-((keys[k] - keys[m]) ** 2).sum() / (2 * s.bandwidth**2))
-    selected = torch.zeros_like(W)
+    edges = torch.zeros_like(W)
     for k in range(n):
         candidates = [m for m in range(n) if m != k]
         nearest = sorted(candidates, key=lambda m: (-W[k, m].item(), m))[: s.neighbours]
         for m in nearest:
-            selected[k, m] = W[k, m]
-    return torch.maximum(selected, selected.T)
+            edges[k, m] = W[k, m]
+    return torch.maximum(edges, edges.T)
 
 
 def propagate(keys: Tensor, s: ReferenceSettings) -> Tensor:

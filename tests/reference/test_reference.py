@@ -155,14 +155,12 @@ def zhou_by_iteration(A: np.ndarray, sigma: float, K: int, alpha: float) -> np.n
     distance = ((A[:, None] - A[None]) ** 2).sum(-1)
     W = np.exp(-distance / (2 * sigma**2))
     np.fill_diagonal(W, 0)
-    selected = np.zeros_like(W)
+    edges = np.zeros_like(W)
     for row, columns in enumerate(np.argsort(-W, axis=1, kind="stable")[:, :K]):
-        selected[row, columns] = W[row, columns]
-    selected = np.maximum(selected, selected.T)
-    degree = selected.sum(1)
-    S = np.divide(
-        selected, np.sqrt(np.outer(degree, degree)), out=np.zeros_like(W), where=selected > 0
-    )
+        edges[row, columns] = W[row, columns]
+    edges = np.maximum(edges, edges.T)
+    degree = edges.sum(1)
+    S = np.divide(edges, np.sqrt(np.outer(degree, degree)), out=np.zeros_like(W), where=edges > 0)
     out = A.copy()
     for _ in range(400):
         out = alpha * S @ out + (1 - alpha) * A
@@ -229,7 +227,7 @@ def test_compose_means(
 def first_shared(result: ReferenceResult) -> tuple[int, int]:
     """An (image, class) with cliques and a retained prompt."""
     return next(
-        where for where, (own, selected) in result.used.items() if own and selected is not None
+        where for where, (own, retained) in result.used.items() if own and retained is not None
     )
 
 
