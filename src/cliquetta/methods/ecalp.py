@@ -70,8 +70,7 @@ def nearest_images(similarity: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def spread(to_texts: Tensor, weights: Tensor, rows: Tensor, scores: Tensor, steps: int) -> Tensor:
     """``steps`` rounds of ``scores`` (M, N) of images ← S Y, with Y those of texts and images.
 
-    Images have edges to texts, ``to_texts`` (M, N), and to images ``rows`` (M, k), ``weights`` (M,
-    k).
+    Images have edges to texts ``to_texts`` (M, N) and to images ``rows``, of ``weights`` (M, k).
     """
     tiny = torch.finfo(weights.dtype).tiny
     ends = rows.flatten()

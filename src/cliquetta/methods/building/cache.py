@@ -1,10 +1,8 @@
 """Feature caches of fixed size: of every class, the K least uncertain features seen so far.
 
-TDA and DMN offer each image to the cache of its predicted class. It is inserted if there is room,
-or replaces the entry of highest entropy if its own is lower. A class therefore always holds the K
-entries of lowest entropy offered so far, earlier ones first among equals. Which entry is present
-at which moment follows from ranks alone, so that a whole batch is predicted at once, exactly as
-one image after the other would be.
+Each image is offered to the cache of its predicted class, which holds the K entries of lowest
+entropy so far, earlier ones first among equals. Which entry is present at which moment follows from
+ranks alone, so that a batch is predicted at once, exactly as one image after the other would be.
 
 A cache is one tensor ``entropy`` (N, K), ascending per class and infinite where a slot is empty,
 and any number of tensors (N, K, ...) beside it, all zero at the start.

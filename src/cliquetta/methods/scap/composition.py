@@ -93,8 +93,7 @@ def gather_prompts(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Composed prompts (R, S, V) of every pass, their mask, and the retained slots (R,) used.
 
-    ``learned`` (U, V) are those of the distinct sets; ``query`` (b, E) is matched with the cache's
-    keys.
+    ``learned`` (U, V) are those of the distinct sets; ``query`` (b, E) is matched with the cache.
     """
     device, R = query.device, len(passes.labels)
     none = torch.zeros(R, 0, learned.shape[1], dtype=query.dtype, device=device)

@@ -96,8 +96,7 @@ class Learner:
     ) -> Learned:
         """Prompts of all sets from ``start`` (B, P, 2, D), if images take one, and the context.
 
-        ``tape`` is what :meth:`record` gave, if that ran. ``explain`` evaluates the losses
-        afterwards.
+        ``tape`` is of :meth:`record`, if that ran. ``explain`` evaluates the losses afterwards.
         """
         config, states = self.config, dict[str, AdamState]()
         if start is not None:
