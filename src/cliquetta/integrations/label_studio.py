@@ -135,8 +135,8 @@ def create_app(backend: Backend) -> FastAPI:
     async def predict(request: dict[str, Any]) -> dict[str, Any]:
         config = str(request.get("label_config") or "")
         _parse(config)
-        found = await run_in_threadpool(backend.predict, request.get("tasks") or [], config)
-        return {"results": found, "model_version": backend.version}
+        results = await run_in_threadpool(backend.predict, request.get("tasks") or [], config)
+        return {"results": results, "model_version": backend.version}
 
     @app.post("/webhook")
     def webhook(request: dict[str, Any]) -> dict[str, str]:
