@@ -28,11 +28,6 @@ class Cliques:
         """Members (m, b) of every clique."""
         return self.sets.index_select(0, self.set_of)
 
-    def memberships(self) -> tuple[Tensor, Tensor]:
-        """Distinct set and image of every membership, (M,) each, sets ascending."""
-        which, image = self.sets.nonzero(as_tuple=True)
-        return which, image
-
 
 def top_classes(logits: Tensor, k: int) -> Tensor:
     """The ``k`` best classes (b, k) of every image, best first; ties to the lower class (Eq. 1)."""
