@@ -8,9 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from cliquetta.cli.command import Common
+from cliquetta.cli.command import Bounds, Common
 from cliquetta.cli.console import Terminal, count, number
 from cliquetta.cli.executing import finish, run_grid
 from cliquetta.cli.options import BatchSize, split_list
@@ -77,16 +75,11 @@ def demo(
     common: Common,
     method: Annotated[str, "Methods to show beside zero_shot, comma-separated."] = "domain_norm",
     shifts: Annotated[str, "Shifts as NAME:SEVERITY or clean, comma-separated."] = ",".join(SHIFTS),
-    images: Annotated[int, typer.Option(min=1, max=2000, help="Images per shift.")] = 256,
+    images: Annotated[int, Bounds(1, 2000), "Images per shift."] = 256,
     singles: Annotated[
-        int,
-        typer.Option(
-            min=0, max=2000, help="Images of the first shift that also come singly; 0 for none."
-        ),
+        int, Bounds(0, 2000), "Images of the first shift that also come singly; 0 for none."
     ] = 320,
-    scap: Annotated[
-        int, typer.Option(min=0, max=2000, help="Images for SCAP as printed; 0 for none.")
-    ] = 64,
+    scap: Annotated[int, Bounds(0, 2000), "Images for SCAP as printed; 0 for none."] = 64,
     batch_size: BatchSize = 64,
     seed: Annotated[int, "Seed of the order and of the method."] = 0,
     out: Annotated[Path, "Output directory."] = Path("demo"),
