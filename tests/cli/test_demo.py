@@ -18,8 +18,7 @@ from cliquetta.cli.demo import (
     summary,
     tabulate,
 )
-from cliquetta.evaluation.paired import PairedTest
-from cliquetta.evaluation.predictions import Predictions
+from cliquetta.evaluation.predictions import PairedTest, Predictions
 from cliquetta.evaluation.record import Record
 from cliquetta.report.changes import Changes
 from tests._helpers.running import Run

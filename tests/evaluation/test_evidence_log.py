@@ -42,8 +42,8 @@ def dataset() -> ArrayDataset:
         "copies",
         pictures,
         names=TINY_NAMES,
-        keys=[f"{place:02d}" for place in range(40)],
-        labels=[place % 5 for place in range(40)],
+        keys=[f"{number:02d}" for number in range(40)],
+        labels=[number % 5 for number in range(40)],
     )
 
 
@@ -91,19 +91,19 @@ def test_an_adapter_leaves_the_same_evidence_again(
 def test_what_is_kept_is_what_was_answered(run: Any, tiny_clip: CLIP, dataset: Any) -> None:
     folder, adapter = run()
     assert not adapter.collect_evidence
-    evidence, answers = load_evidence(folder), load_predictions(folder)
+    evidence, replies = load_evidence(folder), load_predictions(folder)
     assert evidence.names == TINY_NAMES
     assert [batch.number for batch in evidence.batches] == [1, 2, 3, 4]
-    assert sum((batch.keys for batch in evidence.batches), ()) == answers.keys
+    assert sum((batch.keys for batch in evidence.batches), ()) == replies.keys
     after = [label for batch in evidence.batches for label in batch.after]
-    assert after == answers.classes[:, 0].tolist()
+    assert after == replies.classes[:, 0].tolist()
     plain = create_method("zero_shot", tiny_clip, dataset.prompts)
     batches = Stream(dataset, tiny_clip.preprocess, 10).batches()
-    for kept, (batch, labels) in zip(evidence.batches, batches, strict=True):
-        assert kept.before == tuple(plain.predict(batch).logits.argmax(dim=1).tolist())
-        assert kept.labels == tuple(labels.tolist())
+    for stored, (batch, labels) in zip(evidence.batches, batches, strict=True):
+        assert stored.before == tuple(plain.predict(batch).logits.argmax(dim=1).tolist())
+        assert stored.labels == tuple(labels.tolist())
         wanted = tiny_clip.encode_image(batch.images, normalize=True).numpy()
-        np.testing.assert_allclose(kept.features, wanted, atol=STORED)
+        np.testing.assert_allclose(stored.features, wanted, atol=STORED)
 
 
 def test_prompted_features_are_those_that_were_scored(
@@ -112,14 +112,14 @@ def test_prompted_features_are_those_that_were_scored(
     """With one pass an image and fixed text, the answer is a product with the feature alone."""
     options = {"modalities": "image", "topk": 1, "lr": 0.5, "threshold": 0.5}
     folder, adapter = run(options=options)
-    evidence, answers = load_evidence(folder), load_predictions(folder)
+    evidence, replies = load_evidence(folder), load_predictions(folder)
     prompted = torch.from_numpy(np.concatenate([batch.prompted for batch in evidence.batches]))
     plain = np.concatenate([batch.features for batch in evidence.batches])
     assert np.abs(prompted.numpy() - plain).max() > 0.01
     logits = tiny_clip.scale * prompted @ adapter.learner.start_text.T
-    found = logits.softmax(dim=-1).topk(5, dim=-1)
+    result = logits.softmax(dim=-1).topk(5, dim=-1)
     np.testing.assert_allclose(
-        found.values.numpy(), answers.probabilities, atol=TINY_SCALE * STORED
+        result.values.numpy(), replies.probabilities, atol=TINY_SCALE * STORED
     )
 
 
@@ -198,7 +198,7 @@ def test_pictures_show_what_the_model_saw(run: Any, tiny_clip: CLIP, dataset: An
 def test_a_run_taken_up_again_leaves_the_same_evidence(
     run: Any, tiny_clip: CLIP, dataset: Any, tmp_path: Path
 ) -> None:
-    whole, _ = run(where="whole")
+    complete, _ = run(where="whole")
 
     class Stopped(Exception):
         pass
@@ -210,15 +210,15 @@ def test_a_run_taken_up_again_leaves_the_same_evidence(
     with pytest.raises(Stopped):
         run(where="broken", on_step=stop)
     broken, _ = run(where="broken")
-    assert load_predictions(broken).keys == load_predictions(whole).keys
-    names = sorted(path.name for path in (whole / "evidence").iterdir())
+    assert load_predictions(broken).keys == load_predictions(complete).keys
+    names = sorted(path.name for path in (complete / "evidence").iterdir())
     assert names == sorted(path.name for path in (broken / "evidence").iterdir())
     for name in names:
         if name != "batches.jsonl":  # its repeated lines are read once
             assert (broken / "evidence" / name).read_bytes() == (
-                whole / "evidence" / name
+                complete / "evidence" / name
             ).read_bytes()
-    assert load_evidence(broken).counts == load_evidence(whole).counts
+    assert load_evidence(broken).counts == load_evidence(complete).counts
 
 
 def test_a_finished_run_without_evidence_is_run_again_once(

@@ -1,4 +1,4 @@
-"""The program that compares methods with their authors' code: what a new user meets."""
+"""Programs of ``benchmarks/``: authors' code, shapes against textures."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ pytest.importorskip("yaml")
 
 from benchmarks.authors.__main__ import BEGIN, COMPARISONS, END, main, write_table
 from benchmarks.authors.support import Row
+from benchmarks.shape_bias import cues, shares
 from cliquetta.methods.registry import method_entries
 
 
@@ -51,3 +52,20 @@ def test_equal_means_predictions_and_differences() -> None:
 def test_every_comparison_is_of_a_method() -> None:
     assert COMPARISONS.keys() <= {entry.name for entry in method_entries()}
     assert len(COMPARISONS) >= 25
+
+
+def test_shape_and_texture_are_in_the_file_name() -> None:
+    assert cues("bear/bear1-clock12.png") == ("bear", "clock")
+    with pytest.raises(ValueError, match="SHAPE1-TEXTURE2"):
+        cues("bear/photo.png")
+
+
+def test_shares_count_both_cues_and_the_bias_only_where_they_differ() -> None:
+    result = [
+        ("bear", "clock", "bear"),
+        ("bear", "clock", "clock"),
+        ("bear", "clock", "clock"),
+        ("bear", "clock", "oven"),
+        ("bear", "bear", "bear"),
+    ]
+    assert shares(result) == pytest.approx((40, 60, 80, 100 / 3))

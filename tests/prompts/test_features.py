@@ -29,9 +29,9 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_rows_are_found_by_name(path: Path) -> None:
-    found = as_text_features(path).select(["sea horse", "cat"])
-    assert found.dtype == torch.float32
-    assert found.tolist() == [[8, 9, 10, 11], [0, 1, 2, 3]]
+    result = as_text_features(path).select(["sea horse", "cat"])
+    assert result.dtype == torch.float32
+    assert result.tolist() == [[8, 9, 10, 11], [0, 1, 2, 3]]
     with pytest.raises(UnknownNameError, match="did you mean 'dog'"):
         as_text_features(path).select(["dogg"])
 

@@ -1,4 +1,4 @@
-"""Small random SigLIPs of transformers, and tokenizer files as their repositories hold them."""
+"""Small random models of transformers, and tokenizer files as their repositories hold them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,19 @@ import torch
 import transformers
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from torch import Tensor
+
+from tests._helpers.tolerance import FEATURE
 
 XLM = ("<s>", "<pad>", "</s>", "<unk>")
 """Special tokens of XLM-V's vocabulary, in order."""
 WORDS = ["a", "photo", "of", "sketch", "airplane", "cat", "frog", "ship", "truck", "green", "the"]
+
+
+def assert_features(found: Tensor, wanted: Tensor, atol: float = FEATURE) -> None:
+    """Equal features, which differ from each other."""
+    assert wanted.std() > 0.01
+    torch.testing.assert_close(found, wanted, atol=atol, rtol=FEATURE)
 
 
 def randomise(model: Any, seed: int = 0, *, sharpness: float = 1.0) -> Any:
@@ -31,6 +40,40 @@ def randomise(model: Any, seed: int = 0, *, sharpness: float = 1.0) -> Any:
                 sharp = sharpness if "q_proj" in name or "k_proj" in name else 1.0
                 weight.copy_(noise * (0.5 if kind else sharp * weight[0].numel() ** -0.5))
     return model.eval()
+
+
+def tiny_transformers(activation: str = "quick_gelu") -> Any:
+    """A random ``CLIPModel`` whose features depend on the input, with CLIP's vocabulary."""
+    shape: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
+    shape |= {"num_attention_heads": 4, "hidden_act": activation}
+    torch.manual_seed(0)
+    model = transformers.CLIPModel(
+        transformers.CLIPConfig(
+            text_config={**shape, "layer_norm_eps": 1e-6},
+            vision_config={**shape, "image_size": 32, "patch_size": 8},
+            projection_dim=24,
+        )
+    ).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim == 1:
+                weight += 0.1 * torch.randn_like(weight)
+            elif weight.ndim > 1:
+                weight.normal_(0, 0.3 if "embedding" in name else weight[0].numel() ** -0.5)
+    return model
+
+
+def tiny_metaclip2(end: int = 2) -> Any:
+    """A random ``MetaClip2Model`` that reads texts at token ``end``."""
+    shape: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    shape |= {"num_attention_heads": 4, "hidden_act": "gelu"}
+    text = {"vocab_size": 64, "eos_token_id": end, "bos_token_id": None, "pad_token_id": None}
+    config = transformers.MetaClip2Config(
+        text_config=shape | text,
+        vision_config=shape | {"image_size": 32, "patch_size": 8},
+        projection_dim=24,
+    )
+    return randomise(transformers.MetaClip2Model(config))
 
 
 def tiny_siglip(
@@ -79,7 +122,7 @@ def open_clip_layout(state: Any) -> Any:
         tower, _, rest = key.partition("_model.")
         if rest.startswith("encoder.layers."):
             _, _, index, part = rest.split(".", 3)
-            place = (
+            block = (
                 f"visual.trunk.blocks.{index}"
                 if tower == "vision"
                 else f"text.transformer.resblocks.{index}"
@@ -87,12 +130,12 @@ def open_clip_layout(state: Any) -> Any:
             for theirs, (timm, own) in LAYERS.items():
                 if part.startswith(theirs):
                     name = timm if tower == "vision" else own
-                    out[f"{place}.{name}{part.removeprefix(theirs)}"] = tensor
+                    out[f"{block}.{name}{part.removeprefix(theirs)}"] = tensor
             if part.startswith("self_attn.q_proj."):
                 kind = part.rsplit(".", 1)[1]
                 parts = [state[key.replace("q_proj", f"{letter}_proj")] for letter in "qkv"]
                 name = f"attn.qkv.{kind}" if tower == "vision" else f"attn.in_proj_{kind}"
-                out[f"{place}.{name}"] = torch.cat(parts)
+                out[f"{block}.{name}"] = torch.cat(parts)
         elif "in_proj" in key:
             kind, width = key.rsplit("_", 1)[1], tensor.shape[0] // 3
             out[f"visual.trunk.attn_pool.q.{kind}"] = tensor[:width]
@@ -166,3 +209,15 @@ def save_open_clip_siglip(model: Any, folder: Path, tokenizer: str = "owner/toke
         json.dumps({"model_cfg": config, "preprocess_cfg": preprocess})
     )
     return folder
+
+
+def rewrite(folder: Path, **changes: Any) -> None:
+    """Change fields of a ``config.json``, in a section with ``SECTION__FIELD``."""
+    config = json.loads((folder / "config.json").read_text())
+    for key, value in changes.items():
+        section, _, field = key.partition("__")
+        if field:
+            config[section][field] = value
+        else:
+            config[key] = value
+    (folder / "config.json").write_text(json.dumps(config))
