@@ -30,6 +30,7 @@ EXIT_CODES = (
 )
 _COMPUTE = ("device", "dtype", "threads")
 _TYPES: dict[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH", list[str]: "TEXT"}
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only.")]
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,7 @@ class Common:
     """The options that every command takes, and the terminal configured by them."""
 
     json: Annotated[bool, "Print one JSON document to stdout."] = False
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only.")] = (
-        False
-    )
+    quiet: Quiet = False
     debug: Annotated[bool, "Show tracebacks."] = False
     device: Annotated[str, "Device: auto, cpu, cuda, cuda:N or mps."] = "auto"
     dtype: Annotated[str, "Precision of the weights: fp32, bf16 or fp16."] = "fp32"
