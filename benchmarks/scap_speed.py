@@ -224,7 +224,7 @@ def measure_reference(model: CLIP, batch: int, memberships: int, classes: int) -
         model,
         prompts,
         ReferenceSettings(),
-        adapter.memory["start_prompt"][0],
+        adapter.memory["start_prompt"],
         adapter.text.start,
     )
     size = model.image_size
