@@ -53,12 +53,12 @@ def test_visual_gradients_equal_autograd(clip: CLIP, blocks: tuple[int, ...]) ->
     torch.testing.assert_close(tape.features, features.detach(), rtol=0, atol=DOUBLE)
     rows = torch.tensor([0, 3, 3, 1, 2, 0])
     cotangents = torch.randn(6, clip.embed_dim, generator=generator).double() * 1e-3
-    found = tape.vjp(cotangents, rows)
-    assert sorted(found) == sorted(blocks)
+    actual = tape.vjp(cotangents, rows)
+    assert sorted(actual) == sorted(blocks)
     for block, leaf in leaves.items():
         expected = one_at_a_time(features, leaf, rows, cotangents)
         assert expected.abs().max() > 1e-7
-        torch.testing.assert_close(found[block], expected, rtol=DOUBLE, atol=DOUBLE)
+        torch.testing.assert_close(actual[block], expected, rtol=DOUBLE, atol=DOUBLE)
 
 
 def test_text_gradients_equal_autograd(clip: CLIP) -> None:
@@ -76,9 +76,9 @@ def test_text_gradients_equal_autograd(clip: CLIP) -> None:
     torch.testing.assert_close(tape.features, features.detach(), rtol=0, atol=DOUBLE)
     rows = torch.tensor([2, 0, 1, 1])
     cotangents = torch.randn(4, clip.embed_dim, generator=generator).double()
-    found = tape.vjp(cotangents, rows, positions[rows])
+    actual = tape.vjp(cotangents, rows, positions[rows])
     expected = one_at_a_time(features, leaf, rows, cotangents)
-    torch.testing.assert_close(found, expected, rtol=DOUBLE, atol=DOUBLE)
+    torch.testing.assert_close(actual, expected, rtol=DOUBLE, atol=DOUBLE)
 
 
 def test_half_precision_survives_tiny_cotangents(clip: CLIP) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from cliquetta.model.checkpoints.native import load_model, save_model
 from cliquetta.model.checkpoints.state import CheckpointError, quantise_state
 from cliquetta.model.clip import CLIP
-from cliquetta.model.config import CLIPConfig, ResNetConfig
+from cliquetta.model.config import CLIPConfig
 from cliquetta.model.factory import create_model
 from cliquetta.model.preprocess import Preprocess
 from tests._helpers.openai_module import bare_state
@@ -79,19 +79,6 @@ def test_other_precision_and_image_tower_alone(
     assert torch.equal(again.encode_image(tiny_images), tiny_clip.encode_image(tiny_images))
     half = create_model(tmp_path / "eye.safetensors", dtype="bf16")
     assert half.dtype == torch.bfloat16 and half.logit_scale.dtype == torch.float32
-
-
-def test_resnet_round_trip(tmp_path: Path) -> None:
-    vision = ResNetConfig(image_size=32, width=8, layers=(1, 1, 1, 1), heads=4)
-    model = CLIP(CLIPConfig(16, vision, None), id="rn")
-    for name, tensor in model.state_dict().items():
-        if tensor.is_floating_point():
-            tensor.normal_(0, 0.1) if "var" not in name else tensor.uniform_(0.5, 1)
-    save_model(model, tmp_path / "rn.safetensors")
-    again = load_model(tmp_path / "rn.safetensors")
-    pixels = torch.randn(2, 3, 32, 32)
-    assert again.config == model.config
-    assert torch.equal(again.encode_image(pixels), model.encode_image(pixels))
 
 
 def test_shards_of_openai_weights_in_eight_bits(
