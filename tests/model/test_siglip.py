@@ -22,7 +22,7 @@ from cliquetta.methods.base import Adapter
 from cliquetta.methods.fit import fit_method
 from cliquetta.methods.registry import create_method, get_method
 from cliquetta.model.attention import prompted_maps
-from cliquetta.model.checkpoints.native import load_model, save_model
+from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.checkpoints.state import CheckpointError
 from cliquetta.model.clip import CAPABILITIES
 from cliquetta.model.factory import create_model
@@ -267,7 +267,7 @@ def test_our_own_file_keeps_the_weights_and_says_that_tokens_are_missing(
 ) -> None:
     ours, _ = pair
     save_model(ours, tmp_path / "m.safetensors")
-    again = load_model(tmp_path / "m.safetensors")
+    again = create_model(tmp_path / "m.safetensors")
     assert again.fingerprint == ours.fingerprint and again.bias == ours.bias
     with pytest.raises(UserError, match="vocabulary of its own"):
         again.encode_text(["a cat"])

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from cliquetta.model.checkpoints.native import load_model, save_model
+from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.checkpoints.state import CheckpointError, quantise_state
 from cliquetta.model.clip import CLIP
 from cliquetta.model.config import CLIPConfig
@@ -27,7 +27,7 @@ TEXTS = ["a photo of a cat.", "truck"]
 def test_round_trip_is_exact(tiny_clip: CLIP, tiny_images: Tensor, tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "model.safetensors"
     save_model(tiny_clip, path)
-    again = load_model(path)
+    again = create_model(path)
     assert again.config == tiny_clip.config and again.id == "tiny"
     assert again.preprocess == tiny_clip.preprocess
     assert again.fingerprint == tiny_clip.fingerprint
@@ -43,7 +43,7 @@ def test_eight_bits_stay_within_half_a_step(
 ) -> None:
     path = tmp_path / "model.safetensors"
     save_model(tiny_clip, path, quantise=True)
-    again = load_model(path)
+    again = create_model(path)
     for (name, a), b in zip(
         tiny_clip.state_dict().items(), again.state_dict().values(), strict=True
     ):
@@ -74,7 +74,7 @@ def test_other_precision_and_image_tower_alone(
         {k: v for k, v in tiny_clip.state_dict().items() if not k.startswith("text.")}
     )
     save_model(alone, tmp_path / "eye.safetensors")
-    again = load_model(tmp_path / "eye.safetensors")
+    again = create_model(tmp_path / "eye.safetensors")
     assert again.text is None and again.preprocess == alone.preprocess
     assert torch.equal(again.encode_image(tiny_images), tiny_clip.encode_image(tiny_images))
     half = create_model(tmp_path / "eye.safetensors", dtype="bf16")
@@ -132,14 +132,11 @@ def test_bad_headers(tiny_clip: CLIP, tmp_path: Path) -> None:
     with safe_open(path, framework="pt") as file:
         header = file.metadata()
     state = load_file(path)
-    save_file(state, tmp_path / "none.safetensors")
-    with pytest.raises(CheckpointError, match="not written by cliquetta"):
-        load_model(tmp_path / "none.safetensors")
     save_file(state, tmp_path / "bad.safetensors", header | {"config": "{"})
     with pytest.raises(CheckpointError, match=r"header .* damaged"):
-        load_model(tmp_path / "bad.safetensors")
+        create_model(tmp_path / "bad.safetensors")
     config = json.loads(header["config"])
     config["vision"]["width"] = 48
     save_file(state, tmp_path / "wide.safetensors", header | {"config": json.dumps(config)})
     with pytest.raises(CheckpointError, match="another shape"):
-        load_model(tmp_path / "wide.safetensors")
+        create_model(tmp_path / "wide.safetensors")
