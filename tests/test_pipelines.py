@@ -29,7 +29,7 @@ from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.tiny import TINY_NAMES
 from tests._helpers.tolerance import FEATURE, LOGIT, SUM
 from tests._helpers.transformers_models import save_siglip, tiny_siglip, tiny_transformers
-from tests.model.test_tokenizer import merge_lines, vocabulary
+from tests.model.test_tokenizer import their_tokenizer
 
 LABELS = list(TINY_NAMES)
 TASK = "zero-shot-image-classification"
@@ -58,57 +58,50 @@ def build(tiny_clip: CLIP) -> Any:
 
 
 def test_zero_shot_gives_what_transformers_gives(tmp_path: Path) -> None:
-    lines = merge_lines()
-    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary(lines)))
-    (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *lines]))
-    complete: Any = transformers  # its overloads know no image processor of Pillow
-    theirs = complete.pipeline(
+    library: Any = transformers  # its overloads know no image processor of Pillow
+    processor = getattr(library, "CLIPImageProcessorPil", library.CLIPImageProcessor)
+    crop = {"height": 32, "width": 32}
+    tokenizer = their_tokenizer(tmp_path)
+    tokenizer.model_max_length = 77
+    theirs = library.pipeline(
         TASK,
-        model=tiny_transformers("quick_gelu"),
-        tokenizer=transformers.CLIPTokenizer(
-            str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"), model_max_length=77
-        ),
-        image_processor=getattr(complete, "CLIPImageProcessorPil", complete.CLIPImageProcessor)(
-            size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
-        ),
+        model=tiny_transformers(),
+        tokenizer=tokenizer,
+        image_processor=processor(size={"shortest_edge": 32}, crop_size=crop),
         device="cpu",
     )
     theirs.model.save_pretrained(tmp_path / "model")
     theirs.image_processor.save_pretrained(tmp_path / "model")
-    classify = cliquetta.pipeline(
-        TASK, model=f"hf:{tmp_path / 'model'}", method="zero_shot", device="cpu"
-    )
+    source = f"hf:{tmp_path / 'model'}"
+    classify = cliquetta.pipeline(TASK, model=source, method="zero_shot", device="cpu")
+    labels = ["cat", "old ship", "frog"]
     cases: list[tuple[Any, dict[str, Any]]] = [
         (PICTURES[0], {}),
         (PICTURES[:3], {"hypothesis_template": "a drawing of the {}"}),
         ([PICTURES[1]], {}),
     ]
     for given, options in cases:
-        options = {"candidate_labels": ["cat", "old ship", "frog"], **options}
-        ours, expected = classify(given, **options), theirs(given, **options)
-        assert isinstance(ours, list) and len(ours) == len(expected)
-        for mine, other in zip(
-            *((x if isinstance(x[0], list) else [x]) for x in (ours, expected)), strict=True
-        ):
+        ours = classify(given, candidate_labels=labels, **options)
+        expected = theirs(given, candidate_labels=labels, **options)
+        assert json.loads(json.dumps(ours)) == ours and len(ours) == len(expected)
+        if not isinstance(given, list):
+            ours, expected = [ours], [expected]
+        for mine, other in zip(ours, expected, strict=True):
             assert [sorted(entry) for entry in mine] == [sorted(entry) for entry in other]
             assert [entry["label"] for entry in mine] == [entry["label"] for entry in other]
-            for one, two in zip(mine, other, strict=True):
-                assert one["score"] == pytest.approx(two["score"], abs=LOGIT)
-    assert json.loads(json.dumps(ours)) == ours
+            scores = [entry["score"] for entry in other]
+            assert [entry["score"] for entry in mine] == pytest.approx(scores, abs=LOGIT)
 
 
 def test_state_lasts_between_calls(build: Any, tiny_clip: CLIP) -> None:
     classify = build(batch_size=3)
     actual = [*classify(PICTURES[:3], LABELS), classify(PICTURES[3])]
     method = create_method("tent", tiny_clip, ClassPrompts(tuple(LABELS), (TEMPLATE,)))
-    expected = [
-        *method.predict(PICTURES[:3]).probabilities,
-        method.predict(PICTURES[3]).probabilities[0],
-    ]
+    batches = (PICTURES[:3], [PICTURES[3]])
+    expected = torch.cat([method.predict(batch).probabilities for batch in batches])
     for result, row in zip(actual, expected, strict=True):
-        assert {e["label"]: e["score"] for e in result} == pytest.approx(
-            dict(zip(LABELS, row.tolist(), strict=True)), abs=SUM
-        )
+        by_label = {entry["label"]: entry["score"] for entry in result}
+        assert [by_label[label] for label in LABELS] == pytest.approx(row.tolist(), abs=SUM)
     assert classify.images_seen == 4
 
 

@@ -24,6 +24,7 @@ from cliquetta.types import Batch
 from tests._helpers.openai_module import OpenAIModule
 from tests._helpers.tolerance import FEATURE, LOGIT
 from tests._helpers.transformers_models import (
+    assert_features,
     tiny_siglip,
     tiny_transformers,
 )
@@ -43,15 +44,20 @@ def no_warning(call: Any, *args: Any, **options: Any) -> Any:
 
 
 @torch.no_grad()
-def test_a_clip_model_becomes_ours(pixels: Tensor) -> None:
-    theirs = tiny_transformers()
-    ours = no_warning(from_model, theirs)
+@pytest.mark.parametrize("build", [tiny_transformers, tiny_siglip])
+def test_models_of_transformers_become_ours(build: Any, pixels: Tensor, words: Any) -> None:
+    theirs, is_siglip = build(), build is tiny_siglip
+    ours = no_warning(from_model, theirs, tokenizer=words if is_siglip else None)
     assert not isinstance(ours, WrappedCLIP) and "visual-prefix" in ours.capabilities
-    ids = ours.tokenizer(PROMPTS.texts(PROMPTS.templates[0]))
+    assert (ours.config.sigmoid, ours.config.text.start_tokens) == (is_siglip, not is_siglip)
+    assert ours.preprocess.resize == ("squash" if is_siglip else "shorter")
+    texts = PROMPTS.texts(PROMPTS.templates[0])
+    ids = ours.tokenizer(texts)
+    if is_siglip:
+        ids = words(texts, padding="max_length", max_length=64, return_tensors="pt").input_ids
     wanted = theirs(input_ids=ids, pixel_values=pixels).logits_per_image
-    actual = create_method("zero_shot", ours, PROMPTS).predict(Batch(pixels)).logits
-    assert wanted.std() > 0.01
-    torch.testing.assert_close(actual, wanted, atol=LOGIT, rtol=FEATURE)
+    logits = create_method("zero_shot", ours, PROMPTS).predict(Batch(pixels)).logits
+    assert_features(logits, wanted, LOGIT)
 
 
 def test_weights_are_shared_and_theirs_stay_trainable() -> None:
@@ -68,24 +74,6 @@ def test_weights_are_shared_and_theirs_stay_trainable() -> None:
     ):
         assert shared.data_ptr() == own.data_ptr()
         assert own.requires_grad and not shared.requires_grad
-
-
-@torch.no_grad()
-def test_a_siglip_becomes_ours(pixels: Tensor, words: Any) -> None:
-    theirs = tiny_siglip()
-    ours = from_model(theirs, tokenizer=words)
-    assert ours.config.sigmoid and ours.config.text.start_tokens == 0
-    rows = words(
-        PROMPTS.texts(PROMPTS.templates[0]),
-        padding="max_length",
-        max_length=64,
-        return_tensors="pt",
-    ).input_ids
-    wanted = theirs(input_ids=rows, pixel_values=pixels).logits_per_image
-    actual = create_method("zero_shot", ours, PROMPTS).predict(Batch(pixels)).logits
-    assert wanted.std() > 0.01
-    torch.testing.assert_close(actual, wanted, atol=LOGIT, rtol=FEATURE)
-    assert ours.preprocess.resize == "squash"
 
 
 @torch.no_grad()
