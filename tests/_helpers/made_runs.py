@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from cliquetta.evaluation.grid import RunSpec
 from cliquetta.evaluation.metrics import Metrics
 from cliquetta.evaluation.predictions import PREDICTIONS, PredictionLog, Predictions
 from cliquetta.evaluation.record import Record, digest, run_id
 
+BASE = RunSpec("bundled", "zero_shot", model="tiny", limit=30, batch_size=10)
+"""A small run; the fixtures that load its model are where it is used."""
 LABELS = [0, 0, 1, 1, 2, 2, 3, 3]
 PLAIN = [0, 1, 1, 0, 2, 3, 3, 3]
 ADAPTED = [0, 0, 1, 2, 3, 3, 3, 2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import pickle
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +39,13 @@ def table_rows(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV file."""
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
+
+
+def encoded(shade: int) -> bytes:
+    """A grey picture as the bytes of a PNG file."""
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8), (shade,) * 3).save(file, "PNG")
+    return file.getvalue()
 
 
 def write(path: Path, text: str) -> None:

@@ -55,11 +55,11 @@ def pictures() -> np.ndarray:
 def test_operations_are_pillows(name: str, level: float) -> None:
     images = pictures()
     tensor = torch.from_numpy(images).permute(0, 3, 1, 2)
-    found = apply_operation(name, tensor, np.full(len(images), level)).permute(0, 2, 3, 1).numpy()
+    result = apply_operation(name, tensor, np.full(len(images), level)).permute(0, 2, 3, 1).numpy()
     expected = np.stack(
         [np.asarray(with_pillow(name, Image.fromarray(image), level)) for image in images]
     )
-    difference = np.abs(found.astype(int) - expected.astype(int))
+    difference = np.abs(result.astype(int) - expected.astype(int))
     assert difference.max() <= 1
     if name != "autocontrast":
         assert (difference > 0).mean() < 5e-3

@@ -32,7 +32,7 @@ from tests._helpers.trees import (
 pytestmark = pytest.mark.filterwarnings("ignore:.*a complete copy has:UserWarning")
 
 
-def said(dataset: Dataset) -> dict[str, str]:
+def stated(dataset: Dataset) -> dict[str, str]:
     """Class name by key."""
     assert dataset.labels is not None
     labels = dataset.labels.tolist()
@@ -48,7 +48,7 @@ def test_all_promised_ids_are_there() -> None:
 def test_official_layout(id: str, tmp_path: Path) -> None:
     expected = TREES[id](tmp_path)
     dataset = get_dataset(id, tmp_path)
-    assert said(dataset) == expected
+    assert stated(dataset) == expected
     assert dataset.id == id
     assert dataset.load(0).mode == "RGB"
 
@@ -79,13 +79,13 @@ def test_severities_of_cifar_c_follow_each_other(tmp_path: Path) -> None:
 
 def test_imagenet_c_without_the_folders_of_its_archives(tmp_path: Path) -> None:
     pictures(tmp_path / "imagenet-c/fog/3", ["n01440764/a.JPEG"])
-    assert said(get_dataset("imagenet-c/fog/3", tmp_path)) == {"n01440764/a.JPEG": "tench"}
+    assert stated(get_dataset("imagenet-c/fog/3", tmp_path)) == {"n01440764/a.JPEG": "tench"}
 
 
 def test_lists_of_domainnet_are_held_against_the_class_list(tmp_path: Path) -> None:
     pictures(tmp_path / "domainnet", ["clipart/aircraft_carrier/1.jpg", "clipart/ant/2.jpg"])
     write(tmp_path / "domainnet/clipart_test.txt", "clipart/ant/2.jpg 9\n")
-    assert said(get_dataset("domainnet/clipart-test", tmp_path)) == {"clipart/ant/2.jpg": "ant"}
+    assert stated(get_dataset("domainnet/clipart-test", tmp_path)) == {"clipart/ant/2.jpg": "ant"}
     assert len(get_dataset("domainnet/clipart", tmp_path)) == 2
     write(tmp_path / "domainnet/clipart_test.txt", "clipart/ant/2.jpg 8\n")
     with pytest.raises(UserError, match="contradicts our class list"):
@@ -107,9 +107,9 @@ def test_missing_data_say_where_they_were_looked_for_and_how_to_get_them(
 
 def test_the_root_may_be_the_data_set_itself_and_names_are_taken_loosely(tmp_path: Path) -> None:
     expected = TREES["eurosat"](tmp_path)
-    assert said(get_dataset("eurosat", tmp_path / "EuroSAT")) == expected
+    assert stated(get_dataset("eurosat", tmp_path / "EuroSAT")) == expected
     (tmp_path / "EuroSAT").rename(tmp_path / "Euro_SAT")
-    assert said(get_dataset("eurosat", tmp_path)) == expected
+    assert stated(get_dataset("eurosat", tmp_path)) == expected
 
 
 def test_an_incomplete_copy_warns_with_both_counts(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_parts_and_shifts_compose(tmp_path: Path) -> None:
     TREES["pacs"](tmp_path)
     TREES["cifar10"](tmp_path)
     sketch = get_dataset("pacs/sketch", tmp_path)
-    assert said(sketch) == {"sketch/person/b.png": "person"} and sketch.id == "pacs/sketch"
+    assert stated(sketch) == {"sketch/person/b.png": "person"} and sketch.id == "pacs/sketch"
     noisy = get_dataset("pacs/sketch@gaussian_noise:3", tmp_path)
     assert isinstance(noisy, ShiftedDataset) and noisy.id == "pacs/sketch@gaussian_noise:3"
     cifar = get_dataset("cifar10@gaussian_noise:3", tmp_path)
@@ -173,7 +173,7 @@ def test_v2_folders_are_numbers_not_strings(tmp_path: Path) -> None:
 
 def test_v2_parts_are_not_mixed_up(tmp_path: Path) -> None:
     pictures(tmp_path / "imagenetv2/imagenetv2-top-images-format-val", ["0/x.jpeg"])
-    assert said(get_dataset("imagenet-v2/top-images", tmp_path)) == {"0/x.jpeg": "tench"}
+    assert stated(get_dataset("imagenet-v2/top-images", tmp_path)) == {"0/x.jpeg": "tench"}
     with pytest.raises(DataNotFoundError, match="matched-frequency"):
         get_dataset("imagenet-v2", tmp_path)
 
@@ -209,7 +209,10 @@ def test_flat_imagenet_takes_its_classes_from_a_list(
     with pytest.raises(DataNotFoundError, match=r"is there, but not LOC_val_solution.csv or"):
         get_dataset("imagenet", tmp_path)
     write(tmp_path / "imagenet" / list_name, text)
-    assert said(get_dataset("imagenet", tmp_path)) == {names[0]: "sea snake", names[1]: "mountain"}
+    assert stated(get_dataset("imagenet", tmp_path)) == {
+        names[0]: "sea snake",
+        names[1]: "mountain",
+    }
 
 
 def test_a_list_that_counts_images_is_no_list_of_classes(tmp_path: Path) -> None:
@@ -224,8 +227,8 @@ def test_a_list_that_counts_images_is_no_list_of_classes(tmp_path: Path) -> None
 def test_tiny_imagenet_in_class_folders(tmp_path: Path) -> None:
     pictures(tmp_path / "tiny-imagenet-200", ["val/n01443537/images/x.JPEG",
                                               "train/n03444034/images/y.JPEG"])  # fmt: skip
-    assert set(said(get_dataset("tiny-imagenet", tmp_path)).values()) == {"goldfish"}
-    assert set(said(get_dataset("tiny-imagenet/train", tmp_path)).values()) == {"go-kart"}
+    assert set(stated(get_dataset("tiny-imagenet", tmp_path)).values()) == {"goldfish"}
+    assert set(stated(get_dataset("tiny-imagenet/train", tmp_path)).values()) == {"go-kart"}
 
 
 # Traps of the others
@@ -237,7 +240,7 @@ def test_a_split_that_contradicts_the_class_list_is_refused(tmp_path: Path) -> N
     with pytest.raises(ValueError, match="calls class 1 'banded', our list calls it 'blotchy'"):
         get_dataset("dtd", tmp_path)
     write(tmp_path / "dtd/split_zhou_DescribableTextures.json", '{"test": [["banded')
-    with pytest.raises(ValueError, match="was it downloaded whole"):
+    with pytest.raises(ValueError, match="was it downloaded completely"):
         get_dataset("dtd", tmp_path)
 
 
@@ -263,14 +266,14 @@ def test_coops_split_is_preferred_to_the_official_list(tmp_path: Path) -> None:
     rows = {"test": [["american_bulldog_100.jpg", 1, "american_bulldog"]],
             "train": [["Abyssinian_1.jpg", 0, "abyssinian"]], "val": []}  # fmt: skip
     write(split_file, json.dumps(rows))
-    assert said(get_dataset("pets", tmp_path)) == {"american_bulldog_100.jpg": "american bulldog"}
-    assert said(get_dataset("pets/train", tmp_path)) == {"Abyssinian_1.jpg": "abyssinian"}
+    assert stated(get_dataset("pets", tmp_path)) == {"american_bulldog_100.jpg": "american bulldog"}
+    assert stated(get_dataset("pets/train", tmp_path)) == {"Abyssinian_1.jpg": "abyssinian"}
 
 
 def test_cars_in_class_folders_are_matched_by_words(tmp_path: Path) -> None:
     names = ["AM General Hummer SUV 2000/000046.jpg", "Ram C-V Cargo Van Minivan 2012/1.jpg"]
     pictures(tmp_path / "stanford_cars/test", names)
-    assert said(get_dataset("cars", tmp_path)) == {
+    assert stated(get_dataset("cars", tmp_path)) == {
         names[0]: "2000 AM General Hummer SUV",
         names[1]: "2012 Ram C/V Cargo Van Minivan",
     }
@@ -280,7 +283,7 @@ def test_flowers_in_numbered_folders_are_found_by_file_name(tmp_path: Path) -> N
     pictures(tmp_path / "flowers102", ["train/77/image_00002.jpg", "valid/1/image_00001.jpg"])
     rows = [("image_00002.jpg", 76, "passion flower"), ("image_00001.jpg", 0, "pink primrose")]
     split(tmp_path / "splits/split_zhou_OxfordFlowers.json", rows)
-    assert said(get_dataset("flowers102", tmp_path)) == {
+    assert stated(get_dataset("flowers102", tmp_path)) == {
         "image_00002.jpg": "passion flower",
         "image_00001.jpg": "pink primrose",
     }
@@ -332,7 +335,7 @@ def test_a_pickle_that_asks_for_code_is_refused(tmp_path: Path) -> None:
 def test_png_copies_of_cifar(tmp_path: Path) -> None:
     picture(tmp_path / "cifar100/test/aquarium_fish/goldfish_s_1.png")
     picture(tmp_path / "cifar100/test/worm/worm_s_1.png")
-    assert said(get_dataset("cifar100", tmp_path)) == {
+    assert stated(get_dataset("cifar100", tmp_path)) == {
         "aquarium_fish/goldfish_s_1.png": "aquarium fish",
         "worm/worm_s_1.png": "worm",
     }

@@ -78,8 +78,8 @@ def test_matrices_resample_as_pillow_does(height: int, width: int, kind: str) ->
         boxes = zoom_crop_boxes(height, width, 30, generator, size=24, zoom=1.4)
     expected = crop_image(Image.fromarray(image), boxes, 24).astype(int)
     pixels = torch.from_numpy(image).permute(2, 0, 1)[None]
-    found = crop_tensors(pixels, [boxes], 24, eight_bit=True)[0].permute(0, 2, 3, 1).numpy()
-    assert np.array_equal(found, expected)
+    result = crop_tensors(pixels, [boxes], 24, eight_bit=True)[0].permute(0, 2, 3, 1).numpy()
+    assert np.array_equal(result, expected)
     smooth = crop_tensors(pixels, [boxes], 24)[0].permute(0, 2, 3, 1).numpy()
     assert np.abs(smooth - expected).max() <= 1.5
 

@@ -43,9 +43,6 @@ def test_images_come_back_as_they_are() -> None:
 def test_contradictions_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make(**changes)
-
-
-def test_pictures_of_another_kind_are_refused() -> None:
     with pytest.raises(ValueError, match="uint8"):
         ArrayDataset("x", pictures().astype(float), names="a", keys=("1", "2", "3"), labels=None)
 

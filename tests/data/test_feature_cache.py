@@ -1,11 +1,10 @@
-"""Features once: the same answers as from pixels; neither damage nor company hurts the cache."""
+"""Tables of features: neither damage nor company hurts them."""
 
 from __future__ import annotations
 
 import json
 import multiprocessing
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,28 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from PIL import Image
 
 from cliquetta.data import feature_cache
-from cliquetta.data.dataset import Dataset, FileDataset
 from cliquetta.data.feature_cache import FEATURES, TABLE, FeatureBlock, TableLayout, open_table
-from cliquetta.data.prepared import FeatureStream
-from cliquetta.data.stream import Stream
-from cliquetta.evaluation.predictions import load_predictions
-from cliquetta.evaluation.progress import Step
-from cliquetta.evaluation.runner import evaluate
-from cliquetta.methods.building.feature_level import FeatureLevel
-from cliquetta.methods.registry import create_method, method_config, method_entries
-from cliquetta.model.clip import CLIP
-from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import ViewSpec
-from tests._helpers.streaming import Drift, DriftConfig, made_up_dataset
-from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
-from tests._helpers.tolerance import FEATURE
 
 LAYOUT = TableLayout({"of": "squares"}, (50, 1, 4), rows=8)
-FEW_VIEWS = ViewSpec("resized-crop", 4)
 
 
 class Squares:
@@ -154,178 +136,7 @@ def test_two_processes_share_one_table(tmp_path: Path) -> None:
     both = [context.Process(target=build_and_count, args=(tmp_path, asked)) for _ in range(2)]
     for process in both:
         process.start()
-    answers = sorted(asked.get(timeout=20) for _ in both)
+    replies = sorted(asked.get(timeout=20) for _ in both)
     for process in both:
         process.join()
-    assert answers == [(0, True), (7, True)]
-
-
-# --- streams ------------------------------------------------------------------------------------
-
-
-def feature_level() -> list[str]:
-    plain = [entry for entry in method_entries() if entry.fit is None]
-    return [entry.name for entry in plain if issubclass(entry.adapter, FeatureLevel)]
-
-
-def build(method: str, model: CLIP, prompts: ClassPrompts) -> FeatureLevel:
-    config = method_config(method)
-    if hasattr(config, "views"):
-        config = replace(config, views=4)
-    adapter = create_method(method, model, prompts, config)
-    assert isinstance(adapter, FeatureLevel)
-    return adapter
-
-
-def stream_for(adapter: FeatureLevel, data: Dataset | list[Dataset], model: CLIP) -> Stream:
-    return Stream(data, model.preprocess, 8, seed=3, views=adapter.views, view_seed=5, limit=40)
-
-
-@pytest.mark.parametrize("method", feature_level())
-def test_methods_answer_from_features_as_from_pixels(
-    method: str, tiny_clip: CLIP, tiny_prompts: ClassPrompts, tmp_path: Path
-) -> None:
-    adapter = build(method, tiny_clip, tiny_prompts)
-    data = [made_up_dataset(30, id="a"), made_up_dataset(25, id="b", seed=1)]
-    for domains in (data[:1], data):
-        stream = stream_for(adapter, domains, tiny_clip)  # type: ignore[arg-type]
-        pixels = evaluate(adapter, stream, out=tmp_path / "pixels")
-        kept = FeatureStream(stream, tiny_clip, tmp_path / "cache")
-        features = evaluate(adapter, kept, out=tmp_path / "features")
-        assert features.id == pixels.id
-        assert features.environment["features"] == "kept"
-        ours = load_predictions(tmp_path / "features" / features.id)
-        theirs = load_predictions(tmp_path / "pixels" / pixels.id)
-        assert ours.keys == theirs.keys
-        np.testing.assert_allclose(ours.probabilities, theirs.probabilities, atol=FEATURE)
-
-
-def test_a_method_that_looks_at_pixels_is_refused(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tmp_path: Path
-) -> None:
-    adapter = Drift(tiny_clip, tiny_prompts, DriftConfig())
-    stream = FeatureStream(Stream(made_up_dataset(), tiny_clip.preprocess), tiny_clip, tmp_path)
-    with pytest.raises(ValueError, match="needs images and a model"):
-        evaluate(adapter, stream)
-
-
-@pytest.mark.parametrize("shape", [(2, 4, 23), (2, 23), (24,), (2, 0, 24)])
-def test_features_of_the_wrong_shape_are_refused(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, shape: tuple[int, ...]
-) -> None:
-    with pytest.raises(ValueError, match=r"\(B, V, 24\)"):
-        build("tda", tiny_clip, tiny_prompts).predict_features(torch.zeros(shape))
-
-
-def test_no_images_no_logits(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> None:
-    adapter = build("zero", tiny_clip, tiny_prompts)
-    assert adapter.predict_features(torch.zeros(0, 4, 24)).logits.shape == (0, 5)
-
-
-class Counting:
-    """Counts images that pass a model's tower."""
-
-    def __init__(self, model: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.images = 0
-        encode = model.encode_image
-
-        def counted(pixels: torch.Tensor, **options: Any) -> torch.Tensor:
-            self.images += len(pixels)
-            return encode(pixels, **options)
-
-        monkeypatch.setattr(model, "encode_image", counted)
-
-
-def run_through(stream: Stream, model: CLIP, folder: Path) -> list[tuple[str, ...]]:
-    return [batch.keys for batch, _ in FeatureStream(stream, model, folder).batches()]
-
-
-def test_orders_seeds_and_batch_sizes_share_features(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    model, data = build_tiny_clip(), made_up_dataset()
-    tower = Counting(model, monkeypatch)
-    for seed, size in ((0, 8), (1, 8), (1, 50)):
-        run_through(Stream(data, model.preprocess, size, seed=seed), model, tmp_path)
-    assert tower.images == 50
-
-
-def test_whatever_features_depend_on_makes_new_ones(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    model, data = build_tiny_clip(), made_up_dataset()
-    other = build_tiny_clip(seed=1)
-    tower, second = Counting(model, monkeypatch), Counting(other, monkeypatch)
-    streams = [
-        Stream(data, model.preprocess),
-        Stream(made_up_dataset(seed=1), model.preprocess),  # the same list, other pictures
-        Stream(data, replace(model.preprocess, mean=(0.0, 0.0, 0.0))),
-        Stream(data, model.preprocess, views=FEW_VIEWS),
-        Stream(data, model.preprocess, views=FEW_VIEWS, view_seed=1),
-        Stream(data, model.preprocess, views=replace(FEW_VIEWS, kind="zoom-crop")),
-    ]
-    for _ in range(2):
-        for stream in streams:
-            run_through(stream, model, tmp_path)
-    assert tower.images == 3 * 50 + 3 * 200
-    run_through(streams[0], other, tmp_path)
-    assert second.images == 50
-
-
-@pytest.fixture
-def photos(tmp_path: Path) -> FileDataset:
-    """Ten files, of which the fourth is no picture."""
-    pictures = made_up_dataset(10).images
-    paths = [tmp_path / f"{i}.png" for i in range(10)]
-    for path, picture in zip(paths, pictures, strict=True):
-        Image.fromarray(picture).save(path)
-    paths[3].write_bytes(b"no picture")
-    keys = [path.name for path in paths]
-    return FileDataset("photos", paths, names=TINY_NAMES, keys=keys, labels=[0, 1] * 5)
-
-
-def test_unreadable_files_are_remembered_and_counted(
-    photos: FileDataset, tiny_clip: CLIP, tiny_prompts: ClassPrompts, tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    adapter = build("zero_shot", tiny_clip, tiny_prompts)
-    stream = Stream(photos, tiny_clip.preprocess, 4, seed=1)
-    pixels = evaluate(adapter, stream)
-    caplog.clear()
-    for _ in range(2):
-        kept = FeatureStream(Stream(photos, tiny_clip.preprocess, 4, seed=1), tiny_clip, tmp_path)
-        record = evaluate(adapter, kept)
-        assert record.skipped == pixels.skipped
-        assert record.images == 9
-        assert record.metrics["top1"] == pixels.metrics["top1"]
-    assert caplog.text.count("3.png") == 1
-
-
-def test_a_repaired_file_is_read_again(
-    photos: FileDataset, tiny_clip: CLIP, tmp_path: Path
-) -> None:
-    stream = Stream(photos, tiny_clip.preprocess, 10)
-    (keys,) = run_through(stream, tiny_clip, tmp_path)
-    assert len(keys) == 9
-    shutil.copy(photos.paths[0], photos.paths[3])
-    (keys,) = run_through(stream, tiny_clip, tmp_path)
-    assert len(keys) == 10
-
-
-def test_a_run_on_features_can_be_taken_up_again(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tmp_path: Path
-) -> None:
-    adapter = build("tda", tiny_clip, tiny_prompts)
-    kept = FeatureStream(stream_for(adapter, made_up_dataset(), tiny_clip), tiny_clip, tmp_path)
-    whole = evaluate(adapter, kept, out=tmp_path / "whole")
-
-    def die(step: Step) -> None:
-        if step.number == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        evaluate(adapter, kept, out=tmp_path / "broken", on_step=die, save_every=1)
-    again = evaluate(adapter, kept, out=tmp_path / "broken")
-    assert again.resumed == 1
-    paths = [tmp_path / name / whole.id / "predictions.jsonl" for name in ("whole", "broken")]
-    assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert replies == [(0, True), (7, True)]

@@ -83,9 +83,9 @@ def ask(way: str, images: Any, model: CLIP) -> list[float]:
         files = images if isinstance(images, list) else [images]
         shown = session.next_of_files(files, len(files))
         return shown.prediction.probabilities[:, 0].tolist()
-    answer = pipeline(model=model, method="zero_shot")(images, NAMES, "a photo of a {}.")
-    answers = answer if isinstance(answer[0], list) else [answer]
-    return [entry["score"] for one in answers for entry in one if entry["label"] == "cat"]
+    reply = pipeline(model=model, method="zero_shot")(images, NAMES, "a photo of a {}.")
+    replies = reply if isinstance(reply[0], list) else [reply]
+    return [entry["score"] for one in replies for entry in one if entry["label"] == "cat"]
 
 
 def ask_service(way: str, images: Any, model: CLIP) -> list[float]:
@@ -97,16 +97,16 @@ def ask_service(way: str, images: Any, model: CLIP) -> list[float]:
     ):
         session = client.create_session(NAMES, method="zero_shot")
         if way == "client":
-            found = session.predict(images)
+            result = session.predict(images)
         else:
             given = images if isinstance(images, list) else [images]
             texts = [one if isinstance(one, str) else b64encode(one).decode() for one in given]
             body = {"images": [{"data": text} for text in texts]}
-            found = client.ask(
+            result = client.ask(
                 BatchResponse, "POST", f"/v1/sessions/{session.id}/batches", json=body
             )
-    assert not found.errors
-    return [s.probability for one in found.predictions for s in one.top if s.label == "cat"]
+    assert not result.errors
+    return [s.probability for one in result.predictions for s in one.top if s.label == "cat"]
 
 
 WAYS = pytest.mark.parametrize("way", ["method", "predict", "pipeline"])
@@ -123,9 +123,9 @@ WAYS = pytest.mark.parametrize("way", ["method", "predict", "pipeline"])
 )
 def test_one_image(way: str, kind: str, paths: list[Path], tiny_clip: CLIP) -> None:
     expected = ask("method", [Image.open(paths[0])], tiny_clip)
-    found = ask(way, ONE[kind](paths[0], tiny_clip), tiny_clip)
-    assert found == pytest.approx(expected, abs=1e-6)  # tables have six digits
-    assert ask(way, [ONE[kind](paths[0], tiny_clip)], tiny_clip) == found
+    result = ask(way, ONE[kind](paths[0], tiny_clip), tiny_clip)
+    assert result == pytest.approx(expected, abs=1e-6)  # tables have six digits
+    assert ask(way, [ONE[kind](paths[0], tiny_clip)], tiny_clip) == result
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,8 @@ def test_one_image(way: str, kind: str, paths: list[Path], tiny_clip: CLIP) -> N
 )
 def test_several_images(way: str, kind: str, paths: list[Path], tiny_clip: CLIP) -> None:
     expected = ask("method", [Image.open(path) for path in paths], tiny_clip)
-    found = sorted(ask(way, SEVERAL[kind](paths, tiny_clip), tiny_clip))
-    assert found == pytest.approx(sorted(expected), abs=1e-6)
+    result = sorted(ask(way, SEVERAL[kind](paths, tiny_clip), tiny_clip))
+    assert result == pytest.approx(sorted(expected), abs=1e-6)
 
 
 def test_mixed_lists_name_paths(paths: list[Path], tiny_clip: CLIP) -> None:
@@ -221,10 +221,10 @@ def test_views_belong_to_the_image_not_to_its_batch(paths: list[Path]) -> None:
         views = image_views(Image.open(path), path.as_posix(), spec, 4, PREPROCESS)
         assert torch.equal(batch.views[row], to_pixels(views, PREPROCESS))
     for images in ([Image.open(path) for path in paths], batch.images):
-        whole = as_batch(images, PREPROCESS, views=spec).views
+        complete = as_batch(images, PREPROCESS, views=spec).views
         alone = as_batch(images[1:], PREPROCESS, views=spec).views
-        assert whole is not None and alone is not None
-        assert torch.equal(whole[1:], alone)
+        assert complete is not None and alone is not None
+        assert torch.equal(complete[1:], alone)
     assert as_batch(batch, PREPROCESS, views=spec) is batch
 
 

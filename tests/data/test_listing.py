@@ -42,11 +42,11 @@ def test_folders_files_and_tables_together(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("separator", [b"\n", b"\r\n", b"\0"])
 def test_lists_of_any_length_and_any_bytes(tmp_path: Path, separator: bytes) -> None:
-    wanted = [b"caf\xe9.png", *(b"%09d.png" % place for place in range(20_000))]
+    wanted = [b"caf\xe9.png", *(b"%09d.png" % number for number in range(20_000))]
     (tmp_path / "list").write_bytes(separator.join(wanted) + separator)
     listing = list_images(["-"], stdin=tmp_path / "list")
-    found = [os.fsencode(entry.path) for entry in listing.entries(0, len(listing))]
-    assert found == wanted
+    result = [os.fsencode(entry.path) for entry in listing.entries(0, len(listing))]
+    assert result == wanted
 
 
 def test_what_cannot_be_listed(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from cliquetta.data import loader, workers
 from cliquetta.data.dataset import FileDataset
 from cliquetta.data.files import folder_dataset
 from cliquetta.data.stream import Stream
-from cliquetta.data.workers import WorkerError, map_in_processes, usable_cores
+from cliquetta.data.workers import WorkerError, usable_cores
 from cliquetta.inference.bulk import predict
 from cliquetta.inference.predictor import Reader
 from cliquetta.inference.resumable import parts_folder
@@ -97,13 +97,6 @@ def test_processes_threads_and_the_caller_give_the_same_bits(
                 assert a == b == c
     assert skipped == skipped_there
     assert sorted(entry.key for entry in skipped) == ["007.png", "040.png", "041.png"]
-
-
-def test_pixels_are_those_of_the_preprocessing(photos: Path) -> None:
-    data = folder_dataset(photos, TINY_NAMES)
-    for batch, _ in Stream(data, PREPROCESS, 20, order="sequential", workers=2):
-        for key, pixels in zip(batch.keys, batch.images, strict=True):
-            assert torch.equal(pixels, PREPROCESS(data.load(data.keys.index(key))))
 
 
 def test_arrays_and_several_datasets_go_through_processes(caplog: pytest.LogCaptureFixture) -> None:
@@ -204,12 +197,12 @@ def children(root: int) -> set[int]:
         except OSError:
             continue
         parents.setdefault(int(fields[1]), []).append(int(path.parent.name))
-    found: set[int] = set()
+    result: set[int] = set()
     waiting = [root]
     while waiting:
         waiting += (new := parents.get(waiting.pop(), []))
-        found |= set(new)
-    return found
+        result |= set(new)
+    return result
 
 
 def gone(identities: set[int], within: float = 60.0) -> bool:
@@ -277,18 +270,18 @@ def test_a_run_continues_after_a_worker_was_killed(running: Any, tmp_path: Path)
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 1801
 
 
-def in_daemon(photos: Path, answers: Any) -> None:
+def in_daemon(photos: Path, replies: Any) -> None:
     loader.PROCESSES_FROM = 1
     stream = Stream(folder_dataset(photos, TINY_NAMES), PREPROCESS, 20, workers=2)
-    answers.put(sum(len(batch) for batch, _ in stream))
+    replies.put(sum(len(batch) for batch, _ in stream))
 
 
 def test_a_daemonic_process_reads_by_threads(photos: Path) -> None:
     context = multiprocessing.get_context("spawn")
-    answers = context.Queue()
-    process = context.Process(target=in_daemon, args=(photos, answers), daemon=True)
+    replies = context.Queue()
+    process = context.Process(target=in_daemon, args=(photos, replies), daemon=True)
     process.start()
-    assert answers.get(timeout=120) == 87
+    assert replies.get(timeout=120) == 87
     process.join(60)
 
 
@@ -331,51 +324,6 @@ def test_a_caller_that_stops_early_leaves_no_worker(photos: Path) -> None:
     assert own
     batches.close()  # type: ignore[attr-defined]
     assert gone(own)
-
-
-def squares(number: int) -> tuple[tuple[np.ndarray, ...], int]:
-    return (np.full((number % 3, 2), number), np.arange(number % 2)), number
-
-
-def test_arrays_of_changing_shapes_come_in_order() -> None:
-    rows = map_in_processes(squares, range(50), workers=3, room=100)
-    for number, ((first, second), note) in enumerate(rows):
-        assert note == number
-        assert np.array_equal(first, np.full((number % 3, 2), number))
-        assert np.array_equal(second, np.arange(number % 2))
-
-
-@pytest.mark.slow
-def test_spawned_processes_share_memory_as_forked_ones_do(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])  # Windows
-    test_arrays_of_changing_shapes_come_in_order()
-    assert "threads read images" not in caplog.text
-
-
-@pytest.mark.slow
-def test_processes_start_again_after_runs_that_were_left_early(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.INFO)
-    for taken in (1, 0, 7, 50, 3, 50):
-        rows = map_in_processes(squares, range(50), workers=4, room=100)
-        assert [note for _, note in islice(rows, taken)] == list(range(taken))
-        rows.close()
-    assert not multiprocessing.active_children()
-    assert "threads read images" not in caplog.text
-
-
-def test_large_items_are_given_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "_ROOMY", 100)
-    items = iter(range(50))
-    rows = map_in_processes(squares, items, workers=3, room=100)
-    next(rows)
-    assert next(items) == 4  # one for each worker, and one in position of the first, were taken
-    rows.close()
-    test_arrays_of_changing_shapes_come_in_order()
 
 
 def modules_after(code: str) -> set[str]:

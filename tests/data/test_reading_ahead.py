@@ -33,13 +33,13 @@ class Watched(FileDataset):
 def paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """200 files; numbers 40 and 41 are no pictures."""
     folder = tmp_path_factory.mktemp("files")
-    found = [folder / f"{i:03d}.png" for i in range(200)]
+    result = [folder / f"{i:03d}.png" for i in range(200)]
     picture = Image.fromarray(made_up_dataset(1).images[0])
-    for path in found:
+    for path in result:
         picture.save(path)
     for number in (40, 41):
-        found[number].write_bytes(b"no picture")
-    return found
+        result[number].write_bytes(b"no picture")
+    return result
 
 
 def settle(data: Watched) -> int:
@@ -93,8 +93,8 @@ def test_bad_files_count_when_their_batch_is_handed_over(
 
 def test_any_places_can_be_read(tiny_clip: CLIP) -> None:
     stream = Stream(made_up_dataset(), tiny_clip.preprocess, 8, seed=2)
-    whole = torch.cat([batch.images for batch, _ in stream])
+    complete = torch.cat([batch.images for batch, _ in stream])
     parts = [range(40, 50), range(3, 4), range(10, 29)]
     for positions, (batch, labels) in zip(parts, stream.read(parts), strict=True):
-        assert torch.equal(batch.images, whole[positions.start : positions.stop])
+        assert torch.equal(batch.images, complete[positions.start : positions.stop])
         assert torch.equal(labels, stream.labels(positions))

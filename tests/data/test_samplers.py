@@ -43,8 +43,8 @@ def runs(labels: Indices) -> int:
 @settings(max_examples=20, deadline=None)
 def test_every_image_is_shown_once(name: str, seed: int, sizes: list[int]) -> None:
     positions = draw(name, *sizes, seed=seed)
-    found = sorted(zip(positions.domain.tolist(), positions.image.tolist(), strict=True))
-    assert found == [(n, i) for n, size in enumerate(sizes) for i in range(size)]
+    result = sorted(zip(positions.domain.tolist(), positions.image.tolist(), strict=True))
+    assert result == [(n, i) for n, size in enumerate(sizes) for i in range(size)]
     assert not positions.round.any()
 
 
@@ -122,11 +122,11 @@ def test_every_batch_holds_so_many_classes(
 
 def test_numbers_of_classes_in_batches_are_spread_over_the_range() -> None:
     """Uniform from 1 to 4: 300 draws are within four standard deviations of 75 each."""
-    found = []
+    result = []
     for seed in range(30):
         images = draw("keff", 1000, seed=seed, present=(1, 4), batch_size=20).image
-        found += [len(np.unique(batch % 10)) for batch in images.reshape(-1, 20)[:10]]
-    counts = np.bincount(found, minlength=5)[1:]
+        result += [len(np.unique(batch % 10)) for batch in images.reshape(-1, 20)[:10]]
+    counts = np.bincount(result, minlength=5)[1:]
     assert counts.sum() == 300 and np.abs(counts - 75).max() < 4 * np.sqrt(300 * 0.25 * 0.75)
     assert len(draw("keff", 1000, present=(1, 4), batch_size=20, limit=50).image) == 40
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from cliquetta.data.dataset import OUTSIDE
+from cliquetta.data.dataset import OUTSIDE, Dataset
 from cliquetta.data.files import RelabelledDataset, folder_dataset
 from cliquetta.data.shifts import Shift, ShiftedDataset
 from cliquetta.data.stream import Stream
@@ -29,8 +29,15 @@ def keys_of(stream: Stream, start: int = 0) -> list[str]:
 
 
 @pytest.mark.parametrize("order", ["shuffled", "sequential", "correlated"])
-def test_every_image_comes_once_with_its_label(order: str) -> None:
-    dataset = made_up_dataset(50)
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        made_up_dataset(50),
+        made_up_dataset(50, side=48),
+        ShiftedDataset(made_up_dataset(50), Shift("contrast", 5)),
+    ],
+)
+def test_every_image_comes_once_with_its_label(order: str, dataset: Dataset) -> None:
     stream = Stream(dataset, PREPROCESS, batch_size=8, order=order, seed=4)
     assert len(stream) == 7
     batches = list(stream)
@@ -54,9 +61,9 @@ def test_the_seed_decides_the_order() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stream_can_start_anywhere(start: int, workers: int) -> None:
     stream = Stream(made_up_dataset(50), PREPROCESS, batch_size=8, workers=workers)
-    whole, part = list(stream), list(stream.batches(start))
-    assert len(part) == len(whole) - start
-    for (left, a), (right, b) in zip(whole[start:], part, strict=True):
+    complete, part = list(stream), list(stream.batches(start))
+    assert len(part) == len(complete) - start
+    for (left, a), (right, b) in zip(complete[start:], part, strict=True):
         assert left.keys == right.keys
         assert torch.equal(left.images, right.images)
         assert torch.equal(a, b)
@@ -83,6 +90,8 @@ def test_views_do_not_depend_on_order_workers_or_company() -> None:
 
 def test_data_sets_follow_one_another_or_are_mixed() -> None:
     a, b = made_up_dataset(20, id="a"), made_up_dataset(12, seed=1, id="b")
+    assert Stream([a, b], PREPROCESS, limit=5).images == 10
+    assert Stream(a, PREPROCESS, limit=500).images == 20
     sequence = Stream([a, b, a], PREPROCESS, batch_size=8)
     keys = keys_of(sequence)
     assert sequence.id == "a>b>a"
@@ -100,12 +109,6 @@ def test_data_sets_follow_one_another_or_are_mixed() -> None:
             dataset = {"a": a, "b": b}[name]
             assert torch.equal(batch.images[row], PREPROCESS(dataset.load(int(index))))
             assert labels[row] == dataset.labels[int(index)]
-
-
-def test_limit_holds_for_each_data_set() -> None:
-    a, b = made_up_dataset(20, id="a"), made_up_dataset(12, seed=1, id="b")
-    assert Stream([a, b], PREPROCESS, limit=5).images == 10
-    assert Stream(a, PREPROCESS, limit=500).images == 20
 
 
 def test_bad_files_are_reported_once_and_leave_their_places_empty(
@@ -150,18 +153,6 @@ def test_files_are_cropped_as_they_were_before_preprocessing(tmp_path: Path) -> 
     views = image_views(Image.fromarray(noise), "cat/a.png", spec, 3, PREPROCESS)
     expected = to_pixels(views, PREPROCESS)
     assert torch.equal(batch.views[0], expected)
-
-
-def test_arrays_of_another_size_are_preprocessed() -> None:
-    dataset = made_up_dataset(5, side=48)
-    ((batch, _),) = list(Stream(dataset, PREPROCESS, order="sequential"))
-    assert torch.equal(batch.images[3], PREPROCESS(dataset.load(3)))
-
-
-def test_shifted_sets_stream_like_any_other() -> None:
-    dataset = ShiftedDataset(made_up_dataset(20), Shift("contrast", 5))
-    ((batch, _),) = list(Stream(dataset, PREPROCESS, order="sequential"))
-    assert torch.equal(batch.images[4], PREPROCESS(dataset.load(4)))
 
 
 @pytest.mark.parametrize(

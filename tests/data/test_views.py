@@ -83,10 +83,12 @@ def test_crops_of_a_long_picture_are_those_of_the_whole(zoom: float) -> None:
     picture = np.stack(waves, axis=-1).astype(np.uint8)
     boxes = zoom_crop_boxes(3, 200, 20, np.random.default_rng(0), size=16, zoom=zoom)
     assert boxes.height * boxes.width > 64 * 16 * 16
-    whole = Image.fromarray(picture).resize((boxes.width, boxes.height), Image.Resampling.BILINEAR)
+    complete = Image.fromarray(picture).resize(
+        (boxes.width, boxes.height), Image.Resampling.BILINEAR
+    )
     crops = crop_image(Image.fromarray(picture), boxes, 16)
     for view, (top, left) in enumerate(zip(boxes.top, boxes.left, strict=True)):
-        expected = np.asarray(whole)[top : top + 16, left : left + 16].astype(int)
+        expected = np.asarray(complete)[top : top + 16, left : left + 16].astype(int)
         expected = expected[:, ::-1] if boxes.mirrored[view] else expected
         assert np.abs(crops[view] - expected).max() <= 1
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
 import threading
 import time
+from itertools import islice
 
+import numpy as np
 import pytest
 
-from cliquetta.data.workers import map_ahead
+from cliquetta.data import workers
+from cliquetta.data.workers import map_ahead, map_in_processes
 
 
 @pytest.mark.parametrize("workers", [0, 1, 4])
@@ -16,8 +21,8 @@ def test_results_come_in_order(workers: int) -> None:
         time.sleep(0.002 * (x % 3))
         return x * x
 
-    found = list(map_ahead(slow_square, range(20), workers=workers, ahead=5))
-    assert found == [x * x for x in range(20)]
+    result = list(map_ahead(slow_square, range(20), workers=workers, ahead=5))
+    assert result == [x * x for x in range(20)]
 
 
 def test_no_more_than_the_bound_waits() -> None:
@@ -52,3 +57,48 @@ def test_stopping_early_leaves_no_thread() -> None:
 def test_impossible_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="ahead"):
         next(map_ahead(str, [1], workers=1, ahead=0))
+
+
+def squares(number: int) -> tuple[tuple[np.ndarray, ...], int]:
+    return (np.full((number % 3, 2), number), np.arange(number % 2)), number
+
+
+def test_arrays_of_changing_shapes_come_in_order() -> None:
+    rows = map_in_processes(squares, range(50), workers=3, room=100)
+    for number, ((first, second), note) in enumerate(rows):
+        assert note == number
+        assert np.array_equal(first, np.full((number % 3, 2), number))
+        assert np.array_equal(second, np.arange(number % 2))
+
+
+@pytest.mark.slow
+def test_spawned_processes_share_memory_as_forked_ones_do(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])  # Windows
+    test_arrays_of_changing_shapes_come_in_order()
+    assert "threads read images" not in caplog.text
+
+
+@pytest.mark.slow
+def test_processes_start_again_after_runs_that_were_left_early(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    for count in (1, 0, 7, 50, 3, 50):
+        rows = map_in_processes(squares, range(50), workers=4, room=100)
+        assert [note for _, note in islice(rows, count)] == list(range(count))
+        rows.close()
+    assert not multiprocessing.active_children()
+    assert "threads read images" not in caplog.text
+
+
+def test_large_items_are_given_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "_ROOMY", 100)
+    items = iter(range(50))
+    rows = map_in_processes(squares, items, workers=3, room=100)
+    next(rows)
+    assert next(items) == 4  # one for each worker, and one in position of the first, were taken
+    rows.close()
+    test_arrays_of_changing_shapes_come_in_order()

@@ -79,12 +79,12 @@ def test_bad_fields_and_values_are_refused() -> None:
 def test_a_curve_holds_what_the_records_say(context: RunContext) -> None:
     study = ablation(BASE, "positive_alpha", [0.0, 2.0, 50.0], seeds=(0, 1))
     results = sweep(study.specs, context)
-    found = curve(study, results)
+    actual = curve(study, results)
     records = {(r.method, r.settings["config"].get("positive_alpha"), r.seed): r for r in
                list_records(context.out or "")}  # fmt: skip
     plain = [records["zero_shot", None, s].metrics["top1"] for s in (0, 1)]
-    assert found.baseline == pytest.approx(statistics.mean(plain))
-    for point in found.points:
+    assert actual.baseline == pytest.approx(statistics.mean(plain))
+    for point in actual.points:
         own = [records["tda", point.value, s] for s in (0, 1)]
         top1 = [r.metrics["top1"] for r in own]
         assert point.mean == pytest.approx(statistics.mean(top1))
@@ -92,8 +92,8 @@ def test_a_curve_holds_what_the_records_say(context: RunContext) -> None:
         gains = [a - b for a, b in zip(top1, plain, strict=True)]
         assert point.gain == pytest.approx(statistics.mean(gains))
         assert point.nll == pytest.approx(statistics.mean(r.metrics["nll"] for r in own))
-    assert found.best is not None
-    assert found.best.mean == max(p.mean for p in found.points if p.mean is not None)
+    assert actual.best is not None
+    assert actual.best.mean == max(p.mean for p in actual.points if p.mean is not None)
     again = sweep(ablation(BASE, "positive_alpha", [2.0, 3.0], seeds=(0, 1)).specs, context)
     assert len(list_records(context.out or "")) == 8 + 2  # only the new value was run
     assert all(result.record for result in again)
@@ -103,23 +103,23 @@ def test_failed_runs_leave_a_gap(context: RunContext) -> None:
     study = ablation(BASE, "positive_alpha", [1.0, 3.0])
     results = sweep(study.specs[:2], context)
     results.append(RunResult(study.specs[2], error="lost"))
-    found = curve(study, results)
-    assert [p.mean is None for p in found.points] == [False, True]
-    assert found.plain()["points"][1]["top1"] is None
+    actual = curve(study, results)
+    assert [p.mean is None for p in actual.points] == [False, True]
+    assert actual.plain()["points"][1]["top1"] is None
 
 
 def test_curves_are_drawn(context: RunContext) -> None:
     study = ablation(BASE, "positive_alpha", [1.0, 3.0])
-    found = curve(study, sweep(study.specs, context))
+    actual = curve(study, sweep(study.specs, context))
     sizes = []
     for names in ("a", "abc"):
-        figure = curves_figure(dict.fromkeys(names, found))
+        figure = curves_figure(dict.fromkeys(names, actual))
         with Image.open(io.BytesIO(to_file(figure, "png"))) as picture:
             sizes.append(picture.size)
     assert sizes[1] == pytest.approx((2 * sizes[0][0], 2 * sizes[0][1]), abs=1)  # rounded pixels
     axes = figure.axes[0]
     drawn = axes.lines[0].get_ydata().tolist()
-    assert drawn == pytest.approx([point.mean for point in found.points])
+    assert drawn == pytest.approx([point.mean for point in actual.points])
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "3"]
     assert {"zero_shot"} == {text.get_text() for text in axes.get_legend().get_texts()}
     assert sum(axes.get_visible() for axes in figure.axes) == 6  # three panels, NLL beside each

@@ -16,7 +16,7 @@ from cliquetta.cli.main import app
 from cliquetta.evaluation.cluster import RayExecutor
 from cliquetta.evaluation.grid import RunSpec
 from cliquetta.evaluation.predictions import PREDICTIONS
-from cliquetta.evaluation.progress import ProgressBoard, RunReport
+from cliquetta.evaluation.progress import RunReport
 from cliquetta.evaluation.record import list_records
 from cliquetta.evaluation.sweep import RunContext, RunResult, sweep
 from cliquetta.model.checkpoints.native import save_model
@@ -58,11 +58,11 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Grid:
         RunSpec("bundled", "scap", model=model, batch_size=16, limit=64, seed=1),
         RunSpec("bundlde", "zero_shot", model=model),
     ]
-    found = Grid(cells, folder, sweep(cells, RunContext(folder / "serial", device="cpu")))
-    place = PerilousPlace(folder / "ray", device="cpu", perils=folder)
-    executor = RayExecutor(on_report=lambda spec, report: found.reports.append((spec, report)))
-    found.there = sweep(cells, place, executor)
-    return found
+    actual = Grid(cells, folder, sweep(cells, RunContext(folder / "serial", device="cpu")))
+    context = PerilousPlace(folder / "ray", device="cpu", perils=folder)
+    executor = RayExecutor(on_report=lambda spec, report: actual.reports.append((spec, report)))
+    actual.there = sweep(cells, context, executor)
+    return actual
 
 
 def test_records_and_predictions_are_those_of_a_serial_grid(grid: Grid) -> None:
@@ -99,8 +99,8 @@ def test_all_runs_report_to_one_place(grid: Grid) -> None:
 
 
 def test_a_finished_grid_is_not_run_again(grid: Grid) -> None:
-    place = RunContext(grid.folder / "ray", device="cpu")
-    assert sweep(grid.cells[:3], place, RayExecutor()) == grid.there[:3]
+    context = RunContext(grid.folder / "ray", device="cpu")
+    assert sweep(grid.cells[:3], context, RayExecutor()) == grid.there[:3]
 
 
 def test_the_command_runs_its_grid_there(grid: Grid, tmp_path: Path) -> None:
@@ -112,13 +112,13 @@ def test_the_command_runs_its_grid_there(grid: Grid, tmp_path: Path) -> None:
         app, ["evaluate", *words, "--out", str(tmp_path / "there"), "--ray", "local"]
     )
     assert here.exit_code == there.exit_code == 0
-    ours, theirs = (json.loads(answer.stdout) for answer in (there, here))
+    ours, theirs = (json.loads(reply.stdout) for reply in (there, here))
     assert [run["metrics"] for run in ours] == [run["metrics"] for run in theirs]
 
 
 def test_retries_end(grid: Grid, tmp_path: Path) -> None:
-    place = PerilousPlace(tmp_path, device="cpu", perils=tmp_path / "no such folder")
-    (result,) = sweep(grid.cells[1:2], place, RayExecutor(retries=0))
+    context = PerilousPlace(tmp_path, device="cpu", perils=tmp_path / "no such folder")
+    (result,) = sweep(grid.cells[1:2], context, RayExecutor(retries=0))
     assert result.error.startswith("FileNotFoundError")
 
 
@@ -128,15 +128,6 @@ def test_what_the_cluster_cannot_give_is_refused(tmp_path: Path) -> None:
         sweep([spec], RunContext(tmp_path), RayExecutor(gpus=0.5))
     with pytest.raises(ValueError, match="--device cuda"):
         sweep([spec], RunContext(tmp_path, device="cuda:1"), RayExecutor())
-
-
-def test_a_board_keeps_the_latest_report_until_it_is_taken() -> None:
-    board = ProgressBoard()
-    board.post(0, RunReport(1, 9, 4, None))
-    board.post(0, RunReport(2, 9, 8, 50.0))
-    board.post(3, RunReport(1, 5, 4, None))
-    assert board.take() == {0: RunReport(2, 9, 8, 50.0), 3: RunReport(1, 5, 4, None)}
-    assert board.take() == {}
 
 
 @pytest.mark.parametrize("address", ["local", "10.0.0.1:6379"])

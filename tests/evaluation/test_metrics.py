@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.evaluation.metrics import Metrics, auroc, fpr95
+from cliquetta.evaluation.metrics import Metrics, auroc, fpr95, near_chance
 from tests._helpers.tolerance import SUM
 
 
@@ -38,10 +38,10 @@ def by_hand(logits: Tensor, labels: Tensor, bins: int = 15) -> dict[str, float]:
         for b in range(bins)
         if (bin_of == b).any()
     ]
-    answers, f1 = ranked[:, 0], []
+    replies, f1 = ranked[:, 0], []
     for c in np.unique(y):
-        precision = (y[answers == c] == c).mean() if (answers == c).any() else 0.0
-        recall = (answers[y == c] == c).mean()
+        precision = (y[replies == c] == c).mean() if (replies == c).any() else 0.0
+        recall = (replies[y == c] == c).mean()
         f1.append(2 * precision * recall / max(precision + recall, 1e-12))
     return {
         "macro_f1": 100 * np.mean(f1),
@@ -53,27 +53,20 @@ def by_hand(logits: Tensor, labels: Tensor, bins: int = 15) -> dict[str, float]:
     }
 
 
-def test_scores_equal_their_definitions() -> None:
+@pytest.mark.parametrize("bins", [15, 20])
+def test_scores_equal_their_definitions(bins: int) -> None:
     logits, labels = made_up()
-    metrics = Metrics(7)
+    metrics = Metrics(7, bins=bins)
     for rows in torch.arange(200).split(32):
         metrics.update(logits[rows], labels[rows])
-    found = metrics.compute()
-    for name, value in by_hand(logits, labels).items():
-        assert found[name] == pytest.approx(value, abs=100 * SUM), name
-    assert found["labelled"] == 200
-    assert metrics.accuracy == pytest.approx(found["top1"])
-
-
-def test_accuracy_per_class_leaves_absent_classes_out() -> None:
-    logits, labels = made_up()
-    metrics = Metrics(7)
-    metrics.update(logits, labels)
-    per_class = metrics.compute()["per_class"]
+    result = metrics.compute()
+    for name, value in by_hand(logits, labels, bins).items():
+        assert result[name] == pytest.approx(value, abs=100 * SUM), name
+    assert (result["labelled"], result["ece_bins"]) == (200, bins)
     right = logits.argmax(1) == labels
-    assert per_class[6] is None
-    for c in range(6):
-        assert per_class[c] == pytest.approx(100 * right[labels == c].float().mean().item())
+    recall = [100 * right[labels == c].float().mean().item() for c in range(6)]
+    assert result["per_class"] == [*(pytest.approx(value) for value in recall), None]  # absent
+    assert metrics.accuracy == pytest.approx(result["top1"])
 
 
 def test_unknown_labels_do_not_count() -> None:
@@ -88,9 +81,9 @@ def test_unknown_labels_do_not_count() -> None:
 
 def test_macro_f1_of_a_case_by_hand() -> None:
     """Class 0: 2 of 3 right, 1 wrong; class 1: 1 of 1 right, 1 wrong; class 2 is absent."""
-    answers = torch.tensor([0, 0, 1, 1])
+    replies = torch.tensor([0, 0, 1, 1])
     metrics = Metrics(3)
-    metrics.update(F.one_hot(answers, 3).float(), torch.tensor([0, 0, 0, 1]))
+    metrics.update(F.one_hot(replies, 3).float(), torch.tensor([0, 0, 0, 1]))
     assert metrics.compute()["macro_f1"] == pytest.approx(100 * (4 / 5 + 2 / 3) / 2)
 
 
@@ -113,18 +106,18 @@ def test_images_outside_the_list_enter_the_open_set_scores_only() -> None:
         metrics.update(logits[rows], mixed[rows])
     resumed = Metrics(7)
     resumed.load_state_dict(metrics.state_dict())
-    found = resumed.compute()
+    result = resumed.compute()
     plain.update(logits[mixed >= 0], labels[mixed >= 0], [150])
     scores = logits.softmax(1).amax(1)
     inside, outside = scores[mixed >= 0].numpy(), scores[mixed == -2].numpy()
     wins = np.greater.outer(inside, outside).mean()
-    assert found.pop("auroc") == pytest.approx(100 * wins)
+    assert result.pop("auroc") == pytest.approx(100 * wins)
     threshold = max(t for t in inside if (inside >= t).mean() >= 0.95)
-    assert found.pop("fpr95") == pytest.approx(100 * (outside >= threshold).mean())
-    assert found.pop("outside") == 50
+    assert result.pop("fpr95") == pytest.approx(100 * (outside >= threshold).mean())
+    assert result.pop("outside") == 50
     expected = plain.compute()
-    assert found.pop("per_class") == expected.pop("per_class")
-    assert found == pytest.approx(expected, abs=100 * SUM)
+    assert result.pop("per_class") == expected.pop("per_class")
+    assert result == pytest.approx(expected, abs=100 * SUM)
 
 
 def test_without_labels_there_are_no_scores() -> None:
@@ -138,17 +131,17 @@ def test_without_labels_there_are_no_scores() -> None:
 @pytest.mark.parametrize("stop", [0, 3, 6])
 def test_a_saved_state_continues_exactly(stop: int) -> None:
     logits, labels = made_up()
-    whole, first, second = Metrics(7), Metrics(7), Metrics(7)
+    complete, first, second = Metrics(7), Metrics(7), Metrics(7)
     parts = torch.arange(200).split(32)
     for number, rows in enumerate(parts):
-        whole.update(logits[rows], labels[rows])
+        complete.update(logits[rows], labels[rows])
         if number < stop:
             first.update(logits[rows], labels[rows])
     second.update(logits, labels)  # must be forgotten
     second.load_state_dict(first.state_dict())
     for rows in parts[stop:]:
         second.update(logits[rows], labels[rows])
-    assert second.compute() == whole.compute()
+    assert second.compute() == complete.compute()
 
 
 @pytest.mark.parametrize("classes", [1, 2, 3])
@@ -156,19 +149,9 @@ def test_few_classes_are_scored_too(classes: int) -> None:
     metrics = Metrics(classes)
     logits = torch.eye(3)[:classes, :classes] * 5
     metrics.update(logits, torch.arange(classes))
-    found = metrics.compute()
-    assert found["top1"] == found["top5"] == 100
-    assert found["per_class"] == [100] * classes
-
-
-def test_the_number_of_bins_is_stated_and_used() -> None:
-    logits, labels = made_up()
-    metrics = Metrics(7, bins=20)
-    metrics.update(logits, labels)
-    assert metrics.compute()["ece_bins"] == 20
-    assert metrics.compute()["ece"] == pytest.approx(
-        by_hand(logits, labels, 20)["ece"], abs=100 * SUM
-    )
+    result = metrics.compute()
+    assert result["top1"] == result["top5"] == 100
+    assert result["per_class"] == [100] * classes
 
 
 def test_logits_of_another_shape_are_refused() -> None:
@@ -199,3 +182,32 @@ def test_a_broken_torchvision_does_not_take_the_scores_down(tmp_path: Path) -> N
     environment = {**os.environ, "PYTHONPATH": paths}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "classes"),
+    [(0.005, 200), (0.001, 1000), (0.1, 10), (0.5, 2), (0.04, 101)],
+)
+def test_shuffled_labels_are_noticed(accuracy: float, classes: int) -> None:
+    message = near_chance(accuracy, classes=classes, images=1000)
+    assert message is not None and "near chance" in message and "data doctor" in message
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "classes"),
+    # published zero-shot accuracies of CLIP ViT-B/16 that are low, but real
+    [(0.4201, 10), (0.2367, 100), (0.4427, 47), (0.4787, 200), (0.75, 2)],
+)
+def test_hard_data_are_not_taken_for_shuffled_ones(accuracy: float, classes: int) -> None:
+    assert near_chance(accuracy, classes=classes, images=1000) is None
+
+
+def test_a_handful_of_images_says_nothing() -> None:
+    assert near_chance(0.0, classes=1000, images=29) is None
+    assert near_chance(0.0, classes=1000, images=30) is not None
+    assert near_chance(0.0, classes=1, images=1000) is None
+
+
+def test_percent_is_refused() -> None:
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        near_chance(61.5, classes=10, images=100)

@@ -82,14 +82,14 @@ DMN-ZS                  67.77 70.00 29.85 57.37 85.06 91.88 74.79 95.09 54.61 72
 
 def transcribed(text: str, columns: tuple[str, ...]) -> dict[str, dict[str, float]]:
     """Rows of a table; a last number beyond the columns is their printed average."""
-    found = {}
+    result = {}
     for line in text.strip().splitlines():
         words = line.split()
         count = sum(word.replace(".", "").isdigit() for word in words)
         numbers = [float(word) for word in words[-count:]]
         names = (*columns, "average")[:count]
-        found[" ".join(words[:-count])] = dict(zip(names, numbers, strict=True))
-    return found
+        result[" ".join(words[:-count])] = dict(zip(names, numbers, strict=True))
+    return result
 
 
 def recorded(table: str, *, printed: bool) -> dict[str, dict[str, float]]:

@@ -76,6 +76,8 @@ def test_a_run_is_recorded_whole(drift: Drift, stream: Stream, tmp_path: Path) -
     assert record.peak_memory["host"] > 1e6
     assert record.notes == {"path": "drift"}
     assert record.started <= record.finished
+    header = read_header(tmp_path / record.id / STATE)
+    assert (header["method"], header["notes"]["batches"]) == ("Drift", len(stream))
 
 
 def test_predictions_and_scores_come_from_the_logits(
@@ -83,15 +85,15 @@ def test_predictions_and_scores_come_from_the_logits(
 ) -> None:
     adapter = ZeroShot(tiny_clip, tiny_prompts, ZeroShotConfig())
     record = evaluate(adapter, stream, out=tmp_path)
-    found = load_predictions(tmp_path / record.id)
+    result = load_predictions(tmp_path / record.id)
     expected = [(batch, labels, adapter.predict(batch)) for batch, labels in stream]
     probabilities = torch.cat([p.probabilities for _, _, p in expected])
-    assert found.keys == tuple(key for batch, _, _ in expected for key in batch.keys)
-    assert found.labels.tolist() == torch.cat([labels for _, labels, _ in expected]).tolist()
+    assert result.keys == tuple(key for batch, _, _ in expected for key in batch.keys)
+    assert result.labels.tolist() == torch.cat([labels for _, labels, _ in expected]).tolist()
     best = probabilities.topk(5)
-    assert np.array_equal(found.classes, best.indices.numpy())
-    assert np.array_equal(found.probabilities, best.values.numpy())
-    assert record.metrics["top1"] == pytest.approx(100 * found.correct.mean())
+    assert np.array_equal(result.classes, best.indices.numpy())
+    assert np.array_equal(result.probabilities, best.values.numpy())
+    assert record.metrics["top1"] == pytest.approx(100 * result.correct.mean())
 
 
 def test_the_method_never_sees_a_label(
@@ -125,19 +127,19 @@ def test_damaged_predictions_are_named_and_run_again(
 ) -> None:
     record = evaluate(drift, stream, out=tmp_path)
     path = tmp_path / record.id / PREDICTIONS
-    whole = path.read_bytes()
-    assert record.predictions["bytes"] == len(whole)
+    complete = path.read_bytes()
+    assert record.predictions["bytes"] == len(complete)
     if damage == "gone":
         path.unlink()
     else:
-        path.write_bytes(whole[:-30] if damage == "cut" else whole.replace(b"5", b"6", 1))
+        path.write_bytes(complete[:-30] if damage == "cut" else complete.replace(b"5", b"6", 1))
     with pytest.raises(DamagedRunError, match=f"{record.id} is damaged"):
         _ = Run(record, path.parent).predictions
     with pytest.raises(DamagedRunError, match=f"{record.id} is damaged"):
         find_runs([tmp_path])
     with pytest.warns(UserWarning, match="running it again"):
         again = evaluate(drift, stream, out=tmp_path)
-    assert path.read_bytes() == whole
+    assert path.read_bytes() == complete
     assert (again.status, again.predictions) == ("finished", record.predictions)
 
 
@@ -156,16 +158,16 @@ def test_records_without_a_hash_are_read(drift: Drift, stream: Stream, tmp_path:
 def test_a_run_that_broke_off_continues_bit_equally(
     drift: Drift, stream: Stream, tmp_path: Path, stop: int, save_every: int
 ) -> None:
-    whole = evaluate(drift, stream, out=tmp_path / "whole")
+    complete = evaluate(drift, stream, out=tmp_path / "whole")
     out = tmp_path / "broken"
     with pytest.raises(Interrupted):
         evaluate(drift, stream, out=out, on_step=interrupt_at(stop), save_every=save_every)
-    assert load_record(out / whole.id).status == "failed"
+    assert load_record(out / complete.id).status == "failed"
     record = evaluate(drift, stream, out=out, save_every=save_every)
     assert record.resumed == (stop >= save_every)
-    assert record.metrics == whole.metrics
-    assert record.images == whole.images
-    name = f"{whole.id}/{PREDICTIONS}"
+    assert record.metrics == complete.metrics
+    assert record.images == complete.images
+    name = f"{complete.id}/{PREDICTIONS}"
     assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
@@ -208,13 +210,6 @@ def test_the_id_depends_on_every_setting(
     assert identity().startswith("made-up--Drift--0--")
 
 
-def test_a_saved_state_says_what_it_is(drift: Drift, stream: Stream, tmp_path: Path) -> None:
-    record = evaluate(drift, stream, out=tmp_path)
-    header = read_header(tmp_path / record.id / STATE)
-    assert header["method"] == "Drift"
-    assert header["notes"]["batches"] == len(stream)
-
-
 def test_two_processes_cannot_share_a_run(drift: Drift, stream: Stream, tmp_path: Path) -> None:
     record = evaluate(drift, stream, out=tmp_path)
     with exclusive(tmp_path / record.id), pytest.raises(BusyError, match="another process"):
@@ -222,18 +217,13 @@ def test_two_processes_cannot_share_a_run(drift: Drift, stream: Stream, tmp_path
     assert evaluate(drift, stream, out=tmp_path) == record
 
 
-def test_a_stream_without_the_wanted_views_is_refused(
+def test_a_stream_and_a_method_that_do_not_fit_are_refused(
     tiny_clip: CLIP, tiny_prompts: ClassPrompts, stream: Stream
 ) -> None:
-    adapter = Drift(tiny_clip, tiny_prompts, DriftConfig(views=4))
     with pytest.raises(ValueError, match=r"views=adapter\.views"):
-        evaluate(adapter, stream)
-
-
-def test_a_stream_of_other_classes_is_refused(tiny_clip: CLIP, stream: Stream) -> None:
-    adapter = ZeroShot(tiny_clip, ClassPrompts(("cat", "dog")), ZeroShotConfig())
+        evaluate(Drift(tiny_clip, tiny_prompts, DriftConfig(views=4)), stream)
     with pytest.raises(ValueError, match="labels 5 classes, the method tells 2"):
-        evaluate(adapter, stream)
+        evaluate(ZeroShot(tiny_clip, ClassPrompts(("cat", "dog")), ZeroShotConfig()), stream)
 
 
 def test_an_unlabelled_stream_is_predicted_without_scores(

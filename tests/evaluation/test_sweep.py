@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,98 +14,16 @@ import torch
 
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.evaluation import sweep as sweeping
-from cliquetta.evaluation.grid import RunSpec, grid, read_grid, shard_of, with_fitted, with_method
+from cliquetta.evaluation.grid import RunSpec, grid, with_fitted, with_method
 from cliquetta.evaluation.predictions import PREDICTIONS, load_predictions
 from cliquetta.evaluation.progress import Step
 from cliquetta.evaluation.record import list_records, load_record
 from cliquetta.evaluation.sweep import RunContext, RunResult, sweep
 from cliquetta.methods import registry
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
-from cliquetta.model.clip import CLIP
 from cliquetta.types import Batch, Prediction
-from tests._helpers.tiny import build_tiny_clip
+from tests._helpers.made_runs import BASE
 from tests._helpers.tolerance import FEATURE
-
-BASE = RunSpec("bundled", "zero_shot", model="tiny", limit=30, batch_size=10)
-
-
-@pytest.fixture
-def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The models loaded, in place of files on disk."""
-    names: list[str] = []
-
-    def create(name: str, **settings: Any) -> CLIP:
-        names.append(name)
-        if name == "broken":
-            raise ValueError("no such model")
-        return build_tiny_clip(seed=len(name))
-
-    monkeypatch.setattr(sweeping, "create_model", create)
-    return names
-
-
-def test_a_grid_has_every_combination_and_zero_shot_first() -> None:
-    tda = [with_method(BASE, "tda")]
-    cells = grid(tda, datasets=["bundled", "bundled@fog:1"], seeds=[0, 1])
-    assert [(c.dataset, c.method, c.seed) for c in cells] == [
-        (dataset, method, seed)
-        for dataset in ("bundled", "bundled@fog:1")
-        for method in ("zero_shot", "tda")
-        for seed in (0, 1)
-    ]
-    assert len(grid(tda, datasets=["bundled"], baseline=False)) == 1
-    assert len(grid([BASE], datasets=["bundled"])) == 1
-
-
-def test_a_method_is_written_with_its_preset_and_fields() -> None:
-    cell = with_method(BASE, "scap:paper/topk=2/retention=false")
-    assert (cell.method, cell.preset) == ("scap", "paper")
-    assert cell.options == (("topk", 2), ("retention", False))
-    assert cell.label == "scap:paper/topk=2/retention=False"
-    assert grid([cell], datasets=["bundled"])[0].options == ()
-
-
-def test_unknown_methods_presets_and_fields_are_refused_before_the_first_run() -> None:
-    with pytest.raises(UnknownNameError, match="did you mean 'zero_shot'"):
-        with_method(BASE, "zeroshot")
-    with pytest.raises(UnknownNameError, match="preset of zero_shot"):
-        with_method(BASE, "zero_shot:papr")
-    with pytest.raises(UnknownNameError, match="did you mean 'temperature'"):
-        with_method(BASE, "zero_shot/temperatur=2")
-
-
-def test_a_grid_file_lays_shifts_over_datasets(tmp_path: Path) -> None:
-    path = tmp_path / "grid.json"
-    block = {"datasets": ["bundled"], "shifts": ["fog", "frost"], "severities": [3, 5]}
-    block |= {"methods": ["tda", "scap/topk=2"], "seeds": [0, 1], "limit": 9, "templates": ["a {}"]}
-    plain = {"datasets": ["tar:{root}/x"], "methods": ["tda"], "baseline": False}
-    path.write_text(json.dumps([block, plain]))
-    specs = read_grid(path, root="/data", batch_size=5)
-    assert len(specs) == 4 * 3 * 2 + 1
-    assert specs[0] == RunSpec(
-        "bundled@fog:3", "zero_shot", batch_size=5, limit=9, templates=("a {}",)
-    )
-    assert (specs[-1].dataset, specs[-1].limit) == ("tar:/data/x", None)
-    with pytest.raises(UserError, match="--root"):
-        read_grid(path)
-    path.write_text(json.dumps([block | {"batchsize": 3}]))
-    with pytest.raises(UnknownNameError, match="did you mean 'batch_size'"):
-        read_grid(path)
-
-
-def test_a_star_stands_for_all_other_methods_and_slow_ones_have_limits(tmp_path: Path) -> None:
-    path = tmp_path / "grid.json"
-    block = {"datasets": ["bundled"], "methods": ["*", "mta/views=16"], "limits": {"mta": 5}}
-    path.write_text(json.dumps([block | {"order": o, "limit": 50} for o in ("shuffled", "long")]))
-    specs = read_grid(path)
-    assert {s.method for s in specs} == {e.name for e in registry.method_entries() if e.fit is None}
-    assert {s.limit for s in specs if s.method == "mta"} == {5}
-    assert {s.options for s in specs if s.method == "mta"} == {(("views", 16),)}
-    assert {s.limit for s in specs if s.method == "zero_shot"} == {5, 50}
-    assert {s.limit for s in specs if s.method not in ("mta", "zero_shot")} == {50}
-    shards = [shard_of(specs, number, 3) for number in (1, 2, 3)]
-    assert [{s.order for s in shard} for shard in shards] == [{"shuffled"}, {"long"}, set()]
-    assert sum(map(len, shards)) == len(specs)
 
 
 def test_every_method_and_dataset_of_a_grid_is_built_before_the_first_run(
@@ -221,7 +138,7 @@ def test_a_failing_cell_does_not_stop_the_others(tmp_path: Path, loads: list[str
 
 def test_a_broken_off_grid_continues(tmp_path: Path, loads: list[str]) -> None:
     cells = grid([with_method(BASE, "tda")], datasets=["bundled"], seeds=[0, 1])
-    whole = sweep(cells, RunContext(tmp_path / "whole"))
+    complete = sweep(cells, RunContext(tmp_path / "whole"))
 
     def die(spec: RunSpec, step: Step) -> None:
         if spec == cells[2] and step.number == 2:
@@ -231,7 +148,7 @@ def test_a_broken_off_grid_continues(tmp_path: Path, loads: list[str]) -> None:
         sweep(cells, RunContext(tmp_path / "broken"), on_step=die)
     assert len(list_records(tmp_path / "broken")) == 3
     resumed = sweep(cells, RunContext(tmp_path / "broken"))
-    for left, right in zip(whole, resumed, strict=True):
+    for left, right in zip(complete, resumed, strict=True):
         assert left.record is not None
         assert right.record is not None
         assert left.record.id == right.record.id
@@ -284,7 +201,7 @@ def test_another_executor_gives_the_same_records(tmp_path: Path, loads: list[str
 
 
 def test_a_spec_becomes_the_stream_and_method_it_describes(loads: list[str]) -> None:
-    place = RunContext(None)
+    machine = RunContext(None)
     spec = RunSpec(
         "bundled>bundled@fog:1>bundled",
         "zero_shot",
@@ -295,15 +212,15 @@ def test_a_spec_becomes_the_stream_and_method_it_describes(loads: list[str]) -> 
         limit=5,
         batch_size=4,
     )
-    adapter, stream = place.prepare(spec)
+    adapter, stream = machine.prepare(spec)
     assert stream.id == spec.dataset
     assert (stream.images, stream.batch_size, stream.seed, stream.view_seed) == (15, 4, 7, 7)
     assert adapter.config.temperature == 2.0
     assert adapter.prompts.templates == ("{}", "a {}")
     assert adapter.seed == 7
     mixed = RunSpec("bundled+bundled@fog:1", "zero_shot", model="tiny", order="mixed", limit=5)
-    assert place.prepare(mixed)[1].id == "bundled+bundled@fog:1"
-    assert place.run(mixed).images == 10
+    assert machine.prepare(mixed)[1].id == "bundled+bundled@fog:1"
+    assert machine.run(mixed).images == 10
     assert len(loads) == 1
 
 
@@ -317,9 +234,9 @@ def test_methods_with_views_get_them(tmp_path: Path, loads: list[str]) -> None:
 
 
 def test_another_model_takes_the_place_of_the_last(loads: list[str]) -> None:
-    place = RunContext(None)
-    first = place.prepare(BASE)[0].model
-    assert place.prepare(BASE)[0].model is first
-    other = place.prepare(RunSpec("bundled", "zero_shot", model="other", limit=3))[0].model
+    machine = RunContext(None)
+    first = machine.prepare(BASE)[0].model
+    assert machine.prepare(BASE)[0].model is first
+    other = machine.prepare(RunSpec("bundled", "zero_shot", model="other", limit=3))[0].model
     assert loads == ["tiny", "other"]
     assert not torch.equal(first.visual.projection, other.visual.projection)  # type: ignore[arg-type]

@@ -12,7 +12,6 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from cliquetta.data.remote import join_url, read_location
 from cliquetta.errors import UserError
 from cliquetta.inference.bulk import predict
 from tests._helpers.trees import table_rows
@@ -128,24 +127,3 @@ def test_output_at_a_url(run: Predict, bucket: str, tmp_path: Path) -> None:
         assert fsspec.filesystem("memory").exists("/bucket/new/out.2-of-2.csv")
         with pytest.raises(UserError, match="nowhere"):
             run(out="nowhere://x/out.csv")
-
-
-def test_a_failing_network_is_tried_again(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, calls = MemoryFileSystem.cat_file, []
-
-    def fail_twice(self: Any, *words: Any, **options: Any) -> bytes:
-        calls.append(words)
-        if len(calls) < 3:
-            raise TimeoutError("slow")
-        return bytes(plain(self, *words, **options))
-
-    monkeypatch.setattr("cliquetta.data.remote.time.sleep", lambda seconds: None)
-    monkeypatch.setattr(MemoryFileSystem, "cat_file", fail_twice)
-    assert read_location(f"{bucket}/photos/5.png") == b"damaged" and len(calls) == 3
-    assert read_location(f"{bucket}/photos/5.png", (1, 3)) == b"ama"
-
-
-def test_paths_in_a_table_count_from_its_folder() -> None:
-    assert join_url("s3://bucket/lists", "a/b.png") == "s3://bucket/lists/a/b.png"
-    assert join_url("s3://bucket/lists", "../b.png") == "s3://bucket/b.png"
-    assert join_url("s3://bucket/lists", "gs://other/b.png") == "gs://other/b.png"

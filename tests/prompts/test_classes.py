@@ -63,8 +63,8 @@ def test_file_of_classes_that_is_not_text(tmp_path: Path) -> None:
 
 def test_templates_of_text_file_or_set(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("art of a {}.\n\na {} in the wild.\n")
-    found = read_templates(["my {}.", str(tmp_path / "t.txt"), "openai-7"])
-    assert found == ("my {}.", "art of a {}.", "a {} in the wild.", *templates("openai-7"))
+    result = read_templates(["my {}.", str(tmp_path / "t.txt"), "openai-7"])
+    assert result == ("my {}.", "art of a {}.", "a {} in the wild.", *templates("openai-7"))
     assert read_templates([]) == ("a photo of a {}.",)
     with pytest.raises(ValueError, match=r"holds \{\} once"):
         read_prompts("a,b", ["{} and {}"])

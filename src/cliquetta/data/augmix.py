@@ -16,15 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 OPERATIONS = (
-    "autocontrast",
-    "equalize",
-    "posterize",
-    "rotate",
-    "solarize",
-    "shear-x",
-    "shear-y",
-    "translate-x",
-    "translate-y",
+    *("autocontrast", "equalize", "posterize", "rotate", "solarize"),
+    *("shear-x", "shear-y", "translate-x", "translate-y"),
 )
 _CHAINS = 3
 _DEPTH = 3

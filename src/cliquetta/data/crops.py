@@ -24,8 +24,8 @@ Integers = npt.NDArray[np.int64]
 _ATTEMPTS = 10
 _NARROWEST, _WIDEST = 3 / 4, 4 / 3
 _LARGEST = 64
-"""Enlarged pictures of more crops' areas than this are resized crop by crop: the whole of a
-1 x 5,000,000 image would take gigabytes."""
+"""Pictures enlarged to more crops' areas than this are resized crop by crop, as a 1 x 5,000,000
+image would take gigabytes."""
 ROW_BUDGET = 1 << 24
 """Elements of interpolation matrices that are held at a time."""
 
@@ -62,27 +62,14 @@ def resized_crop_boxes(
     columns = np.rint(np.sqrt(area * aspect)).astype(np.int64)
     rows = np.rint(np.sqrt(area / aspect)).astype(np.int64)
     fits = (columns > 0) & (columns <= width) & (rows > 0) & (rows <= height)
-    first = np.arange(count), fits.argmax(axis=1)
-    found = fits.any(axis=1)
-    centre_rows, centre_columns = _centre_crop(height, width)
-    rows = np.where(found, rows[first], centre_rows)
-    columns = np.where(found, columns[first], centre_columns)
+    first, drawn = (np.arange(count), fits.argmax(axis=1)), fits.any(axis=1)
+    rows = np.where(drawn, rows[first], min(height, round(width / _NARROWEST)))
+    columns = np.where(drawn, columns[first], min(width, round(height * _WIDEST)))
     position = generator.random((2, count))
-    top = np.where(found, np.floor(position[0] * (height - rows + 1)), (height - rows) // 2)
-    left = np.where(found, np.floor(position[1] * (width - columns + 1)), (width - columns) // 2)
-    mirrored = generator.random(count) < 0.5
-    return Boxes(
-        height, width, top.astype(np.int64), left.astype(np.int64), rows, columns, mirrored
-    )
-
-
-def _centre_crop(height: int, width: int) -> tuple[int, int]:
-    """Rows and columns of the largest crop whose aspect ratio is allowed."""
-    if width / height < _NARROWEST:
-        return round(width / _NARROWEST), width
-    if width / height > _WIDEST:
-        return height, round(height * _WIDEST)
-    return height, width
+    top = np.where(drawn, np.floor(position[0] * (height - rows + 1)), (height - rows) // 2)
+    left = np.where(drawn, np.floor(position[1] * (width - columns + 1)), (width - columns) // 2)
+    corner = top.astype(np.int64), left.astype(np.int64)
+    return Boxes(height, width, *corner, rows, columns, generator.random(count) < 0.5)
 
 
 def zoom_crop_boxes(
@@ -97,8 +84,8 @@ def zoom_crop_boxes(
     position = generator.random((2, count))
     top = np.floor(position[0] * (tall - size + 1)).astype(np.int64)
     left = np.floor(position[1] * (wide - size + 1)).astype(np.int64)
-    whole = np.full(count, size)
-    return Boxes(tall, wide, top, left, whole, whole, generator.random(count) < 0.5)
+    side = np.full(count, size)
+    return Boxes(tall, wide, top, left, side, side, generator.random(count) < 0.5)
 
 
 def crop_image(image: Image.Image, boxes: Boxes, size: int) -> npt.NDArray[np.uint8]:
@@ -144,14 +131,14 @@ def crop_tensors(
     B, C, H, W = images.shape
     V = len(boxes[0].top)
     # Pillow works with integers of 30 bits, which float64 holds and float32 does not.
-    work = torch.float64 if eight_bit else torch.float32
-    home = torch.device("cpu") if images.device.type == "mps" and eight_bit else images.device
+    dtype = torch.float64 if eight_bit else torch.float32
+    device = torch.device("cpu") if images.device.type == "mps" and eight_bit else images.device
     out = torch.empty(B, V, C, size, size, device=images.device)
     step = max(1, ROW_BUDGET // max(1, V * size * max(H, W)))
     for first in range(0, B, step):
-        part = images[first : first + step].to(home, work)
+        part = images[first : first + step].to(device, dtype)
         across, down = (
-            ((weights * _ONE + 0.5).floor_() if eight_bit else weights).to(home, work)
+            ((weights * _ONE + 0.5).floor_() if eight_bit else weights).to(device, dtype)
             for weights in _matrices(boxes[first : first + step], H, W, size)
         )
         n = len(part)
@@ -175,10 +162,10 @@ def _rounded(values: Tensor) -> Tensor:
 
 def _matrices(boxes: Sequence[Boxes], H: int, W: int, size: int) -> tuple[Tensor, Tensor]:
     """Interpolation matrices (B, V, size, W) and (B, V, size, H) of the crops of H x W images."""
-    left = np.stack([box.left for box in boxes])
-    columns = np.stack([box.columns for box in boxes])
-    top = np.stack([box.top for box in boxes])
-    rows = np.stack([box.rows for box in boxes])
+    top, left, rows, columns = (
+        np.stack([getattr(box, name) for box in boxes])
+        for name in ("top", "left", "rows", "columns")
+    )
     across = _triangle(left, columns, np.array([[box.width] for box in boxes]), W, size)
     down = _triangle(top, rows, np.array([[box.height] for box in boxes]), H, size)
     mirrored = torch.from_numpy(np.stack([box.mirrored for box in boxes]))
@@ -195,17 +182,16 @@ def _triangle(
     around the position that an output looks at. If the image is not resized first, positions count
     from the edge of the crop and nothing outside of it is seen; otherwise from the image's edge.
     """
-    whole = np.broadcast_to(resized != length, start.shape)
-    step = np.where(whole, length / resized, extent / size)[..., None]  # (B, V, 1)
-    origin = np.where(whole, 0, start)[..., None]
-    first = np.where(whole, start, 0)[..., None]
+    enlarged = np.broadcast_to(resized != length, start.shape)
+    step = np.where(enlarged, length / resized, extent / size)[..., None]  # (B, V, 1)
+    first = np.where(enlarged, start, 0)[..., None]
     centre = (first + np.arange(size) + 0.5) * step  # (B, V, size)
-    position = np.arange(length) - origin  # (B, V, length)
+    position = np.arange(length) - np.where(enlarged, 0, start)[..., None]  # (B, V, length)
     weights = position[..., None, :] - centre[..., None] + 0.5
     weights *= 1 / np.maximum(step, 1.0)[..., None]
     np.abs(weights, out=weights)
     np.subtract(1.0, weights, out=weights)
-    inside = (position >= 0) & (position < np.where(whole, length, extent)[..., None])
+    inside = (position >= 0) & (position < np.where(enlarged, length, extent)[..., None])
     weights *= inside[..., None, :]
     np.maximum(weights, 0.0, out=weights)
     weights /= weights.sum(axis=-1, keepdims=True)

@@ -103,7 +103,7 @@ def zoom_blur(x: Floats, c: Constants, draws: Draws) -> Floats:
 
 def snow(x: Floats, c: Constants, draws: Draws) -> Floats:
     """Whiten the picture, then add smeared flakes and the same flakes turned by 180 degrees."""
-    mean, spread, factor, threshold, radius, sigma, kept = c
+    mean, spread, factor, threshold, radius, sigma, share = c
     _, height, width, _ = x.shape
     flakes = np.float32(mean) + np.float32(spread) * draws.normal(height, width, 1)
     flakes = filters.apply_axes(
@@ -112,7 +112,7 @@ def snow(x: Floats, c: Constants, draws: Draws) -> Floats:
     flakes = np.where(flakes < threshold, 0, np.clip(flakes, 0, 1)).astype(np.float32)
     layer = filters.motion_blur(flakes, round(radius), sigma, draws.uniform(-135, -45))
     whitened = np.maximum(x, filters.luma(x) * 1.5 + 0.5)
-    mixed: Floats = np.float32(kept) * x + np.float32(1 - kept) * whitened
+    mixed: Floats = np.float32(share) * x + np.float32(1 - share) * whitened
     return mixed + layer + layer[:, ::-1, ::-1]
 
 
@@ -180,13 +180,13 @@ def pixelate(x: Floats, c: Constants, draws: Draws) -> Floats:
 
 def jpeg_compression(x: Floats, c: Constants, draws: Draws) -> Floats:
     """Save as JPEG of quality c[0]."""
-    return _each(x, lambda image: _through_jpeg(image, round(c[0])))
 
+    def compress(image: Image.Image) -> Image.Image:
+        buffer = io.BytesIO()
+        image.save(buffer, "JPEG", quality=round(c[0]))
+        return Image.open(buffer)
 
-def _through_jpeg(image: Image.Image, quality: int) -> Image.Image:
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=quality)
-    return Image.open(buffer)
+    return _each(x, compress)
 
 
 def _each(x: Floats, change: Callable[[Image.Image], Image.Image]) -> Floats:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import mmap
 import os
 import time
@@ -220,30 +221,29 @@ class _Store:
         return mapped if fits and not np.isfortran(mapped) else None
 
     def _write(self, file: BinaryIO, rows: range, block: FeatureBlock) -> None:
-        _, views, width = self.layout.shape
-        if block.features.shape != (len(rows), views, width):
-            raise UserError(
-                f"a block of {len(rows)} rows is {(len(rows), views, width)}, got "
-                f"{block.features.shape}"
-            )
+        shape = (len(rows), *self.layout.shape[1:])
+        if block.features.shape != shape:
+            raise UserError(f"a block of {len(rows)} rows is {shape}, got {block.features.shape}")
         data = np.ascontiguousarray(block.features, dtype=np.float32)
-        start = self.path.stat().st_size - 4 * int(np.prod(self.layout.shape))
-        file.seek(start + rows.start * views * width * 4)
+        start = self.path.stat().st_size - 4 * math.prod(self.layout.shape)
+        file.seek(start + rows.start * 4 * math.prod(shape[1:]))
         file.write(data.data)
-        block = FeatureBlock(data, block.unreadable)
-        self.known[rows.start] = block.checksum(), dict(block.unreadable)
+        notes = dict(block.unreadable)
+        self.known[rows.start] = FeatureBlock(data, notes).checksum(), notes
 
     def _save(self, file: BinaryIO) -> None:
         """Features first, then the list that says which of them count."""
         file.flush()
         os.fsync(file.fileno())
-        blocks = [[first, crc, sorted(n.items())] for first, (crc, n) in sorted(self.known.items())]
         stated = {
             "format": FORMAT,
             "title": self.title,
             "depends_on": dict(self.layout.depends_on),
             "shape": self.layout.shape,
             "rows": self.layout.rows,
-            "blocks": blocks,
+            "blocks": [
+                [first, crc, sorted(notes.items())]
+                for first, (crc, notes) in sorted(self.known.items())
+            ],
         }
         write_atomically(self.folder / TABLE, json.dumps(stated, ensure_ascii=False).encode())

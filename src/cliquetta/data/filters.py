@@ -38,7 +38,7 @@ class Draws:
         return np.float32(low) + np.float32(high - low) * unit
 
     def integers(self, low: int, high: int, *shape: int) -> NDArray[np.int64]:
-        """From ``low`` to ``high - 1``: ``shape`` whole numbers for each picture."""
+        """From ``low`` to ``high - 1``: ``shape`` integers for each picture."""
         return np.stack([g.integers(low, high, shape) for g in self.generators])
 
     def poisson(self, rates: Floats) -> Floats:
@@ -97,12 +97,19 @@ def gaussian_matrix(
     """(size, size): a Gaussian of ``sigma`` pixels cut at ``truncate`` sigmas."""
     radius = int(truncate * sigma + 0.5)
     offsets = np.arange(-radius, radius + 1)
-    weights = np.exp(-0.5 * (offsets / max(sigma, 1e-12)) ** 2)
+    return _line_filter(size, offsets, max(sigma, 1e-12), rule).astype(np.float32)
+
+
+def _line_filter(
+    size: int, offsets: NDArray[np.int64], sigma: float, rule: str
+) -> NDArray[np.float64]:
+    """(size, size): a Gaussian at some offsets of each point, of sum one."""
+    weights = np.exp(-0.5 * (offsets / sigma) ** 2)
     matrix = np.zeros((size, size))
     targets = np.broadcast_to(np.arange(size)[:, None], (size, len(offsets)))
     sources = fold(targets + offsets, size, rule)
     np.add.at(matrix, (targets, sources), np.broadcast_to(weights / weights.sum(), sources.shape))
-    return matrix.astype(np.float32)
+    return matrix
 
 
 def gaussian_blur(
@@ -124,16 +131,16 @@ def zoom_matrix(size: int, factor: float) -> Floats:
     The middle ceil(size / factor) points are stretched, end points onto end points, and what
     stands over on both sides is cut off.
     """
-    kept = math.ceil(size / factor)
-    stretched = max(round(kept * factor), size)
-    step = (kept - 1) / (stretched - 1) if stretched > 1 else 0.0
+    part = math.ceil(size / factor)
+    stretched = max(round(part * factor), size)
+    step = (part - 1) / (stretched - 1) if stretched > 1 else 0.0
     position = (np.arange(size) + (stretched - size) // 2) * step
-    low = np.clip(np.floor(position).astype(np.int64), 0, max(kept - 2, 0))
+    low = np.clip(np.floor(position).astype(np.int64), 0, max(part - 2, 0))
     share = position - low
-    start = (size - kept) // 2
+    start = (size - part) // 2
     matrix = np.zeros((size, size))
     np.add.at(matrix, (np.arange(size), start + low), 1 - share)
-    np.add.at(matrix, (np.arange(size), start + np.minimum(low + 1, kept - 1)), share)
+    np.add.at(matrix, (np.arange(size), start + np.minimum(low + 1, part - 1)), share)
     return matrix.astype(np.float32)
 
 
@@ -149,11 +156,7 @@ def disk_kernel(radius: float, alias_blur: float) -> Floats:
     line = np.arange(-reach, reach + 1)
     disk = (line[:, None] ** 2 + line**2 <= radius**2).astype(np.float32)
     near = np.arange(-1, 2) if radius <= 8 else np.arange(-2, 3)
-    weights = np.exp(-0.5 * (near / alias_blur) ** 2)
-    soft = np.zeros((len(line), len(line)))
-    targets = np.broadcast_to(np.arange(len(line))[:, None], (len(line), len(near)))
-    sources = fold(targets + near, len(line), "reflect")
-    np.add.at(soft, (targets, sources), np.broadcast_to(weights / weights.sum(), sources.shape))
+    soft = _line_filter(len(line), near, alias_blur, "reflect")
     kernel: Floats = (soft @ (disk / disk.sum()) @ soft.T).astype(np.float32)
     return kernel
 

@@ -86,8 +86,7 @@ def open_image(
     Raises :class:`ImageError` for a file that is missing, empty, not an image, truncated or too
     large. A file object is read from where it stands and left open.
     """
-    data = read_image(source)
-    image = _decode(data, _name(source), max_pixels, untrusted, shorter)
+    image = _decode(read_image(source), _name(source), max_pixels, untrusted, shorter)
     return to_rgb(image, exif=exif)
 
 
@@ -165,24 +164,18 @@ def to_rgb(image: Image.Image, *, exif: bool = True) -> Image.Image:
                 image = ImageOps.exif_transpose(image)
     if image.mode == "RGB":
         return image
-    if image.mode.startswith("I;16"):
-        return _grey(np.asarray(image).astype(np.float64) / 65535)
-    if image.mode == "I":
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         values = np.asarray(image).astype(np.float64)
-        bits = next(b for b in (8, 16, 24, 31) if values.max(initial=0) < 2**b)
-        return _grey(values / (2**bits - 1))
-    if image.mode == "F":
-        values = np.asarray(image).astype(np.float64)
-        return _grey(values if values.max(initial=0) <= 1 else values / 255)
+        largest, white = values.max(initial=0), 65535.0
+        if image.mode == "I":
+            white = next(2**bits - 1 for bits in (8, 16, 24, 31) if largest < 2**bits)
+        elif image.mode == "F":
+            white = 1 if largest <= 1 else 255
+        levels = np.nan_to_num(values / white * 255).clip(0, 255).round().astype(np.uint8)
+        return Image.fromarray(levels).convert("RGB")
     if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
         image = image.convert("RGBA")  # what Pillow asks for; the colours stay the same
     return image.convert("RGB")
-
-
-def _grey(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> Image.Image:
-    """Brightness in [0, 1] as an RGB picture."""
-    levels = np.nan_to_num(values * 255).clip(0, 255).round().astype(np.uint8)
-    return Image.fromarray(levels).convert("RGB")
 
 
 def cut_mosaic(
@@ -209,13 +202,18 @@ def read_image(source: Source) -> bytes:
         if isinstance(source, bytes):
             data = source
         elif isinstance(source, (str, os.PathLike)):
-            data = _read_file(Path(source), name)
+            status = Path(source).stat()
+            if stat.S_ISDIR(status.st_mode):
+                raise ImageError(name, "a folder, not an image")
+            if not stat.S_ISREG(status.st_mode):  # a pipe would never end
+                raise ImageError(name, "not a regular file")
+            if status.st_size > MAX_BYTES:
+                raise ImageError(name, f"too large ({status.st_size / 2**30:.1f} GB)")
+            data = Path(source).read_bytes()
         else:
             data = source.read()
     except FileNotFoundError:
         raise ImageError(name, "no such file") from None
-    except IsADirectoryError:
-        raise ImageError(name, "a folder, not an image") from None
     except ImageError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in a path
@@ -224,13 +222,3 @@ def read_image(source: Source) -> bytes:
     if not data:
         raise ImageError(name, "an empty file")
     return data
-
-
-def _read_file(path: Path, name: str) -> bytes:
-    """The content of a regular file of bearable size; a pipe would never end."""
-    status = path.stat()
-    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
-        raise ImageError(name, "not a regular file")
-    if status.st_size > MAX_BYTES:
-        raise ImageError(name, f"too large ({status.st_size / 2**30:.1f} GB)")
-    return path.read_bytes()

@@ -96,15 +96,18 @@ def to_picture(
     if isinstance(image, str | os.PathLike):
         return Path(image).as_posix(), open_image(image)
     if isinstance(image, bytes | bytearray):
-        data = bytes(image)
-        picture = open_image(data, max_pixels=max_pixels, untrusted=untrusted)
-        return _hash(data), picture
+        picture = open_image(bytes(image), max_pixels=max_pixels, untrusted=untrusted)
+        return _hash(image), picture
     if isinstance(image, Image.Image):
         picture = to_rgb(image)
         return hash_pixels(np.asarray(picture)), picture
     if isinstance(image, Tensor) and image.ndim == 3:
         image = image.movedim(0, -1).cpu().numpy()
-    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and _has_colours(image.shape):
+    if (
+        isinstance(image, np.ndarray)
+        and image.dtype == np.uint8
+        and (image.ndim == 2 or (image.ndim == 3 and image.shape[2] in (3, 4)))
+    ):
         return to_picture(Image.fromarray(image))
     raise not_an_image(image)
 
@@ -129,10 +132,6 @@ def _hash(data: Any) -> str:
 
 def _is_file(image: Any) -> bool:
     return hasattr(image, "read") and not isinstance(image, type)
-
-
-def _has_colours(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 2 or (len(shape) == 3 and shape[2] in (3, 4))
 
 
 def _from_pixels(pixels: Tensor, preprocess: Preprocess | None) -> npt.NDArray[np.uint8]:

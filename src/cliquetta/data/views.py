@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -52,7 +53,7 @@ def image_views(
 ) -> Tensor:
     """Views of a picture: (V, S, S, 3) in 8 bits; AugMix mixes normalised pixels, (V, 3, S, S)."""
     image = image if image.mode == "RGB" else image.convert("RGB")
-    plan = _Plan(spec, seed, key, (image.height, image.width), preprocess.size)
+    plan = _plan(spec, seed, key, (image.height, image.width), preprocess.size)
     crops = torch.from_numpy(crop_image(image, plan.boxes, preprocess.size))
     plain = torch.from_numpy(np.array(preprocess.picture(image)))
     return _finish(plain[None], crops[None], [plan], preprocess)[0]
@@ -80,7 +81,7 @@ def attach_views(
     S = batch.images.shape[-1]
     if len(batch) == 0:
         return Batch(batch.images, (), batch.images.new_empty(0, spec.count, 3, S, S))
-    plans = [_Plan(spec, seed, key, (S, S), S) for key in batch.keys]
+    plans = [_plan(spec, seed, key, (S, S), S) for key in batch.keys]
     boxes = [plan.boxes for plan in plans]
     if spec.kind != "augmix":
         crops = crop_tensors(batch.images, boxes, S).to(batch.images.dtype)
@@ -96,31 +97,24 @@ def attach_views(
     return Batch(batch.images, batch.keys, views)
 
 
-class _Plan:
+class _Plan(NamedTuple):
     """All random choices for the views of one image."""
 
-    def __init__(
-        self, spec: ViewSpec, seed: int, key: str, shape: tuple[int, ...], size: int
-    ) -> None:
-        generator = _generator(spec, seed, key)
-        height, width = shape
-        count = spec.count - 1
-        self.boxes: Boxes
-        self.recipe: Recipe | None = None
-        if spec.kind == "zoom-crop":
-            self.boxes = zoom_crop_boxes(height, width, count, generator, size=size, zoom=spec.zoom)
-        else:
-            area = (spec.min_area, 1.0)
-            self.boxes = resized_crop_boxes(height, width, count, generator, scale=area)
-        if spec.kind == "augmix":
-            self.recipe = draw_recipe(count, generator)
+    boxes: Boxes
+    recipe: Recipe | None
 
 
-def _generator(spec: ViewSpec, seed: int, key: str) -> np.random.Generator:
-    """A generator of its own for each image."""
+def _plan(spec: ViewSpec, seed: int, key: str, shape: tuple[int, int], size: int) -> _Plan:
+    """The choices that a generator of the image's own makes."""
     zoom = spec.zoom if spec.kind == "zoom-crop" else None
-    text = repr((seed, key, spec.kind, spec.count, zoom))
-    return np.random.default_rng(int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "big"))
+    digest = hashlib.sha256(repr((seed, key, spec.kind, spec.count, zoom)).encode()).digest()
+    generator = np.random.default_rng(int.from_bytes(digest[:16], "big"))
+    count = spec.count - 1
+    if spec.kind == "zoom-crop":
+        boxes = zoom_crop_boxes(*shape, count, generator, size=size, zoom=spec.zoom)
+    else:
+        boxes = resized_crop_boxes(*shape, count, generator, scale=(spec.min_area, 1.0))
+    return _Plan(boxes, draw_recipe(count, generator) if spec.kind == "augmix" else None)
 
 
 def _finish(plain: Tensor, crops: Tensor, plans: Sequence[_Plan], preprocess: Preprocess) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.evaluation.grid import BASELINE
-from cliquetta.evaluation.paired import PairedTest, paired_test, sign_flip_p
+from cliquetta.evaluation.predictions import PairedTest, paired_test, sign_flip_p
 from cliquetta.evaluation.record import Run
 from cliquetta.methods.registry import get_method, method_config
 from cliquetta.methods.state import plain_config

@@ -263,32 +263,6 @@ class Run:
         return self.record.method + (f":{preset}" if preset else "")
 
     @property
-    def protocol(self) -> dict[str, str]:
-        """Properties that must be equal within a column, in words that can be shown."""
-        settings = self.record.settings
-        prompts = settings["prompts"]
-        templates = prompts["templates"]
-        shown = repr(templates[0]) if len(templates) == 1 else f"{len(templates)} templates"
-        return {
-            "preprocessing": settings["preprocessing"]["fingerprint"],
-            "class names": f"{prompts['classes']} names {prompts['names']}",
-            "templates": f"{shown} {prompts['fingerprint']}",
-            "images": self._images(),
-        }
-
-    def _images(self) -> str:
-        """Identify the images that were shown; the order counts where only some of them were."""
-        stream = self.record.settings["stream"]
-        order = {"order": self.order, "dirichlet": stream["dirichlet"], **self._own_order()}
-        some = stream["limit"] or self._own_order()
-        chosen = [stream["limit"], *order.values()] if some else []
-        number = f"{stream['limit']} of " if stream["limit"] else ""
-        total = sum(domain["images"] for domain in stream["datasets"])
-        unknown = [stream["unknown"]] if "unknown" in stream else []
-        files = [[d["files"] for d in stream["datasets"]], chosen, *unknown]
-        return f"{number}{total} {digest(files)}"
-
-    @property
     def order(self) -> str:
         """The order of the stream."""
         return str(self.record.settings["stream"]["order"])
@@ -298,6 +272,28 @@ class Run:
         stream = self.record.settings["stream"]
         reads = SAMPLERS[self.order].reads if self.order in SAMPLERS else ()
         return {name: stream[name] for name in reads if name in stream}
+
+    @property
+    def protocol(self) -> dict[str, str]:
+        """Properties that must be equal within a column, in words that can be shown.
+
+        Of the images that were shown, the order counts where only some of them were.
+        """
+        settings, own_order = self.record.settings, self._own_order()
+        prompts, stream = settings["prompts"], settings["stream"]
+        templates, limit = prompts["templates"], stream["limit"]
+        shown = repr(templates[0]) if len(templates) == 1 else f"{len(templates)} templates"
+        order = {"order": self.order, "dirichlet": stream["dirichlet"], **own_order}
+        chosen = [limit, *order.values()] if limit or own_order else []
+        unknown = [stream["unknown"]] if "unknown" in stream else []
+        files = [[domain["files"] for domain in stream["datasets"]], chosen, *unknown]
+        total = sum(domain["images"] for domain in stream["datasets"])
+        return {
+            "preprocessing": settings["preprocessing"]["fingerprint"],
+            "class names": f"{prompts['classes']} names {prompts['names']}",
+            "templates": f"{shown} {prompts['fingerprint']}",
+            "images": f"{f'{limit} of ' if limit else ''}{total} {digest(files)}",
+        }
 
     @property
     def conditions(self) -> dict[str, Any]:

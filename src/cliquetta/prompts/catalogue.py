@@ -43,8 +43,8 @@ def wnids(list_id: str) -> tuple[str, ...]:
 
 def indices(list_id: str) -> tuple[int, ...]:
     """Where the classes of an ImageNet subset stand in the list of 1000."""
-    whole = _class_list(list_id).get("subset_of", list_id)
-    position = {wnid: i for i, wnid in enumerate(wnids(whole))}
+    superset = _class_list(list_id).get("subset_of", list_id)
+    position = {wnid: i for i, wnid in enumerate(wnids(superset))}
     return tuple(position[wnid] for wnid in wnids(list_id))
 
 

@@ -44,8 +44,8 @@ def read_arrays(path: Path | str) -> dict[str, npt.NDArray[Any]]:
                 return dict(file)
         with safe_open(path, framework="pt") as file:
             arrays = {name: _numpy(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
-            said = {name: json.loads(text) for name, text in (file.metadata() or {}).items()}
-        return {name: np.asarray(value) for name, value in said.items()} | arrays
+            lists = {name: json.loads(text) for name, text in (file.metadata() or {}).items()}
+        return {name: np.asarray(value) for name, value in lists.items()} | arrays
     except (ValueError, EOFError, zipfile.BadZipFile, SafetensorError) as error:
         raise UserError(f"{path} is not a readable {path.suffix} file ({error})") from None
 
@@ -55,10 +55,10 @@ def pick_features(arrays: Arrays, source: str) -> FloatArray:
     named = [arrays[name] for name in FEATURE_NAMES if name in arrays]
     numeric = [a for a in arrays.values() if a.ndim > 1 and np.issubdtype(a.dtype, np.number)]
     if not named and len(numeric) != 1:
-        found = ", ".join(f"{name} {value.shape}" for name, value in arrays.items())
+        held = ", ".join(f"{name} {value.shape}" for name, value in arrays.items())
         raise UserError(
             f"{source} holds no text features or image features: an array `features` or "
-            f"`embeddings` (rows, width) is needed, found {found or 'nothing'}"
+            f"`embeddings` (rows, width) is needed, it holds {held or 'nothing'}"
         )
     return check_features((named or numeric)[0], source)
 

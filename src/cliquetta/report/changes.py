@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cliquetta.errors import UserError
-from cliquetta.evaluation.paired import PairedTest, paired_test
-from cliquetta.evaluation.predictions import Predictions
+from cliquetta.evaluation.predictions import PairedTest, Predictions, paired_test
 from cliquetta.report.markup import count, number
 
 Pair = tuple[Predictions, Predictions]

@@ -13,14 +13,15 @@ __all__ = ["BENCHMARKS", "Benchmark", "DataNotFoundError"]
 
 def _load() -> tuple[Benchmark, ...]:
     text = files("cliquetta.data.benchmarks").joinpath("facts.json").read_text(encoding="utf-8")
-    found = []
+    benchmarks = []
     for id, facts in json.loads(text).items():
         lists: dict[str, Any] = {name: tuple(facts[name]) for name in ("folders", "traps")}
         if corruptions := facts.pop("corruptions", None):  # 5 severities each, of as many images
             pairs = product(corruptions, (5, 4, 3, 2, 1))
             lists["splits"] = {f"{name}/{n}": facts["splits"] for name, n in pairs}
-        found.append(Benchmark(id, layouts=LAYOUTS[id], **facts | lists))
-    return tuple(found)
+        lists["layouts"] = tuple(layout for layout in LAYOUTS if layout.dataset == id)
+        benchmarks.append(Benchmark(id, **facts | lists))
+    return tuple(benchmarks)
 
 
 BENCHMARKS = _load()

@@ -63,6 +63,8 @@ class Layout:
     for it without ``-test``.
     """
 
+    dataset: str
+    """Its id."""
     name: str
     """For people: what a folder in this layout looks like."""
     read: Callable[[Location], Listing]

@@ -11,6 +11,7 @@ import numpy as np
 from cliquetta.data.benchmarks.benchmark import COOP, Layout, Listing, Location, squeeze
 from cliquetta.data.benchmarks.readers import (
     Rows,
+    RowsOf,
     by_file_name,
     by_name,
     by_number,
@@ -93,24 +94,31 @@ def _ucf_rows(location: Location, file: Path) -> Rows:
 _WNID = "n[0-9]*"
 
 
-def _by_wnid(id: str, class_list: str) -> Layout:
+def _by_wnid(dataset: str, class_list: str) -> Layout:
     """One folder per WordNet id."""
-    read = class_folders(by_wnid(class_list), hint=f"{id} has them named by WordNet id")
-    return Layout("one folder per WordNet id", read, shows=_WNID)
+    read = class_folders(by_wnid(class_list), hint=f"{dataset} has them named by WordNet id")
+    return Layout(dataset, "one folder per WordNet id", read, shows=_WNID)
 
 
-def _coop(name: str, list_id: str, split: str, inside: str, shows: str) -> Layout:
+def _coop(dataset: str, name: str, split: str, inside: str, shows: str) -> Layout:
     """A folder of images and a split file of CoOp."""
-    read = from_list(coop_rows(list_id), by_name(list_id))
-    return Layout(name, read, inside, shows, f"{COOP}{split}.json")
+    read = from_list(coop_rows(dataset), by_name(dataset))
+    return Layout(dataset, name, read, inside, shows, f"{COOP}{split}.json")
 
 
-def _png_copy(list_id: str) -> Layout:
-    name, read = "test/ and train/ with one folder per class", class_folders(by_name(list_id))
-    return Layout(name, read, "{split}", "*/*.png")
+def _official(dataset: str, name: str, rows: RowsOf, inside: str, shows: str, files: str) -> Layout:
+    """A folder of images and the list of its authors, of the test split or of any."""
+    splits = "" if "{split}" in files else "test"
+    read = from_list(rows, by_name(dataset))
+    return Layout(dataset, name, read, inside, shows, files, splits)
 
 
-def _corrupted_arrays(list_id: str) -> Layout:
+def _png_copy(dataset: str) -> Layout:
+    name, read = "test/ and train/ with one folder per class", class_folders(by_name(dataset))
+    return Layout(dataset, name, read, "{split}", "*/*.png")
+
+
+def _corrupted_arrays(dataset: str, list_id: str) -> Layout:
     """CIFAR-10-C: ``fog.npy`` with severities 1 to 5 in a row, ``labels.npy`` for all of them."""
 
     def read(location: Location) -> Listing:
@@ -123,30 +131,32 @@ def _corrupted_arrays(list_id: str) -> Layout:
         rows = slice((int(severity) - 1) * size, int(severity) * size)
         return numbered_arrays(location, images[rows], labels[rows], list_id)
 
-    return Layout("CORRUPTION.npy and labels.npy", read, shows="labels.npy")
+    return Layout(dataset, "CORRUPTION.npy and labels.npy", read, shows="labels.npy")
 
 
-def _corrupted_tree(inside: str) -> Layout:
+def _corrupted_tree(dataset: str, inside: str) -> Layout:
     """ImageNet-C: corruption, severity, WordNet id; an archive may be a folder around these."""
     read = class_folders(by_wnid("imagenet"), hint="ImageNet has 1,000, named by WordNet id")
-    return Layout("CORRUPTION/SEVERITY/ with one folder per WordNet id", read, inside, _WNID)
+    name = "CORRUPTION/SEVERITY/ with one folder per WordNet id"
+    return Layout(dataset, name, read, inside, _WNID)
 
 
-def _domains(list_id: str, shows: str, **folders: str) -> Layout:
+def _domains(dataset: str, shows: str, **folders: str) -> Layout:
     """A folder per domain with one folder per class each; a domain may have several names."""
     named = {split.replace("_", "-"): names.split("|") for split, names in folders.items()}
     name = f"{', '.join(names[0] for names in named.values())} with one folder per class"
-    return Layout(name, several(named, list_id), shows=shows, splits="|".join(["all", *named]))
+    splits = "|".join(["all", *named])
+    return Layout(dataset, name, several(named, dataset), shows=shows, splits=splits)
 
 
-def _listed_domains(file: str, list_id: str, splits: str) -> Layout:
+def _listed_domains(dataset: str, file: str, splits: str) -> Layout:
     """Domains of which each has a list."""
     name = f"domain/class/ with {file.format(domain='DOMAIN')}"
-    read = from_list(numbered_rows(list_id), by_name(list_id))
-    return Layout(name, read, shows="*/*/*", files=file, splits=splits)
+    read = from_list(numbered_rows(dataset), by_name(dataset))
+    return Layout(dataset, name, read, shows="*/*/*", files=file, splits=splits)
 
 
-def _unlabelled(name: str, inside: str) -> Layout:
+def _unlabelled(dataset: str, name: str, inside: str) -> Layout:
     """Images of classes that do not matter: unknown ones of an open set."""
 
     def read(location: Location) -> Listing:
@@ -154,7 +164,7 @@ def _unlabelled(name: str, inside: str) -> Layout:
         keys = [path.relative_to(location.images).as_posix() for path in paths]
         return Listing(keys, [UNKNOWN] * len(keys), paths)
 
-    return Layout(name, read, f"{inside}|.", "*")
+    return Layout(dataset, name, read, f"{inside}|.", "*")
 
 
 def _read_cifar101(location: Location) -> Listing:
@@ -192,9 +202,6 @@ _V2_FOLDERS = "imagenetv2-{split}-format-val|imagenetv2-{split}"
 _V2 = class_folders(
     first_of(by_number(1000), by_wnid("imagenet")), hint="ImageNetV2 has folders 0 to 999"
 )
-_TINY = class_folders(by_wnid("tiny-imagenet"), hint="Tiny-ImageNet has 200")
-_CARS = class_folders(by_words("cars"), hint="folders are named by make, model and year")
-_FLOWERS = from_list(coop_rows("flowers102"), by_name("flowers102"), locate=by_file_name)
 _CIFAR10 = {"test": ["test_batch"], "train": [f"data_batch_{i}" for i in range(1, 6)]}
 _CIFAR100 = {"test": ["test"], "train": ["train"]}
 _DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
@@ -205,243 +212,206 @@ _STIMULI = {
 }
 _DOMAINNET = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 
-
-LAYOUTS: dict[str, tuple[Layout, ...]] = {
-    "imagenet": (
-        Layout(
-            "val/ with one folder per WordNet id (or class number)",
-            class_folders(_IMAGENET, hint="ImageNet has 1,000"),
-            _VAL,
-            "[n0-9][0-9]*/*",
-        ),
-        Layout(
-            "val/ILSVRC2012_val_*.JPEG",
-            _FLAT,
-            _VAL,
-            "ILSVRC2012_val_*",
-            f"{_KAGGLE}|{_SYNSETS}|val.txt",
-        ),
+LAYOUTS: tuple[Layout, ...] = (
+    Layout(
+        "imagenet",
+        "val/ with one folder per WordNet id (or class number)",
+        class_folders(_IMAGENET, hint="ImageNet has 1,000"),
+        _VAL,
+        "[n0-9][0-9]*/*",
     ),
-    "imagenet-v2": (
-        Layout(
-            "imagenetv2-SPLIT-format-val/ with folders 0 ... 999",
-            _V2,
-            _V2_FOLDERS + "|{split}",
-            "[n0-9]*/*",
-        ),
-        Layout("the same without a folder around it", _V2, ".", "[n0-9]*/*", folders=_V2_FOLDERS),
-        Layout("folders 0 ... 999", _V2, ".", "[n0-9]*/*", splits="matched-frequency"),
+    Layout(
+        "imagenet",
+        "val/ILSVRC2012_val_*.JPEG",
+        _FLAT,
+        _VAL,
+        "ILSVRC2012_val_*",
+        f"{_KAGGLE}|{_SYNSETS}|val.txt",
     ),
-    "imagenet-a": (_by_wnid("imagenet-a", "imagenet-a"),),
-    "imagenet-r": (_by_wnid("imagenet-r", "imagenet-r"),),
-    "imagenet-sketch": (_by_wnid("imagenet-sketch", "imagenet"),),
-    "tiny-imagenet": (
-        Layout(
-            "val/images/",
-            from_list(_tiny_rows, by_wnid("tiny-imagenet")),
-            "{split}/images",
-            "*.JPEG",
-            "val_annotations.txt",
-            "val",
-        ),
-        Layout("val/ or train/ with one folder per WordNet id", _TINY, "{split}", _WNID),
+    Layout(
+        "imagenet-v2",
+        "imagenetv2-SPLIT-format-val/ with folders 0 ... 999",
+        _V2,
+        _V2_FOLDERS + "|{split}",
+        "[n0-9]*/*",
+    ),
+    Layout(
+        "imagenet-v2",
+        "the same without a folder around it",
+        _V2,
+        shows="[n0-9]*/*",
+        folders=_V2_FOLDERS,
+    ),
+    Layout("imagenet-v2", "folders 0 ... 999", _V2, shows="[n0-9]*/*", splits="matched-frequency"),
+    _by_wnid("imagenet-a", "imagenet-a"),
+    _by_wnid("imagenet-r", "imagenet-r"),
+    _by_wnid("imagenet-sketch", "imagenet"),
+    Layout(
+        "tiny-imagenet",
+        "val/images/",
+        from_list(_tiny_rows, by_wnid("tiny-imagenet")),
+        "{split}/images",
+        "*.JPEG",
+        "val_annotations.txt",
+        "val",
+    ),
+    Layout(
+        "tiny-imagenet",
+        "val/ or train/ with one folder per WordNet id",
+        class_folders(by_wnid("tiny-imagenet"), hint="Tiny-ImageNet has 200"),
+        "{split}",
+        _WNID,
     ),
     # The ten cross-domain datasets, on CoOp's test splits
-    "caltech101": (
-        _coop(
-            "101_ObjectCategories/",
-            "caltech101",
-            "Caltech101",
-            "101_ObjectCategories|caltech-101/101_ObjectCategories",
-            "Faces",
-        ),
+    _coop(
+        "caltech101",
+        "101_ObjectCategories/",
+        "Caltech101",
+        "101_ObjectCategories|caltech-101/101_ObjectCategories",
+        "Faces",
     ),
-    "flowers102": (
-        _coop("jpg/image_*.jpg", "flowers102", "OxfordFlowers", "jpg|images|.", "image_*.jpg"),
-        Layout(
-            "train/, valid/, test/ with folders 1 ... 102",
-            _FLOWERS,
-            "flowers|dataset|.",
-            "*/*/image_*.jpg",
-            f"{COOP}OxfordFlowers.json",
-        ),
+    _coop("flowers102", "jpg/image_*.jpg", "OxfordFlowers", "jpg|images|.", "image_*.jpg"),
+    Layout(
+        "flowers102",
+        "train/, valid/, test/ with folders 1 ... 102",
+        from_list(coop_rows("flowers102"), by_name("flowers102"), locate=by_file_name),
+        "flowers|dataset|.",
+        "*/*/image_*.jpg",
+        f"{COOP}OxfordFlowers.json",
     ),
-    "pets": (
-        _coop("images/", "pets", "OxfordPets", "images", "*_*.jpg"),
-        Layout(
-            "images/",
-            from_list(_pets_rows, by_name("pets")),
-            "images",
-            "*_*.jpg",
-            "annotations/test.txt",
-            "test",
-        ),
+    _coop("pets", "images/", "OxfordPets", "images", "*_*.jpg"),
+    _official("pets", "images/", _pets_rows, "images", "*_*.jpg", "annotations/test.txt"),
+    _coop("cars", "cars_test/", "StanfordCars", ".", "cars_test/*.jpg"),
+    Layout(
+        "cars",
+        "test/ or train/ with one folder per model",
+        class_folders(by_words("cars"), hint="folders are named by make, model and year"),
+        "{split}|car_data/{split}|car_data/car_data/{split}",
+        "* */*.jpg",
+        splits="test",
     ),
-    "cars": (
-        _coop("cars_test/", "cars", "StanfordCars", ".", "cars_test/*.jpg"),
-        Layout(
-            "test/ or train/ with one folder per model",
-            _CARS,
-            "{split}|car_data/{split}|car_data/car_data/{split}",
-            "* */*.jpg",
-            splits="test",
-        ),
+    _coop("sun397", "SUN397/a ... z", "SUN397", "SUN397|.", "a/abbey"),
+    _official("sun397", "SUN397/a ... z", _sun_rows, "SUN397|.", "a/abbey", "Testing_01.txt"),
+    _coop(
+        "eurosat", "2750/ with one folder per class", "EuroSAT", "2750|EuroSAT_RGB|.", "AnnualCrop"
     ),
-    "sun397": (
-        _coop("SUN397/a ... z", "sun397", "SUN397", "SUN397|.", "a/abbey"),
-        Layout(
-            "SUN397/a ... z",
-            from_list(_sun_rows, by_name("sun397")),
-            "SUN397|.",
-            "a/abbey",
-            "Testing_01.txt",
-            "test",
-        ),
+    _coop("food101", "images/", "Food101", "images", "apple_pie"),
+    _coop("dtd", "images/", "DescribableTextures", "images", "banded"),
+    _coop("ucf101", "UCF-101-midframes/", "UCF101", "UCF-101-midframes|.", "Apply*"),
+    _official(
+        "ucf101",
+        "UCF-101-midframes/",
+        _ucf_rows,
+        "UCF-101-midframes|.",
+        "Apply*",
+        "testlist01.txt|ucfTrainTestlist/testlist01.txt",
     ),
-    "eurosat": (
-        _coop(
-            "2750/ with one folder per class",
-            "eurosat",
-            "EuroSAT",
-            "2750|EuroSAT_RGB|.",
-            "AnnualCrop",
-        ),
-    ),
-    "food101": (_coop("images/", "food101", "Food101", "images", "apple_pie"),),
-    "dtd": (_coop("images/", "dtd", "DescribableTextures", "images", "banded"),),
-    "ucf101": (
-        _coop("UCF-101-midframes/", "ucf101", "UCF101", "UCF-101-midframes|.", "Apply*"),
-        Layout(
-            "UCF-101-midframes/",
-            from_list(_ucf_rows, by_name("ucf101")),
-            "UCF-101-midframes|.",
-            "Apply*",
-            "testlist01.txt|ucfTrainTestlist/testlist01.txt",
-            "test",
-        ),
-    ),
-    "aircraft": (
-        Layout(
-            "images/",
-            from_list(_aircraft_rows, by_name("aircraft")),
-            "images|data/images",
-            "*.jpg",
-            "images_variant_{split}.txt",
-        ),
+    _official(
+        "aircraft",
+        "images/",
+        _aircraft_rows,
+        "images|data/images",
+        "*.jpg",
+        "images_variant_{split}.txt",
     ),
     # CIFAR, PACS, texture against shape
-    "cifar10": (
-        Layout(
-            "cifar-10-batches-py/ (pickles)",
-            cifar_pickles("cifar10", "labels", _CIFAR10),
-            ".|cifar-10-batches-py",
-            "test_batch|data_batch_1",
-        ),
-        Layout(
-            "cifar-10-batches-bin/ (binary)",
-            cifar_records("cifar10", 1, _CIFAR10),
-            ".|cifar-10-batches-bin",
-            "test_batch.bin|data_batch_1.bin",
-        ),
-        _png_copy("cifar10"),
+    Layout(
+        "cifar10",
+        "cifar-10-batches-py/ (pickles)",
+        cifar_pickles("cifar10", "labels", _CIFAR10),
+        ".|cifar-10-batches-py",
+        "test_batch|data_batch_1",
     ),
-    "cifar100": (
-        Layout(
-            "cifar-100-python/ (pickles)",
-            cifar_pickles("cifar100", "fine_labels", _CIFAR100),
-            ".|cifar-100-python",
-            "meta|{split}",
-        ),
-        Layout(
-            "cifar-100-binary/",
-            cifar_records("cifar100", 2, _CIFAR100),
-            ".|cifar-100-binary",
-            "{split}.bin",
-        ),
-        _png_copy("cifar100"),
+    Layout(
+        "cifar10",
+        "cifar-10-batches-bin/ (binary)",
+        cifar_records("cifar10", 1, _CIFAR10),
+        ".|cifar-10-batches-bin",
+        "test_batch.bin|data_batch_1.bin",
     ),
-    "cifar10.1": (
-        Layout(
-            "cifar10.1_SPLIT_data.npy and cifar10.1_SPLIT_labels.npy",
-            _read_cifar101,
-            shows="cifar10.1_{split}_data.npy|cifar10.1_{split}_labels.npy",
-        ),
+    _png_copy("cifar10"),
+    Layout(
+        "cifar100",
+        "cifar-100-python/ (pickles)",
+        cifar_pickles("cifar100", "fine_labels", _CIFAR100),
+        ".|cifar-100-python",
+        "meta|{split}",
     ),
-    "pacs": (
-        Layout(
-            f"{', '.join(_DOMAINS)} with one folder per class each",
-            several({domain: [domain] for domain in _DOMAINS}, "pacs"),
-            shows="*/dog",
-        ),
+    Layout(
+        "cifar100",
+        "cifar-100-binary/",
+        cifar_records("cifar100", 2, _CIFAR100),
+        ".|cifar-100-binary",
+        "{split}.bin",
     ),
-    "texture-vs-shape": (
-        Layout(
-            "stimuli/ with edges, filled-silhouettes, style-transfer-preprocessed-512",
-            several(_STIMULI, "texture-vs-shape"),
-            ".|stimuli",
-            "*/airplane",
-        ),
+    _png_copy("cifar100"),
+    Layout(
+        "cifar10.1",
+        "cifar10.1_SPLIT_data.npy and cifar10.1_SPLIT_labels.npy",
+        _read_cifar101,
+        shows="cifar10.1_{split}_data.npy|cifar10.1_{split}_labels.npy",
+    ),
+    Layout(
+        "pacs",
+        f"{', '.join(_DOMAINS)} with one folder per class each",
+        several({domain: [domain] for domain in _DOMAINS}, "pacs"),
+        shows="*/dog",
+    ),
+    Layout(
+        "texture-vs-shape",
+        "stimuli/ with edges, filled-silhouettes, style-transfer-preprocessed-512",
+        several(_STIMULI, "texture-vs-shape"),
+        ".|stimuli",
+        "*/airplane",
     ),
     # Corrupted copies, several domains, images of no known class
-    "cifar10-c": (_corrupted_arrays("cifar10"),),
-    "cifar100-c": (_corrupted_arrays("cifar100"),),
-    "imagenet-c": (  # below the folders of its archives, or without them
-        _corrupted_tree(
-            "{split}|noise/{split}|blur/{split}|weather/{split}|digital/{split}|extra/{split}"
-        ),
+    _corrupted_arrays("cifar10-c", "cifar10"),
+    _corrupted_arrays("cifar100-c", "cifar100"),
+    _corrupted_tree(  # below the folders of its archives, or without them
+        "imagenet-c",
+        "{split}|noise/{split}|blur/{split}|weather/{split}|digital/{split}|extra/{split}",
     ),
-    "imagenet-c-bar": (_corrupted_tree("{split}"),),
-    "vlcs": (
-        _domains(
-            "vlcs",
-            "*/bird",
-            caltech101="Caltech101",
-            labelme="LabelMe",
-            sun09="SUN09",
-            voc2007="VOC2007",
-        ),
+    _corrupted_tree("imagenet-c-bar", "{split}"),
+    _domains(
+        "vlcs",
+        "*/bird",
+        caltech101="Caltech101",
+        labelme="LabelMe",
+        sun09="SUN09",
+        voc2007="VOC2007",
     ),
-    "office-home": (
-        _domains(
-            "office-home",
-            "*/Alarm_Clock",
-            art="Art",
-            clipart="Clipart",
-            product="Product",
-            real_world="Real World|Real_World|RealWorld|Real",
-        ),
+    _domains(
+        "office-home",
+        "*/Alarm_Clock",
+        art="Art",
+        clipart="Clipart",
+        product="Product",
+        real_world="Real World|Real_World|RealWorld|Real",
     ),
-    "terra-incognita": (
-        _domains(
-            "terra-incognita",
-            "*/bobcat",
-            **{f"location_{n}": f"location_{n}" for n in (100, 38, 43, 46)},
-        ),
+    _domains(
+        "terra-incognita",
+        "*/bobcat",
+        **{f"location_{n}": f"location_{n}" for n in (100, 38, 43, 46)},
     ),
-    "domainnet": (
-        _listed_domains(
-            "{domain}_test.txt", "domainnet", "|".join(f"{name}-test" for name in _DOMAINNET)
-        ),
-        _domains("domainnet", "*/aircraft_carrier", **{name: name for name in _DOMAINNET}),
+    _listed_domains(
+        "domainnet", "{domain}_test.txt", "|".join(f"{name}-test" for name in _DOMAINNET)
     ),
-    "domainnet-126": (
-        _listed_domains("{domain}_list.txt", "domainnet-126", "clipart|painting|real|sketch"),
+    _domains("domainnet", "*/aircraft_carrier", **{name: name for name in _DOMAINNET}),
+    _listed_domains("domainnet-126", "{domain}_list.txt", "clipart|painting|real|sketch"),
+    Layout(
+        "visda",
+        "train/ and validation/ with one folder per class",
+        class_folders(by_name("visda")),
+        "{split}",
+        "aeroplane",
     ),
-    "visda": (
-        Layout(
-            "train/ and validation/ with one folder per class",
-            class_folders(by_name("visda")),
-            "{split}",
-            "aeroplane",
-        ),
+    Layout("svhn", "test_32x32.mat and train_32x32.mat", _read_svhn, shows="{split}_32x32.mat"),
+    _unlabelled("places-unknown", "images/", "images"),
+    _unlabelled("inaturalist-unknown", "images/", "images"),
+    _unlabelled(
+        "ninco",
+        "NINCO_OOD_classes/ with one folder per class",
+        "NINCO/NINCO_OOD_classes|NINCO_OOD_classes",
     ),
-    "svhn": (Layout("test_32x32.mat and train_32x32.mat", _read_svhn, shows="{split}_32x32.mat"),),
-    "places-unknown": (_unlabelled("images/", "images"),),
-    "inaturalist-unknown": (_unlabelled("images/", "images"),),
-    "ninco": (
-        _unlabelled(
-            "NINCO_OOD_classes/ with one folder per class",
-            "NINCO/NINCO_OOD_classes|NINCO_OOD_classes",
-        ),
-    ),
-}
+)
+"""Of one dataset, from the most to the least trusted."""

@@ -23,6 +23,8 @@ LabelOf = Callable[[str], int | None]
 AnyArray = npt.NDArray[Any]
 Rows = Iterable[tuple[str, str]]
 """Key and class of the images that a list names."""
+RowsOf = Callable[[Location, Path], Rows]
+"""Reads the list of a location."""
 
 
 def by_wnid(list_id: str) -> LabelOf:
@@ -105,7 +107,7 @@ def several(folders: Mapping[str, Sequence[str]], list_id: str) -> Read:
 
 
 def from_list(
-    rows_of: Callable[[Location, Path], Rows],
+    rows_of: RowsOf,
     label_of: LabelOf,
     *,
     hint: str = "",
@@ -113,8 +115,7 @@ def from_list(
 ) -> Read:
     """Pictures that a side file names: those on disk, each once; the rest is counted.
 
-    ``rows_of`` reads the file. ``locate`` finds a key in copies that are not laid out like the
-    original.
+    ``locate`` finds a key in copies that are not laid out like the original.
     """
 
     def read(location: Location) -> Listing:
@@ -161,7 +162,7 @@ def by_file_name(location: Location) -> Callable[[str], Path]:
     return lambda key: paths.get(Path(key).name, location.images / key)
 
 
-def coop_rows(list_id: str) -> Callable[[Location, Path], Rows]:
+def coop_rows(list_id: str) -> RowsOf:
     """A split of CoOp: ``{"train" | "val" | "test": [[path, label, class name], ...]}``.
 
     Every label is checked against our class list.
@@ -190,11 +191,11 @@ def _read_split(path: Path, split: str) -> list[tuple[str, int, str]]:
     except (ValueError, TypeError):
         raise UserError(
             f"{path} is not a split file of CoOp (JSON of [path, label, class name]); "
-            "was it downloaded whole?"
+            "was it downloaded completely?"
         ) from None
 
 
-def numbered_rows(list_id: str) -> Callable[[Location, Path], Rows]:
+def numbered_rows(list_id: str) -> RowsOf:
     """Lines ``domain/class/file label``; the folder's name must be that of the label."""
     label_of = by_name(list_id)
 
@@ -252,7 +253,7 @@ def cifar_records(list_id: str, lead: int, parts: Mapping[str, Sequence[str]]) -
         files = [location.images / f"{name}.bin" for name in parts[location.split]]
         raw = np.concatenate([np.frombuffer(path.read_bytes(), np.uint8) for path in files])
         if len(raw) % (lead + _PIXELS):
-            raise UserError(f"{files[0]} is cut off: it holds no whole number of records")
+            raise UserError(f"{files[0]} is cut off: its records are not complete")
         records = raw.reshape(-1, lead + _PIXELS)
         pictures = _pictures(records[:, lead:])
         return numbered_arrays(location, pictures, records[:, lead - 1], list_id)
@@ -273,7 +274,7 @@ def load_pair(images: Path, labels: Path) -> tuple[AnyArray, AnyArray]:
     try:
         pictures, classes = (np.load(path, allow_pickle=False) for path in (images, labels))
     except ValueError as error:
-        raise UserError(f"{images} or {labels.name} is not a whole array file ({error})") from None
+        raise UserError(f"{images} or {labels.name} is no array file ({error})") from None
     if pictures.shape[1:] != (_SIDE, _SIDE, 3) or classes.shape != pictures.shape[:1]:
         raise UserError(
             f"{images} and {labels.name} have shapes {pictures.shape} and {classes.shape}: "

@@ -1,0 +1,32 @@
+"""Ids of datasets, and what the catalogue says of the bundled ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from cliquetta.data.catalogue import get_dataset, list_datasets
+from cliquetta.errors import UnknownNameError
+
+
+@pytest.mark.parametrize(
+    ("id", "message"),
+    [
+        ("bundled@fogg:3", "did you mean 'fog'"),
+        ("bundled@fog:6", "1 to 5"),
+        ("bundled@fog:x", "name:severity"),
+        ("bundeld", "did you mean 'bundled'"),
+    ],
+)
+def test_bad_ids_are_explained(id: str, message: str) -> None:
+    with pytest.raises((UnknownNameError, ValueError), match=message):
+        get_dataset(id)
+
+
+def test_the_bundled_sets_are_what_the_catalogue_says() -> None:
+    for entry in list_datasets():
+        if not entry.needs_root:
+            dataset = get_dataset(entry.id)
+            assert len(dataset) == entry.expected["images"]
+            assert len(dataset.names) == entry.classes
+            assert dataset.labels is not None
+            assert dataset.labels.bincount().tolist() == [len(dataset) // 10] * 10

@@ -1,0 +1,75 @@
+"""Files behind URLs: a network that fails, and paths that count from a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from cliquetta.data.images import ImageError
+from cliquetta.data.remote import (
+    Member,
+    expand_glob,
+    join_url,
+    naming,
+    open_listed,
+    read_location,
+    require,
+)
+from cliquetta.errors import UserError
+from tests._helpers.trees import encoded
+
+
+@pytest.fixture
+def bucket() -> Iterator[str]:
+    """Three files in fsspec's memory."""
+    store = fsspec.filesystem("memory")
+    for number, data in enumerate((encoded(0), b"__" + encoded(1), b"damaged")):
+        store.pipe(f"/bucket/{number}.png", data)
+    yield "memory://bucket"
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
+
+
+def test_a_failing_network_is_tried_again(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, calls = MemoryFileSystem.cat_file, []
+
+    def fail_twice(self: Any, *words: Any, **options: Any) -> bytes:
+        calls.append(words)
+        if len(calls) < 3:
+            raise TimeoutError("slow")
+        return bytes(plain(self, *words, **options))
+
+    monkeypatch.setattr("cliquetta.data.remote.time.sleep", lambda seconds: None)
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", fail_twice)
+    assert read_location(f"{bucket}/2.png") == b"damaged" and len(calls) == 3
+    assert read_location(f"{bucket}/2.png", (1, 3)) == b"ama"
+
+
+def test_an_image_of_a_url_or_inside_of_a_file(bucket: str) -> None:
+    assert open_listed(f"{bucket}/0.png").getpixel((0, 0)) == (0, 0, 0)
+    inside = Member(f"{bucket}/1.png", 2, len(encoded(1)))
+    assert open_listed("shard/x.png", inside).getpixel((0, 0)) == (1, 1, 1)
+    for path, reason in ((f"{bucket}/2.png", "not an image"), (f"{bucket}/9.png", "no such file")):
+        with pytest.raises(ImageError, match=f"{path}: {reason}"):
+            open_listed(path)
+
+
+def test_what_is_not_there_is_named(bucket: str) -> None:
+    assert expand_glob(f"{bucket}/[01].png") is None  # brackets belong to names
+    assert expand_glob(f"{bucket}/*.png") == [f"memory:///bucket/{n}.png" for n in range(3)]
+    require(f"{bucket}/0.png")
+    for missing in (lambda: require(f"{bucket}/9.png"), lambda: expand_glob(f"{bucket}/*.jpg")):
+        with pytest.raises(UserError, match="bucket"):
+            missing()
+    with pytest.raises(OSError, match=f"{bucket}/x: cannot be read"), naming(f"{bucket}/x"):
+        raise RuntimeError("closed")
+
+
+def test_paths_in_a_table_count_from_its_folder() -> None:
+    assert join_url("s3://bucket/lists", "a/b.png") == "s3://bucket/lists/a/b.png"
+    assert join_url("s3://bucket/lists", "../b.png") == "s3://bucket/b.png"
+    assert join_url("s3://bucket/lists", "gs://other/b.png") == "gs://other/b.png"

@@ -1,0 +1,118 @@
+"""Tar shards: classes, keys and what cannot be read."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from cliquetta.data.catalogue import get_dataset
+from cliquetta.data.images import ImageError
+from cliquetta.data.listing import list_images
+from cliquetta.data.stream import Stream
+from cliquetta.data.tar import find_shards, tar_dataset
+from cliquetta.model.preprocess import Preprocess
+from tests._helpers.trees import encoded, write
+
+
+def make_tar(path: Path, members: dict[str, bytes], mode: str = "w") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path
+
+
+def test_webdataset_shards_with_numbers(tmp_path: Path) -> None:
+    """Layout of CLIP-benchmark: shards in ``test/``, class names and templates above."""
+    for shard in range(2):
+        make_tar(
+            tmp_path / f"test/{shard}.tar",
+            {
+                "000.png": encoded(10 * shard),
+                "000.cls": str(shard).encode(),
+                "001.left.png": encoded(10 * shard + 1),
+                "001.cls": b"1",
+            },
+        )
+    write(tmp_path / "classnames.txt", "ant\nbee\n")
+    write(tmp_path / "zeroshot_classification_templates.txt", "a photo of a {c}.\n")
+    dataset = get_dataset(f"tar:{tmp_path / 'test'}")
+    assert dataset.keys == ("0.tar/000", "0.tar/001", "1.tar/000", "1.tar/001")
+    assert dataset.labels is not None and dataset.labels.tolist() == [0, 1, 1, 1]
+    assert dataset.templates == ("a photo of a {}.",)
+    shades = [dataset.load(row).getpixel((0, 0)) for row in range(4)]
+    assert shades == [(s, s, s) for s in (0, 1, 10, 11)]
+    same = tar_dataset(tmp_path / "test" / "{0..1}.tar")
+    assert same.fingerprint == dataset.fingerprint
+
+
+def test_classes_of_json_of_names_and_of_folders(tmp_path: Path) -> None:
+    record = json.dumps({"caption": "x", "label": "cat"}).encode()
+    json_tar = make_tar(tmp_path / "a.tar", {"0.png": encoded(0), "0.json": record, "0.txt": b"hm"})
+    assert tar_dataset(json_tar).names == ("cat",)
+    named = make_tar(tmp_path / "b.tar", {"0.png": encoded(0), "0.cls": b"dog\n"})
+    assert tar_dataset(named).names == ("dog",)
+    folders = {"./birds/wren/1.png": encoded(0), "./birds/crow/1.png": encoded(1), "./._x.png": b""}
+    dataset = tar_dataset(make_tar(tmp_path / "c.tar", folders))
+    assert dataset.names == ("crow", "wren") and dataset.keys == ("birds/wren/1", "birds/crow/1")
+    assert dataset.labels is not None and dataset.labels.tolist() == [1, 0]
+
+
+def test_no_image_of_a_plain_tar_is_lost(tmp_path: Path) -> None:
+    names = ["a.png", "a.bmp", "b.v2.png", "b.v3.png", "c.png", "sub/a.png"]
+    path = make_tar(tmp_path / "a.tar", {f"x/{n}": encoded(i) for i, n in enumerate(names)})
+    listing = list_images([path])
+    assert [entry.path for entry in listing.entries(0, 9)] == [f"{path}/x/{n}" for n in names]
+    dataset = tar_dataset(path)
+    assert [dataset.load(row).getpixel((0, 0)) for row in range(6)] == [(i, i, i) for i in range(6)]
+    assert dataset.keys == (*(f"x/{n}" for n in names[:4]), "x/c", "x/sub/a")
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar.gz", "a.tgz"])
+def test_compressed_archives_get_a_hint(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"PK")
+    with pytest.raises(ValueError, match="unpack it"):
+        list_images([tmp_path / name])
+
+
+def test_tar_files_that_cannot_be_used(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"compressed.*uncompress it"):
+        tar_dataset(make_tar(tmp_path / "a.tar", {"x/0.png": encoded(0)}, "w:gz"))
+    with pytest.raises(ValueError, match="no images in"):
+        tar_dataset(make_tar(tmp_path / "b.tar", {"0.txt": b"x"}))
+    with pytest.raises(ValueError, match="there are no labels"):
+        tar_dataset(make_tar(tmp_path / "c.tar", {"0.png": encoded(0)}))
+    with pytest.raises(ValueError, match=r"no tar file .*x-2.tar"):
+        make_tar(tmp_path / "x-1.tar", {})
+        find_shards(tmp_path / "x-{1..2}.tar")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="no tar files in"):
+        find_shards(tmp_path / "empty")
+
+
+def test_a_bad_image_in_a_shard_is_reported_once_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    members = {f"ant/{i}.png": encoded(i) for i in range(4)} | {"ant/9.png": b"no picture"}
+    dataset = tar_dataset(make_tar(tmp_path / "a.tar", members))
+    with pytest.raises(ImageError, match=r"a.tar/ant/9: not an image"):
+        dataset.load(4)
+    stream = Stream(dataset, Preprocess(size=8), batch_size=2)
+    for _ in range(2):
+        batches = list(stream)
+        assert sum(len(batch) for batch, _ in batches) == 4
+        assert [skipped.key for skipped in stream.skipped] == ["ant/9"]
+    assert len([record for record in caplog.records if "ant/9" in record.message]) == 1
+
+
+def test_a_shard_that_goes_away_is_a_bad_image_too(tmp_path: Path) -> None:
+    dataset = tar_dataset(make_tar(tmp_path / "a.tar", {"ant/0.png": encoded(0)}))
+    (tmp_path / "a.tar").unlink()
+    with pytest.raises(ImageError, match="no such file"):
+        dataset.load(0)

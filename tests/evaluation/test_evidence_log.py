@@ -1,0 +1,249 @@
+"""Evidence beside a run: predictions stay as they are, files are bounded, numbers are right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cliquetta.data.dataset import ArrayDataset
+from cliquetta.data.stream import Stream
+from cliquetta.evaluation.evidence_log import (
+    EvidenceLimits,
+    has_evidence,
+    load_evidence,
+    small_pictures,
+)
+from cliquetta.evaluation.predictions import load_predictions
+from cliquetta.evaluation.runner import evaluate
+from cliquetta.methods.domain_norm.health import ADVICE
+from cliquetta.methods.registry import create_method, method_config
+from cliquetta.model.attention import class_attention
+from cliquetta.model.clip import CLIP
+from tests._helpers.tiny import TINY_NAMES
+from tests._helpers.tolerance import FEATURE, TINY_SCALE
+
+STORED = torch.finfo(torch.float16).eps
+"""Features are stored in float16."""
+
+
+@pytest.fixture(scope="module")
+def dataset() -> ArrayDataset:
+    """Forty images: noisy copies of eight patterns, so that there are cliques."""
+    generator = np.random.default_rng(5)
+    patterns = generator.integers(0, 256, (8, 4, 4, 3)).repeat(5, axis=0)
+    noisy = patterns + generator.integers(-20, 21, patterns.shape)
+    pictures = noisy.clip(0, 255).astype(np.uint8).repeat(8, axis=1).repeat(8, axis=2)
+    return ArrayDataset(
+        "copies",
+        pictures,
+        names=TINY_NAMES,
+        keys=[f"{number:02d}" for number in range(40)],
+        labels=[number % 5 for number in range(40)],
+    )
+
+
+@pytest.fixture
+def run(tiny_clip: CLIP, dataset: Any, tmp_path: Path) -> Any:
+    """Run a method over the dataset with evidence; gives back its folder and its adapter."""
+
+    def call(
+        method: str = "scap",
+        options: Any = None,
+        limits: Any = None,
+        where: str = "runs",
+        **arguments: Any,
+    ) -> Any:
+        config = method_config(method, None, options)
+        adapter = create_method(method, tiny_clip, dataset.prompts, config)
+        stream = Stream(dataset, tiny_clip.preprocess, 10)
+        wanted = limits or EvidenceLimits()
+        record = evaluate(adapter, stream, out=tmp_path / where, evidence=wanted, **arguments)
+        return tmp_path / where / record.id, adapter
+
+    return call
+
+
+def test_predictions_are_those_of_a_run_without_evidence(
+    run: Any, tiny_clip: CLIP, dataset: Any, tmp_path: Path
+) -> None:
+    folder, _ = run()
+    adapter = create_method("scap", tiny_clip, dataset.prompts)
+    record = evaluate(adapter, Stream(dataset, tiny_clip.preprocess, 10), out=tmp_path / "plain")
+    wanted = (tmp_path / "plain" / record.id / "predictions.jsonl").read_bytes()
+    assert (folder / "predictions.jsonl").read_bytes() == wanted
+    assert record.id == folder.name
+
+
+def test_an_adapter_leaves_the_same_evidence_again(
+    run: Any, tiny_clip: CLIP, dataset: Any, tmp_path: Path
+) -> None:
+    folder, adapter = run()
+    stream, out = Stream(dataset, tiny_clip.preprocess, 10), tmp_path / "again"
+    record = evaluate(adapter, stream, out=out, evidence=EvidenceLimits())
+    assert load_evidence(out / record.id).counts == load_evidence(folder).counts
+
+
+def test_what_is_kept_is_what_was_answered(run: Any, tiny_clip: CLIP, dataset: Any) -> None:
+    folder, adapter = run()
+    assert not adapter.collect_evidence
+    evidence, replies = load_evidence(folder), load_predictions(folder)
+    assert evidence.names == TINY_NAMES
+    assert [batch.number for batch in evidence.batches] == [1, 2, 3, 4]
+    assert sum((batch.keys for batch in evidence.batches), ()) == replies.keys
+    after = [label for batch in evidence.batches for label in batch.after]
+    assert after == replies.classes[:, 0].tolist()
+    plain = create_method("zero_shot", tiny_clip, dataset.prompts)
+    batches = Stream(dataset, tiny_clip.preprocess, 10).batches()
+    for stored, (batch, labels) in zip(evidence.batches, batches, strict=True):
+        assert stored.before == tuple(plain.predict(batch).logits.argmax(dim=1).tolist())
+        assert stored.labels == tuple(labels.tolist())
+        wanted = tiny_clip.encode_image(batch.images, normalize=True).numpy()
+        np.testing.assert_allclose(stored.features, wanted, atol=STORED)
+
+
+def test_prompted_features_are_those_that_were_scored(
+    run: Any, tiny_clip: CLIP, dataset: Any
+) -> None:
+    """With one pass an image and fixed text, the answer is a product with the feature alone."""
+    options = {"modalities": "image", "topk": 1, "lr": 0.5, "threshold": 0.5}
+    folder, adapter = run(options=options)
+    evidence, replies = load_evidence(folder), load_predictions(folder)
+    prompted = torch.from_numpy(np.concatenate([batch.prompted for batch in evidence.batches]))
+    plain = np.concatenate([batch.features for batch in evidence.batches])
+    assert np.abs(prompted.numpy() - plain).max() > 0.01
+    logits = tiny_clip.scale * prompted @ adapter.learner.start_text.T
+    result = logits.softmax(dim=-1).topk(5, dim=-1)
+    np.testing.assert_allclose(
+        result.values.numpy(), replies.probabilities, atol=TINY_SCALE * STORED
+    )
+
+
+def test_counts_add_up_to_the_description(run: Any) -> None:
+    evidence = load_evidence(run()[0])
+    assert [line["batch"] for line in evidence.counts] == [1, 2, 3, 4]
+    for line, batch in zip(evidence.counts, evidence.batches, strict=True):
+        cliques = batch.description["cliques"]
+        assert line["cliques"] == len(cliques) > 0
+        assert line["max_size"] == max(len(clique["members"]) for clique in cliques)
+        assert all(clique["after"] is not None for clique in cliques)
+
+
+def test_domain_prompts_leave_a_line_about_every_batch(run: Any) -> None:
+    evidence = load_evidence(run("domain_norm")[0])
+    assert [line["batch"] for line in evidence.counts] == [1, 2, 3, 4]
+    for line, batch in zip(evidence.counts, evidence.batches, strict=True):
+        assert line["images"] == len(batch.keys) == 10 and line["domain"] in range(4)
+        assert 0 <= line["belief"] <= 1 and 0 < line["step_size"] <= 1
+        assert line["verdict"] in ADVICE and line["abstained"] == 0
+    options = {"prior": "zero-shot", "uncertainty_scale": 0.0}
+    believing = load_evidence(run("domain_norm", options)[0])
+    assert {(line["belief"], line["step_size"]) for line in believing.counts} == {(1.0, 1.0)}
+
+
+def test_maps_begin_with_plain_attention_and_end_with_all_prompts(
+    run: Any, tiny_clip: CLIP, dataset: Any
+) -> None:
+    folder, _ = run(limits=EvidenceLimits(maps=8))
+    images = {
+        key: image
+        for batch, _ in Stream(dataset, tiny_clip.preprocess, 10).batches()
+        for key, image in zip(batch.keys, batch.images, strict=True)
+    }
+    tower = tiny_clip.require_vit()
+    seen = 0
+    for batch in load_evidence(folder).batches:
+        for entry in batch.maps:
+            seen += 1
+            for maps in entry.maps.values():
+                assert maps.shape == (len(entry.cliques) + 2, 18)
+                np.testing.assert_allclose(maps.sum(axis=1), 1, atol=FEATURE)
+            members = [batch.description["cliques"][id]["members"] for id in entry.cliques]
+            assert all(entry.place in clique for clique in members)
+            with torch.no_grad():
+                weights = tower.attention(images[batch.keys[entry.place]][None], [1])
+            wanted = class_attention([weights[1]])[0].numpy()
+            np.testing.assert_allclose(entry.maps["class"][0], wanted, atol=FEATURE)
+            assert (entry.maps["class"][-1, 0] >= entry.maps["class"][1:-1, 0] - 1e-7).all()
+    assert seen == 8
+
+
+def test_size_is_bounded(run: Any) -> None:
+    folder, _ = run(limits=EvidenceLimits(images=20, maps=2, pixels=16))
+    evidence = load_evidence(folder)
+    assert [batch.number for batch in evidence.batches] == [1, 4]
+    assert sum(len(batch.maps) for batch in evidence.batches) == 2  # type: ignore[misc]
+    assert all(batch.pictures.shape == (10, 16, 16, 3) for batch in evidence.batches)
+    assert len(evidence.counts) == 4
+    one, _ = run(limits=EvidenceLimits(images=3), where="one")
+    (batch,) = load_evidence(one).batches
+    assert batch.number == 4 and len(batch.keys) == 3
+    none, _ = run(limits=EvidenceLimits(images=0), where="none")
+    assert load_evidence(none).batches == () and len(load_evidence(none).counts) == 4
+
+
+def test_pictures_show_what_the_model_saw(run: Any, tiny_clip: CLIP, dataset: Any) -> None:
+    first = load_evidence(run()[0]).batches[0]
+    order = [dataset.keys.index(key) for key in first.keys]
+    difference = first.pictures.astype(int) - dataset.images[order].astype(int)
+    assert np.abs(difference).max() <= 1  # small pictures are kept without loss
+    shrunk = small_pictures(torch.zeros(2, 3, 64, 64), (0.4,) * 3, (0.25,) * 3, 24)
+    assert shrunk.shape == (2, 24, 24, 3) and (shrunk == 102).all()
+
+
+def test_a_run_taken_up_again_leaves_the_same_evidence(
+    run: Any, tiny_clip: CLIP, dataset: Any, tmp_path: Path
+) -> None:
+    complete, _ = run(where="whole")
+
+    class Stopped(Exception):
+        pass
+
+    def stop(step: Any) -> None:
+        if step.number == 3:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        run(where="broken", on_step=stop)
+    broken, _ = run(where="broken")
+    assert load_predictions(broken).keys == load_predictions(complete).keys
+    names = sorted(path.name for path in (complete / "evidence").iterdir())
+    assert names == sorted(path.name for path in (broken / "evidence").iterdir())
+    for name in names:
+        if name != "batches.jsonl":  # its repeated lines are read once
+            assert (broken / "evidence" / name).read_bytes() == (
+                complete / "evidence" / name
+            ).read_bytes()
+    assert load_evidence(broken).counts == load_evidence(complete).counts
+
+
+def test_a_finished_run_without_evidence_is_run_again_once(
+    run: Any, tiny_clip: CLIP, dataset: Any, tmp_path: Path
+) -> None:
+    adapter = create_method("scap", tiny_clip, dataset.prompts)
+    record = evaluate(adapter, Stream(dataset, tiny_clip.preprocess, 10), out=tmp_path / "runs")
+    assert not has_evidence(tmp_path / "runs" / record.id)
+    steps = []
+    run(on_step=lambda step: steps.append(step.number))
+    run(on_step=lambda step: steps.append(step.number))
+    assert steps == [1, 2, 3, 4]
+
+
+def test_other_methods_leave_pictures_and_features(run: Any) -> None:
+    evidence = load_evidence(run("tent")[0])
+    batch = evidence.batches[0]
+    assert batch.description is None and batch.prompted is None and batch.maps == ()
+    assert batch.features.shape == (10, 24) and batch.pictures.shape == (10, 32, 32, 3)
+
+
+def test_evidence_of_another_format_is_refused(run: Any) -> None:
+    folder, _ = run()
+    about = folder / "evidence" / "about.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"format": "cliquetta-evidence-9"}))
+    with pytest.raises(ValueError, match=r"format 'cliquetta-evidence-9'.*--evidence"):
+        load_evidence(folder)
+    assert load_evidence(folder.parent) is None

@@ -1,0 +1,77 @@
+"""Specs of runs: from options and grid files, checked before the first run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.evaluation.grid import RunSpec, grid, read_grid, shard_of, with_method
+from cliquetta.methods import registry
+from tests._helpers.made_runs import BASE
+
+
+def test_a_grid_has_every_combination_and_zero_shot_first() -> None:
+    tda = [with_method(BASE, "tda")]
+    cells = grid(tda, datasets=["bundled", "bundled@fog:1"], seeds=[0, 1])
+    assert [(c.dataset, c.method, c.seed) for c in cells] == [
+        (dataset, method, seed)
+        for dataset in ("bundled", "bundled@fog:1")
+        for method in ("zero_shot", "tda")
+        for seed in (0, 1)
+    ]
+    assert len(grid(tda, datasets=["bundled"], baseline=False)) == 1
+    assert len(grid([BASE], datasets=["bundled"])) == 1
+
+
+def test_a_method_is_written_with_its_preset_and_fields() -> None:
+    cell = with_method(BASE, "scap:paper/topk=2/retention=false")
+    assert (cell.method, cell.preset) == ("scap", "paper")
+    assert cell.options == (("topk", 2), ("retention", False))
+    assert cell.label == "scap:paper/topk=2/retention=False"
+    assert grid([cell], datasets=["bundled"])[0].options == ()
+
+
+def test_unknown_methods_presets_and_fields_are_refused_before_the_first_run() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'zero_shot'"):
+        with_method(BASE, "zeroshot")
+    with pytest.raises(UnknownNameError, match="preset of zero_shot"):
+        with_method(BASE, "zero_shot:papr")
+    with pytest.raises(UnknownNameError, match="did you mean 'temperature'"):
+        with_method(BASE, "zero_shot/temperatur=2")
+
+
+def test_a_grid_file_lays_shifts_over_datasets(tmp_path: Path) -> None:
+    path = tmp_path / "grid.json"
+    block = {"datasets": ["bundled"], "shifts": ["fog", "frost"], "severities": [3, 5]}
+    block |= {"methods": ["tda", "scap/topk=2"], "seeds": [0, 1], "limit": 9, "templates": ["a {}"]}
+    plain = {"datasets": ["tar:{root}/x"], "methods": ["tda"], "baseline": False}
+    path.write_text(json.dumps([block, plain]))
+    specs = read_grid(path, root="/data", batch_size=5)
+    assert len(specs) == 4 * 3 * 2 + 1
+    assert specs[0] == RunSpec(
+        "bundled@fog:3", "zero_shot", batch_size=5, limit=9, templates=("a {}",)
+    )
+    assert (specs[-1].dataset, specs[-1].limit) == ("tar:/data/x", None)
+    with pytest.raises(UserError, match="--root"):
+        read_grid(path)
+    path.write_text(json.dumps([block | {"batchsize": 3}]))
+    with pytest.raises(UnknownNameError, match="did you mean 'batch_size'"):
+        read_grid(path)
+
+
+def test_a_star_stands_for_all_other_methods_and_slow_ones_have_limits(tmp_path: Path) -> None:
+    path = tmp_path / "grid.json"
+    block = {"datasets": ["bundled"], "methods": ["*", "mta/views=16"], "limits": {"mta": 5}}
+    path.write_text(json.dumps([block | {"order": o, "limit": 50} for o in ("shuffled", "long")]))
+    specs = read_grid(path)
+    assert {s.method for s in specs} == {e.name for e in registry.method_entries() if e.fit is None}
+    assert {s.limit for s in specs if s.method == "mta"} == {5}
+    assert {s.options for s in specs if s.method == "mta"} == {(("views", 16),)}
+    assert {s.limit for s in specs if s.method == "zero_shot"} == {5, 50}
+    assert {s.limit for s in specs if s.method not in ("mta", "zero_shot")} == {50}
+    shards = [shard_of(specs, number, 3) for number in (1, 2, 3)]
+    assert [{s.order for s in shard} for shard in shards] == [{"shuffled"}, {"long"}, set()]
+    assert sum(map(len, shards)) == len(specs)

@@ -1,0 +1,38 @@
+"""Tables as text."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+
+from cliquetta.evaluation.tables import TextTable, to_csv, to_latex, to_markdown
+
+TABLE = TextTable(("method", "a|b"), (("zero_shot", "83.5 ± 0.4▲"),), title="top-1 %")
+
+
+def test_markdown_escapes_pipes() -> None:
+    assert to_markdown(TABLE).splitlines() == [
+        "**top-1 %**",
+        "",
+        "| method | a\\|b |",
+        "| --- | ---: |",
+        "| zero_shot | 83.5 ± 0.4▲ |",
+    ]
+
+
+def test_latex_escapes_signs() -> None:
+    latex = to_latex(TABLE)
+    assert r"zero\_shot & 83.5 $\pm$ 0.4$\blacktriangle$ \\" in latex
+    assert r"\begin{tabular}{lr}" in latex
+
+
+def test_csv_reads_back() -> None:
+    rows = list(csv.reader(io.StringIO(to_csv(["a", "b", "c"], [["x,y", None, 1.5]]))))
+    assert rows == [["a", "b", "c"], ["x,y", "", "1.5"]]
+
+
+def test_every_row_has_all_cells() -> None:
+    with pytest.raises(ValueError, match="1 cells for 2 columns"):
+        TextTable(("a", "b"), (("x",),))
