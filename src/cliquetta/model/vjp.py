@@ -1,9 +1,8 @@
-"""Many vector-Jacobian products of a block from one recorded forward pass.
+"""Many vector-Jacobian products of towers from one recorded forward pass.
 
 Where many gradients start from the same point (cliques from the same prompts, rows of a Jacobian),
 autograd would run the forward pass over and over. Each cotangent names the recorded row that it
 belongs to; weights are frozen, so only norms, activations and attention gather anything by row.
-Whole towers are recorded in :mod:`cliquetta.model.vjp`.
 """
 
 from __future__ import annotations

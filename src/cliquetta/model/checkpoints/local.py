@@ -75,7 +75,7 @@ def guess_activation(
 ) -> Activation:
     """Guess the activation that a local file with OpenAI's key names was trained with.
 
-    It is QuickGELU: certainly for OpenAI's TorchScript archives, for state dicts with their settings
+    It is QuickGELU: certainly for OpenAI's TorchScript archives, state dicts with their settings
     (``input_resolution``) and where header or name says OpenAI or quickgelu, else with a warning.
     """
     words = " ".join([name, *metadata.values()]).lower().replace("_", "")
