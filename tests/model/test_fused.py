@@ -100,7 +100,7 @@ def test_a_complete_backward_pass(
     pixels = draw(torch.float32, 3, 3, 16, 16)
     prefix = {block: Prefix(draw(torch.float32, 1, 2, 2, 32)) for block in blocks}
     hidden = tower.run(tower.embed(pixels), 0, blocks[0])
-    tape = VisualTape(tower, hidden, blocks[0], prefix)
+    tape = VisualTape(tower, hidden, prefix)
     cotangents = draw(torch.float32, len(INDEX), 16)
     if DEVICE.type == "cpu":  # by hand, the attention is exact in single precision, too
         monkeypatch.setattr(fused, "attends", lambda *given: True)

@@ -46,7 +46,7 @@ def test_visual_gradients_equal_autograd(clip: CLIP, blocks: tuple[int, ...]) ->
     pixels = torch.randn(4, 3, 32, 32, generator=generator).double()
     start = {b: torch.rand(1, 2, 2, 32, generator=generator).double() for b in blocks}
     hidden = tower.run(tower.embed(pixels), 0, blocks[0])
-    tape = VisualTape(tower, hidden, blocks[0], {b: Prefix(p) for b, p in start.items()})
+    tape = VisualTape(tower, hidden, {b: Prefix(p) for b, p in start.items()})
 
     leaves = {b: p.expand(4, -1, -1, -1).clone().requires_grad_() for b, p in start.items()}
     features = tower(pixels, prefix={b: Prefix(p) for b, p in leaves.items()})
@@ -87,19 +87,12 @@ def test_half_precision_survives_tiny_cotangents(clip: CLIP) -> None:
     tower = half.require_vit()
     pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     hidden = tower.run(tower.embed(pixels), 0, 1)
-    tape = VisualTape(tower, hidden, 1, {1: Prefix(torch.full((1, 1, 2, 32), 0.5))})
+    tape = VisualTape(tower, hidden, {1: Prefix(torch.full((1, 1, 2, 32), 0.5))})
     cotangents = torch.randn(2, clip.embed_dim, generator=torch.Generator().manual_seed(1))
     rows = torch.arange(2)
     big, small = tape.vjp(cotangents, rows)[1], tape.vjp(cotangents * 1e-9, rows)[1]
     torch.testing.assert_close(small * 1e9, big, rtol=SUM, atol=SUM)
     assert big.dtype == torch.float32
-
-
-def test_a_prefix_before_the_tape_is_refused(clip: CLIP) -> None:
-    tower = clip.require_vit()
-    hidden = torch.zeros(1, 17, 32).double()
-    with pytest.raises(ValueError, match="first prefix at 1"):
-        VisualTape(tower, hidden, 0, {1: Prefix(torch.zeros(1, 1, 2, 32))})
 
 
 def test_chunks_cover_everything_once() -> None:
