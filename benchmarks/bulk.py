@@ -38,8 +38,8 @@ from cliquetta.data.stream import Stream
 from cliquetta.data.workers import usable_cores
 from cliquetta.evaluation.runner import evaluate
 from cliquetta.inference.bulk import predict
+from cliquetta.inference.predictor import ImageSource, Reader
 from cliquetta.inference.ray_driver import RayCluster
-from cliquetta.inference.reading import ImageSource, Reader
 from cliquetta.inference.rows import RowFormat
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import create_method

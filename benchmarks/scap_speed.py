@@ -208,6 +208,7 @@ def measure_domain(model: CLIP, batch: int, classes: int, repeats: int) -> dict[
 def measure_reference(model: CLIP, batch: int, memberships: int, classes: int) -> dict[str, Any]:
     """The literal loop of tests/reference on the same planted batch."""
     from tests.reference import scap_reference
+    from tests.reference.scap_equations import ReferenceSettings
 
     prompts = ClassPrompts(class_names("imagenet")[:classes], allow_duplicates=True)
     adapter = SCAP(model, prompts, SCAPConfig(), seed=0)
@@ -222,7 +223,7 @@ def measure_reference(model: CLIP, batch: int, memberships: int, classes: int) -
     oracle = scap_reference.ReferenceSCAP(
         model,
         prompts,
-        scap_reference.ReferenceSettings(),
+        ReferenceSettings(),
         adapter.memory["start_prompt"][0],
         adapter.text.start,
     )

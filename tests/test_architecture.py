@@ -67,7 +67,7 @@ def test_imports_point_to_lower_rooms_only(name: str, path: Path) -> None:
             assert LEVEL[target] < LEVEL[room], f"{name} imports {imported}"
 
 
-def test_every_room_has_its_place() -> None:
+def test_every_room_has_a_level() -> None:
     assert {name.partition(".")[0] for name in modules()} == set(LEVEL)
 
 
@@ -75,11 +75,11 @@ def test_no_circle_of_modules() -> None:
     known = modules()
     graph: dict[str, set[str]] = {}
     for name, path in known.items():
-        found = set()
+        imported_modules = set()
         for imported in imports(path, at_import_time=True):
             candidates = (imported, imported.rpartition(".")[0], f"{imported}.__init__")
-            found |= {candidate for candidate in candidates if candidate in known}
-        graph[name] = found - {name}
+            imported_modules |= {candidate for candidate in candidates if candidate in known}
+        graph[name] = imported_modules - {name}
     circle: list[str] = []
     try:
         TopologicalSorter(graph).prepare()

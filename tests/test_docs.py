@@ -105,9 +105,9 @@ def test_a_damaged_photo_stops_no_first_program(
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_programs_of_pages_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))  # one page registers another
-    found = programs(page.read_text(encoding="utf-8"))
-    assert found
-    for program in found:
+    snippets = programs(page.read_text(encoding="utf-8"))
+    assert snippets
+    for program in snippets:
         Path("program.py").write_text(program, encoding="utf-8")
         runpy.run_path("program.py", run_name="program")
 
@@ -138,15 +138,15 @@ def test_the_program_beside_onnxruntime_prepares_images_as_we_do(
     for size in ((43, 32), (33, 50), (32, 32), (100, 75)):
         pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
         Image.fromarray(pixels).save("photo.jpg", exif=exif)
-        found: dict[str, Any] = {}
-        exec(program, found)
+        variables: dict[str, Any] = {}
+        exec(program, variables)
         expected = model.preprocess(open_image("photo.jpg")).numpy()
         # one rounding each of a quotient, a difference and a quotient of numbers up to 3
         np.testing.assert_allclose(
-            found["pixels"].transpose(2, 0, 1), expected, rtol=0, atol=2**-20
+            variables["pixels"].transpose(2, 0, 1), expected, rtol=0, atol=2**-20
         )
         best = int(method.predict("photo.jpg").logits.argmax())
-        assert found["names"][int(found["logits"].argmax())] == method.prompts.names[best]
+        assert variables["names"][int(variables["logits"].argmax())] == method.prompts.names[best]
 
 
 def test_photos_are_sorted_into_folders(photos: Path) -> None:
@@ -169,7 +169,7 @@ def test_links_lead_somewhere_and_every_page_is_linked() -> None:
     linked = {DOCS / "index.md"}
     for page in [*DOCS.rglob("*.md"), DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md"]:
         for target in re.findall(r"\]\((?!https?:)([^)\s#]+)", page.read_text(encoding="utf-8")):
-            found = (page.parent / target).resolve()
-            assert found.exists(), f"{page}: {target}"
-            linked |= {found} - {page}
+            linked_file = (page.parent / target).resolve()
+            assert linked_file.exists(), f"{page}: {target}"
+            linked |= {linked_file} - {page}
     assert set(DOCS.rglob("*.md")) - linked == set()

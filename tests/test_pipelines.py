@@ -24,7 +24,7 @@ from cliquetta.data.remote import fetch_image
 from cliquetta.errors import UserError
 from cliquetta.methods.registry import create_method
 from cliquetta.model.clip import CLIP
-from cliquetta.pipelines import TEMPLATE, Answers, LabelScores
+from cliquetta.pipelines import TEMPLATE, ImageScores, LabelScores
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.siglip import save_siglip, tiny_siglip
 from tests._helpers.tiny import TINY_NAMES
@@ -215,7 +215,7 @@ def test_notebooks_show_answers(build: Any) -> None:
     )
     answers = classify(PICTURES[:2], ["<b>cat</b>", "ship"])
     assert "2 labels, learned from 2 images" in repr(classify)
-    assert isinstance(answers, Answers) and isinstance(answers[0], LabelScores)
+    assert isinstance(answers, ImageScores) and isinstance(answers[0], LabelScores)
     page = answers.show()._repr_html_()
     assert page.count('<img src="data:image/webp;base64,') == 2
     assert "&lt;b&gt;cat" in page and "<b>cat" not in page

@@ -18,9 +18,9 @@ if sys.platform != "win32":
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """Replace ``path`` by ``data``; after a crash at any moment it holds one of both, whole.
+    """Replace ``path`` by ``data``; after a crash at any moment it holds all of one of both.
 
-    Its ``mode`` is that without what the process masks, as of any file.
+    Its ``mode`` is masked by the process's umask, as of any file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with _written_beside(path, data, mode) as temporary:
@@ -29,7 +29,7 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:
 
 
 def create_atomically(path: Path, data: bytes) -> None:
-    """Create ``path`` with ``data``, whole or not at all; of several processes one succeeds.
+    """Create ``path`` with ``data``, completely or not at all; of several processes one succeeds.
 
     Raises:
         FileExistsError: There is a file already; it is unchanged.
@@ -59,9 +59,9 @@ def _written_beside(path: Path, data: bytes, mode: int) -> Iterator[Path]:
 
 
 def _open_temporary(path: Path, mode: int) -> tuple[int, str]:
-    """An empty file beside ``path`` that no other process writes, and its name.
+    """An empty file beside ``path`` that no other process writes, and its name: one per path.
 
-    One name for each path, so that what a killed process left is used again and nothing piles up.
+    So the file of a killed process is used again and nothing piles up.
     """
     if sys.platform == "win32":
         return tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
@@ -128,6 +128,6 @@ def exclusive(path: Path, lock_file: Path | None = None) -> Iterator[None]:
         try:
             yield
         finally:
-            # only its holder removes it, so that nobody else's can have taken its place here
+            # only its holder removes it, so that this cannot be somebody else's file
             if sys.platform != "win32" and _is_at(lock_file, handle):
                 lock_file.unlink()

@@ -1,8 +1,7 @@
 """Adapted models for use without this package: ONNX, or a program of ``torch.export``.
 
-What is written is :meth:`Adapter.frozen_model`: image tower, learned prompts or norms, and the text
-matrix; preprocessed pixels in, logits out, for any batch size. Class names and preprocessing are
-in the file's metadata.
+Preprocessed pixels in, logits out, for any batch size, as :meth:`Adapter.frozen_model` computes
+them; class names and preprocessing are in the file's metadata.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def export_model(adapter: Adapter, path: Path | str, *, half: bool = False) -> E
 
     Args:
         adapter: An adapter with something to export, see :meth:`Adapter.frozen_model`.
-        path: Output file, ``.onnx`` or ``.pt2``; replaced as a whole or not at all.
+        path: Output file, ``.onnx`` or ``.pt2``; replaced completely or not at all.
         half: Store and run the image tower in float16; pixels and logits stay float32.
 
     Returns:
@@ -77,7 +76,7 @@ def export_model(adapter: Adapter, path: Path | str, *, half: bool = False) -> E
     frozen = copy.deepcopy(adapter.frozen_model()).cpu().float()
     if half:
         frozen.visual.half()
-    metadata = describe_export(adapter, half=half)
+    metadata = _describe(adapter, half=half)
     with _quietly():
         program = _trace(frozen, adapter.model.image_size, adapter.model.id)
         data, opset = _as_onnx(program, metadata) if is_onnx else _as_pt2(program, metadata)
@@ -85,14 +84,12 @@ def export_model(adapter: Adapter, path: Path | str, *, half: bool = False) -> E
     return Exported(path, len(data), opset, metadata)
 
 
-def describe_export(adapter: Adapter, *, half: bool) -> dict[str, Any]:
-    """Describe an exported model to its users, as JSON types."""
+def _describe(adapter: Adapter, *, half: bool) -> dict[str, Any]:
+    """The description of an exported model for its users, as JSON types."""
     facts = describe(adapter)
     return {
         "cliquetta": installed_version(),
-        "method": facts["method"],
-        "model": facts["model"],
-        "weights": facts["weights"],
+        **{key: facts[key] for key in ("method", "model", "weights")},
         "classes": list(adapter.prompts.names),
         "templates": list(adapter.prompts.templates),
         "preprocess": adapter.model.preprocess.to_dict(),
@@ -135,16 +132,10 @@ def _as_onnx(
             f"{weights / 2**30:.1f} GiB of weights do not fit into one ONNX file (2 GiB): pass "
             "--half, or choose .pt2"
         )
-    # A traced program needs no arguments: they are inside.
-    found = torch.onnx.export(
-        program,
-        dynamo=True,
-        verbose=False,
-        input_names=["pixels"],
-        output_names=["logits"],
-    )
-    assert found is not None
-    model = found.model_proto
+    names = {"input_names": ["pixels"], "output_names": ["logits"]}
+    onnx = torch.onnx.export(program, dynamo=True, verbose=False, **names)  # type: ignore[arg-type]
+    assert onnx is not None
+    model = onnx.model_proto
     for key, value in metadata.items():
         entry = model.metadata_props.add()
         entry.key = key

@@ -30,7 +30,7 @@ TEMPLATE = "This is a photo of {}."
 """That of transformers."""
 _THUMBNAIL = 128
 _SHOWN = 100
-"""Images that a page of answers holds at most."""
+"""Images that a page of predictions holds at most."""
 
 
 def pipeline(
@@ -54,8 +54,8 @@ def pipeline(
 
     >>> classify = pipeline("zero-shot-image-classification", model="micro", method="zero_shot")
     >>> import numpy as np
-    >>> answer = classify(np.zeros((32, 32, 3), np.uint8), candidate_labels=["cat", "ship"])
-    >>> [sorted(entry) for entry in answer]
+    >>> scores = classify(np.zeros((32, 32, 3), np.uint8), candidate_labels=["cat", "ship"])
+    >>> [sorted(entry) for entry in scores]
     [['label', 'score'], ['label', 'score']]
 
     Args:
@@ -70,7 +70,7 @@ def pipeline(
         seed: Of the method's random draws and of views.
         batch_size: Images that are predicted, and learned from, at once.
         reject: Name images of none of the labels: how many of them to look for, such as 0.9.
-            Answers then have ``rejected`` and ``rejection_score``.
+            Results then have ``rejected`` and ``rejection_score``.
         calibrate: Scale scores by a temperature that the images set without labels; by default
             for methods where that costs nothing (``domain_norm``).
         allow_urls: Fetch images that are named by an ``http(s)`` URL.
@@ -103,7 +103,7 @@ class LabelScores(list[dict[str, Any]]):
     rejected: bool | None = None
     """Whether the image looks like none of the labels, of a pipeline with ``reject``."""
     rejection_score: float | None = None
-    """How unsure the answer is, from 0 to 1, of a pipeline with ``reject``."""
+    """How unsure the prediction is, from 0 to 1, of a pipeline with ``reject``."""
 
     def __init__(self, entries: Iterable[dict[str, Any]], image: ImageLike) -> None:
         super().__init__(entries)
@@ -117,8 +117,8 @@ class LabelScores(list[dict[str, Any]]):
         return PredictionsPage([self], len(self), images=False)._repr_html_()
 
 
-class Answers(list[LabelScores]):
-    """The answers to several images, in order; a list of lists of dicts."""
+class ImageScores(list[LabelScores]):
+    """The scores of several images, in order; a list of lists of dicts."""
 
     def show(self, top_k: int = 3) -> PredictionsPage:
         """The images beside their best labels, for a notebook; the first hundred of them."""
@@ -129,27 +129,26 @@ class Answers(list[LabelScores]):
 
 
 class PredictionsPage:
-    """Answers as a notebook shows them."""
+    """Scores as a notebook shows them."""
 
-    def __init__(self, answers: Sequence[LabelScores], top_k: int, *, images: bool) -> None:
-        self.answers, self.top_k, self.images = answers, top_k, images
+    def __init__(self, scores: Sequence[LabelScores], top_k: int, *, images: bool) -> None:
+        self.scores, self.top_k, self.images = scores, top_k, images
 
     def __repr__(self) -> str:
-        return f"<{len(self.answers)} answers; a notebook shows them as a table>"
+        return f"<predictions of {len(self.scores)} images; a notebook shows them as a table>"
 
     def _repr_html_(self) -> str:
-        rows = "".join(map(self._row, self.answers[:_SHOWN]))
-        more = len(self.answers) - _SHOWN
+        rows = "".join(map(self._row, self.scores[:_SHOWN]))
+        more = len(self.scores) - _SHOWN
         rest = f"<p>and {more:,} more</p>" if more > 0 else ""
         return f"<table>{rows}</table>{rest}"
 
-    def _row(self, answer: LabelScores) -> str:
-        picture = f"<td>{_thumbnail(answer.image)}</td>" if self.images else ""
-        name = answer.image if isinstance(answer.image, str | os.PathLike) else ""
-        labels = "<br>".join(
-            f"{entry['score']:.3f} {escape(str(entry['label']))}" for entry in answer[: self.top_k]
-        )
-        labels = "none of these<br>" * bool(answer.rejected) + labels
+    def _row(self, scores: LabelScores) -> str:
+        picture = f"<td>{_thumbnail(scores.image)}</td>" if self.images else ""
+        name = scores.image if isinstance(scores.image, str | os.PathLike) else ""
+        best = scores[: self.top_k]
+        labels = "<br>".join(f"{one['score']:.3f} {escape(str(one['label']))}" for one in best)
+        labels = "none of these<br>" * bool(scores.rejected) + labels
         align = ' style="text-align:left"'
         return f"<tr>{picture}<td{align}>{escape(str(name))}</td><td{align}>{labels}</td></tr>"
 
@@ -173,8 +172,8 @@ class ZeroShotImageClassification:
         seed: int,
         batch_size: int,
         url_limits: Mapping[str, Any] | None,
-        reject: float | None = None,
-        calibrate: bool | None = None,
+        reject: float | None,
+        calibrate: bool | None,
     ) -> None:
         self.model, self.method, self.config = model, method, config
         self.seed, self.batch_size = seed, _at_least_one(batch_size)
@@ -218,7 +217,7 @@ class ZeroShotImageClassification:
 
         Returns:
             :class:`LabelScores` of one image, ``[{"score": ..., "label": ...}, ...]``, best first;
-            :class:`Answers`, a list of these, for several. Scores are probabilities; those of a
+            :class:`ImageScores`, a list of these, for several. Scores are probabilities; those of a
             sigmoid model (SigLIP) as it is (``zero_shot``) are independent of each other, as
             transformers gives them.
 
@@ -232,26 +231,26 @@ class ZeroShotImageClassification:
         total = 1 if is_one else len(images) if sized else None
         size = _at_least_one(batch_size or self.batch_size)
         limits = {} if timeout is None else {"seconds": timeout}
-        given, answers = separate_images(images, self.model.preprocess), Answers()
+        given, results = separate_images(images, self.model.preprocess), ImageScores()
         before, seen = self.adapter, self.images_seen
         adapter = self._prepare(candidate_labels, hypothesis_template)
         memory = adapter.state_dict()
         try:
             with _bar(total, size, progress) as bar:
                 while batch := [self._open(image, limits) for image in islice(given, size)]:
-                    answers += self._answer(adapter, batch, top_k)
+                    results += self._scores(adapter, batch, top_k)
                     self.images_seen += len(batch)
                     bar.update(len(batch))
         except BaseException:
             adapter.load_state_dict(memory)
             self.adapter, self.images_seen = before, seen
             raise
-        return answers[0] if is_one else answers
+        return results[0] if is_one else results
 
-    def _answer(
+    def _scores(
         self, adapter: Adapter, batch: Sequence[tuple[ImageLike, ImageLike]], top_k: int | None
     ) -> Iterator[LabelScores]:
-        """The answers to a batch, which the method learns from."""
+        """The scores of a batch, which the method learns from."""
         names = adapter.prompts.names
         prediction = adapter.predict([picture for _, picture in batch])
         independent = bool(self.model.bias) and self.method == "zero_shot"
@@ -263,12 +262,12 @@ class ZeroShotImageClassification:
             batch, best.tolist(), ranked.tolist(), rejections, strict=True
         ):
             pairs = zip(scores, indices, strict=True)
-            answer = LabelScores(({"score": p, "label": names[index]} for p, index in pairs), shown)
-            answer.rejection_score, answer.rejected = unsure, rejected
-            yield answer
+            scored = LabelScores(({"score": p, "label": names[index]} for p, index in pairs), shown)
+            scored.rejection_score, scored.rejected = unsure, rejected
+            yield scored
 
     def _open(self, image: ImageLike, limits: Mapping[str, Any]) -> tuple[ImageLike, ImageLike]:
-        """An image as answers show it later, and as a method takes it."""
+        """An image as results show it later, and as a method reads it."""
         if isinstance(image, str) and is_url(image):
             if self._url_limits is None:
                 raise UserError(f"{image!r} is a URL: build the pipeline with allow_urls=True")
@@ -280,32 +279,29 @@ class ZeroShotImageClassification:
 
     def _prepare(self, labels: Sequence[str] | None, template: Any) -> Adapter:
         """The adapter for these labels, with what was learned under others."""
-        known = None if self.adapter is None else self.adapter.prompts
-        if labels is None and known is None:
-            raise UserError("no labels: give candidate_labels=['cat', 'dog']")
         templates = (template,) if isinstance(template, str) else tuple(template or ())
-        if labels is None:
-            assert known is not None
-            prompts = ClassPrompts(known.names, templates or known.templates)
-        else:
+        old = self.adapter
+        if labels is not None:
             texts = templates or (TEMPLATE,)
             prompts = ClassPrompts(labels, texts)  # type: ignore[arg-type]  # made a tuple
-        if self.adapter is None or prompts != known:
-            self.adapter = self._build(prompts)
+        elif old is not None:
+            prompts = ClassPrompts(old.prompts.names, templates or old.prompts.templates)
+        else:
+            raise UserError("no labels: give candidate_labels=['cat', 'dog']")
+        if old is not None and prompts == old.prompts:
+            return old
+        if old is not None and old.outlives_classes:
+            self.adapter = old.with_classes(prompts)
+            return self.adapter
+        if old is not None:
+            warnings.warn(
+                f"{self.method} learns about its classes only: it starts again with these labels",
+                stacklevel=3,
+            )
+        self.adapter = self._build(prompts)
         return self.adapter
 
     def _build(self, prompts: ClassPrompts) -> Adapter:
-        if self.adapter is None:
-            return self._new(prompts)
-        if self.adapter.outlives_classes:
-            return self.adapter.with_classes(prompts)
-        warnings.warn(
-            f"{self.method} learns about its classes only: it starts again with these labels",
-            stacklevel=4,
-        )
-        return self._new(prompts)
-
-    def _new(self, prompts: ClassPrompts) -> Adapter:
         adapter = create_method(self.method, self.model, prompts, self.config, seed=self.seed)
         adapter.enable(reject=self.reject, calibrate=self.calibrate)
         return adapter
@@ -338,7 +334,7 @@ class ZeroShotImageClassification:
                 "cliquetta.load_method"
             )
         prompts = ClassPrompts(notes["candidate_labels"], tuple(notes["hypothesis_template"]))
-        adapter = self._new(prompts)
+        adapter = self._build(prompts)
         load_state(adapter, path)
         self.adapter, self.images_seen = adapter, int(notes["images"])
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from cliquetta.errors import UserError
 
 _UNREADABLE = (OSError, SafetensorError, json.JSONDecodeError, RecursionError)
-"""What reading a damaged or hostile file may raise."""
+"""Errors of reading a damaged or hostile file."""
 
 
 def pack(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> bytes:

@@ -1,8 +1,7 @@
 """Nested tuples of tensors by the names of their fields.
 
-A tree is a tensor, a tuple of trees, or anything else, which is a constant. The parts of a named
-tuple have the names of its fields, those of another tuple their numbers, so that every tensor has a
-path such as ``domains.0.key.mean``. Saving, merging, checking and recording a state use the paths.
+A tree is a tensor, a tuple of trees, or anything else, which is a constant. Named tuples give the
+names of their fields, others numbers, so that a tensor has a path such as ``domains.0.key.mean``.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def unflatten(like: T, values: ByPath, path: str = "") -> T:
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], tree: T) -> T:
-    """The tree with ``function`` of every tensor in its place."""
+    """The tree with ``function`` of every tensor instead of it."""
     values: Mapping[str, Tensor] = {path: function(value) for path, value in items(tree)}
     return unflatten(tree, values)
 

@@ -34,15 +34,15 @@ def make_views(features: Tensor, views: int, *, noise: float = 0.7, seed: int = 
     return F.normalize(features[:, None] + noise * jitter, dim=-1)
 
 
-def gains_over_text(answer: Callable[[Tensor, Tensor], Tensor], seeds: int = 5) -> Tensor:
-    """Accuracy of ``answer(features, text)`` above that of the nearest text, per seed.
+def gains_over_text(predict: Callable[[Tensor, Tensor], Tensor], seeds: int = 5) -> Tensor:
+    """Accuracy of ``predict(features, text)`` above that of the nearest text, per seed.
 
     Several seeds, as one lucky set of clusters proves nothing.
     """
     gains = []
     for seed in range(seeds):
         features, labels, text = make_clusters(400, seed=seed)
-        right = answer(features, text).argmax(dim=-1) == labels
+        right = predict(features, text).argmax(dim=-1) == labels
         plain = (features @ text.T).argmax(dim=-1) == labels
         gains.append(right.float().mean() - plain.float().mean())
     return torch.stack(gains)

@@ -28,6 +28,13 @@ def flat(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([t.detach().flatten() for t in tensors])
 
 
+def load_norms(norms: Sequence[Tensor], values: Tensor) -> None:
+    """Write flat values into the parameters."""
+    with torch.no_grad():
+        for norm, part in zip(norms, values.split([n.numel() for n in norms]), strict=True):
+            norm.copy_(part.view_as(norm))
+
+
 def unit_rows(x: Tensor) -> Tensor:
     return x / (x * x).sum(dim=-1, keepdim=True).sqrt()
 

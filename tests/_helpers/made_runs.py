@@ -25,21 +25,21 @@ STREAM = 4 * LABELS, 4 * PLAIN, 4 * ADAPTED
 NAMES = ("cat", "dog", "<b>frog</b> & co", "ship")
 
 
-def logits_of(answers: Sequence[int], confidence: float = 0.8) -> torch.Tensor:
-    """Logits whose best class is the answer, with this probability."""
+def logits_of(predicted: Sequence[int], confidence: float = 0.8) -> torch.Tensor:
+    """Logits whose best class is the predicted one, with this probability."""
     rest = (1 - confidence) / (len(NAMES) - 1)
-    probabilities = torch.full((len(answers), len(NAMES)), rest)
-    probabilities[torch.arange(len(answers)), torch.tensor(answers)] = confidence
+    probabilities = torch.full((len(predicted), len(NAMES)), rest)
+    probabilities[torch.arange(len(predicted)), torch.tensor(predicted)] = confidence
     return probabilities.log()
 
 
 def predictions(
-    labels: Sequence[int], answers: Sequence[int], confidence: float = 0.8
+    labels: Sequence[int], predicted: Sequence[int], confidence: float = 0.8
 ) -> Predictions:
     """Predictions in memory; images are named by their index."""
-    best = logits_of(answers, confidence).softmax(dim=-1).topk(4, dim=-1)
+    best = logits_of(predicted, confidence).softmax(dim=-1).topk(4, dim=-1)
     return Predictions(
-        tuple(f"image-{place}" for place in range(len(labels))),
+        tuple(f"image-{index}" for index in range(len(labels))),
         np.array(labels, np.int64),
         best.indices.numpy(),
         best.values.numpy(),
@@ -50,7 +50,7 @@ def make_run(
     root: Path,
     method: str,
     labels: Sequence[int],
-    answers: Sequence[int],
+    predicted: Sequence[int],
     *,
     config: dict[str, Any] | None = None,
     dataset: str = "toy@fog:3",
@@ -88,11 +88,11 @@ def make_run(
     }
     folder = root / run_id(settings)
     folder.mkdir(parents=True)
-    logits, known = logits_of(answers), torch.tensor(labels)
+    logits, known = logits_of(predicted), torch.tensor(labels)
     metrics = Metrics(len(names))
     metrics.update(logits, known)
     with closing(PredictionLog(folder / PREDICTIONS)) as log:
-        log.append([f"image-{place}" for place in range(len(labels))], known, logits)
+        log.append([f"image-{index}" for index in range(len(labels))], known, logits)
     Record(
         folder.name,
         settings,

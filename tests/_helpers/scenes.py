@@ -14,7 +14,8 @@ from cliquetta.model.clip import CLIP, initialise
 from cliquetta.model.config import CLIPConfig, TextConfig, VisionConfig
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch, Prediction
-from tests.reference.scap_reference import ReferenceResult, ReferenceSCAP, ReferenceSettings
+from tests.reference.scap_equations import ReferenceSettings
+from tests.reference.scap_reference import ReferenceResult, ReferenceSCAP
 
 NAMES = ("cat", "dog", "big red car", "ship", "tree frog", "old truck")
 

@@ -25,7 +25,6 @@ from cliquetta.app import pages as app_pages
 from cliquetta.app import server as app_server
 from cliquetta.app import session as app_session
 from cliquetta.app.controller import FILES, STREAM, Controller, Form, make_form, read_classes
-from cliquetta.app.figures import attention_maps
 from cliquetta.app.server import POLICY, server_settings, token_auth
 from cliquetta.app.session import AppSession, StreamChoice
 from cliquetta.cli.main import app as command
@@ -131,7 +130,7 @@ def test_a_change_of_shift_goes_on_where_the_stream_was(make: Make) -> None:
     seen = [row.name for row in session.next_of_stream(FOG).rows]
     seen += [row.name for row in session.next_of_stream(StreamChoice("snow", 5, 9)).rows]
     assert len(set(seen)) == 15
-    session._place = 1999
+    session._position = 1999
     assert len(session.next_of_stream(FOG).rows) == 1
     with pytest.raises(ServiceError, match="reset to begin again"):
         session.next_of_stream(FOG)
@@ -275,7 +274,7 @@ def test_attention_is_that_of_the_passes_that_were_scored(make: Make, kind: Any)
     width = evidence["passes"].width
     assert evidence["prompt_mask"].any()
     for place in range(len(shown.rows)):
-        maps = attention_maps(adapter, shown.pixels, shown.prediction, place, kind)
+        maps = app_pages.attention_maps(adapter, shown.pixels, shown.prediction, place, kind)
         masks = evidence["prompt_mask"][place * width : (place + 1) * width]
         prompts = evidence["prompts"][place * width : (place + 1) * width]
         passes = [(p, m) for p, m in zip(prompts, masks, strict=True) if m.any()]
@@ -420,7 +419,7 @@ def test_refusals_keep_what_was_shown_and_learned(controller: Controller) -> Non
         again, told = controller.next_batch(session, form, "class")
         assert words in told.notice and "alert" in told.notice
         assert again is session and told.predictions == pages.predictions
-        assert session.request.classes == list(NAMES) and session.batches == 1
+        assert session.info.classes == list(NAMES) and session.batches == 1
         assert all(torch.equal(v, learned[n]) for n, v in session.adapter.state_dict().items())
 
 

@@ -22,6 +22,7 @@ from cliquetta.methods.base import Adapter, NonFiniteError
 from cliquetta.methods.building.config import config_fields
 from cliquetta.methods.checks import (
     CHECKS,
+    Build,
     bad_pixels_teach_nothing,
     logits_are_finite_float32,
     stream_of,
@@ -55,8 +56,13 @@ def entry(request: pytest.FixtureRequest) -> MethodEntry:
 
 
 @pytest.fixture
-def adapter(entry: MethodEntry, tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> Adapter:
-    return build_adapter(entry, tiny_clip, tiny_prompts)
+def build(entry: MethodEntry, tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> Build:
+    return lambda: build_adapter(entry, tiny_clip, tiny_prompts)
+
+
+@pytest.fixture
+def adapter(build: Build) -> Adapter:
+    return build()
 
 
 @pytest.fixture
@@ -69,21 +75,15 @@ def logits_of(adapter: Adapter, batches: list[Batch]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_what_a_plug_in_is_checked_for(
-    entry: MethodEntry, tiny_clip: CLIP, tiny_prompts: ClassPrompts, batch: Batch, check: Any
-) -> None:
-    check(lambda: build_adapter(entry, tiny_clip, tiny_prompts), batch, **SAME)
+def test_what_a_plug_in_is_checked_for(build: Build, batch: Batch, check: Any) -> None:
+    check(build, batch, **SAME)
 
 
 def test_pixels_that_are_checked_late_teach_nothing_either(
-    entry: MethodEntry,
-    tiny_clip: CLIP,
-    tiny_prompts: ClassPrompts,
-    batch: Batch,
-    monkeypatch: pytest.MonkeyPatch,
+    build: Build, batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base, "CHECKED_LATE", {"cpu"})
-    bad_pixels_teach_nothing(lambda: build_adapter(entry, tiny_clip, tiny_prompts), batch)
+    bad_pixels_teach_nothing(build, batch)
 
 
 ADDED = {"tda": 30.0, "tip_adapter": 10.0, "tip_adapter_f": 10.0}
@@ -171,9 +171,9 @@ def test_states_with_numbers_that_cannot_be_are_refused(adapter: Adapter, batch:
     before = adapter.state_dict()
     for name, value in before.items():
         for number in poison(name, start[name]):
-            for place in {0, value.numel() - 1}:
+            for index in {0, value.numel() - 1}:
                 bad = value.clone()
-                bad.view(-1)[place] = number
+                bad.view(-1)[index] = number
                 with pytest.raises(UserError, match=re.escape(repr(name))):
                     adapter.load_state_dict({**before, name: bad})
                 assert_same_state(adapter, before)
@@ -195,11 +195,11 @@ def poison(name: str, start: Tensor) -> tuple[float, ...]:
         return ()
     if not start.is_floating_point():
         return (min(0, int(start.min())) - 1, 2**62)
-    found = [torch.nan, -torch.inf, 1e30, -1e30]
-    found += [] if start.isinf().any() else [torch.inf]
-    found += [-1.0] if NEVER_NEGATIVE.fullmatch(name) else []
-    found += [3.0] if VECTORS.fullmatch(name) else []
-    return tuple(found)
+    actual = [torch.nan, -torch.inf, 1e30, -1e30]
+    actual += [] if start.isinf().any() else [torch.inf]
+    actual += [-1.0] if NEVER_NEGATIVE.fullmatch(name) else []
+    actual += [3.0] if VECTORS.fullmatch(name) else []
+    return tuple(actual)
 
 
 def test_states_with_the_largest_counters_are_refused_or_work(
@@ -215,20 +215,18 @@ def test_states_with_the_largest_counters_are_refused_or_work(
                 adapter.load_state_dict({**before, name: torch.full_like(value, number)})
             except UserError:
                 continue
-            found = adapter.state_dict()
+            actual = adapter.state_dict()
             try:
                 logits = logits_of(adapter, stream_of(batch)[2:3])
             except NonFiniteError:
-                assert_same_state(adapter, found)
+                assert_same_state(adapter, actual)
             else:
                 assert all(value.isfinite().all() for value in logits), (name, number)
 
 
-def test_a_state_is_counted_before_it_exists(
-    entry: MethodEntry, tiny_clip: CLIP, tiny_prompts: ClassPrompts
-) -> None:
+def test_a_state_is_counted_before_it_exists(build: Build) -> None:
     with AllocationLimit(2**40) as limit:
-        adapter = build_adapter(entry, tiny_clip, tiny_prompts)
+        adapter = build()
     assert limit.total == 2 * sum(adapter.memory[name].nbytes for name in adapter.memory)
 
 
@@ -266,9 +264,9 @@ def test_pixels_of_another_size_are_refused(adapter: Adapter) -> None:
 
 
 def test_missing_views_are_attached(adapter: Adapter, batch: Batch) -> None:
-    found = adapter.predict(batch).logits
+    actual = adapter.predict(batch).logits
     adapter.reset()
-    assert torch.equal(found, adapter.predict(prepare(adapter, batch)).logits)
+    assert torch.equal(actual, adapter.predict(prepare(adapter, batch)).logits)
 
 
 def test_config_is_a_frozen_dataclass_of_plain_values(entry: MethodEntry) -> None:
@@ -318,10 +316,10 @@ def test_another_class_list_keeps_what_does_not_depend_on_it(
         return
     other = adapter.with_classes(names)
     before, after = adapter.state_dict(), other.state_dict()
-    kept = adapter.class_free & set(before)
-    assert kept or not before
+    selected = adapter.class_free & set(before)
+    assert selected or not before
     for name, value in after.items():
-        if name in kept:
+        if name in selected:
             assert torch.equal(value, before[name]), name
         else:
             assert torch.equal(value, other._rebuild(other.prompts).memory[name]), name
@@ -331,6 +329,6 @@ def test_another_class_list_keeps_what_does_not_depend_on_it(
         return
     fresh = adapter.with_classes(names)
     fresh.reset()
-    load_state(fresh, tmp_path / "state", other_classes=True)
+    assert load_state(fresh, tmp_path / "state", other_classes=True).classes_changed
     for name, value in fresh.state_dict().items():
         assert torch.equal(value, after[name]), name

@@ -102,7 +102,9 @@ def ask_service(way: str, images: Any, model: CLIP) -> list[float]:
             given = images if isinstance(images, list) else [images]
             texts = [one if isinstance(one, str) else b64encode(one).decode() for one in given]
             body = {"images": [{"data": text} for text in texts]}
-            result = client.ask(BatchResponse, "POST", f"/{session.id}/batches", json=body)
+            result = client.ask(
+                BatchResponse, "POST", f"/v1/sessions/{session.id}/batches", json=body
+            )
     assert not result.errors
     return [s.probability for one in result.predictions for s in one.top if s.label == "cat"]
 

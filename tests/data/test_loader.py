@@ -28,7 +28,7 @@ from cliquetta.data.files import folder_dataset
 from cliquetta.data.stream import Stream
 from cliquetta.data.workers import WorkerError, usable_cores
 from cliquetta.inference.bulk import predict
-from cliquetta.inference.reading import Reader
+from cliquetta.inference.predictor import Reader
 from cliquetta.inference.resumable import parts_folder
 from cliquetta.model.clip import CLIP
 from cliquetta.model.preprocess import Preprocess

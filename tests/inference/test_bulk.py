@@ -27,8 +27,7 @@ from cliquetta.errors import BusyError, UserError
 from cliquetta.inference import parts, resumable
 from cliquetta.inference.bulk import predict
 from cliquetta.inference.parts import Parts
-from cliquetta.inference.predictor import Predictor
-from cliquetta.inference.reading import Reader
+from cliquetta.inference.predictor import Predictor, Reader
 from cliquetta.inference.rows import PredictionRun
 from cliquetta.methods.registry import create_method
 from cliquetta.methods.state import read_header
@@ -133,7 +132,7 @@ class HereCluster:
         yield self
         self.left = sorted(path.name for path in self.folder.iterdir())
 
-    def do(self, work: resumable.Work) -> None:
+    def do(self, work: resumable.FileRun) -> None:
         work.do()
 
 
@@ -573,7 +572,7 @@ def test_memory_does_not_grow_with_the_list(
 ) -> None:
     monkeypatch.setattr(parts, "PART_ROWS", 256)
     monkeypatch.setattr(logging.getLogger("cliquetta"), "disabled", True)  # pytest keeps records
-    monkeypatch.setattr(logging.getLogger("cliquetta.inference.reading"), "disabled", True)
+    monkeypatch.setattr(logging.getLogger("cliquetta.inference.predictor"), "disabled", True)
     peaks = []
 
     def collect(done: int, total: int, skipped: int) -> None:

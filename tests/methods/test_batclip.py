@@ -49,7 +49,7 @@ def test_a_stream_equals_a_training_loop(tiny_prompts: ClassPrompts, tiny_images
     images_norms, text_norms = open_norms(live.visual), open_norms(live.text)  # type: ignore[arg-type]
     optimiser = torch.optim.AdamW(images_norms + text_norms, lr=5e-4, weight_decay=0.01)
     for images in tiny_images.split([5, 2, 3]):
-        answer = batclip.predict(Batch(images)).logits
+        prediction = batclip.predict(Batch(images)).logits
         features = live.encode_image(images)
         parts = [unit_rows(live.encode_text(tiny_prompts.texts(t))) for t in tiny_prompts.templates]
         text = unit_rows(sum(parts))  # type: ignore[arg-type]
@@ -57,7 +57,7 @@ def test_a_stream_equals_a_training_loop(tiny_prompts: ClassPrompts, tiny_images
         optimiser.zero_grad()
         literal_loss(logits, features, text).backward()
         optimiser.step()
-        torch.testing.assert_close(answer, logits.detach().float())
+        torch.testing.assert_close(prediction, logits.detach().float())
     torch.testing.assert_close(batclip.memory["image_norms.values"], flat(images_norms))
     torch.testing.assert_close(batclip.memory["text_norms.values"], flat(text_norms))
 

@@ -21,11 +21,11 @@ def numpy_bca(stream: Array, text: Array, scale: float, config: BCAConfig) -> Ar
     N = len(text)
     mu, priors = text.copy(), np.eye(N)
     seen, judged = np.full(N, config.likelihood_count, float), np.full(N, config.prior_count, float)
-    answers = []
+    predictions = []
     for f in stream:
         likelihood = softmax(scale * mu @ f)
         posterior = sum(likelihood[m] * priors[m] for m in range(N))
-        answers.append(posterior)
+        predictions.append(posterior)
         s = int(posterior.argmax())
         if posterior[s] > config.likelihood_threshold:
             mu[s] = unit((seen[s] * mu[s] + f) / (seen[s] + 1))
@@ -33,7 +33,7 @@ def numpy_bca(stream: Array, text: Array, scale: float, config: BCAConfig) -> Ar
         if posterior[s] > config.prior_threshold:
             priors[s] = (judged[s] * priors[s] + posterior) / (judged[s] + 1)
             judged[s] += 1
-    return np.stack(answers)
+    return np.stack(predictions)
 
 
 @pytest.mark.parametrize("config", [BCAConfig(), LIVELY, RESTLESS])
@@ -55,6 +55,6 @@ def test_a_stream_equals_numpy(tiny_clip: CLIP, config: BCAConfig) -> None:
 def test_thresholds_of_one_switch_learning_off(tiny_clip: CLIP) -> None:
     features, _, text = make_clusters(40)
     still = BCAConfig(likelihood_threshold=1.0, prior_threshold=1.0)
-    answer = on_features(tiny_clip, "bca", text, still).predict_features(features)
+    prediction = on_features(tiny_clip, "bca", text, still).predict_features(features)
     plain = (tiny_clip.scale * features @ text.T).softmax(dim=-1)
-    torch.testing.assert_close(answer.probabilities, plain)
+    torch.testing.assert_close(prediction.probabilities, plain)

@@ -6,14 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.methods.building.adam import Adam, AdamState, minimize
 from cliquetta.methods.clipartt import CLIPArTT, CLIPArTTConfig, transductive_loss
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.live_layernorms import (
     double_clip,
-    flat,
     literal_transductive_loss,
     open_norms,
     unit_rows,
@@ -56,7 +54,7 @@ def test_a_batch_equals_a_training_loop(
 ) -> None:
     images = tiny_images[:6]
     clipartt = CLIPArTT(double_clip(), tiny_prompts, CLIPArTTConfig(steps=steps))
-    answer = clipartt.predict(Batch(images)).logits
+    prediction = clipartt.predict(Batch(images)).logits
     live = double_clip()
     norms = open_norms(live.visual)
     optimiser = torch.optim.Adam(norms, lr=1e-3, betas=(0.9, 0.999))
@@ -66,25 +64,7 @@ def test_a_batch_equals_a_training_loop(
         optimiser.step()
     v = unit_rows(live.encode_image(images))
     expected = live.scale * v @ live.classifier(tiny_prompts).T
-    torch.testing.assert_close(answer, expected.detach().float())
-
-
-def test_the_first_gradient_equals_plain_autograd(
-    tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
-    clipartt = CLIPArTT(double_clip(), tiny_prompts, CLIPArTTConfig())
-    images = tiny_images[:6]
-
-    def loss(norms: Tensor) -> Tensor:
-        features = unit_rows(clipartt.tower(norms, images))
-        texts = clipartt.pseudo_texts(features.detach())
-        return transductive_loss(features, texts, clipartt.scale, 0.01)
-
-    moment = minimize(AdamState.begin(clipartt.tower.start), loss, 1, Adam(1e-3)).first / 0.1
-    live = double_clip()
-    norms = open_norms(live.visual)
-    gradient = flat(list(torch.autograd.grad(live_step(live, tiny_prompts, images), norms)))
-    torch.testing.assert_close(moment, gradient)
+    torch.testing.assert_close(prediction, expected.detach().float())
 
 
 def test_texts_name_the_likeliest_classes_in_order(tiny_clip: CLIP) -> None:

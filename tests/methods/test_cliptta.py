@@ -47,21 +47,21 @@ def test_a_stream_equals_a_training_loop(tiny_prompts: ClassPrompts, tiny_images
         return literal_loss(v, text, live.scale) + 0.7 * (mean * (mean + 1e-6).log()).sum()
 
     for images in tiny_images.split([5, 5]):
-        answer = cliptta.predict(Batch(images)).logits
+        prediction = cliptta.predict(Batch(images)).logits
         with torch.no_grad():
             cosines = unit_rows(live.encode_image(images)) @ text.T
         for image, p in zip(images, cosines.softmax(dim=-1), strict=True):
             best, label = float(p.max()), int(p.argmax())
             if best > remembered.get(label, (0.0, image))[0]:
                 remembered[label] = (best, image)
-        kept = torch.stack([image for _, image in remembered.values()])
+        selected = torch.stack([image for _, image in remembered.values()])
         for _ in range(3):  # at most one image per class: all of them are drawn
             optimiser.zero_grad()
-            (whole_loss(images) + whole_loss(kept)).backward()
+            (whole_loss(images) + whole_loss(selected)).backward()
             optimiser.step()
         with torch.no_grad():
             logits = live.scale * unit_rows(live.encode_image(images)) @ text.T
-        torch.testing.assert_close(answer, logits.float())
+        torch.testing.assert_close(prediction, logits.float())
     torch.testing.assert_close(cliptta.memory["norms.values"], flat(norms))
     for label, (_, image) in remembered.items():
         torch.testing.assert_close(cliptta.memory["images"][label, 0], image)
@@ -80,5 +80,5 @@ def test_every_class_is_drawn_equally_often(
     )
     cliptta.memory["images"][3, 0] = 9.0
     drawn = [sorted(cliptta._recall()[:, 0, 0, 0].tolist()) for _ in range(20)]
-    assert all(len(set(found)) == 3 and found[2] == 9 for found in drawn)
-    assert {value for found in drawn for value in found} == {0.0, 1.0, 2.0, 3.0, 9.0}
+    assert all(len(set(actual)) == 3 and actual[2] == 9 for actual in drawn)
+    assert {value for actual in drawn for value in actual} == {0.0, 1.0, 2.0, 3.0, 9.0}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,16 +11,13 @@ from cliquetta.methods.cocoop import CoCoOpConfig, cocoop_logits, initial_parame
 from cliquetta.methods.coop import prompt_tokens
 from cliquetta.methods.fit import fit_method
 from cliquetta.methods.registry import create_method
-from cliquetta.methods.state import load_method
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.literal_features import cross_entropy, text_feature
-from tests._helpers.separable import TWO, WHOLE, accuracy, make_examples, make_images
+from tests._helpers.separable import WHOLE, make_examples, make_images
 from tests._helpers.tiny import build_tiny_clip
-from tests._helpers.tolerance import ADAPTED, DOUBLE, FEATURE, LOGIT, STEP
-
-FAST = CoCoOpConfig(epochs=8, batch_size=8, lr=0.05, hidden_dim=8, crop_scale=(0.6, 1.0))
+from tests._helpers.tolerance import DOUBLE, FEATURE, LOGIT, STEP
 
 
 def literal_logits(
@@ -81,7 +77,7 @@ def test_the_first_step_of_a_fit_is_sgd(tiny_clip: CLIP, tiny_prompts: ClassProm
 def test_few_rows_at_a_time_change_nothing(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> None:
     fitted = initial_parameters(tiny_clip, CoCoOpConfig(), torch.Generator().manual_seed(0))
     images = Batch(make_images(2, seed=0)[0])
-    answers = [
+    predictions = [
         create_method(
             "cocoop", tiny_clip, tiny_prompts, CoCoOpConfig(text_chunk=rows), fitted=fitted
         )
@@ -89,19 +85,5 @@ def test_few_rows_at_a_time_change_nothing(tiny_clip: CLIP, tiny_prompts: ClassP
         .logits
         for rows in (1, 12, 2048)
     ]
-    for answer in answers[:2]:
-        torch.testing.assert_close(answer, answers[2], atol=LOGIT, rtol=LOGIT)
-
-
-def test_fitting_beats_zero_shot_and_other_names_follow(tiny_clip: CLIP, tmp_path: Path) -> None:
-    adapter = fit_method("cocoop", tiny_clip, TWO, make_examples(), FAST)
-    path = tmp_path / "cocoop.safetensors"
-    adapter.save(path)
-    plain = create_method("zero_shot", tiny_clip, TWO)
-    assert accuracy(load_method(path, tiny_clip, TWO)) > accuracy(plain) + 0.25
-    other = ClassPrompts(("deer", "frog"))
-    images = make_images(2, seed=0)[0]
-    features = tiny_clip.encode_image(images, normalize=True)
-    expected = literal_logits(tiny_clip, other, dict(adapter.fitted), features)
-    logits = load_method(path, tiny_clip, other).predict(Batch(images)).logits
-    torch.testing.assert_close(logits, expected, atol=ADAPTED, rtol=LOGIT)
+    for prediction in predictions[:2]:
+        torch.testing.assert_close(prediction, predictions[2], atol=LOGIT, rtol=LOGIT)

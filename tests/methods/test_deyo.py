@@ -21,8 +21,8 @@ LIVELY = DeYOConfig(entropy_threshold=0.75, plpd_threshold=0.0, lr=0.1)
 def literal_shuffle(image: Tensor, order: Tensor, grid: int) -> Tensor:
     size = image.shape[-1] // grid
     shuffled = torch.zeros_like(image)
-    for place, source in enumerate(order.tolist()):
-        (y, x), (v, u) = divmod(place, grid), divmod(source, grid)
+    for index, source in enumerate(order.tolist()):
+        (y, x), (v, u) = divmod(index, grid), divmod(source, grid)
         cell = image[:, v * size : (v + 1) * size, u * size : (u + 1) * size]
         shuffled[:, y * size : (y + 1) * size, x * size : (x + 1) * size] = cell
     return shuffled
@@ -31,7 +31,7 @@ def literal_shuffle(image: Tensor, order: Tensor, grid: int) -> Tensor:
 def literal_losses(live: CLIP, text: Tensor, images: Tensor, order: Tensor) -> list[Tensor]:
     """Weighted entropies of the images that pass both filters."""
     chance = math.log(len(text))
-    found = []
+    actual = []
     for image in images:
         p = (live.scale * unit_rows(live.encode_image(image[None])) @ text.T).softmax(dim=-1)[0]
         h = -(p * p.log()).sum()
@@ -41,8 +41,8 @@ def literal_losses(live: CLIP, text: Tensor, images: Tensor, order: Tensor) -> l
             drop = (p.max() - q[p.argmax()]).detach()
             if drop > LIVELY.plpd_threshold:
                 weight = (0.4 * chance - h.detach()).exp() + drop.exp()
-                found.append(h * weight)
-    return found
+                actual.append(h * weight)
+    return actual
 
 
 def test_a_stream_equals_a_training_loop(tiny_prompts: ClassPrompts, tiny_images: Tensor) -> None:
@@ -55,12 +55,12 @@ def test_a_stream_equals_a_training_loop(tiny_prompts: ClassPrompts, tiny_images
     generator = torch.Generator().manual_seed(3)
     taught = 0
     for images in tiny_images.split([4, 3, 3]):
-        answer = deyo.predict(Batch(images))
+        prediction = deyo.predict(Batch(images))
         losses = literal_losses(
             live, text, images.double(), torch.randperm(16, generator=generator)
         )
         taught += len(losses)
-        assert int(answer.evidence["teaching"].sum()) == len(losses)
+        assert int(prediction.evidence["teaching"].sum()) == len(losses)
         if losses:
             optimiser.param_groups[0]["lr"] = LIVELY.lr * len(images) / 64
             optimiser.zero_grad()

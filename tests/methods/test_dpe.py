@@ -27,14 +27,14 @@ def literal_dpe(stream: Tensor, text: Tensor, scale: float, config: DPEConfig) -
     N = len(text)
     base, averaged = text.clone(), 0
     cache: dict[int, list[tuple[float, Tensor]]] = {}
-    answers = []
+    predictions = []
     for views in stream:
         t0 = rows(base)
         p = (scale * views @ t0.T).softmax(dim=-1)
         order = (-(p * p.log()).sum(dim=-1)).argsort()
-        kept = views[order[: max(1, int(config.selection_fraction * len(views)))]]
-        feature, mean = kept.mean(dim=0), (scale * kept @ t0.T).softmax(dim=-1).mean(dim=0)
-        label = int((scale * kept @ t0.T).mean(dim=0).argmax())
+        selected = views[order[: max(1, int(config.selection_fraction * len(views)))]]
+        feature, mean = selected.mean(dim=0), (scale * selected @ t0.T).softmax(dim=-1).mean(dim=0)
+        label = int((scale * selected @ t0.T).mean(dim=0).argmax())
         entries = cache.setdefault(label, [])
         entries.append((float(-(mean * mean.log()).sum()), feature))
         entries.sort(key=lambda entry: entry[0])
@@ -47,10 +47,10 @@ def literal_dpe(stream: Tensor, text: Tensor, scale: float, config: DPEConfig) -
         dv = torch.zeros_like(prototypes, requires_grad=True)
 
         def logits(f: Tensor, t: Tensor, v: Tensor, classes: list[int] = classes) -> Tensor:
-            found = [scale * f @ t[k] for k in range(N)]
+            actual = [scale * f @ t[k] for k in range(N)]
             for j, c in enumerate(classes):
-                found[c] = found[c] + config.alpha * (-config.beta * (1 - f @ v[j])).exp()
-            return torch.stack(found)
+                actual[c] = actual[c] + config.alpha * (-config.beta * (1 - f @ v[j])).exp()
+            return torch.stack(actual)
 
         t, v = rows(base + dt), rows(prototypes + dv)
         q = logits(feature, t, v).softmax(dim=-1)
@@ -66,16 +66,16 @@ def literal_dpe(stream: Tensor, text: Tensor, scale: float, config: DPEConfig) -
             if config.scored == "confident":
                 p = (scale * views @ t.T).softmax(dim=-1)
                 order = (-(p * p.log()).sum(dim=-1)).argsort()
-                scored = views[order[: len(kept)]].mean(dim=0)
-            answer = logits(scored, t, v)
-            q = answer.softmax(dim=-1)
+                scored = views[order[: len(selected)]].mean(dim=0)
+            prediction = logits(scored, t, v)
+            q = prediction.softmax(dim=-1)
             if float(-(q * q.clamp_min(1e-300).log()).sum()) / math.log2(N) < (
                 config.update_threshold
             ):
                 averaged += 1
                 base = base * (averaged / (averaged + 1)) + t / (averaged + 1)
-        answers.append(answer)
-    return torch.stack(answers)
+        predictions.append(prediction)
+    return torch.stack(predictions)
 
 
 @pytest.mark.parametrize("config", [DPEConfig(), LIVELY, replace(LIVELY, scored="confident")])

@@ -9,7 +9,7 @@ from cliquetta.methods.mint import Mint, MintConfig, between_class_variance
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
-from tests._helpers.live_layernorms import double_clip, flat, open_norms, unit_rows
+from tests._helpers.live_layernorms import double_clip, flat, load_norms, open_norms, unit_rows
 from tests._helpers.tolerance import SUM
 
 
@@ -54,10 +54,7 @@ def test_a_stream_equals_loops(tiny_prompts: ClassPrompts, tiny_images: Tensor) 
         step.grad = torch.stack(gradients).mean(dim=0)
         torch.optim.Adam([step], lr=config.lr).step()
         with torch.no_grad():
-            at = 0
-            for p in norms:
-                p.copy_(step[at : at + p.numel()].view_as(p))
-                at += p.numel()
+            load_norms(norms, step)
             z = unit_rows(live.encode_image(images))
             for feature in z:
                 stepped[int((text @ feature).argmax())].append(feature)

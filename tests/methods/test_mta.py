@@ -13,7 +13,6 @@ from cliquetta.methods.mta import MTA, MTAConfig, find_mode
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
-from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
 from tests._helpers.tolerance import ADAPTED, FEATURE
 
 Array = npt.NDArray[np.float64]
@@ -112,12 +111,3 @@ def test_views_of_something_else_are_weighed_down() -> None:
     assert average @ other > 0.25  # what averaging would give away
     assert mode[0] @ other < 0.1
     assert mode[0] @ one > 0.95
-
-
-def test_it_needs_no_text_tower(tiny_images: Tensor) -> None:
-    model = build_tiny_clip()
-    model.text = None
-    text = torch.randn(5, 24, generator=torch.Generator().manual_seed(0))
-    adapter = MTA(model, ClassPrompts(TINY_NAMES, features=text), MTAConfig(views=8))
-    batch = attach_views(Batch(tiny_images, tuple("abcdefghij")), adapter.config.spec, seed=0)
-    assert adapter.predict(batch).logits.shape == (10, 5)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from cliquetta.methods.building import feature_level
 from cliquetta.methods.onzeta import OnZeta, OnZetaConfig, vision_labels
 from cliquetta.model.clip import CLIP
-from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.clusters import make_clusters
 from tests._helpers.literal_numpy import Array, on_features, softmax, unit
 from tests._helpers.tolerance import LOGIT
@@ -22,17 +17,17 @@ def numpy_onzeta(stream: Array, text: Array, scale: float, config: OnZetaConfig)
     """Answers, one image after the other."""
     N = len(text)
     tau_v = config.vision_temperature / scale
-    w, rho, answers = text.copy(), np.zeros(N), []
+    w, rho, predictions = text.copy(), np.zeros(N), []
     for t, f in enumerate(stream, start=1):
         q = softmax(scale * text @ f) * np.exp(rho)
         q /= q.sum()
         rho = np.maximum(0, rho - config.dual_lr / np.sqrt(t) * (q - config.balance / N))
         r = softmax(w @ f / tau_v)
         beta = config.vision_weight * np.sqrt(min(t, config.horizon) / config.horizon)
-        answers.append(beta * r + (1 - beta) * q)
+        predictions.append(beta * r + (1 - beta) * q)
         for k in range(N):
             w[k] = unit(w[k] - config.proxy_lr / np.sqrt(t) / tau_v * (r[k] - q[k]) * f)
-    return np.stack(answers)
+    return np.stack(predictions)
 
 
 @pytest.mark.parametrize(
@@ -50,44 +45,16 @@ def test_a_stream_equals_numpy(tiny_clip: CLIP, config: OnZetaConfig) -> None:
     assert np.abs(plain.numpy() - expected).max() > 0.1
 
 
-@pytest.mark.parametrize("name", ["onzeta", "bca"])
-def test_groups_change_nothing(name: str, tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
-    features, _, text = make_clusters(40)
-    whole = on_features(tiny_clip, name, text).predict_features(features).logits
-    monkeypatch.setattr(feature_level, "GROUP", 7)
-    parts = on_features(tiny_clip, name, text).predict_features(features).logits
-    torch.testing.assert_close(parts, whole, atol=LOGIT, rtol=LOGIT)
-
-
 def test_rows_of_zeros_are_no_images(tiny_clip: CLIP) -> None:
     features, _, text = make_clusters(20)
     plain, padded = (on_features(tiny_clip, "onzeta", text) for _ in range(2))
     assert isinstance(plain, OnZeta) and isinstance(padded, OnZeta)
     for part in features.split(10):
         (expected,) = plain._learn(part)
-        (found,) = padded._learn(torch.cat([part, torch.zeros(6, part.shape[1])]))
-        torch.testing.assert_close(found[:10], expected)
+        (actual,) = padded._learn(torch.cat([part, torch.zeros(6, part.shape[1])]))
+        torch.testing.assert_close(actual[:10], expected)
         for name, value in plain.state_dict().items():
             torch.testing.assert_close(padded.memory[name], value)
-
-
-def test_recordings_of_two_steps_are_told_apart(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    adapter, called = OnZeta(tiny_clip, tiny_prompts, OnZetaConfig()), []
-
-    def note(function: Any, *inputs: Tensor) -> Any:
-        called.append(function.__name__)
-        return function(*inputs)
-
-    def other(features: Tensor) -> tuple[Tensor]:
-        return (features,)
-
-    monkeypatch.setattr(adapter, "_replayed", note)
-    features = torch.zeros(2, tiny_clip.embed_dim)
-    adapter.predict_group(features)
-    adapter.replay(other, features)
-    assert called == ["_learn", "other"]
 
 
 def test_proxies_step_down_the_cross_entropy() -> None:

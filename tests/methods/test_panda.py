@@ -17,11 +17,11 @@ from tests._helpers.live_layernorms import double_clip, flat, literal_entropy, o
 
 def cells(image: Tensor, size: int) -> list[bytes]:
     """Every patch of an image, as bytes."""
-    places = range(0, image.shape[-1], size)
+    indices = range(0, image.shape[-1], size)
     return [
         image[:, y : y + size, x : x + size].contiguous().numpy().tobytes()
-        for y in places
-        for x in places
+        for y in indices
+        for x in indices
     ]
 
 
@@ -47,12 +47,12 @@ def test_zero_shot_equals_features_corrected_by_hand(
 ) -> None:
     config = PandaConfig(method="zero_shot", offset=0.6, images_per_negative=4)
     panda = Panda(tiny_clip, tiny_prompts, config)
-    answer = panda.predict(Batch(tiny_images)).logits
+    prediction = panda.predict(Batch(tiny_images)).logits
     negatives = make_negatives(tiny_images, 3, 8, torch.Generator().manual_seed(0))
     common = unit_rows(tiny_clip.encode_image(negatives)).mean(dim=0)
     corrected = unit_rows(tiny_clip.encode_image(tiny_images)) - 0.6 * common
     expected = tiny_clip.scale * corrected @ tiny_clip.classifier(tiny_prompts).T
-    torch.testing.assert_close(answer, expected)
+    torch.testing.assert_close(prediction, expected)
 
 
 def test_tent_learns_through_the_correction(
@@ -66,7 +66,7 @@ def test_tent_learns_through_the_correction(
     optimiser = torch.optim.Adam(norms, lr=2e-3)
     generator = torch.Generator().manual_seed(0)
     for images in tiny_images.split([6, 4]):
-        answer = panda.predict(Batch(images)).logits
+        prediction = panda.predict(Batch(images)).logits
 
         def logits(images: Tensor = images) -> Tensor:
             negatives = make_negatives(images, 1, 8, generator)
@@ -76,7 +76,7 @@ def test_tent_learns_through_the_correction(
         optimiser.zero_grad()
         literal_entropy(logits()).backward()
         optimiser.step()
-        torch.testing.assert_close(answer, logits().detach().float())  # after the step
+        torch.testing.assert_close(prediction, logits().detach().float())  # after the step
     torch.testing.assert_close(panda.memory["norms.values"], flat(norms))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from cliquetta.methods.ramen import Ramen, RamenConfig
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
-from tests._helpers.live_layernorms import double_clip, flat, open_norms, unit_rows
+from tests._helpers.live_layernorms import double_clip, flat, load_norms, open_norms, unit_rows
 
 
 def literal_ramen(
@@ -23,13 +23,7 @@ def literal_ramen(
     norms = open_norms(live.visual)
     start = flat(norms)
     memory: list[tuple[int, Tensor, Tensor, float]] = []
-    answers = []
-
-    def put(values: Tensor) -> None:
-        at = 0
-        for norm in norms:
-            norm.data.copy_(values[at : at + norm.numel()].view_as(norm))
-            at += norm.numel()
+    predictions = []
 
     for images in batches:
         for image in images:
@@ -44,12 +38,12 @@ def literal_ramen(
                 entries = [(float((e[1] - z).norm()), *e[2:]) for e in memory if e[0] == c]
                 for distance, g, h in sorted(entries, key=lambda e: e[0])[: config.neighbours]:
                     step += g * math.exp(-h - config.distance_weight * distance)
-            put(start - config.lr * step.sign())
+            load_norms(norms, start - config.lr * step.sign())
             with torch.no_grad():
-                answers.append(live.scale * text @ unit_rows(live.encode_image(image[None]))[0])
-            put(start)
+                predictions.append(live.scale * text @ unit_rows(live.encode_image(image[None]))[0])
+            load_norms(norms, start)
         del memory[: -config.capacity]
-    return torch.stack(answers).float()
+    return torch.stack(predictions).float()
 
 
 @pytest.mark.parametrize(

@@ -79,9 +79,9 @@ def test_a_plug_in_is_a_method_like_ours(
     assert "made_up" in [entry.name for entry in method_entries()]
     assert get_method("made_up").summary == "Zero-shot with another scale"
     config = method_config("made_up", options={"factor": "3"})
-    found = create_method("made_up", tiny_clip, tiny_prompts, config).predict(tiny_images)
+    actual = create_method("made_up", tiny_clip, tiny_prompts, config).predict(tiny_images)
     plain = create_method("zero_shot", tiny_clip, tiny_prompts).predict(tiny_images)
-    assert found.logits.allclose(3 * plain.logits, atol=LOGIT)
+    assert actual.logits.allclose(3 * plain.logits, atol=LOGIT)
 
 
 def test_one_file_enters_a_method_everywhere(install: Path) -> None:

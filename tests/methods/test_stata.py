@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from cliquetta.methods.stata import StatAConfig, anchored_update, transduce, with_squares
-from cliquetta.model.clip import CLIP
-from tests._helpers.clusters import gains_over_text, make_clusters
-from tests._helpers.literal_numpy import Array, neighbour_graph, on_features, softmax, unit
+from tests._helpers.clusters import make_clusters
+from tests._helpers.literal_numpy import Array, neighbour_graph, softmax, unit
 from tests._helpers.tolerance import STEP
 
 
@@ -66,10 +65,3 @@ def test_a_class_without_images_keeps_the_statistics_of_its_text() -> None:
     torch.testing.assert_close(means[1:], text[1:])
     torch.testing.assert_close(variances[1:], anchor.expand(4, -1))
     assert not torch.allclose(variances[0], anchor, atol=1e-3)
-
-
-def test_it_beats_zero_shot_where_classes_are_beside_their_texts(tiny_clip: CLIP) -> None:
-    gains = gains_over_text(
-        lambda f, text: on_features(tiny_clip, "stata", text).predict_features(f).logits
-    )
-    assert gains.min() > 0

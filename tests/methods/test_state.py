@@ -142,8 +142,8 @@ def test_a_few_shot_fit_belongs_to_the_state(counting: Counting, path: Path) -> 
 def test_files_that_are_no_states_are_refused(counting: Counting, tmp_path: Path) -> None:
     path = tmp_path / "x"
     counting.save(path)
-    whole = path.read_bytes()
-    for data in (b"", b"text", whole[:40], whole[:-3]):
+    full = path.read_bytes()
+    for data in (b"", b"text", full[:40], full[:-3]):
         path.write_bytes(data)
         with pytest.raises(ValueError, match="not a readable state"):
             load_state(counting, path)

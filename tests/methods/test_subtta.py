@@ -92,8 +92,8 @@ def test_a_stream_equals_two_steps_per_batch(
         optimiser.step()
         with torch.no_grad():
             expected = live.scale * unit_rows(live.encode_image(images)) @ text.T
-        answer = subtta.predict(Batch(images)).logits
-        torch.testing.assert_close(answer, expected.float())
+        prediction = subtta.predict(Batch(images)).logits
+        torch.testing.assert_close(prediction, expected.float())
     torch.testing.assert_close(subtta.memory["norms.values"], flat(norms))
 
 
@@ -102,6 +102,6 @@ def test_one_predicted_class_is_not_separated(
 ) -> None:
     """A single image has no covariance either: AdamW's decay alone moves the norms."""
     subtta = SubTTA(double_clip(), tiny_prompts, SubTTAConfig(weight_decay=0.0))
-    answer = subtta.predict(Batch(tiny_images[:1])).logits
+    prediction = subtta.predict(Batch(tiny_images[:1])).logits
     plain = ZeroShot(double_clip(), tiny_prompts, ZeroShotConfig()).predict(Batch(tiny_images[:1]))
-    torch.testing.assert_close(answer, plain.logits.float())
+    torch.testing.assert_close(prediction, plain.logits.float())

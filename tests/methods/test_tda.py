@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from torch import Tensor
@@ -18,15 +17,9 @@ from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
-from tests._helpers.clusters import gains_over_text, make_clusters, make_views
+from tests._helpers.clusters import make_clusters, make_views
+from tests._helpers.literal_numpy import Array, on_features, softmax
 from tests._helpers.tolerance import LOGIT
-
-Array = npt.NDArray[np.float64]
-
-
-def softmax(z: Array) -> Array:
-    e = np.exp(z - z.max(axis=-1, keepdims=True))
-    return e / e.sum(axis=-1, keepdims=True)
 
 
 def take_in(cache: dict[int, list[Any]], label: int, item: tuple[Any, ...], capacity: int) -> None:
@@ -45,7 +38,7 @@ def numpy_tda(
     positive: dict[int, list[Any]] = {}
     negative: dict[int, list[Any]] = {}
     N = len(text)
-    answers = []
+    predictions = []
     for views in stream:
         z = scale * views @ text.T
         p = softmax(z)
@@ -77,13 +70,8 @@ def numpy_tda(
                 out -= weight * ((q > low) & (q < high))
         if read_first:
             insert(f, p, entropy, label, share)
-        answers.append(out)
-    return np.stack(answers), positive, negative
-
-
-def build(model: CLIP, text: Tensor, config: TDAConfig) -> TDA:
-    names = tuple(f"class {i}" for i in range(len(text)))
-    return TDA(model, ClassPrompts(names, features=text), config)
+        predictions.append(out)
+    return np.stack(predictions), positive, negative
 
 
 SHARP = TDAConfig(positive_alpha=1.3, positive_beta=6.0, negative_alpha=0.9, negative_beta=2.0)
@@ -97,20 +85,20 @@ def test_a_stream_equals_numpy_one_by_one(
 ) -> None:
     monkeypatch.setattr(tda_module, "DENSE", dense)
     features, _, text = make_clusters(120)
-    stream = make_views(features, views) if views > 1 else features[:, None]
+    stream = make_views(features, views)
     expected, positive, negative = numpy_tda(
         stream.double().numpy(), text.double().numpy(), tiny_clip.scale, config
     )
-    tda = build(tiny_clip, text, config)
+    tda = on_features(tiny_clip, "tda", text, config)
     parts = [tda.predict_features(part).logits for part in stream.split([50, 1, 30, 39])]
     np.testing.assert_allclose(torch.cat(parts).numpy(), expected, atol=LOGIT)
     assert any(negative.values()), "the negative cache was never asked"
     for name, lists in (("positive", positive), ("negative", negative)):
-        kept = tda.memory[f"{name}.entropy"]
+        selected = tda.memory[f"{name}.entropy"]
         for c in range(len(text)):
             wanted = [entry[1] for entry in lists.get(c, [])]
-            np.testing.assert_allclose(kept[c][: len(wanted)].numpy(), wanted, rtol=LOGIT)
-            assert kept[c][len(wanted) :].isinf().all()
+            np.testing.assert_allclose(selected[c][: len(wanted)].numpy(), wanted, rtol=LOGIT)
+            assert selected[c][len(wanted) :].isinf().all()
 
 
 @pytest.mark.parametrize(
@@ -121,40 +109,19 @@ def test_all_classes_of_a_window_are_kept(window: tuple[float, float]) -> None:
     for sharpness in (0.0, 1.0, 3.0, 30.0):  # from one over all classes to one class
         for N in (2, 4, 5, 33, 60):
             p = (sharpness * logits[:, :N]).softmax(dim=1)
-            kept = classes_within(p, window, most_classes(window[0], N))
+            selected = classes_within(p, window, most_classes(window[0], N))
             inside = (p > window[0]) & (p < window[1])
-            assert [{c - 1 for c in row if c} for row in kept.tolist()] == [
+            assert [{c - 1 for c in row if c} for row in selected.tolist()] == [
                 set(row.nonzero()[:, 0].tolist()) for row in inside
             ]
 
 
 def test_memory_grows_linearly_with_the_classes(tiny_clip: CLIP) -> None:
     def held(classes: int) -> int:
-        tda = build(tiny_clip, torch.eye(classes, 24), TDAConfig())
+        tda = on_features(tiny_clip, "tda", torch.eye(classes, 24))
         return sum(v.numel() * v.element_size() for v in tda.memory.state_dict().values())
 
     assert held(800) == 10 * held(80)
-
-
-def test_one_group_equals_many(tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
-    features, _, text = make_clusters(90)
-    whole = build(tiny_clip, text, SHARP).predict_features(features[:, None]).logits
-    monkeypatch.setattr("cliquetta.methods.tda.GROUP", 7)
-    parts = build(tiny_clip, text, SHARP).predict_features(features[:, None]).logits
-    torch.testing.assert_close(parts, whole)
-
-
-def test_it_beats_zero_shot_where_classes_lie_beside_their_texts(tiny_clip: CLIP) -> None:
-    def gains(config: TDAConfig) -> Tensor:
-        return gains_over_text(
-            lambda f, text: build(tiny_clip, text, config).predict_features(f[:, None]).logits
-        )
-
-    on = gains(TDAConfig())
-    assert on.min() > 0
-    assert on.mean() > 0.03  # 0.06 over twenty seeds
-    off = gains(TDAConfig(positive_alpha=0.0, negative_alpha=0.0))
-    assert torch.equal(off, torch.zeros(5))
 
 
 def test_images_and_features_give_the_same(
@@ -162,10 +129,10 @@ def test_images_and_features_give_the_same(
 ) -> None:
     tda, twin = (TDA(tiny_clip, tiny_prompts, TDAConfig()) for _ in range(2))
     features = tiny_clip.encode_image(tiny_images, normalize=True)
-    answer = tda.predict(Batch(tiny_images)).logits
-    torch.testing.assert_close(answer, twin.predict_features(features[:, None]).logits)
+    prediction = tda.predict(Batch(tiny_images)).logits
+    torch.testing.assert_close(prediction, twin.predict_features(features[:, None]).logits)
     plain = ZeroShot(tiny_clip, tiny_prompts, ZeroShotConfig()).predict(Batch(tiny_images)).logits
-    assert not torch.allclose(answer, plain, atol=0.1)
+    assert not torch.allclose(prediction, plain, atol=0.1)
 
 
 def test_tuned_constants_are_presets_and_the_default_is_imagenets() -> None:

@@ -18,10 +18,10 @@ def test_a_stream_equals_a_training_loop(tiny_prompts: ClassPrompts, tiny_images
     norms = open_norms(live.visual)
     optimiser = torch.optim.Adam(norms, lr=1e-3, betas=(0.9, 0.999))
     for images in tiny_images.split([4, 3, 3]):
-        answer = tent.predict(Batch(images)).logits
+        prediction = tent.predict(Batch(images)).logits
         logits = live.scale * unit_rows(live.encode_image(images)) @ text.T
         optimiser.zero_grad()
         literal_entropy(logits).backward()
         optimiser.step()
-        torch.testing.assert_close(answer, logits.detach().float())
+        torch.testing.assert_close(prediction, logits.detach().float())
     torch.testing.assert_close(tent.memory["norms.values"], flat(norms))

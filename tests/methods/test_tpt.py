@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.data.views import attach_views
-from cliquetta.methods.building.template import LearnableTemplate
 from cliquetta.methods.tpt import TPT, TPTConfig
 from cliquetta.model.clip import CLIP, encode_views
 from cliquetta.prompts.classes import ClassPrompts
@@ -44,9 +41,9 @@ def literal_tpt(
     features = model.encode_image(views, normalize=True)
     p = (model.scale * features @ model.classifier(prompts).T).softmax(dim=-1)
     order = sorted(range(len(views)), key=lambda v: float(-(p[v] * p[v].log()).sum()))
-    kept = features[order[: int(config.selection_fraction * len(views))]]
+    selected = features[order[: int(config.selection_fraction * len(views))]]
     context = model.context("a photo of a").requires_grad_()
-    (gradient,) = torch.autograd.grad(literal_loss(model, prompts, kept, context), context)
+    (gradient,) = torch.autograd.grad(literal_loss(model, prompts, selected, context), context)
     moved = context * (1 - config.lr * config.weight_decay)
     moved = moved - config.lr * gradient / (gradient.abs() + 1e-8)
     total = model.encode_text(prompts.texts(prompts.templates[0]), context=moved, normalize=True)
@@ -96,23 +93,3 @@ def test_text_goes_through_the_tower_twice_per_image(
     monkeypatch.setattr(tower, "encode", spy)
     adapter.predict(batch)
     assert sum(rows) == 2 * len(batch) * len(ONE)  # once to learn, once to score
-
-
-def test_texts_of_like_length_share_a_chunk(tiny_clip: CLIP) -> None:
-    template = LearnableTemplate(tiny_clip, ONE, chunk=4, by="TPT")
-    lengths = template.ids.argmax(dim=-1)[template.order]
-    assert torch.equal(lengths, lengths.sort().values)
-    chunks = list(template._chunks(contexts=2))
-    assert [len(chunk) for chunk in chunks] == [2] * math.ceil(len(ONE) / 2)
-
-
-def test_fixed_text_features_are_refused(tiny_clip: CLIP) -> None:
-    prompts = ClassPrompts(TINY_NAMES, features=torch.ones(5, 24))
-    with pytest.raises(ValueError, match="learns text"):
-        TPT(tiny_clip, prompts, TPTConfig())
-
-
-@pytest.mark.parametrize("template", ["{} texture.", "semi{}."])
-def test_a_template_without_words_of_its_own_is_refused(tiny_clip: CLIP, template: str) -> None:
-    with pytest.raises(ValueError, match="put a template such as"):
-        TPT(tiny_clip, ClassPrompts(TINY_NAMES, (template,)), TPTConfig())

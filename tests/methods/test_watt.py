@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,18 +17,13 @@ from tests._helpers.live_layernorms import (
     double_clip,
     flat,
     literal_transductive_loss,
+    load_norms,
     open_norms,
     unit_rows,
 )
 from tests._helpers.tiny import TINY_NAMES
 
 FEW = ("a photo of a {}", "art of the {}.", "a {} in a video game.")
-
-
-def load(norms: Sequence[Tensor], values: Tensor) -> None:
-    with torch.no_grad():
-        for norm, part in zip(norms, values.split([n.numel() for n in norms]), strict=True):
-            norm.copy_(part.view_as(norm))
 
 
 def live_watt(model: CLIP, images: Tensor, mode: str, rounds: int) -> Tensor:
@@ -41,10 +35,10 @@ def live_watt(model: CLIP, images: Tensor, mode: str, rounds: int) -> Tensor:
     average = start
     for round_ in range(rounds):
         reached = []
-        load(norms, average)
+        load_norms(norms, average)
         for template in FEW:
             if mode == "parallel":
-                load(norms, average)
+                load_norms(norms, average)
                 if round_ == 0:
                     optimiser = torch.optim.Adam(norms, lr=1e-3)
                     optimiser.load_state_dict(fresh)
@@ -76,9 +70,9 @@ def test_the_mean_of_its_own_templates_answers(
     watt = WATT(tiny_clip, tiny_prompts, WATTConfig(rounds=1))
     own = ClassPrompts(tiny_prompts.names, TEMPLATES)
     torch.testing.assert_close(watt.classifier, tiny_clip.classifier(own))
-    answer = watt.predict(Batch(tiny_images)).logits
+    prediction = watt.predict(Batch(tiny_images)).logits
     plain = ZeroShot(tiny_clip, own, ZeroShotConfig()).predict(Batch(tiny_images)).logits
-    assert not torch.allclose(answer, plain, atol=1e-2)  # switched off it would be this
+    assert not torch.allclose(prediction, plain, atol=1e-2)  # switched off it would be this
 
 
 def test_fixed_text_is_refused(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> None:

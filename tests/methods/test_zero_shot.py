@@ -50,5 +50,5 @@ def test_given_text_features_take_the_place_of_the_tower(
     features = 3 * tiny_clip.classifier(tiny_prompts)
     fixed = ClassPrompts(TINY_NAMES, features=features)
     expected = create_method("zero_shot", tiny_clip, tiny_prompts).predict(Batch(tiny_images))
-    found = create_method("zero_shot", tiny_clip, fixed).predict(Batch(tiny_images))
-    torch.testing.assert_close(found.logits, expected.logits)
+    actual = create_method("zero_shot", tiny_clip, fixed).predict(Batch(tiny_images))
+    torch.testing.assert_close(actual.logits, expected.logits)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cliquetta.model import vjp
 from cliquetta.model.block import Block, Prefix
-from cliquetta.model.tapes import VisualTape
+from cliquetta.model.vjp import VisualTape
 from tests._helpers import triton_by_hand
 from tests._helpers.scenes import build_model
 from tests._helpers.tolerance import GRADIENT, SUM, rounding

@@ -26,7 +26,7 @@ from cliquetta.model.checkpoints.native import load_model, save_model
 from cliquetta.model.checkpoints.state import CheckpointError
 from cliquetta.model.clip import CAPABILITIES
 from cliquetta.model.factory import create_model
-from cliquetta.model.pretrained_tokenizer import PretrainedTokenizer
+from cliquetta.model.tokenizer import PretrainedTokenizer
 from cliquetta.model.vision import TokenPrompts
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch

@@ -11,8 +11,8 @@ from torch import Tensor
 from cliquetta.model.block import Prefix
 from cliquetta.model.clip import CLIP, initialise
 from cliquetta.model.config import CLIPConfig, TextConfig, VisionConfig
-from cliquetta.model.tapes import TextTape, VisualTape, chunks
 from cliquetta.model.text import with_context
+from cliquetta.model.vjp import TextTape, VisualTape, chunks
 from tests._helpers.tolerance import DOUBLE, SUM
 
 

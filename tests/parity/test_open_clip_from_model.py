@@ -61,9 +61,9 @@ def test_known_towers_become_ours(name: str) -> None:
     assert not ours.is_wrapped and isinstance(ours.tokenizer, Tokenizer)
     assert ours.preprocess == from_model(theirs).preprocess
     wanted = original_logits(theirs, preprocess, tokenizer, pictures())
-    found = create_method("zero_shot", ours, PROMPTS).predict(pictures()).logits
+    actual = create_method("zero_shot", ours, PROMPTS).predict(pictures()).logits
     assert wanted.std() > 1e-3
-    torch.testing.assert_close(found, wanted, atol=LOGIT, rtol=FEATURE)
+    torch.testing.assert_close(actual, wanted, atol=LOGIT, rtol=FEATURE)
     key = "visual.patch.weight" if name.startswith("ViT") else "visual.conv1.weight"
     assert ours.state_dict()[key].data_ptr() == theirs.visual.conv1.weight.data_ptr()
 
@@ -102,8 +102,8 @@ def test_siglip_becomes_ours(tmp_path: Path) -> None:
         nn.functional.normalize(x) for x in (theirs.encode_image(pixels), theirs.encode_text(texts))
     )
     wanted = theirs.logit_scale.exp() * a @ b.T + theirs.logit_bias
-    found = create_method("zero_shot", ours, PROMPTS).predict(Batch(pixels)).logits
-    torch.testing.assert_close(found, wanted, atol=LOGIT, rtol=FEATURE)
+    actual = create_method("zero_shot", ours, PROMPTS).predict(Batch(pixels)).logits
+    torch.testing.assert_close(actual, wanted, atol=LOGIT, rtol=FEATURE)
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ def test_other_towers_are_wrapped(name: str) -> None:
     ours = from_model(theirs, preprocess=preprocess, tokenizer=tokenizer)
     assert ours.is_wrapped and "text" in ours.capabilities
     wanted = original_logits(theirs, preprocess, tokenizer, pictures(2))
-    found = create_method("zero_shot", ours, PROMPTS).predict(pictures(2)).logits
-    torch.testing.assert_close(found, wanted, atol=LOGIT, rtol=FEATURE)
+    actual = create_method("zero_shot", ours, PROMPTS).predict(pictures(2)).logits
+    torch.testing.assert_close(actual, wanted, atol=LOGIT, rtol=FEATURE)
     if "norm" in ours.capabilities:
         adapter = create_method("tent", ours, PROMPTS)
         first, second = (adapter.predict(pictures(2)).logits for _ in range(2))

@@ -134,8 +134,8 @@ class LiteralDomainNorm:
     def features(self, theta: Tensor, hidden: Tensor) -> Tensor:
         parts = torch.split(theta, [shape.numel() for shape in self.shapes])
         norms = {n: x.view(s) for n, x, s in zip(self.names, parts, self.shapes, strict=True)}
-        found: Tensor = functional_call(Late(self.tower, self.start), _inside(norms), (hidden,))
-        return found / found.norm(dim=1, keepdim=True)
+        actual: Tensor = functional_call(Late(self.tower, self.start), _inside(norms), (hidden,))
+        return actual / actual.norm(dim=1, keepdim=True)
 
     def encode(self, images: Tensor) -> list[Image]:
         with torch.no_grad():
@@ -143,12 +143,12 @@ class LiteralDomainNorm:
             hidden = self.tower.run(early, 1, self.start)
             plain = self.model.encode_image(images, normalize=True).numpy()
         patches = early[:, self.tower.config.class_tokens :].float().double().numpy()
-        found = []
+        actual = []
         for i in range(len(images)):
             s = np.concatenate([patches[i].mean(axis=0), patches[i].std(axis=0, ddof=1)])  # Eq. 2
             z = softmax(self.tau * self.T @ plain[i])  # Eq. 1
-            found.append(Image(i, hidden[i], s, plain[i], z))
-        return arranged(found)
+            actual.append(Image(i, hidden[i], s, plain[i], z))
+        return arranged(actual)
 
     # --- Algorithm 1 --------------------------------------------------------------------------
 
@@ -314,14 +314,14 @@ class LiteralDomainNorm:
     def skewness(self, domain: Domain) -> float:
         weights = np.array([weight for weight, _ in domain.hub_logits])
         logits = np.stack([x for _, x in domain.hub_logits])
-        found = []
+        actual = []
         for n in range(self.N):
             if n != domain.hub:
                 mean = np.average(logits[:, n], weights=weights)
                 variance = np.average((logits[:, n] - mean) ** 2, weights=weights)
                 third = np.average((logits[:, n] - mean) ** 3, weights=weights)
-                found.append(third / max(variance, 1e-6) ** 1.5)
-        return float(np.mean(found))
+                actual.append(third / max(variance, 1e-6) ** 1.5)
+        return float(np.mean(actual))
 
     def collapsed(self, domain: Domain) -> bool:  # Eq. 21
         p, z = domain.argmax_p, domain.argmax_z
@@ -345,18 +345,18 @@ class LiteralDomainNorm:
             self.window.extend((number, image) for image in stretch)
             domain.images += len(stretch)
             domain.due += len(stretch)
-            found = None
+            actual = None
             interval = self.interval(domain)
             if domain.due >= interval:
                 domain.due -= interval
-                found = self.descend(
+                actual = self.descend(
                     domain, [x for k, x in self.window if k == number], pi, m, beta, size
                 )
             for image in stretch:
-                if found is None or young:
+                if actual is None or young:
                     waiting.append(image)
                 else:
-                    image.adapted = found[id(image)]
+                    image.adapted = actual[id(image)]
         if domain.steps == 0:
             for image in part:
                 image.adapted, image.p = image.f, image.z
@@ -418,8 +418,8 @@ class Late(torch.nn.Module):
         self.tower, self.start = tower, start
 
     def forward(self, hidden: Tensor) -> Tensor:
-        found: Tensor = self.tower.pool(self.tower.run(hidden, self.start))
-        return found
+        actual: Tensor = self.tower.pool(self.tower.run(hidden, self.start))
+        return actual
 
 
 def _inside(norms: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -433,4 +433,4 @@ def key_of(images: list[Image]) -> Key:
 def arranged(images: list[Image]) -> list[Image]:  # Eq. 3
     ranked = sorted(images, key=lambda image: image.z.max())
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    return [ranked[place] for place in order.tolist()]
+    return [ranked[position] for position in order.tolist()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -61,8 +61,7 @@ class ReferenceSettings:
     best_class_only: bool = False
 
 
-@dataclass
-class Losses:
+class Losses(NamedTuple):
     """Eq. 9, Eq. 10 and their weighted sum, Eq. 14, of one clique."""
 
     entropy: Tensor
@@ -70,9 +69,8 @@ class Losses:
     total: Tensor
 
 
-@dataclass
-class Learned:
-    """What one clique taught; ``None`` for a modality that is not learned."""
+class Learned(NamedTuple):
+    """The prompts of one clique, ``None`` for a modality that is not learned, and its losses."""
 
     visual: Tensor | None
     text: Tensor | None
@@ -158,17 +156,17 @@ def mine(
     for i in sorted({c for classes in top for c in classes}):
         S = [j for j in range(len(top)) if i in top[j]]  # Eq. 1
         M = features[S] @ features[S].T  # Eq. 2
-        found: list[frozenset[int]] = [frozenset(S)] if whole_sets else []
+        actual: list[frozenset[int]] = [frozenset(S)] if whole_sets else []
         for row in M:
             C = frozenset(j for j, similarity in zip(S, row, strict=True) if similarity > threshold)
             if len(C) <= 1:
                 continue
             if whole_sets and frozenset(S) == C:
                 continue
-            if not repeats and C in found:
+            if not repeats and C in actual:
                 continue
-            found.append(C)
-        cliques += [(i, C) for C in found]
+            actual.append(C)
+        cliques += [(i, C) for C in actual]
     return cliques
 
 
@@ -262,13 +260,13 @@ def retention_graph(keys: Tensor, s: ReferenceSettings) -> Tensor:
         for m in range(n):
             if k != m:
                 W[k, m] = torch.exp(-((keys[k] - keys[m]) ** 2).sum() / (2 * s.bandwidth**2))
-    kept = torch.zeros_like(W)
+    selected = torch.zeros_like(W)
     for k in range(n):
         candidates = [m for m in range(n) if m != k]
         nearest = sorted(candidates, key=lambda m: (-W[k, m].item(), m))[: s.neighbours]
         for m in nearest:
-            kept[k, m] = W[k, m]
-    return torch.maximum(kept, kept.T)
+            selected[k, m] = W[k, m]
+    return torch.maximum(selected, selected.T)
 
 
 def propagate(keys: Tensor, s: ReferenceSettings) -> Tensor:

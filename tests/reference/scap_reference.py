@@ -1,30 +1,15 @@
 """SCAP, literally: the oracle that the engine is compared with.
 
 One clique at a time, whole forward passes, plain autograd, ``torch.optim.Adam``; Python loops,
-lists and sets. Written from the paper's equations and their reading in the specification; nothing
-is shared, batched or rearranged. Everything runs in the model's dtype when that is float64, in
-float32 otherwise.
+lists and sets, in float64 if the model is. Readings where the paper is silent:
 
-Readings, where the paper is silent:
-
-* Order. Classes ascend, rows of a set are in batch order, a clique keeps its first place. All
-  ties (top-k, neighbours, closest pair, match, confidence) go to the lower index.
-* ``whole_sets`` puts the whole set S_i, even of one image, in front of its rows; a row that gives
-  the whole set again is not added again, even with ``repeated_cliques``.
-* Text. The learnable template is the first; its context stands right behind the start token. The
-  feature is unit((1 - rho) u_learn + rho u_fix). A learner without context (``start_context`` is
-  ``None`` or has no tokens) learns no text. Text for which no prompt was learned is the plain
-  classifier, so that a run without prompts is zero-shot CLIP, also with several templates.
-* ``modalities="text"`` never prompts an image, neither in the loss nor at inference, and retains
-  no visual prompt.
-* An image without any prompt is scored by its plain feature, also with ``prompted_mining``.
-* ``retention=False`` drops the visual cache only: "the text retention prompts are always used"
-  (footnote of the component ablation).
-* Text composition (Eq. 18) with alpha_r = 1, as printed: the running mean alone.
-* Mean combinations. ``clique_combination="mean"`` turns the G prompts of an image's cliques into
-  one. ``retained_combination="mean"`` averages each prompt that is left with the retained one,
-  half and half, and adds none; without clique prompts the retained one stands alone.
-* ``raw_keys``: propagated keys only choose the pair; raw keys are averaged and kept.
+* Classes ascend, rows of a set are in batch order, all ties go to the lower index.
+* ``whole_sets`` puts the set S_i, even of one image, in front of its rows, and only once.
+* A learned context stands in the first template. Text for which none was learned is the plain
+  classifier; images without any prompt have their plain feature.
+* ``modalities="text"`` never prompts an image and retains no visual prompt; ``retention=False``
+  drops the visual cache only. Eq. 18 has alpha_r = 1: the running mean alone.
+* ``retained_combination="mean"`` averages each clique prompt with the retained one, half and half.
 """
 
 from __future__ import annotations
@@ -55,30 +40,22 @@ from tests.reference.scap_equations import (
     working_dtype,
 )
 
-__all__ = ["ReferenceResult", "ReferenceSCAP", "ReferenceSettings"]
-
 
 @dataclass
 class ReferenceResult:
     """Everything that one batch produced. Lists are parallel to ``cliques`` (mining order)."""
 
-    logits: Tensor
-    """(b, N); softmax of them is ``probabilities``."""
     top: list[list[int]]
-    """The top-k classes of every image, best first."""
     cliques: list[Clique]
-    visual: list[Tensor | None]
-    """Learned visual prompts (P, 2, D)."""
-    text: list[Tensor | None]
-    """Learned text contexts (M, Dt)."""
+    visual: list[Tensor | None]  # (P, 2, D)
+    text: list[Tensor | None]  # (M, Dt)
     keys: list[Tensor]
     losses_before: list[float]
     losses_after: list[float]
-    retained: dict[int, list[Entry]]
-    """The cache after the batch: classes that hold something, pairs in order."""
-    text_mean: Tensor | None
-    """The text retention prompt after the batch; ``None`` before there is one."""
-    tau: int
+    logits: Tensor = field(default_factory=lambda: torch.empty(0))  # (b, N)
+    retained: dict[int, list[Entry]] = field(default_factory=dict)  # after the batch
+    text_mean: Tensor | None = None
+    tau: int = 0
     used: dict[tuple[int, int], tuple[tuple[int, ...], int | None]] = field(default_factory=dict)
     """(image, class) -> indices into ``cliques`` and the index matched in R_i at inference."""
 
@@ -103,15 +80,6 @@ class ReferenceSCAP:
         has_context = start_context is not None and len(start_context) > 0
         self.learns_visual = settings.modalities in ("both", "image")
         self.learns_text = settings.modalities in ("both", "text") and has_context
-        if settings.modalities == "text" and not has_context:
-            raise ValueError("nothing to learn: text only, and no context")
-        if prompts.features is not None and start_context is not None:
-            raise ValueError("fixed text features take no context")
-        if start_prefix is None:
-            if self.learns_visual or settings.prompted_mining:
-                raise ValueError("these settings need a start prefix")
-        elif start_prefix.shape[:2] != (settings.prompt_length, 2):
-            raise ValueError(f"start prefix is (P, 2, D), got {tuple(start_prefix.shape)}")
         self.model, self.prompts, self.settings = model, prompts, settings
         self.P0_I = None if start_prefix is None else start_prefix.detach().to(dtype)
         self.P0_T = None if start_context is None else start_context.detach().to(dtype)
@@ -153,17 +121,13 @@ class ReferenceSCAP:
             for _, members in cliques
         ]
         result = ReferenceResult(
-            logits=torch.empty(0),
-            top=top,
-            cliques=cliques,
-            visual=[x.visual for x in learned],
-            text=[x.text for x in learned],
-            keys=[x.key for x in learned],
-            losses_before=[float(x.before.total) for x in learned],
-            losses_after=[float(x.after.total) for x in learned],
-            retained={},
-            text_mean=None,
-            tau=0,
+            top,
+            cliques,
+            [x.visual for x in learned],
+            [x.text for x in learned],
+            [x.key for x in learned],
+            [float(x.before.total) for x in learned],
+            [float(x.after.total) for x in learned],
         )
         self._retain(result)
         result.logits = self._infer(images, plain, plain if start is None else start, result)

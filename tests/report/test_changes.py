@@ -26,14 +26,14 @@ def test_changes_are_counted_by_what_became_of_them() -> None:
 
 
 def test_moves_name_both_classes() -> None:
-    found = {
+    between = {
         (move.before, move.after): move
         for move in moves(predictions(LABELS, PLAIN), predictions(LABELS, ADAPTED))
     }
-    assert set(found) == {(1, 0), (0, 2), (2, 3), (3, 2)}
-    assert (found[1, 0].repaired, found[1, 0].broken) == (1, 0)
-    assert (found[0, 2].repaired, found[0, 2].broken) == (0, 0)
-    assert (found[2, 3].repaired, found[2, 3].broken) == (0, 1)
+    assert set(between) == {(1, 0), (0, 2), (2, 3), (3, 2)}
+    assert (between[1, 0].repaired, between[1, 0].broken) == (1, 0)
+    assert (between[0, 2].repaired, between[0, 2].broken) == (0, 0)
+    assert (between[2, 3].repaired, between[2, 3].broken) == (0, 1)
 
 
 def test_gain_runs_along_the_stream() -> None:

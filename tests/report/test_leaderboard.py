@@ -50,17 +50,17 @@ def test_the_board_says_who_wins_where(
     page = board([*records, *few, *unknown], tmp_path)
     head = next(line for line in page.splitlines() if line.startswith("| method"))
     names = [name.strip() for name in head.strip("|").split("|")][1:]
-    found = {m: dict(zip(names, table_cells(page, m), strict=True)) for m in top1}
-    assert found["tda"]["few classes"] == "**+9.0** (toy@contrast:3 ▼-2.0)"
-    assert found["tent"]["few classes"] == "+5.0 (toy@fog:3 +4.0)"
-    assert (found["tda"]["weather"], found["tda"]["digital"]) == ("**+15.0**", "▼-5.0")
-    assert (found["tda"]["clean"], found["tda"]["noise"]) == ("+0.0", "–")
-    assert (found["tent"]["open set"], found["tent"]["open set (AUROC)"]) == (
+    cells = {m: dict(zip(names, table_cells(page, m), strict=True)) for m in top1}
+    assert cells["tda"]["few classes"] == "**+9.0** (toy@contrast:3 ▼-2.0)"
+    assert cells["tent"]["few classes"] == "+5.0 (toy@fog:3 +4.0)"
+    assert (cells["tda"]["weather"], cells["tda"]["digital"]) == ("**+15.0**", "▼-5.0")
+    assert (cells["tda"]["clean"], cells["tda"]["noise"]) == ("+0.0", "–")
+    assert (cells["tent"]["open set"], cells["tent"]["open set (AUROC)"]) == (
         "**+6.0**",
         "**+3.0**",
     )
-    assert (found["zero_shot"]["digital"], found["zero_shot"]["open set"]) == ("60.0", "50.0")
-    assert (found["tda"]["cost"], found["tent"]["cost"]) == ("2 ×", "1 ×")
+    assert (cells["zero_shot"]["digital"], cells["zero_shot"]["open set"]) == ("60.0", "50.0")
+    assert (cells["tda"]["cost"], cells["tent"]["cost"]) == ("2 ×", "1 ×")
     advice = " ".join(page.partition("## What to take")[2].split())
     assert (
         "**few classes**: Highest gain: `tda` (+9.0); within noise of it: `tent` (+5.0). Below "
@@ -100,8 +100,8 @@ def test_the_picture_shows_means_and_lowest_and_no_bar_where_nothing_was_run(
         assert top == pytest.approx(zero - (height if gain > 0 else 0), abs=0.4)
     assert "tda, few classes: +3.3, lowest -5.0" in bars
     ticks = [path.attrib["d"] for path in drawn.iter(f"{space}path")]
-    place = bars["tda, few classes: +3.3, lowest -5.0"].attrib["x"]
-    assert f"M{int(place) + 1} {zero + 5 * leaderboard_figure.POINT:.1f}h7" in ticks
+    left = bars["tda, few classes: +3.3, lowest -5.0"].attrib["x"]
+    assert f"M{int(left) + 1} {zero + 5 * leaderboard_figure.POINT:.1f}h7" in ticks
     kinds = len(leaderboard_figure.KINDS)
     assert len(bars) == 2 * 4 and texts.count("×") == 2 * (kinds - 4)
 
@@ -133,7 +133,7 @@ def test_the_grids_of_the_board_fill_every_column(grid: str) -> None:
     assert kinds == {kind for kind, _ in COLUMNS.values()}
 
 
-def test_noise_is_told_by_paired_runs() -> None:
+def test_noise_is_estimated_from_paired_runs() -> None:
     def runs(*gains: float) -> dict[tuple[str, int], float]:
         return {("set", seed): gain for seed, gain in enumerate(gains)}
 

@@ -34,10 +34,10 @@ def test_the_sections_of_a_run_with_evidence(page: Any, evaluated: Any) -> None:
 
 def test_a_large_report_loses_its_galleries_first(page: Any, evaluated: Any) -> None:
     runs, _ = load_runs([evaluated])
-    whole = len(page.html.encode())
-    assert whole < 3_000_000
-    small = build_page(runs, (), Choices(limit=whole // 3)).html
-    assert len(small.encode()) <= whole // 3
+    size = len(page.html.encode())
+    assert size < 3_000_000
+    small = build_page(runs, (), Choices(limit=size // 3)).html
+    assert len(small.encode()) <= size // 3
     text = Reader(small).text
     assert "To keep the page small" in text and "How to repeat it" in text
     assert "Accuracy over the stream" in text and "Inside scap" not in text
@@ -67,8 +67,8 @@ def test_command_refuses_what_it_cannot_report_on(tmp_path: Path) -> None:
 
 
 def test_runs_that_learned_no_text_are_named() -> None:
-    told = {"text_prompts": "'{} texture.' has no words before the name"}
-    silent = Record("a", {"method": "scap", "dataset": "dtd"}, notes=told)
+    notes = {"text_prompts": "'{} texture.' has no words before the name"}
+    silent = Record("a", {"method": "scap", "dataset": "dtd"}, notes=notes)
     learned = Record("b", {"method": "scap", "dataset": "pets"}, notes={"text_prompts": "learned"})
     (note,) = unlearned_text([silent, learned, silent])
     assert note == "scap learned no text prompt on dtd: '{} texture.' has no words before the name."

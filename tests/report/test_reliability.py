@@ -23,10 +23,10 @@ def test_calibration_error_is_that_of_torchmetrics(rows: Any) -> None:
     logits[:, 1] = torch.tensor([3 * p / (1 - p) for _, p in rows]).log()
     made = predictions(labels, [1] * len(rows))
     probabilities = logits.softmax(dim=-1)
-    found = reliability(
+    bins = reliability(
         type(made)(made.keys, made.labels, made.classes, probabilities[:, [1]].numpy())
     )
     metric = MulticlassCalibrationError(4, n_bins=15, norm="l1")
     wanted = float(metric(probabilities, torch.tensor(labels)))
-    assert found.error == pytest.approx(wanted, abs=FEATURE)
-    assert found.count.sum() == len(rows)
+    assert bins.error == pytest.approx(wanted, abs=FEATURE)
+    assert bins.count.sum() == len(rows)

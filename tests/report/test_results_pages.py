@@ -60,12 +60,12 @@ def test_packed_records_are_small_and_say_the_same(records: list[Record], tmp_pa
         for r in records
     ]
     runs = [run for run in find_runs([tmp_path])[0] if run.folder is not None]
-    whole, packed = compare(runs), compare(find_runs([path])[0])
-    for key, cell in whole.cells.items():
+    single, packed = compare(runs), compare(find_runs([path])[0])
+    for key, cell in single.cells.items():
         assert (packed.cells[key].mean, packed.cells[key].gain) == (cell.mean, cell.gain)
         assert packed.cells[key].test is None
-    assert whole.overall("tda").worst == (pytest.approx(-5.0), "toy@contrast:3")  # type: ignore[comparison-overlap]
-    assert whole.overall("tda").cost == pytest.approx(2.0)
+    assert single.overall("tda").worst == (pytest.approx(-5.0), "toy@contrast:3")  # type: ignore[comparison-overlap]
+    assert single.overall("tda").cost == pytest.approx(2.0)
 
 
 def test_pages_list_methods_streams_and_sources(records: list[Record], tmp_path: Path) -> None:
@@ -86,8 +86,8 @@ def test_the_grids_of_the_package_can_be_read() -> None:
         assert {spec.method for spec in specs} > {"zero_shot"}
         roles = {id.replace(ROOT, "/data") for id in grid_roles(packaged_grid(name))}
         assert roles == {spec.dataset for spec in specs}
-    found = list(grid_roles(packaged_grid("bundled")).values())
-    assert [found.count(r) for r in ("report", "dev", "clean")] == [22, 8, 1]
+    roles_used = list(grid_roles(packaged_grid("bundled")).values())
+    assert [roles_used.count(r) for r in ("report", "dev", "clean")] == [22, 8, 1]
 
 
 @pytest.mark.parametrize("page", GRIDS)
@@ -105,6 +105,6 @@ def test_pages_are_what_the_records_say(page: str) -> None:
         assert path.read_text(encoding="utf-8") == text, f"run `cliquetta reproduce {page}`"
 
 
-def test_the_readme_has_a_place_for_the_table() -> None:
+def test_the_readme_has_the_marks_of_the_table() -> None:
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     assert re.search(f"{re.escape(BEGIN)}\\n\\| method .*{re.escape(END)}", text, re.DOTALL)

@@ -19,7 +19,7 @@ def test_groups_hold_runs_over_the_same_images(ablation: Any, tmp_path: Path) ->
     large = max(groups, key=lambda group: len(group.runs))
     assert large.baseline.plain and large.runs[0].plain
     labels = large.labels
-    assert len(set(labels.values())) == 9  # told apart by what differs
+    assert len(set(labels.values())) == 9  # by what differs
     assert "scap" in labels[large.adapted[0].id] and "threshold" in labels[large.adapted[0].id]
 
 

@@ -67,9 +67,9 @@ def test_figures_of_a_few_methods_head_the_page(tmp_path: Path) -> None:
 
 
 def test_all_seeds_count_in_the_figures_that_head_the_page(tmp_path: Path) -> None:
-    for seed, answers in enumerate((LABELS, PLAIN)):
+    for seed, predicted in enumerate((LABELS, PLAIN)):
         make_run(tmp_path, "zero_shot", LABELS, PLAIN, seed=seed)
-        make_run(tmp_path, "scap", LABELS, answers, seed=seed)
+        make_run(tmp_path, "scap", LABELS, predicted, seed=seed)
     right = sum(a == b for a, b in zip(LABELS, PLAIN, strict=True)) / len(LABELS)
     assert cards_of(tmp_path)[:2] == [
         (f"{100 * right:.1f} %", "right with zero_shot"),

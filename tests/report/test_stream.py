@@ -10,9 +10,9 @@ from tests._helpers.made_runs import predictions
 
 
 def test_accuracy_so_far_passes_over_unknown_labels() -> None:
-    found = accuracy_so_far(predictions([-1, 0, 0, -1, 1], [0, 0, 1, 1, 1]))
-    assert np.isnan(found[0])
-    assert found[1:].tolist() == [100, 50, 50, pytest.approx(200 / 3)]
+    accuracy = accuracy_so_far(predictions([-1, 0, 0, -1, 1], [0, 0, 1, 1, 1]))
+    assert np.isnan(accuracy[0])
+    assert accuracy[1:].tolist() == [100, 50, 50, pytest.approx(200 / 3)]
 
 
 def test_domains_begin_where_keys_change() -> None:

@@ -27,9 +27,9 @@ def test_command_writes_page_and_figures(evaluated: Any, tmp_path: Path) -> None
     words = ("--out", out, "--figures", figures, "--attention", "rollout", "--title", "My run")
     result = run_command("report", evaluated, *words, "--json")
     assert result.exit_code == 0, result.output
-    answer = json.loads(result.stdout)
-    assert answer["bytes"] == out.stat().st_size < 3_000_000
-    assert len(answer["runs"]) == 2 and len(answer["figures"]) >= 8
+    document = json.loads(result.stdout)
+    assert document["bytes"] == out.stat().st_size < 3_000_000
+    assert len(document["runs"]) == 2 and len(document["figures"]) >= 8
     assert "<title>My run</title>" in out.read_text() and "attention rollout" in out.read_text()
     starts = {path.suffix: path.read_bytes()[:4] for path in figures.iterdir()}
     assert starts == {".png": b"\x89PNG", ".pdf": b"%PDF"}

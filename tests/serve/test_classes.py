@@ -19,7 +19,7 @@ LEARNS = "domain_norm"
 
 
 def memory(service: Local, id: str) -> dict[str, torch.Tensor]:
-    resident = service.service.sessions._cache.residents[id]
+    resident = service.service.sessions.residents[id]
     return resident.adapter.state_dict()
 
 

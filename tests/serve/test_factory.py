@@ -13,9 +13,9 @@ from cliquetta.errors import UserError
 from cliquetta.methods.registry import method_config
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.batches import summarise
-from cliquetta.serve.factory import build_adapter, resolve_config
+from cliquetta.serve.factory import build_adapter, create_session, resolve_config
+from cliquetta.serve.schema import SessionRequest
 from cliquetta.serve.settings import Settings, served_methods
-from cliquetta.serve.store import SessionSpec
 from tests._helpers.serve_setup import batch_of, local_service, probabilities
 
 METHODS = served_methods()
@@ -45,12 +45,11 @@ def test_sessions_of_every_method_go_on_after_a_restart(
 
 
 def test_a_session_with_unknown_settings_is_refused(tiny_clip: CLIP) -> None:
-    config = {"momentum": 0.9}
-    spec = SessionSpec(
-        "00", "", "2025-01-01", "tiny", "tpt", None, config, ("cat", "dog"), ("a {}.",), 0
-    )
+    settings = Settings({"tiny": tiny_clip})
+    info, _ = create_session(SessionRequest(classes=["cat", "dog"], method="tpt"), settings, "00")
+    other = info.model_copy(update={"config": {"momentum": 0.9}})
     with pytest.raises(UserError, match="does not know \\(momentum\\)"):
-        build_adapter(spec, Settings({"tiny": tiny_clip}))
+        build_adapter(other, settings)
 
 
 def test_methods_that_need_labelled_images_are_not_served() -> None:

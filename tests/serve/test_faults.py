@@ -83,7 +83,7 @@ def servers(model: Path, folder: Path, smallest: int) -> Iterator[Server]:
 
 def _check_disk(folder: Path, loads: list[Load], acknowledged: list[int]) -> None:
     """Every acknowledged batch is on disk, and at most the one under way besides."""
-    kept = {one.spec.id: one.progress.sequence for one in Store(folder).scan()}
+    kept = {one.info.id: one.info.sequence for one in Store(folder).scan()}
     for one, count in zip(loads, acknowledged, strict=True):
         now = len(one.answers)  # may have grown by an answer that was in the wire
         assert count <= kept[one.session.id] <= now + 1

@@ -26,7 +26,7 @@ from cliquetta.methods.state import pack_state
 from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.client import Client
-from cliquetta.serve.metrics_board import Board
+from cliquetta.serve.metrics import Board
 from cliquetta.serve.replicas import ReplicaPlan
 from cliquetta.serve.settings import Limits, Settings
 from tests._helpers.serve_setup import CLASSES, Alone, Load, probabilities
@@ -54,7 +54,7 @@ def test_a_plan_in_the_words_of_serve() -> None:
 
 def test_metrics_of_replicas_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("cliquetta.serve.metrics_board.time.monotonic", lambda: now)
+    monkeypatch.setattr("cliquetta.serve.metrics.time.monotonic", lambda: now)
     board = Board()
     board.post("a", [])
     now = 110.0

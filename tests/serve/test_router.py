@@ -68,7 +68,7 @@ def routed(
     with service.http:
         yield service
     for app in service.apps:
-        app.state.service.close()
+        app.state.service.pool.close()
 
 
 def test_lost_requests_are_sent_again_and_count_once(

@@ -12,12 +12,13 @@ import pytest
 
 from cliquetta.serve.errors import ServiceError
 from cliquetta.serve.service import FairPool
+from cliquetta.serve.settings import Limits
 
 
 def make_pool(workers: int = 1, **more: Any) -> FairPool:
     bounds = {"queued": 100, "queued_per_owner": 90, "queued_per_session": 50}
     values: dict[str, Any] = {**bounds, "wait_seconds": 30, **more}
-    return FairPool(workers, **values)
+    return FairPool(workers, Limits(**values))
 
 
 def held(pool: FairPool, session: str = "held") -> tuple[threading.Event, Future[bool]]:

@@ -103,7 +103,7 @@ def test_sessions_expire_and_those_in_use_do_not(tmp_path: Path, tiny_clip: CLIP
                 break
             time.sleep(0.05)
         assert {info["id"] for info in listed} == {used, new}
-        service.service.sessions._cache.entries[used].used -= 6.9 * DAY  # it was used just now
+        service.service.sessions.entries[used].used -= 6.9 * DAY  # it was used just now
         service.service.sweep()
         service.predict(used, batch_of(1))
     sizes = {path.parent.name: path.stat().st_size for path in tmp_path.glob("*/*.safetensors")}
@@ -159,7 +159,7 @@ def test_operators_list_and_delete(tmp_path: Path, tiny_clip: CLIP) -> None:
         assert run("delete", second, *where).exit_code == 0  # although the server runs
         assert service.send(second, batch_of(1)).status_code == 404
         service.service.sweep()
-        assert service.service.sessions.resident == 2
+        assert len(service.service.sessions.residents) == 2
     assert "no session 'nothing'" in run("delete", "nothing", *where).output
     assert run("delete", *where).exit_code == 2
     _age(tmp_path, first, 40)

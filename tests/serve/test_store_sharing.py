@@ -267,14 +267,14 @@ def test_both_replicas_at_once_with_every_batch(pair: Pair, tiny_clip: CLIP) -> 
 
 def test_a_session_is_made_once_for_one_key(pair: Pair) -> None:
     request, key = SessionRequest(classes=CLASSES, method="tent"), "0123456789abcdef" * 2
-    made = [one.service.sessions.create("local", key, request) for one in pair]
+    made = [one.service.sessions.create(key, "local", request) for one in pair]
     assert made[0] == made[1] and made[0].id == key
     assert len(pair[1].http.get("/v1/sessions").json()["sessions"]) == 1
     slow = Slow(pair[0])
     other = key[::-1]
-    held = in_thread(lambda: pair[0].service.sessions.create("local", other, request))
+    held = in_thread(lambda: pair[0].service.sessions.create(other, "local", request))
     assert slow.reached.wait(60)
-    late = pair[1].service.sessions.create("local", other, request)
+    late = pair[1].service.sessions.create(other, "local", request)
     slow.go_on.set()
     assert held.result(60) == late
 
@@ -331,7 +331,7 @@ def test_deleting_expired_sessions_lists_all_of_them_once(
     store = Store(str(tmp_path))
     with local_service(store, tiny_clip, session_days=7) as service:
         for id in [service.create() for _ in range(5)]:
-            service.service.sessions._cache.entries[id].used -= 8 * 86400
+            service.service.sessions.entries[id].used -= 8 * 86400
         scans, scan = [], store.scan
 
         def counted(*known: Any) -> Any:
@@ -341,4 +341,4 @@ def test_deleting_expired_sessions_lists_all_of_them_once(
         monkeypatch.setattr(store, "scan", counted)
         for _, id in service.service.sessions.due():
             service.service.sessions.delete_due(id)
-        assert service.service.sessions.count == 0 and len(scans) == 1
+        assert not service.service.sessions.entries and len(scans) == 1

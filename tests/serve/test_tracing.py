@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from cliquetta.cli.main import app
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.auth import Tokens
+from cliquetta.serve.settings import Limits
 from cliquetta.serve.tracing import Tracing
 from tests._helpers.serve_setup import CLASSES, Local, batch_of, local_service
 
@@ -89,7 +90,7 @@ def test_a_refusal_ends_the_wait_and_marks_the_span(
 
         monkeypatch.setattr("cliquetta.serve.store_files.create_atomically", fail)
         assert service.send(session, batch_of(0)).status_code == 503
-        monkeypatch.setattr(service.service.pool, "_wait", 0.0)
+        monkeypatch.setattr(service.service.pool, "_limits", Limits(wait_seconds=1e-9))
         assert service.send(session, batch_of(0)).status_code == 503
     spans = exporter.get_finished_spans()
     (write,) = (span for span in spans if span.name == "store.write")
@@ -118,7 +119,7 @@ def test_traces_reach_a_collector(
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
-    tracing = Tracing.to_collector()
+    tracing = Tracing.open(traces=True)
     with local_service(tmp_path, tiny_clip, tracing=tracing) as service:
         service.create()
     tracing.close()

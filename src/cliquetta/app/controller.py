@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cliquetta.app import pages
-from cliquetta.app.figures import Picture, enlarged
 from cliquetta.app.session import AppSession, StreamChoice
 from cliquetta.serve.errors import ServiceError, as_refusal, invalid
 from cliquetta.serve.schema import SessionRequest
@@ -44,7 +43,7 @@ class Pages:
     notice: str
     predictions: str = pages.NOTHING_YET
     cliques: str = pages.NOTHING_YET
-    pictures: list[tuple[Picture, str]] = field(default_factory=list)
+    pictures: list[tuple[pages.Picture, str]] = field(default_factory=list)
     """To choose from for the attention maps, with captions."""
     attention: str = pages.NOTHING_YET
     memory: str = pages.NOTHING_YET
@@ -84,7 +83,7 @@ class Controller:
                 raise invalid(f"a state may have {most:,} bytes")
             current, _ = self._session(session, form)
             images = current.load_state(path.read_bytes())
-            words = f"{path.name} is loaded: {current.request.method} has seen {images:,} images."
+            words = f"{path.name} is loaded: {current.info.method} has seen {images:,} images."
             return current, self._pages(current, pages.notice(words), kind)
 
         return self._reported(session, run, kind)
@@ -101,14 +100,11 @@ class Controller:
             return [], pages.notice("Nothing to download yet: run a batch first.", bad=True)
         folder = self.folder / session.id
         folder.mkdir(exist_ok=True)
-        found = []
-        for name, data in (
-            ("predictions.csv", session.predictions_csv()),
-            (f"{session.request.method}-state.safetensors", session.state()),
-        ):
-            (folder / name).write_bytes(data)
-            found.append(str(folder / name))
-        return found, pages.notice("Predictions and state are ready.")
+        table = folder / "predictions.csv"
+        table.write_bytes(session.predictions_csv())
+        state = folder / f"{session.info.method}-state.safetensors"
+        state.write_bytes(session.state())
+        return [str(table), str(state)], pages.notice("Predictions and state are ready.")
 
     def attention(self, session: AppSession | None, index: int, kind: str) -> str:
         """Attention maps of one image of the last batch."""
@@ -125,9 +121,9 @@ class Controller:
         request = SessionRequest(classes=classes, model=form.model, method=form.method)
         if session is None:
             return AppSession(self.settings, request), ""
-        if session.request == request:
+        same = (session.info.model, session.info.method) == (form.model, form.method)
+        if same and session.info.classes == classes:
             return session, ""
-        same = session.request == request.model_copy(update={"classes": session.request.classes})
         if same and session.adapter.outlives_classes:
             return session.with_classes(classes), _OTHER_CLASSES
         why = f"{form.method} learns about its classes only" if same else "Another model or method"
@@ -143,37 +139,30 @@ class Controller:
         try:
             current, shown = run()
         except (ServiceError, ValueError, KeyError) as error:
-            return session, self._refusal(session, as_refusal(error).message, kind)
+            sentence = as_refusal(error).message
         except Exception:
             _log.exception("a batch failed")
             sentence = "That failed on the server; nothing was changed. The reason is in its log."
-            return session, self._refusal(session, sentence, kind)
-        if current is not session:
-            self.forget(session)
-        return current, shown
-
-    def _refusal(self, session: AppSession | None, sentence: str, kind: str) -> Pages:
+        else:
+            if current is not session:
+                self.forget(session)
+            return current, shown
         message = pages.notice(sentence, bad=True)
-        return Pages(message) if session is None else self._pages(session, message, kind)
+        return session, Pages(message) if session is None else self._pages(session, message, kind)
 
     def _pages(self, session: AppSession, message: str, kind: str) -> Pages:
         shown = session.last
-        memory = pages.memory_page(session)
-        if shown is None:
-            return Pages(message, memory=memory)
-        index = next((i for i, row in enumerate(shown.rows) if row.changed), 0)
+        rows = () if shown is None else shown.rows
+        index = next((i for i, row in enumerate(rows) if row.changed), 0)
+        pictures = [] if shown is None else [pages.enlarged(picture) for picture in shown.pictures]
+        captions = [f"{number}: {row.after}" for number, row in enumerate(rows, start=1)]
         return Pages(
             message,
             pages.predictions_page(session),
             pages.cliques_page(session),
-            [
-                (enlarged(picture), f"{number}: {row.after}")
-                for number, (picture, row) in enumerate(
-                    zip(shown.pictures, shown.rows, strict=True), start=1
-                )
-            ],
+            list(zip(pictures, captions, strict=True)),
             pages.attention_page(session, index, kind),
-            memory,
+            pages.memory_page(session),
         )
 
 

@@ -1,25 +1,40 @@
-"""Pages of the web app as HTML. Every text of a visitor is escaped here."""
+"""Pages of the web app as HTML, and their pictures. Every text of a visitor is escaped here."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from cliquetta.app.figures import (
-    accuracy_figure,
-    attention_maps,
-    cache_figures,
-    clique_description,
-    overlays,
-    thumbnail,
-)
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch import Tensor
+
 from cliquetta.app.session import AppSession, Row, Shown
-from cliquetta.serve.schema import ImageProblem
+from cliquetta.methods.base import Adapter
+from cliquetta.methods.building.explanation import CacheCount, VisuallyPrompted
+from cliquetta.methods.scap.evidence import describe
+from cliquetta.model.attention import Kind, difference, patch_grid, prompted_maps
+from cliquetta.model.vision import VisionTower
+from cliquetta.report.attention_figure import overlay
+from cliquetta.report.gallery import data_uri
+from cliquetta.report.markup import count
+from cliquetta.report.style import BASELINE_LOOK, line_look, new_figure, to_file
+from cliquetta.types import Prediction
+
+Picture = npt.NDArray[np.uint8]
 
 MOST_CLIQUES = 60
 """Galleries on one page."""
 NOTHING_YET = "<p class='cq-quiet'>Run a batch first.</p>"
+_CLASSES = 40
+"""Rows of the figure of a cache; of longer class lists the fullest are shown."""
+_BATCHES = 60
+"""Columns of it: the last ones."""
 
 CSS = """
 .cq-grid {display: flex; flex-wrap: wrap; gap: 10px}
@@ -56,34 +71,32 @@ def notice(text: str, *, bad: bool = False, items: Sequence[str] = ()) -> str:
 
 def batch_notice(session: AppSession, shown: Shown, opening: str = "") -> str:
     """Summary of a batch, and the score so far."""
-    tally, method = session.tally, session.request.method
-    words = [f"Batch {session.batches}: {_count(len(shown.rows), 'image')}."]
-    words = [opening, *words] if opening else words
+    tally, method = session.tally, session.info.method
+    words = [opening] if opening else []
+    words.append(f"Batch {session.batches}: {count(len(shown.rows), 'image')}.")
     changed = sum(row.changed for row in shown.rows)
     words.append(f"{method} differs from zero-shot on {changed}.")
     if tally.labelled:
         before, after = (100 * tally.right[side] / tally.labelled for side in ("before", "after"))
         words.append(
-            f"Right so far, of {_count(tally.labelled, 'image')}: zero-shot {before:.1f} %, "
+            f"Right so far, of {count(tally.labelled, 'image')}: zero-shot {before:.1f} %, "
             f"{method} {after:.1f} %."
         )
     text = notice(" ".join(words))
-    return text + refused_notice(shown.refused) if shown.refused else text
-
-
-def refused_notice(refused: Sequence[ImageProblem]) -> str:
-    """Every file that could not be used, with the reason."""
-    sentence = f"{_count(len(refused), 'file')} could not be used; the others were predicted."
-    return notice(sentence, bad=True, items=[f"{entry.name}: {entry.reason}" for entry in refused])
+    if not shown.refused:
+        return text
+    sentence = f"{count(len(shown.refused), 'file')} could not be used; the others were predicted."
+    reasons = [f"{entry.name}: {entry.reason}" for entry in shown.refused]
+    return text + notice(sentence, bad=True, items=reasons)
 
 
 def predictions_page(session: AppSession) -> str:
-    """Cards of the last batch: both answers side by side, changed ones marked."""
+    """Cards of the last batch: both predictions side by side, changed ones marked."""
     shown = session.last
     if shown is None:
         return NOTHING_YET
     cards = [
-        _card(row, thumbnail(picture), session.request.method)
+        _card(row, thumbnail(picture), session.info.method)
         for row, picture in zip(shown.rows, shown.pictures, strict=True)
     ]
     return f"<div class='cq-grid'>{''.join(cards)}</div>"
@@ -93,8 +106,8 @@ def _card(row: Row, image: str, method: str) -> str:
     badge = "<span class='cq-badge'>changed</span>" if row.changed else ""
     kind = "cq-card cq-changed" if row.changed else "cq-card"
     truth = "" if row.truth is None else f"<p class='cq-quiet'>truth: {escape(row.truth)}</p>"
-    before = _answer("zero-shot", row.before, row.before_probability, row.truth)
-    after = _answer(method, row.after, row.after_probability, row.truth)
+    before = _label("zero-shot", row.before, row.before_probability, row.truth)
+    after = _label(method, row.after, row.after_probability, row.truth)
     return (
         f"<div class='{kind}'><img src='{image}' alt='{escape(row.name)}'>"
         f"<p class='cq-name' title='{escape(row.name)}'>{escape(row.name.rpartition('/')[2])}</p>"
@@ -102,7 +115,7 @@ def _card(row: Row, image: str, method: str) -> str:
     )
 
 
-def _answer(who: str, label: str, probability: float, truth: str | None) -> str:
+def _label(who: str, label: str, probability: float, truth: str | None) -> str:
     mark = "" if truth is None else (" ✓" if label == truth else " ✗")
     share = f"{100 * probability:.0f}%{mark}"
     line = f"<span class='cq-quiet'>{escape(who)}</span><span>{share}</span>"
@@ -114,16 +127,15 @@ def cliques_page(session: AppSession) -> str:
     shown = session.last
     if shown is None:
         return NOTHING_YET
-    description = clique_description(shown.prediction)
-    if description is None:
-        return _quiet(f"{session.request.method} forms no cliques; scap does.")
-    cliques = description["cliques"]
+    if "cliques" not in shown.prediction.evidence:
+        return _quiet(f"{session.info.method} forms no cliques; scap does.")
+    cliques = describe(shown.prediction)["cliques"]
     if not cliques:
         return _quiet("No images of this batch were similar enough to form a clique.")
     small = [thumbnail(picture, 96) for picture in shown.pictures]
-    names = session.request.classes
+    names = session.info.classes
     members = {index for clique in cliques for index in clique["members"]}
-    parts = [_quiet(f"{_count(len(cliques), 'clique')} of {_count(len(members), 'image')}.")]
+    parts = [_quiet(f"{count(len(cliques), 'clique')} of {count(len(members), 'image')}.")]
     parts += [_clique(clique, shown.rows, small, names) for clique in cliques[:MOST_CLIQUES]]
     if len(cliques) > MOST_CLIQUES:
         parts.append(_quiet(f"The first {MOST_CLIQUES} of {len(cliques)} cliques are shown."))
@@ -133,19 +145,18 @@ def cliques_page(session: AppSession) -> str:
 def _clique(
     clique: dict[str, Any], rows: Sequence[Row], small: Sequence[str], names: Sequence[str]
 ) -> str:
-    label = names[clique["class"]]
-    head = f"<b>{escape(label)}</b> · {_count(clique['size'], 'image')}"
+    head = f"<b>{escape(names[clique['class']])}</b> · {count(clique['size'], 'image')}"
     if clique["before"] is not None and clique["after"] is not None:
         before, after = clique["before"]["total"], clique["after"]["total"]
         head += f" · loss {before:.3f} → {after:.3f}"
     members = []
     for index in clique["members"]:
         row = rows[index]
-        answer = f"{row.before} → {row.after}" if row.changed else row.after
+        label = f"{row.before} → {row.after}" if row.changed else row.after
         badge = " <span class='cq-badge'>changed</span>" if row.changed else ""
         members.append(
             f"<div class='cq-card cq-small'><img src='{small[index]}' alt='{escape(row.name)}'>"
-            f"<p>{escape(answer)}{badge}</p></div>"
+            f"<p>{escape(label)}{badge}</p></div>"
         )
     return (
         f"<div class='cq-clique'><p>{head}</p><div class='cq-grid'>{''.join(members)}</div></div>"
@@ -161,13 +172,15 @@ def attention_page(session: AppSession, index: int, kind: str) -> str:
     chosen: Any = "rollout" if kind == "rollout" else "class"
     maps = attention_maps(session.adapter, shown.pixels, shown.prediction, index, chosen)
     if not maps:
-        return _quiet(f"{session.request.model} has no attention to show: it is not a ViT.")
+        return _quiet(f"{session.info.model} has no attention to show: it is not a ViT.")
     row, picture = shown.rows[index], shown.pictures[index]
     cards = [_map_card("the image", "as the model sees it", thumbnail(picture, 192))]
-    for entry, image in zip(maps, overlays(picture, maps), strict=True):
+    top = max(float(entry.grid.max()) for entry in maps) or 1.0  # one scale for all
+    for entry in maps:
+        image = thumbnail(overlay(picture, entry.grid / top), 192)
         moved = f"{100 * entry.moved:.1f}% of it moved, {100 * entry.to_prompts:.1f}% to prompts"
         cards.append(_map_card(entry.title, moved if entry.moved else "", image))
-    words = f"{row.name}: zero-shot says {row.before}, {session.request.method} {row.after}."
+    words = f"{row.name}: zero-shot says {row.before}, {session.info.method} {row.after}."
     if len(maps) == 1:
         words += " No visual prompts were in this image's answer: plain attention only."
     return f"<p>{escape(words)}</p><div class='cq-grid'>{''.join(cards)}</div>"
@@ -182,20 +195,19 @@ def _map_card(title: str, below: str, image: str) -> str:
 
 def memory_page(session: AppSession) -> str:
     """Memory of the method over the batches, and the score."""
-    tally, method = session.tally, session.request.method
+    tally, method = session.tally, session.info.method
     if not session.batches:
         return NOTHING_YET
     parts = []
-    figures = cache_figures(tally.counts, session.request.classes)
-    for cache, figure in figures.items():
-        count = tally.counts[-1][cache]
-        total, filled = sum(count.held), sum(held > 0 for held in count.held)
+    for cache, latest in tally.counts[-1].items():
+        figure = cache_figure([counts[cache] for counts in tally.counts], session.info.classes)
+        total, filled = sum(latest.held), sum(held > 0 for held in latest.held)
         parts.append(
-            f"<p><b>{escape(cache)}</b>: {total} held for {filled} of {len(count.held)} classes, "
-            f"at most {count.capacity} each.</p>"
+            f"<p><b>{escape(cache)}</b>: {total} held for {filled} of {len(latest.held)} classes, "
+            f"at most {latest.capacity} each.</p>"
             f"<img class='cq-figure' src='{figure}' alt='{escape(cache)} per class and batch'>"
         )
-    if not figures:
+    if not parts:
         parts.append(_quiet(f"{method} keeps no cache of entries per class."))
     if tally.curve:
         figure = accuracy_figure(tally.curve, method)
@@ -210,5 +222,93 @@ def _quiet(text: str) -> str:
     return f"<p class='cq-quiet'>{escape(text)}</p>"
 
 
-def _count(amount: int, noun: str) -> str:
-    return f"{amount:,} {noun}{'' if amount == 1 else 's'}"
+def enlarged(picture: Picture, side: int = 112) -> Picture:
+    """A picture (S, S, 3) at the size at which it is shown."""
+    image = Image.fromarray(picture).resize((side, side), Image.Resampling.BICUBIC)
+    return np.asarray(image)
+
+
+def thumbnail(picture: Picture, side: int = 112) -> str:
+    """A picture (S, S, 3) as the address of an image on a page."""
+    return data_uri(enlarged(picture, side))
+
+
+def accuracy_figure(curve: Sequence[tuple[int, float, float]], method: str) -> str:
+    """Accuracy so far, over the images of the stream."""
+    images, before, after = zip(*curve, strict=True)
+    with new_figure(6.4, 2.6) as figure:
+        axes = figure.add_subplot()
+        # zero-shot is drawn on top, dashed and hollow, so that equal curves are both seen
+        plain = BASELINE_LOOK | {"marker": "s", "markersize": 7, "fillstyle": "none", "zorder": 3}
+        axes.plot(images, [100 * share for share in before], label="zero-shot", **plain)
+        axes.plot(images, [100 * share for share in after], label=method, **line_look(0))
+        axes.set_ylim(0, 105)
+        axes.set_xlabel("images so far")
+        axes.set_ylabel("accuracy, %")
+        axes.set_xlim(left=0)
+        axes.legend(loc="lower right")
+        return _png(to_file(figure, "png"))
+
+
+def cache_figure(history: Sequence[CacheCount], names: Sequence[str]) -> str:
+    """Entries per class (rows) after each batch (columns)."""
+    from matplotlib.ticker import MaxNLocator
+
+    table = np.array([count.held for count in history[-_BATCHES:]]).T
+    first = len(history) - table.shape[1] + 1
+    rows = np.sort(np.argsort(-table[:, -1], kind="stable")[:_CLASSES])
+    table = table[rows]
+    capacity = history[-1].capacity
+    with new_figure(6.4, 1.0 + 0.22 * len(rows)) as figure:
+        axes = figure.add_subplot()
+        axes.grid(visible=False)
+        edges = (first - 0.5, first + table.shape[1] - 0.5, len(rows) - 0.5, -0.5)
+        drawn = axes.imshow(table, vmin=0, vmax=capacity, aspect="auto", extent=edges)
+        axes.set_yticks(range(len(rows)), [names[row] for row in rows])
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlabel("batch")
+        if table.shape[1] <= 20:
+            for (row, column), held in np.ndenumerate(table):
+                ink = "white" if held < 0.6 * capacity else "black"
+                axes.text(first + column, row, str(held), ha="center", va="center", color=ink)
+        figure.colorbar(drawn, ax=axes, label=f"entries, at most {capacity}", pad=0.02)
+        return _png(to_file(figure, "png"))
+
+
+def _png(data: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+
+
+@dataclass(frozen=True)
+class AttentionMap:
+    """Attention of the class token in one pass over an image."""
+
+    title: str
+    grid: npt.NDArray[np.float32]
+    """(g, g), what goes to each patch."""
+    to_prompts: float
+    """Share of the attention that goes to prompts."""
+    moved: float
+    """Share of the attention that differs from plain CLIP's."""
+
+
+def attention_maps(
+    adapter: Adapter, pixels: Tensor, prediction: Prediction, row: int, kind: Kind
+) -> list[AttentionMap]:
+    """Maps of image ``row``: plain CLIP's, those of passes with prompts; none if it is no ViT."""
+    tower = adapter.model.visual
+    if not isinstance(tower, VisionTower):
+        return []
+    image = pixels[row].to(adapter.model.device)
+    prompts = torch.zeros(0, 1, 1, 2, tower.config.width, device=tower.position.device)
+    titles, chosen = ["plain CLIP"], torch.zeros(1, 0)
+    blocks: Sequence[int] = (len(tower.blocks) - 1,)
+    passes = None
+    if isinstance(adapter, VisuallyPrompted):
+        passes = adapter.prompted_passes(prediction, row)
+    if passes is not None:
+        titles, prompts, blocks = titles + list(passes.titles), passes.prompts, passes.blocks
+        chosen = torch.cat([torch.zeros(1, passes.used.shape[1]), passes.used.cpu()])
+    shown = prompted_maps(tower, image, prompts, blocks, chosen.bool())[kind].float().cpu()
+    columns = patch_grid(shown).numpy(), shown[:, 0].tolist(), difference(shown, shown[:1]).tolist()
+    return [AttentionMap(*values) for values in zip(titles, *columns, strict=True)]

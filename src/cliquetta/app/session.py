@@ -1,6 +1,6 @@
-"""One visitor of the web app: a session of the service, what it has seen and answered.
+"""One visitor of the web app: a session of the service and its predictions, without widgets.
 
-Nothing here knows of widgets. Labels of the bundled stream never reach the method.
+Labels of the bundled stream never reach the method.
 """
 
 from __future__ import annotations
@@ -29,19 +29,15 @@ from cliquetta.serve.batches import CHEAPER, check_views, predict_finite, predic
 from cliquetta.serve.errors import invalid, too_large
 from cliquetta.serve.factory import change_classes, create_session
 from cliquetta.serve.limits import bounded
-from cliquetta.serve.schema import ClassesRequest, ImageProblem, SessionRequest, Upload
+from cliquetta.serve.schema import ClassesRequest, ImageProblem, SessionInfo, SessionRequest, Upload
 from cliquetta.serve.settings import Settings
-from cliquetta.serve.store import SessionSpec
 from cliquetta.types import Batch, Prediction
 
 STREAM = "bundled"
 NO_SHIFT = "none"
 SHIFTS = (NO_SHIFT, *CORRUPTIONS)
 
-_COLUMNS = (
-    *("batch", "image", "zero_shot", "zero_shot_probability"),
-    *("prediction", "probability", "label", "error"),
-)
+_COLUMNS = "batch,image,zero_shot,zero_shot_probability,prediction,probability,label,error"
 
 
 @dataclass(frozen=True)
@@ -60,7 +56,7 @@ class StreamChoice:
 
 @dataclass(frozen=True)
 class Row:
-    """One image: what plain CLIP and what the method answered, and the truth where it is known."""
+    """One image: the predictions of plain CLIP and of the method, and the truth where known."""
 
     batch: int
     name: str
@@ -72,7 +68,7 @@ class Row:
 
     @property
     def changed(self) -> bool:
-        """Whether the method's answer differs from plain CLIP's."""
+        """Whether the method's prediction differs from plain CLIP's."""
         return self.before != self.after
 
 
@@ -91,11 +87,10 @@ class Shown:
 
 @dataclass
 class Tally:
-    """Right answers so far, and the same after every batch."""
+    """Right predictions so far, and the same after every batch."""
 
     images: int = 0
     labelled: int = 0
-    changed: int = 0
     right: dict[str, int] = field(default_factory=lambda: {"before": 0, "after": 0})
     curve: list[tuple[int, float, float]] = field(default_factory=list)
     """Labelled images so far, and the share that plain CLIP and the method got right."""
@@ -107,7 +102,6 @@ class Tally:
         known = [row for row in rows if row.truth is not None]
         self.images += len(rows)
         self.labelled += len(known)
-        self.changed += sum(row.changed for row in rows)
         self.right["before"] += sum(row.before == row.truth for row in known)
         self.right["after"] += sum(row.after == row.truth for row in known)
         if known:
@@ -122,28 +116,21 @@ class AppSession:
     def __init__(self, settings: Settings, request: SessionRequest) -> None:
         self.id = uuid.uuid4().hex
         self.settings, self.limits = settings, settings.limits
-        self._ask(request, *create_session(request, settings, id=self.id, owner="visitor"))
+        self._use(*create_session(request, settings, self.id))
         self._begin()
 
-    def _ask(self, request: SessionRequest, spec: SessionSpec, adapter: Adapter) -> None:
-        self.request, self._spec, self.adapter = request, spec, adapter
+    def _use(self, info: SessionInfo, adapter: Adapter) -> None:
+        self.info, self.adapter = info, adapter
         self.plain = create_method("zero_shot", adapter.model, adapter.prompts)
         adapter.collect_evidence = True
 
     def with_classes(self, classes: Sequence[str]) -> AppSession:
-        """The session among other classes: images and what was learned of them go on.
+        """A copy among other classes: images and what was learned of them go on.
 
-        The score starts again, since answers among other classes cannot be compared. The one
-        that it is called on is left as it is.
-
-        Raises:
-            ServiceError: The method learns about its classes only, or the list cannot be used.
-
+        The score starts again, since predictions among other classes cannot be compared.
         """
-        request = ClassesRequest(classes=list(classes))
-        other, changed = copy.copy(self), {"classes": request.classes}
-        spec, adapter = change_classes(request, self._spec, self.adapter, self.settings)
-        other._ask(self.request.model_copy(update=changed), spec, adapter)
+        request, other = ClassesRequest(classes=list(classes)), copy.copy(self)
+        other._use(*change_classes(request, self.info, self.adapter, self.settings))
         other.rows, other.tally = list(self.rows), Tally()
         return other
 
@@ -152,7 +139,7 @@ class AppSession:
         self.rows: list[Row | ImageProblem] = []
         self.last: Shown | None = None
         self.batches = 0
-        self._place = 0
+        self._position = 0
         self._files: tuple[Path, ...] = ()
         self._next_file = 0
 
@@ -177,16 +164,16 @@ class AppSession:
             views=adapter.views,
             view_seed=adapter.seed,
         )
-        end = min(self._place + choice.batch_size, stream.images)
-        if self._place >= end:
+        end = min(self._position + choice.batch_size, stream.images)
+        if self._position >= end:
             raise invalid(f"all {stream.images:,} images were shown: reset to begin again")
         with self._undone_on_error(), bounded(self.limits.batch_seconds, CHEAPER):
-            batch, labels = next(stream.read([range(self._place, end)]))
+            batch, labels = next(stream.read([range(self._position, end)]))
             prediction = predict_finite(adapter, batch)
             truths = [dataset.names[label] for label in labels.tolist()]
-            known = [truth if truth in self.request.classes else None for truth in truths]
+            known = [truth if truth in self.info.classes else None for truth in truths]
             shown = self._shown(batch, prediction, batch.keys, known)
-        self._place = end
+        self._position = end
         return self._keep(shown)
 
     def next_of_files(self, files: Sequence[Path], batch_size: int) -> Shown:
@@ -230,7 +217,7 @@ class AppSession:
     ) -> Shown:
         plain = self.plain.predict(Batch(batch.images, batch.keys))
         columns = [part[:, 0].tolist() for one in (plain, prediction) for part in one.top()]
-        classes = self.request.classes
+        classes = self.info.classes
         rows = tuple(
             Row(self.batches + 1, name, classes[c], p, classes[d], q, truth)
             for name, truth, p, c, q, d in zip(names, truths, *columns, strict=True)
@@ -256,10 +243,10 @@ class AppSession:
             raise
 
     def predictions_csv(self) -> bytes:
-        """All answers so far as a table."""
+        """All predictions so far as a table."""
         file = io.StringIO(newline="")
         table = csv.writer(file)
-        table.writerow(_COLUMNS)
+        table.writerow(_COLUMNS.split(","))
         for row in self.rows:
             if isinstance(row, ImageProblem):
                 table.writerow(["", row.name, "", "", "", "", "", row.reason])
@@ -275,8 +262,6 @@ class AppSession:
 
     def load_state(self, data: bytes) -> int:
         """Continue from a state; returns how many images it had seen. Counters start at zero."""
-        if len(data) > self.limits.state_bytes:
-            raise too_large(f"a state may have {self.limits.state_bytes:,} bytes")
         images = unpack_state(self.adapter, data, source="the file").notes.get("images", 0)
         self._begin()
         return images if isinstance(images, int) else 0

@@ -298,7 +298,9 @@ def _report(
                 {"path": row["path"], "reason": row["error"]} for row in run.rows if row["error"]
             ],
             "before": run.before,
-            "predicted": {name: dict(found.most_common()) for name, found in run.classes.items()},
+            "predicted": {
+                name: dict(classes.most_common()) for name, classes in run.classes.items()
+            },
             **({"rejected": run.rejected} if run.rejected else {}),
             "predictions": run.rows,
             "repeated": run.repeated,

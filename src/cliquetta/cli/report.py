@@ -47,21 +47,21 @@ def report(
         raise UnknownNameError("kind of attention", attention, KINDS)
     if map not in MAPS:
         raise UnknownNameError("map", map, MAPS)
-    found, unfinished = load_runs(runs, root)
+    finished, unfinished = load_runs(runs, root)
     if unfinished:
         common.terminal.warn(f"{count(len(unfinished), 'unfinished run')} left out")
     choices = Choices(title, attention, map)
-    page = build_page(found, unfinished, choices)
+    page = build_page(finished, unfinished, choices)
     size = write_page(page, out)
     names = [] if figures is None else write_figures(page, figures)
-    common.terminal.say(f"{count(len(found), 'run')} on one page of {size / 1e6:.1f} MB: {out}")
+    common.terminal.say(f"{count(len(finished), 'run')} on one page of {size / 1e6:.1f} MB: {out}")
     if figures is not None:
         common.terminal.say(f"{count(len(names), 'figure file')} in {figures}")
     common.terminal.document(
         {
             "page": str(out),
             "bytes": size,
-            "runs": [run.id for run in found],
+            "runs": [run.id for run in finished],
             "unfinished": [run.record.id for run in unfinished],
             "figures": [str(name) for name in names],
         }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from logging import getLogger
@@ -17,7 +16,6 @@ from cliquetta.cli.options import read_settings
 from cliquetta.errors import UnknownNameError, UserError
 
 if TYPE_CHECKING:
-    from cliquetta.serve.auth import Tokens
     from cliquetta.serve.settings import Settings
 
 TOKEN_VARIABLE = "CLIQUETTA_TOKEN"
@@ -98,23 +96,24 @@ def serve(
 
     from cliquetta.data.remote import is_url
     from cliquetta.serve.logs import FORMATS
+    from cliquetta.serve.settings import load_models, name_models
+    from cliquetta.serve.tracing import Tracing
 
     if log_format not in FORMATS:
         raise UnknownNameError("log format", log_format, FORMATS)
-    from cliquetta.serve.tracing import Tracing, open_tracing
-
     if ray is None and (ray_gpus is not None or replicas != "2" or is_url(state_dir)):
         raise UserError("--replicas, --ray-gpus and a URL as --state-dir are for --ray")
-    settings = offered(common, method, host, token_file, limit, workers, session_days, ray=ray)
-    said = f"http://{host}:{port}, sessions in {state_dir}; press Ctrl-C to stop"
+    settings = read_offer(common, method, host, token_file, limit)
+    workers = workers or (1 if ray else os.cpu_count()) or 1
+    settings = replace(settings, workers=workers, session_days=session_days)
     # a line of the log, which standard output may be part of, is JSON as well
-    tell = common.terminal.say if log_format == "text" else getLogger("cliquetta.serve").info
-    ready = partial(tell, said)
+    say = common.terminal.say if log_format == "text" else getLogger("cliquetta.serve").info
+    ready = partial(say, f"http://{host}:{port}, sessions in {state_dir}; press Ctrl-C to stop")
     where: Any = {"host": host, "port": port, "log_format": log_format, "on_ready": ready}
-    sources = name_models(model)
+    sources = name_models(model or ["micro"])
     if ray is None:
-        settings = with_models(common, settings, sources)
-        settings = replace(settings, tracing=open_tracing(traces))
+        models = load_models(sources, common.model)
+        settings = replace(settings, models=models, tracing=Tracing.open(traces))
         server.serve(settings, Path(state_dir), **where)
         return
 
@@ -124,69 +123,43 @@ def serve(
     if not (least.isdecimal() and (most or least).isdecimal()):
         raise UserError(f"--replicas is N or MIN:MAX, got {replicas!r}")
     if ":" in common.device:
-        wanted = f"write --device cuda, not {common.device}"
-        raise UserError(f"the cluster chooses which GPU a replica gets: {wanted}")
+        remedy = f"write --device cuda, not {common.device}"
+        raise UserError(f"the cluster chooses which GPU a replica gets: {remedy}")
     cores = settings.workers * settings.threads
     gpus = 0.0 if common.device == "cpu" else ray_gpus
     plan = ReplicaPlan(int(least), int(most or least), cpus=cores, gpus=gpus, address=ray)
-    # tokens stay with the router
-    plain = replace(settings, tokens=None, hosts=frozenset(), tracing=Tracing())
+    plain = replace(settings, tokens=None, hosts=frozenset())  # tokens stay with the router
     build = partial(build_settings, plain, sources, common.device, common.dtype, traces)
-    settings = replace(settings, tracing=open_tracing(traces))
-    serve_replicas(settings, build, state_dir, plan, **where)
+    serve_replicas(replace(settings, tracing=Tracing.open(traces)), build, state_dir, plan, **where)
 
 
-def name_models(model: list[str] | None) -> dict[str, str]:
-    """Public name and source of each model to offer."""
-    from cliquetta.serve import settings as known
-
-    return known.name_models(model or ["micro"])
-
-
-def with_models(common: Common, settings: Settings, sources: Mapping[str, str]) -> Settings:
-    """Load the models in this process."""
-    from cliquetta.serve.settings import load_models
-
-    return replace(settings, models=load_models(sources, common.model))
-
-
-def offered(
+def read_offer(
     common: Common,
     method: list[str] | None,
     host: str,
     token_file: Path | None,
     limit: list[str] | None,
-    workers: int | None = None,
-    session_days: float | None = None,
-    ray: str | None = None,
 ) -> Settings:
-    """Read what the operator offers, checked before a model is loaded."""
-    from cliquetta.serve import settings as known
-    from cliquetta.serve.auth import check_binding
+    """Read what the operator offers, checked before a model is loaded.
 
-    tokens = read_tokens(token_file)
+    Tokens are in a file or in the environment: a command line would show them to everyone.
+    """
+    from cliquetta.serve.auth import Tokens, check_binding
+    from cliquetta.serve.settings import LOCAL_HOSTS, Limits, Settings, served_methods
+
+    tokens, value = None, os.environ.get(TOKEN_VARIABLE)
+    if token_file is not None:
+        tokens = Tokens(token_file.read_text(encoding="utf-8").splitlines())
+    elif value is not None:
+        tokens = Tokens([value])
     check_binding(host, tokens)
-    limits = known.Limits.from_text(read_settings(limit or []))
-    methods = known.served_methods(method)
-    return known.Settings(
-        methods=methods,
+    return Settings(
+        methods=served_methods(method),
         tokens=tokens,
-        hosts=known.LOCAL_HOSTS | {host} if tokens is None else None,
-        limits=limits,
-        workers=workers or (1 if ray else os.cpu_count()) or 1,
+        hosts=LOCAL_HOSTS | {host} if tokens is None else None,
+        limits=Limits.from_text(read_settings(limit or [])),
         threads=common.threads or 1,
-        session_days=session_days,
     )
-
-
-def read_tokens(path: Path | None) -> Tokens | None:
-    """Tokens of a file or of the environment; a command line would show them to everyone."""
-    from cliquetta.serve.auth import Tokens
-
-    if path is not None:
-        return Tokens(path.read_text(encoding="utf-8").splitlines())
-    given = os.environ.get(TOKEN_VARIABLE)
-    return None if given is None else Tokens([given])
 
 
 def show(
@@ -205,9 +178,11 @@ def show(
     except ImportError as error:
         raise UserError(f"no {error.name}: pip install 'cliquetta[app]'") from error
     del interface
+    from cliquetta.serve.settings import load_models, name_models
 
     limits = [f"body_bytes={_APP_BODY_BYTES}", *(limit or [])]
-    settings = offered(common, method, host, token_file, limits)
-    settings = with_models(common, settings, name_models(model))
+    settings = read_offer(common, method, host, token_file, limits)
+    models = load_models(name_models(model or ["micro"]), common.model)
+    settings = replace(settings, models=models)
     ready = partial(common.terminal.say, f"http://{host}:{port}; press Ctrl-C to stop")
     server.serve(settings, host=host, port=port, open_browser=open_browser, on_ready=ready)

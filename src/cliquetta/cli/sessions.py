@@ -30,20 +30,20 @@ StateDir = Annotated[str, "Directory of the sessions, or a URL (see serve)."]
 
 def list_all(common: Common, state_dir: StateDir = "sessions") -> None:
     """List all sessions, also those of a running server."""
-    found = _scan(state_dir)
+    stored = _scan(state_dir)
     columns = ("id", "owner", "model", "method", "classes", "batches", "images", "used", "KiB")
     rows = [
         (
-            *(one.spec.id, one.spec.owner, one.spec.model, one.spec.method),
-            *(len(one.spec.classes), one.progress.sequence, one.progress.images),
+            *(one.info.id, one.owner, one.info.model, one.info.method),
+            *(len(one.info.classes), one.info.sequence, one.info.images),
             datetime.fromtimestamp(one.used).isoformat(" ", "minutes"),
             round(one.bytes / 1024),
         )
-        for one in found
+        for one in stored
     ]
     shown = [[str(cell) for cell in row] for row in rows]
     common.terminal.table(columns, shown, right=("classes", "batches", "images", "KiB"))
-    common.terminal.say(f"{count(len(found), 'session')} in {state_dir}")
+    common.terminal.say(f"{count(len(stored), 'session')} in {state_dir}")
     common.terminal.document([dict(zip(columns, row, strict=True)) for row in rows])
 
 
@@ -60,7 +60,7 @@ def delete(
 
     if not ids and unused_days is None:
         raise UserError("no sessions given: name their ids, or use --unused-days")
-    known = {one.spec.id: one for one in _scan(state_dir)}
+    known = {one.info.id: one for one in _scan(state_dir)}
     missing = [id for id in ids or () if id not in known]
     if missing:
         raise UserError(f"no session {missing[0]!r} in {state_dir}: see `cliquetta sessions list`")

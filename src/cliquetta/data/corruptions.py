@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from cliquetta.data import distortions
 from cliquetta.data.distortions import Constants
 from cliquetta.data.filters import Draws, Floats
-from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.errors import UserError, look_up
 
 Images = NDArray[np.uint8]
 Table = tuple[Constants, ...]
@@ -69,7 +69,9 @@ def corrupt(image: Images, name: str, severity: int, generator: np.random.Genera
     """Corrupt one RGB picture (H, W, 3) of any size; the input is left alone."""
     if image.ndim != 3:
         raise UserError(f"corrupt takes one picture (H, W, 3), got shape {image.shape}")
-    out: Images = _corrupt(image[None], _find(name), severity, [generator])[0]
+    out: Images = _corrupt(
+        image[None], look_up("corruption", name, CORRUPTIONS), severity, [generator]
+    )[0]
     return out
 
 
@@ -85,7 +87,7 @@ def corrupt_batch(
     numbers = range(len(images)) if indices is None else indices
     if len(numbers) != len(images):
         raise UserError(f"{len(images)} pictures but {len(numbers)} indices")
-    corruption = _find(name)
+    corruption = look_up("corruption", name, CORRUPTIONS)
     corruption.constants(severity, 1)
     out = np.empty_like(images)
     size = max(1, _CHUNK // max(1, math.prod(images.shape[1:])))
@@ -94,12 +96,6 @@ def corrupt_batch(
         generators = [np.random.default_rng((seed, int(i))) for i in numbers[part]]
         out[part] = _corrupt(images[part], corruption, severity, generators)
     return out
-
-
-def _find(name: str) -> Corruption:
-    if name not in CORRUPTIONS:
-        raise UnknownNameError("corruption", name, CORRUPTIONS)
-    return CORRUPTIONS[name]
 
 
 def _corrupt(

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.errors import UserError, look_up
 
 Indices = npt.NDArray[np.int64]
 Rng = np.random.Generator
@@ -276,9 +276,7 @@ SAMPLERS: dict[str, Sampler] = {
 
 def get_sampler(name: str) -> Sampler:
     """The sampler of a name."""
-    if name not in SAMPLERS:
-        raise UnknownNameError("order", name, SAMPLERS)
-    return SAMPLERS[name]
+    return look_up("order", name, SAMPLERS)
 
 
 def parse_present(given: str) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from cliquetta.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt_batch
 from cliquetta.data.dataset import Dataset, UInt8Array
-from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.errors import UserError, look_up
 
 DEFAULT_SEVERITY = 5
 _SHIFT = re.compile(r"(?P<name>[A-Za-z_]+)(?::(?P<severity>\d+))?")
@@ -28,8 +28,7 @@ class Shift:
 
     def __post_init__(self) -> None:
         """Validate fields."""
-        if self.name not in CORRUPTIONS:
-            raise UnknownNameError("shift", self.name, CORRUPTIONS)
+        look_up("shift", self.name, CORRUPTIONS)
         if self.severity not in SEVERITIES:
             raise UserError(f"severity of {self.name} is 1 to 5, got {self.severity}")
 

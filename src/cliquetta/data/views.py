@@ -25,7 +25,7 @@ from cliquetta.data.crops import (
     resized_crop_boxes,
     zoom_crop_boxes,
 )
-from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.errors import UserError, look_up
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.types import Batch, ViewSpec
 
@@ -38,8 +38,7 @@ VIEW_KINDS = {
 
 def check_spec(spec: ViewSpec) -> None:
     """Refuse views that cannot be made."""
-    if spec.kind not in VIEW_KINDS:
-        raise UnknownNameError("kind of views", spec.kind, VIEW_KINDS)
+    look_up("kind of views", spec.kind, VIEW_KINDS)
     if spec.count < 1:
         raise UserError(f"at least one view (the plain one), got {spec.count}")
     if spec.kind == "zoom-crop" and spec.zoom < 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import sys
@@ -23,26 +22,18 @@ from cliquetta.data.images import Decode
 from cliquetta.data.inputs import is_table, separate_images
 from cliquetta.data.listing import STDIN, ImageList, Source, list_images
 from cliquetta.errors import UnknownNameError, UserError
-from cliquetta.inference.parts import Parts
-from cliquetta.inference.predictor import Predictor
-from cliquetta.inference.reading import ImageSource
+from cliquetta.inference.predictor import ImageSource, Predictor
 from cliquetta.inference.resumable import (
     Cluster,
+    FileRun,
     Progress,
-    Request,
-    assemble_table,
     check_writable,
-    parts_folder,
-    run_with_parts,
     shard_path,
     shard_range,
-    unfinished,
 )
-from cliquetta.inference.rows import PredictionRun, RowFormat
-from cliquetta.inference.table_files import Row, TableFormat, pick_format
+from cliquetta.inference.rows import PredictionRun, Row, RowFormat, pick_format
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import DEFAULT_METHOD, create_method
-from cliquetta.methods.state import describe
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import NO_MODEL, create_model, pick_device
 from cliquetta.model.in_memory import FeaturesOnly, from_model
@@ -86,7 +77,7 @@ def predict(
 
     Args:
         images: Folders, image files, globs, tar files, CSV or Parquet files with a column of paths
-            (their columns are kept), URLs of these, ``-`` for a list of paths on standard input;
+            (their columns are copied), URLs of these, ``-`` for a list of paths on standard input;
             a DataFrame with a column ``path``; images in memory, one or several (see
             :func:`cliquetta.data.inputs.separate_images`); or features of images, as
             :func:`cliquetta.data.features.feature_dataset` takes them.
@@ -94,15 +85,15 @@ def predict(
         text_features: Features of the class names, from the model that made ``images``, which
             are features then: an array or tensor (N, E), or a file (see
             :func:`cliquetta.prompts.features.as_text_features`). No model is loaded.
-        method: Name of a method, an adapter, or several of them; the answers of several stand
-            side by side.
+        method: Name of a method, an adapter, or several of them; the predictions of
+            several stand side by side.
         model: Name or path of a model, a loaded one, or a module that
             :func:`cliquetta.from_model` takes; needed where ``method`` is a name. ``"micro"``,
             which comes with the package, is a toy for images of 32 pixels.
         device: Where to load the model.
         seed: Of the methods' random draws and of views.
         batch_size: Images per batch.
-        top_k: Answers per image.
+        top_k: Best classes to list per image.
         all_probabilities: Give the probability of every class, too.
         multi_label: Score classes independently (sigmoid models such as SigLIP only) and list all
             whose probability is at least this.
@@ -119,7 +110,7 @@ def predict(
             their size where that is still enough (other pixels, slightly).
         state: File of one method's adapted state: continued from if it exists, saved at the end;
             with ``group_by`` a folder of such files.
-        out: Output file or URL; ``-`` is standard output. Without it rows are kept in memory.
+        out: Output file or URL; ``-`` is standard output. Without it rows stay in memory.
         file_format: ``csv``, ``jsonl`` or ``parquet``; by the suffix of ``out`` if not given.
         shard: ``(i, n)`` predicts the i-th of n equal parts of the list, counted from 1, into a
             file of its own.
@@ -162,7 +153,7 @@ def predict(
     row_format = RowFormat(
         tuple(adapters), names, top_k, all_probabilities, multi_label, reject, calibrate
     )
-    table = pick_format(Path(out or STDIN), file_format)
+    write_table = pick_format(Path(out or STDIN), file_format)
     if workers is not None and workers < 0:
         raise UserError(f"workers is 0 or more, got {workers}")
     if decode not in get_args(Decode):
@@ -190,30 +181,14 @@ def predict(
             if out is None:
                 run.rows = list(rows)
             else:
-                table.write(rows, columns, sys.stdout.buffer)
+                write_table(rows, columns, sys.stdout.buffer)
             return run
-        target = shard_path(out, shard)
-        if isinstance(images, FeatureDataset):
-            Parts(parts_folder(target), ()).remove_finished()
-            check_writable(target, state, overwrite=overwrite)
-            return _run_features(
-                predictor, images, target, table, shard, state, overwrite, keep_rows, on_progress
-            )
-        if sources is None:
+        source = images if isinstance(images, FeatureDataset) else sources
+        if source is None:
             raise UserError("an output file needs paths: folders, image files or CSV files")
-        request = Request(
-            sources,
-            target,
-            table,
-            shard=shard,
-            group_by=group_by,
-            state=state,
-            stdin=stdin,
-            overwrite=overwrite,
-            keep_rows=keep_rows,
-            on_progress=on_progress,
-        )
-        return run_with_parts(predictor, request, cluster)
+        request = shard_path(out, shard), write_table, shard, group_by, state, stdin
+        work = FileRun(predictor, source, *request, overwrite, keep_rows, on_progress)
+        return work.complete(cluster)
 
 
 def _check_independent(adapters: Mapping[str, Adapter]) -> None:
@@ -325,48 +300,3 @@ def _run_in_memory(
             predictor.save(state, seen + run.images - run.skipped)
 
     return run, rows(), source.table_columns()
-
-
-def _run_features(
-    predictor: Predictor,
-    features: FeatureDataset,
-    target: Path | str,
-    table: TableFormat,
-    shard: tuple[int, int],
-    state: Path | None,
-    overwrite: bool,
-    keep_rows: bool,
-    on_progress: Progress | None,
-) -> PredictionRun:
-    """A run over features into a file, too short for parts: one that was killed starts again.
-
-    It starts from the same state, as the state file may be written already.
-    """
-    parts = Parts(parts_folder(target), tuple(predictor.adapters))
-    asked = {
-        "features": hashlib.sha256(features.rows.tobytes()).hexdigest(),
-        "shard": list(shard),
-        "state": None if state is None else str(state),
-        "method": {name: describe(adapter) for name, adapter in predictor.adapters.items()},
-    }
-    with parts.held():
-        if facts := unfinished(parts, asked, overwrite=overwrite):
-            seen = facts["seen"]
-            predictor.restore(parts.start())
-        else:
-            parts.clear()
-            seen = predictor.load(state)
-            parts.begin({"asked": asked, "seen": seen}, predictor.states())
-        run, rows, columns = _run_in_memory(predictor, features, shard, None, on_progress)
-
-        def kept() -> Iterator[Row]:
-            for row in rows:
-                run.rows += [row] if keep_rows else []
-                yield row
-
-        assemble_table(kept(), table, target, parts.folder, columns)
-        if state is not None:
-            predictor.save(state, seen + run.images)
-        parts.finish()
-    run.out = target
-    return run

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from cliquetta.atomic import exclusive, write_atomically
 from cliquetta.inference.predictor import Predictor, States
-from cliquetta.inference.table_files import Row
+from cliquetta.inference.rows import Row
 
 PART_SECONDS = 20.0
 """How much work a run that is stopped may lose."""
@@ -70,25 +70,22 @@ class PartCutter:
     """Whether the state at the end of the lane is wanted."""
     most_rows: int = field(default_factory=lambda: PART_ROWS)
     seconds: float = field(default_factory=lambda: PART_SECONDS)
-    waiting: int = 0
-    """Images since the last part."""
-    begun: float = field(default_factory=time.monotonic)
 
-    @property
-    def next(self) -> int:
+    def __post_init__(self) -> None:
+        self.next = self.first
         """The image whose turn it is."""
-        return self.first + self.waiting
+        self._begun = time.monotonic()
 
     def add(self, images: int, *, due: bool = False) -> Part | None:
         """The part that ends with these images, if it is time, the lane is done, or it is due."""
-        self.waiting += images
-        last, late = self.next, time.monotonic() - self.begun > self.seconds
-        if not (due or late or self.waiting >= self.most_rows or last == self.lane.stop):
+        self.next += images
+        late = time.monotonic() - self._begun > self.seconds
+        complete = self.next == self.lane.stop
+        if not (due or late or complete or self.next - self.first >= self.most_rows):
             return None
-        wanted = last < self.lane.stop or self.keep_state
-        states = self.predictor.states() if wanted else {}
-        part = Part(self.lane, self.first, last, (), states)
-        self.waiting, self.first, self.begun = 0, last, time.monotonic()
+        states = self.predictor.states() if self.keep_state or not complete else {}
+        part = Part(self.lane, self.first, self.next, (), states)
+        self.first, self._begun = self.next, time.monotonic()
         return part
 
 
@@ -208,20 +205,21 @@ class Parts:
         names = (path.stem.split("-") for path in self.folder.glob("*-*.jsonl"))
         return {int(first): int(last) for first, last in names}
 
-    def finished(self, lane: Lane) -> list[Path]:
-        """The files of a lane's parts, in order without a gap."""
-        files, first = [], lane.start
+    def _spans(self, lane: Lane) -> Iterator[tuple[int, int]]:
+        """First and last image of a lane's parts, in order without a gap."""
+        first = lane.start
         while first < lane.stop and first in self._ends:
-            files.append(self._part(first, self._ends[first]))
-            first = self._ends[first]
-        return files
+            last = self._ends[first]
+            yield first, last
+            first = last
+
+    def finished(self, lane: Lane) -> list[Path]:
+        """The files of a lane's parts, in order."""
+        return [self._part(*span) for span in self._spans(lane)]
 
     def done(self, lane: Lane) -> int:
         """The first image of a lane that is in no part."""
-        first = lane.start
-        while first < lane.stop and first in self._ends:
-            first = self._ends[first]
-        return first
+        return max((last for _, last in self._spans(lane)), default=lane.start)
 
     def add(self, part: Part) -> None:
         """Add a part; its rows are complete or absent."""
@@ -241,8 +239,7 @@ class Parts:
 
     def start(self) -> States:
         """The methods' state before the first image."""
-        files = {name: self.folder / f"{_START}.{name}.safetensors" for name in self.methods}
-        return {name: file.read_bytes() for name, file in files.items()}
+        return self.states(Lane(0, 0))
 
     def _part(self, first: int, last: int) -> Path:
         return self.folder / f"{first:012d}-{last:012d}.jsonl"

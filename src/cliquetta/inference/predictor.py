@@ -1,40 +1,227 @@
-"""Methods over batches of images: batches in, rows out."""
+"""From images to rows: batches with the views that methods ask for, and methods over them."""
 
 from __future__ import annotations
 
+import logging
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+from PIL import Image
 
+from cliquetta.data.dataset import Dataset
 from cliquetta.data.features import FeatureDataset
 from cliquetta.data.images import Decode
-from cliquetta.data.prepared import AnyBatch
-from cliquetta.inference.reading import ReadBatch, Reader
-from cliquetta.inference.rows import RowFormat
-from cliquetta.inference.table_files import Row, shown_path
+from cliquetta.data.inputs import ImageLike, name_images, to_picture
+from cliquetta.data.listing import Entry, ImageList, find_listed
+from cliquetta.data.loader import ImageGroup, Loaded, Loader
+from cliquetta.data.prepared import AnyBatch, FeatureStream
+from cliquetta.data.stream import Stream
+from cliquetta.data.views import to_pixels
+from cliquetta.inference.rows import Row, RowFormat, shown_path
 from cliquetta.methods.base import Adapter, NonFiniteError
 from cliquetta.methods.building.feature_level import FeatureLevel
 from cliquetta.methods.registry import require_features_only
 from cliquetta.methods.state import load_state, pack_state, unpack_state
+from cliquetta.model.clip import CLIP
 from cliquetta.model.cuda import side_stream
-from cliquetta.types import Batch, Prediction
+from cliquetta.model.preprocess import Preprocess
+from cliquetta.types import Batch, Prediction, ViewSpec
+
+_log = logging.getLogger(__name__)
+
+
+class Picture(NamedTuple):
+    """An image in memory, named by its number, or a path among such images."""
+
+    path: str
+    image: ImageLike
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The images of a batch as they are listed, and the columns that were given for each."""
+
+    images: Sequence[Entry] | Sequence[Picture]
+    columns: Sequence[Row]
+
+
+@dataclass(frozen=True)
+class ReadBatch:
+    """A batch as it was read: every image of the list, and the pixels of those that are readable.
+
+    Methods that want the same views share a :class:`Batch`.
+    """
+
+    keys: Sequence[str]
+    columns: Sequence[Row]
+    by_views: Mapping[ViewSpec | None, AnyBatch]
+    unreadable: Mapping[str, str]
+    """Why, by key."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Turns images into batches."""
+
+    preprocess: Preprocess
+    views: tuple[ViewSpec | None, ...]
+    batch_size: int
+    seed: int
+    workers: int | None = 0
+    device: torch.device | None = None
+    """Where pixels are wanted; ``None`` leaves them bytes, for :meth:`develop`."""
+    model: CLIP | None = None
+    """What given features are of; images are read without it."""
+    decode: Decode = "exact"
+
+    def stream(self, dataset: FeatureDataset, views: ViewSpec | None) -> FeatureStream:
+        """Given features in their order, if the model and the views of a method fit them."""
+        assert self.model is not None
+        stream = Stream(dataset, self.preprocess, self.batch_size, order="sequential", views=views)
+        return FeatureStream(stream, self.model)
+
+    def batches(self, source: ImageSource, start: int, stop: int) -> Iterator[ReadBatch]:
+        """The batches of the images from ``start`` up to ``stop``."""
+        if isinstance(source.images, FeatureDataset):
+            yield from self._features(source.images.part(start, stop))
+            return
+        begun: deque[Segment] = deque()
+
+        def listed() -> Iterator[Sequence[Entry] | Sequence[Picture]]:
+            for first in range(start, stop, self.batch_size):
+                begun.append(source.segment(first, min(first + self.batch_size, stop)))
+                yield begun[-1].images
+
+        loaded = self._loader(local=source.local).load(listed(), stop - start)
+        with closing(loaded):  # type: ignore[type-var]
+            for read in loaded:
+                yield self._batch(begun.popleft(), read)
+
+    def read(self, segment: Segment) -> ReadBatch:
+        """One batch, in this thread."""
+        (loaded,) = self._loader(local=True).load([segment.images], len(segment.images))
+        return self._batch(segment, loaded)
+
+    def develop(self, read: ReadBatch, device: torch.device) -> ReadBatch:
+        """A batch of bytes as one of pixels."""
+        made: dict[ViewSpec | None, AnyBatch] = {}
+        for views, batch in read.by_views.items():
+            assert isinstance(batch, Batch)
+            both = batch.images if batch.views is None else batch.views
+            pixels = to_pixels(both.to(device), self.preprocess)
+            plain = pixels if batch.views is None else pixels[:, 0]
+            made[views] = Batch(plain, batch.keys, None if batch.views is None else pixels)
+        return replace(read, by_views=made)
+
+    def _loader(self, *, local: bool) -> Loader[Entry | Picture]:
+        # crops of a small part of an image need all of its pixels
+        fast = self.decode == "fast" and not any(self.views)
+        # workers import what they are sent, and this module is large
+        find = partial(
+            _find if local else find_listed, shorter=self.preprocess.size if fast else None
+        )
+        settings = (self.preprocess, self.views, self.seed, self.workers, self.device, local)
+        return Loader(find, *settings)
+
+    def _batch(self, segment: Segment, loaded: Loaded) -> ReadBatch:
+        keys = [image.path for image in segment.images]
+        batches = loaded.batches(keys, self.views)
+        by_views: dict[ViewSpec | None, AnyBatch] = dict(zip(self.views, batches, strict=True))
+        unreadable = {keys[at]: reason for at, reason in loaded.unreadable}
+        for key, reason in unreadable.items():
+            _log.warning("skipped %s: %s", key, reason)
+        return ReadBatch(keys, segment.columns, by_views, unreadable)
+
+    def _features(self, dataset: FeatureDataset) -> Iterator[ReadBatch]:
+        streams = [self.stream(dataset, views).batches() for views in self.views]
+        for batches in zip(*streams, strict=True):
+            by_views = dict(zip(self.views, (batch for batch, _ in batches), strict=True))
+            keys = batches[0][0].keys
+            yield ReadBatch(keys, [{}] * len(keys), by_views, {})
+
+
+def _find(images: Sequence[Entry | Picture], *, shorter: int | None) -> list[ImageGroup]:
+    """Images of a list, or images in memory."""
+    pictures = [image for image in images if isinstance(image, Picture)]
+    if not pictures:
+        return find_listed(images, shorter=shorter)  # type: ignore[arg-type]
+    keys, rows = [picture.path for picture in pictures], range(len(pictures))
+    return [ImageGroup(_Pictures(pictures), rows, keys, rows)]
+
+
+class ImageSource:
+    """Files of a list, or images in memory, as datasets of consecutive images."""
+
+    def __init__(
+        self, images: ImageList | FeatureDataset | Sequence[ImageLike], row_format: RowFormat
+    ) -> None:
+        self.images = images
+        self.row_format = row_format
+        self._names = [] if isinstance(images, ImageList | FeatureDataset) else name_images(images)
+        self.columns: dict[str, str] = {}
+        """Columns of input tables and what they are called in the output."""
+        used = {"path", "error", *row_format.columns()}
+        for name in images.columns if isinstance(images, ImageList) else ():
+            while (shown := self.columns.get(name, name)) in used:
+                self.columns[name] = f"input_{shown}"
+            self.columns[name] = shown
+            used.add(shown)
+
+    @property
+    def local(self) -> bool:
+        """Whether other processes cannot see the images."""
+        return not isinstance(self.images, ImageList) or self.images.in_memory
+
+    def segment(self, start: int, stop: int) -> Segment:
+        """Some images, and the columns that were given for each."""
+        assert not isinstance(self.images, FeatureDataset)
+        if not isinstance(self.images, ImageList):
+            named = zip(self._names[start:stop], self.images[start:stop], strict=True)
+            pictures = [Picture(name, image) for name, image in named]
+            return Segment(pictures, [{}] * len(pictures))
+        entries = self.images.entries(start, stop)
+        shown = self.columns.items()
+        columns = [{new: e.columns.get(name, "") for name, new in shown} for e in entries]
+        return Segment([entry._replace(columns={}) for entry in entries], columns)
+
+    def table_columns(self) -> dict[str, type]:
+        """All columns of the output table, in order."""
+        given = dict.fromkeys(self.columns.values(), str)
+        return {"path": str, **given, **self.row_format.columns(), "error": str}
+
+
+class _Pictures(Dataset):
+    """Images in memory."""
+
+    def __init__(self, pictures: Sequence[Picture]) -> None:
+        keys = [picture.path for picture in pictures]
+        super().__init__("images", names=(), keys=keys, labels=None)
+        self.pictures = pictures
+
+    def load(self, index: int) -> Image.Image:
+        """Image ``index`` in RGB."""
+        return to_picture(self.pictures[index].image)[1]
+
+
+# --- methods over batches -------------------------------------------------------------------------
+
 
 States = Mapping[str, bytes]
 """The packed state of every method, by name."""
-
-
 Health = dict[str, dict[str, int | float | str]]
 """By method: figures of how adaptation is doing, with a verdict."""
 
 
 def predict_batch(adapter: Adapter, batch: AnyBatch) -> Prediction:
-    """The answer of a method to a batch, of images or of their features."""
+    """The prediction of a method for a batch, of images or of their features."""
     if isinstance(batch, Batch):
         return adapter.predict(batch)
     assert isinstance(adapter, FeatureLevel)
@@ -43,7 +230,7 @@ def predict_batch(adapter: Adapter, batch: AnyBatch) -> Prediction:
 
 @dataclass
 class Predictor:
-    """Methods that answer side by side."""
+    """Methods that predict the same images side by side."""
 
     adapters: Mapping[str, Adapter]
     row_format: RowFormat
@@ -65,7 +252,10 @@ class Predictor:
     @property
     def health(self) -> Health:
         """Health figures of every method after its last batch."""
-        return {name: self.adapters[name].summarize(said) for name, said in self.last.items()}
+        return {
+            name: self.adapters[name].summarize(prediction)
+            for name, prediction in self.last.items()
+        }
 
     @cached_property
     def reader(self) -> Reader:
@@ -87,10 +277,7 @@ class Predictor:
         return self.ask(read)()
 
     def ask(self, read: ReadBatch) -> Callable[[], list[Row]]:
-        """Let the methods learn from a batch; gives what makes its rows, later and in any thread.
-
-        A GPU may be busy with the next batch then.
-        """
+        """Let the methods learn from a batch; the result makes its rows later, in any thread."""
         begun = time.perf_counter()
         predictions = {
             name: self._predict(name, adapter, read.by_views[adapter.views])
@@ -100,12 +287,12 @@ class Predictor:
         listed, unreadable = list(zip(read.keys, read.columns, strict=True)), read.unreadable
         logits = next(iter(predictions.values())).logits
         side = side_stream(logits.device) if logits.is_cuda else None
-        answered = torch.cuda.current_stream(logits.device).record_event() if side else None
+        predicted = torch.cuda.current_stream(logits.device).record_event() if side else None
 
         def rows() -> list[Row]:
             with nullcontext() if side is None else torch.cuda.stream(side):
-                if side is not None and answered is not None:
-                    side.wait_event(answered)
+                if side is not None and predicted is not None:
+                    side.wait_event(predicted)
                 made = dict(zip(keys, self.row_format.rows(predictions), strict=True))
             none = dict.fromkeys(self.row_format.columns())
             return [
@@ -138,8 +325,7 @@ class Predictor:
     def load(self, state: Path | None) -> int:
         """Continue from a state file if there is one; returns how many images it has seen.
 
-        Of a state of another class list a method may keep what it has learned apart from the
-        classes.
+        Under another class list a method may keep what it has learned apart from the classes.
         """
         if state is None or not state.exists():
             return 0

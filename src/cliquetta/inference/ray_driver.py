@@ -1,37 +1,194 @@
 """Prediction runs on a Ray cluster: CPU workers read and decode, actors adapt.
 
-One Ray Data pipeline per actor: a list of batches, tasks that read them, an actor that takes them
-in order. Ray Data streams, holds readers back when the actor is slower, and reads again what was
-lost with a worker. The parts are written by the process that started the run
-(:mod:`.parts`), so that they are those of a run on one machine; an actor that dies is replaced by
-one that continues after the last part.
+One Ray Data pipeline per actor: a list of batches, tasks that read them, an actor that gets them in
+order. Parts are written by the process that started the run, so that they are those of a run on one
+machine; an actor that dies is replaced by one that continues after the last part.
 """
 
 from __future__ import annotations
 
+import copy
+import io
 import logging
+import math
 import os
 import pickle
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from cliquetta.errors import UserError
-from cliquetta.inference.parts import Lane
-from cliquetta.inference.ray_actor import (
-    ActorSetup,
-    BatchReport,
-    BatchTask,
-    PredictActor,
-    read_batch,
-    to_table,
-)
-from cliquetta.inference.resumable import Work
+from cliquetta.inference import parts as limits
+from cliquetta.inference.parts import Lane, Part, PartCutter
+from cliquetta.inference.predictor import Health, Predictor, ReadBatch, Reader, Segment, States
+from cliquetta.inference.resumable import FileRun
+from cliquetta.inference.rows import Row
+from cliquetta.methods.registry import create_method, get_method
+from cliquetta.model.clip import CLIP
 from cliquetta.ray_connection import LOCAL, connected
+
+
+@dataclass(frozen=True)
+class BatchTask:
+    """A batch of a lane on its way to an actor."""
+
+    lane: Lane
+    first: int
+    images: Segment | ReadBatch
+    """As listed, then as read."""
+    states: States | None
+    """What the lane continues from, with its first batch."""
+    due: bool = False
+    """Whether a part must end here."""
+
+
+@dataclass(frozen=True)
+class BatchReport:
+    """The report of an actor after a batch."""
+
+    images: int = 0
+    skipped: int = 0
+    busy: float = 0.0
+    waited: float = 0.0
+    part: Part | None = None
+    health: Health = field(default_factory=dict)
+    """With a part: how adaptation was doing at its end."""
+    refusal: str = ""
+    """Why it cannot go on, if that is bad input."""
+
+
+@dataclass(frozen=True)
+class ActorSetup:
+    """The parts that an actor builds its methods from; the model is on the CPU."""
+
+    predictor: Predictor
+    """Without methods."""
+    model: CLIP
+    methods: Sequence[tuple[Any, ...]]
+    """Name, prompts, config, seed and fitted tensors of each."""
+    device: str
+    threads: int
+    cutting: tuple[bool, int, float]
+    """The last three settings of a :class:`PartCutter`."""
+
+    @classmethod
+    def of(cls, work: FileRun, device: str, threads: int) -> ActorSetup:
+        """The setup of a run."""
+        adapters = work.predictor.adapters.values()
+        for one in adapters:
+            if get_method(one.name).adapter is not type(one):
+                raise UserError(
+                    f"{one.name} cannot be built again in an actor: run it without "
+                    "--ray, in parts (--shard) on several machines"
+                )
+        predictor = replace(work.predictor, adapters={})
+        methods = [(one.name, one.prompts, one.config, one.seed, one.fitted) for one in adapters]
+        model = copy.deepcopy(next(iter(adapters)).model).cpu()
+        cutting = work.state is not None, limits.PART_ROWS, limits.PART_SECONDS
+        return cls(predictor, model, methods, device, threads, cutting)
+
+    def build(self) -> Predictor:
+        """The methods, in the process of the actor."""
+        torch.set_num_threads(self.threads)
+        model = self.model.to(self.device)
+        adapters = {
+            name: create_method(name, model, prompts, config, seed=seed, fitted=fitted)
+            for name, prompts, config, seed, fitted in self.methods
+        }
+        return replace(self.predictor, adapters=adapters)
+
+
+class PredictActor:
+    """Adapts to the lanes of its track, batch after batch."""
+
+    def __init__(self, setup: Any) -> None:
+        import ray
+
+        self.setup: ActorSetup = pickle.loads(ray.get(setup))
+        self.predictor = self.setup.build()
+        self.cutter: PartCutter | None = None
+        self.rows: list[Row] = []
+        """Of the part that is not finished."""
+        self.refusal = ""
+        self.free = math.nan
+        """Since when it waits."""
+
+    def __call__(self, table: Any) -> Any:
+        """The report about a batch."""
+        begun = time.perf_counter()
+        waited = 0.0 if math.isnan(self.free) else begun - self.free
+        report = BatchReport(refusal=self.refusal)  # to all batches, whichever report arrives first
+        if not self.refusal:
+            try:
+                report = self._predict(from_table(table), waited)
+            except UserError as error:
+                self.refusal = str(error)
+                report = BatchReport(refusal=self.refusal)
+        self.free = time.perf_counter()
+        return to_table(replace(report, busy=self.free - begun))
+
+    def _predict(self, task: BatchTask, waited: float) -> BatchReport:
+        if self.cutter is None or self.cutter.lane != task.lane:
+            assert task.states is not None, "the lane began in another actor"
+            self.predictor.restore(task.states)
+            self.rows = []
+            cutting = self.setup.cutting
+            self.cutter = PartCutter(self.predictor, task.lane, task.first, *cutting)
+        assert task.first == self.cutter.next, f"image {task.first} for {self.cutter.next}"
+        assert isinstance(task.images, ReadBatch)
+        read = self.predictor.reader.develop(task.images, torch.device(self.setup.device))
+        rows = self.predictor.rows(read)
+        self.rows += rows
+        part = self.cutter.add(len(rows), due=task.due)
+        if part is not None:
+            part, self.rows = replace(part, rows=self.rows), []
+        health = {} if part is None else self.predictor.health
+        return BatchReport(len(rows), len(task.images.unreadable), 0.0, waited, part, health)
+
+
+class _Pickler(pickle.Pickler):
+    """Writes tensors as arrays: one copy instead of several."""
+
+    def reducer_override(self, value: object) -> Any:
+        if isinstance(value, Tensor):
+            return torch.from_numpy, (value.numpy(),)
+        return NotImplemented
+
+
+def to_table(value: object) -> Any:
+    """A block of Ray Data with one row: a Python object in bytes."""
+    import pyarrow
+
+    data = io.BytesIO()
+    _Pickler(data, pickle.HIGHEST_PROTOCOL).dump(value)
+    return pyarrow.table({"data": pyarrow.array([data.getvalue()], pyarrow.large_binary())})
+
+
+def from_table(table: Any) -> Any:
+    """The object in a block."""
+    return pickle.loads(table["data"][0].as_buffer())
+
+
+def read_batch(table: Any, reader: Reader, folder: str) -> Any:
+    """Read and decode a batch, in a task of its own."""
+    torch.set_num_threads(1)
+    with suppress(OSError):  # paths were given as seen from there
+        os.chdir(folder)
+    task: BatchTask = from_table(table)
+    assert isinstance(task.images, Segment)
+    return to_table(replace(task, images=reader.read(task.images)))
+
+
+# --- from here on the process that started the run ------------------------------------------------
+
 
 WINDOW = 4096
 """Batches of one pipeline: bounds the memory of the process that started the run."""
@@ -48,7 +205,7 @@ class RayCluster:
     actors: int | None = None
     """Lanes that are adapted to at the same time; by default as many as there are GPUs, or one."""
     gpus_per_actor: float | None = None
-    """Share of a GPU of an actor; by default a whole one if the cluster has any, else none."""
+    """Share of a GPU of an actor; by default all of one if the cluster has any, else none."""
     threads: int = 1
     """CPU threads, and cores, of an actor without a GPU."""
     retries: int = 3
@@ -81,45 +238,11 @@ class RayCluster:
                 )
             logger = logging.getLogger("ray.data")
             level = logger.level
-            logger.setLevel(logging.CRITICAL)  # what goes wrong is told here, once
+            logger.setLevel(logging.CRITICAL)  # what goes wrong is reported here, once
             try:
                 yield RayWorkers(ray, self, actors, gpus, cores)
             finally:
                 logger.setLevel(level)
-
-
-@dataclass
-class RayWorkers:
-    """The actors of one run."""
-
-    ray: Any
-    settings: RayCluster
-    actors: int
-    gpus: float
-    cores: int
-
-    def do(self, work: Work) -> None:
-        """Predict what is in no part yet, lanes shared out among the actors."""
-        device = "cuda" if self.gpus else "cpu"
-        setup = self.ray.put(pickle.dumps(ActorSetup.of(work, device, self.settings.threads)))
-        sizes = {lane: lane.stop - work.parts.done(lane) for lane in work.unfinished()}
-        tracks = share_out(sizes, self.actors)
-        over, lock = threading.Event(), threading.Lock()
-        jobs = [_Track(self, work, lanes, setup, over, lock) for lanes in tracks]
-        threads = [threading.Thread(target=job.run, daemon=True) for job in jobs]
-        for thread in threads:
-            thread.start()
-        try:
-            for thread in threads:
-                while thread.is_alive():
-                    thread.join(0.5)  # so that Ctrl-C is noticed
-        finally:
-            over.set()
-            for thread in threads:
-                thread.join(10.0)
-        for job in jobs:
-            if job.error is not None:
-                raise job.error
 
 
 def share_out(sizes: Mapping[Lane, int], tracks: int) -> list[list[Lane]]:
@@ -134,63 +257,81 @@ def share_out(sizes: Mapping[Lane, int], tracks: int) -> list[list[Lane]]:
 
 
 @dataclass
-class _Track:
-    """The lanes of one actor."""
+class RayWorkers:
+    """The actors of one run."""
 
-    workers: RayWorkers
-    work: Work
-    lanes: Sequence[Lane]
-    setup: Any
-    over: threading.Event
+    ray: Any
+    settings: RayCluster
+    actors: int
+    gpus: float
+    cores: int
+    over: threading.Event = field(default_factory=threading.Event)
     """Set when the run is to end."""
-    lock: threading.Lock
-    error: BaseException | None = None
+    errors: list[BaseException] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def run(self) -> None:
-        """Work off the lanes; an actor that is lost is replaced."""
+    def do(self, work: FileRun) -> None:
+        """Predict what is in no part yet: lanes shared out among the actors, a thread for each."""
+        device = "cuda" if self.gpus else "cpu"
+        setup = self.ray.put(pickle.dumps(ActorSetup.of(work, device, self.settings.threads)))
+        sizes = {lane: lane.stop - work.parts.done(lane) for lane in work.unfinished()}
+        threads = [
+            threading.Thread(target=self._follow, args=(work, lanes, setup), daemon=True)
+            for lanes in share_out(sizes, self.actors)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(0.5)  # so that Ctrl-C is noticed
+        finally:
+            self.over.set()
+            for thread in threads:
+                thread.join(10.0)
+        if self.errors:
+            raise self.errors[0]
+
+    def _follow(self, work: FileRun, lanes: Sequence[Lane], setup: Any) -> None:
+        """Work off the lanes of one actor; an actor that is lost is replaced."""
         attempts = 0
         try:
-            while not self.over.is_set() and (left := self._left()):
+            while not self.over.is_set() and (left := _left(work, lanes)):
                 try:
-                    self._stream()
-                except self.workers.ray.exceptions.RayError as error:
+                    self._stream(work, lanes, setup)
+                except self.ray.exceptions.RayError as error:
                     if self.over.is_set():
                         return
-                    attempts = attempts + 1 if self._left() == left else 0
-                    if attempts > self.workers.settings.retries:
+                    attempts = attempts + 1 if _left(work, lanes) == left else 0
+                    if attempts > self.settings.retries:
                         raise
                     reason = next(iter(str(error).splitlines()), "")
                     _log.warning("an actor is replaced: %s: %s", type(error).__name__, reason)
                     self.over.wait(2.0**attempts)
         except BaseException as error:
-            self.error = error
+            self.errors.append(error)
             self.over.set()
 
-    def _left(self) -> list[tuple[Lane, int]]:
-        """Lanes with images that are in no part, and the first of these."""
-        firsts = [(lane, self.work.parts.done(lane)) for lane in self.lanes]
-        return [(lane, first) for lane, first in firsts if first < lane.stop]
-
-    def _tasks(self) -> Iterator[BatchTask]:
+    def _tasks(self, work: FileRun, lanes: Sequence[Lane]) -> Iterator[BatchTask]:
         """The next batches of the lanes."""
-        size = self.work.predictor.batch_size
+        size = work.predictor.batch_size
         batches = (
             (lane, begin, first)
-            for lane, begin in self._left()
+            for lane, begin in _left(work, lanes)
             for first in range(begin, lane.stop, size)
         )
         for number, (lane, begin, first) in enumerate(islice(batches, WINDOW), start=1):
             with self.lock:
-                segment = self.work.source.segment(first, min(first + size, lane.stop))
-                states = self.work.states(lane) if first == begin else None
+                segment = work.source.segment(first, min(first + size, lane.stop))
+                states = work.states(lane) if first == begin else None
             yield BatchTask(lane, first, segment, states, due=number == WINDOW)
 
-    def _stream(self) -> None:
-        """Let batches flow through readers and an actor, and keep the parts that come out."""
+    def _stream(self, work: FileRun, lanes: Sequence[Lane], setup: Any) -> None:
+        """Let batches flow through readers and an actor, and add the parts that come out."""
         from ray.data import from_arrow
 
-        reader = replace(self.work.predictor.reader, workers=0, device=None, model=None)
-        batches = from_arrow([to_table(task) for task in self._tasks()])
+        reader = replace(work.predictor.reader, workers=0, device=None, model=None)
+        batches = from_arrow([to_table(task) for task in self._tasks(work, lanes)])
         batches.context.execution_options.preserve_order = True
         batches.context.enable_progress_bars = False
         read_there: Any = read_batch
@@ -201,10 +342,10 @@ class _Track:
         options = {"max_restarts": -1, "max_task_retries": 0, "allow_out_of_order_execution": False}
         reports = read.map_batches(
             PredictActor,
-            fn_constructor_args=(self.setup,),
+            fn_constructor_args=(setup,),
             concurrency=1,
-            num_cpus=self.workers.cores,
-            num_gpus=self.workers.gpus,
+            num_cpus=self.cores,
+            num_gpus=self.gpus,
             ray_remote_args_fn=lambda: options,
             **one,
         )
@@ -219,8 +360,14 @@ class _Track:
                     raise UserError(report.refusal)
                 with self.lock:
                     if report.part is not None:
-                        self.work.parts.add(report.part)
-                        self.work.run.health |= report.health
-                    self.work.run.busy += report.busy
-                    self.work.run.waited += report.waited
-                    self.work.advance(report.images, report.skipped)
+                        work.parts.add(report.part)
+                        work.result.health |= report.health
+                    work.result.busy += report.busy
+                    work.result.waited += report.waited
+                    work.advance(report.images, report.skipped)
+
+
+def _left(work: FileRun, lanes: Sequence[Lane]) -> list[tuple[Lane, int]]:
+    """Lanes with images that are in no part, and the first of these."""
+    firsts = [(lane, work.parts.done(lane)) for lane in lanes]
+    return [(lane, first) for lane, first in firsts if first < lane.stop]

@@ -42,11 +42,11 @@ class BatchDependence(str, Enum):
 
 
 class NonFiniteError(UserError):
-    """NaN or infinity in pixels, answers or what was learned from them."""
+    """NaN or infinity in pixels, predictions or what was learned from them."""
 
 
 CHECKED_LATE = frozenset({"cuda"})
-"""Kinds of devices that work while the host goes on: pixels there are checked with the answers,
+"""Kinds of devices that work while the host goes on: pixels there are checked with the predictions,
 which saves a wait per batch. Elsewhere bad pixels are refused before anything is computed."""
 
 
@@ -132,7 +132,7 @@ class Adapter(ZeroShotReference, ABC):
             Logits of every image, in order.
 
         Raises:
-            NonFiniteError: Pixels, answers or what was learned are not finite.
+            NonFiniteError: Pixels, predictions or what was learned are not finite.
             UserError: Something is not an image, or cannot be read.
 
         """
@@ -296,7 +296,7 @@ class Adapter(ZeroShotReference, ABC):
 
         """
         raise UserError(
-            f"{self.name} has nothing to freeze or export: its answers are no function "
+            f"{self.name} has nothing to freeze or export: its predictions are no function "
             "of a single image; those of domain_norm are"
         )
 

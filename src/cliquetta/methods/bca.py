@@ -61,20 +61,20 @@ class BCA(ImageByImage):
         config, memory = self.config, self.memory
         names = ("embeddings", "embedding_counts", "priors", "prior_counts")
         embeddings, counts, priors, prior_counts = (memory[name].clone() for name in names)
-        answers = []
+        posteriors = []
         for feature in features:
             posterior = (self.scale * embeddings @ feature).softmax(dim=0).to(priors.dtype) @ priors
             best, label = posterior.max(dim=0, keepdim=True)
-            answers.append(posterior)
+            posteriors.append(posterior)
             # a weight of 0 or 1 instead of a condition, for which a GPU would be waited for
             taught = (best > config.likelihood_threshold).to(counts.dtype)
             moved = counts[label] * embeddings[label] + taught * feature
             embeddings[label] = l2_normalize(moved).to(embeddings.dtype)
             counts[label] += taught
             judged = (best > config.prior_threshold).to(prior_counts.dtype)
-            kept = prior_counts[label]
-            priors[label] = (kept * priors[label] + judged * posterior) / (kept + judged)
-            prior_counts[label] = kept + judged
+            before = prior_counts[label]
+            priors[label] = (before * priors[label] + judged * posterior) / (before + judged)
+            prior_counts[label] = before + judged
         for name, values in zip(names, (embeddings, counts, priors, prior_counts), strict=True):
             memory[name] = values
-        return torch.stack(answers)
+        return torch.stack(posteriors)

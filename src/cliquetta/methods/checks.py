@@ -87,10 +87,10 @@ def logits_are_finite_float32(build: Build, batch: Batch, **_: float) -> None:
 
 
 def empty_batches_teach_nothing(build: Build, batch: Batch, **_: float) -> None:
-    """An empty batch is answered and changes nothing."""
+    """An empty batch is predicted and changes nothing."""
     adapter = build()
     before = adapter.state_dict()
-    expect(len(adapter.predict(batch[0:0]).logits) == 0, "no images, and yet an answer")
+    expect(len(adapter.predict(batch[0:0]).logits) == 0, "no images, and yet a prediction")
     expect(_unchanged(adapter, before), "an empty batch changed the memory")
 
 
@@ -98,7 +98,7 @@ def bad_pixels_teach_nothing(build: Build, batch: Batch, **_: float) -> None:
     """Pixels that are not finite are refused, and the stream goes on as if they had not come."""
     adapter, (first, *rest) = build(), stream_of(batch)
     expected = logits_of(build(), [first, *rest])
-    found = logits_of(adapter, [first])
+    actual = logits_of(adapter, [first])
     for value in (torch.nan, torch.inf, -torch.inf):
         spoilt = batch.images[:4].clone()
         spoilt[2, 1, 5, 7] = value
@@ -109,7 +109,7 @@ def bad_pixels_teach_nothing(build: Build, batch: Batch, **_: float) -> None:
             expect(all(word in str(error) for word in words), f"no image is named: {error}")
         else:
             raise AssertionError(f"a pixel of {value} was accepted")
-    expect(_equal(expected, found + logits_of(adapter, rest)), "refused images changed answers")
+    expect(_equal(expected, actual + logits_of(adapter, rest)), "refused images teach")
 
 
 def failures_teach_nothing(build: Build, batch: Batch, **_: float) -> None:
@@ -132,12 +132,12 @@ def failures_teach_nothing(build: Build, batch: Batch, **_: float) -> None:
 
 
 def reset_replays_the_stream(build: Build, batch: Batch, **_: float) -> None:
-    """After a reset, and in an equally built adapter, the same stream gets the same answers."""
+    """After a reset, and in an equally built adapter, the same stream gets the same predictions."""
     adapter, stream = build(), stream_of(batch)
     first = logits_of(adapter, stream)
     adapter.reset()
-    expect(_equal(first, logits_of(adapter, stream)), "a reset adapter answers otherwise")
-    expect(_equal(first, logits_of(build(), stream)), "an equally built adapter answers otherwise")
+    expect(_equal(first, logits_of(adapter, stream)), "a reset adapter predicts otherwise")
+    expect(_equal(first, logits_of(build(), stream)), "an equally built adapter predicts otherwise")
 
 
 def saved_states_continue(build: Build, batch: Batch, **_: float) -> None:
@@ -150,13 +150,13 @@ def saved_states_continue(build: Build, batch: Batch, **_: float) -> None:
             path = Path(folder) / f"{stop}.safetensors"
             adapter.save(path)
             state = adapter.state_dict()
-            kept = {name: value.clone() for name, value in state.items()}
+            copied = {name: value.clone() for name, value in state.items()}
             expected = logits_of(adapter, stream[stop:])
             logits_of(other, [batch[3:8]])
             load_state(other, path)
-            found = logits_of(other, stream[stop:])
-            expect(_equal(expected, found), f"loaded after {stop} batches it answers otherwise")
-            expect(_equal(list(kept.values()), list(state.values())), "a state dict is no copy")
+            actual = logits_of(other, stream[stop:])
+            expect(_equal(expected, actual), f"loaded after {stop} batches it predicts otherwise")
+            expect(_equal(list(copied.values()), list(state.values())), "a state dict is no copy")
 
 
 def weights_are_untouched(build: Build, batch: Batch, **_: float) -> None:
@@ -180,7 +180,7 @@ def gradients_stay_inside(build: Build, batch: Batch, **_: float) -> None:
     expect(torch.is_grad_enabled(), "gradients were left switched off")
     expect(not any(value.requires_grad for value in values), "a result still requires gradients")
     with torch.no_grad():
-        expect(torch.equal(logits, build().predict(batch).logits), "no_grad changes answers")
+        expect(torch.equal(logits, build().predict(batch).logits), "no_grad changes predictions")
 
 
 def random_numbers_are_its_own(build: Build, batch: Batch, **_: float) -> None:
@@ -192,7 +192,7 @@ def random_numbers_are_its_own(build: Build, batch: Batch, **_: float) -> None:
         adapter.reset()
         torch.manual_seed(2)
         before = torch.get_rng_state()
-        expect(_equal(first, logits_of(adapter, stream)), "torch.manual_seed changes answers")
+        expect(_equal(first, logits_of(adapter, stream)), "torch.manual_seed changes predictions")
         expect(torch.equal(before, torch.get_rng_state()), "global random numbers were drawn")
     finally:
         torch.set_rng_state(outside)
@@ -201,14 +201,14 @@ def random_numbers_are_its_own(build: Build, batch: Batch, **_: float) -> None:
 def dependence_is_as_declared(build: Build, batch: Batch, **tolerance: Any) -> None:
     """Order inside a batch matters if sequential only, splitting it if joint only."""
     adapter, order = build(), list(ORDER)
-    whole, kind = adapter.predict(batch).logits, adapter.batch_dependence
+    together, kind = adapter.predict(batch).logits, adapter.batch_dependence
     if kind is not BatchDependence.SEQUENTIAL:
         mixed = Batch(batch.images[order], tuple(batch.keys[i] for i in order))
-        found = build().predict(mixed).logits
-        expect(torch.allclose(found, whole[order], **tolerance), f"{kind}, and order matters")
+        actual = build().predict(mixed).logits
+        expect(torch.allclose(actual, together[order], **tolerance), f"{kind}, and order matters")
     if kind is not BatchDependence.JOINT:
-        found = torch.cat(logits_of(build(), stream_of(batch)))
-        expect(torch.allclose(found, whole, **tolerance), f"{kind}, and splitting matters")
+        actual = torch.cat(logits_of(build(), stream_of(batch)))
+        expect(torch.allclose(actual, together, **tolerance), f"{kind}, and splitting matters")
 
 
 CHECKS = (

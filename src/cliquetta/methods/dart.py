@@ -42,7 +42,7 @@ from cliquetta.methods.building.views import (
 from cliquetta.methods.registry import register
 from cliquetta.model.block import Prefix
 from cliquetta.model.clip import l2_normalize
-from cliquetta.types import Batch, Prediction, ViewSpec
+from cliquetta.types import Batch, Prediction
 
 
 @dataclass(frozen=True)
@@ -96,16 +96,10 @@ class DART(Adapter):
         self.memory.declare("kept_visual", start.repeat(N, 1, 1, 1))
         self.memory.declare("kept_context", self.template.start.repeat(N, 1, 1))
 
-    @property
-    def views(self) -> ViewSpec:
-        """The plain view and zoomed crops."""
-        return self.config.spec
-
     @torch.no_grad()
     def _predict(self, batch: Batch) -> Prediction:
-        assert batch.views is not None
-        predictions = [self._next(views) for views in batch.views]
-        logits, losses = zip(*predictions, strict=True)
+        images = batch.images[:, None] if batch.views is None else batch.views
+        logits, losses = zip(*(self._next(views) for views in images), strict=True)
         return Prediction(torch.stack(logits), {"loss": torch.stack(losses)})
 
     def _next(self, views: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,7 +111,7 @@ class DART(Adapter):
         text = self.template.features(context[None])[0]
         before = self.scale * self.encode(hidden, visual) @ text.T
         sure_before = confident_views(before, self.config.selection_fraction)
-        context, visual, loss = self.step(hidden[sure_before], context, visual, text)
+        context, visual, loss = self._step(hidden[sure_before], context, visual, text)
 
         text = self.template.features(context[None])[0]
         after = self.scale * self.encode(hidden, visual) @ text.T
@@ -147,20 +141,10 @@ class DART(Adapter):
             torch.cat([self.tower.pool(self.tower.run(p, block, prefix=prefix)) for p in parts])
         )
 
-    def step(
+    def _step(
         self, hidden: Tensor, context: Tensor, visual: Tensor, text: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Context (N, M, D), visual prompt (P, 2, D), loss: an AdamW step on selected views."""
-        by_context, by_visual, loss = self.gradients(hidden, context, visual, text)
-        adam = Adam(self.config.lr, weight_decay=self.config.weight_decay)
-        context = adam_step(AdamState.begin(context), by_context, adam).values
-        visual = adam_step(AdamState.begin(visual), by_visual, adam).values
-        return context, visual, loss
-
-    def gradients(
-        self, hidden: Tensor, context: Tensor, visual: Tensor, text: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients by the context and by the visual prompt, and the loss."""
         with torch.enable_grad():
             leaf = visual.detach().requires_grad_()
             features = self.encode(hidden, leaf)
@@ -170,14 +154,17 @@ class DART(Adapter):
             scaled, factor = near_one(by_features[None])
             by_visual = torch.autograd.grad(features, leaf, scaled[0])[0] / factor.flatten()
         by_context = self.template.gradient(context[None], by_text[None])[0]
-        return by_context, by_visual, loss.detach()
+        adam = Adam(self.config.lr, weight_decay=self.config.weight_decay)
+        context = adam_step(AdamState.begin(context), by_context, adam).values
+        visual = adam_step(AdamState.begin(visual), by_visual, adam).values
+        return context, visual, loss.detach()
 
     def _remember(self, logits: Tensor, context: Tensor, visual: Tensor) -> None:
         """Move the retained prompts of the predicted class towards those of this image."""
         label = logits.argmax()
         stay = torch.exp(-logits[label] / self.config.ema_scale)
         for name, now in (("kept_context", context[label]), ("kept_visual", visual)):
-            kept = self.memory[name].clone()
-            kept[label] = stay * kept[label] + (1 - stay) * now
-            self.memory[name] = kept
+            moved = self.memory[name].clone()
+            moved[label] = stay * moved[label] + (1 - stay) * now
+            self.memory[name] = moved
         self.memory["visual"] = visual

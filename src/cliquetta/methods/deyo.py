@@ -120,5 +120,5 @@ class DeYO(MomentumAdapter):
             drop = probability_drop(logits[rows], self.logits(norms, shuffled[rows]))
             teaching[rows] = drop > config.plpd_threshold
             weights = sample_weights(entropies[rows], drop, config.entropy_margin * chance)
-        kept = teaching[rows]
-        return (entropies[rows] * weights)[kept].mean(), teaching
+        still = teaching[rows]
+        return (entropies[rows] * weights)[still].mean(), teaching

@@ -18,11 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.methods.base import BatchDependence
-from cliquetta.methods.building.cache import Affinity, affinity, simulate_insertions, store
+from cliquetta.methods.building.cache import Affinity, affinity, declare, insert
 from cliquetta.methods.building.config import Count, Fraction, NonNegative, Positive
 from cliquetta.methods.building.entropy import marginal_entropy
 from cliquetta.methods.building.feature_level import FixedText
-from cliquetta.methods.building.memory import NON_NEGATIVE, UNIT
 from cliquetta.methods.building.views import SelectiveConfig, confident_views, take_views
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
@@ -70,12 +69,9 @@ class DMN(FixedText):
 
     def _setup(self) -> None:
         super()._setup()
-        config = self.config
         N, E = self.classifier.shape
         self.group = max(1, min(64, ELEMENTS // (N * E)))
-        empty = self.classifier.new_full((N, config.capacity), torch.inf)
-        self.memory.declare("entropy", empty, NON_NEGATIVE)
-        self.memory.declare("keys", self.classifier.new_zeros(N, config.capacity, E), UNIT)
+        declare(self.memory, self.classifier, self.config.capacity)
 
     def _predict_features(self, features: Tensor) -> Prediction:
         groups = torch.split(features, self.group)
@@ -90,11 +86,8 @@ class DMN(FixedText):
         classes = sure.softmax(dim=-1).mean(dim=1).argmax(dim=-1)
         offered = marginal_entropy(sure)
 
-        entropy, keys = memory["entropy"], memory["keys"]
-        occupancy = simulate_insertions(entropy, classes, offered)
-        memory["entropy"] = store(entropy, offered, occupancy)
-        memory["keys"] = store(keys, plain, occupancy)
-
+        keys = memory["keys"]
+        occupancy = insert(memory, classes, offered, {"keys": plain})
         weights = affinity(plain, keys, occupancy, config.beta)
         text = ((plain @ self.classifier.T - 1) * config.beta).exp()[:, :, None] * self.classifier
         seen = class_features(plain, classes, keys, weights, text)

@@ -79,14 +79,14 @@ class DOTA(FixedText):
         self.memory.declare("counts", self.classifier.new_ones(N), NON_NEGATIVE)
 
     def _predict_features(self, features: Tensor) -> Prediction:
-        return Prediction(torch.stack([self._answer(views) for views in features]).float())
+        return Prediction(torch.stack([self._predict_image(views) for views in features]).float())
 
-    def _answer(self, views: Tensor) -> Tensor:
+    def _predict_image(self, views: Tensor) -> Tensor:
         """Logits (N,) of an image with views (V, E), which is learned from afterwards."""
         config, memory = self.config, self.memory
         logits = self.scale * views @ self.classifier.T
-        kept = confident_views(logits, config.selection_fraction)
-        logits, views = logits[kept], views[kept]
+        sure = confident_views(logits, config.selection_fraction)
+        logits, views = logits[sure], views[sure]
         shared = memory["covariances"].mean(dim=0)
         shared = (1 - config.shrinkage) * shared
         shared.diagonal().add_(config.shrinkage)

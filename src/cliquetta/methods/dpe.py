@@ -25,11 +25,11 @@ from torch import Tensor
 
 from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.building.adam import Adam, AdamState, minimize
-from cliquetta.methods.building.cache import simulate_insertions, store
+from cliquetta.methods.building.cache import declare, insert
 from cliquetta.methods.building.config import Count, NonNegative, read_presets
 from cliquetta.methods.building.entropy import entropy, marginal_entropy
 from cliquetta.methods.building.feature_level import FixedText
-from cliquetta.methods.building.memory import NON_NEGATIVE, SHORT
+from cliquetta.methods.building.memory import SHORT
 from cliquetta.methods.building.views import SelectiveConfig, ViewKind, confident_views, take_views
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
@@ -79,25 +79,21 @@ class DPE(FixedText):
 
     def _setup(self) -> None:
         super()._setup()
-        N, E = self.classifier.shape
         self.adam = Adam(self.config.lr, eps=EPS, weight_decay=self.config.weight_decay)
         self.memory.declare("text", self.classifier, SHORT)
         self.memory.declare("updates", torch.zeros((), dtype=torch.long))
-        empty = self.classifier.new_full((N, self.config.capacity), torch.inf)
-        self.memory.declare("entropy", empty, NON_NEGATIVE)
-        keys = self.classifier.new_zeros(N, self.config.capacity, E)
-        self.memory.declare("keys", keys, SHORT)
+        declare(self.memory, self.classifier, self.config.capacity, keys=SHORT)
 
     def _predict_features(self, features: Tensor) -> Prediction:
-        return Prediction(torch.stack([self._answer(views) for views in features]).float())
+        return Prediction(torch.stack([self._predict_image(views) for views in features]).float())
 
-    def _answer(self, views: Tensor) -> Tensor:
+    def _predict_image(self, views: Tensor) -> Tensor:
         """Logits (N,) of one image whose views are (V, E)."""
         config, memory = self.config, self.memory
         text = memory["text"]
-        kept = self._confident(views, F.normalize(text, dim=-1))
-        feature = kept.mean(dim=0)
-        self._remember(feature, self.scale * kept @ F.normalize(text, dim=-1).T)
+        sure = self._confident(views, F.normalize(text, dim=-1))
+        feature = sure.mean(dim=0)
+        self._remember(feature, self.scale * sure @ F.normalize(text, dim=-1).T)
         filled = memory["entropy"].isfinite()
         present = filled.any(dim=1).nonzero()[:, 0]
         sums = (memory["keys"] * filled[:, :, None]).sum(dim=1)
@@ -114,11 +110,11 @@ class DPE(FixedText):
         t = F.normalize(text + residuals[: len(text)], dim=-1)
         v = F.normalize(visual + residuals[len(text) :], dim=-1)
         scored = views[0] if config.scored == "plain" else self._confident(views, t).mean(dim=0)
-        answer = self._scores(scored, t, v, present)
-        if float(entropy(answer)) < config.update_threshold * math.log2(len(text)):
+        final = self._scores(scored, t, v, present)
+        if float(entropy(final)) < config.update_threshold * math.log2(len(text)):
             memory["updates"] = memory["updates"] + 1
             memory["text"] = torch.lerp(text, t, 1 / (int(memory["updates"]) + 1))
-        return answer
+        return final
 
     def _confident(self, views: Tensor, text: Tensor) -> Tensor:
         """The views (K, E) among (V, E) that unit texts (N, E) predict most surely."""
@@ -133,7 +129,4 @@ class DPE(FixedText):
     def _remember(self, feature: Tensor, logits: Tensor) -> None:
         """Offer a feature (E,) to the cache of the class that its views' logits (K, N) predict."""
         label = logits.mean(dim=0).argmax(dim=-1, keepdim=True)
-        offered = marginal_entropy(logits)[None]
-        occupancy = simulate_insertions(self.memory["entropy"], label, offered)
-        self.memory["entropy"] = store(self.memory["entropy"], offered, occupancy)
-        self.memory["keys"] = store(self.memory["keys"], feature[None], occupancy)
+        insert(self.memory, label, marginal_entropy(logits)[None], {"keys": feature[None]})

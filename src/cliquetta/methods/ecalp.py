@@ -65,9 +65,9 @@ def nearest_texts(features: Tensor, text: Tensor, count: int) -> Tensor:
 def nearest_images(similarity: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Values and rows (M + 1, k) of the nearest images; the last node is a copy of the last."""
     M = len(similarity)
-    found = similarity.topk(min(count, M), dim=-1)
-    values = torch.cat([found.values, similarity[:, -1:]], dim=1)
-    rows = F.pad(found.indices, (0, 1), value=M)
+    nearest = similarity.topk(min(count, M), dim=-1)
+    values = torch.cat([nearest.values, similarity[:, -1:]], dim=1)
+    rows = F.pad(nearest.indices, (0, 1), value=M)
     best = values.sort(dim=-1, descending=True, stable=True)
     values = best.values[:, :count].clamp_min(0)
     rows = rows.gather(1, best.indices[:, :count])
@@ -119,20 +119,20 @@ class ECALP(FixedText):
         similarity = context_similarity(nodes, text)
         to_texts = nearest_texts(nodes, text, config.text_neighbours) ** config.gamma
         scores, labels = memory["scores"][empty:], memory["labels"][empty:]
-        answers = []
+        reached = []
         for end in range(len(scores) + 1, len(nodes) + 1):
             window = slice(max(0, end - M), end)  # the oldest is forgotten
             held = window.start - end + 1 or len(scores)
-            answer, scores, labels = self._propagate(
+            own, scores, labels = self._propagate(
                 similarity[window, window], to_texts[window], scores[held:], labels[held:]
             )
-            answers.append(answer)
+            reached.append(own)
         for name, values in (("features", nodes[-M:]), ("scores", scores), ("labels", labels)):
             memory[name] = F.pad(values, [0, 0] * (values.ndim - 1) + [M - len(values), 0])
         memory["images"] = memory["images"] + len(features)
         zero_shot = (self.scale * features @ text.T).softmax(dim=-1)
         tiny = torch.finfo(features.dtype).tiny
-        mixed = torch.lerp(F.normalize(torch.stack(answers), p=1, dim=-1), zero_shot, SMOOTHING)
+        mixed = torch.lerp(F.normalize(torch.stack(reached), p=1, dim=-1), zero_shot, SMOOTHING)
         return Prediction(mixed.clamp_min(tiny).log().float())
 
     def _propagate(

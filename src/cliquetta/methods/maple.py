@@ -51,22 +51,15 @@ class MaPLeConfig(SGDTraining):
     Empty: ``context_length`` random tokens."""
 
 
-@dataclass(frozen=True)
-class Coupled:
-    """Prompts of the towers: ``text`` (M, D_t), ``deep`` for blocks 1 ..., ``visual`` tokens."""
+def visual_prompts(learned: Mapping[str, Tensor]) -> TokenPrompts:
+    """Tokens of the image tower: linear maps of the textual ones, block by block.
 
-    text: Tensor
-    deep: tuple[Tensor, ...]
-    visual: TokenPrompts
-
-
-def couple(learned: Mapping[str, Tensor]) -> Coupled:
-    """Tokens of both towers: visual ones are linear maps ``map.*`` (J, ...) of the textual ones."""
+    ``context`` is (M, D_t), ``deep`` (J-1, M, D_t), ``map.weight`` (J, D_v, D_t) and ``map.bias``
+    (J, D_v).
+    """
     tokens = torch.cat([learned["context"][None], learned["deep"]])  # (J, M, D_t)
     visual = tokens @ learned["map.weight"].mT + learned["map.bias"][:, None]
-    return Coupled(
-        learned["context"], learned["deep"].unbind(), TokenPrompts(visual.unbind(), "end")
-    )
+    return TokenPrompts(visual.unbind(), "end")
 
 
 def text_tokens(model: CLIP, prompts: ClassPrompts, config: MaPLeConfig) -> tuple[Tensor, Tensor]:
@@ -84,20 +77,21 @@ def text_tokens(model: CLIP, prompts: ClassPrompts, config: MaPLeConfig) -> tupl
     return ids, positions.expand(len(prompts), -1)
 
 
-def text_features(model: CLIP, tokens: tuple[Tensor, Tensor], coupled: Coupled) -> Tensor:
+def text_features(
+    model: CLIP, tokens: tuple[Tensor, Tensor], learned: Mapping[str, Tensor]
+) -> Tensor:
     """Unit features (N, E) of the prompted class texts."""
-    return model.encode_text(
-        tokens[0], context=coupled.text, positions=tokens[1], deep=coupled.deep, normalize=True
-    )
+    ids, positions = tokens
+    context, deep = learned["context"], learned["deep"].unbind()
+    return model.encode_text(ids, context=context, positions=positions, deep=deep, normalize=True)
 
 
 def maple_logits(
     model: CLIP, learned: Mapping[str, Tensor], tokens: tuple[Tensor, Tensor], pixels: Tensor
 ) -> Tensor:
     """Scale * cos(prompted image, prompted text): (B, N)."""
-    coupled = couple(learned)
-    images = model.encode_image(pixels, tokens=coupled.visual, normalize=True)
-    return model.scale * images @ text_features(model, tokens, coupled).T
+    images = model.encode_image(pixels, tokens=visual_prompts(learned), normalize=True)
+    return model.scale * images @ text_features(model, tokens, learned).T
 
 
 def initial_parameters(
@@ -122,7 +116,7 @@ def initial_parameters(
 
 
 def fit_maple(task: FitTask, config: MaPLeConfig) -> dict[str, Tensor]:
-    """The tensors that :func:`couple` names."""
+    """The tensors that :func:`visual_prompts` names."""
     model, prompts = task.model, task.prompts
     start = initial_parameters(model, config, torch.Generator().manual_seed(task.seed))
     tokens = text_tokens(model, prompts, config)
@@ -159,10 +153,9 @@ class MaPLe(FewShotAdapter):
             "map.weight": self.tensor("map.weight", depth, image.width, text.width),
             "map.bias": self.tensor("map.bias", depth, image.width),
         }
-        coupled = couple(learned)
-        self.visual = coupled.visual
+        self.visual = visual_prompts(learned)
         with torch.no_grad():
-            self.classifier = text_features(model, text_tokens(model, prompts, config), coupled)
+            self.classifier = text_features(model, text_tokens(model, prompts, config), learned)
 
     @torch.no_grad()
     def _predict(self, batch: Batch) -> Prediction:

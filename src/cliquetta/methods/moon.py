@@ -3,8 +3,8 @@
 Huang et al., Von Mises-Fisher Mixture Model with Dynamic Shrinkage for Realistic Test-Time
 Transduction, ICML 2026. Features on the unit sphere are a mixture of one vMF(μ_k, κ_k) per class,
 shrunk towards anchors at the texts by a KL term of weight α_k = 1 / λ_k. λ_k is large for classes
-that the zero-shot answers ŷ of the batch contain and small for the others, which therefore stay at
-their text; images count by their certainty γ_i. Ten rounds of
+that the zero-shot predictions ŷ of the batch contain and small for the others, which therefore stay
+at their text; images count by their certainty γ_i. Ten rounds of
 
     z_ik ∝ ŷ_ik exp(κ_k μ_k·f_i + log C(κ_k) + Σ_j ω_ij z_jk)                            (12)
     A(κ_k) μ_k = β_k v_k + (1 - β_k) t_k,   β_k = n_k / (n_k + α_k)                      (14)
@@ -47,7 +47,7 @@ class MOONConfig(MethodConfig):
 
 
 def class_presence(prior: Tensor) -> Tensor:
-    """λ (N,) of zero-shot answers (B, N): √(mean over images · largest over images), eq. (11)."""
+    """λ (N,) of zero-shot predictions (B, N): √(mean of images · largest), eq. (11)."""
     return (prior.mean(dim=0) * prior.amax(dim=0)).sqrt()
 
 

@@ -1,16 +1,16 @@
-"""OGA: a Gaussian per class from a cache of sure images, with the zero-shot answer as prior.
+"""OGA: a Gaussian per class from a cache of sure images, with the zero-shot prediction as prior.
 
 Fuchs et al., Online Gaussian Test-Time Adaptation of Vision-Language Models, CVPR Workshops 2025.
 Of every predicted class the eight images of lowest entropy are cached. Means μ_k are those of the
-cache, or the text of a class with fewer than two entries; one covariance Σ is shared. The answer is
-the posterior
+cache, or the text of a class with fewer than two entries; one covariance Σ is shared. The
+prediction is the posterior
 
     z_k ∝ ŷ_k · softmax_k(τ log N(f; μ_k, Σ)),   τ = 0.05,
 
-with ŷ the zero-shot answer. While the cache has n ≤ 4E entries, Σ⁻¹ is the empirical Bayes ridge
-estimate E ((n - 1) M + tr(M) I)⁻¹ of the pooled covariance M of residuals, then M⁻¹; until one
-class has more than two entries it is E·I. As in the official code (MIT) a batch enters the cache
-at once and is predicted with the statistics after it.
+with ŷ the zero-shot prediction. While the cache has n ≤ 4E entries, Σ⁻¹ is the empirical Bayes
+ridge estimate E ((n - 1) M + tr(M) I)⁻¹ of the pooled covariance M of residuals, then M⁻¹; until
+one class has more than two entries it is E·I. As in the official code (MIT) a batch enters the
+cache at once and is predicted with the statistics after it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.base import BatchDependence
-from cliquetta.methods.building.cache import simulate_insertions, store
+from cliquetta.methods.building.cache import declare, insert
 from cliquetta.methods.building.config import Count, MethodConfig, NonNegative
 from cliquetta.methods.building.entropy import entropy
 from cliquetta.methods.building.feature_level import FixedText
-from cliquetta.methods.building.memory import NON_NEGATIVE, UNIT
 from cliquetta.methods.building.mixtures import linear_discriminant
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
@@ -71,7 +70,7 @@ def ridge_covariance(keys: Tensor, filled: Tensor, means: Tensor) -> Tensor:
 
 @register("oga", presets={"paper": OGAConfig(divisor="entries")}, setting="all datasets")
 class OGA(FixedText):
-    """Gaussian classes from a cache of sure images, zero-shot answers as prior; no training."""
+    """Gaussian classes from a cache of sure images, zero-shot predictions as prior; no training."""
 
     batch_dependence = BatchDependence.JOINT
     merge_rules = (("", "cache"),)
@@ -79,10 +78,7 @@ class OGA(FixedText):
 
     def _setup(self) -> None:
         super()._setup()
-        N, E = self.classifier.shape
-        empty = self.classifier.new_full((N, self.config.capacity), torch.inf)
-        self.memory.declare("entropy", empty, NON_NEGATIVE)
-        self.memory.declare("keys", self.classifier.new_zeros(N, self.config.capacity, E), UNIT)
+        declare(self.memory, self.classifier, self.config.capacity)
 
     def _predict_features(self, features: Tensor) -> Prediction:
         features = features[:, 0]
@@ -95,11 +91,7 @@ class OGA(FixedText):
         """Zero-shot logits of a batch, and the Gaussians of the cache that it entered."""
         memory = self.memory
         logits = self.scale * features @ self.classifier.T
-        offered = entropy(logits)
-        occupancy = simulate_insertions(memory["entropy"], logits.argmax(dim=-1), offered)
-        memory["entropy"] = store(memory["entropy"], offered, occupancy)
-        memory["keys"] = store(memory["keys"], features, occupancy)
-
+        insert(memory, logits.argmax(dim=-1), entropy(logits), {"keys": features})
         keys, filled = memory["keys"], memory["entropy"].isfinite()
         means = cache_means(keys, filled, self.classifier, self.config)
         return logits, means, ridge_covariance(keys, filled, means)

@@ -6,7 +6,7 @@ t-th feature f, with text classifier T, proxies w (at first T) and a dual ρ ≥
     q ∝ softmax(f·T / τ) exp(ρ)                     label from text, balanced by the dual
     ρ ← max(0, ρ - (c_r / √t) (q - α / N))          every class gets at least α / N on average
     r = softmax(f·w / τ_v)                          label from vision
-    p = β_t r + (1 - β_t) q,  β_t = β √(t / n)      the answer, n the length of the stream
+    p = β_t r + (1 - β_t) q,  β_t = β √(t / n)      the prediction, n the length of the stream
     w_k ← normalised w_k - (c_w / (√t τ_v)) (r_k - q_k) f
 
 as in the official code (Apache-2.0), whose constants for ImageNet are the defaults. A deployed
@@ -69,15 +69,15 @@ def vision_labels(
     end as normalised start_k + Σ_j shares_jk f_j. Steps are longer than proxies: give float64.
     """
     cosines, weighted, one = scale * products, lrs[:, None] * labels, torch.ones_like(labels[0])
-    found = []
+    rows = []
     for row, lr in enumerate(lrs):
         label = cosines[row].softmax(dim=0)
         step = torch.addcmul(weighted[row], label, lr, value=-1)  # c = lr (q - r)
         squared = torch.addcmul(one, step, step.add(cosines[row], alpha=2 / scale))  # |w + c f|²
         shrink = squared.rsqrt()
         cosines[row + 1 :].addr_(gram[row, row + 1 :], step, alpha=scale).mul_(shrink)
-        found.append((label, step, shrink))
-    vision, steps, shrinks = (torch.stack(values) for values in zip(*found, strict=True))
+        rows.append((label, step, shrink))
+    vision, steps, shrinks = (torch.stack(values) for values in zip(*rows, strict=True))
     return vision, steps * shrinks / shrinks.cumprod(dim=0)
 
 

@@ -70,7 +70,7 @@ def make_negatives(images: Tensor, count: int, grid: int, generator: torch.Gener
 
 
 class Negatives:
-    """The negatives of the batch being answered; copies of a tower share them."""
+    """The negatives of the batch being predicted; copies of a tower share them."""
 
     images: Tensor
 

@@ -100,12 +100,12 @@ class Ramen(LayerNormAdapter):
         memory, M = self.memory, self.config.capacity
         empty = max(0, M - int(memory["images"]))
         memory["images"] = memory["images"] + len(arrivals[0])
-        found = []
+        remembered = []
         for name, values in zip(
             ("features", "gradients", "entropies", "labels"), arrivals, strict=True
         ):
             everything = torch.cat([memory[name][empty:], values])
             newest = everything[-M:]
             memory[name] = F.pad(newest, [0, 0] * (values.ndim - 1) + [M - len(newest), 0])
-            found.append(everything)
-        return found
+            remembered.append(everything)
+        return remembered

@@ -2,7 +2,7 @@
 
 Zanella et al., Realistic Test-Time Adaptation of Vision-Language Models, CVPR 2025. As TransCLIP,
 but with a diagonal covariance per class and a KL term that holds class k at N(t_k, Σ') unless the
-batch has images of it. With ŷ the zero-shot answers and n_k the images assigned to k
+batch has images of it. With ŷ the zero-shot predictions and n_k the images assigned to k
 
     z_ik ∝ ŷ_ik exp( log N(f_i; μ_k, Σ_k) / τ + Σ_j (w_ij + w_ji) z_jk / (2·neighbours) )
     μ_k = normalised β_k v_k/|v_k| + (1 - β_k) t_k,   β_k = n_k / (n_k + α)

@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.methods.base import BatchDependence
-from cliquetta.methods.building.cache import Affinity, affinity, simulate_insertions, store
+from cliquetta.methods.building.cache import Affinity, affinity, declare, insert
 from cliquetta.methods.building.config import Count, Interval, NonNegative, read_presets
 from cliquetta.methods.building.entropy import marginal_entropy
 from cliquetta.methods.building.feature_level import FixedText
-from cliquetta.methods.building.memory import NON_NEGATIVE, UNIT, Range
+from cliquetta.methods.building.memory import Range
 from cliquetta.methods.building.views import SelectiveConfig, ViewKind, confident_views, take_views
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
@@ -77,11 +77,11 @@ class Seen:
     """(B, N) mean probability."""
 
 
-def look(features: Tensor, classifier: Tensor, scale: float, kept: float) -> Seen:
+def look(features: Tensor, classifier: Tensor, scale: float, fraction: float) -> Seen:
     """Reduce unit features (B, V, E) to those of the confident views."""
     logits = scale * features @ classifier.T  # (B, V, N)
     if features.shape[1] > 1:
-        index = confident_views(logits, kept)
+        index = confident_views(logits, fraction)
         features, logits = take_views(features, index), take_views(logits, index)
     return Seen(
         features=features.mean(dim=1),
@@ -104,19 +104,19 @@ def most_classes(least: float, classes: int) -> int:
 
 def classes_within(probabilities: Tensor, window: tuple[float, float], count: int) -> Tensor:
     """Classes (B, count), from 1 on, whose probability (B, N) is in a window; 0 for no more."""
-    found = probabilities.topk(count)
-    inside = (found.values > window[0]) & (found.values < window[1])
-    return torch.where(inside, found.indices + 1, 0)
+    top = probabilities.topk(count)
+    inside = (top.values > window[0]) & (top.values < window[1])
+    return torch.where(inside, top.indices + 1, 0)
 
 
-def negative_logits(weights: Affinity, kept: Tensor, arriving: Tensor) -> Tensor:
+def negative_logits(weights: Affinity, cached: Tensor, arriving: Tensor) -> Tensor:
     """Σ exp(-β(1 - f·k)) over the entries that count against each class, (B, N).
 
-    ``kept`` (N, K, M) and ``arriving`` (B, M) are the classes of entries and of images.
+    ``cached`` (N, K, M) and ``arriving`` (B, M) are the classes of entries and of images.
     """
     entries = torch.cat([weights.old.flatten(1), weights.new], dim=1)
-    classes = torch.cat([kept.flatten(0, 1), arriving])
-    width = len(kept) + 1  # the first column is of no class
+    classes = torch.cat([cached.flatten(0, 1), arriving])
+    width = len(cached) + 1  # the first column is of no class
     if len(classes) * width <= DENSE:
         return (entries @ entries.new_zeros(len(classes), width).scatter_(1, classes, 1.0))[:, 1:]
     sums = entries.new_zeros(len(entries), width)
@@ -135,15 +135,9 @@ class TDA(FixedText):
 
     def _setup(self) -> None:
         super()._setup()
-        config = self.config
-        N, E = self.classifier.shape
-        for name, capacity in (
-            ("positive", config.positive_capacity),
-            ("negative", config.negative_capacity),
-        ):
-            empty = self.classifier.new_full((N, capacity), torch.inf)
-            self.memory.declare(f"{name}.entropy", empty, NON_NEGATIVE)
-            self.memory.declare(f"{name}.keys", self.classifier.new_zeros(N, capacity, E), UNIT)
+        config, N = self.config, len(self.prompts)
+        declare(self.memory, self.classifier, config.positive_capacity, "positive.")
+        declare(self.memory, self.classifier, config.negative_capacity, "negative.")
         count = most_classes(config.probability_window[0], N)
         none = self.classifier.new_zeros(N, config.negative_capacity, count, dtype=torch.long)
         self.memory.declare("negative.classes", none, Range(below=N + 1))
@@ -162,26 +156,20 @@ class TDA(FixedText):
 
     def _positive(self, seen: Seen, classes: Tensor) -> Tensor:
         """Fill the positive cache and read it."""
-        memory = self.memory
-        entropy, keys = memory["positive.entropy"], memory["positive.keys"]
-        occupancy = simulate_insertions(entropy, classes, seen.entropy)
-        memory["positive.entropy"] = store(entropy, seen.entropy, occupancy)
-        memory["positive.keys"] = store(keys, seen.features, occupancy)
+        keys = self.memory["positive.keys"]
+        occupancy = insert(self.memory, classes, seen.entropy, {"keys": seen.features}, "positive.")
         weights = affinity(seen.features, keys, occupancy, self.config.positive_beta)
         return positive_logits(weights, classes)
 
     def _negative(self, seen: Seen, classes: Tensor) -> Tensor:
         """Fill the negative cache with the doubtful images and read it."""
         memory, config = self.memory, self.config
-        entropy, keys = memory["negative.entropy"], memory["negative.keys"]
-        kept = memory["negative.classes"]
+        keys, cached = memory["negative.keys"], memory["negative.classes"]
         low, high = (edge * math.log2(len(self.prompts)) for edge in config.entropy_window)
         inside = (seen.entropy > low) & (seen.entropy < high)
         offered = seen.entropy.masked_fill(~inside, torch.inf)
-        occupancy = simulate_insertions(entropy, classes, offered)
-        arriving = classes_within(seen.probabilities, config.probability_window, kept.shape[2])
-        memory["negative.entropy"] = store(entropy, offered, occupancy)
-        memory["negative.keys"] = store(keys, seen.features, occupancy)
-        memory["negative.classes"] = store(kept, arriving, occupancy)
+        arriving = classes_within(seen.probabilities, config.probability_window, cached.shape[2])
+        columns = {"keys": seen.features, "classes": arriving}
+        occupancy = insert(memory, classes, offered, columns, "negative.")
         weights = affinity(seen.features, keys, occupancy, config.negative_beta)
-        return negative_logits(weights, kept, arriving)
+        return negative_logits(weights, cached, arriving)

@@ -12,7 +12,7 @@ Tip-Adapter-F goes on to train the keys by cross-entropy; W and L stay.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -133,6 +133,10 @@ class Validation:
         """Accuracy of logits (..., n, N)."""
         return (logits.argmax(dim=-1) == self.labels).float().mean(dim=-1)
 
+    def accuracy_of(self, cache: TipCache) -> float:
+        """Accuracy with a cache beside the text."""
+        return float(self.accuracy(cache.logits(self.features, self.text_logits)))
+
 
 @torch.no_grad()
 def validation_of(model: CLIP, few_shot: FewShot, classifier: Tensor) -> Validation:
@@ -181,20 +185,16 @@ def fit_tip_adapter(task: FitTask, config: TipAdapterConfig) -> dict[str, Tensor
     values = F.one_hot(labels, len(task.prompts)).float()
     keys = build_keys(model, few_shot, config, generator)
     cache = TipCache(keys, values, config.alpha, config.beta)
+    epochs: Iterable[TipCache] = [cache]
     if isinstance(config, TipAdapterFConfig):
-        best, start = -1.0, cache
-        for trained in train_keys(task, config, start, generator):
-            score = 0.0
-            if validation is not None:
-                logits = trained.logits(validation.features, validation.text_logits)
-                score = float(validation.accuracy(logits))
-            if validation is None or score > best:
-                best, cache = score, trained
-    tensors = {"keys": cache.keys, "labels": labels}
-    if validation is not None:
-        alpha, beta = search_strengths(validation, cache, config)
-        tensors |= {"alpha": torch.tensor(alpha), "beta": torch.tensor(beta)}
-    return tensors
+        epochs = train_keys(task, config, cache, generator)
+    if validation is None:
+        *_, cache = epochs
+        return {"keys": cache.keys, "labels": labels}
+    cache = max(epochs, key=validation.accuracy_of)  # the first of equals
+    alpha, beta = search_strengths(validation, cache, config)
+    strengths = {"alpha": torch.tensor(alpha), "beta": torch.tensor(beta)}
+    return {"keys": cache.keys, "labels": labels, **strengths}
 
 
 def train_keys(
@@ -263,9 +263,9 @@ class TipAdapter(FewShotClassifier):
         new = torch.full((len(known),), -1, dtype=torch.int64)
         new[rows] = torch.arange(len(rows))
         labels = new[fitted["labels"].cpu()]
-        kept = labels >= 0
-        keys = fitted["keys"][kept.to(fitted["keys"].device)]
-        return {**fitted, "keys": keys, "labels": labels[kept]}
+        chosen = labels >= 0
+        keys = fitted["keys"][chosen.to(fitted["keys"].device)]
+        return {**fitted, "keys": keys, "labels": labels[chosen]}
 
 
 @register("tip_adapter_f", fit=fit_tip_adapter, tuned=PRESETS_F)

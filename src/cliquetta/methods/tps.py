@@ -59,9 +59,9 @@ class TPS(FixedText):
 
     def _predict_features(self, features: Tensor) -> Prediction:
         groups = torch.split(features, max(1, ELEMENTS // self.classifier.numel()))
-        return Prediction(torch.cat([self._answer(group) for group in groups]))
+        return Prediction(torch.cat([self._predict_group(group) for group in groups]))
 
-    def _answer(self, features: Tensor) -> Tensor:
+    def _predict_group(self, features: Tensor) -> Tensor:
         """Logits (B, N) of unit features (B, V, E)."""
         config = self.config
 

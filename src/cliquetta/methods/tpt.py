@@ -62,13 +62,13 @@ class TPT(FeatureLevel):
         self.scale = self.model.scale
 
     def _predict_features(self, features: Tensor) -> Prediction:
-        kept = confident_views(
+        index = confident_views(
             self.scale * features @ self.classifier.T, self.config.selection_fraction
         )
-        context, loss = self.tune(take_views(features, kept))
+        context, loss = self.tune(take_views(features, index))
         text = self.template.features(context)  # (B, N, E)
         logits = self.scale * torch.einsum("be,bne->bn", features[:, 0], text)
-        return Prediction(logits, {"kept_views": kept, "loss": loss})
+        return Prediction(logits, {"kept_views": index, "loss": loss})
 
     def tune(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Contexts (B, M, D) learned on kept views (B, K, E), and the losses (B,) at the start."""

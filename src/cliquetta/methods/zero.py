@@ -21,7 +21,7 @@ from cliquetta.methods.building.feature_level import FixedText
 from cliquetta.methods.building.views import (
     SelectiveConfig,
     confident_views,
-    kept_count,
+    selected_count,
     take_views,
 )
 from cliquetta.methods.registry import register
@@ -71,9 +71,9 @@ def elect(cosines: Tensor, scale: float, config: ZeroConfig) -> tuple[Tensor, Te
     """Logits (B, N) and votes (B, N) of images whose views have cosines (B, V, N)."""
     cosines = take_views(cosines, confident_views(scale * cosines, 1.0))  # most confident first
     V = cosines.shape[1]
-    kept = kept_count(V, config.selection_fraction)
-    votes = count_votes(cosines[:, :kept], config.vote)
-    winner, top = decide(votes, cosines[:, kept:] if kept < V else cosines)
+    count = selected_count(V, config.selection_fraction)
+    votes = count_votes(cosines[:, :count], config.vote)
+    winner, top = decide(votes, cosines[:, count:] if count < V else cosines)
     return vote_logits(votes, winner, top), votes
 
 

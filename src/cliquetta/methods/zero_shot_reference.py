@@ -48,7 +48,7 @@ def rejection_score(logits: Tensor) -> Tensor:
 
 
 def left_out_score(logits: Tensor) -> Tensor:
-    """The scores (B,) with the answer of each image left out of the class list."""
+    """The scores (B,) with the prediction of each image left out of the class list."""
     return rejection_score(logits.sort(dim=1, descending=True).values[:, 1:])
 
 
@@ -83,7 +83,7 @@ def merge_windows(windows: Sequence[Tensor]) -> Tensor:
 TEMPERATURES = tuple(float(t) for t in torch.logspace(math.log10(0.2), math.log10(5), 33))
 """At which confidences are counted; the temperature is between the first and the last."""
 HALF_LIFE = 16
-"""Images after which an image counts half: methods change their answers as fast as they learn."""
+"""Images after which an image counts half: predictions change as fast as methods learn."""
 CONFIDENCES = "confidences"
 """The sums in a method's memory."""
 
@@ -102,7 +102,7 @@ def count_confidences(sums: Tensor, logits: Tensor, zero_shot: Tensor) -> Tensor
 
 
 def find_temperature(sums: Tensor) -> Tensor:
-    """The temperature () at which answers are as sure as zero-shot CLIP backs them; 1 of none."""
+    """The temperature () at which predictions are as sure as zero-shot CLIP backs them; or 1."""
     backing, sure = sums[0], sums[1:]
     high = (sure > backing).sum().clamp(1, len(sure) - 1)
     fall = (sure[high - 1] - sure[high]).clamp_min(torch.finfo(sums.dtype).tiny)

@@ -1,8 +1,7 @@
 """Attention maps of the class token, plain and under prompts.
 
-A map is a row of 1 + T numbers that sum to one: what goes to prompts (0 without any), to the class
-token, and to each patch. SigLIP has no class token: its pooling query looks instead, and what goes
-to the class token is 0.
+A map is a row of 1 + T numbers that sum to one: the shares of prompts, class token and patches. For
+SigLIP, which has no class token (share 0), it is that of the pooling query.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ _BYTES = 2**28
 def class_attention(weights: Sequence[Tensor]) -> Tensor:
     """The class token's attention (B, 1 + T), mean over heads and blocks.
 
-    ``weights`` are (B, heads, T, P + T) of consecutive blocks, prefix columns first; P may differ
-    between blocks.
+    ``weights`` are (B, heads, T, P + T) per block, prefix columns first; P may differ.
     """
     rows = [_fold(block[:, :, 0].mean(dim=1), block.shape[2]) for block in weights]
     return torch.stack(rows).mean(dim=0)
@@ -37,11 +35,8 @@ def class_attention(weights: Sequence[Tensor]) -> Tensor:
 def rollout(weights: Sequence[Tensor], share: Tensor | None = None) -> Tensor:
     """Attention rollout (B, 1 + T): shares that make up the class token after the last block.
 
-    ``share`` (B, T) says what tokens after the last block count for, if not that one alone.
-
-    Each block mixes half its input (the residual) with half its attention, mean over heads. Read
-    from the last block to the first, one row is enough; what goes to a block's prefix stays there,
-    since prompts are not made of patches.
+    ``share`` (B, T) weighs the tokens after the last block, if not that one alone. Each block mixes
+    half its input with half its attention, mean over heads; what goes to its prefix stays there.
     """
     tokens = weights[0].shape[2]
     if share is None:
@@ -87,7 +82,7 @@ def prompted_maps(
     size = tower.config.patches + tower.config.class_tokens
     per_row = tower.config.heads * size * (size + S * P) * (last - first) * 4
     step = max(1, _BYTES // per_row)
-    found: dict[Kind, list[Tensor]] = {"class": [], "rollout": []}
+    maps: dict[Kind, list[Tensor]] = {"class": [], "rollout": []}
     together = prompts.transpose(0, 1).reshape(len(blocks), 1, S * P, 2, D)
     for start in range(0, len(chosen), step):
         rows = chosen[start : start + step].to(pixels.device)
@@ -101,11 +96,11 @@ def prompted_maps(
         weights = tower.attention(images, read, prefix=prefix if S else None)
         ordered = [weights[index] for index in range(first, last)]
         if tower.head is None:
-            found["class"].append(class_attention(ordered))
-            found["rollout"].append(rollout(ordered))
+            maps["class"].append(class_attention(ordered))
+            maps["rollout"].append(rollout(ordered))
         else:
             pooled = weights[last].mean(dim=1)[:, 0]
-            found["class"].append(F.pad(pooled, (2, 0)))
+            maps["class"].append(F.pad(pooled, (2, 0)))
             prompts_share, share = rollout(ordered, pooled).tensor_split([1], dim=1)
-            found["rollout"].append(torch.cat([prompts_share, F.pad(share, (1, 0))], dim=1))
-    return {kind: torch.cat(parts) for kind, parts in found.items()}
+            maps["rollout"].append(torch.cat([prompts_share, F.pad(share, (1, 0))], dim=1))
+    return {kind: torch.cat(parts) for kind, parts in maps.items()}

@@ -15,15 +15,20 @@ _MOST_OTHERWISE = 10**6
 """Sizes beyond these are mistakes: no such model exists, and building one would take forever."""
 
 
+def _check(config: Any, name: str, valid: bool, expected: str) -> None:
+    if not valid:
+        raise UserError(
+            f"a model's config says {name} = {getattr(config, name)!r}, {expected}: correct its "
+            "config file, or download it again"
+        )
+
+
 def check_sizes(config: Any, *names: str) -> None:
-    """Refuse fields that are not whole numbers from 1 on; files hold anything."""
+    """Refuse fields that are not integers from 1 on; files hold anything."""
     for name in names:
         value, most = getattr(config, name), _MOST.get(name, _MOST_OTHERWISE)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
-            raise UserError(
-                f"a model's config says {name} = {value!r}, expected a whole number from 1 to "
-                f"{most}: correct its config file, or download it again"
-            )
+        valid = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most
+        _check(config, name, valid, f"expected an integer from 1 to {most}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,19 +46,12 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         """Validate the fields that the towers have in common."""
         check_sizes(self, "width", "layers", "heads", "hidden")
-        if self.width % self.heads:
-            raise UserError(
-                f"a model's config says heads = {self.heads}, which does not divide its width of "
-                f"{self.width}: correct its config file, or download it again"
-            )
+        divides = self.width % self.heads == 0
+        _check(self, "heads", divides, f"which does not divide its width of {self.width}")
         if self.activation not in get_args(Activation):
             raise UnknownNameError("activation", str(self.activation), get_args(Activation))
         number = isinstance(self.eps, float | int) and not isinstance(self.eps, bool)
-        if not number or not 0 < self.eps < math.inf:
-            raise UserError(
-                f"a model's config says eps = {self.eps!r}, expected a number above 0: correct its "
-                "config file, or download it again"
-            )
+        _check(self, "eps", number and 0 < self.eps < math.inf, "expected a number above 0")
 
 
 @dataclass(frozen=True)
@@ -70,11 +68,8 @@ class VisionConfig(TransformerConfig):
         """Validate the fields."""
         super().__post_init__()
         check_sizes(self, "image_size", "patch_size")
-        if self.patch_size > self.image_size:
-            raise UserError(
-                f"a model's config says patch_size = {self.patch_size}, more than its image_size "
-                f"of {self.image_size}: correct its config file, or download it again"
-            )
+        fits = self.patch_size <= self.image_size
+        _check(self, "patch_size", fits, f"more than its image_size of {self.image_size}")
 
     @property
     def patches(self) -> int:
@@ -104,7 +99,7 @@ class TextConfig(TransformerConfig):
     context_length: int
     vocab_size: int
     merges: int | None = None
-    """Size of a reduced BPE vocabulary; ``None`` is OpenAI's whole one."""
+    """Size of a reduced BPE vocabulary; ``None`` is all of OpenAI's."""
     causal: bool = True
     """``False``: every token sees every other one, padding too, and the last is read (SigLIP)."""
     end: int | None = None

@@ -33,7 +33,7 @@ from cliquetta.model.checkpoints.state import (
 from cliquetta.model.clip import CLIP
 from cliquetta.model.config import Activation
 from cliquetta.model.preprocess import Preprocess
-from cliquetta.model.pretrained_tokenizer import require_tokenizers
+from cliquetta.model.tokenizer import require_tokenizers
 
 MICRO = "micro"
 MICRO_NOTE = (

@@ -28,10 +28,10 @@ _FILTERS = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 # Beyond this ratio of sides the picture is resized around its crop only: a 1 x 20,000 image would
-# otherwise take gigabytes on the way to 224 x 224.
+# otherwise need gigabytes on the way to 224 x 224.
 _LONGEST = 32
 # Sides of twice as many times the size of a squashed picture are averaged first: Pillow's filters
-# take memory in proportion to the longer side, and beyond some ten millions none at all.
+# need memory in proportion to the longer side, and fail beyond some ten millions.
 _REDUCED = 512
 
 
@@ -43,8 +43,8 @@ def resize_part(
 ) -> Image.Image:
     """``image.resize((size, size), resample, box=box)`` for a small part of a very large picture.
 
-    Pillow keeps boxes in float32, which cannot tell neighbours apart beyond 16 million pixels: the
-    part is cut out first, with the margin that the filter looks at.
+    Pillow's boxes are float32, too coarse beyond 16 million pixels: the part is cut out first, with
+    the margin of the filter.
     """
     spans = ((box[0], box[2], image.width), (box[1], box[3], image.height))
     margins = [math.ceil(3 * max(1, (last - first) / size)) for first, last, _ in spans]
@@ -119,8 +119,11 @@ class Preprocess:
             return image.resize((self.size, self.size), resample)
         short, long = sorted((width, height))
         longer = int(self.size * long / short)
-        if longer > _LONGEST * self.size:
-            return self._middle(image, longer)
+        if longer > _LONGEST * self.size:  # only what the crop shows: the same up to rounding
+            offset, scale = self.offset(longer - self.size), longer / long
+            first, last = offset / scale, (offset + self.size) / scale
+            box = (first, 0, last, height) if width > height else (0, first, width, last)
+            return resize_part(image, self.size, resample, box)
         target = (self.size, longer) if width <= height else (longer, self.size)
         if image.size != target:
             image = image.resize(target, resample)
@@ -128,10 +131,7 @@ class Preprocess:
         return image.crop((left, top, left + self.size, top + self.size))
 
     def pixels(self, images: NDArray[np.uint8] | Tensor) -> Tensor:
-        """Normalise uint8 pictures (..., size, size, 3) that already have the model's size.
-
-        The same bits on every device: all steps are elementwise and rounded as IEEE 754 says.
-        """
+        """Normalise uint8 pictures (..., size, size, 3): the same bits on every device."""
         data = torch.tensor(images) if isinstance(images, np.ndarray) else images
         if data.dtype != torch.uint8 or data.ndim < 4 or data.shape[-1] != 3:
             raise UserError(
@@ -156,22 +156,18 @@ class Preprocess:
 
     def to_dict(self) -> dict[str, Any]:
         """The values as plain JSON types."""
-        return {
-            key: list(value) if isinstance(value, tuple) else value
-            for key, value in dataclasses.asdict(self).items()
-        }
+        return {**dataclasses.asdict(self), "mean": list(self.mean), "std": list(self.std)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocess:
         """The value that :meth:`to_dict` wrote."""
         known = [field.name for field in dataclasses.fields(cls)]
-        for key in values:
-            if key not in known:
-                raise UnknownNameError("value of a preprocessing", key, known)
-        plain: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
-        }
-        return cls(**plain)
+        if unknown := next((key for key in values if key not in known), None):
+            raise UnknownNameError("value of a preprocessing", unknown, known)
+        fields: dict[str, Any] = dict(values)
+        for key in {"mean", "std"} & fields.keys():
+            fields[key] = tuple(fields[key])
+        return cls(**fields)
 
     @property
     def fingerprint(self) -> str:
@@ -181,15 +177,6 @@ class Preprocess:
     def offset(self, spare: int) -> int:
         """First pixel of the centre crop."""
         return round(spare / 2.0) if self.crop_rounding == "round" else spare // 2
-
-    def _middle(self, image: Image.Image, longer: int) -> Image.Image:
-        """Resize only what the crop of a very long picture shows: the same up to rounding."""
-        width, height = image.size
-        offset = self.offset(longer - self.size)
-        scale = longer / max(width, height)
-        first, last = offset / scale, (offset + self.size) / scale
-        box = (first, 0, last, height) if width > height else (0, first, width, last)
-        return resize_part(image, self.size, _FILTERS[self.interpolation], box)
 
 
 @lru_cache(maxsize=16)

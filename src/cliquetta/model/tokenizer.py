@@ -1,18 +1,16 @@
-"""Text to token ids: what all tokenizers share, and CLIP's own byte-level BPE.
-
-The BPE is equal to OpenAI's tokeniser on any text. Tokenizers that come with a checkpoint are in
-:mod:`cliquetta.model.pretrained_tokenizer`.
-"""
+"""Text to token ids: CLIP's own BPE, equal to OpenAI's, and tokenizers of other checkpoints."""
 
 from __future__ import annotations
 
 import gzip
 import html
+import string
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib.resources import files
 from itertools import pairwise
+from pathlib import Path
 
 import ftfy
 import regex
@@ -20,6 +18,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.errors import UserError
+from cliquetta.model.config import TextConfig
 
 START = "<|startoftext|>"
 END = "<|endoftext|>"
@@ -56,10 +55,7 @@ def clean(text: str) -> str:
 
 @lru_cache(maxsize=1)
 def _byte_symbols() -> tuple[str, ...]:
-    """The printable character that stands for each byte in the vocabulary, by byte value.
-
-    Printable Latin-1 stands for itself; the other bytes take the code points from 256 on.
-    """
+    """The printable character of each byte: itself in printable Latin-1, else one from 256 on."""
     spare = iter(range(256, 512))
     return tuple(
         chr(byte)
@@ -74,8 +70,7 @@ def _all_merges() -> tuple[tuple[str, str], ...]:
     """The merges of OpenAI's vocabulary, in the order in which they were learnt."""
     packed = files("cliquetta.model").joinpath("data/bpe_simple_vocab_16e6.txt.gz").read_bytes()
     lines = gzip.decompress(packed).decode("utf-8").split("\n")[1 : MERGES + 1]
-    pairs = (line.split() for line in lines)
-    return tuple((left, right) for left, right in pairs)
+    return tuple((left, right) for left, right in map(str.split, lines))
 
 
 class TextTokenizer(ABC):
@@ -118,9 +113,7 @@ class Tokenizer(TextTokenizer):
     """Turns texts into rows of ``context_length`` ids: start, the text's tokens, end, padding.
 
     Ids are, in order: the 256 bytes, the 256 bytes that end a word, one per merge, start, end.
-    ``merges`` keeps only that many of OpenAI's merges, which gives a smaller vocabulary for small
-    models; by default all are kept and the ids are OpenAI's. Features are taken at the end token
-    under a causal mask, so that padding does not matter.
+    ``merges`` is the number of OpenAI's merges, by default all; fewer give a smaller vocabulary.
     """
 
     pad = 0
@@ -177,8 +170,7 @@ class Tokenizer(TextTokenizer):
         parts[-1] += _WORD_END
         unknown = len(self._ranks)
         while len(parts) > 1:
-            pairs = pairwise(parts)
-            pair = min(pairs, key=lambda p: self._ranks.get(p, unknown))
+            pair = min(pairwise(parts), key=lambda p: self._ranks.get(p, unknown))
             if pair not in self._ranks:
                 break
             parts = _joined(parts, pair)
@@ -197,3 +189,131 @@ def _joined(parts: list[str], pair: tuple[str, str]) -> list[str]:
             out.append(parts[at])
             at += 1
     return out
+
+
+# --- tokenizer.json or a SentencePiece model, read by an extra of the package --------------------
+
+
+FILES = ("tokenizer.json", "spiece.model", "tokenizer.model")
+"""Names of such files in a folder or repository; the first that is there is read."""
+
+_MARGIN = 0.02
+"""Share of the embeddings by which a vocabulary may differ: extra tokens, rounded-up sizes."""
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_END = 1
+"""The end token of SigLIP's three vocabularies."""
+
+
+def canonicalize(text: str) -> str:
+    """``text`` as SigLIP's authors evaluate it: lower case, no punctuation, one space apart."""
+    return " ".join(text.replace("_", " ").translate(_NO_PUNCTUATION).lower().split())
+
+
+class PretrainedTokenizer(TextTokenizer):
+    """The vocabulary in a file, with the special tokens that a text tower was trained with.
+
+    SigLIP's towers read canonicalised text, an end token and padding (in older vocabularies the end
+    token again); other towers get the special tokens of the file's post-processor.
+    """
+
+    def __init__(self, path: Path, text: TextConfig) -> None:
+        self.path, self.text = path, text
+        self.context_length = text.context_length
+        self.is_canonical = not text.causal or text.end == _END
+        self._encode, self._vocab_size, token = _read(path)
+        if abs(self._vocab_size - text.vocab_size) > max(64, _MARGIN * text.vocab_size):
+            raise UserError(
+                f"{path.name} is a tokenizer of another vocabulary: it has {self._vocab_size} "
+                f"tokens, the text tower {text.vocab_size}"
+            )
+        if self.is_canonical:
+            self.prefix, self.suffix = (), (_END,)
+            self.pad = 0 if token(0) == "<pad>" and token(_END) == "<eos>" else _END
+            return
+        plain, framed = self._encode("a", False), self._encode("a", True)
+        start = next((i for i in range(len(framed)) if framed[i : i + len(plain)] == plain), 0)
+        self.prefix, self.suffix = tuple(framed[:start]), tuple(framed[start + len(plain) :])
+        if text.end is None or text.end not in self.suffix:
+            raise UserError(
+                f"{path.name} is a tokenizer of another model: it does not end a text with token "
+                f"{text.end}, at which this text tower is read"
+            )
+        self.pad = next((i for i in range(8) if token(i) == "<pad>"), 0)
+
+    def __reduce__(self) -> tuple[type[PretrainedTokenizer], tuple[Path, TextConfig]]:
+        """Copies and pickles read the file again."""
+        return PretrainedTokenizer, (self.path, self.text)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids."""
+        return self._vocab_size
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of ``text`` without special tokens or padding."""
+        ids = self._encode(canonicalize(text) if self.is_canonical else text, False)
+        unknown = [i for i in ids if i >= self.text.vocab_size]
+        if unknown:
+            raise UserError(f"text {text!r} holds token {unknown[0]}, which the model has not")
+        return ids
+
+
+def require_tokenizers() -> None:
+    """Raise if the extra that reads tokenizer files is missing: before weights are downloaded."""
+    try:
+        import tokenizers  # noqa: F401
+    except ImportError:
+        raise UserError(
+            "a model with a vocabulary of its own needs an extra: pip install 'cliquetta[siglip]'"
+        ) from None
+
+
+def find_tokenizer(
+    find: Callable[[str], Path | None], text: TextConfig
+) -> PretrainedTokenizer | None:
+    """The tokenizer of a folder or repository in which ``find`` looks for a file; maybe none."""
+    paths = (path for name in FILES if (path := find(name)) is not None)
+    return next((PretrainedTokenizer(path, text) for path in paths), None)
+
+
+Encode = Callable[[str, bool], list[int]]
+"""Ids of a text, with or without the special tokens of the file."""
+
+
+def _read(path: Path) -> tuple[Encode, int, Callable[[int], str]]:
+    """Read a tokenizer: how to encode, the number of tokens, and the token of an id."""
+    library = "tokenizers" if path.name.endswith(".json") else "sentencepiece"
+    try:
+        return _read_json(path) if library == "tokenizers" else _read_sentencepiece(path)
+    except ImportError:
+        raise UserError(
+            f"{path.name} needs the package {library}: pip install 'cliquetta[siglip]'"
+        ) from None
+    except Exception as error:  # the libraries raise bare exceptions on a damaged file
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{path} is not a readable tokenizer: {first}") from None
+
+
+def _read_json(path: Path) -> tuple[Encode, int, Callable[[int], str]]:
+    from tokenizers import Tokenizer
+
+    library = Tokenizer.from_file(str(path))
+    library.no_padding()
+    library.no_truncation()
+
+    def encode(text: str, special: bool) -> list[int]:
+        return list(library.encode(text, add_special_tokens=special).ids)
+
+    return encode, library.get_vocab_size(), lambda i: library.id_to_token(i) or ""
+
+
+def _read_sentencepiece(path: Path) -> tuple[Encode, int, Callable[[int], str]]:
+    from sentencepiece import SentencePieceProcessor
+
+    library = SentencePieceProcessor(model_proto=path.read_bytes())
+    size = int(library.get_piece_size())
+
+    def encode(text: str, special: bool) -> list[int]:
+        return list(library.encode(text))
+
+    return encode, size, lambda i: str(library.id_to_piece(i)) if i < size else ""

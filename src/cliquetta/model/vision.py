@@ -141,5 +141,6 @@ class VisionTower(nn.Module):
 
 def _with_prompt(hidden: Tensor, prompt: Tensor, span: slice) -> Tensor:
     """Hidden states (B, T, D) with a prompt (p, D) or (B, p, D) in place of positions ``span``."""
-    rows = prompt.to(hidden.dtype).expand(len(hidden), -1, -1)
+    # not len(hidden), which would fix the batch size of an exported model
+    rows = prompt.to(hidden.dtype).expand(hidden.shape[0], -1, -1)
     return torch.cat([hidden[:, : span.start], rows, hidden[:, span.stop :]], dim=1)

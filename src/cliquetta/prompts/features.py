@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.errors import UserError, look_up
 from cliquetta.prompts.classes import ClassPrompts, as_prompts
 
 FEATURE_FILES = (".npy", ".npz", ".safetensors")
@@ -106,10 +106,7 @@ class TextFeatures:
         rows = list(range(len(self.features)))
         if self.names is not None:
             row_of = {name: row for row, name in enumerate(self.names)}
-            for name in names:
-                if name not in row_of:
-                    raise UnknownNameError(f"class of {self.source}", name, self.names)
-            rows = [row_of[name] for name in names]
+            rows = [look_up(f"class of {self.source}", name, row_of) for name in names]
         elif len(rows) != len(names):
             raise UserError(
                 f"{self.source} holds {len(rows)} text features without names for {len(names)} "

@@ -7,11 +7,11 @@ import dataclasses
 import hashlib
 import mimetypes
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from importlib import resources
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI, Header, Path, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -45,8 +45,9 @@ from cliquetta.serve.service import Service
 from cliquetta.serve.settings import Settings
 from cliquetta.serve.store import Store
 
+T = TypeVar("T")
 REPLAYED = "Cliquetta-Replayed"
-"""Header of an answer that was given before."""
+"""Header of a response that was given before."""
 BINARY = "application/octet-stream"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -55,28 +56,7 @@ POLICY = (
 """What the pages of the service may load and do: nothing but talk to the service itself."""
 _SWEEP_SECONDS = 60
 _PAGES = {"/": "index.html", "/docs": "docs.html", "/docs.js": "docs.js", "/style.css": "style.css"}
-
-
-def _refusals(**texts: str) -> dict[int | str, dict[str, Any]]:
-    """Documentation of refusals by status: ``_refusals(s404="No such session")``."""
-    return {int(k[1:]): {"model": Problem, "description": text} for k, text in texts.items()}
-
-
-_ANY = _refusals(
-    s401="No token, or an unknown one",
-    s403="Sent by a page of another site",
-    s429="Too many requests; see Retry-After",
-    s503="Busy, out of time or out of disk; see Retry-After",
-)
-_BODY = _refusals(
-    s400="Not a request that can be parsed",
-    s408="The request took too long to arrive",
-    s413="Beyond a limit of the server",
-    s422="Understood, but not possible as asked",
-)
-_SESSION = _refusals(
-    s404="No such session of this client", s409="Does not fit what happened before"
-)
+_BINARY_SCHEMA = {BINARY: {"schema": {"type": "string", "format": "binary"}}}
 _CODES = {
     400: "bad_request",
     404: "not_found",
@@ -86,46 +66,68 @@ _CODES = {
 }
 
 
-_BINARY_SCHEMA = {BINARY: {"schema": {"type": "string", "format": "binary"}}}
+def _refusals(texts: Mapping[int, str]) -> dict[int | str, dict[str, Any]]:
+    """Documentation of refusals by status."""
+    return {status: {"model": Problem, "description": text} for status, text in texts.items()}
 
 
-def _service(request: Request) -> Service:
-    service: Service = request.app.state.service
-    return service
+_ANY = _refusals(
+    {
+        401: "No token, or an unknown one",
+        403: "Sent by a page of another site",
+        429: "Too many requests; see Retry-After",
+        503: "Busy, out of time or out of disk; see Retry-After",
+    }
+)
+_BODY = _refusals(
+    {
+        400: "Not a request that can be parsed",
+        408: "The request took too long to arrive",
+        413: "Beyond a limit of the server",
+        422: "Understood, but not possible as asked",
+    }
+)
+_SESSION = _refusals(
+    {404: "No such session of this client", 409: "Does not fit what happened before"}
+)
 
 
-def _owner(request: Request) -> str:
-    owner: str = request.state.owner
-    return owner
+class Call:
+    """A request: the service that it is for, and whose it is."""
+
+    def __init__(self, request: Request) -> None:
+        self.service: Service = request.app.state.service
+        self.sessions = self.service.sessions
+        self.owner: str = request.state.owner
+        self.key: str = getattr(request.state, "key", "")
+        """A router's name for the request; empty where there is no router."""
+
+    async def run(self, session: str, work: Callable[..., T], *given: object) -> T:
+        """The result of ``work`` on a session, when it is the session's turn."""
+        return await self.service.run(self.owner, session, partial(work, session, *given))
 
 
-def _key(request: Request) -> str:
-    """A router's name for this request; empty where there is no router."""
-    return getattr(request.state, "key", "")
+CallOf = Annotated[Call, Depends()]
 
 
 async def _session(
-    service: Annotated[Service, Depends(_service)],
-    owner: Annotated[str, Depends(_owner)],
-    session: Annotated[str, Path(description="Id of a session", examples=["0f3a"])],
+    call: CallOf, session: Annotated[str, Path(description="Id of a session", examples=["0f3a"])]
 ) -> str:
     """The id of a session that exists and belongs to the asking client."""
-    return (await service.look_up(partial(service.sessions.info, owner, session))).id
+    await asyncio.to_thread(call.sessions.info, call.owner, session)
+    return session
 
 
-ServiceOf = Annotated[Service, Depends(_service)]
-OwnerOf = Annotated[str, Depends(_owner)]
-KeyOf = Annotated[str, Depends(_key)]
 SessionOf = Annotated[str, Depends(_session)]
 
 open_router = APIRouter(tags=["server"])
 router = APIRouter(prefix="/v1", tags=["sessions"], responses=_ANY)
 
 
-@open_router.get("/healthz", responses=_refusals(s503="Sessions cannot be saved"))
-async def health(service: ServiceOf) -> Health:
+@open_router.get("/healthz", responses=_refusals({503: "Sessions cannot be saved"}))
+async def health(call: CallOf) -> Health:
     """Whether the server answers and can save sessions."""
-    problem = service.sessions.problem()
+    problem = call.sessions.problem()
     if problem is not None:
         raise ServiceError(503, "storage", problem)
     return Health(status="ok", version=__version__)
@@ -136,115 +138,104 @@ async def health(service: ServiceOf) -> Health:
     response_class=Response,
     responses={**_ANY, 200: {"content": {"text/plain": {}}, "description": "Prometheus text"}},
 )
-async def metrics(service: ServiceOf) -> Response:
+async def metrics(call: CallOf) -> Response:
     """Numbers for Prometheus."""
-    return Response(service.metrics.render(), media_type=CONTENT_TYPE)
+    return Response(call.service.metrics.render(), media_type=CONTENT_TYPE)
 
 
 @router.get("/models", tags=["server"])
-async def list_models(service: ServiceOf) -> ModelList:
+async def list_models(call: CallOf) -> ModelList:
     """The models that sessions may use; the first is the default."""
-    return ModelList(
-        models=[
-            ModelInfo(
-                name=name, id=model.id, image_size=model.image_size, weights=model.fingerprint
-            )
-            for name, model in service.settings.models.items()
-        ]
-    )
+    models = [
+        ModelInfo(name=name, id=model.id, image_size=model.image_size, weights=model.fingerprint)
+        for name, model in call.service.settings.models.items()
+    ]
+    return ModelList(models=models)
 
 
 @router.get("/methods", tags=["server"])
-async def method_entries(service: ServiceOf) -> MethodList:
+async def method_entries(call: CallOf) -> MethodList:
     """The methods that sessions may use, with their presets and defaults."""
-    return MethodList(
-        methods=[
-            MethodInfo(
-                name=entry.name,
-                summary=entry.summary,
-                presets=sorted(entry.presets),
-                config=plain_config(dataclasses.asdict(entry.config())),
-            )
-            for entry in service.settings.methods.values()
-        ]
-    )
+    methods = [
+        MethodInfo(
+            name=entry.name,
+            summary=entry.summary,
+            presets=sorted(entry.presets),
+            config=plain_config(dataclasses.asdict(entry.config())),
+        )
+        for entry in call.service.settings.methods.values()
+    ]
+    return MethodList(methods=methods)
 
 
 @router.post("/sessions", status_code=201, responses=_BODY)
 async def create_session(
     body: SessionRequest,
-    service: ServiceOf,
-    owner: OwnerOf,
-    key: KeyOf,
+    call: CallOf,
     repeat: Annotated[str | None, Header(alias=CREATION_KEY, max_length=255)] = None,
 ) -> SessionInfo:
     """Create a session: a class list, a model and a method that adapts to its batches.
 
     A request may be repeated with the same ``Idempotency-Key``: one session is made.
     """
-    id = key or secrets.token_hex(16)
+    id = call.key or secrets.token_hex(16)
     if repeat is not None:  # hashed with its owner: nobody chooses the id of another's session
-        id = hashlib.sha256(f"{owner} {repeat}".encode()).hexdigest()[:32]
-    return await service.run(owner, id, partial(service.sessions.create, owner, id, body))
+        id = hashlib.sha256(f"{call.owner} {repeat}".encode()).hexdigest()[:32]
+    return await call.run(id, call.sessions.create, call.owner, body)
 
 
 @router.get("/sessions")
-async def list_sessions(service: ServiceOf, owner: OwnerOf) -> SessionList:
+async def list_sessions(call: CallOf) -> SessionList:
     """The sessions of the asking client, oldest first."""
-    return SessionList(sessions=await service.look_up(partial(service.sessions.owned_by, owner)))
+    return SessionList(sessions=await asyncio.to_thread(call.sessions.owned_by, call.owner))
 
 
 @router.get("/sessions/{session}", responses=_SESSION)
-async def inspect_session(session: SessionOf, service: ServiceOf, owner: OwnerOf) -> SessionInfo:
+async def inspect_session(session: SessionOf, call: CallOf) -> SessionInfo:
     """Tell how a session was created and how far it has come."""
-    return await service.look_up(partial(service.sessions.info, owner, session))
+    return await asyncio.to_thread(call.sessions.info, call.owner, session)
 
 
 @router.delete("/sessions/{session}", status_code=204, responses=_SESSION)
-async def delete_session(session: SessionOf, service: ServiceOf, owner: OwnerOf) -> None:
+async def delete_session(session: SessionOf, call: CallOf) -> None:
     """Delete a session and all that it learned."""
-    await service.run(owner, session, partial(service.sessions.delete, session))
+    await call.run(session, call.sessions.delete)
 
 
 @router.post(
     "/sessions/{session}/batches",
     response_model=BatchResponse,
-    responses={**_SESSION, **_BODY, **_refusals(s415="Neither a form nor JSON")},
+    responses={**_SESSION, **_BODY, **_refusals({415: "Neither a form nor JSON"})},
     openapi_extra={"requestBody": {"required": True, "content": BatchRequest.body_schemas()}},
 )
-async def send_batch(
-    request: Request, session: SessionOf, service: ServiceOf, owner: OwnerOf, key: KeyOf
-) -> Response:
+async def send_batch(request: Request, session: SessionOf, call: CallOf) -> Response:
     """Classify a batch of images and learn from it.
 
     Images that cannot be read are listed under ``errors``; the others are predicted. With
     ``sequence`` (1 for the first batch, then one more each) a request may be repeated after a
     lost answer: it is applied once, and the same answer comes back.
     """
-    service.pool.check_room(owner, session)  # before the images are read
-    batch = await _read_batch(request, service.limits.images)
-    work = partial(service.sessions.predict, session, batch, key)
-    body, replayed = await service.run(owner, session, work)
+    call.service.pool.check_room(call.owner, session)  # before the images are read
+    batch = await _read_batch(request, call.service.limits.images)
+    body, replayed = await call.run(session, call.sessions.predict, batch, call.key)
     headers = {REPLAYED: "true"} if replayed else None
     return Response(body, media_type="application/json", headers=headers)
 
 
 @router.post("/sessions/{session}/reset", responses=_SESSION)
-async def reset_session(session: SessionOf, service: ServiceOf, owner: OwnerOf) -> SessionInfo:
+async def reset_session(session: SessionOf, call: CallOf) -> SessionInfo:
     """Forget what was learned; batch numbers continue."""
-    return await service.run(owner, session, partial(service.sessions.reset, session))
+    return await call.run(session, call.sessions.reset)
 
 
 @router.put("/sessions/{session}/classes", responses={**_SESSION, **_BODY})
-async def set_classes(
-    body: ClassesRequest, session: SessionOf, service: ServiceOf, owner: OwnerOf
-) -> SessionInfo:
+async def set_classes(body: ClassesRequest, session: SessionOf, call: CallOf) -> SessionInfo:
     """Classify among other classes from the next batch on, keeping what does not depend on them.
 
     It takes its turn among the session's batches and may be repeated. Methods that learn about
     their classes only refuse.
     """
-    return await service.run(owner, session, partial(service.sessions.set_classes, session, body))
+    return await call.run(session, call.sessions.set_classes, body)
 
 
 @router.get(
@@ -252,9 +243,9 @@ async def set_classes(
     response_class=Response,
     responses={**_SESSION, 200: {"content": _BINARY_SCHEMA, "description": "safetensors"}},
 )
-async def export_state(session: SessionOf, service: ServiceOf, owner: OwnerOf) -> Response:
+async def export_state(session: SessionOf, call: CallOf) -> Response:
     """Export what the session has learned, as a safetensors file."""
-    data = await service.run(owner, session, partial(service.sessions.export_state, session))
+    data = await call.run(session, call.sessions.export_state)
     return Response(data, media_type=BINARY)
 
 
@@ -263,12 +254,9 @@ async def export_state(session: SessionOf, service: ServiceOf, owner: OwnerOf) -
     responses={**_SESSION, **_BODY},
     openapi_extra={"requestBody": {"required": True, "content": _BINARY_SCHEMA}},
 )
-async def import_state(
-    request: Request, session: SessionOf, service: ServiceOf, owner: OwnerOf
-) -> SessionInfo:
+async def import_state(request: Request, session: SessionOf, call: CallOf) -> SessionInfo:
     """Continue from a state that an equal session exported."""
-    data = await request.body()
-    return await service.run(owner, session, partial(service.sessions.import_state, session, data))
+    return await call.run(session, call.sessions.import_state, await request.body())
 
 
 def create_app(store: Store, settings: Settings, *, admitted: bool = False) -> FastAPI:
@@ -285,7 +273,7 @@ def create_app(store: Store, settings: Settings, *, admitted: bool = False) -> F
         sweeping = asyncio.create_task(_sweep(service))
         yield
         sweeping.cancel()
-        await asyncio.to_thread(service.close)
+        await asyncio.to_thread(service.pool.close)
 
     app = FastAPI(
         title="CliqueTTA",
@@ -306,10 +294,8 @@ def create_app(store: Store, settings: Settings, *, admitted: bool = False) -> F
         app.add_middleware(
             AdmissionMiddleware, settings=settings, budget=service.budget, metrics=service.metrics
         )
-    app.add_exception_handler(HTTPException, _refused)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(ClientDisconnect, _gone)
-    app.add_exception_handler(Exception, _failed)
+    for kind in (HTTPException, RequestValidationError, ClientDisconnect, Exception):
+        app.add_exception_handler(kind, _refuse)
     return app
 
 
@@ -363,8 +349,7 @@ async def _page(name: str, request: Request) -> Response:
     """A static page of the service."""
     del request
     text = resources.files(__package__).joinpath("pages", name).read_text(encoding="utf-8")
-    kind = mimetypes.guess_type(name)[0]
-    return Response(text, media_type=kind)
+    return Response(text, media_type=mimetypes.guess_type(name)[0])
 
 
 def _document(app: FastAPI, settings: Settings) -> dict[str, Any]:
@@ -380,32 +365,18 @@ def _document(app: FastAPI, settings: Settings) -> dict[str, Any]:
     return app.openapi_schema
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    """Every refusal in one form, those of the framework too."""
-    assert isinstance(error, HTTPException)
-    if not isinstance(error, ServiceError):
+async def _refuse(request: Request, error: Exception) -> Response:
+    """Every refusal in one form, those of the framework and defects too; no input is repeated."""
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=400)  # nobody reads it
+    if isinstance(error, ServiceError):
+        refusal = error
+    elif isinstance(error, RequestValidationError):
+        refusal = invalid_field(error.errors())
+    elif isinstance(error, HTTPException):
         code = _CODES.get(error.status_code, "refused")
         headers = dict(error.headers or {})
-        error = ServiceError(error.status_code, code, str(error.detail), headers=headers)
-    return _answer(request, error)
-
-
-async def _invalid(request: Request, error: Exception) -> Response:
-    """The first error of a request; what was sent is not repeated."""
-    assert isinstance(error, RequestValidationError)
-    return _answer(request, invalid_field(error.errors()))
-
-
-async def _gone(request: Request, error: Exception) -> Response:
-    """The client has disconnected; nobody reads this."""
-    del request, error
-    return Response(status_code=400)
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    """A defect."""
-    return _answer(request, incident(error))
-
-
-def _answer(request: Request, error: ServiceError) -> Response:
-    return problem_response(error, _service(request).metrics)
+        refusal = ServiceError(error.status_code, code, str(error.detail), headers=headers)
+    else:
+        refusal = incident(error)
+    return problem_response(refusal, request.app.state.service.metrics)

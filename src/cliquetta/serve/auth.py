@@ -36,13 +36,13 @@ class Tokens:
         """The owner that an ``Authorization`` header stands for, or a refusal with 401."""
         scheme, _, token = (authorization or "").partition(" ")
         digest = _digest(token.strip())
-        # All are compared, each in constant time: the answer's delay tells nothing about a token.
-        found = [known for known in self._digests if hmac.compare_digest(known, digest)]
-        if scheme.lower() != "bearer" or not found:
+        # All are compared, each in constant time: the delay tells nothing about a token.
+        matches = [known for known in self._digests if hmac.compare_digest(known, digest)]
+        if scheme.lower() != "bearer" or not matches:
             headers = {"WWW-Authenticate": "Bearer"}
             message = "send Authorization: Bearer TOKEN"
             raise ServiceError(401, "unauthorized", message, headers=headers)
-        return found[0][:16]
+        return matches[0][:16]
 
 
 def _digest(token: str) -> str:

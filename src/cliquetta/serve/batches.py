@@ -1,7 +1,4 @@
-"""One batch of images from a client: read, predicted, answered.
-
-Images are read one by one and refused one by one, with the reason.
-"""
+"""One batch of images from a client: read and refused one by one, predicted, rendered as JSON."""
 
 from __future__ import annotations
 
@@ -26,16 +23,17 @@ from cliquetta.serve.schema import (
     ImagePrediction,
     ImageProblem,
     Scored,
+    SessionInfo,
     Upload,
 )
 from cliquetta.serve.settings import Limits
-from cliquetta.serve.store import Progress, SessionSpec, StoredResponse
+from cliquetta.serve.store import StoredResponse
 from cliquetta.types import Batch, Prediction
 
 CHEAPER = "send fewer images or choose a cheaper method"
 _ADDRESS = re.compile(r"<[^<>]* at 0x[0-9a-fA-F]+>")
 _NUMBERS = 512
-"""Tensors and lists of evidence up to this many entries are sent whole."""
+"""Tensors and lists of evidence up to this many entries are sent in full."""
 _DEEPEST = 4
 
 
@@ -83,7 +81,7 @@ def predict_images(
 
 
 def predict_finite(adapter: Adapter, batch: Batch) -> Prediction:
-    """Predict; an answer that is not finite is refused."""
+    """Predict; a prediction that is not finite is refused."""
     try:
         return adapter.predict(batch)
     except NonFiniteError as error:
@@ -103,28 +101,35 @@ def check_views(adapter: Adapter, images: int, limits: Limits) -> None:
 
 
 def find_repeated(
-    progress: Progress, answers: Mapping[int, StoredResponse], sequence: int | None, digest: str
+    last: int,
+    responses: Mapping[int, StoredResponse],
+    sequence: int | None,
+    digest: str,
+    key: str,
 ) -> StoredResponse | None:
-    """The stored answer if ``sequence`` was answered before; ``None`` if it is the next one."""
-    if sequence is None or sequence == progress.sequence + 1:
+    """The stored response to a repeated request; ``None`` for a new one after batch ``last``."""
+    for response in responses.values():
+        if key and response.key == key:
+            return response
+    expected = last + 1
+    if sequence is None or sequence == expected:
         return None
-    if sequence > progress.sequence:
-        expected = progress.sequence + 1
+    if sequence > expected:
         raise conflict("out_of_order", f"the next batch is number {expected}, got {sequence}")
-    answer = answers.get(sequence)
-    if answer is None:
-        message = f"batch {sequence} was answered; only the last {len(answers)} answers are kept"
+    stored = responses.get(sequence)
+    if stored is None:
+        message = f"batch {sequence} was answered; only the last {len(responses)} answers are kept"
         raise conflict("answer_gone", message)
-    if answer.digest != digest:
+    if stored.digest != digest:
         raise conflict("sequence_used", f"number {sequence} was used for another batch")
-    return answer
+    return stored
 
 
 @torch.no_grad()
 def render_response(
-    spec: SessionSpec, number: int, request: BatchRequest, decoded: Decoded, prediction: Prediction
+    session: SessionInfo, request: BatchRequest, decoded: Decoded, prediction: Prediction
 ) -> bytes:
-    """The response as JSON."""
+    """The response of a session, after the batch, as JSON."""
     best, ranked = prediction.top(request.top_k)
     rejections: list[dict[str, Any]] = [{} for _ in decoded.positions]
     if prediction.rejection is not None:
@@ -137,23 +142,23 @@ def render_response(
     ):
         # str() of a float32 is the shortest that reads back as the same
         top = [
-            Scored(label=spec.classes[c], probability=float(str(p)))
+            Scored(label=session.classes[c], probability=float(str(p)))
             for p, c in zip(row, classes, strict=True)
         ]
         image = {"index": index, "name": request.images[index].name, **dict(top[0])}
         predictions.append(ImagePrediction(**image, top=top, **rejection))
-    answer = BatchResponse(
-        session=spec.id,
-        sequence=number,
+    response = BatchResponse(
+        session=session.id,
+        sequence=session.sequence,
         predictions=predictions,
         errors=list(decoded.refused),
         evidence=summarise(dict(prediction.evidence)) if request.evidence else None,
     )
-    return answer.model_dump_json(exclude_unset=True).encode()
+    return response.model_dump_json(exclude_unset=True).encode()
 
 
 def summarise(value: Any, depth: int = 0) -> Any:
-    """Evidence as JSON of bounded size: tensors whole if small, else shape, mean and extremes.
+    """Evidence as JSON of bounded size: of large tensors shape, mean and extremes.
 
     Numbers that JSON does not know (NaN, infinity) become ``None``.
     """
@@ -162,7 +167,11 @@ def summarise(value: Any, depth: int = 0) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Tensor):
-        return _summarise_tensor(value.detach())
+        if value.numel() <= _NUMBERS:
+            return _finite(value.detach().cpu().tolist())
+        numbers = value.detach().float()
+        extremes = {name: getattr(numbers, name)().item() for name in ("mean", "min", "max")}
+        return {"shape": list(value.shape), **{k: summarise(v) for k, v in extremes.items()}}
     if depth >= _DEEPEST:
         return type(value).__name__
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -172,17 +181,9 @@ def summarise(value: Any, depth: int = 0) -> Any:
         return {str(key): summarise(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         items = list(value)
-        whole = [summarise(item, depth + 1) for item in items[:_NUMBERS]]
-        return whole if len(items) <= _NUMBERS else {"length": len(items), "first": whole}
+        first = [summarise(item, depth + 1) for item in items[:_NUMBERS]]
+        return first if len(items) <= _NUMBERS else {"length": len(items), "first": first}
     return type(value).__name__
-
-
-def _summarise_tensor(value: Tensor) -> Any:
-    if value.numel() <= _NUMBERS:
-        return _finite(value.cpu().tolist())
-    numbers = value.float()
-    extremes = {name: float(getattr(numbers, name)()) for name in ("mean", "min", "max")}
-    return {"shape": list(value.shape), **{k: summarise(v) for k, v in extremes.items()}}
 
 
 def _finite(value: Any) -> Any:

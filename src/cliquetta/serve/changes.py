@@ -1,9 +1,7 @@
 """Changes of a session's memory by one batch: rows of its tensors, instead of all of them.
 
-The memory of a method may be large while a batch changes little of it: ``domain_norm`` on a
-ViT-B/16 keeps 43 MB, mostly recent images, of which one new image replaces one. A session on disk
-is then a whole file and the changes since, each a file of its own with the checksum of the one
-before. :func:`fold` gives the bits that were in memory.
+``domain_norm`` on a ViT-B/16 remembers 43 MB, of which one image changes little. A session on disk
+is then a complete file and the changes since, each with the checksum of the file before.
 """
 
 from __future__ import annotations
@@ -22,9 +20,9 @@ from cliquetta.methods.state import EXTRA, MEMORY
 from cliquetta.tensor_file import pack, unpack
 
 SMALLEST = 2**17
-"""Memories of fewer bytes are written whole: that costs no more than a change."""
+"""Memories of fewer bytes are written completely: that costs no more than a change."""
 LONGEST = 128
-"""Changes after a whole file, at most; all of them are read when the session is restored."""
+"""Changes after a complete file, at most; all are read when the session is restored."""
 FORMAT = "cliquetta-change-2"
 _ROWS, _VALUES = "rows.", "values."
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -41,36 +39,31 @@ class DamagedError(UserError):
 
 @dataclass
 class Chain:
-    """Copy of what is on disk of a session in memory; a new one is written whole."""
+    """Copy of what is on disk of a session in memory; of a new one nothing is."""
 
     memory: dict[str, Tensor] = field(default_factory=dict)
-    """The memory as it is on disk; empty if it is to be written whole."""
-    whole: int = 0
-    """Version of the whole file."""
+    """The memory as it is on disk; empty if all of it is to be written."""
+    base: int = 0
+    """Version of the complete file."""
     length: int = 0
     """Changes after it."""
     room: int = 0
-    """Bytes that changes may take before the whole is written again."""
+    """Bytes that changes may take before all is written again."""
     seal: str = ""
     """Checksum of the last file."""
-
-    @property
-    def held_bytes(self) -> int:
-        """Size of the copy."""
-        return sum(value.nbytes for value in self.memory.values())
 
     def changes(self, memory: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
         """The rows to be written, or ``None`` for all of the memory."""
         if not self.memory or self.length >= LONGEST:
             return None
-        found = find_changes(memory, self.memory)
-        return found if sum(value.nbytes for value in found.values()) <= self.room else None
+        rows = find_changes(memory, self.memory)
+        return rows if sum(value.nbytes for value in rows.values()) <= self.room else None
 
     def begin(self, memory: Mapping[str, Tensor], version: int, data: bytes) -> None:
-        """The whole file was written."""
+        """A complete file was written."""
         large = sum(value.nbytes for value in memory.values()) >= SMALLEST
         self.memory = {name: v.contiguous() for name, v in memory.items()} if large else {}
-        self.whole, self.length, self.room = version, 0, len(data)
+        self.base, self.length, self.room = version, 0, len(data)
         self.seal = seal_of(data)
 
     def follow(self, changes: Mapping[str, Tensor], data: bytes) -> None:
@@ -82,17 +75,17 @@ class Chain:
 
 def find_changes(now: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The rows of every tensor whose bits are others than before, and their numbers."""
-    found = {}
+    changes = {}
     for name, value in now.items():
         if value.numel() == 0:
             continue
-        rows, kept = _as_rows(value.contiguous()), _as_rows(before[name])
+        rows, old = _as_rows(value.contiguous()), _as_rows(before[name])
         width = rows.element_size()
         kind = torch.int64 if rows.shape[1] * width % 8 == 0 else _BITS[width]  # the fewest numbers
-        places = (rows.view(kind) != kept.view(kind)).any(dim=1).nonzero()[:, 0]
-        if len(places) > 0:
-            found[_ROWS + name], found[_VALUES + name] = places, rows[places]
-    return found
+        indices = (rows.view(kind) != old.view(kind)).any(dim=1).nonzero()[:, 0]
+        if len(indices) > 0:
+            changes[_ROWS + name], changes[_VALUES + name] = indices, rows[indices]
+    return changes
 
 
 def apply_changes(memory: Mapping[str, Tensor], changes: Mapping[str, Tensor]) -> None:
@@ -117,11 +110,9 @@ def pack_changes(
 
 
 def fold(files: Sequence[bytes]) -> bytes:
-    """A whole file and the changes after it, in order, as one whole file without a checksum.
+    """A complete file and the changes after it, in order, as one file without a checksum.
 
-    Raises:
-        DamagedError: A file is none of them, or not the one after the file before it.
-
+    :class:`DamagedError` if one is none of them, or not the one after the file before it.
     """
     source, last = "the session's file", files[0]
     if "whole" in notes_of(last):
@@ -155,5 +146,5 @@ def notes_of(data: bytes) -> dict[str, Any]:
 
 def seal_of(data: bytes) -> str:
     """The checksum that stands in a file; empty if there is none, which no file passes."""
-    found = SEAL.search(data, 0, 8 + int.from_bytes(data[:8], "little"))
-    return "" if found is None else found[2].decode()
+    match = SEAL.search(data, 0, 8 + int.from_bytes(data[:8], "little"))
+    return "" if match is None else match[2].decode()

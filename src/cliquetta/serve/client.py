@@ -13,7 +13,6 @@ import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from itertools import count
 from pathlib import Path
@@ -130,31 +129,37 @@ class Client:
             "calibrate": calibrate,
         }
         headers = {CREATION_KEY: secrets.token_hex(16)}
-        return RemoteSession(self, self.ask(SessionInfo, "POST", "", json=body, headers=headers))
+        info = self.ask(SessionInfo, "POST", "/v1/sessions", json=body, headers=headers)
+        return RemoteSession(self, info)
 
     def session(self, id: str) -> RemoteSession:
         """A session that exists already."""
-        return RemoteSession(self, self.ask(SessionInfo, "GET", f"/{id}"))
+        return RemoteSession(self, self.ask(SessionInfo, "GET", f"/v1/sessions/{id}"))
 
     def sessions(self) -> list[SessionInfo]:
         """All sessions of this client's token, oldest first."""
-        return self.ask(SessionList, "GET", "").sessions
+        return self.ask(SessionList, "GET", "/v1/sessions").sessions
 
     def models(self) -> list[ModelInfo]:
         """The models that sessions may use."""
-        return _parse(ModelList, self.send("GET", "/v1/models")).models
+        return self.ask(ModelList, "GET", "/v1/models").models
 
     def methods(self) -> list[MethodInfo]:
         """The methods that sessions may use."""
-        return _parse(MethodList, self.send("GET", "/v1/methods")).methods
+        return self.ask(MethodList, "GET", "/v1/methods").methods
 
     def health(self) -> Health:
         """Whether the server answers."""
-        return _parse(Health, self.send("GET", "/healthz"))
+        return self.ask(Health, "GET", "/healthz")
 
     def ask(self, kind: type[T], method: str, path: str, **content: Any) -> T:
-        """Parse the response to a request below ``/v1/sessions``; see :meth:`send`."""
-        return _parse(kind, self.send(method, f"/v1/sessions{path}", **content))
+        """Parse the response to a request; see :meth:`send`."""
+        response = self.send(method, path, **content)
+        try:
+            return kind.model_validate_json(response.content)
+        except ValidationError:
+            message = "not a response of CliqueTTA, or of another version of it"
+            raise RemoteError(response.status_code, "unknown", message) from None
 
     def send(self, method: str, path: str, **content: Any) -> httpx.Response:
         """Send one request, and repeat it while the server is busy or gone.
@@ -170,10 +175,10 @@ class Client:
             pause: float | None = growing
             failed: Exception
             try:
-                answer = self._http.request(method, path, **content)
-                if answer.is_success:
-                    return answer
-                pause, failed = _pause(answer, growing), _error(answer)
+                response = self._http.request(method, path, **content)
+                if response.is_success:
+                    return response
+                pause, failed = _pause(response, growing), _error(response)
             except httpx.TransportError as error:
                 reason = str(error) or type(error).__name__
                 failed = UnreachableError(
@@ -183,14 +188,14 @@ class Client:
             if pause is None or time.monotonic() + pause > end:
                 raise failed
             time.sleep(pause)
-        raise AssertionError("a request is answered or raises")
+        raise AssertionError("the loop returns or raises")
 
 
 class RemoteSession:
     """One session on a server, for one thread: its batches have an order."""
 
     def __init__(self, client: Client, info: SessionInfo) -> None:
-        self._client = client
+        self._client, self._path = client, f"/v1/sessions/{info.id}"
         self.id = info.id
         self.classes = tuple(info.classes)
         self.sequence = info.sequence
@@ -216,29 +221,22 @@ class RemoteSession:
             UnreachableError: No server answered.
 
         """
-        files = [_file(index, image) for index, image in enumerate(separate_images(images, None))]
-        fields = {
-            "sequence": str(self.sequence + 1),
-            "top_k": str(top_k),
-            "evidence": "true" if evidence else "false",
-        }
-        answer = self._client.ask(
-            BatchResponse,
-            "POST",
-            f"/{self.id}/batches",
-            files=[("images", file) for file in files],
-            data=fields,
+        separate = enumerate(separate_images(images, None))
+        files = [("images", _file(index, image)) for index, image in separate]
+        fields = {"sequence": self.sequence + 1, "top_k": top_k, "evidence": evidence}
+        response = self._client.ask(
+            BatchResponse, "POST", f"{self._path}/batches", files=files, data=fields
         )
-        self.sequence = answer.sequence
-        return answer
+        self.sequence = response.sequence
+        return response
 
     def info(self) -> SessionInfo:
         """The session's state on the server."""
-        return self._client.ask(SessionInfo, "GET", f"/{self.id}")
+        return self._client.ask(SessionInfo, "GET", self._path)
 
     def reset(self) -> None:
         """Forget what was learned; batch numbers continue."""
-        self._send("POST", "/reset")
+        self._client.send("POST", f"{self._path}/reset")
 
     def set_classes(
         self, classes: Sequence[str], *, templates: Sequence[str] | None = None
@@ -249,44 +247,37 @@ class RemoteSession:
         """
         texts = None if templates is None else list(templates)
         body = {"classes": list(classes), "templates": texts}
-        info = self._client.ask(SessionInfo, "PUT", f"/{self.id}/classes", json=body)
+        info = self._client.ask(SessionInfo, "PUT", f"{self._path}/classes", json=body)
         self.classes = tuple(info.classes)
 
     def export_state(self) -> bytes:
         """A state file of what was learned; other sessions read it, too."""
-        return self._send("GET", "/state").content
+        return self._client.send("GET", f"{self._path}/state").content
 
     def import_state(self, state: bytes) -> None:
         """Continue from a state that an equal session exported."""
         headers = {"Content-Type": "application/octet-stream"}
-        self._send("PUT", "/state", content=state, headers=headers)
+        self._client.send("PUT", f"{self._path}/state", content=state, headers=headers)
 
     def delete(self) -> None:
         """Remove the session from the server; one that is gone already is no error."""
         try:
-            self._send("DELETE", "")
+            self._client.send("DELETE", self._path)
         except RemoteError as error:
             if error.status != 404:
                 raise
 
-    def _send(self, method: str, path: str, **content: Any) -> httpx.Response:
-        return self._client.send(method, f"/v1/sessions/{self.id}{path}", **content)
 
-
-def _pause(answer: httpx.Response, growing: float) -> float | None:
+def _pause(response: httpx.Response, growing: float) -> float | None:
     """Seconds to wait before a refused request is sent again; ``None`` if it should not be."""
-    asked = answer.headers.get("retry-after", "").strip()
+    asked = response.headers.get("retry-after", "").strip()
     try:
         if asked.isdecimal():
             return max(_SHORTEST_PAUSE, float(asked))
-        moment = parsedate_to_datetime(asked)
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=timezone.utc)
-        left = (moment - datetime.now(timezone.utc)).total_seconds()
-        return max(_SHORTEST_PAUSE, left)
+        return max(_SHORTEST_PAUSE, parsedate_to_datetime(asked).timestamp() - time.time())
     except ValueError:
-        # a proxy lost the server or its answer: as after a broken connection
-        return growing if answer.status_code in (502, 504) else None
+        # a proxy lost the server or its response: as after a broken connection
+        return growing if response.status_code in (502, 504) else None
 
 
 def _file(index: int, image: ImageLike) -> tuple[str, bytes]:
@@ -300,17 +291,9 @@ def _file(index: int, image: ImageLike) -> tuple[str, bytes]:
     return f"{index}.png", buffer.getvalue()
 
 
-def _parse(kind: type[T], answer: httpx.Response) -> T:
+def _error(response: httpx.Response) -> RemoteError:
     try:
-        return kind.model_validate_json(answer.content)
-    except ValidationError:
-        message = "not a response of CliqueTTA, or of another version of it"
-        raise RemoteError(answer.status_code, "unknown", message) from None
-
-
-def _error(answer: httpx.Response) -> RemoteError:
-    try:
-        problem = Problem.model_validate_json(answer.content)
+        problem = Problem.model_validate_json(response.content)
     except ValueError:
-        return RemoteError(answer.status_code, "unknown", answer.reason_phrase)
-    return RemoteError(answer.status_code, problem.code, problem.message)
+        return RemoteError(response.status_code, "unknown", response.reason_phrase)
+    return RemoteError(response.status_code, problem.code, problem.message)

@@ -29,10 +29,10 @@ class ServiceError(HTTPException):
         retry_after: float | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
-        found = dict(headers or {})
+        headers = dict(headers or {})
         if retry_after is not None:
-            found["Retry-After"] = str(max(1, math.ceil(retry_after)))
-        super().__init__(status, message, found or None)
+            headers["Retry-After"] = str(max(1, math.ceil(retry_after)))
+        super().__init__(status, message, headers or None)
         self.code = code
         self.message = message
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -17,35 +16,34 @@ from cliquetta.methods.registry import MethodEntry, create_method, method_config
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.serve.errors import as_refusal, conflict, too_large
 from cliquetta.serve.limits import bounded
-from cliquetta.serve.schema import ClassesRequest, Option, SessionRequest
+from cliquetta.serve.schema import ClassesRequest, Option, SessionInfo, SessionRequest
 from cliquetta.serve.settings import Limits, Settings
-from cliquetta.serve.store import SessionSpec
 
 
 def create_session(
-    request: SessionRequest, settings: Settings, *, id: str, owner: str
-) -> tuple[SessionSpec, Adapter]:
+    request: SessionRequest, settings: Settings, id: str
+) -> tuple[SessionInfo, Adapter]:
     """A new session as asked, or a refusal that names the remedy."""
     _check_lists(request.classes, request.templates, settings.limits)
     try:
-        spec = _specify(request, settings, id, owner)
+        info = _specify(request, settings, id)
     except Exception as error:
         raise as_refusal(error) from error
-    return spec, _build_bounded(lambda: build_adapter(spec, settings), settings.limits)
+    return info, _build_bounded(lambda: build_adapter(info, settings), settings.limits)
 
 
 def change_classes(
-    request: ClassesRequest, spec: SessionSpec, adapter: Adapter, settings: Settings
-) -> tuple[SessionSpec, Adapter]:
+    request: ClassesRequest, info: SessionInfo, adapter: Adapter, settings: Settings
+) -> tuple[SessionInfo, Adapter]:
     """A session for another class list, with what its adapter learned apart from the classes."""
-    templates = spec.templates if request.templates is None else tuple(request.templates)
+    templates = info.templates if request.templates is None else request.templates
     _check_lists(request.classes, templates, settings.limits)
-    changed = replace(spec, classes=tuple(request.classes), templates=templates)
-    if changed == spec:
-        return spec, adapter
+    changed = info.model_copy(update={"classes": request.classes, "templates": templates})
+    if changed == info:
+        return info, adapter
 
     def build() -> Adapter:
-        return adapter.with_classes(ClassPrompts(changed.classes, changed.templates))
+        return adapter.with_classes(ClassPrompts(tuple(request.classes), tuple(templates)))
 
     return changed, _build_bounded(build, settings.limits)
 
@@ -62,11 +60,6 @@ def _build_bounded(build: Callable[[], Adapter], limits: Limits) -> Adapter:
         raise as_refusal(error) from error
 
 
-def memory_bytes(adapter: Adapter) -> int:
-    """Size of an adapter's memory and of the start values beside it."""
-    return 2 * sum(adapter.memory[name].nbytes for name in adapter.memory)
-
-
 def _check_lists(classes: Sequence[str], templates: Sequence[str], limits: Limits) -> None:
     for what, values, most in (
         ("class names", classes, limits.classes),
@@ -78,26 +71,17 @@ def _check_lists(classes: Sequence[str], templates: Sequence[str], limits: Limit
             raise too_large(f"{what} may have {limits.class_length} characters each")
 
 
-def _specify(request: SessionRequest, settings: Settings, id: str, owner: str) -> SessionSpec:
+def _specify(request: SessionRequest, settings: Settings, id: str) -> SessionInfo:
     model = next(iter(settings.models)) if request.model is None else request.model
     if model not in settings.models:
         raise UnknownNameError("model of this server", model, settings.models)
     if request.method not in settings.methods:
         raise UnknownNameError("method of this server", request.method, settings.methods)
-    return SessionSpec(
-        id=id,
-        owner=owner,
-        created=datetime.now(timezone.utc).isoformat(),
-        model=model,
-        method=request.method,
-        preset=request.preset,
-        config=resolve_config(settings.methods[request.method], request.preset, request.options),
-        classes=tuple(request.classes),
-        templates=tuple(request.templates),
-        seed=request.seed,
-        reject=request.reject,
-        calibrate=request.calibrate,
-    )
+    method = settings.methods[request.method]
+    values = request.model_dump(exclude={"options"})
+    values |= {"model": model, "config": resolve_config(method, request.preset, request.options)}
+    created = datetime.now(timezone.utc).isoformat()
+    return SessionInfo(id=id, created=created, sequence=0, images=0, **values)
 
 
 def resolve_config(
@@ -105,34 +89,32 @@ def resolve_config(
 ) -> dict[str, Any]:
     """The method's config in full, checked field by field, as JSON types."""
     base = method_config(entry.name, preset)
-    known = [field.name for field in dataclasses.fields(entry.config)]
+    fields = dataclasses.asdict(base)
     for name in options:
-        if name not in known:
-            raise UnknownNameError(f"option of {entry.name}", name, known)
+        if name not in fields:
+            raise UnknownNameError(f"option of {entry.name}", name, fields)
     adapter: TypeAdapter[Any] = TypeAdapter(entry.config)
-    config = adapter.validate_python({**dataclasses.asdict(base), **options})
+    config = adapter.validate_python({**fields, **options})
     plain: dict[str, Any] = adapter.dump_python(config, mode="json")
     return plain
 
 
-def build_adapter(spec: SessionSpec, settings: Settings) -> Adapter:
-    """A fresh adapter of a session; the same spec gives the same adapter at any time."""
+def build_adapter(info: SessionInfo, settings: Settings) -> Adapter:
+    """A fresh adapter of a session; the same session gives the same adapter at any time."""
     models, methods = settings.models, settings.methods
-    for kind, name, known in (("model", spec.model, models), ("method", spec.method, methods)):
+    for kind, name, known in (("model", info.model, models), ("method", info.method, methods)):
         if name not in known:
-            raise conflict(
-                "not_served",
-                f"this session uses the {kind} {name!r}, which the server no longer offers",
-            )
-    prompts = ClassPrompts(spec.classes, spec.templates)
-    entry = methods[spec.method]
-    unknown = sorted(spec.config.keys() - entry.config.__dataclass_fields__.keys())
+            message = f"this session uses the {kind} {name!r}, which the server no longer offers"
+            raise conflict("not_served", message)
+    entry = methods[info.method]
+    unknown = sorted(info.config.keys() - entry.config.__dataclass_fields__.keys())
     if unknown:
         raise UserError(
             f"this session has settings that this version does not know ({', '.join(unknown)}): it "
             "was made by another version, start anew"
         )
-    config = TypeAdapter(entry.config).validate_python(spec.config)
-    adapter = create_method(spec.method, models[spec.model], prompts, config, seed=spec.seed)
-    adapter.enable(reject=spec.reject, calibrate=spec.calibrate)
+    config = TypeAdapter(entry.config).validate_python(info.config)
+    prompts = ClassPrompts(tuple(info.classes), tuple(info.templates))
+    adapter = create_method(info.method, models[info.model], prompts, config, seed=info.seed)
+    adapter.enable(reject=info.reject, calibrate=info.calibrate)
     return adapter

@@ -50,51 +50,43 @@ class RateLimiter:
 
 
 class ByteBudget:
-    """Bytes of requests and answers that are in memory at one time."""
+    """Bytes of requests and responses that are in memory at one time."""
 
     def __init__(self, total: int) -> None:
         self._total = total
-        self._used = 0
+        self.used = 0
+        """Bytes reserved and not yet given back."""
         self._lock = threading.Lock()
-
-    @property
-    def used(self) -> int:
-        """Bytes taken and not yet given back."""
-        return self._used
 
     def take(self, count: int) -> None:
         """Reserve ``count`` bytes, or refuse at once."""
         with self._lock:
-            if self._used + count > self._total:
+            if self.used + count > self._total:
                 message = "too many large requests or answers at once"
                 raise ServiceError(503, "overloaded", message, retry_after=1)
-            self._used += count
+            self.used += count
 
     def give_back(self, count: int) -> None:
         """Return reserved bytes."""
         with self._lock:
-            self._used -= count
-
-
-class OutOfTimeError(Exception):
-    """A computation took longer than allowed and was stopped."""
+            self.used -= count
 
 
 class Deadline(TorchWatch):
-    """Inside ``with Deadline(seconds):`` every torch function checks the time first.
+    """Inside ``with Deadline(seconds, remedy):`` every torch function checks the time first.
 
-    Python cannot stop a thread from outside, but methods compute with nothing but torch, so a
-    batch ends within one operation of its limit. Other long work calls :meth:`check`.
+    Python cannot stop a thread, but a batch ends so within one operation of its limit.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, remedy: str) -> None:
         super().__init__()
         self._end = time.monotonic() + seconds
+        self._message = f"it took longer than {seconds:g} s and was not applied: {remedy}"
 
     def check(self) -> None:
-        """Raise :class:`OutOfTimeError` if the time is up."""
+        """Refuse if the time is up."""
         if time.monotonic() > self._end:
-            raise OutOfTimeError
+            raise ServiceError(503, "out_of_time", self._message, retry_after=5)
 
     def before(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
         """Check the time."""
@@ -106,16 +98,11 @@ class Deadline(TorchWatch):
 def bounded(seconds: float, remedy: str) -> Iterator[Deadline]:
     """Compute within a time limit; running out of time or memory is a refusal with ``remedy``."""
     try:
-        with Deadline(seconds) as deadline:
+        with Deadline(seconds, remedy) as deadline:
             yield deadline
-    except OutOfTimeError:
-        message = f"it took longer than {seconds:g} s and was not applied: {remedy}"
-        raise ServiceError(503, "out_of_time", message, retry_after=5) from None
-    except Exception as error:
+    except (MemoryError, RuntimeError) as error:
         # torch has an error of its own for CUDA only
-        if isinstance(error, MemoryError) or (
-            isinstance(error, RuntimeError)
-            and ("out of memory" in str(error) or "allocate memory" in str(error))
-        ):
+        words = ("out of memory", "allocate memory")
+        if isinstance(error, MemoryError) or any(word in str(error) for word in words):
             raise too_large(f"not enough memory: {remedy}") from error
         raise

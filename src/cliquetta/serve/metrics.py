@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import Metric
-from torch import Tensor
+from prometheus_client.registry import Collector
 
-from cliquetta.types import Prediction
+if TYPE_CHECKING:  # the actor that holds a board does without torch
+    from cliquetta.types import Prediction
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+POST_SECONDS = 5.0
 _SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 _SCALARS = 64
 """Scalars of evidence that are shown, of all methods; more would be a method gone wrong."""
@@ -73,12 +75,13 @@ class ServiceMetrics:
         """Add a number that is read when the metrics are."""
         Gauge(f"cliquetta_{name}", text, registry=self._registry).set_function(value)
 
-    @torch.no_grad()
     def observe_health(self, method: str, prediction: Prediction) -> None:
         """Observe the health of adaptation: confidence, evenness, the method's own figures."""
         if not len(prediction.logits):
             return
-        probabilities = prediction.probabilities
+        import torch
+
+        probabilities = prediction.probabilities.detach()
         self._confidence.labels(method).observe(float(probabilities.amax(dim=-1).mean()))
         mean, classes = probabilities.mean(dim=0), probabilities.shape[1]
         if classes > 1:
@@ -97,39 +100,54 @@ class ServiceMetrics:
 
     def render(self, replicas: Mapping[str, list[Metric]] | None = None) -> bytes:
         """All metrics as text; those of ``replicas`` with them, each under its name."""
-        shown: Any = (
-            self._registry if replicas is None else _Merged({"": self.collect(), **replicas})
-        )
-        data: bytes = generate_latest(shown)
-        return data
+        if replicas is None:
+            return generate_latest(self._registry)
+        return generate_latest(_Merged({"": self.collect(), **replicas}))
 
 
-class _Merged:
-    """Metrics of several processes under one head each, told apart by a label."""
+class Board:
+    """The latest metrics of every replica; lives in an actor."""
+
+    def __init__(self) -> None:
+        self._posted: dict[str, tuple[float, list[Metric]]] = {}
+
+    def post(self, replica: str, metrics: list[Metric]) -> None:
+        """Replace the metrics of a replica."""
+        self._posted[replica] = time.monotonic(), metrics
+
+    def read(self) -> dict[str, list[Metric]]:
+        """Metrics of the replicas that live."""
+        oldest = time.monotonic() - 4 * POST_SECONDS
+        return {name: metrics for name, (when, metrics) in self._posted.items() if when > oldest}
+
+
+class _Merged(Collector):
+    """Metrics of several processes under one head each, distinguished by a label."""
 
     def __init__(self, parts: Mapping[str, list[Metric]]) -> None:
         self._parts = parts
 
     def collect(self) -> Iterable[Metric]:
-        """As a registry does."""
-        merged: dict[str, Metric] = {}
+        """The metrics, as :func:`generate_latest` asks for them."""
+        families: dict[str, Metric] = {}
         for replica, metrics in self._parts.items():
             for metric in metrics:
-                about = (metric.name, metric.documentation, metric.type)
-                family = merged.setdefault(metric.name, Metric(*about))
-                family.samples += [
+                head = (metric.name, metric.documentation, metric.type)
+                families.setdefault(metric.name, Metric(*head)).samples += [
                     sample._replace(labels={**sample.labels, "replica": replica})
                     for sample in metric.samples
                 ]
-        return merged.values()
+        return families.values()
 
 
 def _scalars(evidence: Mapping[str, Any]) -> dict[str, float]:
     """The numbers among evidence, and the means of what has one per image."""
-    found = {}
+    from torch import Tensor
+
+    numbers = {}
     for name, value in evidence.items():
         if isinstance(value, Tensor) and value.is_floating_point() and value.ndim <= 1:
-            found[name] = float(value.mean()) if value.numel() else math.nan
+            numbers[name] = float(value.mean()) if value.numel() else math.nan
         elif isinstance(value, Real) or (isinstance(value, Tensor) and value.ndim == 0):
-            found[name] = float(value)
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+            numbers[name] = float(value)
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
@@ -64,22 +63,32 @@ class AdmissionMiddleware:
             await self._app(scope, receive, send)
             return
         start = time.perf_counter()
-        answer = _BoundedResponse(send, self._limits.answer_seconds, self._budget, self._metrics)
+        response = _BoundedResponse(send, self._limits.answer_seconds, self._budget, self._metrics)
         with self._settings.tracing.request(Headers(scope=scope)) as span:
             try:
-                await self._pass(scope, receive, answer.send)
+                await self._pass(scope, receive, response.send)
             finally:
-                self._budget.give_back(answer.count)
-                event = _event(scope, answer, time.perf_counter() - start)
-                self._metrics.requests.labels(event["route"], str(answer.status)).inc()
-                self._metrics.request_seconds.labels(event["route"]).observe(event["seconds"])
+                self._budget.give_back(response.count)
+                seconds = time.perf_counter() - start
+                method = scope["method"] if scope["method"] in _METHODS else "other"
+                route = getattr(scope.get("route"), "path", "none")
+                self._metrics.requests.labels(route, str(response.status)).inc()
+                self._metrics.request_seconds.labels(route).observe(seconds)
+                event = {
+                    "method": method,
+                    "route": route,
+                    "status": response.status,
+                    "seconds": round(seconds, 6),
+                    "bytes": response.count,
+                    "owner": scope.get("state", {}).get("owner"),
+                }
                 _log.info("request", extra=event)
                 span |= {
-                    "name": f"{event['method']} {event['route']}",
+                    "name": f"{method} {route}",
                     "session": scope.get("path_params", {}).get("session"),
-                    "http.request.method": event["method"],
-                    "http.route": event["route"],
-                    "http.response.status_code": answer.status,
+                    "http.request.method": method,
+                    "http.route": route,
+                    "http.response.status_code": response.status,
                 }
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -88,13 +97,13 @@ class AdmissionMiddleware:
         most = self._limits.state_bytes if is_state else self._limits.body_bytes
         body = _Body(receive, most, self._limits.body_seconds, self._budget)
         try:
-            try:
-                check_origin(headers, self._settings.hosts)
-                scope.setdefault("state", {})["owner"] = self._admit(scope, headers)
-                body.check_length(headers.get("content-length"))
-            except ServiceError as error:
-                await problem_response(error, self._metrics)(scope, receive, send)
-                return
+            check_origin(headers, self._settings.hosts)
+            scope.setdefault("state", {})["owner"] = self._admit(scope, headers)
+            body.check_length(headers.get("content-length"))
+        except ServiceError as error:
+            await problem_response(error, self._metrics)(scope, receive, send)
+            return
+        try:
             await self._app(scope, body.receive, send)
         finally:
             self._budget.give_back(body.count)
@@ -115,18 +124,6 @@ class AdmissionMiddleware:
             raise
         self._limiter.take(f"owner {owner}")
         return owner
-
-
-def _event(scope: Scope, answer: _BoundedResponse, seconds: float) -> dict[str, Any]:
-    """A request as its line in the log."""
-    return {
-        "method": scope["method"] if scope["method"] in _METHODS else "other",
-        "route": getattr(scope.get("route"), "path", "none"),
-        "status": answer.status,
-        "seconds": round(seconds, 6),
-        "bytes": answer.count,
-        "owner": scope.get("state", {}).get("owner"),
-    }
 
 
 class _Body:
@@ -181,7 +178,7 @@ class _BoundedResponse:
         self.count, self.status = 0, 500
 
     async def send(self, message: Message) -> None:
-        """Send a part of the answer; after a refusal or at the end of its time, drop it."""
+        """Send a part of the response; after a refusal or at the end of its time, drop it."""
         if self._dropped:
             return
         if message["type"] == "http.response.start":
@@ -192,11 +189,10 @@ class _BoundedResponse:
             self._budget.take(len(body))
         except ServiceError as error:
             self._dropped, self.status = True, error.status_code
-            response = problem_response(error, self._metrics)
-            await self._target(
-                {"type": "http.response.start", "status": 503, "headers": response.raw_headers}
-            )
-            await self._target({"type": "http.response.body", "body": response.body})
+            refusal = problem_response(error, self._metrics)
+            head = {"type": "http.response.start", "status": self.status}
+            await self._target({**head, "headers": refusal.raw_headers})
+            await self._target({"type": "http.response.body", "body": refusal.body})
             return
         self.count += len(body)
         try:
@@ -221,13 +217,13 @@ def _closing(status: int, code: str, message: str) -> ServiceError:
 
 
 class CSPMiddleware:
-    """Sends a Content-Security-Policy with every answer."""
+    """Sends a Content-Security-Policy with every response."""
 
     def __init__(self, app: ASGIApp, policy: str) -> None:
         self._app, self._policy = app, policy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on and add the headers to its answer."""
+        """Pass a request on and add the headers to its response."""
 
         async def mark(message: Message) -> None:
             if message["type"] == "http.response.start":

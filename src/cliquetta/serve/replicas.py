@@ -1,8 +1,7 @@
 """The service on Ray Serve: replicas that share a store, behind one router.
 
-Serve starts, watches, restarts and counts replicas, and its consistent-hash router sends the
-requests of a session to the same one while it lives. That is for speed only: a session stays in
-one memory. What keeps sessions right when replicas die, stall, come and go is the store.
+Serve sends the requests of a session to one replica while that lives, for speed only: what keeps
+sessions right when replicas die, stall, come and go is the store.
 """
 
 from __future__ import annotations
@@ -30,15 +29,14 @@ from cliquetta.ray_connection import END_HUNG, LOCAL, connected
 from cliquetta.serve.asgi import create_app
 from cliquetta.serve.auth import check_binding
 from cliquetta.serve.logs import logging_as
-from cliquetta.serve.metrics_board import POST_SECONDS, Board
+from cliquetta.serve.metrics import POST_SECONDS, Board
 from cliquetta.serve.router import Answered, Forwarded, LostError, create_router, run_app
 from cliquetta.serve.server import make_server, open_port
 from cliquetta.serve.settings import Settings, load_models
 from cliquetta.serve.store import Store
-from cliquetta.serve.tracing import open_tracing
+from cliquetta.serve.tracing import Tracing
 
 EXTRA = "ray-serve"
-_UPSCALE_SECONDS = 10.0
 _ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 _log = logging.getLogger(__name__)
 
@@ -68,21 +66,18 @@ class ReplicaPlan:
     def options(self, settings: Settings, present: float = 0.0) -> dict[str, Any]:
         """Options of Ray Serve for a cluster with ``present`` GPUs."""
         limits = settings.limits
-        scale: dict[str, Any] = {"num_replicas": self.least}
-        if self.most > self.least:
-            scale = {
-                "autoscaling_config": {
-                    "min_replicas": self.least,
-                    "max_replicas": self.most,
-                    "target_ongoing_requests": self.queue,
-                    "upscale_delay_s": _UPSCALE_SECONDS,
-                }
-            }
+        scaling = {
+            "min_replicas": self.least,
+            "max_replicas": self.most,
+            "target_ongoing_requests": self.queue,
+            "upscale_delay_s": 10.0,
+        }
+        fixed = self.least == self.most
         gpus = float(present > 0) if self.gpus is None else self.gpus
         if gpus > present:
             raise UserError(f"a replica is to have {gpus} GPUs, the cluster has {present:.0f}")
         return {
-            **scale,
+            **({"num_replicas": self.least} if fixed else {"autoscaling_config": scaling}),
             "name": "Replica",
             "ray_actor_options": {"num_cpus": self.cpus, "num_gpus": gpus},
             "request_router_config": {
@@ -110,8 +105,8 @@ class Replica:
         warnings.filterwarnings("ignore", module=r"PIL\.")
         self._settings = await asyncio.to_thread(build)
         self._app = create_app(Store(where), self._settings, admitted=True)
-        self._life = self._app.router.lifespan_context(self._app)
-        await self._life.__aenter__()
+        self._lifespan = self._app.router.lifespan_context(self._app)
+        await self._lifespan.__aenter__()
         name = serve.get_replica_context().replica_id.unique_id
         self._posting = asyncio.create_task(self._post(name, board))
 
@@ -123,7 +118,7 @@ class Replica:
 
     async def __del__(self) -> None:
         self._posting.cancel()
-        await self._life.__aexit__(None, None, None)
+        await self._lifespan.__aexit__(None, None, None)
         self._settings.tracing.close()
 
     async def _post(self, name: str, board: Any) -> None:
@@ -139,7 +134,7 @@ def build_settings(
     torch.set_num_threads(settings.threads)
     target = str(pick_device(device))
     models = load_models(sources, partial(create_model, device=target, dtype=dtype))
-    return replace(settings, models=models, tracing=open_tracing(traces))
+    return replace(settings, models=models, tracing=Tracing.open(traces))
 
 
 def serve_replicas(
@@ -155,16 +150,8 @@ def serve_replicas(
 ) -> None:
     """Serve with replicas until the process is stopped; SIGHUP restarts them one by one.
 
-    Args:
-        settings: What the router enforces. Its models are not used.
-        build: Makes the settings of a replica, models included, where the replica runs.
-        where: A folder that all machines see, or a URL of fsspec.
-        plan: How many replicas there are.
-        host: Address to listen on.
-        port: Port to listen on.
-        log_format: ``text``, or ``json`` with a line for every request.
-        on_ready: Called once the port is open and all replicas are ready.
-
+    The router enforces ``settings``; ``build`` makes those of a replica, models included, where it
+    runs. ``where`` is a folder that all machines see, or a URL of fsspec.
     """
     check_binding(host, settings.tokens)
     url = str(where) if is_url(str(where)) else str(Path(where).resolve())
@@ -211,8 +198,8 @@ def _ask_by(handle: Any) -> Callable[[str, Forwarded], Any]:
 
     async def ask(session: str, request: Forwarded) -> Answered:
         try:
-            answer: Answered = await handle.options(session_id=session).answer.remote(request)
-            return answer
+            response: Answered = await handle.options(session_id=session).answer.remote(request)
+            return response
         except RayTaskError:
             raise  # a defect of ours, not a loss
         except (RayError, RayServeException) as error:

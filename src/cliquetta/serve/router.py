@@ -69,7 +69,7 @@ Watch = Callable[[], Awaitable[Mapping[str, list[Metric]]]]
 
 
 async def run_app(app: ASGIApp, request: Forwarded) -> Answered:
-    """The answer of an application in this process."""
+    """The response of an application in this process."""
     scope: Scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -96,11 +96,8 @@ async def run_app(app: ASGIApp, request: Forwarded) -> Answered:
             parts.append(message.get("body", b""))
 
     await app(scope, receive, send)
-    return Answered(status, headers, b"".join(parts), _route(scope))
-
-
-def _route(scope: Scope) -> str:
-    return str(getattr(scope.get("route"), "path", "none"))
+    route = getattr(scope.get("route"), "path", "none")
+    return Answered(status, headers, b"".join(parts), route)
 
 
 def create_router(settings: Settings, ask: Ask, watch: Watch) -> ASGIApp:
@@ -131,22 +128,23 @@ class Router:
                 scope["ended"] = True if message["type"] == "lifespan.shutdown" else None
             return
         try:
-            if scope["path"] == "/metrics" and scope["method"] == "GET":
-                scope["route"] = SimpleNamespace(path="/metrics")
-                text = self._metrics.render(await self._watch())
-                await Response(text, media_type=CONTENT_TYPE)(scope, receive, send)
-                return
-            answer = await self._forward(scope, receive)
+            response = await self._respond(scope, receive)
         except ServiceError as error:
-            await problem_response(error, self._metrics)(scope, receive, send)
+            response = problem_response(error, self._metrics)
         except ClientDisconnect:
             return
         except Exception as error:
-            await problem_response(incident(error), self._metrics)(scope, receive, send)
-        else:
-            head = {"type": "http.response.start", "status": answer.status}
-            await send({**head, "headers": list(answer.headers)})
-            await send({"type": "http.response.body", "body": answer.body})
+            response = problem_response(incident(error), self._metrics)
+        await response(scope, receive, send)
+
+    async def _respond(self, scope: Scope, receive: Receive) -> Response:
+        if scope["path"] == "/metrics" and scope["method"] == "GET":
+            scope["route"] = SimpleNamespace(path="/metrics")
+            return Response(self._metrics.render(await self._watch()), media_type=CONTENT_TYPE)
+        forwarded = await self._forward(scope, receive)
+        response = Response(forwarded.body, forwarded.status)
+        response.raw_headers = list(forwarded.headers)
+        return response
 
     async def _forward(self, scope: Scope, receive: Receive) -> Answered:
         request = Forwarded(
@@ -159,17 +157,16 @@ class Router:
             key=secrets.token_hex(16),
             trace=self._tracing.headers(),
         )
-        found = _SESSION.fullmatch(request.path)
-        if found is None:
-            answer = await self._ask_until(request.key, request)
-        elif request.method == "GET" and found[2] is None:  # a look does not wait
-            answer = await self._ask_until(found[1], request)
+        path = _SESSION.fullmatch(request.path)
+        session = request.key if path is None else path[1]
+        if path is None or (request.method == "GET" and path[2] is None):  # a look does not wait
+            response = await self._ask_until(session, request)
         else:
-            async with self._turn(found[1]):
-                answer = await self._ask_until(found[1], request)
-        scope["route"] = SimpleNamespace(path=answer.route)
-        scope["path_params"] = {} if found is None else {"session": found[1]}
-        return answer
+            async with self._turn(session):
+                response = await self._ask_until(session, request)
+        scope["route"] = SimpleNamespace(path=response.route)
+        scope["path_params"] = {} if path is None else {"session": session}
+        return response
 
     @asynccontextmanager
     async def _turn(self, session: str) -> AsyncIterator[None]:
@@ -196,12 +193,12 @@ class Router:
                 del self._waiting[session], self._turns[session]
 
     async def _ask_until(self, session: str, request: Forwarded) -> Answered:
-        """The answer of the session's replica, or of the one that has the session after it."""
+        """The response of the session's replica, or of the one that has the session after it."""
         end = time.monotonic() + self._limits.wait_seconds + self._limits.batch_seconds
         for attempt in itertools.count():
             try:
                 left = max(end - time.monotonic(), 0.0)
-                answer = await asyncio.wait_for(self._ask(session, request), left)
+                response = await asyncio.wait_for(self._ask(session, request), left)
             except LostError:
                 self._metrics.resent.inc()
                 await asyncio.sleep(min(_LONGEST_PAUSE, 0.1 * 2 ** min(attempt, 10)))
@@ -209,7 +206,7 @@ class Router:
             except asyncio.TimeoutError:
                 message = "no replica has answered in time: send it again with the same sequence"
                 raise ServiceError(503, "out_of_time", message, retry_after=5) from None
-            if attempt and request.method == "DELETE" and answer.status == 404:
-                return replace(answer, status=204, headers=(), body=b"")  # the lost one did it
-            return answer
+            if attempt and request.method == "DELETE" and response.status == 404:
+                return replace(response, status=204, headers=(), body=b"")  # the lost one did it
+            return response
         raise AssertionError("the loop returns or raises")

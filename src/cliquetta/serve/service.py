@@ -10,7 +10,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from cliquetta.serve.errors import ServiceError
 from cliquetta.serve.limits import ByteBudget
 from cliquetta.serve.metrics import ServiceMetrics
 from cliquetta.serve.sessions import Sessions
-from cliquetta.serve.settings import Settings
+from cliquetta.serve.settings import Limits, Settings
 from cliquetta.serve.store import Store
 
 T = TypeVar("T")
@@ -38,18 +38,14 @@ class Service:
         self.metrics = ServiceMetrics()
         self.budget = ByteBudget(limits.queued_bytes)
         self.sessions = Sessions(settings, store, self.metrics)
-        self.pool = FairPool(
-            settings.workers,
-            queued=limits.queued,
-            queued_per_owner=limits.queued_per_owner if settings.tokens else limits.queued,
-            queued_per_session=limits.queued_per_session,
-            wait_seconds=limits.wait_seconds,
-            prepare=partial(torch.set_num_threads, settings.threads),
-            on_wait=self.metrics.wait_seconds.observe,
-        )
+        if settings.tokens is None:  # all clients are one owner
+            limits = replace(limits, queued_per_owner=limits.queued)
+        on_wait = self.metrics.wait_seconds.observe
+        self.pool = FairPool(settings.workers, limits, threads=settings.threads, on_wait=on_wait)
+        sessions = self.sessions
         for name, text, value in (
-            ("sessions", "Sessions on disk.", lambda: self.sessions.count),
-            ("resident_sessions", "Sessions in memory.", lambda: self.sessions.resident),
+            ("sessions", "Sessions on disk.", lambda: len(sessions.entries)),
+            ("resident_sessions", "Sessions in memory.", lambda: len(sessions.residents)),
             ("free_bytes", "Free space on the disk of the sessions.", store.files.free_bytes),
             ("queue", "Requests waiting or running.", lambda: self.pool.count),
             ("body_bytes", "Requests and answers in memory.", lambda: self.budget.used),
@@ -70,19 +66,11 @@ class Service:
         finally:
             tracing.end(waiting)
 
-    async def look_up(self, work: Callable[[], T]) -> T:
-        """Facts about sessions; from a thread, since the store is asked."""
-        return await asyncio.to_thread(work)
-
     def sweep(self) -> None:
         """Delete sessions that are due, each when it is its turn."""
         for owner, session in self.sessions.due():
             with suppress(ServiceError):  # busy: the next sweep will
                 self.pool.submit(owner, session, partial(self.sessions.delete_due, session))
-
-    def close(self) -> None:
-        """Finish what was begun."""
-        self.pool.close()
 
 
 @dataclass(frozen=True)
@@ -104,22 +92,15 @@ class FairPool:
     def __init__(
         self,
         workers: int,
+        limits: Limits,
         *,
-        queued: int,
-        queued_per_owner: int,
-        queued_per_session: int,
-        wait_seconds: float,
-        prepare: Callable[[], None] = lambda: None,
+        threads: int = 1,
         on_wait: Callable[[float], None] = lambda seconds: None,
     ) -> None:
-        """Start ``workers`` threads; each calls ``prepare`` once before its first job.
-
-        ``on_wait`` is called with the seconds that each job has waited.
-        """
+        """Start workers with ``threads`` each; ``on_wait`` gets the seconds in the queue."""
         if workers < 1:
             raise UserError(f"at least one worker, got {workers}")
-        self._queued, self._per_owner = queued, queued_per_owner
-        self._per_session, self._wait, self._on_wait = queued_per_session, wait_seconds, on_wait
+        self._limits, self._on_wait = limits, on_wait
         self._jobs: dict[str, deque[_Job]] = {}
         self._turns: OrderedDict[str, deque[str]] = OrderedDict()  # sessions by owner
         self._running: set[str] = set()
@@ -129,7 +110,7 @@ class FairPool:
         self._change = threading.Condition()
         self._threads = [
             threading.Thread(
-                target=self._serve, args=(prepare,), name=f"cliquetta-worker-{i}", daemon=True
+                target=self._serve, args=(threads,), name=f"cliquetta-worker-{i}", daemon=True
             )
             for i in range(workers)
         ]
@@ -162,13 +143,13 @@ class FairPool:
         if self._closed:
             raise ServiceError(503, "closing", "the server is shutting down", retry_after=5)
         waiting = len(self._jobs.get(session, ()))
-        if waiting >= self._per_session:
+        if waiting >= self._limits.queued_per_session:
             message = f"{waiting} requests of this session are waiting already"
             raise ServiceError(429, "session_busy", message, retry_after=self._mean * waiting)
-        if self.count >= self._queued:
+        if self.count >= self._limits.queued:
             after = self._mean * self.count / len(self._threads)
             raise ServiceError(503, "overloaded", "the server is busy", retry_after=after)
-        if self._owned[owner] >= self._per_owner:
+        if self._owned[owner] >= self._limits.queued_per_owner:
             message = f"{self._owned[owner]} requests of your sessions are waiting already"
             after = self._mean * self._owned[owner] / len(self._threads)
             raise ServiceError(429, "owner_busy", message, retry_after=after)
@@ -181,8 +162,8 @@ class FairPool:
         for thread in self._threads:
             thread.join()
 
-    def _serve(self, prepare: Callable[[], None]) -> None:
-        prepare()
+    def _serve(self, threads: int) -> None:
+        torch.set_num_threads(threads)
         while True:
             with self._change:
                 while not self._turns:
@@ -211,7 +192,7 @@ class FairPool:
             return
         start = time.monotonic()
         self._on_wait(start - job.since)
-        if start - job.since > self._wait:
+        if start - job.since > self._limits.wait_seconds:
             late = ServiceError(503, "overloaded", "waited too long in the queue", retry_after=5)
             job.future.set_exception(late)
             return

@@ -1,11 +1,14 @@
-"""The requests of clients for their sessions: make, predict, reset, classes, states, delete."""
+"""All sessions of a server: those in memory, and the requests of clients for them."""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -13,14 +16,13 @@ from cliquetta.errors import UserError
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.state import pack_state, unpack_state
 from cliquetta.serve.batches import Decoded, find_repeated, predict_images, render_response
-from cliquetta.serve.changes import Chain
-from cliquetta.serve.errors import ServiceError, invalid, not_found
-from cliquetta.serve.factory import change_classes, create_session
+from cliquetta.serve.changes import Chain, DamagedError
+from cliquetta.serve.errors import ServiceError, conflict, invalid, not_found
+from cliquetta.serve.factory import build_adapter, change_classes, create_session
 from cliquetta.serve.metrics import ServiceMetrics
 from cliquetta.serve.schema import BatchRequest, ClassesRequest, SessionInfo, SessionRequest
-from cliquetta.serve.session_cache import Resident, SessionCache
 from cliquetta.serve.settings import Settings
-from cliquetta.serve.store import FencedError, Progress, Store, StoredResponse, StoredSession
+from cliquetta.serve.store import FencedError, Resident, Store, StoredResponse, StoredSession
 from cliquetta.types import Prediction
 
 _log = logging.getLogger(__name__)
@@ -42,7 +44,7 @@ def _repeated(
                 return work(self, id, *given, **named)
             except FencedError as error:
                 if error.ahead >= self._limits.replay:
-                    break  # it may have been applied, and the answer is not kept any more
+                    break  # it may have been applied, and the response is not kept any more
         message = "another replica works on this session: look at its sequence, then try again"
         raise ServiceError(503, "session_moved", message, retry_after=1)
 
@@ -50,51 +52,47 @@ def _repeated(
 
 
 class Sessions:
-    """All sessions of a server, or of one of its replicas.
+    """All sessions of a store, a bounded number of them in memory.
 
-    :meth:`predict`, :meth:`reset`, :meth:`export_state`, :meth:`import_state` and :meth:`delete`
-    of one session must not overlap (the scheduler sees to it); different sessions may.
+    Requests for one session must not overlap (the scheduler sees to it), except :meth:`info`.
     """
 
     def __init__(self, settings: Settings, store: Store, metrics: ServiceMetrics) -> None:
         self._settings, self._limits = settings, settings.limits
         self._store, self._metrics, self._tracing = store, metrics, settings.tracing
-        self._cache = SessionCache(settings, store, metrics)
-
-    @property
-    def count(self) -> int:
-        """Sessions on disk."""
-        return len(self._cache.entries)
-
-    @property
-    def resident(self) -> int:
-        """Sessions in memory."""
-        return len(self._cache.residents)
+        self._lock = threading.Lock()
+        self.entries = {stored.info.id: stored for stored in store.scan()}
+        self.residents: OrderedDict[str, Resident] = OrderedDict()
+        self._busy: set[str] = set()
+        self._coming: list[str] = []  # owners of sessions under construction
 
     def owned_by(self, owner: str) -> list[SessionInfo]:
         """The sessions of ``owner``, oldest first."""
-        return [_info(entry) for entry in self._cache.refresh() if entry.spec.owner == owner]
+        return [entry.info for entry in self._refresh() if entry.owner == owner]
 
     def info(self, owner: str, id: str) -> SessionInfo:
         """One session of ``owner``; those of others do not exist for it."""
-        entry = self._cache.find(id)
-        if entry is None or entry.spec.owner != owner:
+        entry = self._find(id)
+        if entry is None or entry.owner != owner:
             raise not_found("session")
-        return _info(entry)
+        return entry.info
 
-    def create(self, owner: str, id: str, request: SessionRequest) -> SessionInfo:
+    def create(self, id: str, owner: str, request: SessionRequest) -> SessionInfo:
         """Build a session and write it to disk; once, if a router asks two replicas for it."""
-        if self._cache.find(id) is not None:
+        if self._find(id) is not None:
             return self.info(owner, id)
-        self._cache.refresh()
-        with self._cache.room_for(owner):
-            spec, adapter = create_session(request, self._settings, id=id, owner=owner)
-            entry = StoredSession(spec, Progress(), time.time())
+        self._refresh()
+        with self._room_for(owner):
+            info, adapter = create_session(request, self._settings, id)
+            resident = Resident(adapter)
             try:
-                self._cache.add(entry, Resident(adapter))
+                self._save(StoredSession(info, owner, time.time()), resident)
             except FencedError:
                 return self.info(owner, id)
-        return _info(entry)
+            with self._lock:
+                self.residents[id] = resident
+                self._evict()
+        return info
 
     @_repeated
     def predict(self, id: str, request: BatchRequest, key: str = "") -> tuple[bytes, bool]:
@@ -105,56 +103,52 @@ class Sessions:
         """
         start = time.perf_counter()
         digest = request.digest
-        with self._cache.using(id) as (entry, resident):
-            given = [answer for answer in resident.answers.values() if key and answer.key == key]
-            known = next(iter(given), None) or find_repeated(
-                entry.progress, resident.answers, request.sequence, digest
-            )
-            if known is not None:
+        with self._using(id) as (entry, resident):
+            last, responses = entry.info.sequence, resident.responses
+            stored = find_repeated(last, responses, request.sequence, digest, key)
+            if stored is not None:
                 self._metrics.replays.inc()
-                return known.body, True
+                return stored.body, True
             # An adapter that raises has rolled itself back: the session stays in memory.
             decoded, prediction = self._compute(entry, resident.adapter, request)
-            with self._cache.whole(id):
-                number = entry.progress.sequence + 1
-                body = render_response(entry.spec, number, request, decoded, prediction)
-                answers = {**resident.answers, number: StoredResponse.of(digest, body, key)}
-                for old in sorted(answers)[: -self._limits.replay]:
-                    del answers[old]
-                images = entry.progress.images + len(decoded.positions)
-                progress = replace(entry.progress, sequence=number, images=images)
-                self._cache.save(entry, resident, progress, answers)
-            self._metrics.images.labels("predicted").inc(len(decoded.positions))
-            self._metrics.images.labels("refused").inc(len(decoded.refused))
+            predicted, refused = len(decoded.positions), len(decoded.refused)
+            with self._dropped_on_error(id):
+                progress = {"sequence": last + 1, "images": entry.info.images + predicted}
+                info = entry.info.model_copy(update=progress)
+                body = render_response(info, request, decoded, prediction)
+                responses[info.sequence] = StoredResponse.of(digest, body, key)
+                for old in sorted(responses)[: -self._limits.replay]:
+                    del responses[old]
+                self._save(replace(entry, info=info), resident)
+            self._metrics.images.labels("predicted").inc(predicted)
+            self._metrics.images.labels("refused").inc(refused)
             elapsed = time.perf_counter() - start
-            self._metrics.batch_seconds.labels(entry.spec.method).observe(elapsed)
-            self._metrics.observe_health(entry.spec.method, prediction)
+            self._metrics.batch_seconds.labels(entry.info.method).observe(elapsed)
+            self._metrics.observe_health(entry.info.method, prediction)
         return body, False
 
     def _compute(
         self, entry: StoredSession, adapter: Adapter, request: BatchRequest
     ) -> tuple[Decoded, Prediction]:
-        known = {"session": entry.spec.id, "method": entry.spec.method}
+        attributes = {"session": entry.info.id, "method": entry.info.method}
         try:
-            with self._tracing.span("predict", **known, images=len(request.images)):
+            with self._tracing.span("predict", **attributes, images=len(request.images)):
                 return predict_images(adapter, request.images, self._limits)
         except ServiceError:
             raise
         except Exception as error:
-            if not entry.progress.imported:
+            if not entry.imported:
                 raise
-            _log.warning("session %s fails on its imported state", entry.spec.id, exc_info=error)
+            _log.warning("session %s fails on its imported state", entry.info.id, exc_info=error)
             message = "the imported state cannot be used: reset the session or import another one"
             raise invalid(message) from error
 
     @_repeated
     def reset(self, id: str) -> SessionInfo:
         """Forget what was learned; batch numbers continue."""
-        with self._cache.using(id) as (entry, resident), self._cache.whole(id):
+        with self._using(id) as (entry, resident), self._dropped_on_error(id):
             resident.adapter.reset()
-            progress = replace(entry.progress, imported=False)
-            self._cache.save(entry, resident, progress, resident.answers)
-            return _info(entry)
+            return self._save(replace(entry, imported=False), resident)
 
     @_repeated
     def set_classes(self, id: str, request: ClassesRequest) -> SessionInfo:
@@ -163,50 +157,51 @@ class Sessions:
         What was learned apart from the classes is kept. On return it is on disk; on an exception
         the session is as it was. The list that it has already changes nothing.
         """
-        with self._cache.using(id) as (entry, resident), self._cache.whole(id):
-            spec, adapter = change_classes(request, entry.spec, resident.adapter, self._settings)
-            if spec is entry.spec:
-                return _info(entry)
+        with self._using(id) as (entry, resident), self._dropped_on_error(id):
+            info, adapter = change_classes(request, entry.info, resident.adapter, self._settings)
+            if info is entry.info:
+                return info
             resident.adapter, resident.chain = adapter, Chain()
-            changed = replace(entry, spec=spec)
-            self._cache.save(changed, resident, entry.progress, resident.answers)
-            return _info(changed)
+            return self._save(replace(entry, info=info), resident)
 
     @_repeated
     def export_state(self, id: str) -> bytes:
         """The state file of the session's method."""
-        with self._cache.using(id) as (_, resident):
+        with self._using(id) as (_, resident):
             return pack_state(resident.adapter)
 
     @_repeated
     def import_state(self, id: str, data: bytes) -> SessionInfo:
         """Continue from a state of an equal session; batch numbers continue."""
-        with self._cache.using(id) as (entry, resident), self._cache.whole(id):
+        with self._using(id) as (entry, resident), self._dropped_on_error(id):
             try:
                 unpack_state(resident.adapter, data)
             except UserError as error:
                 raise invalid(str(error)) from error
             except Exception as error:
                 raise invalid("not a state that can be read") from error
-            progress = replace(entry.progress, imported=True)
-            self._cache.save(entry, resident, progress, resident.answers)
-            return _info(entry)
+            return self._save(replace(entry, imported=True), resident)
 
     @_repeated
     def delete(self, id: str) -> None:
         """Remove a session from memory and disk."""
-        self._cache.delete(id)
+        entry = self._find(id)
+        if entry is None:
+            raise not_found("session")
+        with self._storage():
+            self._store.delete(id, entry.version)
+        self._forget(id)
 
     def due(self) -> list[tuple[str, str]]:
         """Owner and id of all expired sessions."""
-        with self._cache.storage():
+        with self._storage():
             self._store.collect()
-        entries = filter(self._is_expired, self._cache.refresh())
-        return [(entry.spec.owner, entry.spec.id) for entry in entries]
+        entries = filter(self._is_expired, self._refresh())
+        return [(entry.owner, entry.info.id) for entry in entries]
 
     def delete_due(self, id: str) -> None:
         """Delete a session if it is still :meth:`due` now."""
-        entry = self._cache.find(id)
+        entry = self._find(id)
         if entry is not None and self._is_expired(entry):
             self.delete(id)
 
@@ -220,8 +215,137 @@ class Sessions:
             return "the disk of the sessions is full"
         return "the last session could not be saved" if self._store.failing else None
 
+    def _refresh(self) -> list[StoredSession]:
+        """All sessions, with what other processes have made, changed and deleted since."""
+        with self._storage():
+            stored = self._store.scan(dict(self.entries))
+        with self._lock:
+            self.entries = {entry.info.id: entry for entry in stored}
+            for id in self.residents.keys() - self.entries.keys() - self._busy:
+                del self.residents[id]
+        return stored
 
-def _info(entry: StoredSession) -> SessionInfo:
-    made = {name: value for name, value in asdict(entry.spec).items() if name != "owner"}
-    progress = entry.progress
-    return SessionInfo(**made, sequence=progress.sequence, images=progress.images)
+    def _find(self, id: str) -> StoredSession | None:
+        """A session as it is now, also if another process has made or changed it."""
+        entry = self.entries.get(id)
+        known = 0 if entry is None else entry.version
+        with self._storage():
+            version = self._store.version(id, known)
+            if version < known:
+                raise _damaged("the session's last change is gone")
+            if entry is not None and version == known:
+                return entry
+            entry = self._store.find(id)
+        if entry is None:
+            self._forget(id)
+        else:
+            with self._lock:
+                self.entries[id] = entry
+        return entry
+
+    def _forget(self, id: str) -> None:
+        with self._lock:
+            self.entries.pop(id, None)
+            self.residents.pop(id, None)
+
+    @contextmanager
+    def _using(self, id: str) -> Iterator[tuple[StoredSession, Resident]]:
+        """A session in memory, from disk if need be, safe from eviction until the end."""
+        entry = self._find(id)
+        if entry is None:
+            raise not_found("session")
+        with self._lock:
+            self._busy.add(id)
+            resident = self.residents.get(id)
+        try:
+            if resident is None or resident.version != entry.version:
+                entry, resident = self._restore(entry)
+            yield entry, resident
+        finally:
+            with self._lock:
+                self._busy.discard(id)
+                if id in self.residents:
+                    self.residents.move_to_end(id)
+                self._evict()
+
+    def _restore(self, entry: StoredSession) -> tuple[StoredSession, Resident]:
+        """Read a session back; its progress is what the disk says."""
+        id = entry.info.id
+        with self._storage():
+            try:
+                adapter = build_adapter(entry.info, self._settings)
+                stored, resident = self._store.load(adapter, id, entry.version)
+            except DamagedError as error:
+                _log.error("session %s: %s", id, error)
+                raise _damaged(str(error)) from error
+            except (ValueError, KeyError, TypeError) as error:
+                _log.warning("session %s cannot be restored: %s", id, error)
+                message = "the server's models or methods have changed since this session was made"
+                raise conflict("not_served", message) from error
+        entry = replace(entry, info=stored.info, imported=stored.imported)
+        with self._lock:
+            self.entries[id], self.residents[id] = entry, resident
+        self._metrics.restores.inc()
+        return entry, resident
+
+    def _evict(self) -> None:
+        """Evict idle sessions, least recently used first, until the limits hold."""
+        total = sum(resident.bytes for resident in self.residents.values())
+        for id in [id for id in self.residents if id not in self._busy]:
+            fits = total <= self._limits.resident_bytes
+            fits = fits and len(self.residents) <= self._limits.resident_sessions
+            if fits or len(self.residents) == 1:
+                return
+            total -= self.residents.pop(id).bytes
+            self._metrics.evictions.inc()
+
+    @contextmanager
+    def _dropped_on_error(self, id: str) -> Iterator[None]:
+        """Drop the half-changed memory of a session on any error; the disk has it as it was."""
+        try:
+            yield
+        except BaseException:
+            with self._lock:
+                self.residents.pop(id, None)
+            raise
+
+    def _save(self, entry: StoredSession, resident: Resident) -> SessionInfo:
+        """Write a session as it is now; it counts when this returns."""
+        with self._storage(), self._tracing.span("store.write", session=entry.info.id):
+            self._store.save(entry, resident)
+        entry.used = time.time()
+        with self._lock:
+            self.entries[entry.info.id] = entry
+        return entry.info
+
+    @contextmanager
+    def _room_for(self, owner: str) -> Iterator[None]:
+        """Reserve one more session for ``owner``."""
+        with self._lock:
+            owners = [entry.owner for entry in self.entries.values()] + self._coming
+            if len(owners) >= self._limits.sessions:
+                raise ServiceError(429, "too_many_sessions", "the server cannot keep more sessions")
+            if owners.count(owner) >= self._limits.sessions_per_owner:
+                message = f"you have {owners.count(owner)} sessions already: delete one"
+                raise ServiceError(429, "too_many_sessions", message)
+            self._coming.append(owner)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._coming.remove(owner)
+
+    @contextmanager
+    def _storage(self) -> Iterator[None]:
+        """Disk errors as a refusal that may be retried."""
+        try:
+            yield
+        except OSError as error:
+            self._metrics.store_errors.inc()
+            _log.error("session store: %s", error)
+            message = "the server's disk cannot be used; nothing was changed"
+            raise ServiceError(503, "storage", message, retry_after=10) from error
+
+
+def _damaged(what: str) -> ServiceError:
+    return conflict("damaged", f"{what}; delete the session, or ask the operator for a backup")

@@ -1,18 +1,12 @@
 """Sessions on disk: every change is a file that only one process can create.
 
-``ID/000...12.safetensors`` is version 12 of a session: how it was made, what its method remembers,
-how many batches it has answered and the last responses themselves. It is whole, or (where a batch
-changes little of a large memory, :mod:`.changes`) a change after version 11. One link is the moment
-at which a batch counts: a server that is killed at any time finds each session before or after a
-batch, never between. A checksum over all bytes of a file and the session's own id tell damaged and
-swapped files.
+``ID/000...12.safetensors`` is version 12 of a session: complete, or a change after version 11
+(:mod:`.changes`). One link is the moment at which a batch counts, so a server that is killed leaves
+each session before or after a batch. A checksum and the session's id tell damaged, swapped files.
 
-Several replicas may share a store. One that has read version 12 writes its change by creating
-version 13, which fails if there is one: of two replicas, one succeeds, and the other reads again.
-No replica holds a lock or a lease, so it does not matter whether one that does not answer is dead,
-slow or cut off; when it comes back, its version exists already, or (those before the last whole one
-are removed) later ones do, and what it wrote does not count. A deleted session is an empty version,
-which is kept for a day so that a late replica finds it.
+Replicas share a store without locks or leases: one that has read version 12 creates version 13,
+which fails if there is one, and does not count if later ones are there (those before the last
+complete one are removed). A deleted session is an empty version, kept for a day for late replicas.
 """
 
 from __future__ import annotations
@@ -24,7 +18,7 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,49 +38,15 @@ from cliquetta.serve.changes import (
     pack_changes,
     seal_of,
 )
+from cliquetta.serve.schema import SessionInfo
 from cliquetta.serve.store_files import files_at
 
 _SUFFIX = ".safetensors"
-_ANSWER = "answer."
+_RESPONSE = "answer."
+_PROGRESS = ("sequence", "images")
 _TOMBSTONE_SECONDS = 86400
 _LOOKS = 4
-_UNREADABLE = (ValueError, KeyError, TypeError, OSError)
-"""What reading the head of a file that is none of ours may raise."""
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class SessionSpec:
-    """The specification of a session; only its classes and templates ever change."""
-
-    id: str
-    owner: str
-    created: str
-    model: str
-    """The server's name for the model, not where it comes from."""
-    method: str
-    preset: str | None
-    config: Mapping[str, Any]
-    """The method's config in full, as JSON types."""
-    classes: tuple[str, ...]
-    templates: tuple[str, ...]
-    seed: int
-    reject: float | None = None
-    """How many images of none of the classes to look for."""
-    calibrate: bool = False
-    """Whether probabilities are scaled."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Progress of a session."""
-
-    sequence: int = 0
-    """Number of the last batch that was answered."""
-    images: int = 0
-    """Images predicted so far."""
-    imported: bool = False
-    """Whether its memory came from a client and not from its own batches."""
 
 
 class FencedError(Exception):
@@ -121,21 +81,38 @@ class StoredResponse:
 
 
 @dataclass
-class StoredSession:
-    """A session without the memory of its method: how it was made, how far it has come."""
+class Resident:
+    """The part of a session that is in memory only while it is in use."""
 
-    spec: SessionSpec
-    progress: Progress
+    adapter: Adapter
+    responses: dict[int, StoredResponse] = field(default_factory=dict)
+    """The last ones, by their batch numbers."""
+    version: int = 0
+    chain: Chain = field(default_factory=Chain)
+
+    @property
+    def bytes(self) -> int:
+        """Size of its memory and of the start values beside it, as it is on disk, and responses."""
+        memory = self.adapter.memory
+        sizes = [2 * memory[name].nbytes for name in memory]
+        sizes += [value.nbytes for value in self.chain.memory.values()]
+        return sum(sizes) + sum(len(response.packed) for response in self.responses.values())
+
+
+@dataclass
+class StoredSession:
+    """A session without the memory of its method."""
+
+    info: SessionInfo
+    owner: str
     used: float
     """Time of the last change, in seconds since 1970."""
+    imported: bool = False
+    """Whether its memory came from a client and not from its own batches."""
     bytes: int = 0
     """Size of its files."""
     version: int = 0
     """Counts the changes."""
-
-    def age(self) -> tuple[str, str]:
-        """Sorts sessions, oldest first."""
-        return self.spec.created, self.spec.id
 
 
 class Store:
@@ -156,14 +133,14 @@ class Store:
 
     def scan(self, known: Mapping[str, StoredSession] | None = None) -> list[StoredSession]:
         """All sessions, oldest first; those of ``known`` that have not changed are not read."""
-        found = []
+        sessions = []
         for id, (version, size) in _latest(self.files.sizes()).items():
             stored = (known or {}).get(id)
             if size and (stored is None or stored.version != version):
                 stored = self.find(id)
             if size and stored is not None:
-                found.append(stored)
-        return sorted(found, key=StoredSession.age)
+                sessions.append(stored)
+        return sorted(sessions, key=lambda stored: (stored.info.created, stored.info.id))
 
     def version(self, id: str, known: int = 0) -> int:
         """The present version of a session, also if that is its deletion; 0 if there is none.
@@ -181,66 +158,55 @@ class Store:
             name = _name(id, version)
             try:
                 stored = _parse_notes(notes_of(self.files.head(name)), id)
-                stored.version, stored.bytes = version, size
-                stored.used = self.files.modified(name)
-                return stored
-            except _UNREADABLE as error:
+                used = self.files.modified(name)
+                return replace(stored, used=used, bytes=size, version=version)
+            except (ValueError, KeyError, TypeError, OSError) as error:
                 if self._present(id) == (version, size):  # else a later version has replaced it
                     _log.warning("the session file %s is not used: %s", name, error)
                     return None
 
-    def save(
-        self,
-        adapter: Adapter,
-        spec: SessionSpec,
-        progress: Progress,
-        answers: Mapping[int, StoredResponse],
-        version: int = 0,
-        chain: Chain | None = None,
-    ) -> int:
-        """Write a session that was read as ``version``; it is on disk when this returns.
+    def save(self, session: StoredSession, resident: Resident) -> None:
+        """Write a session as the version after ``session.version``; it is on disk on return.
 
-        Only what changed of its memory is written if ``chain`` knows what is there; it is brought
-        up to date.
-
-        Returns:
-            The version that it is now.
+        Only what changed of its memory is written if ``resident.chain`` knows what is there. The
+        version and the chain are brought up to date.
 
         Raises:
             FencedError: It is another version already; nothing was changed.
 
         """
+        responses, chain, version = resident.responses, resident.chain, session.version + 1
+        made = session.info.model_dump()
+        progress = {name: made.pop(name) for name in _PROGRESS}
         notes: dict[str, Any] = {
-            "session": asdict(spec),
-            "progress": asdict(progress),
-            "answers": {str(number): answer.digest for number, answer in answers.items()},
-            "keys": {str(number): answer.key for number, answer in answers.items() if answer.key},
+            "session": {**made, "owner": session.owner},
+            "progress": {**progress, "imported": session.imported},
+            "answers": {str(number): response.digest for number, response in responses.items()},
+            "keys": {str(number): one.key for number, one in responses.items() if one.key},
             "checksum": UNSEALED.decode(),
         }
-        extra = {f"{_ANSWER}{number}": _tensor(a.packed) for number, a in answers.items()}
-        chain, memory = chain or Chain(), adapter.state_dict()
+        extra = {f"{_RESPONSE}{number}": _tensor(one.packed) for number, one in responses.items()}
+        memory = resident.adapter.state_dict()
         changes = chain.changes(memory)
         if changes is None:
-            data, whole = _seal(pack_state(adapter, extra=extra, notes=notes)), version + 1
+            data, base = _seal(pack_state(resident.adapter, extra=extra, notes=notes)), version
         else:
-            notes |= {"whole": chain.whole, "after": chain.seal}
-            data, whole = _seal(pack_changes(changes, extra, notes)), chain.whole
+            notes |= {"whole": chain.base, "after": chain.seal}
+            data, base = _seal(pack_changes(changes, extra, notes)), chain.base
         try:
-            self._write(spec.id, data, version, whole)
+            self._write(session.info.id, data, version, base)
         except BaseException as error:
             self.failing = not isinstance(error, FencedError)
             raise
         self.failing = False
         if changes is None:
-            chain.begin(memory, whole, data)
+            chain.begin(memory, base, data)
         else:
             chain.follow(changes, data)
-        return version + 1
+        session.version = resident.version = version
 
-    def load(
-        self, adapter: Adapter, id: str, version: int
-    ) -> tuple[StoredSession, dict[int, StoredResponse]]:
-        """Let ``adapter`` continue where the session was, and return where that was.
+    def load(self, adapter: Adapter, id: str, version: int) -> tuple[StoredSession, Resident]:
+        """Let ``adapter`` continue where the session was.
 
         Raises:
             FencedError: It is another version than ``version`` already.
@@ -248,17 +214,15 @@ class Store:
 
         """
         saved = unpack_state(adapter, fold(self._read(id, version)), source="the session's file")
-        answers = {
+        responses = {
             int(number): StoredResponse(
                 digest,
-                saved.extra[f"{_ANSWER}{number}"].numpy().tobytes(),
+                saved.extra[f"{_RESPONSE}{number}"].numpy().tobytes(),
                 saved.notes["keys"].get(number, ""),
             )
             for number, digest in saved.notes["answers"].items()
         }
-        stored = _parse_notes(saved.notes, id)
-        stored.version = version
-        return stored, answers
+        return _parse_notes(saved.notes, id), Resident(adapter, responses, version)
 
     def delete(self, id: str, version: int = 0) -> None:
         """Write an empty version after ``version``, or after whatever is present if that is 0.
@@ -269,7 +233,7 @@ class Store:
         """
         while last := version or self._present(id)[0]:
             try:
-                self._write(id, b"", last, last + 1)
+                self._write(id, b"", last + 1, last + 1)
                 return
             except FencedError:
                 if version:
@@ -291,26 +255,25 @@ class Store:
         """
         if re.fullmatch(_ID, id) is None:  # it comes from a client, and would be part of a path
             return 0, 0
-        found = 0, 0
+        version, size = 0, 0
         for _ in range(_LOOKS):
-            found = _latest(self.files.sizes(id)).get(id, (0, 0))
-            if found[0] >= least:
+            version, size = _latest(self.files.sizes(id)).get(id, (0, 0))
+            if version >= least:
                 break
-        return found
+        return version, size
 
-    def _write(self, id: str, data: bytes, version: int, whole: int) -> None:
-        """Create the version after ``version``; those before ``whole`` are not needed after it."""
-        mine = version + 1
+    def _write(self, id: str, data: bytes, version: int, base: int) -> None:
+        """Create ``version``; those before ``base`` are not needed after it."""
         try:
-            self.files.create(_name(id, mine), data)
+            self.files.create(_name(id, version), data)
         except (FileExistsError, FileNotFoundError):
             raise FencedError from None
         names = self.files.sizes(id)
         last, _ = _latest(names).get(id, (0, 0))
-        if last != mine:  # followed already, or too late: written when later ones were there
-            raise FencedError(last - mine)
+        if last != version:  # followed already, or too late: written when later ones were there
+            raise FencedError(last - version)
         for name in names:
-            if _name(id, 0) < name < _name(id, whole):
+            if _name(id, 0) < name < _name(id, base):
                 self.files.remove(name)
 
     def _read(self, id: str, version: int) -> list[bytes]:
@@ -336,28 +299,27 @@ def _name(id: str, version: int) -> str:
 
 def _latest(sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
     """Last version of every session among files, and the size of all; 0 if it is deleted."""
-    found: dict[str, dict[int, int]] = {}
+    versions: dict[str, dict[int, int]] = {}
     for name, size in sizes.items():
         if parts := re.fullmatch(rf"({_ID})/([0-9]+){_SUFFIX}", name):
-            found.setdefault(parts[1], {})[int(parts[2])] = size
-    return {id: (max(of), sum(of.values()) if of[max(of)] else 0) for id, of in found.items()}
+            versions.setdefault(parts[1], {})[int(parts[2])] = size
+    return {id: (max(of), sum(of.values()) if of[max(of)] else 0) for id, of in versions.items()}
 
 
 def _parse_notes(notes: Mapping[str, Any], id: str) -> StoredSession:
     """The session of a file with these notes, which must be the one it is named after."""
-    values = dict(notes["session"])
-    for name in ("classes", "templates"):
-        values[name] = tuple(values[name])
-    spec = SessionSpec(**values)
-    if spec.id != id:
-        raise DamagedError(f"the file of session {id} holds session {spec.id}: copied or swapped")
-    return StoredSession(spec, Progress(**notes["progress"]), time.time())
+    made, progress = dict(notes["session"]), dict(notes["progress"])
+    owner, imported = made.pop("owner"), progress.pop("imported")
+    info = SessionInfo(**made, **progress)
+    if info.id != id:
+        raise DamagedError(f"the file of session {id} holds session {info.id}: copied or swapped")
+    return StoredSession(info, owner, time.time(), imported)
 
 
 def _seal(data: bytes) -> bytes:
     """Put the hash of all bytes into the field that was left for it."""
     digest = hashlib.sha256(data).hexdigest().encode()
-    return SEAL.sub(lambda found: found[1] + digest + b'\\"', data, count=1)
+    return SEAL.sub(lambda match: match[1] + digest + b'\\"', data, count=1)
 
 
 def _checked(data: bytes) -> bytes:

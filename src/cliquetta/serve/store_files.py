@@ -8,9 +8,8 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import urlsplit
 
 from cliquetta.atomic import create_atomically, exclusive, sync_folder
@@ -22,36 +21,8 @@ BUCKETS = ("s3", "s3a", "gs", "gcs", "memory")
 _LONGEST_HEAD = 10**8  # of a safetensors file
 
 
-class Files(Protocol):
-    """Files by names ``FOLDER/FILE``."""
-
-    def opened(self) -> AbstractContextManager[None]:
-        """Prepare for a service, and lock out others where that is possible."""
-
-    def create(self, name: str, data: bytes) -> None:
-        """Write a file durably, or raise ``FileExistsError``."""
-
-    def read(self, name: str) -> bytes:
-        """A file, or ``FileNotFoundError``."""
-
-    def head(self, name: str) -> bytes:
-        """The header of a safetensors file, with the eight bytes before it."""
-
-    def sizes(self, under: str = "") -> dict[str, int]:
-        """All files below a folder, which need not exist, with their sizes."""
-
-    def remove(self, name: str) -> None:
-        """Remove a file, if it exists."""
-
-    def modified(self, name: str) -> float:
-        """When a file was written, in seconds since 1970."""
-
-    def free_bytes(self) -> float:
-        """Room that is left, as far as that is known."""
-
-
 def files_at(where: Path | str) -> Files:
-    """The files below a folder, or below a URL of fsspec."""
+    """The files below a folder, or below a URL of fsspec, by names ``FOLDER/FILE``."""
     return _Bucket(str(where)) if is_url(str(where)) else _Folder(Path(where))
 
 
@@ -63,6 +34,7 @@ class _Folder:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
+        """Prepare for a service, and lock out others."""
         self._root.mkdir(parents=True, exist_ok=True)
         self._root.chmod(0o700)  # class names and responses are the clients' own
         with exclusive(self._root):
@@ -90,6 +62,7 @@ class _Folder:
                 file.unlink(missing_ok=True)
 
     def create(self, name: str, data: bytes) -> None:
+        """Write a file durably, or raise ``FileExistsError``."""
         path = self._root / name
         if int(path.stem) == 1:  # else somebody has removed the session
             path.parent.mkdir(exist_ok=True)
@@ -97,35 +70,41 @@ class _Folder:
         create_atomically(path, data)
 
     def read(self, name: str) -> bytes:
+        """A file, or ``FileNotFoundError``."""
         return (self._root / name).read_bytes()
 
     def head(self, name: str) -> bytes:
+        """The header of a safetensors file, with the eight bytes before it."""
         with (self._root / name).open("rb") as file:
             start = file.read(8)
             return start + file.read(min(int.from_bytes(start, "little"), _LONGEST_HEAD))
 
     def sizes(self, under: str = "") -> dict[str, int]:
-        found = {}
+        """All files below a folder, which need not exist, with their sizes."""
+        sizes = {}
         for path in (self._root / under).glob("*" if under else "*/*"):
             with suppress(FileNotFoundError):  # removed while we look
-                found[path.relative_to(self._root).as_posix()] = path.stat().st_size
-        return found
+                sizes[path.relative_to(self._root).as_posix()] = path.stat().st_size
+        return sizes
 
     def remove(self, name: str) -> None:
+        """Remove a file, if it exists."""
         path = self._root / name
         path.unlink(missing_ok=True)
         with suppress(OSError):  # not empty
             path.parent.rmdir()
 
     def modified(self, name: str) -> float:
+        """When a file was written, in seconds since 1970."""
         return (self._root / name).stat().st_mtime
 
     def free_bytes(self) -> float:
+        """Room that is left, as far as that is known."""
         return shutil.disk_usage(self._root).free
 
 
 class _Bucket:
-    """An object store through fsspec; a written object is durable."""
+    """An object store through fsspec; a written object is durable. The methods of a folder."""
 
     def __init__(self, url: str) -> None:
         protocol = urlsplit(url).scheme
@@ -179,11 +158,11 @@ class _Bucket:
     def sizes(self, under: str = "") -> dict[str, int]:
         self._fs.invalidate_cache()
         try:
-            found = self._fs.find(f"{self._root}/{under}".rstrip("/"), detail=True)
+            entries = self._fs.find(f"{self._root}/{under}".rstrip("/"), detail=True)
         except FileNotFoundError:
             return {}
         root = len(self._root) + 1
-        return {path[root:]: int(entry["size"]) for path, entry in found.items()}
+        return {path[root:]: int(entry["size"]) for path, entry in entries.items()}
 
     def remove(self, name: str) -> None:
         with suppress(FileNotFoundError):
@@ -195,3 +174,6 @@ class _Bucket:
 
     def free_bytes(self) -> float:
         return math.inf
+
+
+Files = _Folder | _Bucket

@@ -24,8 +24,10 @@ class Tracing:
         self._tracer, self._provider = tracer, provider
 
     @classmethod
-    def to_collector(cls) -> Tracing:
+    def open(cls, traces: bool) -> Tracing:
         """Traces that go where the standard variables say (``OTEL_EXPORTER_OTLP_ENDPOINT``)."""
+        if not traces:
+            return cls()
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
@@ -113,11 +115,6 @@ class Tracing:
                 span.set_status(StatusCode.ERROR)
                 span.set_attribute("error.type", getattr(error, "code", type(error).__name__))
                 raise
-
-
-def open_tracing(traces: bool) -> Tracing:
-    """Tracing to a collector, or none."""
-    return Tracing.to_collector() if traces else Tracing()
 
 
 def _attributes(known: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,12 @@ REFUSED: dict[str, list[tuple[str, Any, str]]] = {
     "ctpt": [("dispersion_weight", -1.0, "0 or more")],
     "dart": [("retained_weight", 2.0, "between 0 and 1"), ("block", -1, "0 or more")],
     "dmn": [("memory_weight", 0.0, "above 0"), ("capacity", 0, "at least 1")],
+    "domain_norm": [
+        ("confident_fraction", 0.0, "above 0"),
+        ("evenness_floor", 0.95, "must not be above evenness_cap"),
+        ("settled_every", 1, "must not be below step_every"),
+        ("warmup_images", -1, "0 or more"),
+    ],
     "maple": [("depth", 0, "at least 1"), ("depth", 1.5, "a whole number")],
     "mta": [("neighbour_fraction", 0.0, "above 0 and at most 1"), ("iterations", 0, "at least 1")],
     "scap": [

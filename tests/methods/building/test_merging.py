@@ -63,20 +63,20 @@ def test_cache_by_hand() -> None:
     first = {"entropy": torch.tensor([[0.1, 0.4]]), "keys": torch.tensor([[[1.0], [4.0]]])}
     second = {"entropy": torch.tensor([[0.1, inf]]), "keys": torch.tensor([[[1.0], [0.0]]])}
     third = {"entropy": torch.tensor([[0.1, 0.3]]), "keys": torch.tensor([[[9.0], [3.0]]])}
-    found = merge_caches([first, second])
-    assert found["entropy"].tolist() == first["entropy"].tolist()
-    assert found["keys"].tolist() == [[[1.0], [4.0]]]
-    found = merge_caches([second, third])
-    assert found["keys"].tolist() == [[[1.0], [9.0]]]
+    actual = merge_caches([first, second])
+    assert actual["entropy"].tolist() == first["entropy"].tolist()
+    assert actual["keys"].tolist() == [[[1.0], [4.0]]]
+    actual = merge_caches([second, third])
+    assert actual["keys"].tolist() == [[[1.0], [9.0]]]
     assert merge_caches([second, second])["entropy"].tolist() == [[pytest.approx(0.1), inf]]
 
 
 def test_layernorms_are_averaged(build: Build, tmp_path: Path) -> None:
     batches = make_batches(6, 4, 8)
     copies = [build("tent"), build("tent")]
-    for place, adapter in enumerate(copies):
-        learn(adapter, batches[2 * place : 2 * place + 2])
-        adapter.save(tmp_path / f"{place}.safetensors")
+    for index, adapter in enumerate(copies):
+        learn(adapter, batches[2 * index : 2 * index + 2])
+        adapter.save(tmp_path / f"{index}.safetensors")
     joined = build("tent")
     merge_states(joined, [tmp_path / "0.safetensors", tmp_path / "1.safetensors"])
     for name, value in joined.state_dict().items():
@@ -171,22 +171,22 @@ def test_recent_images_of_every_state_are_kept(build: Build) -> None:
     states = [learn(a, batches[:2]), learn(b, batches[2:])]
     joined = build("domain_norm")
     merge_states(joined, states)
-    found, one, two = (state_of(adapter) for adapter in (joined, a, b))
+    actual, one, two = (state_of(adapter) for adapter in (joined, a, b))
     newest = [state.window.features[32:] for state in (one, two)]
-    torch.testing.assert_close(found.window.features, torch.cat(newest))
-    assert (found.window.domain == 0).all()
-    assert [int(domain.voters.next) for domain in found.domains] == [256, 0, 0, 0]
+    torch.testing.assert_close(actual.window.features, torch.cat(newest))
+    assert (actual.window.domain == 0).all()
+    assert [int(domain.voters.next) for domain in actual.domains] == [256, 0, 0, 0]
     for name in ("features", "predictions", "zero_shot"):
         parts = [getattr(state.domains[0].voters, name)[:128] for state in (one, two)]
-        torch.testing.assert_close(getattr(found.domains[0].voters, name), torch.cat(parts))
+        torch.testing.assert_close(getattr(actual.domains[0].voters, name), torch.cat(parts))
 
 
 def test_keys_of_two_halves_are_those_of_the_whole() -> None:
     images = torch.randn(50, 6, generator=torch.Generator().manual_seed(0))
     first, second = images[:20], images[20:]
-    found = merge_keys(key_of(first), key_of(second))
-    torch.testing.assert_close(found.images, torch.tensor(50.0))
-    torch.testing.assert_close(found.mean, images.mean(0))
-    torch.testing.assert_close(found.scatter, 49 * images.var(0))
+    actual = merge_keys(key_of(first), key_of(second))
+    torch.testing.assert_close(actual.images, torch.tensor(50.0))
+    torch.testing.assert_close(actual.mean, images.mean(0))
+    torch.testing.assert_close(actual.scatter, 49 * images.var(0))
     assert float(distances(key_of(first), (key_of(second),))) < 0.2
     assert float(distances(key_of(first + 3), (key_of(second),))) > 4

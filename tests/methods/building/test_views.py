@@ -12,11 +12,10 @@ from scipy.special import softmax
 from torch import Tensor
 
 from cliquetta.data.views import attach_views
-from cliquetta.methods.building.entropy import entropy, marginal_entropy
-from cliquetta.methods.building.views import ViewsConfig, confident_views, kept_count, near_one
+from cliquetta.methods.building.views import ViewsConfig, confident_views, near_one, selected_count
 from cliquetta.model.clip import CLIP, encode_views
 from cliquetta.types import Batch, ViewSpec
-from tests._helpers.tolerance import FEATURE, SUM
+from tests._helpers.tolerance import FEATURE
 
 
 @pytest.fixture
@@ -24,20 +23,13 @@ def logits() -> Tensor:
     return 5 * torch.randn(3, 8, 6, generator=torch.Generator().manual_seed(0))
 
 
-def test_entropy_is_scipys(logits: Tensor) -> None:
-    expected = scipy.stats.entropy(softmax(logits.double().numpy(), axis=-1), axis=-1)
-    np.testing.assert_allclose(entropy(logits).numpy(), expected, rtol=FEATURE, atol=SUM)
-
-
-def test_marginal_entropy_is_that_of_the_mean_probabilities(logits: Tensor) -> None:
-    mean = softmax(logits.double().numpy(), axis=-1).mean(axis=1)
-    expected = scipy.stats.entropy(mean, axis=-1)
-    np.testing.assert_allclose(marginal_entropy(logits).numpy(), expected, rtol=FEATURE)
-
-
 def test_kept_views_are_rounded_down_and_never_none() -> None:
-    assert [kept_count(64, 0.1), kept_count(64, 0.3), kept_count(64, 1.0)] == [6, 19, 64]
-    assert [kept_count(9, 0.1), kept_count(1, 0.3)] == [1, 1]
+    assert [selected_count(64, 0.1), selected_count(64, 0.3), selected_count(64, 1.0)] == [
+        6,
+        19,
+        64,
+    ]
+    assert [selected_count(9, 0.1), selected_count(1, 0.3)] == [1, 1]
 
 
 def test_confident_views_are_those_of_lowest_entropy(logits: Tensor) -> None:

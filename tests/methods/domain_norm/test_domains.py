@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.domains import (
+    arrange,
     choose_domains,
     distances,
     key_of,
@@ -32,8 +33,8 @@ def test_distance_is_cohens_d_squared_by_hand() -> None:
     assert (float(key.images), float(key.mean), float(key.scatter)) == (2.0, 1.0, 2.0)
     variance = (2.0 + 2.0) / (2 + 3 - 2)
     expected = (6.0 - 1.0) ** 2 / variance - (1 / 3 + 1 / 2)
-    found = distances(key_of(batch), (key, empty)).tolist()
-    assert found == [pytest.approx(expected), math.inf]
+    actual = distances(key_of(batch), (key, empty)).tolist()
+    assert actual == [pytest.approx(expected), math.inf]
 
 
 def test_keys_absorb_batch_by_batch_what_they_would_absorb_at_once() -> None:
@@ -81,9 +82,9 @@ def test_images_of_a_mixed_batch_go_to_their_own_domains() -> None:
     generator = torch.Generator().manual_seed(1)
     batch = torch.randn(32, 400, generator=generator)
     batch[::4] += 2.0
-    found = split(batch, two_domains(2.0))
-    assert [domain for domain, _ in found] == [0, 1]
-    assert found[1][1].tolist() == list(range(0, 32, 4))
+    actual = split(batch, two_domains(2.0))
+    assert [domain for domain, _ in actual] == [0, 1]
+    assert actual[1][1].tolist() == list(range(0, 32, 4))
 
 
 def test_a_batch_of_one_domain_is_never_split() -> None:
@@ -92,9 +93,9 @@ def test_a_batch_of_one_domain_is_never_split() -> None:
         state = two_domains(apart)
         for shift, expected in ((0.0, 0), (apart, 1)):
             batch = torch.randn(32, 400, generator=generator) + shift
-            found = split(batch, state)
-            assert len(found) == 1
-            assert apart < 1 or found[0][0] == expected
+            actual = split(batch, state)
+            assert len(actual) == 1
+            assert apart < 1 or actual[0][0] == expected
 
 
 def test_a_batch_far_from_all_domains_is_new() -> None:
@@ -102,3 +103,13 @@ def test_a_batch_far_from_all_domains_is_new() -> None:
     ((domain, rows),) = split(batch, two_domains(2.0))
     assert domain is None
     assert rows.tolist() == list(range(16))
+
+
+def test_the_arrangement_follows_the_images() -> None:
+    confidence = torch.rand(50, generator=torch.Generator().manual_seed(1))
+    order = torch.randperm(50, generator=torch.Generator().manual_seed(2))
+    rows = arrange(confidence)
+    assert sorted(rows.tolist()) == list(range(50))
+    torch.testing.assert_close(confidence[order][arrange(confidence[order])], confidence[rows])
+    # A stretch of it is a sample of the batch, not its confident end.
+    assert abs(float(confidence[rows[:25]].mean() - confidence.mean())) < 0.1

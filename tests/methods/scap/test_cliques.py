@@ -50,21 +50,21 @@ def test_mining_agrees_with_the_oracle(
 ) -> None:
     features, top = random_batch(seed, b, classes, min(k, classes), width)
     similar = similar_images(features, threshold)
-    found = mine_cliques(similar, top, whole_sets=whole_sets, repeats=repeats)
+    actual = mine_cliques(similar, top, whole_sets=whole_sets, repeats=repeats)
     expected = mine(features, top.tolist(), threshold, whole_sets=whole_sets, repeats=repeats)
-    assert as_listed(found) == expected
+    assert as_listed(actual) == expected
     distinct = {members for _, members in expected}
-    assert len(found.sets) == len(distinct)
-    assert {frozenset(row.nonzero()[:, 0].tolist()) for row in found.sets} == distinct
+    assert len(actual.sets) == len(distinct)
+    assert {frozenset(row.nonzero()[:, 0].tolist()) for row in actual.sets} == distinct
 
 
 @pytest.mark.parametrize("b", [61, 62, 63, 64, 124, 130])
 @pytest.mark.parametrize("whole_sets", [False, True])
 def test_mining_agrees_beyond_one_word_of_bits(b: int, whole_sets: bool) -> None:
     features, top = random_batch(b, b, 4, 2, 3)
-    found = mine_cliques(similar_images(features, 1.5), top, whole_sets=whole_sets)
+    actual = mine_cliques(similar_images(features, 1.5), top, whole_sets=whole_sets)
     expected = mine(features, top.tolist(), 1.5, whole_sets=whole_sets)
-    assert as_listed(found) == expected
+    assert as_listed(actual) == expected
     assert len(expected) > 10
 
 
@@ -74,10 +74,10 @@ def test_sets_that_differ_in_one_image_stay_apart(odd: int) -> None:
     similar = torch.zeros(b, b, dtype=torch.bool)
     similar[5] = similar[6] = True
     similar[6, odd] = False
-    found = mine_cliques(similar, torch.zeros(b, 1, dtype=torch.long))
-    assert len(found) == len(found.sets) == 2
-    assert found.sets.sum(dim=1).tolist() == [70, 69]
-    assert not found.sets[1, odd]
+    actual = mine_cliques(similar, torch.zeros(b, 1, dtype=torch.long))
+    assert len(actual) == len(actual.sets) == 2
+    assert actual.sets.sum(dim=1).tolist() == [70, 69]
+    assert not actual.sets[1, odd]
 
 
 def test_a_similarity_equal_to_the_threshold_is_not_above_it() -> None:
@@ -87,23 +87,6 @@ def test_a_similarity_equal_to_the_threshold_is_not_above_it() -> None:
         [False, False, False],
         [False, False, True],
     ]
-
-
-def test_equal_sets_of_several_classes_are_learned_once() -> None:
-    similar = torch.ones(3, 3, dtype=torch.bool)
-    top = torch.tensor([[4, 1], [1, 4], [4, 1]])
-    found = mine_cliques(similar, top)
-    assert found.classes.tolist() == [1, 4]
-    assert found.set_of.tolist() == [0, 0]
-    clique, image = found.memberships()
-    assert (clique.tolist(), image.tolist()) == ([0, 0, 0], [0, 1, 2])
-
-
-def test_a_batch_without_similar_images_has_no_cliques() -> None:
-    found = mine_cliques(torch.eye(4, dtype=torch.bool), torch.tensor([[0], [0], [1], [1]]))
-    assert len(found) == 0
-    assert found.sets.shape == (0, 4)
-    assert found.memberships()[0].shape == (0,)
 
 
 def test_top_classes_are_best_first_and_ties_go_to_the_lower_class() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cliquetta.model import cuda
-from cliquetta.model.tapes import VisualTape
+from cliquetta.model.vjp import VisualTape
 from cliquetta.types import Batch
 from tests._helpers.scenes import (
     NAMES,

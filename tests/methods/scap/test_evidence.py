@@ -36,11 +36,13 @@ def test_the_description_says_what_the_oracle_used(options: dict[str, Any]) -> N
     both = pair(MODEL, {"threshold": THRESHOLD, **options})
     for images in BATCHES:
         prediction, expected = both.step(images)
-        found = json.loads(json.dumps(describe(prediction)))
-        assert [(c["class"], frozenset(c["members"])) for c in found["cliques"]] == expected.cliques
-        assert [c["id"] for c in found["cliques"]] == list(range(len(expected.cliques)))
+        actual = json.loads(json.dumps(describe(prediction)))
+        assert [
+            (c["class"], frozenset(c["members"])) for c in actual["cliques"]
+        ] == expected.cliques
+        assert [c["id"] for c in actual["cliques"]] == list(range(len(expected.cliques)))
         for clique, before, after in zip(
-            found["cliques"], expected.losses_before, expected.losses_after, strict=True
+            actual["cliques"], expected.losses_before, expected.losses_after, strict=True
         ):
             assert clique["size"] == len(clique["members"])
             assert clique["before"]["total"] == pytest.approx(before, abs=SUM)
@@ -50,13 +52,13 @@ def test_the_description_says_what_the_oracle_used(options: dict[str, Any]) -> N
                 assert losses["total"] == pytest.approx(parts, abs=STEP)
         used = {
             (j, entry["class"]): (tuple(entry["cliques"]), entry["retained"])
-            for j, image in enumerate(found["images"])
+            for j, image in enumerate(actual["images"])
             for entry in image["passes"]
         }
         assert used == expected.used
-        assert [image["top"] for image in found["images"]] == expected.top
-        assert found["visual_prompts"] == "composed"
-        assert found["text_gradient"] == "vjp"
+        assert [image["top"] for image in actual["images"]] == expected.top
+        assert actual["visual_prompts"] == "composed"
+        assert actual["text_gradient"] == "vjp"
 
 
 def test_equal_member_sets_share_their_id() -> None:
@@ -82,8 +84,8 @@ def test_counts_agree_with_the_description() -> None:
     adapter = SCAP(MODEL, ClassPrompts(NAMES), SCAPConfig(threshold=THRESHOLD))
     for images in BATCHES:
         prediction = adapter.predict(Batch(images))
-        found, counts = describe(prediction), summary(prediction)
-        cliques = found["cliques"]
+        actual, counts = describe(prediction), summary(prediction)
+        cliques = actual["cliques"]
         members = {tuple(clique["members"]) for clique in cliques}
         assert counts["cliques"] == len(cliques) > 0
         assert counts["distinct_sets"] == len(members)
@@ -93,24 +95,24 @@ def test_counts_agree_with_the_description() -> None:
         assert counts["images_with_clique"] == len({j for one in members for j in one})
         assert counts["images_with_retained"] == sum(
             any(entry["retained"] is not None for entry in image["passes"])
-            for image in found["images"]
+            for image in actual["images"]
         )
         json.dumps(counts)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [({"discarded_prompts": True}, "discarded"), ({"modalities": "text"}, "none")],
 )
 def test_prompts_that_were_not_scored_with_are_not_claimed(
-    options: dict[str, Any], said: str
+    options: dict[str, Any], message: str
 ) -> None:
     adapter = SCAP(MODEL, ClassPrompts(NAMES), scap_config(threshold=THRESHOLD, **options))
     prediction = adapter.predict(Batch(BATCHES[0]))
-    found = describe(prediction)
-    assert found["visual_prompts"] == said
-    assert found["cliques"]
-    for image in found["images"]:
+    actual = describe(prediction)
+    assert actual["visual_prompts"] == message
+    assert actual["cliques"]
+    for image in actual["images"]:
         assert all(not p["cliques"] and p["retained"] is None for p in image["passes"])
     assert summary(prediction)["images_with_clique"] > 0
     assert summary(prediction)["images_with_retained"] == 0
@@ -119,9 +121,9 @@ def test_prompts_that_were_not_scored_with_are_not_claimed(
 def test_a_batch_without_cliques_is_described() -> None:
     adapter = SCAP(MODEL, ClassPrompts(NAMES), SCAPConfig(threshold=2.0))
     prediction = adapter.predict(Batch(BATCHES[0]))
-    found = describe(prediction)
-    assert found["cliques"] == []
-    assert len(found["images"]) == 6
+    actual = describe(prediction)
+    assert actual["cliques"] == []
+    assert len(actual["images"]) == 6
     assert summary(prediction)["cliques"] == 0
     assert summary(prediction)["mean_size"] == 0.0
 
@@ -173,24 +175,14 @@ def test_the_map_with_all_prompts_has_the_retained_ones(
     prediction = adapter.predict(batch)
     places = adapter.explain(batch, prediction, maps=2).places
     assert len(shown) == len(places) > 0
-    for place, (count, used) in zip(places, shown, strict=True):
-        passes = describe(prediction)["images"][place["place"]]["passes"]
-        kept = sum(entry["retained"] is not None for entry in passes)
-        assert (kept > 0) == retention
+    for index, (count, used) in zip(places, shown, strict=True):
+        passes = describe(prediction)["images"][index["place"]]["passes"]
+        selected = sum(entry["retained"] is not None for entry in passes)
+        assert (selected > 0) == retention
         distinct = {
             frozenset(clique["members"])
             for clique in describe(prediction)["cliques"]
-            if place["place"] in clique["members"]
+            if index["place"] in clique["members"]
         }
-        assert count == len(distinct) + kept
+        assert count == len(distinct) + selected
         assert used[0] == 0 and used[-1] == count  # plain first, everything last
-
-
-def test_evidence_names_the_way_of_the_text_gradient() -> None:
-    model, batches = build_model(0), make_batches(5, 12, 8)
-    config = SCAPConfig(threshold=between_similarities(model, batches[0], 0.5))
-    adapter = SCAP(model, ClassPrompts(NAMES), config)
-    ways = [adapter.predict(Batch(images)).evidence["text_gradient"] for images in batches]
-    changed = ways.index("jacobian")
-    assert changed > 0, "the first batches must not pay for a Jacobian"
-    assert set(ways[:changed]) == {"vjp"} and set(ways[changed:]) == {"jacobian"}

@@ -134,16 +134,16 @@ def test_parts_that_fit_in_memory_give_the_whole(options: dict[str, Any], rows: 
     config = SCAPConfig(**options)
     start = make_start(config)
     task = make_task(config)
-    whole = make_learner(config).learn(task, start, explain=True)
+    full = make_learner(config).learn(task, start, explain=True)
     parts = make_learner(config, rows).learn(task, start, explain=True)
-    assert whole.visual is not None
+    assert full.visual is not None
     assert parts.visual is not None
-    torch.testing.assert_close(parts.visual, whole.visual, rtol=0, atol=STEP)
-    torch.testing.assert_close(parts.text, whole.text, rtol=0, atol=STEP)
-    assert whole.after is not None
+    torch.testing.assert_close(parts.visual, full.visual, rtol=0, atol=STEP)
+    torch.testing.assert_close(parts.text, full.text, rtol=0, atol=STEP)
+    assert full.after is not None
     assert parts.after is not None
-    torch.testing.assert_close(parts.after.total, whole.after.total, rtol=0, atol=STEP)
-    torch.testing.assert_close(parts.attributes, whole.attributes, rtol=0, atol=DOUBLE)
+    torch.testing.assert_close(parts.after.total, full.after.total, rtol=0, atol=STEP)
+    torch.testing.assert_close(parts.attributes, full.attributes, rtol=0, atol=DOUBLE)
 
 
 @pytest.mark.parametrize("rows", [1, 6, 9, 12, 18, 1000])
@@ -151,7 +151,7 @@ def test_a_part_holds_whole_cliques_within_its_bound(rows: int) -> None:
     config = SCAPConfig()
     learner = make_learner(config, rows)
     task = make_task(config)
-    parts = list(learner._whole_cliques(task))
+    parts = list(learner._parts(task))
     sizes = [len(members) for members in SETS]
     assert [sets.start for sets, _ in parts] == [0, *[sets.stop for sets, _ in parts[:-1]]]
     assert parts[-1][0].stop == len(SETS)

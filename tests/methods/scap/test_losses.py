@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -22,7 +21,6 @@ from cliquetta.methods.scap.losses import (
 from cliquetta.methods.scap.released import Rules
 from tests._helpers.scenes import scap_config
 from tests._helpers.tolerance import DOUBLE
-from tests.reference.scap_equations import ReferenceSettings, clique_loss
 
 TWO = torch.eye(2).double()
 ONE_CLIQUE = torch.tensor([0, 0])
@@ -30,12 +28,6 @@ ONE_CLIQUE = torch.tensor([0, 0])
 
 def binary_entropy(p: float) -> float:
     return -p * math.log(p) - (1 - p) * math.log(1 - p)
-
-
-def random_unit(rows: int, width: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, width, generator=generator).double()
-    return x / x.norm(dim=1, keepdim=True)
 
 
 def losses_of(members: Members, text: Tensor, scale: float, config: SCAPConfig) -> CliqueLosses:
@@ -55,38 +47,6 @@ def test_two_orthogonal_members_by_hand() -> None:
         assert float(losses.concentration) == pytest.approx(1.0, abs=DOUBLE)
         assert float(losses.total) == pytest.approx(expected + 0.5, abs=DOUBLE)
         assert losses.attributes.tolist() == [[0.5, 0.5]]
-
-
-@pytest.mark.parametrize("member_entropy", [False, True])
-@pytest.mark.parametrize("mean_concentration", [False, True])
-def test_many_cliques_at_once_equal_one_at_a_time(
-    member_entropy: bool, mean_concentration: bool
-) -> None:
-    features, text = random_unit(9, 6), random_unit(4, 6, seed=1)
-    clique = torch.tensor([0, 0, 1, 1, 1, 2, 3, 3, 3])
-    options: dict[str, Any] = {
-        "member_entropy": member_entropy,
-        "mean_concentration": mean_concentration,
-        "concentration": 0.7,
-    }
-    found = losses_of(Members(features, clique, 4), text, 20.0, scap_config(**options))
-    settings = ReferenceSettings(**options)
-    for u in range(4):
-        expected = clique_loss(features[clique == u], text, 20.0, settings)
-        assert float(found.entropy[u]) == pytest.approx(float(expected.entropy), abs=DOUBLE)
-        assert float(found.total[u]) == pytest.approx(float(expected.total), abs=DOUBLE)
-
-
-@pytest.mark.parametrize("member_entropy", [False, True])
-def test_text_of_each_clique_is_its_own(member_entropy: bool) -> None:
-    features, clique = random_unit(5, 6), torch.tensor([0, 1, 1, 0, 1])
-    text = torch.stack([random_unit(3, 6, seed=2), random_unit(3, 6, seed=3)])
-    config = scap_config(member_entropy=member_entropy)
-    found = losses_of(Members(features, clique, 2), text, 10.0, config)
-    for u in range(2):
-        alone = losses_of(Members(features, clique, 2), text[u], 10.0, config)
-        torch.testing.assert_close(found.total[u], alone.total[u], rtol=0, atol=DOUBLE)
-    assert (found.total - alone.total).abs()[0] > 1e-3
 
 
 @pytest.mark.parametrize("member_entropy", [False, True])

@@ -74,11 +74,11 @@ def test_gradients_are_those_of_float32_but_for_rounding(
         assert adapter.text is not None
         if jacobian:
             adapter.text.build_jacobian()
-    for found, expected in zip(
+    for actual, expected in zip(
         start_gradients(half, sets), start_gradients(full, sets), strict=True
     ):
-        assert found.dtype == torch.float32
-        off = (found - expected).norm(dim=1) / expected.norm(dim=1)
+        assert actual.dtype == torch.float32
+        off = (actual - expected).norm(dim=1) / expected.norm(dim=1)
         # three blocks, once forward and twice backward; weights are rounded like activations
         assert (off < rounding(dtype, 3 * STORES)).all(), off
 
@@ -87,8 +87,8 @@ def test_gradients_are_those_of_float32_but_for_rounding(
 def test_predictions_stay_near_float32(dtype: torch.dtype) -> None:
     full, half = adapter_of(torch.float32), adapter_of(dtype)
     for images in BATCHES:
-        expected, found = full.predict(Batch(images)), half.predict(Batch(images))
-        difference = (found.probabilities - expected.probabilities).abs()
+        expected, actual = full.predict(Batch(images)), half.predict(Batch(images))
+        difference = (actual.probabilities - expected.probabilities).abs()
         # a probability moves by at most a quarter of its logit's error, here of one deviation
         error = full.model.scale * STORES**0.5 * torch.finfo(dtype).eps / 2
         assert float(difference.mean()) < error / 4

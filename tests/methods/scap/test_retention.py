@@ -13,14 +13,11 @@ from torch import Tensor
 from cliquetta.methods.scap.config import SCAPConfig
 from cliquetta.methods.scap.retention import (
     Cache,
-    best_entries,
     closest_pairs,
     propagate,
     resolvent,
     retain,
     retention_graph,
-    rounds,
-    running_mean,
 )
 from tests._helpers.scenes import scap_config
 from tests._helpers.tolerance import DOUBLE, STEP
@@ -99,19 +96,6 @@ def test_the_resolvent_equals_the_inverse(alpha: float, n: int) -> None:
     torch.testing.assert_close(resolvent(smooth, alpha), expected, rtol=DOUBLE, atol=DOUBLE)
 
 
-@pytest.mark.parametrize("neighbours", [1, 2, 6])
-def test_the_graph_and_the_propagation_agree_with_the_oracle(neighbours: int) -> None:
-    keys = 0.5 * draw(4, 2, 5, 3)
-    literal = ReferenceSettings(bandwidth=0.6, neighbours=neighbours)
-    weights = retention_graph(keys, 0.6, neighbours)
-    moved = propagate(keys, SCAPConfig(bandwidth=0.6, neighbours=neighbours))
-    for c in range(2):
-        expected = oracle.retention_graph(keys[c], literal)
-        torch.testing.assert_close(weights[c], expected, rtol=0, atol=DOUBLE)
-        expected = oracle.propagate(keys[c], literal)
-        torch.testing.assert_close(moved[c], expected, rtol=0, atol=DOUBLE)
-
-
 def test_keys_too_far_apart_for_any_weight_stay_where_they_are() -> None:
     keys = 1e3 * torch.eye(3).double()[None]
     torch.testing.assert_close(propagate(keys, SCAPConfig()), 0.7 * keys)
@@ -130,29 +114,3 @@ def test_the_closest_pair_is_the_lowest_on_ties() -> None:
     line = torch.tensor([[0.0, 0.0], [9.0, 0.0], [5.0, 0.0], [5.0, 1.0]])
     first, second = closest_pairs(torch.stack([square, line, torch.zeros(4, 2)]))
     assert (first.tolist(), second.tolist()) == ([0, 2, 0], [1, 3, 1])
-
-
-def test_rounds_take_the_next_clique_of_every_class() -> None:
-    found = [part.tolist() for part in rounds(torch.tensor([3, 1, 3, 3, 1, 0]))]
-    assert [sorted(part) for part in found] == [[0, 1, 5], [2, 4], [3]]
-    assert rounds(torch.zeros(0, dtype=torch.long)) == []
-
-
-def test_the_best_entry_is_the_most_similar_that_exists() -> None:
-    keys = torch.zeros(2, 3, 2).double()
-    keys[0] = torch.tensor([[2.0, 0.0], [0.0, 9.0], [1.0, 1.0]])  # the last slot is not held
-    keys[1] = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 5.0]])  # same direction twice
-    cache = Cache(keys, torch.zeros(2, 3, 1), torch.tensor([2, 2]))
-    classes = torch.tensor([0, 0, 1])
-    query = torch.tensor([[1.0, 0.5], [0.9, 1.0], [1.0, 0.1]]).double()
-    assert best_entries(cache, classes, query).tolist() == [1, 1, 1]
-
-
-def test_a_batch_enters_the_running_mean_as_one_sum() -> None:
-    prompts = draw(0, 5, 2, 3)
-    expected: Tensor | None = None
-    for tau, prompt in enumerate(prompts):
-        expected = oracle.running_mean(expected, prompt, tau)
-    after_two = running_mean(torch.full((2, 3), 7.0).double(), 0, prompts[:2].sum(0), 2)
-    found = running_mean(after_two, 2, prompts[2:].sum(0), 3)
-    torch.testing.assert_close(found, expected, rtol=0, atol=DOUBLE)

@@ -11,7 +11,7 @@ from typing import Any
 
 from cliquetta.data.dataset import ArrayDataset, Dataset, FileDataset, UInt8Array
 from cliquetta.data.files import NoClassNamesError
-from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.errors import UnknownNameError, UserError, look_up
 from cliquetta.prompts.catalogue import class_names, template_choice, templates
 
 COOP = "split_zhou_"
@@ -183,11 +183,10 @@ class Benchmark:
 
     def find(self, root: Path, split: str | None = None) -> tuple[Layout, Location]:
         """The most trusted layout that has ``split`` under ``root``, and where."""
-        if split is not None and split not in self.splits:
-            raise UnknownNameError(f"split of {self.id}", split, self.splits)
+        split = split or self.default_split
+        look_up(f"split of {self.id}", split, self.splits)
         if not root.is_dir():
             raise DataNotFoundError(f"no folder {root}: --root is where your datasets are")
-        split = split or self.default_split
         for layout in self.layouts:
             for location, lack in layout.locations(root, self.folders, split):
                 if not lack:

@@ -12,11 +12,14 @@ and any number of tensors (N, K, ...) beside it, all zero at the start.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from cliquetta.methods.building.memory import NON_NEGATIVE, UNIT, Memory, Range
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,29 @@ def _final_slots(old_rank: Tensor, new_rank: Tensor, classes: Tensor) -> Tensor:
 def store(old: Tensor, arrivals: Tensor, occupancy: CacheOccupancy) -> Tensor:
     """A cache tensor (N, K, ...) after the batch, from that before and the images' own (B, ...)."""
     return torch.cat([old.flatten(0, 1), arrivals])[occupancy.source]
+
+
+def declare(
+    memory: Memory, like: Tensor, capacity: int, prefix: str = "", keys: Range = UNIT
+) -> None:
+    """Enter an empty cache of features, as many per class as ``capacity``; ``like`` (N, E)."""
+    N, E = like.shape
+    memory.declare(f"{prefix}entropy", like.new_full((N, capacity), torch.inf), NON_NEGATIVE)
+    memory.declare(f"{prefix}keys", like.new_zeros(N, capacity, E), keys)
+
+
+def insert(
+    memory: Memory,
+    classes: Tensor,
+    entropy: Tensor,
+    columns: Mapping[str, Tensor],
+    prefix: str = "",
+) -> CacheOccupancy:
+    """Offer images of ``classes`` (B,), entropy (B,) infinite for none, and columns (B, ...)."""
+    occupancy = simulate_insertions(memory[f"{prefix}entropy"], classes, entropy)
+    for name, arrivals in {**columns, "entropy": entropy}.items():
+        memory[prefix + name] = store(memory[prefix + name], arrivals, occupancy)
+    return occupancy
 
 
 class Affinity(NamedTuple):

@@ -32,12 +32,12 @@ class Explanation:
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor by name, as stored: features in half precision, maps whole."""
-        found = {"features": self.features.half()}
+        stored = {"features": self.features.half()}
         if self.prompted is not None:
-            found["prompted"] = self.prompted.half()
+            stored["prompted"] = self.prompted.half()
         for kind, maps in (self.maps or {}).items():
-            found[f"{self.MAPS}{kind}"] = maps.float()
-        return found
+            stored[f"{self.MAPS}{kind}"] = maps.float()
+        return stored
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,6 @@ class PromptedPasses:
 class VisuallyPrompted(Protocol):
     """A method that may score images with visual prompts."""
 
-    def prompted_passes(self, prediction: Prediction, place: int) -> PromptedPasses | None:
+    def prompted_passes(self, prediction: Prediction, index: int) -> PromptedPasses | None:
         """The prompted passes over image ``place`` of a batch; ``None`` if there were none."""
         ...

@@ -70,7 +70,7 @@ class FewShotAdapter(Adapter):
             )
         value = self.fitted[name]
         fits = value.ndim == len(shape) and all(
-            wanted in (None, found) for wanted, found in zip(shape, value.shape, strict=True)
+            wanted in (None, size) for wanted, size in zip(shape, value.shape, strict=True)
         )
         if not fits:
             wanted = ", ".join("any" if size is None else str(size) for size in shape)

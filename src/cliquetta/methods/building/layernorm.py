@@ -57,14 +57,10 @@ class LayerNormTower:
         precision rounds small steps away.
         """
         self._tower = _copy_sharing_weights(tower)
-        self._names: list[str] = []
-        self._shapes: list[torch.Size] = []
-        self._dtypes: list[torch.dtype | None] = []
-        start = []
+        self._parameters: list[tuple[str, torch.Size, torch.dtype | None]] = []
+        start, chosen = [], getattr(tower, "layer_norms", None)
         for name, module in list(self._tower.named_modules()):
-            if not isinstance(module, nn.LayerNorm) or name not in getattr(
-                tower, "layer_norms", (name,)
-            ):
+            if not isinstance(module, nn.LayerNorm) or (chosen is not None and name not in chosen):
                 continue
             # One that other libraries made their own keeps its forward pass and its precision.
             is_plain = precise and type(module).forward is nn.LayerNorm.forward
@@ -72,21 +68,21 @@ class LayerNormTower:
                 self._tower.set_submodule(name, Float32LayerNorm(module))
             for kind, value in (("weight", module.weight), ("bias", module.bias)):
                 if value is not None:
-                    self._names.append(f"{name}.{kind}")
-                    self._shapes.append(value.shape)
-                    self._dtypes.append(None if is_plain else value.dtype)
+                    dtype = None if is_plain else value.dtype
+                    self._parameters.append((f"{name}.{kind}", value.shape, dtype))
                     start.append(to_float32(value.detach()).flatten())
         self.start = torch.cat(start)
         """(P,) the parameters as loaded, at least float32."""
 
     def early(self) -> Tensor:
         """(P,) 1 for parameters before the last quarter of the blocks, 0 from there on."""
-        found = [re.search(r"(?:^|\.)(\d+)\.", name) for name in self._names]
-        blocks = [int(match[1]) if match else None for match in found]
+        # a name's first number is its block's; what has none stands before the blocks or after them
+        numbers = [re.search(r"(?:^|\.)(\d+)\.", name) for name, *_ in self._parameters]
+        blocks = [int(match[1]) if match else None for match in numbers]
         depth = 1 + max((block for block in blocks if block is not None), default=-1)
         first = next((i for i, block in enumerate(blocks) if block is not None), len(blocks))
         parts = []
-        for i, (block, shape) in enumerate(zip(blocks, self._shapes, strict=True)):
+        for i, (block, (_, shape, _)) in enumerate(zip(blocks, self._parameters, strict=True)):
             is_early = i < first if block is None else block < depth - depth // 4
             parts.append(self.start.new_full((shape.numel(),), float(is_early)))
         return torch.cat(parts)
@@ -106,12 +102,11 @@ class LayerNormTower:
 
     def named(self, parameters: Tensor) -> dict[str, Tensor]:
         """Gains and biases by name, of flat parameters."""
-        parts = torch.split(parameters, [shape.numel() for shape in self._shapes], dim=-1)
+        sizes = [shape.numel() for _, shape, _ in self._parameters]
+        parts = torch.split(parameters, sizes, dim=-1)
         return {
             name: part.view(*parameters.shape[:-1], *shape).to(dtype or part.dtype)
-            for name, part, shape, dtype in zip(
-                self._names, parts, self._shapes, self._dtypes, strict=True
-            )
+            for part, (name, shape, dtype) in zip(parts, self._parameters, strict=True)
         }
 
 

@@ -47,7 +47,7 @@ def all_finite(values: Iterable[Tensor]) -> bool:
     for value in values:
         if value.is_floating_point() and value.numel() > 0:
             on.setdefault(value.device, []).append(value.detach())
-    return all(math.isfinite(_witness(found)) for found in on.values())
+    return all(math.isfinite(_witness(on_device)) for on_device in on.values())
 
 
 def _witness(values: list[Tensor]) -> Tensor:
@@ -153,26 +153,26 @@ class Memory:
 
     def _refuse_values(self, name: str, value: Tensor) -> None:
         """Refuse numbers that the method could not have written."""
-        values, found = self._ranges[name], self._closed(name, value)
+        values, closed = self._ranges[name], self._closed(name, value)
         if value.numel() == 0 or value.dtype in _BITS:
             return
         least = values.least
         if not value.is_floating_point():
             least = min(0, int(self._start[name].min()))
-        elif not all_finite([found]):
+        elif not all_finite([closed]):
             raise UserError(
                 f"state {name!r} holds numbers that are not finite: it is damaged, or was saved by "
                 "a run that diverged; start without it"
             )
-        low = float((found.diagonal(dim1=-2, dim2=-1) if values.diagonal else found).min())
-        high = float(found.max())
-        if low < least or high >= values.below or float(found.min()) < -MOST_COUNTED:
+        low = float((closed.diagonal(dim1=-2, dim2=-1) if values.diagonal else closed).min())
+        high = float(closed.max())
+        if low < least or high >= values.below or float(closed.min()) < -MOST_COUNTED:
             raise UserError(
                 f"state {name!r} holds {low if low < least else high:g}, outside of {least:g} to "
                 f"{values.below:g}: it is damaged; start without it"
             )
         if values.unit:
-            length = found.double().norm(dim=-1)
+            length = closed.double().norm(dim=-1)
             if bool((((length - 1).abs() > _UNIT_ROUNDING) & (length > 0)).any()):
                 raise UserError(
                     f"state {name!r} holds vectors whose length is not one: it is damaged; start "
@@ -189,8 +189,8 @@ class Memory:
 
     def changed(self, snapshot: Mapping[str, Tensor]) -> list[Tensor]:
         """Tensors that are others than in ``snapshot``, zero where they may be infinite."""
-        found = ((name, v) for name, v in self._now.items() if v is not snapshot.get(name))
-        return [self._closed(name, value) for name, value in found]
+        replaced = ((name, v) for name, v in self._now.items() if v is not snapshot.get(name))
+        return [self._closed(name, value) for name, value in replaced]
 
     def _closed(self, name: str, value: Tensor) -> Tensor:
         """``value``, with zero for the infinity that means "empty" in this tensor."""

@@ -37,12 +37,12 @@ def merge_memories(
 
 
 def _average(states: States) -> dict[str, Tensor]:
-    found = {}
+    merged = {}
     for name, first in states[0].items():
         values = torch.stack([state[name] for state in states])
         floats = first.is_floating_point()
-        found[name] = values.mean(dim=0) if floats else values.amax(dim=0)
-    return found
+        merged[name] = values.mean(dim=0) if floats else values.amax(dim=0)
+    return merged
 
 
 def merge_caches(states: States) -> dict[str, Tensor]:
@@ -54,12 +54,12 @@ def merge_caches(states: States) -> dict[str, Tensor]:
     stacked = _sorted(stacked, stacked[name])
     capacity = states[0][name].shape[1]
     held = stacked[name][:, :capacity].isfinite()
-    found = {}
+    merged = {}
     for key, values in stacked.items():
         empty = values.new_full((), torch.inf if key == name else 0)
         shape = (*held.shape, *[1] * (values.ndim - 2))
-        found[key] = torch.where(held.view(shape), values[:, :capacity], empty)
-    return found
+        merged[key] = torch.where(held.view(shape), values[:, :capacity], empty)
+    return merged
 
 
 def _sorted(cache: Mapping[str, Tensor], entropy: Tensor) -> dict[str, Tensor]:
@@ -72,7 +72,7 @@ def _sorted(cache: Mapping[str, Tensor], entropy: Tensor) -> dict[str, Tensor]:
 def _repeated(cache: Mapping[str, Tensor], name: str) -> Tensor:
     """Whether an entry of a sorted cache equals one before it, (N, K) bool."""
     entropy = cache[name]
-    found = torch.zeros_like(entropy, dtype=torch.bool)
+    repeated = torch.zeros_like(entropy, dtype=torch.bool)
     for lag in range(1, entropy.shape[1]):
         if (
             not (entropy[:, lag:] == entropy[:, :-lag])
@@ -80,12 +80,12 @@ def _repeated(cache: Mapping[str, Tensor], name: str) -> Tensor:
             .any()
         ):
             break
-        same = torch.ones_like(found[:, lag:])
+        same = torch.ones_like(repeated[:, lag:])
         for values in cache.values():
             equal = values[:, lag:] == values[:, :-lag]
             same &= equal.flatten(2).all(dim=2) if equal.ndim > 2 else equal
-        found[:, lag:] |= same
-    return found
+        repeated[:, lag:] |= same
+    return repeated
 
 
 def _first(states: States) -> dict[str, Tensor]:

@@ -82,10 +82,10 @@ class LearnableTemplate:
         """Unit classifiers (U, N, E) under each of U contexts, (U, M, D) or (U, N, M, D)."""
         if self.chunk is None:
             return self._encode(contexts, slice(None))
-        found = contexts.new_empty(len(contexts), self.classes, self.tower.projection.shape[1])
+        encoded = contexts.new_empty(len(contexts), self.classes, self.tower.projection.shape[1])
         for classes in self._chunks(len(contexts)):
-            found[:, classes] = self._encode(contexts, classes)
-        return found
+            encoded[:, classes] = self._encode(contexts, classes)
+        return encoded
 
     def gradient(self, contexts: Tensor, cotangent: Tensor) -> Tensor:
         """Gradient, shaped as ``contexts``, of a loss whose gradient by the features is given."""

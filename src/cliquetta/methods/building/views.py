@@ -50,7 +50,7 @@ class SelectiveConfig(ViewsConfig):
     """Fraction of the views, those of lowest entropy, that are used."""
 
 
-def kept_count(views: int, fraction: float) -> int:
+def selected_count(views: int, fraction: float) -> int:
     """Number of ``views`` to select: the whole number below ``fraction * views``, at least 1."""
     return max(1, math.floor(fraction * views))
 
@@ -58,7 +58,7 @@ def kept_count(views: int, fraction: float) -> int:
 def confident_views(logits: Tensor, fraction: float) -> Tensor:
     """Indices (..., K) of the lowest-entropy views of logits (..., V, N), earlier ones first."""
     order = entropy(logits).argsort(dim=-1, stable=True)
-    return order[..., : kept_count(logits.shape[-2], fraction)]
+    return order[..., : selected_count(logits.shape[-2], fraction)]
 
 
 def take_views(values: Tensor, index: Tensor) -> Tensor:

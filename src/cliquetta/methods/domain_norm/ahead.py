@@ -1,6 +1,6 @@
 """Results that a GPU computes before the host knows whether they are needed.
 
-A step asks the device several questions, and every wait for an answer leaves the device idle.
+A step asks the device several questions, and every wait for a reply leaves the device idle.
 Mostly the whole batch is of the domain in use: what the step needs in that case is computed along
 with plain CLIP, and read at once. The functions are pure, so that a result for the very same
 tensors is the result; where the batch turns out otherwise, it is not asked for.

@@ -16,10 +16,10 @@ from cliquetta.methods.domain_norm.prior import Figures, step_size
 from cliquetta.methods.domain_norm.state import Network, State
 
 LITTLE_TO_GAIN, FEW_CLASSES = 0.9, 0.25
-"""Mean zero-shot confidence from which adaptation hardly changes answers, unless classes are taken
-to be missing with at least this belief: where few occur, sure answers gain as well."""
+"""Mean zero-shot confidence from which adaptation hardly changes predictions, unless classes are
+believed to be missing at least this much: where few occur, sure predictions gain as well."""
 NEAR_CHANCE = 0.25
-"""Share of neighbours with the same zero-shot answer below which that answer says little."""
+"""Share of neighbours with the same zero-shot class below which that class says little."""
 FIGURES = ("belief", "confidence", "step_size", "agreement", "information", "changed", "distance")
 COUNTS = ("domain", "domains_in_batch", "restarts", "abstained")
 
@@ -66,10 +66,10 @@ def health(evidence: Mapping[str, Any]) -> dict[str, int | float | str]:
 
 
 ADVICE = {
-    "adapt": "zero-shot is unsure enough for adaptation to change answers",
+    "adapt": "zero-shot is unsure enough for adaptation to change predictions",
     "careful": "zero-shot says little here, and adaptation may do harm",
-    "abstain": "zero-shot answers hardly depend on the image, so they are left as they are",
-    "little to gain": "zero-shot is sure, and adaptation will hardly change answers",
+    "abstain": "zero-shot predictions hardly depend on the image, so they are left as they are",
+    "little to gain": "zero-shot is sure, and adaptation will hardly change predictions",
 }
 
 
@@ -80,14 +80,14 @@ def in_words(method: str, figures: Mapping[str, int | float | str]) -> str:
         f"{words} {100 * float(figures[name]):.0f} %"
         for name, words in (
             ("confidence", "zero-shot confidence"),
-            ("agreement", "similar images with the same answer"),
-            ("information", "entropy of the answers explained by the images"),
-            ("changed", "answers changed in the last batch"),
+            ("agreement", "similar images with the same prediction"),
+            ("information", "entropy of the predictions explained by the images"),
+            ("changed", "predictions changed in the last batch"),
         )
         if name in figures
     ]
     if figures.get("abstained"):
-        shown.append(f"{int(figures['abstained']):,} images answered by zero-shot CLIP")
+        shown.append(f"{int(figures['abstained']):,} images predicted by zero-shot CLIP")
     return (
         f"Verdict of {method} without labels: {verdict}: {ADVICE.get(verdict, verdict)} "
         f"({', '.join(shown)}). It is no promise: check with 50 labelled images."

@@ -70,9 +70,9 @@ def merge_states(
     start_of_all = start_state(network, config)
     domains = list(start_of_all.domains)
     for number, members in enumerate(matched):
-        found = [_member(states[i].domains[k], start, k, config) for i, k in members]
+        joined = [_member(states[i].domains[k], start, k, config) for i, k in members]
         age = max(_age(states[i], k) for i, k in members)
-        domains[number] = _merge_domain(found, age, domains[number], config)
+        domains[number] = _merge_domain(joined, age, domains[number], config)
     number_of = {member: number for number, members in enumerate(matched) for member in members}
     last = states[-1]
     current = number_of.get((len(states) - 1, int(last.current)), 0)

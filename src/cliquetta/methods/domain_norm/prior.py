@@ -179,9 +179,9 @@ def information(counts: Counts) -> Tensor:
     return torch.where(counts.images < INFORMED, torch.nan, share)
 
 
-def has_collapsed(answers: Tensor) -> Tensor:
+def has_collapsed(predicted: Tensor) -> Tensor:
     """Whether recent predictions are one class where zero-shot CLIP's are several, Eq. 21."""
-    adapted, plain = answers.unbind()
+    adapted, plain = predicted.unbind()
     total, most = adapted.sum(), adapted.amax()
     of_plain = plain.gather(0, adapted.argmax(dim=0, keepdim=True))[0]
     return (total >= WATCHED) & (most > COLLAPSED * total) & (of_plain < DIVERSE * plain.sum())

@@ -35,16 +35,16 @@ class Runner:
         """The result of ``function``; its arguments are trees of tensors, and constants."""
         key = _identity(function, arguments)
         if key in self._known:
-            found: R = self._known[key][1]
-            return found
+            known: R = self._known[key][1]
+            return known
         return self._replayed(function, *arguments)
 
     def read(self, value: Tensor) -> list[float]:
         """The numbers of a tensor (n,) on the host."""
         if id(value) in self._read:
             return self._read[id(value)][1]
-        found: list[float] = value.tolist()
-        return found
+        numbers: list[float] = value.tolist()
+        return numbers
 
     def know(self, result: R, function: Callable[..., R], *arguments: Any) -> R:
         """Keep a result for when it is asked for."""

@@ -29,8 +29,8 @@ from cliquetta.methods.scap.learning import Learned, Learner, Task
 from cliquetta.methods.scap.retention import Cache, retain, running_mean
 from cliquetta.methods.scap.text import PromptedText
 from cliquetta.model.cuda import Fetched, Replayed, send
-from cliquetta.model.tapes import VisualTape
 from cliquetta.model.vision import VisionTower
+from cliquetta.model.vjp import VisualTape
 from cliquetta.types import Batch, Prediction
 
 

@@ -14,8 +14,8 @@ from cliquetta.methods.scap.retention import Cache, best_entries
 from cliquetta.model.block import Prefix
 from cliquetta.model.clip import l2_normalize
 from cliquetta.model.cuda import Replayed, send
-from cliquetta.model.tapes import chunks
 from cliquetta.model.vision import VisionTower
+from cliquetta.model.vjp import chunks
 
 MEMORY = {"cuda": 6 * 2**30, "cpu": 2**30}
 """Bytes of activations that one chunk of prompted images may take, by device type."""

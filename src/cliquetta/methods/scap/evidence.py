@@ -274,7 +274,7 @@ def _title(entries: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
     """The classes that a pass was scored for, and where its prompts came from."""
     classes = " or ".join(names[entry["class"]] for entry in entries)
     cliques = len({clique for entry in entries for clique in entry["cliques"]})
-    kept = sum(entry["retained"] is not None for entry in entries)
+    retained = sum(entry["retained"] is not None for entry in entries)
     sources = [f"{cliques} clique{'' if cliques == 1 else 's'}"] if cliques else []
-    sources += [f"{kept} retained prompt{'' if kept == 1 else 's'}"] if kept else []
+    sources += [f"{retained} retained prompt{'' if retained == 1 else 's'}"] if retained else []
     return f"as {classes}: {' + '.join(sources)}"

@@ -23,8 +23,8 @@ from cliquetta.methods.scap.text import PromptedText
 from cliquetta.model.block import Prefix
 from cliquetta.model.clip import l2_normalize, to_float32
 from cliquetta.model.cuda import Replayed
-from cliquetta.model.tapes import VisualTape, VisualTapes, chunks
 from cliquetta.model.vision import VisionTower
+from cliquetta.model.vjp import VisualTape, VisualTapes, chunks
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class Learner:
         """Gradients by autograd, over as many whole cliques at a time as fit."""
         learned = [prompts for prompts in (visual, text) if prompts is not None]
         parts = []
-        for sets, own in self._whole_cliques(task):
+        for sets, own in self._parts(task):
             leaves = [prompts[sets].detach().requires_grad_() for prompts in learned]
             left = iter(leaves)
             with torch.enable_grad():
@@ -197,7 +197,7 @@ class Learner:
             self._losses_of(
                 own, None if visual is None else visual[sets], None if text is None else text[sets]
             )
-            for sets, own in self._whole_cliques(task)
+            for sets, own in self._parts(task)
         ]
         columns = zip(*(part.detach() for part in parts), strict=True)
         return CliqueLosses(*(torch.cat(column) for column in columns))
@@ -223,7 +223,7 @@ class Learner:
         prefix = {block: Prefix(visual[:, at]) for at, block in enumerate(blocks)}
         return l2_normalize(self.tower.pool(self.tower.run(hidden, blocks[0], prefix=prefix)))
 
-    def _whole_cliques(self, task: Task) -> Iterator[tuple[slice, Task]]:
+    def _parts(self, task: Task) -> Iterator[tuple[slice, Task]]:
         """The task in parts of at most ``graph_rows`` memberships; none splits a set."""
         ends = torch.bincount(task.clique.cpu(), minlength=task.count).cumsum(0).tolist()
         texts = 1 if self.text is None else self.text.classes

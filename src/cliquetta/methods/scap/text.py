@@ -13,8 +13,8 @@ from torch import Tensor
 from cliquetta.methods.building.template import LearnableTemplate
 from cliquetta.methods.scap.composition import MEMORY
 from cliquetta.model.clip import CLIP, to_float32
-from cliquetta.model.tapes import TextTape, chunks
 from cliquetta.model.text import with_context
+from cliquetta.model.vjp import TextTape, chunks
 from cliquetta.prompts.classes import ClassPrompts
 
 ROWS = 16384

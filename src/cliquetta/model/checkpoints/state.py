@@ -18,8 +18,7 @@ from cliquetta.errors import UserError
 from cliquetta.model.clip import CLIP
 from cliquetta.model.config import Activation, CLIPConfig, TextConfig, VisionConfig
 from cliquetta.model.preprocess import Preprocess
-from cliquetta.model.pretrained_tokenizer import find_tokenizer
-from cliquetta.model.tokenizer import TextTokenizer, is_clip_vocabulary
+from cliquetta.model.tokenizer import TextTokenizer, find_tokenizer, is_clip_vocabulary
 
 State = dict[str, Tensor]
 Find = Callable[[str], Path | None]

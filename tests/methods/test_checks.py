@@ -78,8 +78,8 @@ def test_a_method_that_keeps_to_the_contract_passes() -> None:
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        (Secretive, "refused images changed answers|reset adapter answers otherwise"),
-        (Random, "otherwise|manual_seed|changed answers"),
+        (Secretive, "refused images teach|reset adapter predicts otherwise"),
+        (Random, "otherwise|manual_seed|images teach"),
         (Joint, "splitting matters"),
         (Training, "gradients were left"),
         (Halved, "logits are torch.float16"),

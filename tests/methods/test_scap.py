@@ -71,9 +71,11 @@ def test_1_propagation_changes_keys_and_the_released_rule_only_scales_them() -> 
     squared = (keys[0, :, None] - keys[0, None]).square().mean(dim=-1)
     weights = torch.exp(-squared / 0.1)
     best = weights.argmax(dim=1)
-    kept = torch.zeros_like(weights).scatter(1, best[:, None], weights.amax(dim=1, keepdim=True))
-    root = kept.sum(dim=1).rsqrt()
-    smooth = root[:, None] * kept * root
+    selected = torch.zeros_like(weights).scatter(
+        1, best[:, None], weights.amax(dim=1, keepdim=True)
+    )
+    root = selected.sum(dim=1).rsqrt()
+    smooth = root[:, None] * selected * root
     literal = torch.linalg.inv(torch.eye(5).double() - 0.3 * smooth) @ keys[0]
     released = propagate(keys, PRESETS["released"])[0]
     torch.testing.assert_close(released, literal, rtol=0, atol=DOUBLE)
@@ -90,7 +92,7 @@ def test_2_two_prompts_together_keep_keys_with_keys_and_values_with_values() -> 
     prompts, mask = compose_prompts(own, seen, own[:, :0], none, adapter.config)
     image = BATCHES[0][:1]
     assert adapter.visual is not None
-    found = adapter.visual.encode(adapter.visual.hidden(image), prompts, mask)
+    actual = adapter.visual.encode(adapter.visual.hidden(image), prompts, mask)
 
     # block 1 by hand: its own projections of both keys, and of both values, before the image's
     block, x = tower.block(1), tower.run(tower.embed(image), 0, 1)
@@ -106,7 +108,7 @@ def test_2_two_prompts_together_keep_keys_with_keys_and_values_with_values() -> 
     y = x + block.out(torch.cat(heads, dim=1)[None])
     expected = tower.pool(tower.run(block.mlp(y), 2))
     expected = torch.nn.functional.normalize(expected, dim=1)
-    torch.testing.assert_close(found, expected, rtol=0, atol=DOUBLE)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=DOUBLE)
 
 
 @pytest.mark.parametrize("best_class_only", [False, True])
@@ -122,10 +124,13 @@ def test_3a_without_cliques_the_logits_of_images_that_own_one_change(best_class_
 
 
 def test_3b_without_retention_the_logits_of_images_with_a_retained_prompt_change() -> None:
-    kept, dropped = adapter_of(modalities="image"), adapter_of(modalities="image", retention=False)
+    selected, dropped = (
+        adapter_of(modalities="image"),
+        adapter_of(modalities="image", retention=False),
+    )
     for images in BATCHES:
-        before = kept.memory["count"].clone()
-        a, b = kept.predict(Batch(images)), dropped.predict(Batch(images))
+        before = selected.memory["count"].clone()
+        a, b = selected.predict(Batch(images)), dropped.predict(Batch(images))
         used = (a.evidence["retained"] >= 0).view(len(images), -1).any(dim=1)
         assert not (b.evidence["retained"] >= 0).any()
         assert unlike(a, b).tolist() == used.tolist()
@@ -152,9 +157,9 @@ def test_3d_the_text_running_mean_reaches_every_image() -> None:
 def test_3e_prompts_that_are_discarded_are_nowhere_in_the_logits() -> None:
     discarded = adapter_of(modalities="image", discarded_prompts=True)
     plain = MODEL.scale * MODEL.encode_image(BATCHES[0], normalize=True) @ discarded.classifier.T
-    found = discarded.predict(Batch(BATCHES[0]))
-    assert len(found.evidence["cliques"])
-    torch.testing.assert_close(found.probabilities, plain.softmax(dim=-1).float())
+    actual = discarded.predict(Batch(BATCHES[0]))
+    assert len(actual.evidence["cliques"])
+    torch.testing.assert_close(actual.probabilities, plain.softmax(dim=-1).float())
 
 
 def test_4_an_image_first_seen_in_a_later_clique_maps_to_that_clique() -> None:
@@ -175,8 +180,8 @@ def test_5_concentration_of_unit_features_is_size_times_one_minus_squared_mean()
     features = torch.nn.functional.normalize(torch.randn(9, 6, generator=generator).double())
     clique = torch.zeros(9, dtype=torch.long)
     mean = attribute_features(features, clique, 1)
-    found = float(concentration_loss(features, clique, mean, Rules()))
-    assert found == pytest.approx(9 * (1 - float(mean.square().sum())), abs=DOUBLE)
+    actual = float(concentration_loss(features, clique, mean, Rules()))
+    assert actual == pytest.approx(9 * (1 - float(mean.square().sum())), abs=DOUBLE)
 
 
 @pytest.mark.parametrize("steps", [1, 3])
@@ -227,10 +232,10 @@ def test_8_the_same_members_under_two_classes_have_the_same_prompts_to_the_bit()
     assert len(cliques.sets) == 1
     a, b, c = cliques.classes.tolist()
     for name in ("keys", "values"):
-        kept = adapter.memory[name]
-        assert torch.equal(kept[a, 0], kept[b, 0])
-        assert torch.equal(kept[a, 0], kept[c, 0])
-        assert kept[a, 0].any()
+        selected = adapter.memory[name]
+        assert torch.equal(selected[a, 0], selected[b, 0])
+        assert torch.equal(selected[a, 0], selected[c, 0])
+        assert selected[a, 0].any()
 
 
 @pytest.mark.parametrize(
@@ -250,9 +255,9 @@ def test_9_text_cut_at_its_end_equals_text_of_full_length(dtype: torch.dtype, te
     assert text is not None
     assert int(text.ends.max()) + 1 < text.ids.shape[1] == model.tokenizer.context_length
     context = text.start + 0.05
-    whole = tower.tokens(text.ids)
-    whole[:, 1 : 1 + len(context)] = context.to(dtype)
-    full = tower.encode(whole, text.ends)
+    complete = tower.tokens(text.ids)
+    complete[:, 1 : 1 + len(context)] = context.to(dtype)
+    full = tower.encode(complete, text.ends)
     expected = torch.nn.functional.normalize(full.to(context.dtype), dim=1)
     torch.testing.assert_close(
         text.features(context[None])[0], expected, rtol=0, atol=rounding(dtype, terms)
@@ -279,8 +284,8 @@ def test_composed_features_equal_one_forward_pass_with_all_prompts() -> None:
     sets = passes.sets[row][passes.own[row]]
     assert len(sets) > 1
     slot, label = int(out.evidence["retained"][row]), int(passes.labels[row])
-    kept = adapter.memory["values"][label, slot].view(1, 1, 2, 32)
-    tokens = torch.cat([learned.visual[sets][:, 0], kept]).reshape(1, len(sets) + 1, 2, 32)
+    selected = adapter.memory["values"][label, slot].view(1, 1, 2, 32)
+    tokens = torch.cat([learned.visual[sets][:, 0], selected]).reshape(1, len(sets) + 1, 2, 32)
     features = MODEL.require_vit()(BATCHES[0][row][None], prefix={1: Prefix(tokens)})
     features = torch.nn.functional.normalize(features, dim=1)
     logits = MODEL.scale * features @ adapter.classifier.T

@@ -1,0 +1,86 @@
+"""What feature-level methods share: gains on clusters, groups of any size, replayed steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cliquetta.methods.onzeta import OnZeta, OnZetaConfig
+from cliquetta.methods.tda import TDAConfig
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+from tests._helpers.clusters import gains_over_text, make_clusters, make_views
+from tests._helpers.literal_numpy import on_features
+from tests._helpers.tolerance import LOGIT
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "mean"),
+    [
+        ("dmn", 0.0, 0.015),  # 0.03 over twenty seeds
+        ("dota", -1.0, 0.01),
+        ("ecalp", -1.0, 0.01),
+        ("oga", -1.0, 0.01),
+        ("stata", 0.0, 0.0),
+        ("tda", 0.0, 0.03),  # 0.06 over twenty seeds
+        ("transclip", 0.0, 0.025),  # 0.06 over twenty seeds
+    ],
+)
+def test_it_beats_zero_shot_where_classes_lie_beside_their_texts(
+    name: str, least: float, mean: float, tiny_clip: CLIP
+) -> None:
+    gains = gains_over_text(
+        lambda f, text: on_features(tiny_clip, name, text).predict_features(f).logits
+    )
+    assert gains.min() > least and gains.mean() > mean
+
+
+SHARP = TDAConfig(positive_alpha=1.3, positive_beta=6.0, negative_alpha=0.9, negative_beta=2.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "bound", "size", "config"),
+    [
+        ("bca", "building.feature_level.GROUP", 7, None),
+        ("dmn", "dmn.ELEMENTS", 7 * 5 * 24, None),
+        ("onzeta", "building.feature_level.GROUP", 7, None),
+        ("tda", "tda.GROUP", 7, SHARP),
+        ("tps", "tps.ELEMENTS", 2 * 5 * 24, None),
+    ],
+)
+def test_groups_change_nothing(
+    name: str,
+    bound: str,
+    size: int,
+    config: Any,
+    tiny_clip: CLIP,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    features, _, text = make_clusters(60)
+    views = make_views(features, 20)
+    full = on_features(tiny_clip, name, text, config).predict_features(views).logits
+    monkeypatch.setattr(f"cliquetta.methods.{bound}", size)
+    parts = on_features(tiny_clip, name, text, config).predict_features(views).logits
+    torch.testing.assert_close(parts, full, atol=LOGIT, rtol=LOGIT)
+
+
+def test_recordings_of_two_steps_are_distinguished(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter, called = OnZeta(tiny_clip, tiny_prompts, OnZetaConfig()), []
+
+    def note(function: Any, *inputs: Tensor) -> Any:
+        called.append(function.__name__)
+        return function(*inputs)
+
+    def other(features: Tensor) -> tuple[Tensor]:
+        return (features,)
+
+    monkeypatch.setattr(adapter, "_replayed", note)
+    features = torch.zeros(2, tiny_clip.embed_dim)
+    adapter.predict_group(features)
+    adapter.replay(other, features)
+    assert called == ["_learn", "other"]

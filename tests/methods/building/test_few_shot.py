@@ -1,0 +1,143 @@
+"""The training loop, its draws, and adapters made from fitted tensors."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cliquetta.methods.building.few_shot import (
+    FitStep,
+    FitTask,
+    SGDTraining,
+    TextTraining,
+    epoch_batches,
+    feature_draw,
+    learn,
+)
+from cliquetta.methods.fit import fit_method
+from cliquetta.methods.registry import create_method, method_config
+from cliquetta.model.clip import CLIP
+from tests._helpers.separable import TWO, WHOLE, accuracy, make_examples
+from tests._helpers.tiny import build_tiny_clip
+from tests._helpers.tolerance import ADAPTED, FEATURE, LOGIT
+
+FAST = {"crop_scale": (0.6, 1.0), "batch_size": 8, "lr": 0.05}
+WORDS = {**FAST, "context_init": "a photo of a", "epochs": 20, "lr": 0.1, "batch_size": 32}
+FITS: list[tuple[str, dict[str, Any]]] = [
+    ("cocoop", {**FAST, "epochs": 8, "hidden_dim": 8}),
+    ("coop", WORDS),
+    ("coop", {**WORDS, "class_specific": True}),
+    ("coop", {**WORDS, "context_init": "", "class_position": "middle"}),
+    ("maple", {**FAST, "epochs": 10}),
+    ("tip_adapter", {}),
+    ("tip_adapter_f", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), FITS)
+def test_fitting_beats_zero_shot_on_held_out_images(
+    name: str, options: dict[str, Any], tiny_clip: CLIP
+) -> None:
+    adapter = fit_method(name, tiny_clip, TWO, make_examples(), method_config(name, None, options))
+    assert accuracy(adapter) > accuracy(create_method("zero_shot", tiny_clip, TWO)) + 0.25
+
+
+def test_the_schedule_is_a_warm_up_and_a_cosine_per_epoch() -> None:
+    config = SGDTraining(lr=0.2, warmup_lr=0.01)
+    rates = [config.lr_at(epoch, 4) for epoch in range(4)]
+    expected = [0.01, 0.2, 0.1 * (1 + math.cos(math.pi / 4)), 0.1]
+    assert rates == pytest.approx(expected)
+    assert [config.epochs_for(shots) for shots in (1, 2, 4, 8, 16)] == [50, 100, 100, 200, 200]
+    assert replace(config, epochs=7).epochs_for(16) == 7
+
+
+def test_an_epoch_shows_every_image_once_and_drops_a_short_batch() -> None:
+    generator = np.random.default_rng(0)
+    full = [rows.tolist() for rows in epoch_batches(10, 4, generator, drop_last=False)]
+    assert [len(rows) for rows in full] == [4, 4, 2]
+    assert sorted(row for rows in full for row in rows) == list(range(10))
+    assert [len(r) for r in epoch_batches(10, 4, generator, drop_last=True)] == [4, 4]
+    assert [len(r) for r in epoch_batches(3, 4, generator, drop_last=True)] == [3]
+
+
+def test_the_loop_is_torch_sgd_with_momentum(tiny_clip: CLIP) -> None:
+    """Three epochs on a quadratic, against the recurrence written out."""
+    config = SGDTraining(
+        epochs=3, lr=0.1, momentum=0.5, weight_decay=0.2, warmup_lr=0.3, crop_scale=WHOLE
+    )
+    steps: list[FitStep] = []
+    actual = learn(
+        {"x": torch.tensor([1.0, -2.0])},
+        lambda learned, pixels, labels: (learned["x"] ** 2).sum() / 2,
+        FitTask(tiny_clip, TWO, make_examples(2), on_step=steps.append),
+        config,
+    )["x"]
+    x, velocity = np.array([1.0, -2.0]), np.zeros(2)
+    for rate in (0.3, 0.1, 0.05 * (1 + math.cos(math.pi / 3))):
+        velocity = 0.5 * velocity + x + 0.2 * x
+        x = x - rate * velocity
+    np.testing.assert_allclose(actual, x, rtol=FEATURE)
+    assert [(s.step, s.steps, s.epoch) for s in steps] == [(1, 3, 0), (2, 3, 1), (3, 3, 2)]
+    assert steps[0].loss == pytest.approx(2.5)
+
+
+def test_a_loss_that_is_no_number_stops_the_fit(tiny_clip: CLIP) -> None:
+    with pytest.raises(ArithmeticError, match="lower lr"):
+        learn(
+            {"x": torch.ones(1)},
+            lambda learned, pixels, labels: learned["x"].sum() * math.nan,
+            FitTask(tiny_clip, TWO, make_examples(1)),
+            SGDTraining(epochs=1),
+        )
+
+
+@pytest.mark.parametrize("name", ["coop", "cocoop"])
+def test_a_pool_of_whole_images_fits_as_fresh_ones_do(tiny_clip: CLIP, name: str) -> None:
+    """Whole images that look the same in the mirror leave nothing to a crop's chance."""
+    options = {"context_init": "a photo of a", "crop_scale": WHOLE, "epochs": 4, "lr": 0.1}
+    config = method_config(name, options={**options, "batch_size": 4})
+    fresh, pooled = (
+        fit_method(name, tiny_clip, TWO, make_examples(2), replace(config, crop_pool=pool)).fitted
+        for pool in (None, 3)
+    )
+    for key, value in fresh.items():
+        torch.testing.assert_close(pooled[key], value, atol=LOGIT, rtol=ADAPTED)
+    moved = fresh["context"] - tiny_clip.context("a photo of a")
+    assert moved.abs().max() > 1e-3
+
+
+def test_a_pool_is_encoded_once_and_every_image_gets_crops_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = build_tiny_clip()  # of its own: an undone patch stays an attribute of the instance
+    examples, config = make_examples(3), TextTraining(crop_pool=5, crop_scale=(0.3, 1.0))
+    rng = np.random.default_rng([7, 0xF0])
+    crops = examples.crops(np.arange(6), model, rng, scale=(0.3, 1.0), count=5)
+    pool = torch.stack([model.encode_image(crop, normalize=True) for crop in crops])
+    draw = feature_draw(FitTask(model, TWO, examples, seed=7), config)
+    monkeypatch.setattr(model, "encode_image", lambda *_: pytest.fail("encoded again"))
+    rows, generator, seen = np.array([4, 0, 3]), np.random.default_rng(0), set()
+    for _ in range(40):
+        far = (draw(rows, generator)[:, None] - pool[rows]).abs().amax(dim=-1)
+        assert far.amin(dim=1).max() < FEATURE
+        seen |= set(enumerate(far.argmin(dim=1).tolist()))
+    assert len(seen) == 3 * 5
+
+
+def test_tensors_of_another_shape_are_refused(tiny_clip: CLIP) -> None:
+    with pytest.raises(ValueError, match=r"takes \(any, 32\)"):
+        create_method("coop", tiny_clip, TWO, fitted={"context": torch.zeros(4, 31)})
+    with pytest.raises(ValueError, match="'context' is"):
+        create_method("coop", tiny_clip, TWO, fitted={"context": torch.zeros(2, 4, 32)})
+
+
+def test_tensors_that_are_not_finite_are_refused(tiny_clip: CLIP) -> None:
+    context = torch.zeros(16, 32)
+    context[3, 4] = torch.nan
+    with pytest.raises(ValueError, match="not finite: fit again"):
+        create_method("coop", tiny_clip, TWO, fitted={"context": context})

@@ -1,0 +1,285 @@
+"""Rejection and calibration: scores, limits and temperatures by hand, and their part of a state."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from cliquetta.errors import UserError
+from cliquetta.methods.base import Adapter
+from cliquetta.methods.building.frozen import FrozenAdapter, freeze
+from cliquetta.methods.registry import create_method
+from cliquetta.methods.state import load_state, merge_states, pack_state
+from cliquetta.methods.zero_shot_reference import (
+    CONFIDENCES,
+    HALF_LIFE,
+    LEFT_OUT,
+    SOFTENING,
+    TEMPERATURES,
+    WINDOW,
+    count_confidences,
+    empty_window,
+    find_temperature,
+    left_out_score,
+    merge_windows,
+    no_confidences,
+    reject,
+    rejection_limit,
+    rejection_score,
+)
+from cliquetta.types import Prediction
+from tests._helpers.scenes import NAMES, build_model, make_batches
+from tests._helpers.tolerance import FEATURE, LOGIT
+
+MODEL = build_model(0)
+METHODS = ("zero_shot", "tent", "tda", "domain_norm", "panda")
+
+
+def build(method: str, *, share: float | None = None, calibrated: bool = False) -> Adapter:
+    adapter = create_method(method, MODEL, NAMES)
+    adapter.enable(reject=share, calibrate=calibrated)
+    return adapter
+
+
+def both(method: str) -> Adapter:
+    """A method that rejects and is calibrated."""
+    return build(method, share=0.5, calibrated=True)
+
+
+def drawn(rows: int, classes: int, seed: int = 0) -> Tensor:
+    return 20 * torch.randn(rows, classes, generator=torch.Generator().manual_seed(seed))
+
+
+# --- rejection ----------------------------------------------------------------------------------
+
+
+def test_the_score_of_four_classes_by_hand() -> None:
+    logits = torch.tensor([[SOFTENING * math.log(2), 0.0, 0.0, 0.0], [7.0, 7.0, 7.0, 7.0]])
+    # probabilities 2/5, 1/5, 1/5, 1/5; without the first 1/3 each
+    by_hand = (0.4 * math.log(2.5) + 0.6 * math.log(5)) / math.log(4)
+    assert rejection_score(logits).tolist() == pytest.approx([by_hand, 1.0])
+    assert left_out_score(logits).tolist() == pytest.approx([1.0, 1.0])
+
+
+def test_the_left_out_score_is_that_of_a_list_without_the_class() -> None:
+    logits = drawn(30, 5)
+    for row, score in zip(logits, left_out_score(logits), strict=True):
+        rest = [value for index, value in enumerate(row.tolist()) if index != int(row.argmax())]
+        weights = [math.exp(value / SOFTENING) for value in rest]
+        shares = [weight / sum(weights) for weight in weights]
+        by_hand = -sum(p * math.log(p) for p in shares) / math.log(4)
+        assert float(score) == pytest.approx(by_hand, abs=FEATURE)
+
+
+def test_the_limit_by_hand() -> None:
+    window = empty_window()
+    window[:5] = torch.tensor([0.9, 0.5, 0.7, 0.6, 0.8])
+    # of five scores three of four exceed the second smallest
+    assert float(rejection_limit(window, 0.75)) == pytest.approx(0.6)
+    assert float(rejection_limit(window, 0.5)) == pytest.approx(0.7)
+
+
+def test_images_of_no_class_are_rejected_at_about_the_share_that_was_asked_for() -> None:
+    """Classes are directions, images lie around one of eight; the list names four of them."""
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.linalg.qr(torch.randn(16, 8, generator=generator))[0].T
+    truth = torch.arange(4000) % 8
+    images = centres[truth] + 0.15 * torch.randn(4000, 16, generator=generator)
+    logits = 30 * torch.nn.functional.normalize(images, dim=1) @ centres[:4].T
+    order = torch.randperm(4000, generator=generator)
+    window, parts = empty_window(), []
+    for rows in order.split(64):
+        rejection, window = reject(logits[rows], logits[rows], window, 0.75)
+        parts.append(rejection.rejected)
+    rejected = torch.cat(parts)[order.argsort()]
+    assert float(rejected[truth >= 4].float().mean()) == pytest.approx(0.75, abs=0.1)
+    assert float(rejected[truth < 4].float().mean()) < 0.02
+
+
+def test_the_score_is_the_mean_of_the_methods_and_of_zero_shots() -> None:
+    adapted, plain = drawn(9, 5), drawn(9, 5, seed=1)
+    rejection, window = reject(adapted, plain, empty_window(), 0.5)
+    score = (rejection_score(adapted) + rejection_score(plain)) / 2
+    torch.testing.assert_close(rejection.score, score)
+    left_out = (left_out_score(adapted) + left_out_score(plain)) / 2
+    torch.testing.assert_close(window[-9:], left_out)
+    assert torch.equal(rejection.rejected, score > left_out.median())
+
+
+def test_the_window_holds_the_latest_images_only() -> None:
+    logits, window = drawn(WINDOW + 100, 4), empty_window()
+    for part in logits.split(33):
+        _, window = reject(part, part, window, 0.5)
+    torch.testing.assert_close(window, left_out_score(logits)[-WINDOW:])
+
+
+def test_joined_windows_hold_all_scores_or_evenly_spaced_ones() -> None:
+    few = [empty_window(), empty_window()]
+    few[0][-2:], few[1][-1:] = torch.tensor([0.3, 0.1]), torch.tensor([0.2])
+    joined = merge_windows(few)
+    torch.testing.assert_close(joined[joined.isfinite()], torch.tensor([0.1, 0.2, 0.3]))
+    generator = torch.Generator().manual_seed(0)
+    many = [torch.rand(WINDOW, generator=generator), 0.5 * torch.rand(WINDOW, generator=generator)]
+    for share in (0.25, 0.5, 0.75):
+        exact = float(torch.cat(many).quantile(1 - share))
+        limit = float(rejection_limit(merge_windows(many), share))
+        assert limit == pytest.approx(exact, abs=4 / WINDOW)
+    assert not merge_windows([empty_window()] * 2).isfinite().any()
+
+
+@pytest.mark.parametrize("share", (0.0, 1.0, -0.2, math.nan))
+def test_shares_that_are_refused(share: float) -> None:
+    with pytest.raises(UserError, match="above 0 and below 1"):
+        build("zero_shot", share=share)
+
+
+def test_two_classes_are_refused() -> None:
+    with pytest.raises(UserError, match="at least three, got 2"):
+        create_method("zero_shot", MODEL, NAMES[:2]).enable_rejection()
+
+
+# --- calibration --------------------------------------------------------------------------------
+
+GRID = math.log(TEMPERATURES[1] / TEMPERATURES[0]) ** 2 / 4
+"""Linear interpolation between the counted temperatures, whose curves bend by at most two."""
+
+
+@pytest.mark.parametrize(("logit", "backing"), ((3.0, 0.7), (0.5, 0.7), (2.0, 0.6)))
+def test_the_temperature_of_two_classes_by_hand(logit: float, backing: float) -> None:
+    """1 / (1 + exp(-logit / T)) = backing."""
+    by_hand = logit / math.log(backing / (1 - backing))
+    zero_shot = torch.tensor([[1 - backing, backing]])
+    sums = count_confidences(no_confidences(), torch.tensor([[0.0, logit]]), zero_shot)
+    assert float(find_temperature(sums)) == pytest.approx(by_hand, rel=GRID)
+
+
+def test_a_prediction_counts_as_zero_shot_backs_it() -> None:
+    """Of two images one was changed: zero-shot gave its new class 0.2."""
+    logits = torch.tensor([[4.0, 0.0], [0.0, 4.0]])
+    zero_shot = torch.tensor([[0.9, 0.1], [0.8, 0.2]])
+    sums = count_confidences(no_confidences(), logits, zero_shot)
+    assert float(sums[0]) == pytest.approx(1.1)
+    # at T both are 1 / (1 + exp(-4 / T)) = 0.55, which is beyond the last temperature
+    assert float(find_temperature(sums)) == pytest.approx(TEMPERATURES[-1])
+
+
+def test_scaled_predictions_are_as_sure_as_zero_shot_backs_them() -> None:
+    generator = torch.Generator().manual_seed(0)
+    zero_shot = (3 * torch.randn(500, 8, generator=generator)).softmax(dim=1)
+    logits = 2 * (zero_shot.log() + torch.randn(500, 8, generator=generator))
+    temperature = find_temperature(count_confidences(no_confidences(), logits, zero_shot))
+    scaled = (logits / temperature).softmax(dim=1).amax(dim=1).mean()
+    backing = zero_shot.gather(1, logits.argmax(dim=1, keepdim=True)).mean()
+    assert float(scaled) == pytest.approx(float(backing), abs=GRID)
+    assert scaled < zero_shot.amax(dim=1).mean() < logits.softmax(dim=1).amax(dim=1).mean()
+
+
+def test_older_images_count_less() -> None:
+    logits = torch.tensor([[1.0, 0.0]]).expand(HALF_LIFE, 2)
+    zero_shot = torch.tensor([[0.25, 0.75]]).expand(HALF_LIFE, 2)
+    sums = no_confidences()
+    for _ in range(2):
+        sums = count_confidences(sums, logits, zero_shot)
+    assert float(sums[0]) == pytest.approx(1.5 * 0.25 * HALF_LIFE)
+    assert float(find_temperature(no_confidences())) == 1.0
+
+
+def test_zero_shot_is_calibrated_already() -> None:
+    plain, calibrated = build("zero_shot"), build("zero_shot", calibrated=True)
+    for images in make_batches(0, 3, 6):
+        logits = calibrated.predict(images).logits
+        torch.testing.assert_close(logits, plain.predict(images).logits, rtol=LOGIT, atol=LOGIT)
+
+
+# --- the state ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nothing_but_a_temperature_and_rejections_are_added(method: str) -> None:
+    plain, more = build(method), both(method)
+    for images in make_batches(0, 3, 6):
+        before, after = plain.predict(images), more.predict(images)
+        assert before.rejection is None and after.rejection is not None
+        temperature = find_temperature(more.memory[CONFIDENCES])
+        torch.testing.assert_close(after.logits, before.logits / temperature.to(before.logits))
+    state = more.state_dict()
+    assert state.pop(LEFT_OUT).isfinite().sum() == 18
+    assert state.pop(CONFIDENCES)[0] > 0 and state.keys() == plain.state_dict().keys()
+    assert all(torch.equal(value, plain.state_dict()[name]) for name, value in state.items())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_resumed_run_predicts_as_an_unbroken_one(method: str, tmp_path: Path) -> None:
+    batches = make_batches(0, 4, 6)
+    unbroken, first, second = (both(method) for _ in range(3))
+    expected = [unbroken.predict(images) for images in batches]
+    resumed = [first.predict(images) for images in batches[:2]]
+    first.save(tmp_path / "state")
+    load_state(second, tmp_path / "state")
+    resumed += [second.predict(images) for images in batches[2:]]
+    for a, b in zip(expected, resumed, strict=True):
+        assert torch.equal(a.logits, b.logits)
+        assert a.rejection is not None and b.rejection is not None
+        assert torch.equal(a.rejection.score, b.rejection.score)
+        assert torch.equal(a.rejection.rejected, b.rejection.rejected)
+
+
+def test_a_state_goes_with_and_without_rejection(tmp_path: Path) -> None:
+    first, second = make_batches(0, 2, 6)
+    for name, adapter in (("more", both("tent")), ("plain", build("tent"))):
+        adapter.predict(first)
+        adapter.save(tmp_path / name)
+    without, anew = build("tent"), both("tent")
+    load_state(without, tmp_path / "more")
+    assert without.predict(second).rejection is None
+    load_state(anew, tmp_path / "plain")
+    assert not anew.memory[LEFT_OUT].isfinite().any() and not anew.memory[CONFIDENCES].any()
+    assert anew.predict(second).rejection is not None
+
+
+def test_reset_and_another_class_list_start_both_again() -> None:
+    adapter = both("zero_shot")
+    adapter.predict(make_batches(0, 1, 6)[0])
+    other = adapter.with_classes([*NAMES, "one more"])
+    assert other.reject_share == 0.5 and other.calibrated
+    adapter.reset()
+    for one in (adapter, other):
+        assert not one.memory[LEFT_OUT].isfinite().any() and not one.memory[CONFIDENCES].any()
+
+
+@pytest.mark.parametrize("method", ("zero_shot", "domain_norm"))
+def test_what_several_copies_learned_is_joined(method: str) -> None:
+    copies = [both(method) for _ in range(2)]
+    for index, images in enumerate(make_batches(0, 4, 6)):
+        copies[index % 2].predict(images)
+    joined = both(method)
+    merge_states(joined, [pack_state(copy) for copy in copies])
+    assert joined.memory[LEFT_OUT].isfinite().sum() == 24
+    total = copies[0].memory[CONFIDENCES] + copies[1].memory[CONFIDENCES]
+    torch.testing.assert_close(joined.memory[CONFIDENCES], total)
+
+
+def test_a_frozen_method_keeps_the_limit_and_the_temperature_of_its_state(tmp_path: Path) -> None:
+    first, second = make_batches(0, 2, 6)
+    adapter = both("tent")
+    adapter.predict(first)
+    adapter.save(tmp_path / "state")
+    limit = rejection_limit(adapter.memory[LEFT_OUT], 0.5)
+    temperature = find_temperature(adapter.memory[CONFIDENCES]).double()
+    plain = freeze([build("tent")], tmp_path / "state")
+    frozen = freeze([both("tent")], tmp_path / "state")
+    for _ in range(2):
+        prediction: Prediction = frozen.predict(second)
+        torch.testing.assert_close(prediction.logits, plain.predict(second).logits / temperature)
+        assert prediction.rejection is not None
+        assert torch.equal(prediction.rejection.rejected, prediction.rejection.score > limit)
+    for option, unlearned in (
+        ("--reject", build("tent", share=0.5)),
+        ("--calibrate", build("tent", calibrated=True)),
+    ):
+        with pytest.raises(UserError, match=f"saved without {option}"):
+            FrozenAdapter(unlearned)
