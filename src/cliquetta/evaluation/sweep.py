@@ -129,7 +129,8 @@ class RunContext:
             model: CLIP = FeaturesOnly(text.width, scale=text.scale, device=device)
         else:
             model = self._load_model(spec)
-        names, templates = domains[0].names, spec.templates or domains[0].templates
+        names, usual = domains[0].names, domains[0].templates
+        templates = usual if spec.templates is None else spec.templates
         features = None if text is None else text.select(names)
         prompts = ClassPrompts(names, templates, features, allow_duplicates=True)
         adapter = build_adapter(spec, model, prompts)
