@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.evaluation.metrics import Metrics, auroc, fpr95, near_chance
@@ -77,14 +76,6 @@ def test_unknown_labels_do_not_count() -> None:
     partial.update(logits, masked)
     plain.update(logits[masked >= 0], labels[masked >= 0])
     assert partial.compute() == plain.compute()
-
-
-def test_macro_f1_of_a_case_by_hand() -> None:
-    """Class 0: 2 of 3 right, 1 wrong; class 1: 1 of 1 right, 1 wrong; class 2 is absent."""
-    replies = torch.tensor([0, 0, 1, 1])
-    metrics = Metrics(3)
-    metrics.update(F.one_hot(replies, 3).float(), torch.tensor([0, 0, 0, 1]))
-    assert metrics.compute()["macro_f1"] == pytest.approx(100 * (4 / 5 + 2 / 3) / 2)
 
 
 def test_auroc_and_fpr95_by_hand() -> None:
