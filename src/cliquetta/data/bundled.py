@@ -39,10 +39,7 @@ class BundledImages:
 
 @functools.cache
 def load_bundled(split: BundledSplit = "test") -> BundledImages:
-    """The 2,000 test pictures (200 per class) or the 160 few-shot ones (16 per class, of training).
-
-    Read once per process; every caller shares the arrays.
-    """
+    """The 2,000 test pictures, or 160 few-shot ones of the training set; read once, shared."""
     if split not in SPLITS:
         raise UnknownNameError("bundled split", split, SPLITS)
     folder = resources.files("cliquetta.data") / "bundled"

@@ -1,17 +1,9 @@
-"""Shifts of pictures: the 15 standard corruptions at 5 severities, and three of our own.
+"""The 15 corruptions of Hendrycks & Dietterich (ICLR 2019) at 5 severities, and three of our own.
 
-Definitions and constants are those of Hendrycks & Dietterich, "Benchmarking Neural Network
-Robustness to Common Corruptions and Perturbations" (ICLR 2019): the ones of CIFAR-10-C for
-pictures whose shorter side is at most 32, the ones of ImageNet-C from 224 on, and in between a
-straight line in the logarithm of the side. The code is ours and needs numpy and Pillow only; it
-departs from the published programs in three positions:
-
-- results are rounded to whole grey levels (theirs cut off, which darkens by half a level);
-- frost is drawn by a program of ours: the published one lays photographs of frost over pictures;
-- random numbers come from a stream per picture, so that order and batch size do not matter.
-
-``greyscale``, ``edges`` and ``double_exposure`` are not of that paper: severity says how far they
-go (5 is all the way, or half of each picture).
+Constants are those of CIFAR-10-C up to a shorter side of 32, of ImageNet-C from 224 on, and between
+them a straight line in the logarithm of the side. Departures from the published programs: results
+are rounded (theirs are cut off, half a level darker); frost is drawn, not photographed; every
+picture has a stream of random numbers of its own. Of our own, severity 5 goes all the way.
 """
 
 from __future__ import annotations
@@ -80,9 +72,7 @@ def corrupt_batch(
 ) -> Images:
     """Corrupt a batch (N, H, W, 3); the picture with index i draws from ``(seed, i)``.
 
-    ``indices`` are the positions of the pictures in their dataset (0, 1, ... unless given): with
-    them, any subset in any order gives the same pictures as the whole set. Picture i equals
-    ``corrupt(image, name, severity, numpy.random.default_rng((seed, i)))``.
+    Any subset in any order gives the same pictures; ``indices`` are 0, 1, ... unless given.
     """
     numbers = range(len(images)) if indices is None else indices
     if len(numbers) != len(images):

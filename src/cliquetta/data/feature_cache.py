@@ -1,9 +1,8 @@
 """Encoded features on disk: memory-mapped, checked block by block, shared by processes.
 
-A table is a folder named by the hash of all that it depends on. ``features.npy`` holds the
-rows, ``table.json`` a checksum for every block of them. A block counts if its checksum is written
-down and right. Everything follows from that: an interrupted build continues, a damaged block is
-made again, and a process that reads needs no lock, as only finished blocks are written down.
+A table is a folder named by the hash of all that it depends on: ``features.npy``, and a checksum
+per block in ``table.json``. A block counts if its checksum is there and right: so builds continue,
+damage is made again, and readers need no lock.
 """
 
 from __future__ import annotations
@@ -117,11 +116,7 @@ def open_table(
     title: str = "features",
     on_progress: Callable[[int, int], None] | None = None,
 ) -> FeatureTable:
-    """The table of ``layout`` under ``root``; what is missing or damaged is encoded first.
-
-    While one process builds, others wait for it. ``on_progress`` gets the images done and their
-    number.
-    """
+    """The table of ``layout`` under ``root``; one process encodes what is missing, others wait."""
     store = _Store(root / layout.name, layout, title)
     if store.missing():
         store.folder.mkdir(parents=True, exist_ok=True)

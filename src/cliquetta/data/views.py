@@ -1,9 +1,7 @@
 """Augmented views of an image: the plain one first, then random ones.
 
-Views of an image depend on ``(seed, key, spec)`` and nothing else, so that all methods of a
-comparison see the same, whatever the batch size, the order or the number of workers. Crops are
-taken from the image as it was before preprocessing; :func:`attach_views` is for callers who have
-preprocessed pixels only, and crops those.
+They depend on ``(seed, key, spec)`` only, so that all methods of a comparison see the same. Crops
+are taken from the image as it was before preprocessing, by :func:`attach_views` from pixels.
 """
 
 from __future__ import annotations
@@ -68,8 +66,8 @@ def attach_views(
 ) -> Batch:
     """The batch with views cropped from its preprocessed pixels, on their device.
 
-    What is outside the centre crop is out of reach here; prefer ``Stream(views=...)`` where the
-    files are available. ``augmix`` works on 8-bit pictures and needs ``preprocess`` to find them.
+    What is outside the centre crop is out of reach: prefer ``Stream(views=...)``. ``augmix`` needs
+    ``preprocess`` to find the 8-bit pictures that it works on.
     """
     check_spec(spec)
     if len(batch.keys) != len(batch):

@@ -1,7 +1,6 @@
 """Evidence of a run for reports, beside its record: a folder of bounded size.
 
-Every batch leaves one line of counts. Some batches, spread over the stream, leave everything: what
-the method says about them, features, small pictures of what the model saw, attention maps.
+Every batch leaves one line of counts; some, spread over the stream, leave everything.
 """
 
 from __future__ import annotations
@@ -58,10 +57,9 @@ class EvidenceLimits:
 
 
 class EvidenceLog:
-    """Writes the evidence of one run while it runs, step by step.
+    """Writes the evidence of one run while it runs, the same files if it is resumed.
 
-    It turns ``adapter.collect_evidence`` on for the batches it shows, which costs time but never
-    changes a prediction. A run that is taken up again writes the same files again.
+    Turns ``adapter.collect_evidence`` on for the batches it shows, which changes no prediction.
     """
 
     def __init__(

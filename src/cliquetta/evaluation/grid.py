@@ -72,10 +72,7 @@ class RunSpec:
 
 
 def with_method(base: RunSpec, written: str) -> RunSpec:
-    """``base`` with a method as it is written, ``NAME[:PRESET][/FIELD=VALUE]...``, checked.
-
-    Options are converted to the types of the config's fields here, once.
-    """
+    """``base`` with a method written ``NAME[:PRESET][/FIELD=VALUE]...``, checked and converted."""
     head, *pairs = written.split("/")
     name, _, preset = head.partition(":")
     options = dict(pair.partition("=")[::2] for pair in pairs)
@@ -102,11 +99,7 @@ def grid(
     seeds: Sequence[int] = (0,),
     baseline: bool = True,
 ) -> list[RunSpec]:
-    """``cells``, one per method, with every dataset and seed.
-
-    Zero-shot is run as well and comes first, unless ``baseline`` is false: a number says little
-    without the one it started from.
-    """
+    """``cells``, one per method, with every dataset and seed, zero-shot (``baseline``) first."""
     if baseline and cells and all(cell.method != BASELINE for cell in cells):
         cells = [zero_shot(cells[0]), *cells]
     return [

@@ -196,10 +196,7 @@ _SHARED = "$shared"
 
 
 def pack_records(records: Iterable[Record]) -> str:
-    """Records as one small JSON document, a line each; what several share is written once.
-
-    Tables can be made from it; accuracies per class and the names of skipped files are left out.
-    """
+    """Records as one small JSON document; without accuracies per class and skipped names."""
     shared: dict[str, Any] = {}
 
     def share(value: Any) -> Any:
@@ -275,10 +272,7 @@ class Run:
 
     @property
     def protocol(self) -> dict[str, str]:
-        """Properties that must be equal within a column, in words that can be shown.
-
-        Of the images that were shown, the order counts where only some of them were.
-        """
+        """Properties that are equal within a column; the order counts where it chose the images."""
         settings, own_order = self.record.settings, self._own_order()
         prompts, stream = settings["prompts"], settings["stream"]
         templates, limit = prompts["templates"], stream["limit"]

@@ -210,10 +210,7 @@ class Execution:
     def opened(
         self, out: Path | str | None, again: bool, evidence: EvidenceLimits | None
     ) -> Iterator[Record | None]:
-        """The run's folder, locked; gives the record of a run that is finished already.
-
-        What is inside may fail: the record then says so. All is on disk at the end.
-        """
+        """The run's folder, locked; gives the record of a finished run. Failures are recorded."""
         with ExitStack() as stack:
             known: Record | bytes | None = None
             if out is not None:
@@ -349,10 +346,7 @@ class Execution:
 
 
 def _earlier(folder: Path, *, again: bool, with_evidence: bool) -> Record | bytes | None:
-    """The record of a finished run, or the state of a broken-off one.
-
-    The traces of a run that is to be run again are removed.
-    """
+    """The record of a finished run, or the state of a broken-off one; ``None`` to run again."""
     known = load_record(folder) if (folder / RECORD).exists() else None
     if known is not None and known.status == "finished":
         try:

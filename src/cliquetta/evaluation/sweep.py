@@ -1,8 +1,4 @@
-"""Grids of runs: datasets x methods x seeds, in this process or wherever an executor sends them.
-
-A grid is resumable because its runs are: finished ones are recognised and not run again, a
-broken-off one continues from its saved state.
-"""
+"""Grids of runs, here or wherever an executor sends them; resumable because runs are."""
 
 from __future__ import annotations
 
@@ -202,10 +198,7 @@ class RunContext:
     def _load_data(
         self, spec: RunSpec, known: Sequence[str] | None = None
     ) -> tuple[list[Dataset], Dataset | None]:
-        """The datasets of a stream, and that of its unknown images.
-
-        ``known`` are class names for data that have none of their own.
-        """
+        """The datasets of a stream, and of its unknown images; ``known`` are class names if needed."""
         ids = spec.dataset.split("+" if get_sampler(spec.order).interleaves else ">")
         loaded = {id: self._open(id, spec.classes or known) for id in dict.fromkeys(ids)}
         names = spec.classes or loaded[ids[0]].names
@@ -257,11 +250,7 @@ def sweep(
     on_step: Callable[[RunSpec, Step], None] | None = None,
     on_result: Callable[[RunResult], None] | None = None,
 ) -> list[RunResult]:
-    """Run all cells and return their results in the order of ``specs``; equal cells run once.
-
-    Without an executor they are run here, one after the other; a cell that fails does not stop
-    the others. ``on_step`` is for those.
-    """
+    """Run equal cells once; results in the order of ``specs``. Failures stop no other cells."""
     results: dict[RunSpec, RunResult] = {}
 
     def settle(result: RunResult) -> None:

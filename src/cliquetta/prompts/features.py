@@ -27,11 +27,7 @@ FloatArray = npt.NDArray[np.float32]
 
 
 def read_arrays(path: Path | str) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of an ``.npy``, ``.npz`` or ``.safetensors`` file; nothing in it is executed.
-
-    An ``.npy`` file holds one, called ``features``. JSON lists and numbers in the header of a
-    ``.safetensors`` file are arrays, too.
-    """
+    """The arrays of a file (an ``.npy`` file holds ``features``); nothing in it is executed."""
     path = Path(path).expanduser()
     if not path.is_file() or path.suffix not in FEATURE_FILES:
         what = f"{path} is none" if path.exists() else f"there is no {path}"

@@ -57,10 +57,9 @@ class Listing:
 
 @dataclass(frozen=True)
 class Layout:
-    """One way in which copies of a dataset are laid out.
+    """One way in which copies of a dataset are laid out; alternatives are separated by ``|``.
 
-    Alternatives are separated by ``|``. ``{split}`` in a name stands for the split, ``{domain}``
-    for it without ``-test``.
+    ``{split}`` in a name stands for the split, ``{domain}`` for it without ``-test``.
     """
 
     dataset: str
@@ -120,11 +119,7 @@ def squeeze(name: str) -> str:
 
 
 def candidate_folders(root: Path, names: Sequence[str]) -> Iterator[Path]:
-    """Folders under ``root`` that are called like one of ``names``, each once.
-
-    A name may have several steps (``imagenet-adversarial/imagenet-a``). The root may also be the
-    folder itself.
-    """
+    """Folders under ``root``, or it, called like one of ``names``, which may have several steps."""
     seen: set[Path] = set()
     for name in names:
         steps = [squeeze(step) for step in name.split("/")]
