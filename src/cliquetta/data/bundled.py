@@ -27,9 +27,7 @@ class BundledImages:
     images: NDArray[np.uint8]
     """(N, 32, 32, 3) RGB, read-only: copy before writing to it."""
     labels: NDArray[np.int64]
-    """(N,) index into ``names``, read-only."""
     names: tuple[str, ...]
-    """The ten class names in CIFAR-10's order."""
     keys: tuple[str, ...]
     """A stable name for each picture: ``cifar10/test/bird/cassowary_s_000034``."""
 

@@ -23,7 +23,6 @@ from cliquetta.prompts.features import FloatArray
 UInt8Array = npt.NDArray[np.uint8]
 
 UNKNOWN = -1
-"""The label of an image whose class is unknown."""
 OUTSIDE = -2
 """The label of an image whose class is known not to be in the class list (open set)."""
 

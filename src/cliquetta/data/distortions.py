@@ -18,7 +18,6 @@ from cliquetta.data.filters import Draws, Floats
 
 Constants = tuple[float, ...]
 SHIP = 1754
-"""The bundled picture of a ship that double exposure uses."""
 
 
 def gaussian_noise(x: Floats, c: Constants, draws: Draws) -> Floats:

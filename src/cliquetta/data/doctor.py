@@ -28,7 +28,6 @@ class SplitCount:
     found: int
     expected: int
     absent: int = 0
-    """Files that the split names and that are missing."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +53,11 @@ class Finding:
     folder: str = ""
     splits: Mapping[str, SplitCount] = field(default_factory=dict)
     empty_classes: tuple[str, ...] = ()
-    """Classes without a single image."""
     problems: tuple[str, ...] = ()
-    """Defects to be fixed."""
     notes: tuple[str, ...] = ()
     """Pitfalls of this dataset that are handled here."""
     opened: Opened | None = None
     get: str = ""
-    """How to get it, where it is missing or incomplete."""
 
 
 @dataclass(frozen=True)

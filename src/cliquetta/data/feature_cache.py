@@ -64,7 +64,6 @@ class TableLayout:
     shape: tuple[int, int, int]
     """Images, views of each, entries of a feature."""
     rows: int
-    """Images per block."""
 
     @property
     def name(self) -> str:

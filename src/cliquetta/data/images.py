@@ -38,7 +38,6 @@ MAX_BYTES = 2**30
 """Files larger than this are refused before they are read."""
 
 HEIF = "HEIF"
-"""Format of iPhones' photographs, as pillow-heif calls it."""
 UNTRUSTED_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", HEIF)
 """Pillow's decoders that a stranger's bytes may reach; others are large, rare or run programs."""
 _START_OF_SCAN = b"\xff\xda"

@@ -45,7 +45,6 @@ class Entry(NamedTuple):
     path: str
     """A local path, a URL, or those of a tar file with the name of one of its members."""
     columns: Mapping[str, str]
-    """Its row of a table."""
     member: Member | None = None
 
 

@@ -31,9 +31,7 @@ class Positions(NamedTuple):
     """Dataset, image and round at every position of a stream."""
 
     domain: Indices
-    """Number of the dataset."""
     image: Indices
-    """Image of that dataset."""
     round: Indices
     """How often the dataset was repeated before; the noise of its shift is drawn anew each time."""
 
@@ -51,7 +49,6 @@ class SamplerOptions:
     length: int = 10_000
     """Images of the stream."""
     limit: int | None = None
-    """Images per dataset, at most."""
     batch_size: int = 64
 
     def __post_init__(self) -> None:

@@ -27,7 +27,6 @@ class Ablation:
     """What the method takes if the field is left alone."""
     cells: tuple[tuple[Any, tuple[RunSpec, ...]], ...]
     baselines: tuple[RunSpec, ...]
-    """Zero-shot with every seed."""
 
     @property
     def specs(self) -> list[RunSpec]:

@@ -54,18 +54,15 @@ class Record:
     environment: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
     images: int = 0
-    """Images predicted."""
     skipped: tuple[Mapping[str, str], ...] = ()
     """Files that could not be read: ``key`` and ``reason``."""
     throughput: Mapping[str, float] = field(default_factory=dict)
     peak_memory: Mapping[str, int] = field(default_factory=dict)
-    """Bytes on the host and on the device."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     """Plain values of the last prediction's evidence, such as which path the engine took."""
     started: str = ""
     finished: str = ""
     resumed: int = 0
-    """How many times the run was taken up again."""
     error: str = ""
     predictions: Mapping[str, Any] = field(default_factory=dict)
     """Length (``bytes``) and ``sha256`` of the finished file of predictions."""

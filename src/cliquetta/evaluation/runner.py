@@ -173,7 +173,6 @@ class RunProgress:
     batches: int = 0
     images: int = 0
     seconds: float = 0.0
-    """Spent predicting."""
     timed: tuple[int, float] = (0, 0.0)
     """Images and seconds without the first batch of a process, in which kernels are chosen."""
     recalled: int = 0

@@ -51,7 +51,6 @@ class RunContext:
     out: Path | None
     """Output directory; ``None`` writes nothing."""
     root: Path | None = None
-    """Root directory of datasets."""
     device: str = "auto"
     workers: int | None = 0
     """Of the loader: 0 reads in the caller's thread, ``None`` chooses."""
@@ -64,7 +63,6 @@ class RunContext:
     """Keep pixels and views on the device for the next run; ``None``: where a dataset of the grid
     is run more than once and there is room."""
     again: bool = False
-    """Run finished cells again."""
     recorded: Callable[[Record], Record | None] | None = None
     """Finds the record of a planned run where that is known from elsewhere than ``out``."""
     on_prepare: OnPrepare | None = None
@@ -198,7 +196,7 @@ class RunContext:
     def _load_data(
         self, spec: RunSpec, known: Sequence[str] | None = None
     ) -> tuple[list[Dataset], Dataset | None]:
-        """The datasets of a stream, and of its unknown images; ``known`` are class names if needed."""
+        """The datasets of a stream, and of its unknown images; ``known`` are class names."""
         ids = spec.dataset.split("+" if get_sampler(spec.order).interleaves else ">")
         loaded = {id: self._open(id, spec.classes or known) for id in dict.fromkeys(ids)}
         names = spec.classes or loaded[ids[0]].names

@@ -34,7 +34,6 @@ class Location:
     images: Path
     """The folder inside it that holds the pictures."""
     split: str
-    """Which split is asked for, such as ``test`` or ``sketch``."""
     file: Path | None = None
     """The first of the layout's side files."""
 
@@ -50,7 +49,6 @@ class Listing:
     images: UInt8Array | None = None
     """(N, H, W, 3) for data that come as arrays; ``paths`` is empty then."""
     missing: int = 0
-    """Files that a list names and that are missing."""
     notes: tuple[str, ...] = ()
     """Peculiarities and how they were handled."""
 
@@ -63,7 +61,6 @@ class Layout:
     """
 
     dataset: str
-    """Its id."""
     name: str
     """For people: what a folder in this layout looks like."""
     read: Callable[[Location], Listing]
@@ -151,7 +148,6 @@ class Benchmark:
     splits: Mapping[str, int]
     """Images of each split in a complete copy; the first split is meant when none is named."""
     get: str
-    """How to get it."""
     terms: str
     """Who made it, and on what terms it may be used."""
     class_list: str
