@@ -14,9 +14,9 @@ import torch
 
 from cliquetta.data.benchmarks import BENCHMARKS, DataNotFoundError
 from cliquetta.data.catalogue import get_dataset, list_datasets
+from cliquetta.data.corruptions import ShiftedDataset
 from cliquetta.data.dataset import ArrayDataset, Dataset, FileDataset
 from cliquetta.data.doctor import examine
-from cliquetta.data.shifts import ShiftedDataset
 from cliquetta.errors import UnknownNameError, UserError
 from tests._helpers.trees import (
     TREES,

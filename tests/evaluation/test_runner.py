@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from cliquetta.evaluation.record import (
     find_runs,
     list_records,
     load_record,
-    plan,
 )
 from cliquetta.evaluation.runner import evaluate
 from cliquetta.methods.state import read_header
@@ -34,16 +32,6 @@ from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch, Prediction
 from tests._helpers.streaming import Drift, DriftConfig, made_up_dataset
-
-
-@pytest.fixture
-def stream(tiny_clip: CLIP) -> Stream:
-    return Stream(made_up_dataset(), tiny_clip.preprocess, batch_size=8, seed=3)
-
-
-@pytest.fixture
-def drift(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> Drift:
-    return Drift(tiny_clip, tiny_prompts, DriftConfig())
 
 
 class Interrupted(Exception):
@@ -142,16 +130,6 @@ def test_damaged_predictions_are_named_and_run_again(
     assert (again.status, again.predictions) == ("finished", record.predictions)
 
 
-def test_records_without_a_hash_are_read(drift: Drift, stream: Stream, tmp_path: Path) -> None:
-    folder = tmp_path / evaluate(drift, stream, out=tmp_path).id
-    values = json.loads((folder / "record.json").read_text())
-    del values["predictions"]
-    (folder / "record.json").write_text(json.dumps(values))
-    (folder / PREDICTIONS).write_bytes((folder / PREDICTIONS).read_bytes()[:-30])
-    assert len(load_predictions(folder)) == 49
-    assert find_runs([tmp_path])[0][0].record.predictions == {}
-
-
 @pytest.mark.parametrize("save_every", [1, 2, 3])
 @pytest.mark.parametrize("stop", [1, 4, 7])
 def test_a_run_that_broke_off_continues_bit_equally(
@@ -187,27 +165,6 @@ def test_predictions_can_be_read_while_they_are_written(
     path = tmp_path / record.id / PREDICTIONS
     path.write_bytes(path.read_bytes()[:-10])
     assert len(load_predictions(path.parent)) == 49
-
-
-def test_the_id_depends_on_every_setting(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tmp_path: Path
-) -> None:
-    def identity(config: DriftConfig | None = None, seed: int = 0, **stream: Any) -> str:
-        adapter = Drift(tiny_clip, tiny_prompts, config or DriftConfig(), seed=seed)
-        return plan(adapter, Stream(made_up_dataset(), tiny_clip.preprocess, **stream)).id
-
-    same = {identity(), identity(workers=2), identity(gamma=0.5)}
-    other = {
-        identity(DriftConfig(rate=0.2)),
-        identity(seed=1),
-        identity(batch_size=3),
-        identity(order="sequential"),
-        identity(limit=10),
-    }
-    assert len(same) == 1
-    assert len(other) == 5
-    assert not same & other
-    assert identity().startswith("made-up--Drift--0--")
 
 
 def test_two_processes_cannot_share_a_run(drift: Drift, stream: Stream, tmp_path: Path) -> None:

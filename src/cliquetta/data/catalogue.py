@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cliquetta.data.benchmarks import BENCHMARKS, Benchmark
 from cliquetta.data.bundled import BundledSplit, load_bundled
+from cliquetta.data.corruptions import ShiftedDataset, parse_dataset_id
 from cliquetta.data.dataset import ArrayDataset, Dataset
 from cliquetta.data.features import feature_dataset
 from cliquetta.data.files import (
@@ -18,7 +19,6 @@ from cliquetta.data.files import (
     table_dataset,
 )
 from cliquetta.data.huggingface import hugging_face_dataset
-from cliquetta.data.shifts import ShiftedDataset, parse_dataset_id
 from cliquetta.data.tar import tar_dataset
 from cliquetta.errors import UnknownNameError, UserError
 
